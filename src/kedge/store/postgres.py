@@ -1,43 +1,16 @@
-"""PostgreSQL: a pool of connections, and short transactions in worker threads.
+"""The store on PostgreSQL: its dialect of SQL, and the statement that adds a node in one round trip."""
 
-Many processes work on one database. No connection is held while a model runs: each transaction takes one
-from the pool and returns it. A transaction that conflicts with another is run again; one whose connection
-broke before the commit is run again on a new connection.
-"""
-
-import asyncio
-import logging
-import select
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import cache
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
-from kedge.errors import (
-    CannotOpenStore,
-    StoreBusy,
-    StoreDamaged,
-    StoreError,
-    StoreFull,
-    StoreReadOnly,
-    StoreUnreachable,
-)
+from kedge.database.postgres import MAX_CONNECTIONS, NOW, PostgresPool, PostgresTransaction
 from kedge.store.block_codec import encode
-from kedge.store.database import Database, Dialect, NodeInsert, OperationTimer, Row, Tx, Values
+from kedge.store.database import Database, Dialect, NodeInsert, OperationTimer, Tx
 
 if TYPE_CHECKING:
     import psycopg
-    from psycopg_pool import ConnectionPool
 
 T = TypeVar("T")
-
-MAX_CONNECTIONS = 4
-_NULL_HANDLER = logging.NullHandler()
-MAX_THREADS = 64
-"""How many transactions may wait for a connection at the same time."""
-MAX_ATTEMPTS = 8
 
 POSTGRESQL = Dialect(
     name="postgresql",
@@ -64,31 +37,10 @@ POSTGRESQL = Dialect(
     quote_prefix="'{}':*",
     term_separator=" & ",
     or_separator=" | ",
-    now="EXTRACT(EPOCH FROM clock_timestamp())::double precision",
+    now=NOW,
     floor="FLOOR({})::bigint",
     list_tables="SELECT tablename FROM pg_tables WHERE schemaname = current_schema()",
 )
-
-_PERMANENT_ERRORS = ("password authentication failed", "no password supplied", "does not exist")
-"""Parts of server messages about errors that a retry cannot resolve."""
-
-# The error for each beginning of an SQLSTATE, and its message.
-_ERRORS: dict[str, tuple[type[StoreError], str]] = {
-    "25006": (StoreReadOnly, "the database may only be read; nothing was written"),
-    "28": (CannotOpenStore, "the user or the password is wrong; check the address"),
-    "3D": (CannotOpenStore, "there is no such database; create it, or check the address"),
-    "42501": (StoreReadOnly, "this user may not write there; nothing was written"),
-    "53100": (StoreFull, "the server's disk is full; nothing was written"),
-    "53300": (StoreBusy, "the server has no connection left; try again"),
-    "55P03": (StoreBusy, "another transaction holds a lock for too long; try again"),
-    "57014": (StoreBusy, "the server canceled the statement; try again"),
-    "57P": (StoreUnreachable, "the server is shutting down; try again"),
-    "08": (StoreUnreachable, "the connection to the server broke; try again"),
-    "XX": (StoreDamaged, "the server reports damaged data; restore a backup"),
-}
-_RETRYABLE_STATES = ("40001", "40P01", "23505", "22012")
-"""Conflicts of transactions: a serialization failure, a deadlock, a unique key that both inserted; or the
-division by zero of `_INSERT_NODE`."""
 
 
 # Every statement is a round trip, so the node of an exchange is added by a single one. It fails (by a
@@ -134,31 +86,14 @@ _NODE_COLUMNS = (
 )  # fmt: skip
 
 
-class _PostgresTx:
-    """A transaction on one connection, which begins with its first statement."""
+class _PostgresTx(PostgresTransaction):
+    """A transaction of the store."""
 
     dialect = POSTGRESQL
 
     def __init__(self, cursor: "psycopg.Cursor[Any]", *, is_retry: bool = False) -> None:
-        self._cursor = cursor
-        self.is_retry = is_retry
+        super().__init__(cursor, is_retry=is_retry)
         self.namespace = ""
-        self.in_transaction = False
-        self.single_statement = False
-
-    def rows(self, sql: str, values: Values = ()) -> list[Row]:
-        return self._run(_convert_placeholders(sql), values).fetchall()
-
-    def run(self, sql: str, values: Values = ()) -> int:
-        return self._run(_convert_placeholders(sql), values or None).rowcount
-
-    def run_many(self, sql: str, rows: Iterable[Values]) -> None:
-        self.begin()
-        self._cursor.executemany(_convert_placeholders(sql), rows)
-
-    def insert(self, sql: str, values: Values, key: str = "id") -> int:
-        found = self._run(_convert_placeholders(f"{sql} RETURNING {key}"), values).fetchone()
-        return found[0] if found else 0
 
     def add_node(self, insert: NodeInsert) -> tuple[int, bool] | None:
         if self.is_retry:
@@ -178,24 +113,8 @@ class _PostgresTx:
         found = self._cursor.execute(_INSERT_NODE, values).fetchone()
         return (found[0], bool(found[1])) if found else (0, False)
 
-    def begin(self) -> None:
-        """Begin a transaction unless one was begun; a single statement needs none."""
-        if not self.in_transaction:
-            self.in_transaction = True
-            self._cursor.execute(b"BEGIN")
 
-    def _run(self, sql: Any, values: Values | None) -> "psycopg.Cursor[Any]":
-        self.begin()
-        return self._cursor.execute(sql, values)
-
-
-@cache
-def _convert_placeholders(sql: str) -> Any:
-    """Return the statement with the placeholders of this driver."""
-    return sql.replace("?", "%s").encode()
-
-
-class PostgresDatabase(Database):
+class PostgresDatabase(PostgresPool[_PostgresTx], Database):
     """A PostgreSQL database. ``wait_seconds`` is how long a transaction waits for a connection."""
 
     dialect = POSTGRESQL
@@ -203,202 +122,27 @@ class PostgresDatabase(Database):
     def __init__(
         self, url: str, *, connections: int = MAX_CONNECTIONS, wait_seconds: float = 10.0
     ) -> None:
-        self._url = url
-        self.wait_seconds = wait_seconds
-        """How long a transaction waits for a connection; may be changed."""
-        self._connect_timeout = max(2, int(wait_seconds))
-        self._driver, pool_class = _import_driver()
-        self._connect_error: psycopg.Error | None = None
-        self._pool: ConnectionPool[Any] = pool_class(
-            url,
-            connection_class=self._build_connection_class(),
-            kwargs={
-                "autocommit": True,  # a transaction is begun by the first statement that needs it
-                "connect_timeout": self._connect_timeout,
-                "application_name": "kedge",
-            },
-            min_size=0,
-            max_size=connections,
-            timeout=wait_seconds,
-            reconnect_timeout=wait_seconds,
-            num_workers=1,
-            check=_check_connection,
-            open=False,
-        )
-        self._executor = ThreadPoolExecutor(MAX_THREADS, "kedge-store")
+        super().__init__(url, _PostgresTx, connections=connections, wait_seconds=wait_seconds)
 
     async def read(self, work: Callable[[Tx], T]) -> T:
         """Run queries against one consistent state."""
         with OperationTimer("read"):
-            return await self._run_in_thread(self._run_read, work)
+            return await self.run_in_thread(self.run_read, work)
 
     async def write(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction."""
         with OperationTimer("write"):
-            return await self._run_in_thread(self._run_write, work)
+            return await self.run_in_thread(self.run_write, work)
 
     def read_sync(self, work: Callable[[Tx], T]) -> T:
         """Run queries in the calling thread."""
         with OperationTimer("read"):
-            return self._run_read(work)
+            return self.run_read(work)
 
     def write_sync(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the calling thread."""
         with OperationTimer("write"):
-            return self._run_write(work)
+            return self.run_write(work)
 
     async def reclaim(self, *, vacuum: bool = False) -> None:
         """Do nothing: the server reuses space by itself."""
-
-    def close(self) -> None:
-        """Close the connections, then stop the threads."""
-        self._executor.shutdown()
-        self._pool.close()
-
-    async def _run_in_thread(
-        self, runner: Callable[[Callable[[Tx], T]], T], work: Callable[[Tx], T]
-    ) -> T:
-        try:
-            future = asyncio.get_running_loop().run_in_executor(self._executor, runner, work)
-        except RuntimeError:
-            raise StoreError("the store is closed; open it again") from None
-        return await future
-
-    def _run_read(self, work: Callable[[Tx], T]) -> T:
-        return self._translate_errors(lambda: self._retry(work, read_only=True))
-
-    def _run_write(self, work: Callable[[Tx], T]) -> T:
-        return self._translate_errors(lambda: self._retry(work, read_only=False))
-
-    def _retry(self, work: Callable[[Tx], T], *, read_only: bool) -> T:
-        """Run a transaction until it does not conflict; a broken connection is replaced once."""
-        for attempt in range(MAX_ATTEMPTS):
-            try:
-                return self._run_transaction(work, read_only=read_only, is_retry=attempt > 0)
-            except self._driver.Error as error:
-                met = error.sqlstate in _RETRYABLE_STATES and attempt < MAX_ATTEMPTS - 1
-                if not met and not (attempt == 0 and self._is_disconnect(error)):
-                    raise
-        raise AssertionError("the last attempt returns or raises")
-
-    def _run_transaction(self, work: Callable[[Tx], T], *, read_only: bool, is_retry: bool) -> T:
-        if self._pool.closed:
-            # A pool retries until its timeout; a single connection reports at once what is wrong.
-            self._driver.connect(self._url, connect_timeout=self._connect_timeout).close()
-            self._pool.open()
-        with self._pool.connection(self.wait_seconds) as connection, connection.cursor() as cursor:
-            tx = _PostgresTx(cursor, is_retry=is_retry)
-            if read_only:
-                tx.in_transaction = True
-                cursor.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            try:
-                result = work(tx)
-            except BaseException as error:
-                if tx.single_statement and self._is_disconnect(error) and not _get_state(error):
-                    raise _CommitUnknown from error
-                if tx.in_transaction:
-                    with suppress(self._driver.Error):
-                        connection.rollback()
-                raise
-            if tx.in_transaction:
-                self._commit(connection)
-            return result
-
-    def _commit(self, connection: "psycopg.Connection[Any]") -> None:
-        try:
-            connection.commit()
-        except self._driver.OperationalError as error:
-            # It may have been committed, so running it again could write it twice.
-            raise _CommitUnknown from error
-
-    def _translate_errors(self, work: Callable[[], T]) -> T:
-        from psycopg_pool import PoolTimeout
-
-        try:
-            return work()
-        except PoolTimeout:
-            failure = self._connect_error
-            if failure is not None:
-                raise self._to_store_error(failure) from None
-            waited = f"every connection was busy for {self.wait_seconds:g} s; try again"
-            raise StoreBusy(f"{self._safe_url()}: {waited}") from None
-        except _CommitUnknown as unknown:
-            failure = StoreUnreachable(
-                f"{self._safe_url()}: the connection broke while a transaction was committed; "
-                "check whether it was written before trying again"
-            )
-            failure.retryable = False  # to repeat it blindly could write it twice
-            raise failure from unknown
-        except self._driver.Error as error:
-            raise self._to_store_error(error) from None
-
-    def _to_store_error(self, error: "psycopg.Error") -> StoreError:
-        """Return the `StoreError` for an error of the driver, whose message may contain the password."""
-        state, where = error.sqlstate or "", self._safe_url()
-        for length in (5, 3, 2):
-            if state[:length] in _ERRORS:
-                kind, message = _ERRORS[state[:length]]
-                return kind(f"{where}: {message}")
-        if not state and isinstance(error, self._driver.OperationalError):
-            if any(part in str(error) for part in _PERMANENT_ERRORS):
-                return CannotOpenStore(f"{where}: the user, the password or the database is wrong")
-            return StoreUnreachable(f"{where}: no answer from the server; is it running?")
-        message = error.diag.message_primary or type(error).__name__
-        return StoreError(f"{where}: PostgreSQL reports: {message}")
-
-    def _is_disconnect(self, error: BaseException) -> bool:
-        """Return whether the connection broke, rather than a statement or the wait for one."""
-        from psycopg_pool import PoolTimeout
-
-        broken = (self._driver.OperationalError, self._driver.InterfaceError)
-        if not isinstance(error, broken) or isinstance(error, PoolTimeout):
-            return False
-        state = _get_state(error)
-        return not state or state.startswith(("08", "57P"))
-
-    def _safe_url(self) -> str:
-        """Return the address without user and password."""
-        parts = urlsplit(self._url)
-        return f"postgresql://{parts.hostname or ''}{parts.path}"
-
-    def _build_connection_class(self) -> Any:
-        """Return a connection class that records why it could not connect."""
-        plain: Any = self._driver.Connection
-
-        def connect(_: type, *args: Any, **kwargs: Any) -> Any:
-            try:
-                made = plain.connect(*args, **kwargs)
-            except self._driver.Error as error:
-                self._connect_error = error
-                raise
-            self._connect_error = None
-            return made
-
-        return type("Connection", (plain,), {"connect": classmethod(connect)})
-
-
-class _CommitUnknown(Exception):
-    """The connection broke while a transaction was being committed."""
-
-
-def _check_connection(connection: "psycopg.Connection[Any]") -> None:
-    """Check an idle connection that has data to read, which mostly means that it was closed."""
-    if select.select([connection.fileno()], [], [], 0)[0]:
-        connection.execute(b"SELECT 1")
-
-
-def _get_state(error: BaseException) -> str:
-    """Return the SQLSTATE of an error that the server reported; empty for any other."""
-    return getattr(error, "sqlstate", None) or ""
-
-
-def _import_driver() -> tuple[Any, Any]:
-    try:
-        import psycopg
-        from psycopg_pool import ConnectionPool
-    except ImportError:
-        message = "PostgreSQL needs its driver: pip install 'kedge[postgres]'"
-        raise CannotOpenStore(message) from None
-    # The pool logs every failed attempt; callers get one error for all of them.
-    logging.getLogger("psycopg.pool").addHandler(_NULL_HANDLER)
-    return psycopg, ConnectionPool

@@ -1,0 +1,1 @@
+"""Access to databases that the store and the server share: connections, transactions and their errors."""

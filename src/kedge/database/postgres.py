@@ -1,0 +1,322 @@
+"""Access to PostgreSQL: a pool of connections, and short transactions in worker threads.
+
+Many processes work on one database. No connection is held while a model runs: each transaction takes one
+from the pool and returns it. A transaction that conflicts with another is run again; one whose connection
+broke before the commit is run again on a new connection.
+
+The store of conversations and the server both use it: what they store is theirs, how they reach the
+database is here. So it is below both, and imports neither blocks nor plans.
+"""
+
+import asyncio
+import logging
+import select
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from urllib.parse import urlsplit
+
+from kedge.errors import (
+    CannotOpenStore,
+    StoreBusy,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnreachable,
+)
+
+if TYPE_CHECKING:
+    import psycopg
+    from psycopg_pool import ConnectionPool
+
+T = TypeVar("T")
+TxT = TypeVar("TxT", bound="PostgresTransaction")
+Row = tuple[Any, ...]
+Values = Sequence[Any]
+
+MAX_CONNECTIONS = 4
+_NULL_HANDLER = logging.NullHandler()
+MAX_THREADS = 64
+"""How many transactions may wait for a connection at the same time."""
+MAX_ATTEMPTS = 8
+
+NOW = "EXTRACT(EPOCH FROM clock_timestamp())::double precision"
+"""An expression for the database's own time, in seconds since 1970."""
+
+_PERMANENT_ERRORS = ("password authentication failed", "no password supplied", "does not exist")
+"""Parts of server messages about errors that a retry cannot resolve."""
+
+# The error for each beginning of an SQLSTATE, and its message.
+_ERRORS: dict[str, tuple[type[StoreError], str]] = {
+    "25006": (StoreReadOnly, "the database may only be read; nothing was written"),
+    "28": (CannotOpenStore, "the user or the password is wrong; check the address"),
+    "3D": (CannotOpenStore, "there is no such database; create it, or check the address"),
+    "42501": (StoreReadOnly, "this user may not write there; nothing was written"),
+    "53100": (StoreFull, "the server's disk is full; nothing was written"),
+    "53300": (StoreBusy, "the server has no connection left; try again"),
+    "55P03": (StoreBusy, "another transaction holds a lock for too long; try again"),
+    "57014": (StoreBusy, "the server canceled the statement; try again"),
+    "57P": (StoreUnreachable, "the server is shutting down; try again"),
+    "08": (StoreUnreachable, "the connection to the server broke; try again"),
+    "XX": (StoreDamaged, "the server reports damaged data; restore a backup"),
+}
+_RETRYABLE_STATES = ("40001", "40P01", "23503", "23505", "22012")
+"""Conflicts of transactions: a serialization failure, a deadlock, a row that one deleted and the other
+refers to, a unique key that both inserted; or the division by zero by which the store gives up a shortcut."""
+
+
+class PostgresTransaction:
+    """A transaction on one connection, which begins with its first statement.
+
+    Args:
+        cursor: A cursor of the connection, which is in autocommit mode.
+        is_retry: Whether an earlier attempt conflicted with another transaction.
+    """
+
+    def __init__(self, cursor: "psycopg.Cursor[Any]", *, is_retry: bool = False) -> None:
+        self._cursor = cursor
+        self.is_retry = is_retry
+        self.in_transaction = False
+        self.single_statement = False
+        """Whether a statement that writes was run without a transaction around it."""
+
+    def rows(self, sql: str, values: Values = ()) -> list[Row]:
+        """Return the rows of a query."""
+        return self._run(convert_placeholders(sql), values).fetchall()
+
+    def run(self, sql: str, values: Values = ()) -> int:
+        """Run a statement, and return how many rows it changed."""
+        return self._run(convert_placeholders(sql), values or None).rowcount
+
+    def run_many(self, sql: str, rows: Iterable[Values]) -> None:
+        """Run a statement once for each set of values."""
+        self.begin()
+        self._cursor.executemany(convert_placeholders(sql), rows)
+
+    def insert(self, sql: str, values: Values, key: str = "id") -> int:
+        """Insert a row, and return the number it got as its ``key``; 0 if it conflicted."""
+        found = self._run(convert_placeholders(f"{sql} RETURNING {key}"), values).fetchone()
+        return found[0] if found else 0
+
+    def begin(self) -> None:
+        """Begin a transaction unless one was begun; a single statement needs none."""
+        if not self.in_transaction:
+            self.in_transaction = True
+            self._cursor.execute(b"BEGIN")
+
+    def _run(self, sql: Any, values: Values | None) -> "psycopg.Cursor[Any]":
+        self.begin()
+        return self._cursor.execute(sql, values)
+
+
+@cache
+def convert_placeholders(sql: str) -> Any:
+    """Return a statement with the placeholders of this driver instead of ``?``."""
+    return sql.replace("?", "%s").encode()
+
+
+class PostgresPool(Generic[TxT]):
+    """The connections to a PostgreSQL database, and the threads that run its transactions.
+
+    Args:
+        url: The address: ``postgresql://user@host/database``.
+        make_transaction: Makes the transaction that is passed to the work, from the arguments of
+            `PostgresTransaction`.
+        connections: The maximum number of connections.
+        wait_seconds: How long a transaction waits for a connection.
+
+    Raises:
+        CannotOpenStore: The driver is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        make_transaction: Callable[..., TxT],
+        *,
+        connections: int = MAX_CONNECTIONS,
+        wait_seconds: float = 10.0,
+    ) -> None:
+        self._url = url
+        self._make_transaction = make_transaction
+        self.wait_seconds = wait_seconds
+        """How long a transaction waits for a connection; may be changed."""
+        self._connect_timeout = max(2, int(wait_seconds))
+        self._driver, pool_class = _import_driver()
+        self._connect_error: psycopg.Error | None = None
+        self._pool: ConnectionPool[Any] = pool_class(
+            url,
+            connection_class=self._build_connection_class(),
+            kwargs={
+                "autocommit": True,  # a transaction is begun by the first statement that needs it
+                "connect_timeout": self._connect_timeout,
+                "application_name": "kedge",
+            },
+            min_size=0,
+            max_size=connections,
+            timeout=wait_seconds,
+            reconnect_timeout=wait_seconds,
+            num_workers=1,
+            check=_check_connection,
+            open=False,
+        )
+        self._executor = ThreadPoolExecutor(MAX_THREADS, "kedge-store")
+
+    def close(self) -> None:
+        """Close the connections, then stop the threads."""
+        self._executor.shutdown()
+        self._pool.close()
+
+    async def run_in_thread(
+        self, runner: Callable[[Callable[[TxT], T]], T], work: Callable[[TxT], T]
+    ) -> T:
+        """Run `run_read` or `run_write` without blocking the event loop."""
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._executor, runner, work)
+        except RuntimeError:
+            raise StoreError("the store is closed; open it again") from None
+        return await future
+
+    def run_read(self, work: Callable[[TxT], T]) -> T:
+        """Run queries against one consistent state, in the calling thread."""
+        return self._translate_errors(lambda: self._retry(work, read_only=True))
+
+    def run_write(self, work: Callable[[TxT], T]) -> T:
+        """Run a transaction in the calling thread; it may be run again after a conflict."""
+        return self._translate_errors(lambda: self._retry(work, read_only=False))
+
+    def _retry(self, work: Callable[[TxT], T], *, read_only: bool) -> T:
+        """Run a transaction until it does not conflict; a broken connection is replaced once."""
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                return self._run_transaction(work, read_only=read_only, is_retry=attempt > 0)
+            except self._driver.Error as error:
+                met = error.sqlstate in _RETRYABLE_STATES and attempt < MAX_ATTEMPTS - 1
+                if not met and not (attempt == 0 and self._is_disconnect(error)):
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _run_transaction(self, work: Callable[[TxT], T], *, read_only: bool, is_retry: bool) -> T:
+        if self._pool.closed:
+            # A pool retries until its timeout; a single connection reports at once what is wrong.
+            self._driver.connect(self._url, connect_timeout=self._connect_timeout).close()
+            self._pool.open()
+        with self._pool.connection(self.wait_seconds) as connection, connection.cursor() as cursor:
+            tx = self._make_transaction(cursor, is_retry=is_retry)
+            if read_only:
+                tx.in_transaction = True
+                cursor.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            try:
+                result = work(tx)
+            except BaseException as error:
+                if tx.single_statement and self._is_disconnect(error) and not _get_state(error):
+                    raise _CommitUnknown from error
+                if tx.in_transaction:
+                    with suppress(self._driver.Error):
+                        connection.rollback()
+                raise
+            if tx.in_transaction:
+                self._commit(connection)
+            return result
+
+    def _commit(self, connection: "psycopg.Connection[Any]") -> None:
+        try:
+            connection.commit()
+        except self._driver.OperationalError as error:
+            # It may have been committed, so running it again could write it twice.
+            raise _CommitUnknown from error
+
+    def _translate_errors(self, work: Callable[[], T]) -> T:
+        from psycopg_pool import PoolTimeout
+
+        try:
+            return work()
+        except PoolTimeout:
+            failure = self._connect_error
+            if failure is not None:
+                raise self._to_store_error(failure) from None
+            waited = f"every connection was busy for {self.wait_seconds:g} s; try again"
+            raise StoreBusy(f"{self._safe_url()}: {waited}") from None
+        except _CommitUnknown as unknown:
+            failure = StoreUnreachable(
+                f"{self._safe_url()}: the connection broke while a transaction was committed; "
+                "check whether it was written before trying again"
+            )
+            failure.retryable = False  # to repeat it blindly could write it twice
+            raise failure from unknown
+        except self._driver.Error as error:
+            raise self._to_store_error(error) from None
+
+    def _to_store_error(self, error: "psycopg.Error") -> StoreError:
+        """Return the `StoreError` for an error of the driver, whose message may contain the password."""
+        state, where = error.sqlstate or "", self._safe_url()
+        for length in (5, 3, 2):
+            if state[:length] in _ERRORS:
+                kind, message = _ERRORS[state[:length]]
+                return kind(f"{where}: {message}")
+        if not state and isinstance(error, self._driver.OperationalError):
+            if any(part in str(error) for part in _PERMANENT_ERRORS):
+                return CannotOpenStore(f"{where}: the user, the password or the database is wrong")
+            return StoreUnreachable(f"{where}: no answer from the server; is it running?")
+        message = error.diag.message_primary or type(error).__name__
+        return StoreError(f"{where}: PostgreSQL reports: {message}")
+
+    def _is_disconnect(self, error: BaseException) -> bool:
+        """Return whether the connection broke, rather than a statement or the wait for one."""
+        from psycopg_pool import PoolTimeout
+
+        broken = (self._driver.OperationalError, self._driver.InterfaceError)
+        if not isinstance(error, broken) or isinstance(error, PoolTimeout):
+            return False
+        state = _get_state(error)
+        return not state or state.startswith(("08", "57P"))
+
+    def _safe_url(self) -> str:
+        """Return the address without user and password."""
+        parts = urlsplit(self._url)
+        return f"postgresql://{parts.hostname or ''}{parts.path}"
+
+    def _build_connection_class(self) -> Any:
+        """Return a connection class that records why it could not connect."""
+        plain: Any = self._driver.Connection
+
+        def connect(_: type, *args: Any, **kwargs: Any) -> Any:
+            try:
+                made = plain.connect(*args, **kwargs)
+            except self._driver.Error as error:
+                self._connect_error = error
+                raise
+            self._connect_error = None
+            return made
+
+        return type("Connection", (plain,), {"connect": classmethod(connect)})
+
+
+class _CommitUnknown(Exception):
+    """The connection broke while a transaction was being committed."""
+
+
+def _check_connection(connection: "psycopg.Connection[Any]") -> None:
+    """Check an idle connection that has data to read, which mostly means that it was closed."""
+    if select.select([connection.fileno()], [], [], 0)[0]:
+        connection.execute(b"SELECT 1")
+
+
+def _get_state(error: BaseException) -> str:
+    """Return the SQLSTATE of an error that the server reported; empty for any other."""
+    return getattr(error, "sqlstate", None) or ""
+
+
+def _import_driver() -> tuple[Any, Any]:
+    try:
+        import psycopg
+        from psycopg_pool import ConnectionPool
+    except ImportError:
+        message = "PostgreSQL needs its driver: pip install 'kedge[postgres]'"
+        raise CannotOpenStore(message) from None
+    # The pool logs every failed attempt; callers get one error for all of them.
+    logging.getLogger("psycopg.pool").addHandler(_NULL_HANDLER)
+    return psycopg, ConnectionPool
