@@ -2,7 +2,7 @@
 
 import pytest
 
-from kedge.engines.healing import RequestSummary, classify_error, is_format_rejected
+from kedge.engines.heal_rules import RequestSummary, classify_error, is_format_rejected
 from kedge.engines.transport import parse_error
 from kedge.errors import RequestRefused
 

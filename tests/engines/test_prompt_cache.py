@@ -147,7 +147,7 @@ def test_gateways_and_hosts_choose_the_form() -> None:
     openai: Any = connect("chat:https://api.openai.com/v1#gpt-5.1", api_key="k")
     router: Any = connect("chat:https://openrouter.ai/api/v1#anthropic/claude-opus-5", api_key="k")
     local: Any = connect("chat:http://127.0.0.1:9/v1#m")
-    rules = router._cache_rules("anthropic/claude-opus-5")
+    rules = router._cache_rules("anthropic/claude-opus-5", {})
     assert (openai.prompt_cache, router.prompt_cache, local.prompt_cache) == (True, True, False)
     assert rules.minimum == 512
     assert openai._cache_rules("m") == CacheRules()

@@ -144,9 +144,10 @@ class PromptMonitor:
 
     def record(self, plan: RequestPlan, *, model: str, tools: Sequence[Mapping[str, Any]]) -> None:
         """Record a request that is sent; report each hint once for its conversation."""
-        cache, head = plan.cache, PromptHead.of(model, plan.instructions, tools)
+        cache = plan.cache
         if cache is None:
             return
+        head = PromptHead.of(model, plan.instructions, tools)
         chain = self._chains.setdefault(cache.key, _Chain(head))
         chain.head = head
         self._chains.move_to_end(cache.key)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.engines.healing import RequestSummary
+from kedge.engines.heal_rules import RequestSummary
 from kedge.engines.request_options import split_extra_body
 from kedge.planning import Mode, RequestPlan
 

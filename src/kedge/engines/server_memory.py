@@ -17,7 +17,7 @@ from kedge.engines.evidence import (
     ServerEvidence,
     Trust,
 )
-from kedge.engines.healing import detect_echo_mismatch
+from kedge.engines.heal_rules import detect_echo_mismatch
 from kedge.engines.known_servers import KNOWN_IDENTITIES, KnownServer
 from kedge.engines.token_accounting import (
     SentTokens,

@@ -17,7 +17,7 @@ from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, TurnDiff
 VISIBLE_EVENTS = (TextDelta, RefusalDelta, ReasoningDelta, ToolCallStarted)
 """Events that show output to the user. After one of them a request cannot be sent again unnoticed."""
 
-HealReason = Literal[
+ResendReason = Literal[
     "gone",
     "unsupported",
     "forgot",
@@ -27,8 +27,10 @@ HealReason = Literal[
     "empty_input",
     "conversation",
     "audit",
-    "format",
 ]
+"""Why an engine sends a request again in another form."""
+HealReason = ResendReason | Literal["format"]
+"""Why a request is sent again: also without the format of a typed answer, which its model does not support."""
 
 
 @dataclass(frozen=True, slots=True)

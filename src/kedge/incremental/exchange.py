@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from kedge.config.settings import is_chaining_enabled
 from kedge.engines.audit import JsonSource, audit_blocks
 from kedge.engines.evidence import Trust
-from kedge.engines.healing import RequestSummary, classify_error
+from kedge.engines.heal_rules import RequestSummary, classify_error
 from kedge.engines.telemetry import record_healing, record_lost_context
 from kedge.engines.transport import parse_error
 from kedge.errors import RequestRefused
@@ -399,7 +399,7 @@ class ResponseObserver:
         verdict: `waiting` while nothing may be passed on, `release` once it may be, `resend` if the
             program's own request must be sent instead.
         reason: Why it must be sent: `rejected`, `forgot` or `unproven`.
-        rejection: How the server rejected the anchor; see `kedge.engines.healing`.
+        rejection: How the server rejected the anchor; see `kedge.engines.heal_rules`.
     """
 
     def __init__(

@@ -89,11 +89,11 @@ class AnthropicEngine(StatelessEngine):
         merge(body, map_params(params, self._param_rules))
         return reconcile_body(body)
 
-    def _cache_rules(self, model: str) -> CacheRules:
+    def _cache_rules(self, model: str, params: Mapping[str, Any]) -> CacheRules:
         return anthropic_rules(model, self._cache_lifetime)
 
     def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
-        place_breakpoints(body, plan, self._cache_rules(body["model"]), self._cache_lifetime)
+        place_breakpoints(body, plan, self._cache_rules(body["model"], body), self._cache_lifetime)
 
     def _is_reasoning_rejected(self, error: EngineError) -> bool:
         message = error.message

@@ -84,12 +84,12 @@ class ChatCompletionsEngine(StatelessEngine):
             }
         return {**body, **more, **self._build_stream_options(body, more, params)}
 
-    def _cache_rules(self, model: str) -> CacheRules:
+    def _cache_rules(self, model: str, params: Mapping[str, Any]) -> CacheRules:
         return anthropic_rules(model, "5m") if self._cache_control else CacheRules()
 
     def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
         if self._cache_control:
-            mark_chat_messages(body, plan, self._cache_rules(body["model"]), "5m")
+            mark_chat_messages(body, plan, self._cache_rules(body["model"], body), "5m")
         else:
             body.setdefault("prompt_cache_key", cache.key)
 

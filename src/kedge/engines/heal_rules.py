@@ -9,11 +9,24 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kedge.errors import EngineError
-from kedge.events import Outcome
-from kedge.events.run import HealReason
+from kedge.errors import ChainRefused, EngineError, RequestRefused
+from kedge.events import Outcome, StreamFailed
+from kedge.events.run import ResendReason
 from kedge.events.types import ResponseFacts
-from kedge.planning import RequestPlan
+from kedge.planning import ConversationState, RequestPlan
+from kedge.turns import Turn
+
+
+class HealableError(Exception):
+    """A request failed before any output was shown, and may be sent again in another form."""
+
+    def __init__(self, reason: ResendReason, error: EngineError, turn: Turn | None = None) -> None:
+        super().__init__(reason)
+        self.reason: ResendReason = reason
+        self.error = error
+        """The error to raise if the request is not healed."""
+        self.turn = turn
+        """The Turn to heal, where it is not the one that was sent."""
 
 
 def detect_echo_mismatch(response: ResponseFacts | Outcome, plan: RequestPlan) -> bool:
@@ -105,7 +118,7 @@ def _is_empty_input_rejected(error: EngineError, summary: RequestSummary) -> boo
     return summary.has_empty_input and summary.is_chained and error.param in ("input", "")
 
 
-HEAL_RULES: tuple[tuple[HealReason, HealRule], ...] = (
+HEAL_RULES: tuple[tuple[ResendReason, HealRule], ...] = (
     ("reasoning", _is_reasoning_rejected),
     ("include", _is_include_rejected),
     ("unsupported", _is_chaining_unsupported),
@@ -138,7 +151,7 @@ def is_format_rejected(error: EngineError) -> bool:
     )
 
 
-def classify_error(error: EngineError, summary: RequestSummary) -> HealReason | None:
+def classify_error(error: EngineError, summary: RequestSummary) -> ResendReason | None:
     """Return how to heal this rejection, or ``None`` if it cannot be healed."""
     if error.status is not None and error.status not in _CLIENT_ERRORS:
         return None
@@ -146,3 +159,73 @@ def classify_error(error: EngineError, summary: RequestSummary) -> HealReason | 
         if applies(error, summary):
             return reason
     return None
+
+
+def as_healable(error: EngineError, summary: RequestSummary) -> HealableError | None:
+    """Return the failure of a request that can be sent in another form, or ``None``."""
+    reason = classify_error(error, summary)
+    if reason in ("gone", "unsupported", "conversation"):
+        error = _as_chain_refused(error)
+    return HealableError(reason, error) if reason else None
+
+
+def lost_context(reason: ResendReason, provider: str, turn: Turn | None = None) -> HealableError:
+    """Return the failure of a request that was answered without the context that it continues."""
+    message = "the server answered without the context that the request continues"
+    return HealableError(reason, ChainRefused(message, provider=provider), turn)
+
+
+def error_from_event(event: StreamFailed, provider: str) -> EngineError:
+    """Return the error that a stream reports as an event."""
+    return RequestRefused(
+        event.message,
+        provider=provider,
+        status=event.status,
+        code=event.code,
+        param=event.param,
+    )
+
+
+def find_lost(
+    state: ConversationState, plan: RequestPlan | None, *, all_older: bool
+) -> tuple[str, ...]:
+    """Return the responses that are lost with a plan's anchor.
+
+    A server that does not have a response is likely to have lost the older ones as well; asking for
+    each of them would cost a rejected request every time.
+    """
+    if plan is None or plan.anchor is None:
+        return ()
+    anchor = plan.anchor
+    if not all_older or is_live_only(state, plan):
+        return (anchor.response_id,)
+    older = (
+        each.response_id
+        for each in state.anchors
+        if each.scope == anchor.scope
+        and each.status == "completed"
+        and each.created_at <= anchor.created_at
+    )
+    return tuple(dict.fromkeys((anchor.response_id, *older)))
+
+
+def is_live_only(state: ConversationState, plan: RequestPlan | None) -> bool:
+    """Return whether the anchor was remembered by a connection only and never stored."""
+    if plan is None or plan.anchor is None:
+        return False
+    record = state.anchor(plan.anchor.response_id, plan.anchor.scope)
+    return record is not None and not record.stored
+
+
+def _as_chain_refused(error: EngineError) -> EngineError:
+    rejection = ChainRefused(
+        error.message,
+        provider=error.provider,
+        status=error.status,
+        code=error.code,
+        param=error.param,
+        request_id=error.request_id,
+        body=error.body,
+    )
+    rejection.__cause__ = error.__cause__
+    return rejection

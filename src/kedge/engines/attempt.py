@@ -1,0 +1,267 @@
+"""One attempt at a request, and the loop that sends a rejected request again in another form.
+
+The order is the same for every API: plan, send, pass on the events, append the response to the Turn, or
+raise an error that carries the Turn and the plan. A request is healed at most once for each reason, and only
+while the caller has seen no output: what a user has read cannot be taken back. `ResponsesEngine` and
+`StatelessEngine` define what differs: the options, the body, what makes a response trustworthy, and how
+to heal.
+"""
+
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
+
+from kedge.engines.base import Engine, Events, Request
+from kedge.engines.heal_rules import HealableError
+from kedge.engines.prompt_cache import PromptMonitor
+from kedge.engines.request_body import SendOptions
+from kedge.engines.request_options import check_params
+from kedge.engines.response_reader import attach_context, raise_for_outcome, read_response
+from kedge.engines.telemetry import (
+    record_completion,
+    record_error,
+    record_healing,
+    record_mode_change,
+    record_request,
+)
+from kedge.engines.tool_name_inference import infer_tool_name
+from kedge.engines.transport import RawResponse, Transport
+from kedge.errors import EngineError, StreamCut
+from kedge.events import Event, Outcome, StreamEvent
+from kedge.events.assembler import Assembler
+from kedge.events.decoder import StreamDecoder
+from kedge.events.run import (
+    VISIBLE_EVENTS,
+    AnswerFinished,
+    FellBack,
+    Healed,
+    ModeChanged,
+    RequestPlanned,
+    RequestSent,
+    ResendReason,
+    TurnFinished,
+)
+from kedge.planning import CacheRules, Mode, RequestPlan
+from kedge.turns import Turn
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One request of a run, and what is known of its response so far."""
+
+    turn: Turn
+    request: Request
+    options: SendOptions
+    plan: RequestPlan
+    body: dict[str, Any] = field(default_factory=dict[str, Any])
+    content: bytes = b""
+    shown: bool = False
+    """Whether the caller has seen output of the response."""
+    held: list[Event] | None = None
+    """The events that are held back until the response is judged; None if they are passed on."""
+
+
+AttemptT = TypeVar("AttemptT", bound=Attempt, default=Attempt)
+
+
+class RequestEngine(Engine, Generic[AttemptT]):
+    """The base of engines that send requests to a provider; a subclass implements one API."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        transport: Transport,
+        scope: str,
+        mode: Mode,
+        params: Mapping[str, Any] | None,
+        prompt_cache: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self.name = transport.provider
+        self.model = model
+        self.scope = scope
+        self.mode: Mode = mode
+        self.params = dict(params or {})
+        check_params(self.params)
+        self.transport = transport
+        self.prompt_cache = prompt_cache
+        self._prompts = PromptMonitor()
+        self._clock = clock
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop."""
+        await self.transport.aclose()
+
+    async def events(self, turn: Turn, request: Request) -> Events:
+        """Send the Turn, healing what can be healed; see the module docstring."""
+        options, wanted = await self._choose_options(turn, request)
+        mode = options.mode
+        if mode != wanted:
+            record_mode_change(mode, wanted, options.reason)
+            yield ModeChanged(mode, wanted, options.reason)
+        healed: set[ResendReason] = set()
+        while True:
+            try:
+                async with self._attempt(turn, request, options) as events:
+                    async for event in events:
+                        yield event
+                    return
+            except HealableError as failure:
+                if failure.reason in healed or not request.heal:
+                    raise failure.error from failure.error.__cause__
+                healed.add(failure.reason)
+                turn, options, lost = self._heal(failure.turn or turn, request, options, failure)
+                record_healing(failure.reason, "".join(lost))
+                await self._before_resend(turn, request, options, failure)
+                yield Healed(failure.reason, lost)
+                if options.mode != mode:
+                    record_mode_change(options.mode, mode, failure.reason)
+                    yield ModeChanged(options.mode, mode, failure.reason)
+
+    @asynccontextmanager
+    async def _attempt(
+        self, turn: Turn, request: Request, options: SendOptions
+    ) -> AsyncGenerator[Events]:
+        """Plan a request and provide its events; errors carry the Turn and the plan.
+
+        A context manager and no generator of events, as `_open_response` is: each generator between the
+        server and the caller costs time for every event.
+        """
+        attempt = await self._prepare(turn, request, options)
+        try:
+            attempt.plan.check()
+            async with aclosing(self._send(attempt)) as events:
+                yield events
+        except HealableError as failure:
+            attach_context(failure.error, attempt.turn, attempt.plan)
+            raise
+        except EngineError as error:
+            attach_context(error, attempt.turn, attempt.plan)
+            raise
+
+    async def _send(self, attempt: AttemptT) -> Events:
+        """Send one request; yield its events, ending with ``TurnFinished``."""
+        plan, request = attempt.plan, attempt.request
+        yield RequestPlanned(plan)
+        if plan.fallback:
+            yield FellBack(plan.fallback)
+        await self._encode(attempt)
+        self._prompts.record(plan, model=request.model or self.model, tools=request.tools)
+        record_request(plan, len(attempt.content))
+        yield RequestSent(len(attempt.content))
+        assembler, decoder = Assembler(), self._make_decoder()
+        decoder.calls.infer_name = partial(infer_tool_name, request.tools)
+        held, shown = attempt.held, False
+        cut: StreamCut | None = None
+        try:
+            async with self._open_response(attempt, decoder) as decoded:
+                async for event in decoded:
+                    if not shown:
+                        self._check_event(attempt, event)
+                    assembler.feed(event)
+                    if held is not None:
+                        held.append(event)
+                        continue
+                    if not shown and request.streaming and isinstance(event, VISIBLE_EVENTS):
+                        shown = attempt.shown = True
+                    yield event
+        except StreamCut as error:
+            cut = error  # which matters only if the answer had not ended
+        outcome = assembler.finish()
+        for event in self._check_outcome(attempt, outcome):
+            yield event
+        finished = await self._record(attempt, outcome)
+        record_completion(outcome, decoder.calls)
+        self._check_finished(attempt, outcome, finished)
+        raise_for_outcome(outcome, self.name, finished, cut)
+        yield AnswerFinished(outcome, finished, plan)
+        yield TurnFinished(finished)
+
+    @asynccontextmanager
+    async def _open_response(
+        self, attempt: AttemptT, decoder: StreamDecoder
+    ) -> AsyncGenerator[AsyncGenerator[StreamEvent]]:
+        """Send the request and provide the events of the response, as they arrive."""
+        try:
+            reply = await self._post(attempt)
+            async with aclosing(read_response(decoder, reply, self.transport.redact)) as events:
+                yield events
+        except StreamCut:
+            raise  # the assembler decides whether that is a failure
+        except EngineError as error:
+            error.provider = error.provider or self.name
+            record_error(error)
+            raise self._translate_error(attempt, error) from error.__cause__
+
+    def _plan_cache(self, turn: Turn, plan: RequestPlan, request: Request) -> RequestPlan:
+        """Return the plan with what is expected of the provider's prompt cache, if that is used."""
+        if not self.prompt_cache:
+            return plan
+        model, params = request.model or self.model, request.resolve_params(self.params)
+        rules = self._cache_rules(model, params)
+        return self._prompts.plan(
+            turn, plan, rules, model=model, tools=request.tools, params=params
+        )
+
+    @abstractmethod
+    async def _choose_options(self, turn: Turn, request: Request) -> tuple[SendOptions, Mode]:
+        """Return the options of the first attempt, and the mode that was requested."""
+
+    @abstractmethod
+    async def _prepare(self, turn: Turn, request: Request, options: SendOptions) -> AttemptT:
+        """Return an attempt with its plan."""
+
+    @abstractmethod
+    async def _encode(self, attempt: AttemptT) -> None:
+        """Set the body of an attempt and its bytes."""
+
+    @abstractmethod
+    def _make_decoder(self) -> StreamDecoder:
+        """Return a decoder for one response."""
+
+    @abstractmethod
+    async def _post(self, attempt: AttemptT) -> RawResponse:
+        """Send the request; the reply is closed by the caller."""
+
+    @abstractmethod
+    async def _record(self, attempt: AttemptT, outcome: Outcome) -> Turn:
+        """Return the Turn with the blocks of a response, and its anchor if it can be one."""
+
+    @abstractmethod
+    def _heal(
+        self, turn: Turn, request: Request, options: SendOptions, failure: HealableError
+    ) -> tuple[Turn, SendOptions, tuple[str, ...]]:
+        """Decide how to go on after a failure that can be healed.
+
+        Returns:
+            The Turn with what was learned, the options of the next attempt, and the lost responses.
+        """
+
+    @abstractmethod
+    def _cache_rules(self, model: str, params: Mapping[str, Any]) -> CacheRules:
+        """Return the rules of the provider's prompt cache."""
+
+    def _translate_error(self, attempt: AttemptT, error: EngineError) -> Exception:
+        """Return the error to raise for a request that failed: itself, or one that can be healed."""
+        return error
+
+    async def _before_resend(
+        self, turn: Turn, request: Request, options: SendOptions, failure: HealableError
+    ) -> None:
+        """Raise if a request that can be healed must not be sent again."""
+
+    def _check_event(self, attempt: AttemptT, event: StreamEvent) -> None:
+        """Raise if an event shows, before any output, that the request has to be sent again."""
+
+    def _check_outcome(self, attempt: AttemptT, outcome: Outcome) -> list[Event]:
+        """Return the events to pass on before a response is recorded; raise if it is sent again."""
+        return []
+
+    def _check_finished(self, attempt: AttemptT, outcome: Outcome, finished: Turn) -> None:
+        """Raise if a recorded response is to be replaced by another one."""
