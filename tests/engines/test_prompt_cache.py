@@ -150,7 +150,7 @@ def test_gateways_and_hosts_choose_the_form() -> None:
     rules = router._cache_rules("anthropic/claude-opus-5", {})
     assert (openai.prompt_cache, router.prompt_cache, local.prompt_cache) == (True, True, False)
     assert rules.minimum == 512
-    assert openai._cache_rules("m") == CacheRules()
+    assert openai._cache_rules("m", {}) == CacheRules()
     body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": LONG}]}
     plan = plan_request(Turn([user(LONG)]), scope="chat", mode="stateless", now=0)
     router._request_caching(body, plan, CachePlan("key"))

@@ -69,7 +69,7 @@ RETENTIONS = {"24h": 86_400.0}
 
 @dataclass(slots=True)
 class ResponsesAttempt(Attempt):
-    """An attempt with what it tells about the server's memory."""
+    """An attempt with the evidence that it gives about the server's memory."""
 
     evidence: ServerEvidence = field(default_factory=ServerEvidence)
     summary: RequestSummary = field(default_factory=RequestSummary)
