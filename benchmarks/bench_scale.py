@@ -23,7 +23,7 @@ from kedge.analytics import analyse
 from kedge.conversation import Conversation
 from kedge.store import Store, open_store
 from kedge.store.database import Tx
-from kedge.store.listing import list_summaries
+from kedge.store.summaries import list_summaries
 from kedge.turns import user
 
 CONVERSATIONS = int(os.environ.get("KEDGE_BENCH_CONVERSATIONS", "4000"))

@@ -22,10 +22,9 @@ from kedge.store import ConversationRow, ResponseRow, open_store
 from kedge.store import Node as StoredNode
 from kedge.store.block_codec import encode_block
 from kedge.store.database import Tx
-from kedge.store.listing import read_tree
 from kedge.store.nodes import insert_node
+from kedge.store.tree import GraphNode, Totals, build_response_graph, compute_layout, read_tree
 from kedge.turns import assistant, user
-from kedge.web.chain_graph import ChainNode, Totals, build_chain_graph, compute_layout
 from kedge.web.chain_svg import draw_lanes
 from kedge.web.models import ModelSelector
 from kedge.web.serve import PageSettings, open_page_server
@@ -53,12 +52,10 @@ def run() -> list[Row]:
 
 def _measure_layout() -> list[Row]:
     rng = random.Random(1)
-    nodes = [ChainNode("0", sums=Totals(1, 10, 1, 2))]
-    for number in range(1, RESPONSES):
+    nodes = [GraphNode(1, sums=Totals(1, 10, 1, 2))]
+    for number in range(2, RESPONSES + 1):
         parent = nodes[-1] if rng.random() < 0.8 else rng.choice(nodes[-40:])
-        nodes.append(
-            ChainNode(str(number), parent.id, f"Question {number}", sums=Totals(1, 10, 1, 2))
-        )
+        nodes.append(GraphNode(number, parent.id, f"Question {number}", sums=Totals(1, 10, 1, 2)))
     written = json.dumps([[each.id, each.parent, each.label, [1, 10, 1, 2]] for each in nodes])
     read = cpu_seconds(lambda: json.loads(written))
     chosen = nodes[-1].id
@@ -124,7 +121,7 @@ async def _measure_pages(url: str, name: str) -> list[Row]:
         service = ConversationService(store, ModelSelector(engine, ("practice",)))
         row = await store.conversation(name)
         tree = await read_tree(store, row)
-        chain = cpu_seconds(lambda: build_chain_graph(tree, 0.0), repeat=3)
+        chain = cpu_seconds(lambda: build_response_graph(tree, 0.0), repeat=3)
         view = await service.load_view(name)
         drawn = cpu_seconds(
             lambda: render("conversation.html", here="conversations", view=view), repeat=3

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from kedge.cli import group
 from kedge.cli.chat_input import EMPTY_INTERRUPT_MESSAGE, _read_terminal, history_file
 
 TIMEOUT = 300
+ESCAPES = r"(?:\x1b\[[?\d;]*[A-Za-z])*"
+"""Sequences that move the cursor or set the style."""
 PASTE = "\x1b[200~{}\x1b[201~"
 PROMPT = "\x1b[?2004h"
 """What a terminal is sent when the prompt is ready: pastes are to be marked."""
@@ -102,17 +105,18 @@ class Terminal:
         self.process = process
         self.seen = ""
 
-    def read_until(self, words: str) -> str:
-        """Return what is shown up to these words, which must come."""
+    def read_until(self, text: str) -> str:
+        """Return what is shown up to this text, which must come; it may be drawn in several steps."""
+        pattern = re.compile(ESCAPES.join(map(re.escape, text)))
         end = time.monotonic() + TIMEOUT
-        while words not in self.seen and time.monotonic() < end:
+        while not (found := pattern.search(self.seen)) and time.monotonic() < end:
             if select.select([self._fd], [], [], 1)[0]:
                 try:
                     self.seen += os.read(self._fd, 65536).decode(errors="replace")
                 except OSError:
                     break
-        before, found, self.seen = self.seen.partition(words)
-        assert found, before
+        assert found, self.seen
+        before, self.seen = self.seen[: found.start()], self.seen[found.end() :]
         return before
 
     def type(self, text: str) -> None:

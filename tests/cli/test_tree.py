@@ -1,12 +1,15 @@
-"""What a tree tells of each node: marks in plain words, and the heads that stand there."""
+"""``kedge tree``: marks with their reasons, heads, and the graph as text."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kedge.cli.tree import AnnotatedTree, describe_mark, render_tree
+from kedge.cli.tree import AnnotatedTree, describe_mark, draw_graph, render_tree
 from kedge.store import ConversationRow, Node, ResponseRow
+from kedge.store.tree import StoredTree
 from kedge.turns import assistant
 
 NOW = 1_000.0
@@ -18,15 +21,13 @@ RESPONSE_ROW = ResponseRow(
 def make_tree(kind: Any = "answered", **changes: Any) -> AnnotatedTree:
     """A root and one node, made by a response with these members."""
     row = ConversationRow("conv_1", "harbour", head=2, tree=1)
-    nodes = [
+    nodes = (
         Node(1, 1, 1, 0, 1, "root", 0, 0, 0),
         Node(2, 1, 1, 1, 1, kind, 0, 1, 1),
-    ]
-    other = replace(row, id="conv_2", title="quay")
-    made = {2: replace(RESPONSE_ROW, **changes)}
-    return AnnotatedTree(
-        row, {n.id: n for n in nodes}, [row, other], made, {2: assistant("Hello there")}
     )
+    other = replace(row, id="conv_2", title="quay")
+    tree = StoredTree(row, nodes, {2: replace(RESPONSE_ROW, **changes)})
+    return AnnotatedTree(tree, [row, other], {2: assistant("Hello there")})
 
 
 @pytest.mark.parametrize(
@@ -43,16 +44,16 @@ def make_tree(kind: Any = "answered", **changes: Any) -> AnnotatedTree:
         ("answered", {"reason": "changed"}, ["sent in full: changed"]),
         ("answered", {"reason": "new"}, []),
         ("failed", {"status": "refused"}, ["failed: refused"]),
+        ("failed", {"status": "cancelled"}, ["failed: cancelled"]),
         ("compacted", {}, ["compacted"]),
         ("edited", {}, ["edited"]),
+        ("merged", {}, ["merged"]),
     ],
 )
-def test_marks_tell_what_became_of_a_response(
-    kind: str, changes: dict[str, Any], marks: list[str]
-) -> None:
-    """One mark for each thing worth knowing, and none where all is well."""
+def test_marks_of_node_are_printed(kind: str, changes: dict[str, Any], marks: list[str]) -> None:
+    """A usable response has no mark."""
     made = make_tree(kind, **changes)
-    assert made.marks(2, NOW) == marks
+    assert made.marks(made.tree.nodes[1], NOW) == marks
     first, last = render_tree(made, NOW)
     assert all(f"[{describe_mark(mark)}]" in first for mark in marks)
     assert "(head)" in first
@@ -61,8 +62,8 @@ def test_marks_tell_what_became_of_a_response(
     assert last.endswith("root")
 
 
-def test_reasons_of_marks_are_sentences() -> None:
-    """A reader needs no knowledge of the codes; an unknown one is shown as it is."""
+def test_reason_of_mark_is_sentence() -> None:
+    """A reader needs no knowledge of the codes; an unknown one is printed unchanged."""
     assert describe_mark("lost: gone") == "lost: the server no longer has this response"
     resent = "the server no longer had the earlier response; the full conversation was resent"
     assert describe_mark("healed: gone") == resent
@@ -71,11 +72,65 @@ def test_reasons_of_marks_are_sentences() -> None:
     assert "818 B sent" in render_tree(make_tree(request_bytes=818), NOW)[0]
 
 
-def test_the_report_has_all_of_it() -> None:
+def test_json_has_all_nodes() -> None:
     """For scripts, the oldest first."""
-    told = make_tree(status="lost").to_json(NOW)
-    root, node = told["nodes"]
+    report = make_tree(status="lost").to_json(NOW)
+    root, node = report["nodes"]
     assert root["response"] is None
     assert node["heads"] == ["conv_1", "conv_2"]
     assert node["status"] == "lost"
-    assert told["conversations"] == {"conv_1": 2, "conv_2": 2}
+    assert report["conversations"] == {"conv_1": 2, "conv_2": 2}
+
+
+def make_stored(*parents: int, head: int = 0) -> StoredTree:
+    """A tree whose nodes 1, 2, … have these parents."""
+    nodes = (
+        Node(number, 1, 1, parent, 1, "answered", 0, 0, 0)
+        for number, parent in enumerate(parents, 1)
+    )
+    return StoredTree(ConversationRow("c", head=head), tuple(nodes))
+
+
+def draw_text(*parents: int, head: int = 0, limit: int = 0) -> str:
+    """The graph of a tree as one text."""
+    return "\n".join(line.lanes for line in draw_graph(make_stored(*parents, head=head), limit))
+
+
+def test_line_has_one_lane() -> None:
+    """There are no lanes without a fork."""
+    assert draw_text(0, 1, 2) == "●\n●\n●"
+
+
+def test_fork_joins_above_its_parent() -> None:
+    """The branch of the head is the first lane."""
+    assert draw_text(0, 1, 2, 2, 3, head=5) == "●\n●\n│ ●\n├─┘\n●\n●"
+    drawn = list(draw_graph(make_stored(0, 1, 2, 2, 3, head=4)))
+    assert [line.node.id for line in drawn if line.node] == [4, 5, 3, 2, 1]
+
+
+def test_branches_of_branches_have_further_lanes() -> None:
+    """Several branches of one node use the same lane, one after the other."""
+    nested = ["●", "│ ●", "│ │ ●", "│ ├─┘", "│ ●", "├─┘", "●"]
+    assert draw_text(0, 1, 2, 2, 1, head=5).split("\n") == nested
+    assert draw_text(0, 1, 1, 1, head=4).split("\n") == ["●", "│ ●", "├─┘", "│ ●", "├─┘", "●"]
+
+
+def test_limit_draws_newest_nodes() -> None:
+    """A branch whose parent is not drawn does not join."""
+    assert draw_text(0, 1, 2, 2, head=4, limit=2) == "●\n│ ●"
+    assert draw_text(0, 1, 2, 2, head=4, limit=3) == "●\n│ ●\n├─┘\n●"
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=40))
+def test_every_node_is_drawn_once_under_its_children(choices: list[int]) -> None:
+    """For any tree, each node has one line, below those of its children."""
+    parents = [0 if i == 0 else 1 + choice % i for i, choice in enumerate(choices)]
+    lines = list(draw_graph(make_stored(*parents, head=len(parents))))
+    drawn = [line.node.id for line in lines if line.node]
+    assert sorted(drawn) == list(range(1, len(parents) + 1))
+    position = {number: index for index, number in enumerate(drawn)}
+    assert all(position[parent] > position[n] for n, parent in enumerate(parents, 1) if parent)
+    for line in lines:
+        assert line.lanes == line.lanes.rstrip()
+        assert ("●" in line.lanes) is (line.node is not None)
+    assert lines[-1].lanes == "●"

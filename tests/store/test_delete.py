@@ -12,9 +12,9 @@ from kedge.errors import InvalidSetting, NotInStore
 from kedge.store import Store, open_store
 from kedge.store.database import Tx
 from kedge.store.delete import delete_unchanged
-from kedge.store.listing import list_summaries
 from kedge.store.search import list_groups, rewrite_group
 from kedge.store.sqlite import SQLITE
+from kedge.store.summaries import list_summaries
 from store.sample_conversations import append_exchange, count_rows, create_conversation
 
 TABLES = (

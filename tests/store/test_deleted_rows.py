@@ -8,7 +8,7 @@ import pytest
 from kedge import user
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.store import ConversationRow, Incident, Node, Store, Telemetry
-from kedge.store.listing import list_tree_conversations, load_last_blocks, read_tree
+from kedge.store.tree import list_tree_conversations, load_last_blocks, read_tree
 from kedge.turns import Turn
 from store.sample_conversations import SCOPE, count_rows, create_conversation
 

@@ -23,20 +23,18 @@ from kedge.store import (
     open_store,
     search,
 )
-from kedge.store.listing import (
+from kedge.store.response_index import select_all_evidence
+from kedge.store.summaries import (
     LIST_FILTERS,
     LIST_ORDERS,
     find_by_title,
     get_revision,
     list_labels,
     list_summaries,
-    list_tree_conversations,
     load_attached,
     load_exchanges,
-    load_last_blocks,
-    read_tree,
 )
-from kedge.store.response_index import select_all_evidence
+from kedge.store.tree import list_tree_conversations, load_last_blocks, read_tree
 from store.sample_conversations import SCOPE, create_conversation
 
 PROXIED = ProxiedRequest(1.0, "https://host/v1", "m", 200, 0.1, "", "resp_p", 1, 1, 10, 10)

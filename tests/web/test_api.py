@@ -8,7 +8,7 @@ import pytest
 
 from kedge.formatting import format_size
 from kedge.server.models import PracticeModel
-from kedge.store.listing import load_exchanges
+from kedge.store.summaries import load_exchanges
 from kedge.web.api import OPENAPI_DOCUMENT
 from kedge.web.app import ROUTES
 from kedge.web.service import ConversationService

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
+from kedge.store.tree import MARK_DESCRIPTIONS
 from kedge.web.api import OPERATIONS
-from kedge.web.chain_graph import MARK_DESCRIPTIONS
 from kedge.web.pages import ROUTES
 
 DOCS = Path(__file__).parents[2] / "docs"

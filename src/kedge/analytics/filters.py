@@ -5,9 +5,8 @@ from typing import Any
 
 from kedge.analytics.results import Selection
 from kedge.store.database import Tx
+from kedge.store.tree import NOT_FALLBACK_REASONS
 
-NOT_FALLBACK_REASONS = ("new", "stateless", "conversation")
-"""Reasons for a full request that are no fallback: there was no anchor, or chaining was not wanted."""
 FALLBACK = (
     "r.anchor IS NULL AND r.reason IS NOT NULL "
     f"AND r.reason NOT IN ({', '.join(repr(each) for each in NOT_FALLBACK_REASONS)})"

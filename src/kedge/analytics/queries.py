@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kedge.analytics.filters import (
-    NOT_FALLBACK_REASONS,
     OWN_NUMBERS,
     SqlCondition,
     build_condition,
@@ -29,6 +28,7 @@ from kedge.analytics.results import (
 )
 from kedge.store.database import Row, Tx
 from kedge.store.response_sums import ANSWERED, SUMS
+from kedge.store.tree import NOT_FALLBACK_REASONS
 
 ROUND_DIGITS = 9
 """Sums of dollars are rounded, so that the order in which a database adds does not matter."""

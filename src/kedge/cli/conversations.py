@@ -12,11 +12,11 @@ from kedge.formatting import format_age, format_percent, sanitize_text, shorten_
 
 if TYPE_CHECKING:
     from kedge.store import Store
-    from kedge.store.listing import ConversationSummary
+    from kedge.store.summaries import ConversationSummary
 
 STATUSES = ("active", "forked", "failed", "archived", "all")
 ORDERS = ("newest", "oldest", "turns", "tokens", "cost", "title")
-"""The filters and orders of `kedge.store.listing`, which is imported when the command runs."""
+"""The filters and orders of `kedge.store.summaries`, which is imported when the command runs."""
 
 
 @kedge_command("conversations", short_help="List the conversations in the store.")
@@ -59,7 +59,7 @@ def command(store: str, archived: bool, as_json: bool, **filters: Any) -> None:
 
 
 async def _load_rows(store: "Store", filters: dict[str, Any]) -> list[dict[str, Any]]:
-    from kedge.store.listing import list_summaries
+    from kedge.store.summaries import list_summaries
 
     found, _ = await list_summaries(store, **filters)
     return [_overview_to_json(each) for each in found]

@@ -31,7 +31,7 @@ from kedge.planning import REASONS, AnchorRecord, RequestPlan, get_state, set_st
 from kedge.providers import connect
 from kedge.providers.practice_memory import PRACTICE_SCOPE, find_missing_responses
 from kedge.store import ConversationRow, Store
-from kedge.store.listing import newest_response, read_tree
+from kedge.store.tree import newest_response, read_tree
 from kedge.turns import Turn, loads, user
 from kedge.turns.formatting import describe
 

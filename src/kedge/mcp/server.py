@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kedge.conversation import Conversation
 from kedge.server.access import AccessPolicy, is_same_origin, read_bearer_token
 from kedge.store import ConversationRow, Store
-from kedge.store.listing import list_summaries
+from kedge.store.summaries import list_summaries
 from kedge.tools import Toolbox, ToolRun, run_calls, tool
 from kedge.turns import Block, TextPart, tool_call
 from kedge.turns.formatting import describe

@@ -1,4 +1,4 @@
-"""Encode and decode stored blocks, and hash them.
+"""Encode, decode, hash and preview stored blocks.
 
 The text of a block is exactly what `dump_block` returns, as compact JSON; common kinds have a fast path
 in both directions. The hash covers the complete text with ids and metadata, so blocks that differ in
@@ -6,6 +6,7 @@ anything are stored separately.
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
@@ -188,3 +189,42 @@ def extract_text(body: str) -> str:
     parts: Iterable[Any] = (part.get("text") for part in form.get("parts", ()))
     further = (form.get(name) for name in ("text", "name", "arguments"))
     return "\n".join(text for text in (*parts, *further) if isinstance(text, str) and text)
+
+
+PREVIEW_CHARS = 4000
+"""How much of a block is read for a preview: a block with attachments may be large."""
+
+
+def _preview_text(block: Block) -> str:
+    """Return the beginning of a block's text, on one line."""
+    return _shorten(block.text if isinstance(block, UserBlock | AssistantBlock) else "")
+
+
+def _shorten(text: str) -> str:
+    return " ".join(text[:400].split())[:200]
+
+
+_FIRST_TEXT = re.compile(r'"type":"text","text":"((?:[^"\\]|\\.)*)')
+
+
+def preview_bodies(bodies: Sequence[str], kinds: tuple[type[Block], ...]) -> list[str | None]:
+    """Return the preview of each block of these kinds, from the beginning of its stored form."""
+    complete = [body for body in bodies if len(body) < PREVIEW_CHARS]
+    blocks = iter(decode_blocks(complete))
+    found: list[str | None] = []
+    for body in bodies:
+        if len(body) < PREVIEW_CHARS:
+            block = next(blocks)
+            found.append(_preview_text(block) if isinstance(block, kinds) else None)
+        else:
+            found.append(_preview_start(body, {kind.kind for kind in kinds}))
+    return found
+
+
+def _preview_start(body: str, kinds: set[str]) -> str | None:
+    """Return the preview of a block of which only the beginning was read."""
+    if not any(body.startswith(f'{{"kind":"{kind}"') for kind in kinds):
+        return None
+    text = _FIRST_TEXT.search(body)
+    shown = re.sub(r"\\u.{0,3}$", "", text[1]) if text else ""
+    return _shorten(json.loads(f'"{shown}"'))

@@ -16,18 +16,17 @@ from kedge.conversation import Conversation
 from kedge.errors import NotInStore
 from kedge.providers.practice_memory import erase_deleted
 from kedge.store import ConversationRow, ResponseRow
-from kedge.store.listing import (
+from kedge.store.store import MAX_PROXIED
+from kedge.store.summaries import (
     ConversationSummary,
     list_labels,
     list_summaries,
     load_attached,
-    read_tree,
 )
-from kedge.store.store import MAX_PROXIED
+from kedge.store.tree import build_response_graph, read_tree
 from kedge.turns import dump_block, system, user
 from kedge.web import schemas
 from kedge.web.attachments import serve_attachment
-from kedge.web.chain_graph import build_chain_graph
 from kedge.web.models import MODEL_KEY
 from kedge.web.openapi import ApiCall, Operation, RequestError, build_openapi, encode_event
 from kedge.web.runs import TurnRun
@@ -252,23 +251,23 @@ async def read_chain(call: ApiCall) -> BaseModel:
     asked: schemas.ChainQuery = call.query
     row = await call.service.store.conversation(call.path_text("id"))
     tree = await read_tree(call.service.store, row)
-    chain = build_chain_graph(tree, call.service.clock())
+    chain = build_response_graph(tree, call.service.clock())
     stored = {node.id: node for node in tree.nodes}
-    listed = sorted(chain.nodes, key=lambda node: int(node.id))
-    rest = [node for node in listed if int(node.id) > asked.after]
+    listed = sorted(chain.nodes, key=lambda node: node.id)
+    rest = [node for node in listed if node.id > asked.after]
     nodes = rest[: asked.limit]
     return schemas.ChainShape(
         conversation=row.id,
-        head=int(chain.head or 0),
+        head=chain.head,
         nodes=[
             schemas.NodeShape(
-                node=int(node.id),
-                parent=int(node.parent or 0),
-                kind=stored[int(node.id)].kind,
+                node=node.id,
+                parent=node.parent,
+                kind=stored[node.id].kind,
                 label=node.label,
                 marks=sorted(node.marks),
-                created_at=stored[int(node.id)].created_at,
-                response=_to_response(tree.responses.get(int(node.id))),
+                created_at=stored[node.id].created_at,
+                response=_to_response(tree.responses.get(node.id)),
             )
             for node in nodes
         ],

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from markupsafe import Markup
 
-from kedge.web.chain_graph import ChainNode, Layout, LayoutEdge, LayoutRow, Mark
+from kedge.store.tree import GraphNode, Layout, LayoutEdge, LayoutRow, Mark
 
 ROW_HEIGHT = 36
 """The height of a row; equal to ``--row`` of the style sheet."""
@@ -37,7 +37,7 @@ def draw_lanes(layout: Layout) -> Markup:
     height = ROW_HEIGHT * len(layout.rows)
     lines = _edge_paths(edge for edge in layout.edges if not edge.on_path)
     path = _edge_paths(edge for edge in layout.edges if edge.on_path)
-    shapes = "".join(_draw_row(place, row) for place, row in enumerate(layout.rows))
+    shapes = "".join(_draw_row(index, row) for index, row in enumerate(layout.rows))
     return Markup(  # noqa: S704 - numbers and our own words only
         f'<svg class="lanes" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'aria-hidden="true" focusable="false">'
@@ -47,7 +47,7 @@ def draw_lanes(layout: Layout) -> Markup:
 
 def draw_mark(mark: Mark) -> Markup:
     """Draw one mark for the legend."""
-    shape = _draw_row(0, LayoutRow(0, (ChainNode("", marks=frozenset({mark})),)))
+    shape = _draw_row(0, LayoutRow(0, (GraphNode(0, marks=frozenset({mark})),)))
     return Markup(  # noqa: S704 - the same
         f'<svg class="lanes" width="{2 * MARGIN}" height="{ROW_HEIGHT}" viewBox="0 0 {2 * MARGIN} {ROW_HEIGHT}" '
         f'aria-hidden="true" focusable="false">{shape}</svg>'

@@ -35,7 +35,7 @@ from kedge.formatting import (
 )
 from kedge.observe import snapshot
 from kedge.planning import REASONS
-from kedge.store.listing import get_revision
+from kedge.store.summaries import get_revision
 from kedge.web.charts import Chart, RankedBar, Series, ValueFormatter, draw_chart, draw_ranking
 from kedge.web.service import ConversationService
 from kedge.web.templating import render

@@ -12,8 +12,8 @@ from starlette.routing import Route
 
 from kedge import formatting
 from kedge.incremental.rewrite import PASS_THROUGH_REASONS
-from kedge.store.listing import ConversationSummary, list_labels, load_attached
 from kedge.store.store import MAX_PROXIED
+from kedge.store.summaries import ConversationSummary, list_labels, load_attached
 from kedge.web.api import MAX_WORKFLOWS
 from kedge.web.attachments import serve_attachment
 from kedge.web.dashboard import (
@@ -158,7 +158,7 @@ async def conversation(request: Request) -> Response:
     view = await get_service(request).load_view(
         request.path_params["id"],
         asked.get("at", ""),
-        frozenset(asked.getlist("unfold")),
+        frozenset(int(each) for each in asked.getlist("unfold") if each.isdecimal()),
         show_all="all" in asked or "block" in asked,
         block=asked.get("block", ""),
     )

@@ -23,7 +23,7 @@ from kedge.formatting import HEALING_TEXTS
 from kedge.middleware import BaseMiddleware
 from kedge.planning import RequestPlan
 from kedge.planning.explain import describe_rejection, format_headline
-from kedge.store.listing import path_to, read_tree
+from kedge.store.tree import path_to, read_tree
 from kedge.turns import (
     AssistantBlock,
     Block,

@@ -16,28 +16,28 @@ from kedge.errors import KedgeError, NotInStore
 from kedge.planning import RequestPlan
 from kedge.planning.anchors import relied_until
 from kedge.store import ConversationRow, Hit, Node, ResponseRow, Store
-from kedge.store.listing import (
+from kedge.store.summaries import (
     ConversationSummary,
-    StoredTree,
     find_by_title,
     list_summaries,
     load_attached,
     load_exchanges,
+)
+from kedge.store.tree import (
+    Layout,
+    ResponseGraph,
+    StoredTree,
+    Totals,
+    build_response_graph,
+    compute_layout,
     newest_response,
     path_to,
     read_tree,
+    response_totals,
 )
 from kedge.turns import Block, SystemBlock
 from kedge.web.attachments import FILE_TYPES, IMAGE_TYPES
 from kedge.web.block_diff import block_text, build_diff, describe_first_change, pair_edits
-from kedge.web.chain_graph import (
-    ChainGraph,
-    Layout,
-    Totals,
-    build_chain_graph,
-    compute_layout,
-    response_totals,
-)
 from kedge.web.deletions import DeletionQueue
 from kedge.web.models import ModelChoice, ModelSelector
 from kedge.web.plan_card import build_plan_card, rebuild_plan
@@ -171,7 +171,7 @@ class ConversationService:
         self,
         name: str,
         at: str = "",
-        unfold: frozenset[str] = frozenset(),
+        unfold: frozenset[int] = frozenset(),
         *,
         show_all: bool = False,
         block: str = "",
@@ -188,21 +188,21 @@ class ConversationService:
         """
         row = await self.store.conversation(name)
         tree = await read_tree(self.store, row)
-        chain = build_chain_graph(tree, self.clock())
+        chain = build_response_graph(tree, self.clock())
         node = (await self.store.find_node(row, at)).id
         if block:
             node = await self._find_view_of(row, tree, node, block)
         blocks = (await self.store.load(row, node)).blocks
         spans, said = split_exchanges(path_to(tree, node), blocks, tree.responses)
         omitted = 0 if show_all else max(len(spans) - MAX_EXCHANGES, 0)
-        chosen = str(chain.shown_nodes.get(node, 0) or "")
+        chosen = chain.shown_nodes.get(node, 0)
         model, problem = self._describe_model(row, newest_response(tree, node))
         nodes = path_to(tree, node)
         previous = await self._load_previous_texts(row, nodes, blocks)
         path = mark_edits(render_exchanges(spans[omitted:], blocks), previous)
         pending = render_pending(nodes, said, blocks)
         runs = self.runs.list(row.id)
-        run = next((r for r in runs if chain.shown_nodes.get(r.at, 0) == int(chosen or 0)), None)
+        run = next((r for r in runs if chain.shown_nodes.get(r.at, 0) == chosen), None)
         layout = compute_layout(chain.nodes, chosen, unfold)
         return ConversationView(
             id=row.id,
@@ -267,11 +267,11 @@ class ConversationService:
         """Compare the paths to two nodes block by block."""
         row = await self.store.conversation(name)
         tree = await read_tree(self.store, row)
-        chain = build_chain_graph(tree, self.clock())
+        chain = build_response_graph(tree, self.clock())
         ends = [(await self.store.find_node(row, end)).id for end in (left, right)]
         blocks = [(await self.store.load(row, end)).blocks for end in ends]
         rows, common = build_diff(*blocks)
-        labels = [_node_label(chain, str(chain.shown_nodes.get(end, end))) for end in ends]
+        labels = [_node_label(chain, chain.shown_nodes.get(end, end)) for end in ends]
         own = [_own_totals(tree, end, other) for end, other in (ends, ends[::-1])]
         return Comparison(
             id=row.id,
@@ -428,7 +428,7 @@ def _first_question(tree: StoredTree) -> str:
     return next((text for text in tree.questions.values() if text), "")
 
 
-def _node_label(chain: ChainGraph, chosen: str) -> str:
+def _node_label(chain: ResponseGraph, chosen: int) -> str:
     return next((node.label for node in chain.nodes if node.id == chosen), "")
 
 

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from kedge import formatting
+from kedge.store.tree import MARK_DESCRIPTIONS
 from kedge.web import chain_svg, charts
-from kedge.web.chain_graph import MARK_DESCRIPTIONS
 from kedge.web.plan_card import summarize_request
 
 STATIC_DIR = files("kedge.web") / "static"

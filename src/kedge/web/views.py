@@ -6,7 +6,7 @@ from typing import Literal
 from markupsafe import Markup
 
 from kedge.store import ResponseRow
-from kedge.web.chain_graph import Layout, Totals
+from kedge.store.tree import Layout, Totals
 from kedge.web.runs import TurnRun
 
 EMPTY_MARKUP = Markup("")
@@ -224,7 +224,7 @@ _TROUBLES = {
 class Branch:
     """One branch of the tree, for selecting and comparing."""
 
-    tip: str
+    tip: int
     label: str
     sums: Totals
     is_head: bool = False
@@ -248,9 +248,11 @@ class ConversationView:
     node: int
     """The selected node."""
     head_node: int
-    chosen: str
+    chosen: int
+    """The shown node that represents the selected one; 0 if there is none."""
     chosen_label: str
-    head: str
+    head: int
+    """The shown node that represents the head; 0 if there is none."""
     path: tuple[ExchangeView, ...]
     accepted: str
     """The media types that can be attached."""

@@ -6,16 +6,16 @@ from typing import Any
 
 from kedge.planning.anchors import is_expired
 from kedge.store import ConversationRow, Node, ResponseRow, Store, Telemetry
-from kedge.store.listing import (
+from kedge.store.records import StoredExchange
+from kedge.store.summaries import (
     LIST_FILTERS,
     LIST_ORDERS,
     find_by_title,
     get_revision,
     list_summaries,
     load_exchanges,
-    read_tree,
 )
-from kedge.store.records import StoredExchange
+from kedge.store.tree import read_tree
 from kedge.turns import assistant, user
 
 

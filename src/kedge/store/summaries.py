@@ -1,4 +1,4 @@
-"""List conversations with their totals, and read complete trees, in a few queries each.
+"""List conversations with their totals, in a few queries.
 
 One query selects, sorts and limits a page of conversations; totals are read for that page only, so that
 lists stay fast at ten thousand conversations.
@@ -6,19 +6,18 @@ lists stay fast at ten thousand conversations.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal, NamedTuple, get_args
 
 from kedge.planning.anchors import limit_expiry, relied_until
-from kedge.store.block_codec import decode_blocks
+from kedge.store.block_codec import PREVIEW_CHARS, decode_blocks, preview_bodies
 from kedge.store.conversations import checked, select_conversation
 from kedge.store.database import Row, Tx
-from kedge.store.nodes import PATH_CTE, select_tree
-from kedge.store.records import ConversationRow, Node, ResponseRow, StoredExchange
+from kedge.store.nodes import PATH_CTE
+from kedge.store.records import ConversationRow, StoredExchange
 from kedge.store.response_sums import ALL_DAYS
-from kedge.store.responses import select_responses
 from kedge.store.store import Store
 from kedge.store.telemetry import select_exchanges
 from kedge.turns import AssistantBlock, Block, UserBlock
@@ -29,9 +28,6 @@ LIST_FILTERS: tuple[ListFilter, ...] = get_args(ListFilter)
 LIST_ORDERS: tuple[ListOrder, ...] = get_args(ListOrder)
 FIRST_BLOCKS, LAST_BLOCKS = 4, 4
 """How many blocks are read for the first question and for the last answer."""
-
-PREVIEW_CHARS = 4000
-"""How much of a block is read for a preview: a block with attachments may be large."""
 
 _CONDITIONS: dict[ListFilter, str] = {
     "active": "c.archived = 0",
@@ -99,16 +95,6 @@ class ConversationSummary:
     model: str = ""
     unanswered: str = ""
     """The status of the newest question at the head, if it has no answer: pending, failed or cancelled."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTree:
-    """A tree: its nodes, its responses by node, and the text of each question."""
-
-    row: ConversationRow
-    nodes: tuple[Node, ...]
-    responses: Mapping[int, ResponseRow] = field(default_factory=dict[int, ResponseRow])
-    questions: Mapping[int, str] = field(default_factory=dict[int, str])
 
 
 async def list_summaries(
@@ -181,74 +167,6 @@ async def list_summaries(
     return await store.database.read(work)
 
 
-async def read_tree(store: Store, conversation: ConversationRow) -> StoredTree:
-    """Return the complete tree of a conversation, forks included."""
-
-    def work(tx: Tx) -> StoredTree:
-        tree = (conversation.tree,)
-        responses = select_responses(tx, "WHERE n.tree = ?", tree)
-        asked = tx.rows(
-            f"SELECT n.id, SUBSTR(b.body, 1, {PREVIEW_CHARS}) "
-            "FROM nodes n JOIN links l ON l.branch = n.branch "
-            "AND l.place = n.length - 1 JOIN blocks b ON b.id = l.block "
-            "WHERE n.tree = ? AND n.kind = 'asked' AND n.length > n.kept",
-            tree,
-        )
-        texts = _preview_bodies([body for _, body in asked], (UserBlock, AssistantBlock))
-        return StoredTree(
-            conversation,
-            tuple(select_tree(tx, conversation.tree)),
-            {row.node: row for row in responses},
-            {node: text or "" for (node, _), text in zip(asked, texts, strict=True)},
-        )
-
-    return await store.database.read(checked(conversation, work))
-
-
-def path_to(tree: StoredTree, node: int) -> list[Node]:
-    """Return the nodes from the root to this one."""
-    nodes = {each.id: each for each in tree.nodes}
-    path: list[Node] = []
-    while node in nodes:
-        path.append(nodes[node])
-        node = nodes[node].parent
-    return path[::-1]
-
-
-def newest_response(tree: StoredTree, node: int) -> ResponseRow | None:
-    """Return the newest response on the path to a node."""
-    found = (tree.responses.get(each.id) for each in reversed(path_to(tree, node)))
-    return next((response for response in found if response), None)
-
-
-async def load_last_blocks(store: Store, conversation: ConversationRow) -> Mapping[int, Block]:
-    """Return the last block that each node of a tree added; nodes that added none are left out."""
-    query = (
-        "SELECT n.id, b.body FROM nodes n JOIN links l ON l.branch = n.branch "
-        "AND l.place = n.length - 1 JOIN blocks b ON b.id = l.block "
-        "WHERE n.tree = ? AND n.length > n.kept"
-    )
-
-    def work(tx: Tx) -> list[Row]:
-        return tx.rows(query, (conversation.tree,))
-
-    rows = await store.database.read(checked(conversation, work))
-    blocks = decode_blocks([body for _, body in rows])
-    return {node: block for (node, _), block in zip(rows, blocks, strict=True)}
-
-
-async def list_tree_conversations(
-    store: Store, conversation: ConversationRow
-) -> list[ConversationRow]:
-    """Return the conversations on the tree: this one, its forks and its origin."""
-    query = "SELECT c.id FROM conversations c WHERE c.tree = ? ORDER BY c.number"
-
-    def work(tx: Tx) -> list[ConversationRow]:
-        return [select_conversation(tx, name) for (name,) in tx.rows(query, (conversation.tree,))]
-
-    return await store.database.read(checked(conversation, work))
-
-
 async def list_labels(store: Store) -> tuple[list[str], list[str]]:
     """Return the tags and the models of a store's conversations, for filters."""
 
@@ -315,15 +233,6 @@ async def get_revision(store: Store) -> tuple[int, int]:
         return newest, incident
 
     return await store.database.read(work)
-
-
-def preview_text(block: Block) -> str:
-    """Return the beginning of a block's text, on one line."""
-    return _shorten(block.text if isinstance(block, UserBlock | AssistantBlock) else "")
-
-
-def _shorten(text: str) -> str:
-    return " ".join(text[:400].split())[:200]
 
 
 def _build_summaries(tx: Tx, rows: Sequence[ConversationRow]) -> list[ConversationSummary]:
@@ -440,30 +349,4 @@ def _compute_relied_until(row: ConversationRow, times: list[Row]) -> float | Non
 
 
 def _first_preview(bodies: Sequence[str], kind: type[Block]) -> str:
-    return next((text for text in _preview_bodies(bodies, (kind,)) if text is not None), "")
-
-
-_FIRST_TEXT = re.compile(r'"type":"text","text":"((?:[^"\\]|\\.)*)')
-
-
-def _preview_bodies(bodies: Sequence[str], kinds: tuple[type[Block], ...]) -> list[str | None]:
-    """Return the preview of each block of these kinds, from the beginning of its stored form."""
-    complete = [body for body in bodies if len(body) < PREVIEW_CHARS]
-    blocks = iter(decode_blocks(complete))
-    found: list[str | None] = []
-    for body in bodies:
-        if len(body) < PREVIEW_CHARS:
-            block = next(blocks)
-            found.append(preview_text(block) if isinstance(block, kinds) else None)
-        else:
-            found.append(_preview_start(body, {kind.kind for kind in kinds}))
-    return found
-
-
-def _preview_start(body: str, kinds: set[str]) -> str | None:
-    """Return the preview of a block of which only the beginning was read."""
-    if not any(body.startswith(f'{{"kind":"{kind}"') for kind in kinds):
-        return None
-    text = _FIRST_TEXT.search(body)
-    shown = re.sub(r"\\u.{0,3}$", "", text[1]) if text else ""
-    return _shorten(json.loads(f'"{shown}"'))
+    return next((text for text in preview_bodies(bodies, (kind,)) if text is not None), "")

@@ -1,0 +1,431 @@
+"""The tree of a conversation: its nodes, their marks, and its layout in lanes.
+
+This is the one model of a tree: ``kedge tree`` draws it as text, the page as SVG, the API returns it.
+
+Rows of a layout are in the order of a walk that finishes every side branch before the main line goes on, so
+a side branch needs one lane more than the line it leaves, and lanes are used again. The main line is the one
+that leads to the chosen node; elsewhere it is the longer one. Nothing recurses: a tree may be deep.
+"""
+
+import sys
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from kedge.planning.anchors import is_expired
+from kedge.store.block_codec import PREVIEW_CHARS, decode_blocks, preview_bodies
+from kedge.store.conversations import checked, select_conversation
+from kedge.store.database import Row, Tx
+from kedge.store.nodes import select_tree
+from kedge.store.records import ConversationRow, Node, ResponseRow
+from kedge.store.responses import select_responses
+from kedge.store.store import Store
+from kedge.turns import AssistantBlock, Block, UserBlock
+
+Mark = Literal[
+    "head",
+    "pending",
+    "cancelled",
+    "failed",
+    "lost",
+    "expired",
+    "full",
+    "edited",
+    "compacted",
+    "merged",
+    "unstored",
+    "healed",
+]
+"""What a node is marked with."""
+MARK_DESCRIPTIONS: dict[Mark, str] = {
+    "head": "the conversation's current position; the next message continues from here",
+    "pending": "a question without an answer: still running, or stopped",
+    "cancelled": "the answer was stopped; its beginning is stored",
+    "failed": "the request was rejected, failed or was cut off",
+    "lost": "the server reported that it no longer has this response",
+    "expired": "the server no longer stores this response, or soon will not",
+    "full": "the full conversation was sent, although a stored response existed",
+    "edited": "history was changed here",
+    "compacted": "older blocks were replaced by a shorter form",
+}
+"""The marks of a graph of responses, each with its description for the legend."""
+
+ALL_NODES: Container[int] = range(sys.maxsize)
+"""The ids of any nodes."""
+MIN_FOLD_LENGTH = 4
+"""A run of fewer nodes than this is shown one by one."""
+SHOWN_KINDS = frozenset(
+    {"answered", "failed", "compacted", "edited", "merged", "added", "imported"}
+)
+"""The kinds of node that a graph of responses shows."""
+
+NOT_FALLBACK_REASONS = ("new", "stateless", "conversation")
+"""Reasons for a full request that are no fallback: there was no anchor, or chaining was not wanted."""
+_KIND_LABELS = {
+    "compacted": "History was compacted",
+    "edited": "History was edited",
+    "merged": "A summary was merged in",
+    "added": "Blocks were added",
+    "imported": "Imported",
+}
+_KIND_MARKS: dict[str, Mark] = {"compacted": "compacted", "edited": "edited", "merged": "merged"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTree:
+    """A tree: its nodes, its responses by node, and the text of each question."""
+
+    row: ConversationRow
+    nodes: tuple[Node, ...]
+    responses: Mapping[int, ResponseRow] = field(default_factory=dict[int, ResponseRow])
+    questions: Mapping[int, str] = field(default_factory=dict[int, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Totals of some responses."""
+
+    responses: int = 0
+    tokens: int = 0
+    sent: int = 0
+    full: int = 0
+    cost: float = 0.0
+
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(
+            self.responses + other.responses,
+            self.tokens + other.tokens,
+            self.sent + other.sent,
+            self.full + other.full,
+            self.cost + other.cost,
+        )
+
+    @property
+    def saved(self) -> int:
+        """The bytes that were not sent, because the server had them."""
+        return max(self.full - self.sent, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """A node of a graph; a parent of 0 is none."""
+
+    id: int
+    parent: int = 0
+    label: str = ""
+    marks: frozenset[Mark] = frozenset()
+    sums: Totals = Totals(responses=1)
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutRow:
+    """One row of a layout: a node, or a folded run of nodes."""
+
+    lane: int
+    nodes: tuple[GraphNode, ...]
+    on_path: bool = False
+    branch: Totals | None = None
+    """At the end of a branch: the totals of the branch."""
+
+    @property
+    def node(self) -> GraphNode:
+        """The node of this row; of a fold the last one."""
+        return self.nodes[-1]
+
+    @property
+    def is_fold(self) -> bool:
+        """Whether several nodes are folded here."""
+        return len(self.nodes) > 1
+
+    @property
+    def sums(self) -> Totals:
+        """The totals of the nodes of this row."""
+        return sum((node.sums for node in self.nodes), Totals())
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutEdge:
+    """A line from one row to a later one; it bends just above the later one if the lanes differ."""
+
+    start: int
+    end: int
+    lane: int
+    to_lane: int
+    on_path: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The layout of a graph in lanes, from the root down."""
+
+    rows: tuple[LayoutRow, ...] = ()
+    edges: tuple[LayoutEdge, ...] = ()
+    lanes: int = 0
+    path: tuple[int, ...] = ()
+    """The nodes from the root to the chosen one."""
+
+
+@dataclass(slots=True)
+class _Tree:
+    """Children, subtree sizes and the main line of a tree."""
+
+    nodes: dict[int, GraphNode]
+    children: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    sizes: dict[int, int] = field(default_factory=dict[int, int])
+    path: tuple[int, ...] = ()
+    shown: set[int] = field(default_factory=set[int])
+    """Nodes of runs that were looked at and are not folded."""
+
+    def sorted_children(self, name: int, on_path: frozenset[int]) -> list[int]:
+        """Return the children of a node, the one on the main line last."""
+        found = self.children.get(name, [])
+        return sorted(found, key=lambda each: (each in on_path, self.sizes[each]))
+
+
+def compute_layout(
+    nodes: Iterable[GraphNode], chosen: int = 0, unfolded: Container[int] = ()
+) -> Layout:
+    """Lay out all nodes; long runs without a fork or a mark are folded into one row.
+
+    Args:
+        nodes: The nodes.
+        chosen: The node that the main line leads to.
+        unfolded: Nodes whose run is not folded; `ALL_NODES` folds none.
+    """
+    tree = _build_tree(nodes, chosen)
+    on_path = frozenset(tree.path)
+    rows: list[LayoutRow] = []
+    edges: list[LayoutEdge] = []
+    # Still to be placed: a node, its lane, the row of its parent, and the totals of its branch.
+    roots = tree.sorted_children(0, on_path)
+    waiting = [(name, 0, -1, Totals()) for name in reversed(roots)]
+    while waiting:
+        name, lane, above, sums = waiting.pop()
+        run = _collect_run(tree, name, chosen, unfolded)
+        last = run[-1]
+        here = on_path.issuperset((name, last))
+        sums += sum((tree.nodes[each].sums for each in run), Totals())
+        below = tree.sorted_children(last, on_path)
+        placed = tuple(tree.nodes[each] for each in run)
+        rows.append(LayoutRow(lane, placed, here, None if below else sums))
+        index = len(rows) - 1
+        if above >= 0:
+            edges.append(LayoutEdge(above, index, rows[above].lane, lane, here))
+        if below:
+            waiting.append((below[-1], lane, index, sums))
+            waiting += [(side, lane + 1, index, Totals()) for side in reversed(below[:-1])]
+    lanes = max((row.lane for row in rows), default=-1) + 1
+    return Layout(tuple(rows), tuple(edges), lanes, tree.path)
+
+
+def _build_tree(nodes: Iterable[GraphNode], chosen: int) -> _Tree:
+    tree = _Tree({node.id: node for node in nodes})
+    for node in tree.nodes.values():
+        parent = node.parent if node.parent in tree.nodes and node.parent != node.id else 0
+        tree.children.setdefault(parent, []).append(node.id)
+    order = _parents_first(tree)
+    for name in reversed(order):
+        tree.sizes[name] = 1 + sum(tree.sizes[each] for each in tree.children.get(name, ()))
+    tree.path = _find_path(tree, chosen)
+    return tree
+
+
+def _parents_first(tree: _Tree) -> list[int]:
+    """Return the nodes, each after its parent; nodes in a cycle are left out."""
+    order = list(tree.children.get(0, ()))
+    for name in order:
+        order += tree.children.get(name, ())
+    return order
+
+
+def _find_path(tree: _Tree, chosen: int) -> tuple[int, ...]:
+    path: list[int] = []
+    seen: set[int] = set()
+    while chosen in tree.nodes and chosen not in seen:
+        path.append(chosen)
+        seen.add(chosen)
+        chosen = tree.nodes[chosen].parent
+    return tuple(reversed(path))
+
+
+def _collect_run(tree: _Tree, name: int, chosen: int, unfolded: Container[int]) -> Sequence[int]:
+    """Return the nodes of the row: this one alone, or a run long enough to fold."""
+    if name in tree.shown:
+        return (name,)
+    run: list[int] = []
+    each = name
+    while _is_foldable(tree, each, chosen):
+        run.append(each)
+        (each,) = tree.children[each]
+    if len(run) < MIN_FOLD_LENGTH or any(each in unfolded for each in run):
+        tree.shown.update(run)
+        return (name,)
+    return run
+
+
+def _is_foldable(tree: _Tree, name: int, chosen: int) -> bool:
+    """Return whether a node can be folded: inside a line and without marks."""
+    node = tree.nodes[name]
+    inside = node.parent in tree.nodes and len(tree.children.get(node.parent, ())) == 1
+    return inside and len(tree.children.get(name, ())) == 1 and not node.marks and name != chosen
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseGraph:
+    """The responses and changes of history of a tree, without its questions and tool results."""
+
+    nodes: tuple[GraphNode, ...]
+    head: int
+    shown_nodes: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Map each node of the tree to the shown node that represents it."""
+
+    @property
+    def sums(self) -> Totals:
+        """The totals of all responses."""
+        return sum((node.sums for node in self.nodes), Totals())
+
+
+def build_response_graph(tree: StoredTree, now: float) -> ResponseGraph:
+    """Build the graph of the responses of a tree at this time."""
+    parents = {node.parent for node in tree.nodes}
+    questions: dict[int, str] = {}
+    shown_nodes: dict[int, int] = {}
+    nodes: list[GraphNode] = []
+    for node in tree.nodes:
+        above = shown_nodes.get(node.parent, 0)
+        question = tree.questions.get(node.id) or questions.get(node.parent, "")
+        is_pending = node.kind == "asked" and node.id not in parents
+        is_shown = node.kind in SHOWN_KINDS or is_pending
+        shown_nodes[node.id] = node.id if is_shown else above
+        questions[node.id] = "" if node.kind in SHOWN_KINDS else question
+        if is_shown:
+            nodes.append(_build_graph_node(node, above, tree, question, now))
+    head = shown_nodes.get(tree.row.head, 0)
+    return ResponseGraph(tuple(_mark_head(nodes, head)), head, shown_nodes)
+
+
+def _build_graph_node(
+    node: Node, parent: int, tree: StoredTree, question: str, now: float
+) -> GraphNode:
+    row = tree.responses.get(node.id)
+    label = question or _KIND_LABELS.get(node.kind) or "After the tools answered"
+    marks: set[Mark] = {"pending"} if node.kind == "asked" else set()
+    marks.update(find_marks(node, row, now))
+    return GraphNode(
+        node.id,
+        parent,
+        label,
+        frozenset(marks & MARK_DESCRIPTIONS.keys()),
+        Totals() if row is None else response_totals(row),
+    )
+
+
+def _mark_head(nodes: list[GraphNode], head: int) -> list[GraphNode]:
+    mark: frozenset[Mark] = frozenset({"head"})
+    return [replace(each, marks=each.marks | mark) if each.id == head else each for each in nodes]
+
+
+def find_marks(node: Node, response: ResponseRow | None, now: float) -> dict[Mark, str]:
+    """Return the marks of a node, each with its reason if there is one.
+
+    They are changes of history, the state of its response, and how its request had to be sent.
+    """
+    marks: dict[Mark, str] = {}
+    if node.kind in _KIND_MARKS:
+        marks[_KIND_MARKS[node.kind]] = ""
+    if response is None:
+        return marks
+    if response.status == "lost":
+        marks["lost"] = response.lost_reason
+    elif response.status != "completed":
+        marks["cancelled" if response.status == "cancelled" else "failed"] = response.status
+    elif not response.stored:
+        marks["unstored"] = ""
+    elif is_expired(response, now):
+        marks["expired"] = ""
+    if response.healed:
+        marks["healed"] = response.healed
+    if is_fallback(response):
+        marks["full"] = response.reason
+    return marks
+
+
+def is_fallback(row: ResponseRow) -> bool:
+    """Return whether a request was sent in full although there were stored responses."""
+    if row.anchor or row.mode == "stateless":
+        return False
+    return row.reason not in ("", *NOT_FALLBACK_REASONS)
+
+
+def response_totals(row: ResponseRow) -> Totals:
+    """Return the totals of one response."""
+    tokens = (row.input_tokens or 0) + (row.output_tokens or 0)
+    return Totals(1, tokens, row.request_size, row.full_size, row.cost or 0.0)
+
+
+async def read_tree(store: Store, conversation: ConversationRow) -> StoredTree:
+    """Return the complete tree of a conversation, forks included."""
+
+    def work(tx: Tx) -> StoredTree:
+        tree = (conversation.tree,)
+        responses = select_responses(tx, "WHERE n.tree = ?", tree)
+        asked = tx.rows(
+            f"SELECT n.id, SUBSTR(b.body, 1, {PREVIEW_CHARS}) "
+            "FROM nodes n JOIN links l ON l.branch = n.branch "
+            "AND l.place = n.length - 1 JOIN blocks b ON b.id = l.block "
+            "WHERE n.tree = ? AND n.kind = 'asked' AND n.length > n.kept",
+            tree,
+        )
+        texts = preview_bodies([body for _, body in asked], (UserBlock, AssistantBlock))
+        return StoredTree(
+            conversation,
+            tuple(select_tree(tx, conversation.tree)),
+            {row.node: row for row in responses},
+            {node: text or "" for (node, _), text in zip(asked, texts, strict=True)},
+        )
+
+    return await store.database.read(checked(conversation, work))
+
+
+def path_to(tree: StoredTree, node: int) -> list[Node]:
+    """Return the nodes from the root to this one."""
+    nodes = {each.id: each for each in tree.nodes}
+    path: list[Node] = []
+    while node in nodes:
+        path.append(nodes[node])
+        node = nodes[node].parent
+    return path[::-1]
+
+
+def newest_response(tree: StoredTree, node: int) -> ResponseRow | None:
+    """Return the newest response on the path to a node."""
+    found = (tree.responses.get(each.id) for each in reversed(path_to(tree, node)))
+    return next((response for response in found if response), None)
+
+
+async def load_last_blocks(store: Store, conversation: ConversationRow) -> Mapping[int, Block]:
+    """Return the last block that each node of a tree added; nodes that added none are left out."""
+    query = (
+        "SELECT n.id, b.body FROM nodes n JOIN links l ON l.branch = n.branch "
+        "AND l.place = n.length - 1 JOIN blocks b ON b.id = l.block "
+        "WHERE n.tree = ? AND n.length > n.kept"
+    )
+
+    def work(tx: Tx) -> list[Row]:
+        return tx.rows(query, (conversation.tree,))
+
+    rows = await store.database.read(checked(conversation, work))
+    blocks = decode_blocks([body for _, body in rows])
+    return {node: block for (node, _), block in zip(rows, blocks, strict=True)}
+
+
+async def list_tree_conversations(
+    store: Store, conversation: ConversationRow
+) -> list[ConversationRow]:
+    """Return the conversations on the tree: this one, its forks and its origin."""
+    query = "SELECT c.id FROM conversations c WHERE c.tree = ? ORDER BY c.number"
+
+    def work(tx: Tx) -> list[ConversationRow]:
+        return [select_conversation(tx, name) for (name,) in tx.rows(query, (conversation.tree,))]
+
+    return await store.database.read(checked(conversation, work))

@@ -1,0 +1,264 @@
+"""The model of a tree: the graph of its responses, their marks, and the layout in lanes."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kedge.store import ConversationRow, Node, ResponseRow
+from kedge.store.tree import (
+    ALL_NODES,
+    GraphNode,
+    Layout,
+    Mark,
+    ResponseGraph,
+    StoredTree,
+    Totals,
+    build_response_graph,
+    compute_layout,
+    find_marks,
+    is_fallback,
+)
+
+NOW = 1_000_000.0
+
+
+def make_node(number: int, parent: int, kind: str, **more: Any) -> Node:
+    """A node of the tree."""
+    members: dict[str, Any] = {"kept": 0, "length": 0, "depth": number, **more}
+    return Node(number, 1, 1, parent, 1, kind, **members)  # pyright: ignore[reportArgumentType]
+
+
+def make_response(number: int, **members: Any) -> ResponseRow:
+    """The response that made a node."""
+    given = {"provider": "p", "scope": "s", "mode": "chained", "anchor": "resp_0", **members}
+    return ResponseRow(node=number, **given)
+
+
+def make_graph(
+    *nodes: Node, head: int, responses: tuple[ResponseRow, ...] = (), **questions: str
+) -> ResponseGraph:
+    """The graph of a tree; ``n2`` is the text of the question at node 2."""
+    texts = {int(name[1:]): text for name, text in questions.items()}
+    row = ConversationRow("c", head=head)
+    tree = StoredTree(row, nodes, {each.node: each for each in responses}, texts)
+    return build_response_graph(tree, NOW)
+
+
+def test_question_is_label_of_its_answer() -> None:
+    """Questions and tool results have no node of their own in the graph."""
+    graph = make_graph(
+        make_node(1, 0, "root"), make_node(2, 1, "asked"), make_node(3, 2, "answered"), make_node(4, 3, "asked"),
+        make_node(5, 4, "answered"), make_node(6, 5, "results"), make_node(7, 6, "answered"),
+        head=7, responses=(make_response(3), make_response(5), make_response(7)), n2="First", n4="Second",
+    )  # fmt: skip
+    assert [(each.id, each.parent, each.label) for each in graph.nodes] == [
+        (3, 0, "First"),
+        (5, 3, "Second"),
+        (7, 5, "After the tools answered"),
+    ]
+    assert graph.head == 7
+    assert graph.sums.responses == 3
+
+
+def test_question_without_answer_is_pending() -> None:
+    """It runs or was stopped; it is shown where it was asked."""
+    graph = make_graph(
+        make_node(1, 0, "root"), make_node(2, 1, "asked"), make_node(3, 2, "answered"), make_node(4, 3, "asked"),
+        head=3, responses=(make_response(3),), n2="First", n4="Second",
+    )  # fmt: skip
+    assert [(each.id, each.label, each.marks) for each in graph.nodes] == [
+        (3, "First", {"head"}),
+        (4, "Second", {"pending"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("members", "marks"),
+    [
+        ({}, set[str]()),
+        ({"status": "lost"}, {"lost"}),
+        ({"status": "refused"}, {"failed"}),
+        ({"status": "cut"}, {"failed"}),
+        ({"status": "incomplete"}, {"failed"}),
+        ({"status": "cancelled"}, {"cancelled"}),
+        ({"expires_at": NOW - 1}, {"expired"}),
+        ({"expires_at": NOW + 10}, {"expired"}),
+        ({"expires_at": NOW + 86_400}, set[str]()),
+        ({"expires_at": NOW - 1, "stored": False}, set[str]()),
+        ({"anchor": "", "reason": "new"}, set[str]()),
+        ({"anchor": "", "reason": "changed"}, {"full"}),
+        ({"anchor": "", "reason": "changed", "mode": "conversation"}, {"full"}),
+        ({"anchor": "", "reason": "conversation", "mode": "conversation"}, set[str]()),
+        ({"anchor": "", "reason": "stateless", "mode": "stateless"}, set[str]()),
+        ({"anchor": "", "reason": "reasoning", "mode": "stateless"}, set[str]()),
+        ({"anchor": "", "reason": "gone", "status": "lost"}, {"full", "lost"}),
+    ],
+)
+def test_marks_of_graph_follow_response(members: dict[str, Any], marks: set[str]) -> None:
+    """Each mark is derived from the row of the response."""
+    row = make_response(3, **members)
+    nodes = make_node(1, 0, "root"), make_node(3, 1, "answered")
+    assert make_graph(*nodes, head=1, responses=(row,)).nodes[0].marks == marks
+    assert is_fallback(row) is ("full" in marks)
+
+
+def test_marks_have_reasons() -> None:
+    """Marks that the graph of responses does not show are found as well."""
+    merged = find_marks(make_node(3, 1, "merged"), make_response(3, stored=False), NOW)
+    assert merged == {"merged": "", "unstored": ""}
+    healed = make_response(3, status="lost", lost_reason="gone", healed="gone", anchor="")
+    assert find_marks(make_node(3, 1, "answered"), healed, NOW) == {
+        "lost": "gone",
+        "healed": "gone",
+    }
+    failed = make_response(3, status="refused", anchor="", reason="changed")
+    assert find_marks(make_node(3, 1, "failed"), failed, NOW) == {
+        "failed": "refused",
+        "full": "changed",
+    }
+
+
+def test_edits_and_compactions_are_shown_without_totals() -> None:
+    """They change history, and no request was sent for them."""
+    graph = make_graph(
+        make_node(1, 0, "root"), make_node(2, 1, "edited"), make_node(3, 2, "compacted"), make_node(4, 3, "merged"),
+        head=4,
+    )  # fmt: skip
+    assert [each.label for each in graph.nodes] == [
+        "History was edited",
+        "History was compacted",
+        "A summary was merged in",
+    ]
+    assert [each.marks for each in graph.nodes] == [{"edited"}, {"compacted"}, {"head"}]
+    assert graph.sums == Totals()
+
+
+def test_empty_conversation_has_empty_graph() -> None:
+    """The root is not shown."""
+    graph = make_graph(make_node(1, 0, "root"), head=1)
+    assert (graph.nodes, graph.head) == ((), 0)
+
+
+def make_chain(count: int, first: int = 1, parent: int = 0) -> list[GraphNode]:
+    """A chain without forks."""
+    nodes: list[GraphNode] = []
+    for number in range(first, first + count):
+        nodes.append(GraphNode(number, parent, f"question {number}", sums=Totals(1, 10, 1, 5)))
+        parent = nodes[-1].id
+    return nodes
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[GraphNode]:
+    """Any tree, with some marks."""
+    size = draw(st.integers(0, 25))
+    marks: list[Mark] = ["head", "compacted", "expired", "lost", "failed", "full"]
+    nodes: list[GraphNode] = []
+    for number in range(size):
+        parent = draw(st.sampled_from([0, *(node.id for node in nodes)]))
+        marked = draw(st.frozensets(st.sampled_from(marks), max_size=2))
+        few = marked if draw(st.integers(0, 4)) == 0 else frozenset[Mark]()
+        nodes.append(GraphNode(number + 1, parent, marks=few, sums=Totals(1, number, 1, 2)))
+    return nodes
+
+
+def node_ids(layout: Layout) -> list[int]:
+    """The nodes of all rows, from top to bottom."""
+    return [node.id for row in layout.rows for node in row.nodes]
+
+
+def test_long_run_is_folded_without_its_ends() -> None:
+    """The first and the last response are shown, and what is between them is one row."""
+    layout = compute_layout(make_chain(50), 50)
+    assert [len(row.nodes) for row in layout.rows] == [1, 48, 1]
+    assert layout.rows[1].sums == Totals(48, 480, 48, 240)
+    assert layout.lanes == 1
+
+
+def test_unfolded_run_has_one_row_per_node() -> None:
+    """One node of a run unfolds it; ``ALL_NODES`` unfolds all."""
+    assert len(compute_layout(make_chain(50), 50, frozenset({21})).rows) == 50
+    assert len(compute_layout(make_chain(50), 50, ALL_NODES).rows) == 50
+
+
+def test_marked_and_chosen_nodes_are_not_folded() -> None:
+    """A fold has no node with a mark."""
+    nodes = make_chain(50)
+    nodes[10] = GraphNode(11, 10, marks=frozenset({"compacted"}))
+    alone = {row.node.id for row in compute_layout(nodes, 31).rows if not row.is_fold}
+    assert {11, 31, 1, 50} <= alone
+
+
+def test_side_branches_share_a_lane() -> None:
+    """Two forks, one after the other, need two lanes."""
+    nodes = [*make_chain(9), GraphNode(20, 3), GraphNode(21, 7)]
+    layout = compute_layout(nodes, 9)
+    assert layout.lanes == 2
+    lanes = {row.node.id: row.lane for row in layout.rows}
+    assert (lanes[20], lanes[21], lanes[9]) == (1, 1, 0)
+
+
+def test_main_line_leads_to_chosen_node() -> None:
+    """However short it is; its rows and edges are marked."""
+    nodes = [*make_chain(9), GraphNode(20, 3)]
+    layout = compute_layout(nodes, 20)
+    assert layout.path == (1, 2, 3, 20)
+    lanes = {row.node.id: row.lane for row in layout.rows}
+    assert lanes[20] == 0
+    assert lanes[9] == 1
+    assert sum(edge.on_path for edge in layout.edges) == 3
+
+
+def test_branch_ends_with_its_totals() -> None:
+    """The main line counts from the root, a side branch from where it left."""
+    nodes = [*make_chain(4), *make_chain(2, 11, 2)]
+    ends = {row.node.id: row.branch for row in compute_layout(nodes, 4).rows if row.branch}
+    assert ends == {4: Totals(4, 40, 4, 20), 12: Totals(2, 20, 2, 10)}
+    assert ends[4].saved == 16
+
+
+@settings(max_examples=50)
+@given(trees(), st.integers(0, 30))
+def test_every_node_is_once_below_its_parent(nodes: list[GraphNode], chosen: int) -> None:
+    """Nothing is left out or drawn twice, and lines only go down."""
+    layout = compute_layout(nodes, chosen)
+    assert sorted(node_ids(layout)) == sorted(node.id for node in nodes)
+    place = {node.id: row for row, each in enumerate(layout.rows) for node in each.nodes}
+    assert all(place[node.parent] <= place[node.id] for node in nodes if node.parent)
+    assert all(edge.start < edge.end for edge in layout.edges)
+    assert len(layout.edges) == len(layout.rows) - sum(
+        not row.nodes[0].parent for row in layout.rows
+    )
+    assert all(edge.to_lane - edge.lane in (0, 1) for edge in layout.edges)
+
+
+@settings(max_examples=50)
+@given(trees())
+def test_lines_do_not_share_a_lane_in_one_row(nodes: list[GraphNode]) -> None:
+    """A lane belongs to one line from its first row to its last."""
+    layout = compute_layout(nodes)
+    for edge in layout.edges:
+        between = layout.rows[edge.start + 1 : edge.end]
+        assert all(row.lane > edge.lane for row in between)
+
+
+@settings(max_examples=50)
+@given(trees())
+def test_totals_of_branches_sum_to_total(nodes: list[GraphNode]) -> None:
+    """Each response is counted in exactly one branch."""
+    ends = [row.branch for row in compute_layout(nodes).rows if row.branch]
+    assert sum(ends, Totals()) == sum((node.sums for node in nodes), Totals())
+
+
+def test_nodes_in_a_cycle_are_left_out() -> None:
+    """Of a damaged tree, what a root leads to is drawn."""
+    nodes = [GraphNode(1, 1), GraphNode(2, 9), GraphNode(3, 4), GraphNode(4, 3)]
+    assert sorted(node_ids(compute_layout(nodes, 3))) == [1, 2]
+
+
+def test_deep_chain_does_not_recurse() -> None:
+    """Ten thousand responses in one line, folded and unfolded."""
+    assert len(compute_layout(make_chain(10_000), 10000).rows) == 3
+    assert len(compute_layout(make_chain(10_000), 10000, frozenset({6})).rows) == 10_000

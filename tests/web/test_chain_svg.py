@@ -1,0 +1,17 @@
+"""The lanes of a tree as SVG."""
+
+from kedge.store.tree import GraphNode, Mark, compute_layout
+from kedge.web.chain_svg import draw_lanes
+
+
+def test_lanes_have_two_paths_and_a_shape_per_row() -> None:
+    """Shapes differ by mark, not only colours."""
+    marks: tuple[Mark, ...] = ("lost", "expired", "failed", "compacted")
+    nodes = [
+        GraphNode(number, number - 1, marks=frozenset({mark}))
+        for number, mark in enumerate(marks, 1)
+    ]
+    drawn = draw_lanes(compute_layout(nodes, 4))
+    assert drawn.count('class="line') == 2
+    shapes = {part.split('"')[0] for part in drawn.split(' d="')[3:]}
+    assert len(shapes) == 4
