@@ -5,8 +5,9 @@ from typing import Any
 
 from hypothesis import given
 
-from kedge.turns import FrozenMap
+from kedge.turns import FrozenMap, OpaqueBlock
 from kedge.turns.frozen_json import thaw
+from kedge.turns.responses_items import item_from_block
 from kedge.turns.server_fields import (
     ID_IS_CONTENT,
     STATUS_IS_CONTENT,
@@ -43,6 +44,18 @@ def test_the_essence_has_neither_id_nor_status_unless_they_are_content(item: Any
     }
     assert kept.keys() == shown - hidden
     assert strip_server_fields(kept) == kept
+
+
+def test_the_id_of_an_image_is_its_content_if_nothing_else_is() -> None:
+    """A program edits a generated image by its id alone: another id is another image."""
+    first, second = (
+        FrozenMap({"type": "image_generation_call", "id": name, "status": "completed"})
+        for name in ("ig_1", "ig_2")
+    )
+    assert strip_server_fields(first) != strip_server_fields(second)
+    assert item_from_block(OpaqueBlock(first))["id"] == "ig_1"
+    complete = FrozenMap({**first, "result": "aGk="})
+    assert "id" not in strip_server_fields(complete)
 
 
 @dataclass(frozen=True)

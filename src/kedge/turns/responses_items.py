@@ -183,7 +183,7 @@ def _encode_reasoning(block: ReasoningBlock) -> Item:
 
 def _encode_opaque(block: OpaqueBlock) -> Item:
     item = thaw(strip_server_fields(block.item))
-    if block.type in REQUIRED_ID_PREFIXES:
+    if block.type in REQUIRED_ID_PREFIXES and "id" not in item:
         # A generated id: planning decides whether the provider's is sent, and local ids never are.
         name = hashlib.sha256(f"kedge.item/1 {block.id}".encode()).hexdigest()[:32]
         item["id"] = f"{REQUIRED_ID_PREFIXES[block.type]}_{name}"

@@ -22,10 +22,15 @@ def strip_server_fields(item: FrozenMap) -> FrozenMap:
     """Return the item without provider id, status and nulls, except where they are its content."""
     kind = item.get("type")
     hidden = {
-        *(() if kind in ID_IS_CONTENT else ("id",)),
+        *(() if kind in ID_IS_CONTENT or is_image_reference(item) else ("id",)),
         *(() if kind in STATUS_IS_CONTENT else ("status",)),
     }
     return drop_nulls(FrozenMap({k: v for k, v in item.items() if k not in hidden}))
+
+
+def is_image_reference(item: FrozenMap) -> bool:
+    """Return whether the item names a generated image by its id instead of containing it."""
+    return item.get("type") == "image_generation_call" and item.get("result") is None
 
 
 def drop_nulls(value: Any) -> Any:
