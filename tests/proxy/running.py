@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 
 from kedge.proxy import create_proxy_app
 from kedge.server.uvicorn_server import bind
@@ -15,7 +16,13 @@ from kedge.server.uvicorn_server import bind
 @contextmanager
 def serve_proxy(upstream: str, **options: Any) -> Iterator[str]:
     """Run a proxy in a thread; give its base URL."""
-    app = create_proxy_app(upstream, **{"trust": "always", **options})
+    with serve_app(create_proxy_app(upstream, **{"trust": "always", **options})) as url:
+        yield url
+
+
+@contextmanager
+def serve_app(app: Starlette) -> Iterator[str]:
+    """Run an app in a thread; give its base URL."""
     with bind("127.0.0.1", 0) as listener:
         started = threading.Event()
 

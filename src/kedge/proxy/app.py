@@ -10,13 +10,15 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import cache, partial
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
-from anyio import create_task_group
+from anyio import Event, create_task_group
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -61,6 +63,10 @@ HOP_BY_HOP = frozenset(
     }
 )
 """Headers that belong to one connection and are not forwarded."""
+HANDSHAKE = frozenset({"host", "origin", "content-length"})
+"""Headers of a WebSocket's handshake that are not forwarded, besides those of the protocol itself."""
+CLIENT_GONE = 499
+"""The status that is logged for a client that disconnected before there was a response."""
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 TIMEOUT_SECONDS = 600.0
 
@@ -225,9 +231,7 @@ class _Proxy:
         self._upstream = upstream
         self._recorder = recorder
         self._errors = (httpx2.HTTPError, httpx2.InvalidURL)
-        self._client = chain(
-            client or httpx2.AsyncClient(timeout=TIMEOUT_SECONDS), index=index, trust=trust
-        )
+        self._client = chain(client or _create_client(), index=index, trust=trust)
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -251,19 +255,24 @@ class _Proxy:
     async def forward(self, request: Request) -> Response:
         """Forward a request and pass its response on as it arrives."""
         started = time.perf_counter()
+        if _has_dot_segments(request.scope):
+            return _build_error(400, "the path must not contain '.' or '..' segments")
+        body_read = Event()
+        try:
+            body = await _read_body(request, body_read)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_GONE)
+        # A body of known length that is only passed on keeps its length: some upstreams need it.
+        computed = () if isinstance(body, AsyncIterator) else ("content-length",)
         outgoing = self._client.build_request(
             request.method,
             self._build_url(request.scope),
-            headers=_filter_headers(
-                request.headers.items(), "host", "content-length", TOKEN_HEADER
-            ),
-            content=await _read_body(request),
+            headers=_filter_headers(request.headers.items(), "host", TOKEN_HEADER, *computed),
+            content=body,
         )
-        try:
-            incoming = await self._client.send(outgoing, stream=True)
-        except self._errors as error:
-            log.warning("the upstream could not be reached: %s", type(error).__name__)
-            return _build_error(502, f"the upstream could not be reached: {type(error).__name__}")
+        incoming = await self._send(request, outgoing, body_read)
+        if isinstance(incoming, Response):
+            return incoming
         # An error whose body was examined is passed on decoded.
         decoded = ("content-encoding", "content-length") if incoming.is_stream_consumed else ()
         headers = _filter_headers(incoming.headers.multi_items(), *decoded)
@@ -276,6 +285,31 @@ class _Proxy:
             response.on_end = partial(self._record, exchange, response, started)
         response.raw_headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers]
         return response
+
+    async def _send(
+        self, request: Request, outgoing: "httpx2.Request", body_read: Event
+    ) -> "httpx2.Response | Response":
+        """Send a request, and abandon it if the client disconnects before there is a response."""
+        async with create_task_group() as group:
+
+            async def watch_client() -> None:
+                await body_read.wait()
+                while (await request.receive())["type"] != "http.disconnect":
+                    pass
+                group.cancel_scope.cancel()
+
+            group.start_soon(watch_client)
+            try:
+                return await self._client.send(outgoing, stream=True)
+            except self._errors as error:
+                reason = str(error) or type(error).__name__
+                log.warning("the upstream could not be reached: %s", reason)
+                return _build_error(502, f"the upstream could not be reached: {reason}")
+            except ClientDisconnect:
+                return Response(status_code=CLIENT_GONE)
+            finally:
+                group.cancel_scope.cancel()
+        return Response(status_code=CLIENT_GONE)
 
     def _record(self, exchange: Exchange, response: "_PassedOn", started: float) -> None:
         """Record a finished request for the page."""
@@ -305,19 +339,37 @@ class _Proxy:
 
     async def forward_socket(self, socket: WebSocket) -> None:
         """Forward a WebSocket in both directions until either side closes it."""
-        from websockets.asyncio.client import connect
-        from websockets.exceptions import ConnectionClosed, WebSocketException
+        from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-        url = self._build_url(socket.scope).replace("http", "ws", 1)
-        names = ("authorization", "openai-organization", "openai-project", "openai-beta")
-        headers = {name: socket.headers[name] for name in names if name in socket.headers}
+        if _has_dot_segments(socket.scope):
+            await socket.close(1008)
+            return
+        headers = [
+            (name, value)
+            for name, value in _filter_headers(socket.headers.items(), *HANDSHAKE, TOKEN_HEADER)
+            if not name.startswith("sec-websocket-")
+        ]
         try:
-            upstream = await connect(url, additional_headers=headers, max_size=MAX_BODY_BYTES)
+            upstream = await _get_connect()(
+                self._build_url(socket.scope).replace("http", "ws", 1),
+                additional_headers=headers,
+                user_agent_header=None,
+                subprotocols=socket.scope["subprotocols"] or None,
+                max_size=MAX_BODY_BYTES,
+                open_timeout=TIMEOUT_SECONDS,
+            )
+        except InvalidStatus as error:
+            denied = error.response
+            content_type = denied.headers.get("content-type")
+            await socket.send_denial_response(
+                Response(bytes(denied.body or b""), denied.status_code, media_type=content_type)
+            )
+            return
         except (OSError, WebSocketException) as error:
-            log.warning("the upstream could not be reached: %s", type(error).__name__)
+            log.warning("the upstream could not be reached: %s", str(error) or type(error).__name__)
             await socket.close(1011)
             return
-        await socket.accept()
+        await socket.accept(upstream.subprotocol)
 
         async def send_up() -> None:
             try:
@@ -353,6 +405,39 @@ class _Proxy:
         return f"{self._upstream}{path}{'?' + query if query else ''}"
 
 
+def _create_client() -> "httpx2.AsyncClient":
+    """Create the HTTP client for the upstream.
+
+    All clients of the proxy share it. So it stores no cookies, which would reach the upstream with the
+    requests of others, and has no default headers: a client that did not ask for compression gets none.
+    """
+    import httpx2
+
+    cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
+    client = httpx2.AsyncClient(timeout=TIMEOUT_SECONDS, cookies=cookies)
+    client.headers.clear()
+    return client
+
+
+@cache
+def _get_connect() -> Any:
+    """Return what opens a WebSocket to the upstream, and nowhere else: redirects are not followed."""
+    from websockets.asyncio.client import connect
+
+    class Connect(connect):
+        def process_redirect(self, exc: Exception) -> Exception:
+            return exc
+
+    return Connect
+
+
+def _has_dot_segments(scope: Scope) -> bool:
+    """Return whether the path could name something outside of the upstream's base URL."""
+    raw = scope.get("raw_path") or scope["path"].encode()
+    path = unquote(raw.decode("latin-1").partition("?")[0]).replace("\\", "/")
+    return not {".", ".."}.isdisjoint(path.split("/"))
+
+
 class _PassedOn(StreamingResponse):
     """A response of the upstream: its bytes as they arrive, closed when the client is gone."""
 
@@ -377,23 +462,41 @@ class _PassedOn(StreamingResponse):
             self.body_start += chunk[: self._retained_bytes - len(self.body_start)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from httpx2 import HTTPError
+
         try:
             await super().__call__(scope, receive, send)
+        except HTTPError as error:  # the server closes the connection, as the upstream did
+            log.warning("the upstream cut off its response: %s", str(error) or type(error).__name__)
         finally:
             await self._incoming.aclose()
             if self.on_end is not None:
                 self.on_end()
 
 
-async def _read_body(request: Request) -> bytes | AsyncIterator[bytes] | None:
-    """Return the body: read where it is examined, streamed where it is only passed on."""
+async def _read_body(request: Request, body_read: Event) -> bytes | AsyncIterator[bytes] | None:
+    """Return the body: read where it is examined, streamed where it is only passed on.
+
+    Args:
+        request: The request.
+        body_read: Set when all of the body was read, and what the client sends next is its disconnect.
+    """
     length = request.headers.get("content-length")
-    if request.method in ("GET", "HEAD", "OPTIONS", "DELETE") and not length:
+    if not length and "transfer-encoding" not in request.headers:
+        body_read.set()
         return None
     is_examined = request.method == "POST" and request.url.path.rstrip("/").endswith("/responses")
     if is_examined and length is not None and int(length) <= MAX_BODY_BYTES:
-        return await request.body()
-    return request.stream()
+        body = await request.body()
+        body_read.set()
+        return body
+    return _stream_body(request, body_read)
+
+
+async def _stream_body(request: Request, body_read: Event) -> AsyncIterator[bytes]:
+    async for chunk in request.stream():
+        yield chunk
+    body_read.set()
 
 
 def _filter_headers(headers: Iterable[tuple[str, str]], *names: str) -> list[tuple[str, str]]:

@@ -1,0 +1,208 @@
+"""What reaches the upstream of a proxy: nothing of another client, nothing outside of its base URL."""
+
+import http.client
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
+
+from proxy.running import serve_app, serve_proxy
+
+LIMIT = 300
+
+
+@dataclass
+class Upstream:
+    """An upstream that records what it receives."""
+
+    url: str = ""
+    seen: list[tuple[str, str, dict[str, str], bytes]] = field(
+        default_factory=list[tuple[str, str, dict[str, str], bytes]]
+    )
+    waiting: threading.Event = field(default_factory=threading.Event)
+    left: threading.Event = field(default_factory=threading.Event)
+
+    def build(self) -> Starlette:
+        methods = ["GET", "POST", "DELETE"]
+        return Starlette(
+            routes=[
+                Route("/v1/wait", self.wait, methods=methods),
+                Route("/v1/responses", self.wait, methods=methods),
+                Route("/v1/cut", self.cut),
+                Route("/{path:path}", self.echo, methods=methods),
+                WebSocketRoute("/v1/denied", self.deny),
+                WebSocketRoute("/v1/moved", self.redirect),
+                WebSocketRoute("/v1/realtime", self.echo_socket),
+            ]
+        )
+
+    async def echo(self, request: Request) -> Response:
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            self.left.set()
+            return Response()
+        self.seen.append((request.method, request.url.path, dict(request.headers), body))
+        answer = JSONResponse({})
+        answer.set_cookie("session", "of-the-first-client")
+        return answer
+
+    async def wait(self, request: Request) -> Response:
+        await request.body()
+        self.waiting.set()
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        self.left.set()
+        return Response()
+
+    async def cut(self, request: Request) -> Response:
+        async def chunks() -> AsyncIterator[bytes]:
+            yield b"only this"
+
+        return StreamingResponse(chunks(), headers={"content-length": "100"})
+
+    async def deny(self, socket: WebSocket) -> None:
+        await socket.send_denial_response(JSONResponse({"error": "no key"}, 401))
+
+    async def redirect(self, socket: WebSocket) -> None:
+        await socket.send_denial_response(RedirectResponse(f"{self.url}/v1/realtime"))
+
+    async def echo_socket(self, socket: WebSocket) -> None:
+        await socket.accept("realtime")
+        await socket.send_json(dict(socket.headers))
+        await socket.close()
+
+
+@pytest.fixture
+def upstream() -> Iterator[Upstream]:
+    made = Upstream()
+    with serve_app(made.build()) as url:
+        made.url = url
+        yield made
+
+
+@pytest.fixture
+def proxy(upstream: Upstream) -> Iterator[str]:
+    with serve_proxy(f"{upstream.url}/v1") as url:
+        yield url
+
+
+def request(proxy: str, method: str, path: str, **options: Any) -> int:
+    """Send a request exactly as written and return the status of its response."""
+    connection = http.client.HTTPConnection(urlsplit(proxy).netloc, timeout=LIMIT)
+    connection.request(method, path, **options)
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status
+
+
+def test_cookies_of_one_client_do_not_reach_another(upstream: Upstream, proxy: str) -> None:
+    """The upstream's cookies are passed on to the client that got them, and not stored."""
+    with httpx2.Client() as first, httpx2.Client() as second:
+        assert first.get(f"{proxy}/v1/a").cookies["session"] == "of-the-first-client"
+        second.get(f"{proxy}/v1/b")
+        first.get(f"{proxy}/v1/c")
+    cookies = [headers.get("cookie") for _, _, headers, _ in upstream.seen]
+    assert cookies == [None, None, "session=of-the-first-client"]
+
+
+def test_headers_and_bodies_arrive_as_they_were_sent(upstream: Upstream, proxy: str) -> None:
+    """No header is invented, a length stays a length, and a body in chunks is not dropped."""
+    connection = http.client.HTTPConnection(urlsplit(proxy).netloc, timeout=LIMIT)
+    connection.putrequest("GET", "/v1/plain", skip_accept_encoding=True)
+    connection.endheaders()
+    connection.getresponse().read()
+    connection.close()
+    assert upstream.seen[-1][2].keys() - {"connection"} == {"host"}
+    request(proxy, "POST", "/v1/files", body=b"abc", headers={"content-type": "text/plain"})
+    assert upstream.seen[-1][2]["content-length"] == "3"
+    assert "transfer-encoding" not in upstream.seen[-1][2]
+    request(proxy, "POST", "/v1/responses/resp_1/cancel")
+    assert upstream.seen[-1][2]["content-length"] == "0"
+    request(proxy, "DELETE", "/v1/files", body=iter([b"ab", b"c"]))
+    assert [body for *_, body in upstream.seen] == [b"", b"abc", b"", b"abc"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/../admin", "/v1/a/../../admin", "/v1/%2e%2e/admin", "/v1/x%2F..%2F..%2Fadmin", "/v1/./a"],
+)
+def test_a_path_cannot_leave_the_base_url(upstream: Upstream, proxy: str, path: str) -> None:
+    """Only what is below the upstream's base URL is forwarded."""
+    assert request(proxy, "GET", path) == 400
+    assert upstream.seen == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [("POST", "/v1/responses", b'{"model":"m","input":"Hi"}'), ("GET", "/v1/wait", None)],
+)
+def test_a_client_that_gives_up_closes_its_request(
+    upstream: Upstream, proxy: str, method: str, path: str, body: bytes | None
+) -> None:
+    """Also before there is a response: the upstream would generate for nothing."""
+    connection = http.client.HTTPConnection(urlsplit(proxy).netloc, timeout=LIMIT)
+    connection.request(method, path, body, {"content-type": "application/json"})
+    assert upstream.waiting.wait(LIMIT)
+    connection.close()
+    assert upstream.left.wait(LIMIT)
+
+
+def test_an_upload_that_is_cut_is_no_error(
+    upstream: Upstream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that disconnects during its upload leaves no traceback."""
+    with serve_proxy(f"{upstream.url}/v1") as proxy:
+        for path in ("/v1/responses", "/v1/files"):
+            connection = http.client.HTTPConnection(urlsplit(proxy).netloc, timeout=LIMIT)
+            connection.putrequest("POST", path)
+            connection.putheader("content-length", "100")
+            connection.endheaders(b"abc")
+            connection.close()
+        assert upstream.left.wait(LIMIT)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_response_that_is_cut_is_cut_for_the_client(
+    upstream: Upstream, proxy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client sees that it is not complete; the log has one line without a traceback."""
+    with pytest.raises(httpx2.RemoteProtocolError):
+        httpx2.get(f"{proxy}/v1/cut")
+    assert "the upstream cut off its response" in caplog.text
+    proxied = [record for record in caplog.records if record.name == "kedge.proxy"]
+    assert len(proxied) == 1
+
+
+async def test_the_handshake_of_a_websocket_is_forwarded(upstream: Upstream, proxy: str) -> None:
+    """Its headers, its subprotocol, and the answer of an upstream that rejects it."""
+    url = proxy.replace("http", "ws", 1)
+    headers = {"api-key": "azure", "x-kedge-token": "secret"}
+    async with connect(
+        f"{url}/v1/realtime", additional_headers=headers, subprotocols=[Subprotocol("realtime")]
+    ) as socket:
+        assert socket.subprotocol == "realtime"
+        received = await socket.recv()
+    assert b'"api-key":"azure"' in (received.encode() if isinstance(received, str) else received)
+    assert "secret" not in str(received)
+    for path, status in (("denied", 401), ("moved", 307)):
+        with pytest.raises(InvalidStatus) as caught:
+            async with connect(f"{url}/v1/{path}"):
+                pass
+        assert caught.value.response.status_code == status
+    with pytest.raises(InvalidStatus):
+        async with connect(f"{url}/v1/%2e%2e/denied"):
+            pass
