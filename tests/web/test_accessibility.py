@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from importlib.resources import files
-from typing import Any
+from itertools import product
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -10,8 +11,10 @@ from playwright.sync_api import Browser, expect
 from web.chromium import WatchedTab
 from web.conftest import PageServer, open_context, serve_page
 
+WIDTHS = (1280, 375)
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
-SUMMARIZE = """async () => (await axe.run()).violations.map(
+SUMMARIZE = """async () => (await axe.run({resultTypes: ["violations"]})).violations.map(
   (each) => `${each.id}: ${each.nodes.map((node) => node.target.join(" ")).join(", ")}`)"""
 
 
@@ -52,16 +55,11 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServe
         )
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 375])
-def test_axe_finds_nothing(
-    browser: Browser, filled: tuple[PageServer, dict[str, str]], scheme: Any, width: int
-) -> None:
-    """With everything that can be opened open."""
+def test_axe_finds_nothing(browser: Browser, filled: tuple[PageServer, dict[str, str]]) -> None:
+    """With everything that can be opened open, in each width and color scheme."""
     page, paths = filled
     found: dict[str, list[str]] = {}
-    viewport = {"width": width, "height": 800}
-    with open_context(browser, color_scheme=scheme, viewport=viewport) as context:
+    with open_context(browser, reduced_motion="reduce") as context:
         watched = WatchedTab(context, page.url)
         for name, path in paths.items():
             tab = watched.open(path)
@@ -70,8 +68,11 @@ def test_axe_finds_nothing(
             if name == "conversation":
                 expect(tab.locator(".plan .facts")).to_have_count(3)
             tab.evaluate(AXE)
-            if violations := tab.evaluate(SUMMARIZE):
-                found[name] = violations
+            for width, scheme in product(WIDTHS, SCHEMES):
+                tab.set_viewport_size({"width": width, "height": 800})
+                tab.emulate_media(color_scheme=scheme)
+                if violations := tab.evaluate(SUMMARIZE):
+                    found[f"{name}, {width}, {scheme}"] = violations
     assert found == {}
 
 
