@@ -20,11 +20,11 @@ from kedge.server.settings import Settings
 from kedge.server.uvicorn_server import UvicornServer, bind
 from kedge.store import ConversationRow, ResponseRow, open_store
 from kedge.store import Node as StoredNode
-from kedge.store.block_codec import encode_block
 from kedge.store.database import Tx
 from kedge.store.nodes import insert_node
 from kedge.store.tree import GraphNode, Totals, build_response_graph, compute_layout, read_tree
 from kedge.turns import assistant, user
+from kedge.turns.block_codec import encode_block
 from kedge.web.chain_svg import draw_lanes
 from kedge.web.models import ModelSelector
 from kedge.web.serve import PageSettings, open_page_server

@@ -25,9 +25,9 @@ from kedge.turns import (
     UnknownBlock,
     UserBlock,
 )
+from kedge.turns.block_codec import BLOCK_CODECS, PART_CODECS
 from kedge.turns.blocks import KNOWN_KINDS
 from kedge.turns.frozen_json import MAX_INTEGER_BITS
-from kedge.turns.json_codec import BLOCK_CODECS, PART_CODECS
 from kedge.turns.turn import TURN_MEMBERS
 
 Strategy = st.SearchStrategy

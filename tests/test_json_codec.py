@@ -27,8 +27,8 @@ from kedge.json_codec import (
 )
 from kedge.planning import canonical
 from kedge.planning.canonical import canonical_json
-from kedge.store.block_codec import encode_block
 from kedge.turns import Block, Turn, dump_block
+from kedge.turns.block_codec import encode_block
 from planning.reference_digests import canonical_bytes
 from strategies import known_blocks, sample_blocks
 

@@ -7,19 +7,21 @@ from hypothesis import given
 
 from kedge import user
 from kedge.errors import StoreDamaged
-from kedge.store.block_codec import decode_blocks, encode, encode_block, extract_text, hash_block
+from kedge.json_codec import encode_text as encode
+from kedge.store.block_codec import decode_blocks, extract_text, hash_block
 from kedge.turns import Block, dump_block
+from kedge.turns.block_codec import encode_block
 from strategies import blocks, sample_blocks
 
 
 @given(blocks())
-def test_the_quick_way_writes_what_the_long_way_writes(block: Block) -> None:
+def test_the_direct_path_writes_the_same_bytes_as_the_general_one(block: Block) -> None:
     """Byte for byte, for any block."""
     assert encode_block(block) == encode(dump_block(block))
 
 
 @given(blocks())
-def test_what_was_written_is_read(block: Block) -> None:
+def test_encoded_blocks_are_decoded(block: Block) -> None:
     """With everything: id, metadata, origin and members that Kedge does not know."""
     (again,) = decode_blocks([encode_block(block)])
     assert again == block
@@ -28,7 +30,7 @@ def test_what_was_written_is_read(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", sample_blocks(), ids=lambda block: block.kind)
-def test_every_kind_of_block_goes_both_ways(block: Block) -> None:
+def test_every_kind_of_block_round_trips(block: Block) -> None:
     """The samples, one of each kind."""
     (again,) = decode_blocks([encode_block(block)])
     assert dump_block(again) == dump_block(block)
@@ -42,7 +44,7 @@ def test_the_hash_covers_everything() -> None:
     assert len(names) == 4
 
 
-def test_damage_does_not_spill_over() -> None:
+def test_a_damaged_block_is_reported_alone() -> None:
     """A text that holds two blocks, or none, is not read as something else."""
     good = encode_block(user("hello"))
     for bad in ("", f"{good},{good}", "null", "[]", '"x"', '{"kind":"user"}', "{"):
@@ -50,7 +52,7 @@ def test_damage_does_not_spill_over() -> None:
             decode_blocks([good, bad])
 
 
-def test_what_can_be_searched_is_what_was_said() -> None:
+def test_extract_text_returns_content_only() -> None:
     """Ids and encrypted content are no words."""
     body = json.dumps({"kind": "reasoning", "id": "blk_1", "encrypted_content": "secret"})
     assert extract_text(body) == ""

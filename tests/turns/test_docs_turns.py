@@ -8,9 +8,10 @@ from typing import get_args
 
 from kedge import turns
 from kedge.turns import Part, Turn, UnknownBlock, UserBlock, dump, dumps, load, loads
+from kedge.turns.block_codec import BLOCK_CODECS, PART_CODECS, ObjectCodec
 from kedge.turns.blocks import KNOWN_KINDS
 from kedge.turns.frozen_json import MAX_DEPTH, MAX_INTEGER_BITS, json_equal
-from kedge.turns.json_codec import BLOCK_CODECS, FORMAT, PART_CODECS, VERSION, ObjectCodec
+from kedge.turns.json_codec import FORMAT, VERSION
 from kedge.turns.turn import TURN_MEMBERS
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -31,8 +31,8 @@ from kedge.turns import (
     tool_result,
     user,
 )
+from kedge.turns.block_codec import BLOCK_CODECS, PART_CODECS
 from kedge.turns.frozen_json import FrozenMap, json_equal, path_step, thaw
-from kedge.turns.json_codec import BLOCK_CODECS, PART_CODECS
 from strategies import json_values, sample_blocks, turns
 
 Path = tuple[str | int, ...]
@@ -173,6 +173,40 @@ def test_what_is_left_out_reads_as_its_default() -> None:
     assert load_block(full).id.startswith("blk_")
     turn = load({"format": "kedge.turn", "version": 1, "blocks": [], "data": {}})
     assert turn.id.startswith("turn_")
+
+
+@given(turns())
+def test_dumps_writes_the_text_of_the_standard_library(turn: Turn) -> None:
+    """The direct path of common blocks and the general one write the same bytes."""
+    expected = json.dumps(dump(turn), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    assert dumps(turn) == expected
+
+
+def test_loaded_metadata_is_a_copy() -> None:
+    """A block does not change with the dict that it was loaded from."""
+    form: dict[str, Any] = {"kind": "user", "id": "a", "metadata": {"x": 1}, "parts": []}
+    form["parts"] = [{"type": "text", "text": "hello"}]
+    block = load_block(form)
+    form["metadata"]["x"] = 2
+    assert block.metadata == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("id", b"a"),
+        ("id", ""),
+        ("metadata", ()),
+        ("origin", 1),
+        ("parts", ({"type": "text", "text": "hello"},)),
+        ("parts", [{"type": "text", "text": b"hello"}]),
+    ],
+)
+def test_the_direct_path_rejects_what_the_general_one_rejects(member: str, value: object) -> None:
+    """A common block with one member of another type, or with an empty id, is an error."""
+    form = {"kind": "user", "id": "a", "parts": [{"type": "text", "text": "hello"}]}
+    with pytest.raises(InvalidJSON, match=member):
+        load_block({**form, member: value})
 
 
 def test_the_dumped_values_are_the_callers_own() -> None:

@@ -4,10 +4,10 @@ import random
 import time
 
 from kedge.store import ConversationRow, Node, ResponseRow, Store
-from kedge.store.block_codec import encode_block
 from kedge.store.database import Tx
 from kedge.store.nodes import insert_node
 from kedge.turns import assistant, user
+from kedge.turns.block_codec import encode_block
 
 
 async def create_large_tree(store: Store, responses: int, seed: int = 1) -> str:

@@ -4,8 +4,8 @@ Content that is one plain text is a member ``text``. The engine's metadata of a 
 item id) is a member ``from``, with an index into a list of response ids. An anchor has only the members in which
 it differs from the one before. A block whose own members conflict with these is stored in full, under ``as_is``.
 
-Every block is encoded and decoded at every call, so the common kinds have code of their own. The general
-functions are ``dump_block`` and ``load_block``, with the same result.
+Every block is encoded and decoded at every call, so common blocks take the direct path of
+``kedge.turns.block_codec``. The general functions are ``dump_block`` and ``load_block``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,17 +21,13 @@ from kedge.turns import (
     ITEM_ID,
     OUTPUT_INDEX,
     RESPONSE_ID,
-    AssistantBlock,
     Block,
     FrozenMap,
-    TextPart,
-    ToolCallBlock,
-    ToolResultBlock,
     UnknownBlock,
-    UserBlock,
     dump_block,
     load_block,
 )
+from kedge.turns.block_codec import ContentLayout, decode_common, encode_content
 from kedge.turns.frozen_json import EMPTY, check_text, thaw, unchecked_map
 
 Json = dict[str, Any]
@@ -39,6 +35,7 @@ ResponseIndex = Callable[[str], int]
 """Returns the index of a response id in the list of responses."""
 
 ENGINE, USER = "engine", "user"
+_LAYOUT = ContentLayout(',"text":', "", ("name", "arguments", "call_id"))
 _RESERVED_KEYS = frozenset({"text", "from", "as_is"})
 _COMMON_KEYS = frozenset({"kind", "id", "metadata", "origin"})
 _MAX_OUTPUT_INDEX = 1_000_000
@@ -56,11 +53,9 @@ def decode_blocks(forms: Iterable[Json], responses: Sequence[str]) -> list[Block
 
 
 def _encode_block(block: Block, response_index: ResponseIndex) -> str:
-    extra = block.extra
-    write = None if extra else _ENCODERS.get(type(block))
-    content = write(block) if write else ""
-    if not content:
-        if isinstance(block, UnknownBlock) or not _RESERVED_KEYS.isdisjoint(extra):
+    content = encode_content(block, _LAYOUT)
+    if content is None:
+        if isinstance(block, UnknownBlock) or not _RESERVED_KEYS.isdisjoint(block.extra):
             return f'{{"as_is":{encode_text(dump_block(block))}}}'
         content = _encode_generic(block)
     if block.metadata is EMPTY:
@@ -74,15 +69,15 @@ def _encode_metadata(block: Block, response_index: ResponseIndex) -> str:
     """Return metadata and origin; the engine's metadata in its short form."""
     metadata, origin = block.metadata, block.origin
     try:
-        response_id, place = metadata[RESPONSE_ID], metadata[OUTPUT_INDEX]
+        response_id, index = metadata[RESPONSE_ID], metadata[OUTPUT_INDEX]
         item_id = metadata[ITEM_ID]
     except KeyError:
-        response_id = place = item_id = None
-    if type(response_id) is not str or type(place) is not int or type(item_id) is not str:
+        response_id = index = item_id = None
+    if type(response_id) is not str or type(index) is not int or type(item_id) is not str:
         named = "" if origin == USER else f',"origin":{quote(origin)}'
         return f'{named},"metadata":{encode_text(thaw(metadata))}'
     named = "" if origin == ENGINE else f',"origin":{quote(origin)}'
-    came = f',"from":[{response_index(response_id)},{place},{quote(item_id)}]{named}'
+    came = f',"from":[{response_index(response_id)},{index},{quote(item_id)}]{named}'
     if len(metadata) == 3:
         return came
     rest = {k: v for k, v in metadata.items() if k not in (RESPONSE_ID, OUTPUT_INDEX, ITEM_ID)}
@@ -96,63 +91,17 @@ def _encode_generic(block: Block) -> str:
     return f",{members}" if members else ""
 
 
-def _encode_text(block: UserBlock | AssistantBlock | ToolResultBlock) -> str:
-    """Return content that is one plain text; an empty string for any other."""
-    parts = block.parts
-    if len(parts) == 1 and type(part := parts[0]) is TextPart and not part.extra:
-        return f',"text":{quote(part.text)}'
-    return ""
-
-
-def _encode_result(block: ToolResultBlock) -> str:
-    text = "" if block.custom else _encode_text(block)
-    return f',"call_id":{quote(block.call_id)}{text}' if text else ""
-
-
-def _encode_call(block: ToolCallBlock) -> str:
-    if block.custom:
-        return ""
-    content = f',"name":{quote(block.name)},"arguments":{quote(block.arguments)}'
-    return f'{content},"call_id":{quote(block.call_id)}'
-
-
-# The common kinds; what they do not encode, or encode as nothing, is encoded in general.
-_ENCODERS: dict[type[Block], Callable[[Any], str]] = {
-    UserBlock: _encode_text,
-    AssistantBlock: _encode_text,
-    ToolResultBlock: _encode_result,
-    ToolCallBlock: _encode_call,
-}
-
-
 def _decode_block(form: Json, responses: Sequence[str]) -> Block:
     """Return one block; those with common members only are decoded directly."""
     try:
-        kind, size, noted, origin = form["kind"], len(form), EMPTY, USER
+        size, noted, origin = len(form), EMPTY, USER
         if "from" in form:
             size, noted, origin = size - 1, _decode_metadata(form["from"], responses), ENGINE
-        if kind in _TEXT_BLOCKS and size == 3:
-            content = (TextPart(form["text"]),)
-            return _TEXT_BLOCKS[kind](content, id=form["id"], metadata=noted, origin=origin)
-        if kind == "tool_result" and size == 4:
-            content = (TextPart(form["text"]),)
-            return ToolResultBlock(
-                form["call_id"], content, id=form["id"], metadata=noted, origin=origin
-            )
-        if kind == "tool_call" and size == 5:
-            name, arguments, call_id = form["name"], form["arguments"], form["call_id"]
-            return ToolCallBlock(
-                name, arguments, call_id, id=form["id"], metadata=noted, origin=origin
-            )
+        text = form.get("text")
+        block = decode_common(form, size, text, noted, origin)
     except KeyError:
-        pass  # other members than the common ones
-    return _decode_generic(form, responses)
-
-
-_TEXT_BLOCKS: dict[str, type[UserBlock | AssistantBlock]] = {
-    "user": UserBlock,
-    "assistant": AssistantBlock,
-}
+        block = None  # other members than the common ones
+    return _decode_generic(form, responses) if block is None else block
 
 
 def _decode_generic(form: Json, responses: Sequence[str]) -> Block:
@@ -168,13 +117,13 @@ def _decode_generic(form: Json, responses: Sequence[str]) -> Block:
 
 
 def _decode_metadata(source: Sequence[Any], responses: Sequence[str]) -> FrozenMap:
-    number, place, item_id = source
+    number, index, item_id = source
     if type(number) is not int or number < 0:
         raise ValueError("a block points at no response")
-    members = {RESPONSE_ID: responses[number], OUTPUT_INDEX: place, ITEM_ID: item_id}
+    members = {RESPONSE_ID: responses[number], OUTPUT_INDEX: index, ITEM_ID: item_id}
     plain = (
-        type(place) is int
-        and place < _MAX_OUTPUT_INDEX
+        type(index) is int
+        and index < _MAX_OUTPUT_INDEX
         and type(item_id) is str
         and item_id.isascii()
     )

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.json_codec import decode
+from kedge.json_codec import encode_text as encode
 from kedge.planning import Mode
-from kedge.store.block_codec import encode
 from kedge.store.database import Row, Tx
 from kedge.store.records import ConversationRow
 

@@ -16,7 +16,7 @@ from typing import Any, cast, get_args
 
 from kedge.errors import InvalidJSON
 from kedge.json_codec import decode, reject_constant
-from kedge.store.block_codec import encode, encode_block
+from kedge.json_codec import encode_text as encode
 from kedge.store.database import Tx
 from kedge.store.nodes import create_conversation, insert_node, select_node, select_tree
 from kedge.store.records import (
@@ -33,6 +33,7 @@ from kedge.store.records import (
 from kedge.store.responses import RESPONSE_COLUMNS, intern_scope, select_responses
 from kedge.store.verify import check_tree
 from kedge.turns import load_block, new_id
+from kedge.turns.block_codec import encode_block
 
 FORMAT, VERSION = "kedge.conversation", 1
 Json = dict[str, Any]

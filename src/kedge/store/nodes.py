@@ -15,9 +15,10 @@ from typing import Any, cast
 
 from kedge.errors import NotInStore
 from kedge.json_codec import decode
+from kedge.json_codec import encode_text as encode
 from kedge.planning import AnchorRecord, ConversationState, Mode, get_state, set_state
 from kedge.planning.state import MODES
-from kedge.store.block_codec import decode_blocks, encode, hash_block
+from kedge.store.block_codec import decode_blocks, hash_block
 from kedge.store.conversations import (
     insert_conversation,
     move_head,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kedge.database.postgres import MAX_CONNECTIONS, NOW, PostgresPool, PostgresTransaction
-from kedge.store.block_codec import encode
+from kedge.json_codec import encode_text as encode
 from kedge.store.database import Database, Dialect, NodeInsert, OperationTimer, Tx
 
 if TYPE_CHECKING:

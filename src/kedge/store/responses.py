@@ -7,10 +7,10 @@ from typing import Any
 
 from kedge.events import Usage
 from kedge.json_codec import decode
+from kedge.json_codec import encode_text as encode
 from kedge.planning import AnchorRecord, Status, TokenCounts
 from kedge.planning.anchors import build_record, limit_expiry
 from kedge.store import response_sums
-from kedge.store.block_codec import encode
 from kedge.store.database import Row, Tx
 from kedge.store.records import ResponseRow
 

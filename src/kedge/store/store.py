@@ -38,7 +38,7 @@ from kedge.store import (
     telemetry,
     verify,
 )
-from kedge.store.block_codec import decode_blocks, encode_block
+from kedge.store.block_codec import decode_blocks
 from kedge.store.database import Database, NamespaceDatabase, Tx
 from kedge.store.proxied_requests import ProxiedRequest, ProxyTotals
 from kedge.store.records import (
@@ -62,6 +62,7 @@ from kedge.store.records import (
     validate_text,
 )
 from kedge.turns import Block, Turn, new_id
+from kedge.turns.block_codec import encode_block
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 T = TypeVar("T")

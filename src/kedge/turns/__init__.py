@@ -1,5 +1,6 @@
 """Blocks and Turns: immutable values, their JSON form, and their form in the Responses API."""
 
+from kedge.turns.block_codec import dump_block, load_block
 from kedge.turns.blocks import (
     ITEM_ID,
     OUTPUT_INDEX,
@@ -26,7 +27,7 @@ from kedge.turns.constructors import (
 from kedge.turns.diff import TurnDiff, diff
 from kedge.turns.frozen_json import FrozenMap
 from kedge.turns.ids import new_id
-from kedge.turns.json_codec import dump, dump_block, dumps, load, load_block, loads
+from kedge.turns.json_codec import dump, dumps, load, loads
 from kedge.turns.parts import (
     FilePart,
     ImagePart,

@@ -1,0 +1,470 @@
+"""Encode and parse blocks as JSON: the one codec of Turn JSON, the store and chat states.
+
+`dump_block` and `load_block` are general: a table of codecs serves both directions, strict about known fields and
+lossless about unknown ones. Most blocks are a text, a tool call or a tool result without further members, and every
+block is encoded and parsed again by each save and each call of a `Chat`. Those have a direct path with the same
+result: `encode_block` and `decode_block`, or `encode_content` and `decode_common` for a form with other member names.
+A block that is not common in every respect takes the general path, which also reports what is wrong with it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from types import NoneType
+from typing import Any, TypeVar, cast
+
+from kedge.errors import InvalidJSON, InvalidTurn
+from kedge.json_codec import encode_text, quote
+from kedge.turns.blocks import (
+    AssistantBlock,
+    Block,
+    OpaqueBlock,
+    ReasoningBlock,
+    SystemBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    UnknownBlock,
+    UserBlock,
+    unchecked_message,
+)
+from kedge.turns.frozen_json import EMPTY, FrozenMap, InvalidValue, freeze, thaw, unchecked_map
+from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part, RefusalPart, TextPart
+
+JsonObject = dict[str, Any]
+T = TypeVar("T")
+
+_MAX_PLAIN_INT = 1 << 62
+_COMMON_ORIGINS = ("user", "engine")
+_TEXT_BLOCKS: dict[str, type[UserBlock | AssistantBlock]] = {
+    "user": UserBlock,
+    "assistant": AssistantBlock,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ContentLayout:
+    """How the members of a common block are written behind its identity."""
+
+    text_start: str
+    text_end: str
+    call_members: tuple[str, ...]
+
+
+_LAYOUT = ContentLayout(',"parts":[{"type":"text","text":', "}]", ("call_id", "name", "arguments"))
+
+
+def encode_block(block: Block) -> str:
+    """Return the JSON form of a block, as compact text."""
+    content = encode_content(block, _LAYOUT)
+    if content is None:
+        return encode_text(dump_block(block))
+    metadata = "" if block.metadata is EMPTY else _encode_metadata(block.metadata)
+    origin = "" if block.origin == "user" else f',"origin":{quote(block.origin)}'
+    return f'{{"kind":"{block.kind}","id":{quote(block.id)}{metadata}{origin}{content}}}'
+
+
+def encode_content(block: Block, layout: ContentLayout) -> str | None:
+    """Return the members of a common block behind its identity, or None for any other block."""
+    if block.extra:
+        return None
+    kind, start = type(block), ""
+    if kind is ToolCallBlock:
+        if cast("ToolCallBlock", block).custom:
+            return None
+        members = [f',"{name}":{quote(getattr(block, name))}' for name in layout.call_members]
+        return "".join(members)
+    if kind is ToolResultBlock:
+        result = cast("ToolResultBlock", block)
+        if result.custom:
+            return None
+        start = f',"call_id":{quote(result.call_id)}'
+    elif kind is not UserBlock and kind is not AssistantBlock:
+        return None
+    parts = cast("UserBlock", block).parts
+    if len(parts) == 1 and type(part := parts[0]) is TextPart and not part.extra:
+        return f"{start}{layout.text_start}{quote(part.text)}{layout.text_end}"
+    return None
+
+
+def _encode_metadata(metadata: FrozenMap) -> str:
+    """Return the encoded metadata, if any; texts and integers are encoded directly."""
+    if not metadata:
+        return ""
+    members: list[str] = []
+    for name, value in metadata.items():
+        if type(value) is str:
+            members.append(f"{quote(name)}:{quote(value)}")
+        elif type(value) is int:
+            members.append(f"{quote(name)}:{value}")
+        else:
+            return f',"metadata":{encode_text(thaw(metadata))}'
+    return f',"metadata":{{{",".join(members)}}}'
+
+
+def decode_block(value: object) -> Block:
+    """Parse a block from plain JSON values.
+
+    Raises:
+        InvalidJSON: If the value is malformed; its path is relative to the block.
+    """
+    form = read_object(value)
+    try:
+        size, metadata, origin = len(form), EMPTY, "user"
+        if "metadata" in form:
+            size, metadata = size - 1, _decode_metadata(form["metadata"])
+        if "origin" in form:
+            size, origin = size - 1, form["origin"]
+        block = decode_common(form, size, _find_text(form), metadata, origin)
+    except (KeyError, ValueError, TypeError):
+        block = None  # other members, or other values, than the common ones
+    return _decode_any(form) if block is None else block
+
+
+def decode_common(
+    form: JsonObject, size: int, text: str | None, metadata: FrozenMap, origin: str
+) -> Block | None:
+    """Return the block of a form with common members only, or None for any other form.
+
+    Args:
+        form: The members of the block.
+        size: How many of them there are, without those of metadata and origin.
+        text: The content, if it is one plain text.
+        metadata: The metadata of the block.
+        origin: Its origin.
+
+    Raises:
+        KeyError: A member is missing.
+        InvalidTurn: A member has an invalid value.
+    """
+    kind, block_id = form["kind"], form["id"]
+    if not block_id:
+        return None
+    if size == 5 and kind == "tool_call":
+        return ToolCallBlock(
+            form["name"],
+            form["arguments"],
+            form["call_id"],
+            id=block_id,
+            metadata=metadata,
+            origin=origin,
+        )
+    if type(text) is not str:
+        return None
+    if size == 3 and kind in _TEXT_BLOCKS:
+        # Other characters than ASCII are checked by the constructor.
+        is_plain = type(block_id) is str and block_id.isascii() and text.isascii()
+        if is_plain and origin in _COMMON_ORIGINS:
+            return unchecked_message(kind, block_id, text, metadata, origin)
+        content = (TextPart(text),)
+        return _TEXT_BLOCKS[kind](content, id=block_id, metadata=metadata, origin=origin)
+    if size == 4 and kind == "tool_result":
+        content = (TextPart(text),)
+        return ToolResultBlock(
+            form["call_id"], content, id=block_id, metadata=metadata, origin=origin
+        )
+    return None
+
+
+def _find_text(form: JsonObject) -> str | None:
+    """Return the content of a form, if it is one plain text."""
+    parts = cast("list[JsonObject]", form.get("parts"))
+    if type(parts) is not list or len(parts) != 1:
+        return None
+    part = parts[0]
+    if type(part) is not dict or len(part) != 2 or part["type"] != "text":
+        return None
+    return part["text"]
+
+
+def _decode_metadata(members: JsonObject) -> FrozenMap:
+    if type(members) is not dict:
+        raise TypeError
+    for value in members.values():
+        if type(value) is str:
+            if not value.isascii():
+                return FrozenMap(members)
+        elif type(value) is not int or not -_MAX_PLAIN_INT < value < _MAX_PLAIN_INT:
+            return FrozenMap(members)
+    return unchecked_map(dict(members)) if all(map(str.isascii, members)) else FrozenMap(members)
+
+
+def dump_block(block: Block) -> JsonObject:
+    """Encode a block as plain JSON values, without fields at their default.
+
+    Args:
+        block: The block.
+
+    Returns:
+        A dict, which ``load_block`` parses.
+    """
+    if isinstance(block, UnknownBlock):
+        return {**thaw(block.form), **_UNKNOWN_CODEC.dump(block)}
+    return {"kind": block.kind, **BLOCK_CODECS[block.kind].dump(block)}
+
+
+def load_block(value: object, path: str = "$") -> Block:
+    """Parse a block from plain JSON values.
+
+    Args:
+        value: What ``dump_block`` returned.
+        path: The path of the value, for errors.
+
+    Returns:
+        The block.
+
+    Raises:
+        InvalidJSON: If the value is malformed; ``path`` names the invalid member.
+    """
+    try:
+        return decode_block(value)
+    except InvalidJSON as error:
+        raise error.prefix_path(path) from None
+
+
+def _decode_any(form: JsonObject) -> Block:
+    kind = _read_tag(form, "kind")
+    if kind in BLOCK_CODECS:
+        return BLOCK_CODECS[kind].load(form, "kind")
+    rest = {name: member for name, member in form.items() if name not in _IDENTITY_FIELDS}
+    return UnknownBlock(read_map(rest), **_UNKNOWN_CODEC.read(form))
+
+
+def _dump_part(part: Part) -> JsonObject:
+    if isinstance(part, OpaquePart) and _is_unambiguous(part):
+        return thaw(part.content)
+    return {
+        "type": _PART_TYPE_NAMES[type(part)],
+        **PART_CODECS[_PART_TYPE_NAMES[type(part)]].dump(part),
+    }
+
+
+def _load_part(value: object) -> Part:
+    form = read_object(value)
+    kind = _read_tag(form, "type")
+    return (
+        PART_CODECS[kind].load(form, "type") if kind in PART_CODECS else OpaquePart(read_map(form))
+    )
+
+
+def _is_unambiguous(part: OpaquePart) -> bool:
+    """Return whether the content of this part cannot be taken for a known part."""
+    kind = part.content.get("type")
+    return isinstance(kind, str) and kind not in PART_CODECS and not part.extra
+
+
+# Readers. Each raises an error with a relative path, to which its caller adds a step.
+
+
+def read_at(step: str, read: Callable[..., T], *values: Any) -> T:
+    """Call a reader; its errors get this step in front of their path."""
+    try:
+        return read(*values)
+    except InvalidJSON as error:
+        raise error.prefix_path(step) from None
+
+
+def _type_mismatch(value: object, expected: str) -> InvalidJSON:
+    if isinstance(value, InvalidValue):
+        return InvalidJSON(value.step, value.problem)
+    kind = _JSON_TYPE_NAMES.get(type(value), type(value).__name__)
+    return InvalidJSON("", f"expected {expected}, got {kind}")
+
+
+def read_object(value: object) -> JsonObject:
+    """Return a JSON object."""
+    if not isinstance(value, dict):
+        raise _type_mismatch(value, "an object")
+    return cast("JsonObject", value)
+
+
+def _read_tag(form: Mapping[str, object], name: str) -> str:
+    if name not in form:
+        raise InvalidJSON(f".{name}", "missing")
+    return read_at(f".{name}", _read_text, form[name])
+
+
+def _read_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise _type_mismatch(value, "a string")
+    return value if value.isascii() else freeze(value, "")
+
+
+def read_id(value: object) -> str:
+    """Return a string that is not empty."""
+    if not value and isinstance(value, str):
+        raise InvalidJSON("", "expected an id, got an empty string")
+    return _read_text(value)
+
+
+def read_map(value: object) -> FrozenMap:
+    """Return a JSON object as an immutable map."""
+    return freeze(read_object(value), "")
+
+
+def _read_bool(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _type_mismatch(value, "true or false")
+    return value
+
+
+def _read_role(value: object) -> str:
+    if _read_text(value) not in ("system", "developer"):
+        raise InvalidJSON("", "expected 'system' or 'developer'")
+    return cast("str", value)
+
+
+def read_array(value: object, read: Callable[[object], T]) -> tuple[T, ...]:
+    """Return the elements of a JSON array, each read by a reader."""
+    if not isinstance(value, list):
+        raise _type_mismatch(value, "an array")
+    loaded: list[T] = []
+    for index, member in enumerate(cast("list[object]", value)):
+        try:
+            loaded.append(read(member))
+        except InvalidJSON as error:
+            raise error.prefix_path(f"[{index}]") from None
+    return tuple(loaded)
+
+
+def _read_texts(value: object) -> tuple[str, ...]:
+    return read_array(value, _read_text)
+
+
+def _read_parts(value: object) -> tuple[Part, ...]:
+    return read_array(value, _load_part)
+
+
+def _read_assistant_parts(value: object) -> tuple[Part, ...]:
+    parts = _read_parts(value)
+    for index, part in enumerate(parts):
+        if isinstance(part, ImagePart | FilePart):
+            raise InvalidJSON(
+                f"[{index}].type", "an assistant block can have text and refusals only"
+            )
+    return parts
+
+
+def _pass_through(value: Any) -> Any:
+    return value
+
+
+def _dump_parts(parts: tuple[Part, ...]) -> list[JsonObject]:
+    return [_dump_part(part) for part in parts]
+
+
+_JSON_TYPE_NAMES: dict[type, str] = {
+    NoneType: "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectCodec:
+    """Encodes and parses one kind of block or type of part."""
+
+    make: Callable[..., Any]
+    required: frozenset[str]
+    defaults: Mapping[str, object]
+    readers: Mapping[str, Callable[[object], Any]]
+    writers: Mapping[str, Callable[[Any], Any]]
+
+    def read(self, form: Mapping[str, object]) -> JsonObject:
+        """Parse the fields of a form; a missing one without default is an error."""
+        members: JsonObject = {}
+        for name, read in self.readers.items():
+            if name in form:
+                try:
+                    members[name] = read(form[name])
+                except InvalidJSON as error:
+                    raise error.prefix_path(f".{name}") from None
+            elif name in self.required:
+                raise InvalidJSON(f".{name}", "missing")
+        return members
+
+    def load(self, form: Mapping[str, object], tag: str) -> Any:
+        """Parse a value; unknown fields are stored in its ``extra``."""
+        members = self.read(form)
+        if len(members) + 1 < len(form):
+            rest = {k: v for k, v in form.items() if k not in self.readers and k != tag}
+            members["extra"] = read_map(rest)
+        try:
+            return self.make(**members)
+        except InvalidTurn as error:
+            raise InvalidJSON("", str(error)) from None
+
+    def dump(self, value: object) -> JsonObject:
+        """Return the fields that are not at their default, and those of ``extra``."""
+        form: JsonObject = {}
+        for name, write in self.writers.items():
+            member = getattr(value, name)
+            if member != self.defaults[name]:
+                form[name] = write(member)
+        extra: FrozenMap = getattr(value, "extra")  # noqa: B009
+        return {**form, **thaw(extra)} if extra else form
+
+
+_FIELD_CODECS: dict[str, tuple[Callable[[object], Any], Callable[[Any], Any]]] = {
+    "text": (_read_text, _pass_through),
+    "name": (read_id, _pass_through),
+    "texts": (_read_texts, list),
+    "map": (read_map, thaw),
+    "flag": (_read_bool, _pass_through),
+    "role": (_read_role, _pass_through),
+    "parts": (_read_parts, _dump_parts),
+    "spoken": (_read_assistant_parts, _dump_parts),
+}
+"""The kinds of fields, each with its parser and its encoder."""
+
+
+def _build_codec(cls: type[Any], **members: str) -> ObjectCodec:
+    defaults = {each.name: each.default for each in fields(cls)}
+    codecs = {name: _FIELD_CODECS[codec] for name, codec in members.items()}
+    return ObjectCodec(
+        cls,
+        frozenset(name for name in members if defaults[name] is MISSING),
+        {name: defaults[name] for name in members},
+        {name: read for name, (read, _) in codecs.items()},
+        {name: write for name, (_, write) in codecs.items()},
+    )
+
+
+_IDENTITY_FIELDS = {"id": "name", "metadata": "map", "origin": "text"}
+_UNKNOWN_CODEC = _build_codec(UnknownBlock, **_IDENTITY_FIELDS)
+
+BLOCK_CODECS: dict[str, ObjectCodec] = {
+    "user": _build_codec(UserBlock, **_IDENTITY_FIELDS, parts="parts"),
+    "assistant": _build_codec(AssistantBlock, **_IDENTITY_FIELDS, parts="spoken"),
+    "system": _build_codec(SystemBlock, **_IDENTITY_FIELDS, text="text", role="role"),
+    "tool_call": _build_codec(
+        ToolCallBlock,
+        **_IDENTITY_FIELDS,
+        call_id="name",
+        name="text",
+        arguments="text",
+        custom="flag",
+    ),
+    "tool_result": _build_codec(
+        ToolResultBlock, **_IDENTITY_FIELDS, call_id="name", parts="parts", custom="flag"
+    ),
+    "reasoning": _build_codec(
+        ReasoningBlock, **_IDENTITY_FIELDS, summary="texts", texts="texts", encrypted_content="text"
+    ),
+    "opaque": _build_codec(OpaqueBlock, **_IDENTITY_FIELDS, item="map"),
+}
+"""The codec of each kind of block."""
+
+PART_CODECS: dict[str, ObjectCodec] = {
+    "text": _build_codec(TextPart, text="text"),
+    "refusal": _build_codec(RefusalPart, text="text"),
+    "image": _build_codec(ImagePart, url="text", detail="text", file_id="text"),
+    "file": _build_codec(FilePart, url="text", data="text", file_id="text", filename="text"),
+    "opaque": _build_codec(OpaquePart, content="map"),
+}
+"""The codec of each type of part."""
+_PART_TYPE_NAMES: dict[type[Any], str] = {
+    cast("type", part.make): name for name, part in PART_CODECS.items()
+}
