@@ -70,5 +70,5 @@ def _plan_chained(turn: Turn, response_id: str, options: dict[str, Any]) -> Requ
     record = get_state(turn).anchor(response_id)
     if record is None or options["mode"] != "chained":
         return full
-    delta = tuple(blocks_after_response(turn, response_id))
-    return replace(full, mode="chained", anchor=record, delta=delta, intact=frozenset())
+    start = len(turn) - len(blocks_after_response(turn, response_id))
+    return replace(full, mode="chained", anchor=record, start=start, intact=frozenset())

@@ -4,6 +4,7 @@ import copy
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any, cast
 
 import pytest
@@ -115,10 +116,12 @@ class TurnsAgainstLists(RuleBasedStateMachine):
     @invariant()
     def every_turn_equals_its_list(self) -> None:
         for turn, model in self.family:
-            assert list(map(id, turn.blocks)) == list(map(id, model))
-            assert turn._ids >= {block.id for block in model}
+            expected = list(map(id, model))
+            assert list(map(id, turn.blocks)) == list(map(id, turn)) == expected
+            assert [id(turn[index]) for index in range(-len(turn), 0)] == expected
+            assert turn._memo.ids >= {block.id for block in model}
             assert turn.lead == count_leading(tuple(model))
-            assert [*turn.leading, *turn.body] == model
+            assert list(map(id, [*turn.leading, *turn.body])) == expected
 
     @invariant()
     def a_memo_never_vouches_for_a_block_that_changed(self) -> None:
@@ -180,8 +183,49 @@ def test_forks_without_end_do_not_fill_what_they_share() -> None:
     """The shared set of ids stays within a small multiple of the Turn."""
     turn = Turn([user("a"), user("b")])
     forks = [turn.append(user("c")) for _ in range(100)]
-    assert all(len(each._ids) <= 2 * 3 + 1 for each in (turn, *forks))
+    assert all(len(each._memo.ids) <= 2 * 3 + 1 for each in (turn, *forks))
     assert all(len(fork.append(user("d"))) == 4 for fork in forks)
+
+
+def test_slices_and_indices_mean_what_they_mean_to_a_tuple() -> None:
+    """Also for a Turn whose list of blocks a longer Turn shares."""
+    turn = Turn([user(name, id=name) for name in "abcd"])
+    longer = turn.append(user("e", id="e"))
+    bounds = (None, *range(-6, 7))
+    for each in (turn, longer):
+        for start, stop, step in product(bounds, bounds, (None, 1, 2, -1)):
+            part = slice(start, stop, step)
+            assert each[part] == each.blocks[part]
+    for index in (4, -5):
+        with pytest.raises(IndexError):
+            turn[index]
+
+
+def test_growing_copies_no_blocks_and_an_old_turn_retains_few_of_others() -> None:
+    """Continuations share one list, until it is twice as long as at first."""
+    template = Turn([user(str(number)) for number in range(20)])
+    turn, lists = template, [template._memo.lineage.blocks]
+    for number in range(500):
+        turn = turn.append(user(f"more {number}"))
+        if turn._memo.lineage.blocks is not lists[-1]:
+            lists.append(turn._memo.lineage.blocks)
+    assert list(map(len, lists)) == [40, 82, 166, 334, 520]
+    assert len(template) == len(template.blocks) == 20
+
+
+def test_threads_that_continue_one_turn_get_turns_of_their_own() -> None:
+    """Only one of them extends the shared list."""
+    turn = Turn([user("a")])
+    start = threading.Barrier(4)
+
+    def grow(name: int) -> list[Turn]:
+        start.wait(300)
+        return [turn.append(user(f"{name} {number}")) for number in range(200)]
+
+    with ThreadPoolExecutor(4) as pool:
+        for name, grown in enumerate(pool.map(grow, range(4))):
+            for number, each in enumerate(grown):
+                assert each.blocks == (user("a"), user(f"{name} {number}"))
 
 
 SAME = user("the same", id="same")

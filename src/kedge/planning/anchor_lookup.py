@@ -119,7 +119,7 @@ def _find_problem(turn: Turn, indices: list[int], record: AnchorRecord | None) -
         return "unstored"
     index = get_prefix_index(turn)
     ends_there = index.count(max(indices[-1] + 1 - turn.lead, 0)) == record.block_count
-    covered = index.count(len(turn.blocks) - turn.lead)
+    covered = index.count(len(turn) - turn.lead)
     return None if ends_there and matches_prefix(record, index, covered) else "changed"
 
 

@@ -194,7 +194,6 @@ def limit_expiry(
 
 def unavailable_reason(
     record: AnchorRecord,
-    *,
     scope: str,
     now: float,
     max_depth: int | None = None,

@@ -73,7 +73,7 @@ def canonical_json(block: Block) -> bytes | None:
     """Return the canonical form as JSON bytes with sorted keys, which is what digests hash.
 
     Every block of a Turn passes here once, so the common kinds have encoders of their own, which return the
-    same bytes.
+    same bytes, or None for unusual parts.
     """
     write = _ENCODERS.get(type(block))
     written = write(block) if write else None
@@ -84,13 +84,15 @@ def canonical_json(block: Block) -> bytes | None:
 
 
 def _encode_user(block: UserBlock) -> bytes | None:
-    text = _encode_text(block.parts)
-    return text and b'{"kind":"user","parts":%b}' % text
+    if len(block.parts) == 1 and type(part := block.parts[0]) is TextPart:
+        return b'{"kind":"user","parts":[{"text":%b,"type":"text"}]}' % encode_plain(part.text)
+    return None
 
 
 def _encode_assistant(block: AssistantBlock) -> bytes | None:
-    text = _encode_text(block.parts)
-    return text and b'{"kind":"assistant","parts":%b}' % text
+    if len(block.parts) == 1 and type(part := block.parts[0]) is TextPart:
+        return b'{"kind":"assistant","parts":[{"text":%b,"type":"text"}]}' % encode_plain(part.text)
+    return None
 
 
 def _encode_tool_call(block: ToolCallBlock) -> bytes:
@@ -103,16 +105,10 @@ def _encode_tool_call(block: ToolCallBlock) -> bytes:
 
 
 def _encode_tool_result(block: ToolResultBlock) -> bytes | None:
-    text = _encode_text(block.parts)
-    custom = b'"custom":true,' if block.custom else b""
-    form = b'{"call_id":%b,%b"kind":"tool_result","parts":%b}'
-    return text and form % (encode_plain(block.call_id), custom, text)
-
-
-def _encode_text(parts: tuple[Part, ...]) -> bytes | None:
-    """Return a single text as a list of parts; None for any other parts."""
-    if len(parts) == 1 and type(text := parts[0]) is TextPart:
-        return b'[{"text":%b,"type":"text"}]' % encode_plain(text.text)
+    if len(block.parts) == 1 and type(part := block.parts[0]) is TextPart:
+        form = b'{"call_id":%b,%b"kind":"tool_result","parts":[{"text":%b,"type":"text"}]}'
+        custom = b'"custom":true,' if block.custom else b""
+        return form % (encode_plain(block.call_id), custom, encode_plain(part.text))
     return None
 
 

@@ -63,7 +63,7 @@ class PrefixIndex:
         # not extended again, and a fork copies only what was there before.
         length, self.length = self.length, -1
         # The hot loop of a cold plan: two hashes and little else per block.
-        last, total = bytes(self.digests[-_DIGEST_SIZE:]), self.sums[-1]
+        last, total = self.digests[-_DIGEST_SIZE:], self.sums[-1]
         digests: list[bytes] = []
         sums: list[int] = []
         add_digest, add_sum = digests.append, sums.append
@@ -132,10 +132,14 @@ class PrefixIndex:
     def end_position(self, count: int) -> int:
         """Return the position after the first ``count`` covered blocks."""
         skipped = self.skipped
+        if not skipped:
+            return count
         before = bisect_left(range(len(skipped)), count, key=lambda i: skipped[i] - i)
         return count + before if count else 0
 
-    def problems(self, blocks: Sequence[Block], offset: int, start: int) -> tuple[Problem, ...]:
+    def problems(
+        self, blocks: Turn | Sequence[Block], offset: int, start: int
+    ) -> tuple[Problem, ...]:
         """Return the problems of the tool calls from position ``start`` to the end.
 
         Position 0 is ``blocks[offset]``.
@@ -147,7 +151,7 @@ class PrefixIndex:
                 pairing = pairing.copy(blocks, start, offset)
             return pairing.problems(blocks, offset)
 
-    def _get_pairing(self, blocks: Sequence[Block], offset: int, start: int) -> ToolPairing:
+    def _get_pairing(self, blocks: Turn | Sequence[Block], offset: int, start: int) -> ToolPairing:
         if not start:
             return self.pairing
         if self.tail and self.tail[0] == start:
@@ -172,22 +176,17 @@ _TRACKED_TYPES = frozenset({ToolCallBlock, ToolResultBlock, OpaqueBlock})
 
 def get_prefix_index(turn: Turn) -> PrefixIndex:
     """Return the index of this Turn's body; it may cover more, if a longer Turn shares it."""
-    index, indexed = get_cached_index(turn)
-    length = len(turn.blocks) - turn.lead
-    if isinstance(index, PrefixIndex):
-        return index if indexed == length else _extend_index(turn, index, indexed)
-    return _extend_index(turn, PrefixIndex(), 0)
-
-
-def _extend_index(turn: Turn, index: PrefixIndex, indexed: int) -> PrefixIndex:
-    """Return the index of the complete body, from one of its first ``indexed`` blocks."""
-    index = extend_index(index, turn.blocks, indexed, turn.lead)
-    cache_index(turn, index, len(turn.blocks) - turn.lead)
+    cached, indexed = get_cached_index(turn)
+    index = cached if isinstance(cached, PrefixIndex) else PrefixIndex()
+    length = len(turn) - turn.lead
+    if indexed < length or index is not cached:
+        index = extend_index(index, turn, indexed, turn.lead)
+        cache_index(turn, index, length)
     return index
 
 
 def extend_index(
-    index: PrefixIndex, blocks: Sequence[Block], indexed: int, offset: int = 0
+    index: PrefixIndex, blocks: Turn | Sequence[Block], indexed: int, offset: int = 0
 ) -> PrefixIndex:
     """Return an index of the blocks from ``offset`` on, of which this one has the first ``indexed``.
 
@@ -223,4 +222,4 @@ def covered_count(turn: Turn) -> int:
     Returns:
         The number of blocks without leading system blocks and reasoning.
     """
-    return get_prefix_index(turn).count(len(turn.blocks) - turn.lead)
+    return get_prefix_index(turn).count(len(turn) - turn.lead)

@@ -6,7 +6,7 @@ never raises: problems of the Turn are listed in ``plan.problems``, and only sen
 """
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,8 @@ class RequestPlan:
         mode: The mode in which the request is sent.
         scope: The provider, endpoint and account that it is sent to.
         anchor: The record of the response that it is chained on, or None for a full send.
-        delta: The blocks that are sent: those after the anchor, or all of them.
+        source: The Turn, or the blocks, that the request is for.
+        start: The index in it from which blocks are sent.
         rejected: The candidates that would have saved more, each with the reason why it cannot be used.
         problems: Tool calls and results that prevent sending.
         full_blocks: How many blocks a full send has.
@@ -64,7 +65,8 @@ class RequestPlan:
     mode: Mode
     scope: str
     anchor: AnchorRecord | None
-    delta: tuple[Block, ...]
+    source: Turn | tuple[Block, ...]
+    start: int
     rejected: tuple[RejectedAnchor, ...]
     problems: tuple[Problem, ...]
     full_blocks: int
@@ -87,9 +89,14 @@ class RequestPlan:
         return self.anchor.response_id if self.anchor and not self.conversation_id else ""
 
     @property
+    def delta(self) -> tuple[Block, ...]:
+        """The blocks that are sent: those after the anchor, or all of them."""
+        return self.source[self.start :]
+
+    @property
     def delta_blocks(self) -> int:
         """How many blocks are sent."""
-        return len(self.delta)
+        return len(self.source) - self.start
 
     @property
     def is_full(self) -> bool:
@@ -165,8 +172,8 @@ def plan_request(
         chain.
     """
     index, state = get_prefix_index(turn), get_state(turn)
-    length = len(turn.blocks) - turn.lead
-    barrier = find_compaction_start(turn, scope, state)
+    length = len(turn) - turn.lead
+    barrier = find_compaction_start(turn, index, scope, state)
     first = barrier or 0
     check = _CandidateCheck(
         index,
@@ -183,15 +190,16 @@ def plan_request(
         mode=mode,
         scope=scope,
         anchor=anchor,
-        delta=turn.blocks[turn.lead + start :],
+        source=turn,
+        start=turn.lead + start,
         rejected=rejected,
-        problems=find_problems(turn, first),
+        problems=index.problems(turn, turn.lead, first),
         full_blocks=length - first,
         full_bytes=index.byte_size(first, length),
         delta_bytes=index.byte_size(start, length),
         instructions=get_instructions(turn),
         conversation_id=state.conversation_id if mode == "conversation" and anchor else "",
-        intact=find_reusable_ids(turn, start, scope, state, barrier),
+        intact=find_reusable_ids(turn, index, start, scope, state, barrier),
         unsealed=unsealed,
         barrier=check.barrier,
         digest=index.digest(check.covered),
@@ -210,10 +218,10 @@ def find_problems(turn: Turn, first: int = 0) -> tuple[Problem, ...]:
     Returns:
         The problems in the order of the blocks.
     """
-    return get_prefix_index(turn).problems(turn.blocks, turn.lead, first)
+    return get_prefix_index(turn).problems(turn, turn.lead, first)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _CandidateCheck:
     """Checks whether a candidate is proved and available."""
 
@@ -227,13 +235,7 @@ class _CandidateCheck:
 
     def rejection_reason(self, record: AnchorRecord) -> Reason | None:
         """Return why a record cannot be used as the anchor, or None if it can."""
-        reason = unavailable_reason(
-            record,
-            scope=self.scope,
-            now=self.now,
-            max_depth=self.max_depth,
-            not_before=self.not_before,
-        )
+        reason = unavailable_reason(record, self.scope, self.now, self.max_depth, self.not_before)
         if reason or record.block_count <= 0:
             return reason or "unproven"
         return None if self.matches(record) else "changed"
@@ -246,20 +248,21 @@ class _CandidateCheck:
 
 def _iter_candidates(
     mode: Mode, state: ConversationState, extra: Iterable[AnchorRecord]
-) -> Iterator[AnchorRecord]:
-    """Yield the records to try, longest prefix first, then the newest."""
+) -> Iterable[AnchorRecord]:
+    """Return the records to try, longest prefix first, then the newest."""
     if mode == "chained":
-        news = sorted(
-            (each for each in extra if _is_new_candidate(each, state)), key=anchor_sort_key
-        )
         anchors = reversed(state.anchors)
-        merged = heapq.merge(reversed(news), anchors, key=anchor_sort_key, reverse=True)
-        yield from merged if news else anchors
-    elif mode == "conversation" and state.conversation_id:
+        news = [each for each in extra if _is_new_candidate(each, state)]
+        if not news:
+            return anchors
+        news.sort(key=anchor_sort_key, reverse=True)
+        return heapq.merge(news, anchors, key=anchor_sort_key, reverse=True)
+    if mode == "conversation" and state.conversation_id:
         record = state.anchor(state.previous_response_id)
         if record:
             # A conversation object stores its items without expiry.
-            yield replace(record, expires_at=None)
+            return (replace(record, expires_at=None),)
+    return ()
 
 
 def _is_new_candidate(record: AnchorRecord, state: ConversationState) -> bool:

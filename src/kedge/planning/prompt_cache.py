@@ -172,7 +172,7 @@ def _find_prompts(
 def _estimate_input(
     index: PrefixIndex, turn: Turn, plan: RequestPlan, base: AnchorRecord | None
 ) -> int:
-    length = len(turn.blocks) - turn.lead
+    length = len(turn) - turn.lead
     counted: TokenCounts | None = base.counted if base else None
     if base is None or counted is None:
         size = plan.full_bytes + len((plan.instructions or "").encode("utf-8", "surrogatepass"))

@@ -138,5 +138,5 @@ def _find_compaction_start(turn: Turn, output: list[Block], plan: RequestPlan) -
     compactions = [index for index, block in enumerate(output) if is_compaction(block)]
     if not compactions:
         return plan.barrier
-    position = len(turn.blocks) - turn.lead - len(output) + compactions[-1]
+    position = len(turn) - turn.lead - len(output) + compactions[-1]
     return get_prefix_index(turn).count(position)

@@ -7,7 +7,7 @@ and the item directly after it: an item with an id makes a server look for the r
 
 from collections.abc import Container, Sequence
 
-from kedge.planning.digests import is_compaction
+from kedge.planning.digests import get_prefix_index, is_compaction
 from kedge.planning.reusable_items import find_compaction_start, find_reusable_ids
 from kedge.planning.state import get_state
 from kedge.turns import (
@@ -35,11 +35,11 @@ def render(turn: Turn, *, scope: str = "") -> list[Item]:
     Raises:
         UnsupportedBlock: If the Responses API has no form for a block.
     """
-    state = get_state(turn)
-    barrier = find_compaction_start(turn, scope, state)
+    state, index = get_state(turn), get_prefix_index(turn)
+    barrier = find_compaction_start(turn, index, scope, state)
     start = barrier or 0
-    intact = find_reusable_ids(turn, start, scope, state, barrier)
-    return build_input_from_blocks(turn.blocks[turn.lead + start :], intact)
+    intact = find_reusable_ids(turn, index, start, scope, state, barrier)
+    return build_input_from_blocks(turn[turn.lead + start :], intact)
 
 
 def build_input_from_blocks(

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kedge.planning.anchors import AnchorRecord, matches_prefix
 from kedge.planning.canonical import canonical_json
-from kedge.planning.digests import PrefixIndex, get_prefix_index, is_compaction
+from kedge.planning.digests import PrefixIndex, is_compaction
 from kedge.planning.state import ConversationState
 from kedge.turns import Block, ReasoningBlock, Turn
 
@@ -43,16 +43,17 @@ def derived_digests(blocks: Iterable[Block]) -> tuple[str, ...]:
     return tuple(_digest_block(block) for block in blocks if _is_derived(block))
 
 
-def find_compaction_start(turn: Turn, scope: str, state: ConversationState) -> int | None:
+def find_compaction_start(
+    turn: Turn, index: PrefixIndex, scope: str, state: ConversationState
+) -> int | None:
     """Return the position in the body at which the conversation starts: the newest valid compaction.
 
     The longest matching record decides whether a compaction item is part of the server's memory. One that it
     does not cover is valid if it was inserted into the Turn on purpose.
     """
-    index = get_prefix_index(turn)
     if not index.barriers:
         return None
-    length = len(turn.blocks) - turn.lead
+    length = len(turn) - turn.lead
     record = _find_longest_record(state, index, index.count(length), scope)
     for position in reversed(index.barriers):
         if position >= length:
@@ -61,29 +62,35 @@ def find_compaction_start(turn: Turn, scope: str, state: ConversationState) -> i
         if record and count < record.block_count:
             if count == record.barrier:
                 return position
-        elif _is_inserted(turn.blocks[turn.lead + position], state):
+        elif _is_inserted(turn[turn.lead + position], state):
             return position
     return None
 
 
 def find_reusable_ids(
-    turn: Turn, start: int, scope: str, state: ConversationState, barrier: int | None
+    turn: Turn,
+    index: PrefixIndex,
+    start: int,
+    scope: str,
+    state: ConversationState,
+    barrier: int | None,
 ) -> frozenset[str]:
     """Return the ids of the reasoning and compaction blocks from ``start`` on that may be sent."""
     found: set[str] = set()
     if barrier is not None and barrier == start:
-        found.add(turn.blocks[turn.lead + start].id)
-    index, length = get_prefix_index(turn), len(turn.blocks) - turn.lead
+        found.add(turn[turn.lead + start].id)
+    length = len(turn) - turn.lead
+    reasoning = index.uncovered_positions(start, length)
+    if not reasoning:
+        return frozenset(found)
     covered = index.count(length)
-    runs = list(_iter_response_runs(turn, index.uncovered_positions(start, length)))
+    runs = list(_iter_response_runs(turn, reasoning))
     wanted = {run[0].response_id for _, run in runs}
-    records: dict[str, AnchorRecord] = {}
-    if wanted:
-        records = {
-            record.response_id: record
-            for record in state.anchors
-            if record.response_id in wanted and _is_trusted(record, index, covered, scope)
-        }
+    records = {
+        record.response_id: record
+        for record in state.anchors
+        if record.response_id in wanted and _is_trusted(record, index, covered, scope)
+    }
     for stop, run in runs:
         record = records.get(run[0].response_id)
         # A copy of an output does not end where its record does.
@@ -95,19 +102,18 @@ def find_reusable_ids(
 
 def _iter_response_runs(turn: Turn, positions: Sequence[int]) -> Iterator[tuple[int, list[Block]]]:
     """Yield the contiguous outputs of responses around these positions, and where each ends."""
-    blocks, lead = turn.blocks, turn.lead
-    stop = lead
+    lead = stop = turn.lead
     for position in positions:
         start = lead + position
-        response_id = blocks[start].response_id
+        response_id = turn[start].response_id
         if start < stop or not response_id:
             continue
         stop = start + 1
-        while start > lead and blocks[start - 1].response_id == response_id:
+        while start > lead and turn[start - 1].response_id == response_id:
             start -= 1
-        while stop < len(blocks) and blocks[stop].response_id == response_id:
+        while stop < len(turn) and turn[stop].response_id == response_id:
             stop += 1
-        yield stop - lead, list(blocks[start:stop])
+        yield stop - lead, list(turn[start:stop])
 
 
 def _find_longest_record(

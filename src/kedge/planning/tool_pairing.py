@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from kedge.turns import Block, FrozenMap, OpaqueBlock, ToolCallBlock, ToolResultBlock
+from kedge.turns import Block, FrozenMap, OpaqueBlock, ToolCallBlock, ToolResultBlock, Turn
 
 ProblemKind = Literal["unanswered", "orphan", "answered_twice", "called_twice"]
 
@@ -72,10 +72,9 @@ class PairingIssue(NamedTuple):
 
 def call_effect(block: Block) -> CallEffect | None:
     """Return which call a block opens or answers, if any."""
-    if isinstance(block, ToolCallBlock):
-        return True, (("custom" if block.custom else "function", block.call_id),)
-    if isinstance(block, ToolResultBlock):
-        return False, (("custom" if block.custom else "function", block.call_id),)
+    if isinstance(block, ToolCallBlock | ToolResultBlock):
+        key = "custom" if block.custom else "function", block.call_id
+        return type(block) is ToolCallBlock, (key,)
     if isinstance(block, OpaqueBlock) and block.type in _OPAQUE_CALL_TYPES:
         family, opens, members = _OPAQUE_CALL_TYPES[block.type]
         given = (block.item.get(member) for member in members)
@@ -111,21 +110,23 @@ class ToolPairing:
         opens, keys = effect
         if opens:
             self._open(position, keys)
-        elif keys[0] in self.open:
-            for key in self.open[keys[0]][1]:
+        elif call := self.open.get(keys[0]):
+            for key in call[1]:
                 self.open.pop(key, None)
-                self.answered.add(key)
+            self.answered.update(call[1])
         else:
             kind = "answered_twice" if keys[0] in self.answered else "orphan"
             self.issues.append(PairingIssue(position, kind))
 
     def _open(self, position: int, keys: tuple[CallKey, ...]) -> None:
-        if not self.open.keys().isdisjoint(keys):
+        if self.open and not self.open.keys().isdisjoint(keys):
             self.issues.append(PairingIssue(position, "called_twice"))
         for key in keys:
             self.open[key] = (position, keys)
 
-    def copy(self, blocks: Sequence[Block], start: int = 0, offset: int = 0) -> "ToolPairing":
+    def copy(
+        self, blocks: Turn | Sequence[Block], start: int = 0, offset: int = 0
+    ) -> "ToolPairing":
         """Return a separate pairing from position ``start`` to the end of ``blocks``.
 
         Position 0 is ``blocks[offset]``.
@@ -140,7 +141,7 @@ class ToolPairing:
         """Return whether no call or result is at ``stop`` or after it."""
         return not self.positions or self.positions[-1] < stop
 
-    def problems(self, blocks: Sequence[Block], offset: int) -> tuple[Problem, ...]:
+    def problems(self, blocks: Turn | Sequence[Block], offset: int) -> tuple[Problem, ...]:
         """Return the mismatches in the order of the blocks; position 0 is ``blocks[offset]``."""
         if not self.open and not self.issues:
             return ()

@@ -1,7 +1,14 @@
 """Turn: an immutable sequence of the blocks of a conversation.
 
 Every operation returns a new Turn. Turns share what was derived from their common blocks, so that a conversation of n
-blocks that grows by k costs O(k), apart from copying references.
+blocks that grows by k costs O(k).
+
+Blocks shared along a Turn's lineage: a Turn and its continuations share one list, of which each Turn has the first
+``length`` blocks, so ``append`` copies nothing. Only one continuation can extend the list: the first one removes
+the only element of ``unclaimed``, which is atomic and therefore needs no lock, and every other one copies its part of
+the list. So does one that makes the list twice as long as it was at first, because an old Turn, such as a template of
+many conversations, would otherwise retain everything that was appended to it. Nothing ever changes what is in
+the list, and ``blocks`` is a tuple that is made when it is read.
 
 Ids shared along a Turn's lineage: block ids must be unique within a Turn, and checking that with a new set for
 each ``append`` would cost O(n). So a Turn and its continuations share one *mutable* set of ids. The invariant is
@@ -13,8 +20,9 @@ as the Turn, as after many forks from one Turn, is replaced as well, and operati
 make a set of their own.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from operator import index as op_index
 from typing import Any, NoReturn, final, overload
 
@@ -28,16 +36,44 @@ from kedge.turns.immutable import set_field
 TURN_MEMBERS = frozenset({"format", "version", "id", "data", "blocks"})
 """The fields of a Turn's JSON form; others are stored in ``extra``."""
 
+_MIN_LIMIT = 16
+"""How many blocks the shared list of a short Turn can have."""
+
+
+@dataclass(slots=True)
+class _Lineage:
+    """What a Turn and its continuations share.
+
+    Attributes:
+        blocks: A list that starts with the blocks of each of these Turns.
+        limit: How many blocks the list can have.
+        entry: A value that planning derived from the body (the blocks after the leading system ones), and how
+            many of the first blocks of the body it describes. The value may describe more, because another
+            lineage shares it. Both are in one field, so that threads always see a matching pair.
+    """
+
+    blocks: list[Block]
+    limit: int
+    entry: tuple[object, int]
+
 
 @dataclass(slots=True)
 class _Memo:
-    """A value that planning derived from a Turn's body (its blocks after the leading system ones).
+    """The blocks of a Turn; Turns that differ in data only have the same one.
 
-    ``entry`` is the value, and how many of the first blocks of the body it describes. The value may describe
-    more, because a longer Turn shares it. Both are in one field, so that threads always see a matching pair.
+    Attributes:
+        lineage: What is shared with the continuations of the Turn.
+        length: How many blocks of the shared list the Turn has.
+        ids: At least the ids of these blocks.
+        unclaimed: One element until a continuation extends the shared list.
+        blocks: The blocks as a tuple, once that was read.
     """
 
-    entry: tuple[object, int] = (None, 0)
+    lineage: _Lineage
+    length: int
+    ids: set[str]
+    unclaimed: list[None] = field(default_factory=lambda: [None])
+    blocks: tuple[Block, ...] | None = None
 
 
 @final
@@ -67,14 +103,12 @@ class Turn:
         >>> turn = turn.append(assistant("Hello!"))
     """
 
-    __slots__ = ("_ids", "_memo", "blocks", "data", "extra", "id", "lead")
+    __slots__ = ("_memo", "data", "extra", "id", "lead")
 
-    blocks: tuple[Block, ...]
     id: str
     data: FrozenMap
     extra: FrozenMap
     lead: int
-    _ids: set[str]
     _memo: "_Memo"
 
     # Done in __new__, because a second call of __init__ would change the Turn in place.
@@ -99,21 +133,30 @@ class Turn:
             raise InvalidTurn(
                 f"extra holds {min(taken)!r}, which is a field of its own; set that instead"
             )
-        ids = _collect_unique_ids(blocks)
-        return _build_turn(blocks, id, freeze_map(data, "data"), frozen, ids, _Memo())
+        memo = _build_memo(list(blocks), _collect_unique_ids(blocks))
+        return _build_turn(memo, count_leading(blocks), id, freeze_map(data, "data"), frozen)
 
     def __init_subclass__(cls) -> NoReturn:
         raise TypeError("Turn cannot have subclasses; store what belongs to it in its data")
 
     @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks."""
+        memo = self._memo
+        blocks = memo.blocks
+        if blocks is None:
+            blocks = memo.blocks = tuple(memo.lineage.blocks[: memo.length])
+        return blocks
+
+    @property
     def leading(self) -> tuple[Block, ...]:
         """The leading system blocks, which are sent with every request and are part of no digest."""
-        return self.blocks[: self.lead]
+        return self[: self.lead]
 
     @property
     def body(self) -> tuple[Block, ...]:
         """The blocks after the leading system ones."""
-        return self.blocks[self.lead :]
+        return self[self.lead :]
 
     def append(self, *blocks: Block) -> "Turn":
         """Return the Turn with blocks added at the end.
@@ -130,15 +173,25 @@ class Turn:
         if not blocks:
             return self
         _check_blocks(blocks)
-        together = self.blocks + blocks
+        memo, length = self._memo, len(self) + len(blocks)
         added = {block.id for block in blocks}
-        ids = self._ids
-        bounded = len(ids) <= 2 * len(together)  # or many forks would fill it
+        ids = memo.ids
+        bounded = len(ids) <= 2 * length  # or many forks would fill it
         if bounded and len(added) == len(blocks) and ids.isdisjoint(added):
             ids |= added  # the set may have ids of other continuations as well
         else:
-            ids = _collect_unique_ids(together)
-        return self._derive(together, ids, len(self.blocks))
+            ids = _collect_unique_ids(self.blocks + blocks)
+        lead = self.lead
+        if lead == memo.length:
+            lead += count_leading(blocks)
+        lineage = memo.lineage
+        if length <= lineage.limit and _claim(memo):
+            lineage.blocks.extend(blocks)
+            grown = _Memo(lineage, length, ids)
+        else:
+            together = [*lineage.blocks[: memo.length], *blocks]
+            grown = _build_memo(together, ids, get_cached_index(self))
+        return _build_turn(grown, lead, self.id, self.data, self.extra)
 
     def insert(self, index: int, *blocks: Block) -> "Turn":
         """Return the Turn with blocks inserted.
@@ -153,7 +206,7 @@ class Turn:
         Raises:
             InvalidTurn: If another block has the same id.
         """
-        index = slice(op_index(index), None).indices(len(self.blocks))[0]
+        index = slice(op_index(index), None).indices(len(self))[0]
         return self._splice(index, index, *blocks)
 
     def replace(self, block_id: str, block: Block) -> "Turn":
@@ -203,7 +256,7 @@ class Turn:
             InvalidTurn: If there is no block with this id.
         """
         stop = self.index(length) + 1 if isinstance(length, str) else length
-        return self.take(len(self.blocks[:stop]))
+        return self.take(len(range(len(self))[:stop]))
 
     def take(self, count: int) -> "Turn":
         """Return the Turn with only its first blocks.
@@ -219,7 +272,7 @@ class Turn:
         """
         if count < 0:
             raise InvalidTurn(f"cannot take {count} blocks")
-        return self._splice(min(count, len(self.blocks)), len(self.blocks))
+        return self._splice(min(count, len(self)), len(self))
 
     def with_blocks(self, blocks: Iterable[Block]) -> "Turn":
         """Return the Turn with other blocks, which costs as much as one change.
@@ -234,10 +287,10 @@ class Turn:
             InvalidTurn: If two blocks have the same id.
         """
         fresh = tuple(blocks)
-        pairs = enumerate(zip(self.blocks, fresh, strict=False))
-        shorter = min(len(self.blocks), len(fresh))
+        pairs = enumerate(zip(self, fresh, strict=False))
+        shorter = min(len(self), len(fresh))
         same = next((index for index, (old, new) in pairs if old is not new), shorter)
-        common = self if same == len(self.blocks) else self.take(same)
+        common = self if same == len(self) else self.take(same)
         return common.append(*fresh[same:])
 
     def with_data(self, members: Mapping[str, Any] | None = None, /, **more: Any) -> "Turn":
@@ -254,7 +307,7 @@ class Turn:
             InvalidJSON: If a value is not JSON.
         """
         data = self.data.with_members({**(members or {}), **more})
-        return _build_turn(self.blocks, self.id, data, self.extra, self._ids, self._memo)
+        return _build_turn(self._memo, self.lead, self.id, data, self.extra)
 
     def index(self, block_id: str) -> int:
         """Return the index of a block.
@@ -268,48 +321,55 @@ class Turn:
         Raises:
             InvalidTurn: If there is no such block.
         """
-        for index, block in enumerate(self.blocks):
+        for index, block in enumerate(self):
             if block.id == block_id:
                 return index
         raise InvalidTurn(f"no block with the id {block_id!r} in {self.id}")
 
     def _splice(self, start: int, stop: int, *blocks: Block) -> "Turn":
         _check_blocks(blocks)
-        ids = self._ids.copy()
-        if len(ids) != len(self.blocks):  # another continuation has added to the shared set
-            ids = {block.id for block in self.blocks}
-        ids.difference_update(block.id for block in self.blocks[start:stop])
+        memo, old = self._memo, self.blocks
+        ids = memo.ids.copy()
+        if len(ids) != len(old):  # another continuation has added to the shared set
+            ids = {block.id for block in old}
+        ids.difference_update(block.id for block in old[start:stop])
         for block in blocks:
             if block.id in ids:
                 raise InvalidTurn(f"two blocks have the id {block.id!r}")
             ids.add(block.id)
-        return self._derive((*self.blocks[:start], *blocks, *self.blocks[stop:]), ids, start)
+        spliced = [*old[:start], *blocks, *old[stop:]]
+        lead = count_leading(spliced)
+        value, described = get_cached_index(self)
+        entry = value, min(described, self._count_unchanged(start, lead, len(spliced)))
+        return _build_turn(_build_memo(spliced, ids, entry), lead, self.id, self.data, self.extra)
 
-    def _derive(self, blocks: tuple[Block, ...], ids: set[str], shared: int) -> "Turn":
-        """Return a Turn that has its first ``shared`` blocks in common with this one."""
-        unchanged = shared - self.lead
-        lead = count_leading(blocks)
+    def _count_unchanged(self, start: int, lead: int, length: int) -> int:
+        """Return how many blocks of the body are the first ones of a Turn that differs from ``start`` on."""
+        unchanged = start - self.lead
         if unchanged < 0 or (unchanged == 0 and lead != self.lead):
             # The change is among the leading system blocks. One that affects the body makes it longer or
             # shorter, so a body of the same length is the same.
-            body = len(self.blocks) - self.lead
-            unchanged = body if len(blocks) - lead == body else 0
-        value, described = self._memo.entry
-        memo = _Memo((value, min(described, unchanged)))
-        return _build_turn(blocks, self.id, self.data, self.extra, ids, memo)
+            body = len(self) - self.lead
+            return body if length - lead == body else 0
+        return unchanged
 
     def __len__(self) -> int:
-        return len(self.blocks)
+        return self._memo.length
 
     def __iter__(self) -> Iterator[Block]:
-        return iter(self.blocks)
+        return islice(self._memo.lineage.blocks, self._memo.length)
 
     @overload
     def __getitem__(self, index: int) -> Block: ...
     @overload
     def __getitem__(self, index: slice) -> tuple[Block, ...]: ...
     def __getitem__(self, index: int | slice) -> Block | tuple[Block, ...]:
-        return self.blocks[index]
+        blocks, length = self._memo.lineage.blocks, self._memo.length
+        if isinstance(index, slice):
+            start, stop, step = index.indices(length)
+            # A slice of the list rather than of the tuple, which may not have been made yet.
+            return tuple(blocks[start : max(start, stop)]) if step == 1 else self.blocks[index]
+        return blocks[range(length)[index]]
 
     def __eq__(self, other: object) -> bool:
         return self.blocks == other.blocks if isinstance(other, Turn) else NotImplemented
@@ -333,10 +393,10 @@ class Turn:
         return _rebuild, (self.blocks, self.id, self.data, self.extra)
 
     def __str__(self) -> str:
-        return f"{self!r}\n{format_table(self.blocks)}" if self.blocks else repr(self)
+        return f"{self!r}\n{format_table(self.blocks)}" if len(self) else repr(self)
 
     def __repr__(self) -> str:
-        count = len(self.blocks)
+        count = len(self)
         return f"<Turn {shorten(self.id, DEFAULT_WIDTH)}, {count} block{'' if count == 1 else 's'}>"
 
 
@@ -370,12 +430,14 @@ def rename_turn(turn: Turn, id: str) -> Turn:  # noqa: A002
     """Return the Turn with another id, and everything that was derived from it."""
     if turn.id == id:
         return turn
-    return _build_turn(turn.blocks, id, turn.data, turn.extra, turn._ids, turn._memo)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    return _build_turn(turn._memo, turn.lead, id, turn.data, turn.extra)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
 def get_cached_index(turn: Turn) -> tuple[object, int]:
     """Return what was cached for this Turn's body, and how many of its first blocks it describes."""
-    return turn._memo.entry  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    memo = turn._memo  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    value, described = memo.lineage.entry
+    return value, min(described, memo.length - turn.lead)
 
 
 def cache_index(turn: Turn, value: object, count: int) -> None:
@@ -383,10 +445,10 @@ def cache_index(turn: Turn, value: object, count: int) -> None:
 
     Turns that are made from this one share it, as far as their bodies start with the same blocks.
     """
-    turn._memo.entry = value, count  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    turn._memo.lineage.entry = value, count  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
-def count_leading(blocks: tuple[Block, ...]) -> int:
+def count_leading(blocks: Sequence[Block]) -> int:
     """Return how many system blocks are at the start."""
     for index, block in enumerate(blocks):
         if not isinstance(block, SystemBlock):
@@ -411,22 +473,33 @@ def _collect_unique_ids(blocks: tuple[Block, ...]) -> set[str]:
     return ids
 
 
+def _build_memo(blocks: list[Block], ids: set[str], entry: tuple[object, int] = (None, 0)) -> _Memo:
+    lineage = _Lineage(blocks, max(2 * len(blocks), _MIN_LIMIT), entry)
+    return _Memo(lineage, len(blocks), ids)
+
+
+def _claim(memo: _Memo) -> bool:
+    """Return whether the caller may extend the shared list: only the first one may."""
+    try:
+        memo.unclaimed.pop()
+    except IndexError:
+        return False
+    return True
+
+
 def _build_turn(
-    blocks: tuple[Block, ...],
+    memo: _Memo,
+    lead: int,
     id: str,  # noqa: A002
     data: FrozenMap,
     extra: FrozenMap,
-    ids: set[str],
-    memo: _Memo,
 ) -> Turn:
     turn = object.__new__(Turn)
-    set_field(turn, "blocks", blocks)
+    set_field(turn, "_memo", memo)
+    set_field(turn, "lead", lead)
     set_field(turn, "id", id)
     set_field(turn, "data", data)
     set_field(turn, "extra", extra)
-    set_field(turn, "lead", count_leading(blocks))
-    set_field(turn, "_memo", memo)
-    set_field(turn, "_ids", ids)
     return turn
 
 
