@@ -3,8 +3,9 @@
 Both talk to one local server in another process. The baseline is what people write by hand: the async
 client's ``responses.create`` with a ``previous_response_id`` that they keep themselves, and the same
 tool, called by hand. The engine does the same conversation with its proof: it keeps the whole Turn, plans
-every request, and records every response. Both clients are as they come: ours over aiohttp, which is
-part of what is measured.
+every request, and records every response. So do `Chat`, which gets and returns the state bytes of the conversation in
+every call, and `Conversation`, which saves every step in a durable SQLite store. Both clients are as they come: ours
+over aiohttp, which is part of what is measured.
 
 CPU is that of this process alone. Garbage is collected before each conversation and not during one: to
 collect before every turn empties the processor's caches, and then mostly their filling is measured.
@@ -26,6 +27,9 @@ from typing import Any
 
 from benchmarks.servers import run_kedge
 from benchmarks.table import Row
+
+Rounds = list[list[float]]
+"""CPU milliseconds of each turn of each round."""
 
 TURNS = 60
 ROUNDS = 5
@@ -60,7 +64,7 @@ def run() -> list[Row]:
         run_kedge(str(Path(folder) / "bench.sqlite3")) as server,
     ):
         base_url = f"http://127.0.0.1:{server.port}/v1"
-        bare, ours, full = asyncio.run(_run_conversations(base_url))
+        bare, ours, full, chat, durable = asyncio.run(_run_conversations(base_url, folder))
     base = _mean_turn(bare)
     late, early = _median_near(ours, TURNS - 1), _median_near(ours, 10)
     return [
@@ -72,32 +76,58 @@ def run() -> list[Row]:
         ),
         Row("turn 60 against turn 10", late / early, 1.05, detail=f"{early:.2f} -> {late:.2f} ms"),
         Row("full resend at turn 60", full / base, 0.8, detail=f"{full:.2f} ms"),
+        *_compare_facade("Chat, state in and out", chat, bare),
+        *_compare_facade("Conversation, every step durable", durable, bare),
         Row("bare client, a turn", base, unit="ms"),
         _measure_sync(),
         _measure_import(),
     ]
 
 
-async def _run_conversations(base_url: str) -> tuple[list[list[float]], list[list[float]], float]:
+def _compare_facade(name: str, ours: list[list[float]], bare: list[list[float]]) -> list[Row]:
+    """Compare a turn near the end with the bare client's, and with an early one."""
+    late, early, base = (
+        _median_near(ours, TURNS - 1),
+        _median_near(ours, 10),
+        _median_near(bare, TURNS - 1),
+    )
+    return [
+        Row(f"{name}, turn 60", late / base, 0.7, detail=f"{late:.2f} ms against {base:.2f} ms"),
+        Row(
+            f"{name}, turn 60 against 10", late / early, 1.2, detail=f"{early:.2f} -> {late:.2f} ms"
+        ),
+    ]
+
+
+async def _run_conversations(
+    base_url: str, folder: str
+) -> tuple[Rounds, Rounds, float, Rounds, Rounds]:
     """CPU milliseconds of every turn, of the bare client and of ours, in alternating rounds."""
     from openai import AsyncOpenAI
 
+    from kedge.chat import Chat
     from kedge.middleware import tools, with_middleware
     from kedge.providers import connect
+    from kedge.store import open_store
 
     engine = connect(f"responses:{base_url}#practice")
     stack = with_middleware(engine, tools(add))
     client = AsyncOpenAI(base_url=base_url, api_key="none")
     bare: list[list[float]] = []
     ours: list[list[float]] = []
+    chat: list[list[float]] = []
+    durable: list[list[float]] = []
     resends: list[float] = []
-    async with engine, client:
+    async with engine, client, await open_store(f"sqlite:///{folder}/client.sqlite3") as store:
         for _ in range(ROUNDS + 1):
             bare.append(await _run_bare(client))
             times, resend = await _run_kedge(stack, engine)
             ours.append(times)
             resends.append(resend)
-    return bare[1:], ours[1:], min(resends[1:])  # the first round warms everything up
+            chat.append(await _run_chat(Chat(engine, tools=[add])))
+            durable.append(await _run_durable(store, engine))
+    # The first round warms everything up.
+    return bare[1:], ours[1:], min(resends[1:]), chat[1:], durable[1:]
 
 
 async def _run_bare(client: Any) -> list[float]:
@@ -138,6 +168,25 @@ async def _run_kedge(stack: Any, engine: Any) -> tuple[list[float], float]:
         last = turn.append(user(make_question(0)))
         resend = await _measure_cpu(engine.run(last, mode="stateless", store=True, include=[]))
     return times, resend
+
+
+async def _run_chat(chat: Any) -> list[float]:
+    state: bytes | None = None
+
+    async def take(number: int) -> None:
+        nonlocal state
+        state = (await chat.chat_with_state(state, make_question(number))).state
+
+    with _gc_disabled():
+        return [await _measure_cpu(take(number)) for number in range(TURNS)]
+
+
+async def _run_durable(store: Any, engine: Any) -> list[float]:
+    from kedge.conversation import Conversation
+
+    conversation = await Conversation.create(store, engine, tools=[add])
+    with _gc_disabled():
+        return [await _measure_cpu(conversation.send(make_question(n))) for n in range(TURNS)]
 
 
 @contextmanager
