@@ -12,6 +12,7 @@ from cli.test_serve import TIMEOUT, run_serve
 from kedge.cli import group
 from kedge.cli.auth import DEFAULT_SCOPES, SCOPES
 from kedge.store import tokens
+from server.waiting import wait_until
 
 
 @pytest.fixture
@@ -104,3 +105,22 @@ def test_a_server_requires_the_tokens_of_its_store(store: str, page: str) -> Non
         if page == "--page":
             answer = httpx2.get(f"{line['url']}/api/conversations", verify=False, timeout=TIMEOUT)
             assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("page", ["--page", "--no-page"])
+def test_the_first_token_takes_effect_in_a_running_server(store: str, page: str) -> None:
+    """A server that was started without any needs one from then on, also after it is revoked."""
+    with run_serve("--db", ":memory:", page, "--store", store) as (_, line):
+        models = f"{line['base_url']}/models"
+
+        def get(url: str, **headers: str) -> int:
+            return httpx2.get(url, headers=headers, verify=False, timeout=TIMEOUT).status_code
+
+        assert get(models) == 200
+        secret = read_json(store, "add", "alice")["token"]
+        wait_until(lambda: get(models) == 401)  # the server looks at its store once a second
+        assert get(models, authorization=f"Bearer {secret}") == 200
+        if page == "--page":
+            assert get(f"{line['url']}/api/conversations") == 401
+        read_json(store, "revoke", "alice")
+        assert get(models) == 401

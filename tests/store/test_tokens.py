@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kedge.errors import InvalidSetting, NotInStore
-from kedge.store import Store, TokenRegistry, TokenUse, open_store
+from kedge.store import Store, TokenRegistry, TokenUse, open_store, tokens
 from kedge.store.tokens import DEFAULT_SCOPES
 
 
@@ -113,3 +113,44 @@ async def test_counts_hold_for_several_processes_together(lasting_url: str) -> N
         )
         assert sorted(use.requests for use in uses) == list(range(1, 21))
         assert max(use.tokens for use in uses) == 40
+
+
+async def test_sessions_are_ended_one_by_one(store: Store) -> None:
+    """A stored one is deleted; a signed one is remembered as ended until it would expire."""
+    registry = TokenRegistry(store)
+    await registry.add("alice")
+    first, second = [await registry.start_session("alice", 60.0) for _ in range(2)]
+    await registry.end_session(first)
+    assert await registry.find_session(first) is None
+    assert await registry.find_session(second) is not None
+    assert not await registry.is_ended("signed")
+    for _ in range(2):
+        await registry.end_session("signed", 60.0)
+    assert await registry.is_ended("signed")
+    assert not await registry.is_ended(second)
+    assert await registry.find_session("signed") is None
+
+
+async def test_tokens_are_required_once_there_is_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And from then on; a store that does not answer changes nothing."""
+    monkeypatch.setattr(tokens, "RECHECK_SECONDS", 0.0)
+    assert await TokenRegistry(store).is_required()
+    registry = TokenRegistry(store, required=False)
+    assert not await registry.is_required()
+    await registry.add("alice")
+    assert await registry.is_required()
+    await registry.revoke("alice")
+    assert await registry.is_required()
+
+
+async def test_a_store_that_does_not_answer_requires_no_token(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A server that was open stays open, and the log has the reason."""
+    store = await open_store("sqlite://:memory:")
+    registry = TokenRegistry(store, required=False)
+    await store.aclose()
+    assert not await registry.is_required()
+    assert "could not be read" in caplog.text

@@ -245,6 +245,15 @@ def test_with_a_token_the_door_is_a_form(tmp_path: Path) -> None:
         made = page.post("/api/conversations", title="x")
         assert page.post(f"/api/conversations/{made['id']}/turns", text="What is 2+3?")["text"]
         assert client.get("/v1/models").status_code == 401
+        copied = {"cookie": entered.headers["set-cookie"].partition(";")[0]}
+        foreign = client.post("/logout", headers={"origin": "https://evil.example"})
+        assert foreign.status_code == 403
+        assert 'action="/logout"' in client.get("/").text
+        left = client.post("/logout", follow_redirects=False)
+        assert (left.status_code, left.headers["location"]) == (303, "/login")
+        for headers in ({}, copied):
+            assert client.get("/api/conversations", headers=headers).status_code == 401
+        assert client.post("/logout", follow_redirects=False).status_code == 303
 
 
 def test_every_request_is_logged_without_what_was_said(

@@ -20,7 +20,7 @@ from kedge.web.users import DelegatedTokens
 from web.conftest import TIMEOUT, PageServer
 
 ADMIN = "admin-secret"
-SKIPPED = {"/login", "/static/{name}", "/dashboard/live"}
+SKIPPED = {"/login", "/logout", "/static/{name}", "/dashboard/live"}
 """Routes without content, and one that does not end."""
 
 
@@ -213,6 +213,12 @@ def test_sessions_are_of_one_user_and_revocable(
         assert browser.get("/").status_code == 303
         assert browser.get("/api/conversations").status_code == 401
         assert phone.get("/").status_code == 200
+        copied = {"cookie": "; ".join(f"{name}={value}" for name, value in phone.cookies.items())}
+        phone.post("/logout")
+        assert phone.get("/", headers=copied).status_code == 303
+    with running.log_in("carol-phone") as phone:  # the token itself is still valid
+        assert "Log out" in phone.get("/").text
+    assert "Log out" not in running.call("bob", "GET", "/").text  # a bearer has no session
 
 
 def test_scopes_limit_where_a_token_is_accepted(running: UserPage) -> None:

@@ -78,7 +78,7 @@ def add(
     echo(secret)
     click.echo(
         "This is shown once. Clients send it as a bearer token; the page asks for it. "
-        "Restart a server that was started without any token.",
+        "From now on servers on this store require a token.",
         err=True,
     )
 

@@ -8,7 +8,7 @@ import sys
 import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
 DAY = 86_400
 MEGABYTE = 1_000_000
+
+
+class _TokenSettings(NamedTuple):
+    """The store with named tokens, and whether it has any."""
+
+    store: str
+    required: bool
 
 
 def default_db() -> "Path":
@@ -121,7 +128,8 @@ def command(
         as_json=as_json,
         store=store_url(store) if page else "",
         keep_bodies=keep_bodies,
-        named=named,
+        tokens=store,
+        requires_token=bool(named),
     )
 
 
@@ -161,11 +169,13 @@ def run(
     as_json: bool,
     store: str = "",
     keep_bodies: bool = False,
-    named: str = "",
+    tokens: str = "",
+    requires_token: bool = False,
 ) -> None:
     """Serve until a signal arrives; with a ``store`` the page, too.
 
-    ``named`` is the address of a store with named tokens, if a token of those is needed.
+    ``tokens`` is the file or address of the store with named tokens. They are needed from the start if
+    ``requires_token``, otherwise as soon as there is one.
     """
     from kedge.config.settings import is_chaining_enabled
     from kedge.observe import measure
@@ -192,9 +202,8 @@ def run(
             click.echo(json.dumps(facts) if as_json else line)
             sys.stdout.flush()
 
-        asyncio.run(
-            _serve(settings, listener, announce, store, keep_bodies=keep_bodies, named=named)
-        )
+        callers = _TokenSettings(tokens, requires_token)
+        asyncio.run(_serve(settings, listener, announce, store, callers, keep_bodies=keep_bodies))
 
 
 async def _serve(
@@ -202,36 +211,41 @@ async def _serve(
     listener: "socket.socket",
     announce: "Callable[[], None]",
     store: str,
+    tokens: _TokenSettings,
     *,
     keep_bodies: bool,
-    named: str,
 ) -> None:
     if not store:
         from kedge.server.app import create_app
         from kedge.server.uvicorn_server import UvicornServer
 
-        async with _open_tokens(named) as callers:
+        async with _open_tokens(tokens) as callers:
             app = create_app(replace(settings, callers=callers))
             await UvicornServer(app, on_started=announce).serve(sockets=[listener])
         return
     from kedge.web.serve import PageSettings, open_page_server
 
-    page = PageSettings(store, keep_bodies=keep_bodies, requires_token=bool(named))
+    page = PageSettings(store, keep_bodies=keep_bodies, requires_token=tokens.required)
     with store_practice_responses(store):
         async with open_page_server(settings, page, local_url(listener), announce) as server:
             await server.serve(sockets=[listener])
 
 
 @asynccontextmanager
-async def _open_tokens(address: str) -> "AsyncGenerator[TokenRegistry | None]":
-    """Open the named tokens of a store; None without an address."""
-    if not address:
-        yield None
-        return
+async def _open_tokens(tokens: _TokenSettings) -> "AsyncGenerator[TokenRegistry | None]":
+    """Open the named tokens of a store; None if there is none, and none can be created."""
+    from kedge.errors import StoreError
     from kedge.store import TokenRegistry, open_store
 
-    async with await open_store(address) as store:
-        yield TokenRegistry(store)
+    try:
+        store = await open_store(store_url(tokens.store))
+    except (OSError, StoreError):
+        if tokens.required:
+            raise
+        yield None
+        return
+    async with store:
+        yield TokenRegistry(store, required=tokens.required)
 
 
 def local_url(listener: "socket.socket") -> str:

@@ -69,6 +69,10 @@ class WindowCounts(Protocol):
 class CallerRegistry(Protocol):
     """Finds the holders of tokens, and counts what they use."""
 
+    async def is_required(self) -> bool:
+        """Return whether requests need a token; without a server's own token they may not."""
+        ...
+
     async def find(self, token: str) -> Caller | None:
         """Return the holder of a token, or None."""
         ...

@@ -86,8 +86,7 @@ class ServerAuthMiddleware:
 
     async def _authenticate(self, scope: Scope) -> ApiError | None:
         """Find the caller of a request; return why it is rejected, or None."""
-        is_open = self._policy.token is None and self._callers is None
-        if is_open or scope["path"] in PUBLIC_PATHS:
+        if scope["path"] in PUBLIC_PATHS or not await self._needs_token():
             return None
         given = _read_api_key(scope)
         if not given:
@@ -105,6 +104,11 @@ class ServerAuthMiddleware:
         scope[CALLER_KEY] = found
         # A WebSocket counts by its messages, each of which is a request.
         return await self._check_limits(scope, found) if scope["type"] == "http" else None
+
+    async def _needs_token(self) -> bool:
+        if self._policy.token is not None:
+            return True
+        return self._callers is not None and await self._callers.is_required()
 
     async def _check_limits(self, scope: Scope, caller: Caller) -> ApiError | None:
         """Count a request, and add the rate limit headers of the hosted API to its response."""

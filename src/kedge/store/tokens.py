@@ -12,13 +12,17 @@ import hashlib
 import hmac
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kedge.errors import InvalidSetting, NotInStore
+from kedge.errors import InvalidSetting, NotInStore, StoreError
+from kedge.observe import get_logger
 from kedge.store.database import Row, Tx
 from kedge.store.records import validate_namespace
 from kedge.store.store import Store
+
+log = get_logger("kedge.store")
 
 TOKEN_PREFIX = "kedge_"
 TOKEN_BYTES = 32
@@ -26,6 +30,8 @@ SCOPES = ("server", "page", "api", "metrics")
 """What a token can be for: ``/v1``, the page, ``/api`` and ``/metrics``."""
 DEFAULT_SCOPES = ("server", "page", "api")
 MINUTE = 60
+RECHECK_SECONDS = 1.0
+"""How often a store without tokens is looked at for the first one."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 _COLUMNS = "t.name, t.namespace, t.scopes, t.requests_per_minute, t.tokens_per_minute, t.created_at"
@@ -76,17 +82,22 @@ class TokenRegistry:
     Args:
         store: The store, without a namespace.
         clock: Returns the time for counts and sessions, in seconds since 1970; the database's time by default.
+        required: Whether a server needs a token even while the store has none.
 
     Raises:
         InvalidSetting: The store is bound to a namespace.
     """
 
-    def __init__(self, store: Store, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self, store: Store, clock: Callable[[], float] | None = None, *, required: bool = True
+    ) -> None:
         if store.namespace:
             raise InvalidSetting("tokens belong to the store without a namespace")
         self._database = store.database
         self._store_clock = store.clock
         self._clock = clock
+        self._is_required = required
+        self._recheck_at = 0.0
 
     async def add(
         self,
@@ -165,6 +176,22 @@ class TokenRegistry:
         if not await self._database.write(work):
             raise NotInStore(f"there is no token {name!r}; 'kedge auth list' lists them")
 
+    async def is_required(self) -> bool:
+        """Return whether a server needs a token: always once the store has had one.
+
+        A store without tokens is looked at once a second at most. While it does not answer, what was
+        known before applies.
+        """
+        now = time.monotonic()
+        if not self._is_required and now >= self._recheck_at:
+            self._recheck_at = now + RECHECK_SECONDS
+            query = "SELECT 1 FROM access_tokens LIMIT 1"
+            try:
+                self._is_required = bool(await self._database.read(lambda tx: tx.rows(query)))
+            except StoreError as error:
+                log.warning("the tokens of the store could not be read: %s", error)
+        return self._is_required
+
     async def find(self, token: str) -> AccessToken | None:
         """Return the token with this secret, or None."""
         if not token.startswith(TOKEN_PREFIX):
@@ -195,6 +222,33 @@ class TokenRegistry:
 
         await self._database.write(work)
         return secret
+
+    async def end_session(self, secret: str, seconds: float | None = None) -> None:
+        """End a session.
+
+        Args:
+            secret: Its secret.
+            seconds: For a session that is not stored, because it is signed with the server's own token: how
+                long `is_ended` must remember that it ended.
+        """
+        hashed = _hash(secret)
+
+        def work(tx: Tx) -> None:
+            now, values = self._now(tx)
+            tx.run("DELETE FROM access_sessions WHERE hash = ?", (hashed,))
+            if seconds is not None:
+                tx.run(
+                    "INSERT INTO access_sessions (hash, token, expires_at) "
+                    f"VALUES (?, '', {now} + ?)",
+                    (hashed, *values, seconds),
+                )
+
+        await self._database.write(work)
+
+    async def is_ended(self, secret: str) -> bool:
+        """Return whether a signed session was ended."""
+        query = "SELECT 1 FROM access_sessions WHERE hash = ? AND token = ''"
+        return bool(await self._database.read(lambda tx: tx.rows(query, (_hash(secret),))))
 
     async def find_session(self, secret: str) -> AccessToken | None:
         """Return the token of a session that has neither ended nor expired, or None."""

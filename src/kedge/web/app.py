@@ -40,7 +40,7 @@ def _on_http_error(request: Request, error: Exception) -> Response:
         answer = error_response(error.status_code, code, message)
         answer.headers.update(error.headers or {})
         return answer
-    return _render_error(error.status_code, "Not found", "There is no such page.")
+    return _render_error(request, error.status_code, "Not found", "There is no such page.")
 
 
 def _on_kedge_error(request: Request, error: Exception) -> Response:
@@ -49,16 +49,16 @@ def _on_kedge_error(request: Request, error: Exception) -> Response:
     if request.url.path.startswith("/api/"):
         return error_response(status, code, message)
     title = "Not found" if isinstance(error, NotInStore) else "Request failed"
-    return _render_error(status, title, f"{capitalize(message)}.")
+    return _render_error(request, status, title, f"{capitalize(message)}.")
 
 
-def _on_request_error(_: Request, error: Exception) -> Response:
+def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)  # noqa: S101 - registered for these only
-    return _render_error(error.status, "Request too large", f"{error.message}.")
+    return _render_error(request, error.status, "Request too large", f"{error.message}.")
 
 
-def _render_error(status: int, title: str, message: str) -> Response:
-    return render_page("error.html", here="", status=status, title=title, message=message)
+def _render_error(request: Request, status: int, title: str, message: str) -> Response:
+    return render_page(request, "error.html", here="", status=status, title=title, message=message)
 
 
 def create_page(

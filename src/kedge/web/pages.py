@@ -27,7 +27,13 @@ from kedge.web.openapi import read_body
 from kedge.web.plan_card import MAX_BODY_CHARS
 from kedge.web.schemas import ListQuery
 from kedge.web.search_view import MAX_EXCERPTS, build_excerpt
-from kedge.web.security import SESSION_COOKIE, SESSION_SECONDS, LoginThrottle, PageAuth
+from kedge.web.security import (
+    SESSION_COOKIE,
+    SESSION_SECONDS,
+    LoginThrottle,
+    PageAuth,
+    read_session_cookie,
+)
 from kedge.web.server_requests import DIRECT, find_chain, flush_requests
 from kedge.web.service import ConversationService, FoundConversations, build_tag
 from kedge.web.templating import render, render_page, serve_static
@@ -76,6 +82,7 @@ async def conversations(request: Request) -> Response:
         return RedirectResponse(_list_url(asked, offset=0), 303)
     kept = [("show", asked.show), ("order", asked.order)]
     return render_page(
+        request,
         "conversations.html",
         here="conversations",
         list=_build_list(service, found, asked, await list_labels(service.store)),
@@ -162,7 +169,7 @@ async def conversation(request: Request) -> Response:
         show_all="all" in asked or "block" in asked,
         block=asked.get("block", ""),
     )
-    return render_page("conversation.html", here="conversations", view=view)
+    return render_page(request, "conversation.html", here="conversations", view=view)
 
 
 async def attachment(request: Request) -> Response:
@@ -179,7 +186,7 @@ async def compare(request: Request) -> Response:
     view = await get_service(request).compare(
         request.path_params["id"], asked.get("left", ""), asked.get("right", "")
     )
-    return render_page("compare.html", here="conversations", view=view)
+    return render_page(request, "compare.html", here="conversations", view=view)
 
 
 async def plan(request: Request) -> Response:
@@ -188,7 +195,9 @@ async def plan(request: Request) -> Response:
     card = await get_service(request).load_plan_card(name, node)
     if "part" in request.query_params:
         return HTMLResponse(render("plan.html", card=card))
-    return render_page("plan_page.html", here="conversations", card=card, id=name, node=node)
+    return render_page(
+        request, "plan_page.html", here="conversations", card=card, id=name, node=node
+    )
 
 
 async def dashboard(request: Request) -> Response:
@@ -196,7 +205,10 @@ async def dashboard(request: Request) -> Response:
     chosen = request.query_params.get("range", DEFAULT_RANGE)
     chosen = chosen if chosen in RANGES else DEFAULT_RANGE
     return render_page(
-        "dashboard.html", here="dashboard", view=await build_dashboard(get_service(request), chosen)
+        request,
+        "dashboard.html",
+        here="dashboard",
+        view=await build_dashboard(get_service(request), chosen),
     )
 
 
@@ -217,14 +229,18 @@ async def workflows(request: Request) -> Response:
         replace(row, status=workflow_status(row, next(iter(service.runs.list(row.id)), None)))
         for row in rows
     ]
-    return render_page("workflows.html", here="workflows", rows=listed, models=service.models.names)
+    return render_page(
+        request, "workflows.html", here="workflows", rows=listed, models=service.models.names
+    )
 
 
 async def workflow(request: Request) -> Response:
     """Render a workflow with its rounds and verdicts."""
     found, run = await load_running(get_service(request), request.path_params["id"])
     view = replace(build_workflow_view(found), status=workflow_status(found, run))
-    return render_page("workflow.html", here="workflows", view=view, running=run is not None)
+    return render_page(
+        request, "workflow.html", here="workflows", view=view, running=run is not None
+    )
 
 
 async def list_requests(request: Request) -> Response:
@@ -236,6 +252,7 @@ async def list_requests(request: Request) -> Response:
     totals = await store.sum_proxied()
     older = rows[-1].id if len(rows) == PAGE_SIZE else 0
     return render_page(
+        request,
         "requests.html",
         here="requests",
         base_url=request.app.state.base_url,
@@ -259,6 +276,7 @@ async def show_request(request: Request) -> Response:
     ]
     reason = _REASONS.get(row.reason, row.reason)
     return render_page(
+        request,
         "request.html",
         here="requests",
         row=row,
@@ -270,9 +288,9 @@ async def show_request(request: Request) -> Response:
     )
 
 
-async def login(_: Request) -> Response:
+async def login(request: Request) -> Response:
     """Render the login form."""
-    return render_page("login.html", here="login", problem="")
+    return render_page(request, "login.html", here="login", problem="")
 
 
 async def submit_login(request: Request) -> Response:
@@ -283,13 +301,13 @@ async def submit_login(request: Request) -> Response:
     address = request.client.host if request.client else ""
     if wait := throttle.retry_after(address):
         problem = f"Too many failed attempts. Try again in {wait} seconds."
-        answer = render_page("login.html", here="login", status=429, problem=problem)
+        answer = render_page(request, "login.html", here="login", status=429, problem=problem)
         answer.headers["retry-after"] = str(wait)
         return answer
     session = await auth.log_in(form.get("token", [""])[0].strip())
     if session is None:
         throttle.record_failure(address)
-        return render_page("login.html", here="login", status=403, problem="Wrong token.")
+        return render_page(request, "login.html", here="login", status=403, problem="Wrong token.")
     response = RedirectResponse("/", 303)
     response.set_cookie(
         SESSION_COOKIE,
@@ -299,6 +317,16 @@ async def submit_login(request: Request) -> Response:
         samesite="strict",
         secure=request.url.scheme == "https",
     )
+    return response
+
+
+async def log_out(request: Request) -> Response:
+    """End the session of a browser."""
+    auth: PageAuth = request.app.state.auth
+    if session := read_session_cookie(request.headers):
+        await auth.log_out(session)
+    response = RedirectResponse("/login", 303)
+    response.delete_cookie(SESSION_COOKIE)
     return response
 
 
@@ -321,6 +349,7 @@ ROUTES = [
     Route("/requests/{number:int}", show_request),
     Route("/login", login, methods=["GET"]),
     Route("/login", submit_login, methods=["POST"]),
+    Route("/logout", log_out, methods=["POST"]),
     Route("/static/{name}", static),
 ]
 """All pages; the documentation lists the same."""

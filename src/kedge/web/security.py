@@ -11,6 +11,7 @@ nothing but our own.
 import hashlib
 import hmac
 import math
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -57,7 +58,9 @@ RECHECK_SECONDS = 2.0
 """How long a stream goes on before its token is checked again."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 SAFE_SITES = frozenset({"same-origin", "none"})
-PUBLIC_PATHS = ("/static/", "/login")
+PUBLIC_PATHS = ("/static/", "/login", "/logout")
+SESSION_KEY = "kedge.has_session"
+"""The key of a request's scope for whether a browser sent it that logged in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +74,11 @@ class PageAuth(AccessPolicy):
     clock: Callable[[], float] = time.time
     registry: TokenRegistry | None = None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether no token is needed."""
-        return self.token is None and self.registry is None
+    async def needs_token(self) -> bool:
+        """Return whether a token is needed."""
+        if self.token is not None:
+            return True
+        return self.registry is not None and await self.registry.is_required()
 
     async def log_in(self, token: str) -> str | None:
         """Start a session for a token; return None if it is wrong or not for the page."""
@@ -85,27 +89,42 @@ class PageAuth(AccessPolicy):
             return None
         return await self.registry.start_session(found.name, SESSION_SECONDS)
 
-    def sign_session(self, expires: int) -> str:
-        """Return a signed session that is valid until then."""
+    async def log_out(self, session: str) -> None:
+        """End a session, so that its cookie is worthless wherever it was copied to."""
+        if self.registry is not None:
+            is_signed = self.is_signed_session(session)
+            await self.registry.end_session(session, SESSION_SECONDS if is_signed else None)
+
+    def sign_session(self, expires: str) -> str:
+        """Return a signed session: when it expires, followed by a random text, and the signature."""
         mac = hmac.new(
             (self.token or "").encode(), f"kedge.page/1 {expires}".encode(), hashlib.sha256
         )
         return f"{expires}.{mac.hexdigest()}"
 
     def new_session(self) -> str:
-        """Return a new session."""
-        return self.sign_session(int(self.clock()) + SESSION_SECONDS)
+        """Return a new signed session."""
+        return self.sign_session(
+            f"{int(self.clock()) + SESSION_SECONDS}.{secrets.token_urlsafe(12)}"
+        )
 
-    def is_valid_session(self, value: str) -> bool:
-        """Return whether a cookie is a valid session."""
-        expires, _, _ = value.partition(".")
+    def is_signed_session(self, value: str) -> bool:
+        """Return whether a cookie is a session that this server signed, and has not expired."""
+        signed, _, _ = value.rpartition(".")
+        expires, _, _ = signed.partition(".")
         if (
             self.token is None
             or not (expires.isascii() and expires.isdecimal())
             or len(expires) > 15
         ):
             return False
-        return int(expires) > self.clock() and _is_equal(value, self.sign_session(int(expires)))
+        return int(expires) > self.clock() and _is_equal(value, self.sign_session(signed))
+
+    async def is_valid_session(self, value: str) -> bool:
+        """Return whether a cookie is a signed session that was not ended."""
+        if not self.is_signed_session(value):
+            return False
+        return self.registry is None or not await self.registry.is_ended(value)
 
 
 class LoginThrottle:
@@ -178,11 +197,12 @@ class PageAuthMiddleware:
             return error_response(
                 403, "cross_site", "a write must come from the page itself, as JSON"
             )
-        if self._auth.is_open or scope["path"].startswith(PUBLIC_PATHS):
+        if scope["path"].startswith(PUBLIC_PATHS) or not await self._auth.needs_token():
             return None
         bearer = read_bearer_token(scope)
-        session = _read_session_cookie(Headers(scope=scope))
-        if self._auth.matches_token(bearer) or self._auth.is_valid_session(session):
+        session = read_session_cookie(Headers(scope=scope))
+        scope[SESSION_KEY] = bool(session)
+        if self._auth.matches_token(bearer) or await self._auth.is_valid_session(session):
             return None
         if registry := self._auth.registry:
             by_token = await registry.find(bearer.decode("latin-1"))
@@ -237,7 +257,8 @@ def error_response(status: int, code: str, message: str) -> Response:
     return JSONResponse({"error": {"code": code, "message": message}}, status)
 
 
-def _read_session_cookie(headers: Headers) -> str:
+def read_session_cookie(headers: Headers) -> str:
+    """Return the session in the cookies of a request, or an empty text."""
     cookie = SimpleCookie()
     try:
         cookie.load(headers.get("cookie", ""))

@@ -14,7 +14,7 @@ from kedge.server.app import create_app
 from kedge.server.settings import Settings
 from kedge.server.storage.database import IN_MEMORY
 from kedge.server.uvicorn_server import UvicornServer
-from kedge.store import AccessToken, Store, TokenRegistry, open_store
+from kedge.store import AccessToken, TokenRegistry, open_store
 from kedge.web.app import PathDispatch, create_page
 from kedge.web.models import ModelSelector
 from kedge.web.security import PageAuth
@@ -46,13 +46,12 @@ async def open_page_server(
     ):
         models = ModelSelector(engine, model_names(settings), f"{url}/v1")
         stack.push_async_callback(models.aclose)
-        registry = await find_registry(store, settings, required=page.requires_token)
-        tokens = None if registry is None else DelegatedTokens(registry)
+        registry = TokenRegistry(store, required=page.requires_token)
+        tokens = DelegatedTokens(registry)
         settings = replace(settings, callers=tokens)
         service = ConversationService(store, models, page.settings)
 
         def connect_as(caller: AccessToken) -> Engine:
-            assert tokens is not None  # noqa: S101 - a caller has a token
             return connect_own_server(settings, url, tokens.issue(caller))
 
         services = UserServices(service, connect_as)
@@ -72,15 +71,6 @@ async def open_page_server(
 async def _finish(recorder: ServerRequests, task: "asyncio.Task[None]") -> None:
     recorder.stop()
     await task
-
-
-async def find_registry(
-    store: Store, settings: Settings, *, required: bool = False
-) -> TokenRegistry | None:
-    """Return the named tokens of a store if a token is needed: if there is one, or if it is required."""
-    registry = TokenRegistry(store)
-    is_needed = required or settings.token is not None or bool(await registry.list())
-    return registry if is_needed else None
 
 
 def connect_own_server(settings: Settings, url: str, token: str | None = None) -> Engine:

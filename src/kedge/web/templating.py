@@ -14,6 +14,7 @@ from kedge import formatting
 from kedge.store.tree import MARK_DESCRIPTIONS
 from kedge.web import chain_svg, charts
 from kedge.web.plan_card import summarize_request
+from kedge.web.security import SESSION_KEY
 
 STATIC_DIR = files("kedge.web") / "static"
 Names = dict[str, Any]
@@ -66,9 +67,12 @@ def render(template: str, **values: Any) -> str:
     return get_environment().get_template(template).render(**values)
 
 
-def render_page(template: str, *, here: str, status: int = 200, **values: Any) -> HTMLResponse:
-    """A whole page; ``here`` is its place in the navigation."""
-    return HTMLResponse(render(template, here=here, **values), status)
+def render_page(
+    request: Request, template: str, *, here: str, status: int = 200, **values: Any
+) -> HTMLResponse:
+    """Return a complete page; ``here`` is its name in the navigation."""
+    has_session = bool(request.scope.get(SESSION_KEY))
+    return HTMLResponse(render(template, here=here, has_session=has_session, **values), status)
 
 
 def serve_static(request: Request) -> Response:

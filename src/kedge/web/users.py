@@ -39,6 +39,10 @@ class DelegatedTokens:
         self._callers[secret] = caller
         return secret
 
+    async def is_required(self) -> bool:
+        """Return whether requests need a token."""
+        return await self._registry.is_required()
+
     async def find(self, token: str) -> AccessToken | None:
         """Return the holder of a token, unless it was revoked."""
         caller = self._callers.get(token)
