@@ -20,12 +20,14 @@ from kedge.testing import serve
     [
         (["--upstream", "ftp://x"], "must be an http or https URL"),
         (["--host", "0.0.0.0"], "can be reached from other machines"),  # noqa: S104 - rejected
+        (["--host", "0.0.0.0", "--db", ":memory:"], "can be reached from"),  # noqa: S104 - rejected
         (["--db", "/dev/null/x.db"], "cannot be opened"),
     ],
 )
-def test_wrong_use_is_explained(options: list[str], message: str) -> None:
+def test_wrong_use_is_explained(tmp_path: Path, options: list[str], message: str) -> None:
     """The error says what to do."""
-    result = CliRunner().invoke(group, ["proxy", *options])
+    db = ["--db", str(tmp_path / "proxy.db")]
+    result = CliRunner().invoke(group, ["proxy", *db, *options])
     assert result.exit_code != 0
     assert message in result.output
 

@@ -51,16 +51,27 @@ def command(
     """
     if not upstream.startswith(("http://", "https://")):
         raise click.UsageError(f"--upstream must be an http or https URL, not {mask_url(upstream)}")
-    if not is_loopback(host) and not token and not allow_remote:
-        raise click.UsageError(
-            f"{host} can be reached from other machines: set --token or KEDGE_PROXY_TOKEN, listen on "
-            "127.0.0.1, or pass --allow-remote if something in front of the proxy checks who connects"
-        )
     from kedge.proxy import create_proxy_app
     from kedge.server.uvicorn_server import bind
 
     store = _open_store(db, keep_bodies=keep_bodies)
-    app = create_proxy_app(upstream, store=store, trust=trust, token=token, any_host=allow_remote)
+    requires_token = not is_loopback(host) and not token and not allow_remote
+    if requires_token and not _has_tokens(store):
+        if store is not None:
+            store.database.close()
+        raise click.UsageError(
+            f"{host} can be reached from other machines: set --token or KEDGE_PROXY_TOKEN, add a token to "
+            "the store of --db with 'kedge auth add', listen on 127.0.0.1, or pass --allow-remote if "
+            "something in front of the proxy checks who connects"
+        )
+    app = create_proxy_app(
+        upstream,
+        store=store,
+        trust=trust,
+        token=token,
+        any_host=allow_remote,
+        requires_token=requires_token,
+    )
     with bind(host, port) as listener:
         address, bound = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
@@ -81,6 +92,12 @@ async def _serve(app: Any, listener: Any) -> None:
         app, log_config=None, access_log=False, server_header=False, ws="websockets-sansio"
     )
     await uvicorn.Server(config).serve(sockets=[listener])
+
+
+def _has_tokens(store: "Store | None") -> bool:
+    from kedge.store import TokenRegistry
+
+    return store is not None and bool(asyncio.run(TokenRegistry(store).list()))
 
 
 def _open_store(given: str, *, keep_bodies: bool) -> "Store | None":

@@ -38,6 +38,8 @@ PROBE_SECONDS = 10.0
 _PATH = "/responses"
 EXCHANGE = "kedge.exchange"
 """The response extension under which the HTTP client passes the exchange on."""
+USER = "kedge.user"
+"""The request extension that names the user for whom a proxy sends a request; users share nothing."""
 
 
 def chain(
@@ -444,7 +446,9 @@ def _prepare(
 def _begin(chainer: Chainer, request: Any) -> Exchange | None:
     try:
         headers = {name.lower(): value for name, value in request.headers.items()}
-        return chainer.begin(request.method, str(request.url), headers, b"".join(request.stream))
+        content = b"".join(request.stream)
+        user = request.extensions.get(USER, "")
+        return chainer.begin(request.method, str(request.url), headers, content, user)
     except Exception:
         log.exception("a request could not be examined and is sent as written")
         return None

@@ -102,7 +102,7 @@ class Chainer:
         return self._report.build()
 
     def begin(
-        self, method: str, url: str, headers: Mapping[str, str], content: bytes
+        self, method: str, url: str, headers: Mapping[str, str], content: bytes, user: str = ""
     ) -> "Exchange | None":
         """Decide what to send for a request.
 
@@ -111,6 +111,7 @@ class Chainer:
             url: The full URL.
             headers: The request headers, with lower-case names.
             content: The body, uncompressed.
+            user: The user for whom a proxy sends it.
 
         Returns:
             The exchange, or None for a request that is neither `POST …/responses` nor a `GET` of a
@@ -120,17 +121,17 @@ class Chainer:
         path = parts.path.rstrip("/")
         scope_path, _, response_id = path.rpartition("/")
         if method == "DELETE" and scope_path.endswith("/responses"):
-            self.index.mark_lost(self.scope(url, headers, scope_path), response_id)
+            self.index.mark_lost(self.scope(url, headers, scope_path, user), response_id)
             return None
         if method == "GET" and scope_path.endswith("/responses"):
-            scope = self.scope(url, headers, scope_path)
+            scope = self.scope(url, headers, scope_path, user)
             pending = self.index.get(scope, response_id)
             if pending is None or pending.record.status != "incomplete":
                 return None
             return Exchange(self, scope, content, None, "background", pending=pending)
         if method != "POST" or not path.endswith("/responses"):
             return None
-        scope = self.scope(url, headers, path)
+        scope = self.scope(url, headers, path, user)
         parsed = self._parse(headers, content)
         if not isinstance(parsed, ParsedRequest):
             return Exchange(self, scope, content, None, parsed)
@@ -174,13 +175,14 @@ class Chainer:
         way = check.choose_way(rewritten.anchor.record, rewritten.sent, parsed.values)
         return "untrusted" if way == "untrusted" else rewritten
 
-    def scope(self, url: str, headers: Mapping[str, str], path: str) -> str:
-        """Return the name of what shares one memory: endpoint, organization, project and account.
+    def scope(self, url: str, headers: Mapping[str, str], path: str, user: str = "") -> str:
+        """Return the name of what shares one memory: endpoint, organization, project, account and user.
 
         Credentials are hashed with the key of the index, which is never logged.
         """
         parts = urlsplit(url)
         secret = "\0".join(f"{name}={headers.get(name, '')}" for name in CREDENTIAL_HEADERS)
+        secret += f"\0{user}" if user else ""
         account = hashlib.blake2b(secret.encode(), key=self._hash_key, digest_size=16).hexdigest()
         owners = [headers.get(name, "") for name in ACCOUNT_HEADERS]
         return "|".join(

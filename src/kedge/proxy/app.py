@@ -5,6 +5,7 @@ Every route, method, stream and WebSocket below `/v1` is forwarded. `POST /v1/re
 are passed on and never stored.
 """
 
+import json
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
@@ -15,7 +16,7 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from anyio import Event, create_task_group
+from anyio import CancelScope, Event, create_task_group
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
@@ -26,19 +27,19 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from kedge.engines.evidence import Trust
 from kedge.incremental import AnchorIndex, StoreIndex, chain, chain_report
-from kedge.incremental.client import EXCHANGE
+from kedge.incremental.client import EXCHANGE, USER
 from kedge.incremental.exchange import Exchange
 from kedge.incremental.rewrite import MAX_BODY_BYTES
 from kedge.observe import get_logger
-from kedge.server.access import (
-    LOOPBACK_NAMES,
-    AccessPolicy,
-    is_same_origin,
-    parse_host_name,
-    read_header,
+from kedge.proxy.access import (
+    TOKEN_HEADER,
+    ProxyGuard,
+    UsageReader,
+    build_error,
 )
+from kedge.server.access import CALLER_KEY, is_same_origin
 from kedge.server.request_log import record_metrics
-from kedge.store import ProxiedRequest, Store
+from kedge.store import AccessToken, ProxiedRequest, Store, TokenRegistry
 from kedge.store.request_recorder import RequestRecorder
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 log = get_logger("kedge.proxy")
 access_log = logging.getLogger("kedge.access")
 
-TOKEN_HEADER = "x-kedge-token"
 PLAN_HEADER = "x-kedge-plan"
 HOP_BY_HOP = frozenset(
     {
@@ -79,6 +79,7 @@ def create_proxy_app(
     trust: Trust = "earned",
     token: str = "",
     any_host: bool = False,
+    requires_token: bool = False,
     client: "httpx2.AsyncClient | None" = None,
 ) -> Starlette:
     """Build the ASGI app of a proxy.
@@ -86,11 +87,14 @@ def create_proxy_app(
     Args:
         upstream: The base URL that requests are forwarded to, such as `https://api.openai.com/v1`.
         index: Where responses are looked up by content; in memory by default, or in the store.
-        store: Where requests are recorded for the page; their content only if it keeps bodies.
+        store: Where requests are recorded for the page; their content only if it keeps bodies. The named
+            tokens in it are accepted, and a token is needed once there is one.
         trust: Which upstreams are chained on; see `kedge.chain`.
-        token: What clients must send in the `x-kedge-token` header; empty for none.
+        token: What clients must send in the `x-kedge-token` header, unless they send a named token; empty
+            for none.
         any_host: Accept any `Host` header. Otherwise only loopback names are accepted while there is no
             token, so that web pages cannot reach the proxy through a name of their own.
+        requires_token: Whether a token is needed even while the store has none.
         client: The HTTP client for the upstream; by default one is made and closed with the app.
 
     Returns:
@@ -100,8 +104,9 @@ def create_proxy_app(
     if store is not None and index is None:
         index = StoreIndex(store)
     recorder = RequestRecorder(store) if store is not None else None
-    proxy = _Proxy(upstream.rstrip("/"), index, trust, client, recorder)
-    guard = _Guard(token, any_host=any_host)
+    registry = None if store is None else TokenRegistry(store, required=requires_token)
+    guard = ProxyGuard(token, registry, any_host=any_host)
+    proxy = _Proxy(upstream.rstrip("/"), index, trust, client, recorder, guard)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -116,10 +121,10 @@ def create_proxy_app(
     app = Starlette(
         routes=[
             Route("/healthz", _report_health),
-            Route("/metrics", guard.wrap(_report_metrics)),
-            Route("/report", guard.wrap(proxy.report)),
-            Route("/v1/{path:path}", guard.wrap(proxy.forward), methods=METHODS),
-            WebSocketRoute("/v1/{path:path}", guard.wrap_socket(proxy.forward_socket)),
+            Route("/metrics", _wrap(guard, "metrics", _report_metrics)),
+            Route("/report", _wrap(guard, "metrics", proxy.report)),
+            Route("/v1/{path:path}", _wrap(guard, "server", proxy.forward), methods=METHODS),
+            WebSocketRoute("/v1/{path:path}", _wrap_socket(guard, proxy.forward_socket)),
         ],
         middleware=[Middleware(_AccessLog)],
         lifespan=lifespan,
@@ -177,42 +182,21 @@ Handler = Callable[[Request], Awaitable[Response]]
 SocketHandler = Callable[[WebSocket], Awaitable[None]]
 
 
-class _Guard:
-    """Checks the host name and the token of requests."""
+def _wrap(guard: ProxyGuard, needed: str, handler: Handler) -> Handler:
+    async def handle(request: Request) -> Response:
+        return await guard.check(request.scope, needed) or await handler(request)
 
-    def __init__(self, token: str, *, any_host: bool) -> None:
-        self._policy = AccessPolicy(token or None, None if token or any_host else LOOPBACK_NAMES)
-
-    def _find_problem(self, scope: Scope) -> tuple[int, str] | None:
-        if not self._policy.allows_host(scope):
-            name = parse_host_name(read_header(scope, b"host"))
-            return 403, f"host {name!r} is not allowed: use a loopback name, or set a token"
-        given = read_header(scope, TOKEN_HEADER.encode())
-        if self._policy.token is not None and not self._policy.matches_token(given):
-            return 401, f"send the proxy's token in the {TOKEN_HEADER} header"
-        return None
-
-    def wrap(self, handler: Handler) -> Handler:
-        async def handle(request: Request) -> Response:
-            if problem := self._find_problem(request.scope):
-                return _build_error(*problem)
-            return await handler(request)
-
-        return handle
-
-    def wrap_socket(self, handler: SocketHandler) -> SocketHandler:
-        async def handle(socket: WebSocket) -> None:
-            if self._find_problem(socket.scope) or not is_same_origin(socket.scope):
-                await socket.close(1008)
-                return
-            await handler(socket)
-
-        return handle
+    return handle
 
 
-def _build_error(status: int, message: str, code: str = "proxy_error") -> Response:
-    error = {"message": message, "type": "kedge_proxy", "param": None, "code": code}
-    return JSONResponse({"error": error}, status)
+def _wrap_socket(guard: ProxyGuard, handler: SocketHandler) -> SocketHandler:
+    async def handle(socket: WebSocket) -> None:
+        if await guard.check(socket.scope, "server") or not is_same_origin(socket.scope):
+            await socket.close(1008)
+            return
+        await handler(socket)
+
+    return handle
 
 
 class _Proxy:
@@ -225,11 +209,13 @@ class _Proxy:
         trust: Trust,
         client: "httpx2.AsyncClient | None",
         recorder: RequestRecorder | None,
+        guard: ProxyGuard,
     ) -> None:
         import httpx2
 
         self._upstream = upstream
         self._recorder = recorder
+        self._guard = guard
         self._errors = (httpx2.HTTPError, httpx2.InvalidURL)
         self._client = chain(client or _create_client(), index=index, trust=trust)
 
@@ -256,7 +242,9 @@ class _Proxy:
         """Forward a request and pass its response on as it arrives."""
         started = time.perf_counter()
         if _has_dot_segments(request.scope):
-            return _build_error(400, "the path must not contain '.' or '..' segments")
+            return build_error(400, "the path must not contain '.' or '..' segments")
+        caller: AccessToken | None = request.scope.get(CALLER_KEY)
+        is_limited = caller is not None and caller.tokens_per_minute is not None
         body_read = Event()
         try:
             body = await _read_body(request, body_read)
@@ -269,7 +257,10 @@ class _Proxy:
             self._build_url(request.scope),
             headers=_filter_headers(request.headers.items(), "host", TOKEN_HEADER, *computed),
             content=body,
+            extensions={USER: caller.namespace if caller else ""},
         )
+        if is_limited:  # its token counts are read on the way
+            outgoing.headers["accept-encoding"] = "identity"
         incoming = await self._send(request, outgoing, body_read)
         if isinstance(incoming, Response):
             return incoming
@@ -282,7 +273,13 @@ class _Proxy:
         store = self._recorder.store if self._recorder else None
         response = _PassedOn(incoming, store.body_bytes if store and store.keep_bodies else 0)
         if isinstance(exchange, Exchange):
-            response.on_end = partial(self._record, exchange, response, started)
+            namespace = caller.namespace if caller else ""
+            response.on_end = partial(self._record, exchange, response, started, namespace)
+        # What is fetched was counted before, except for the result of a background response.
+        is_new = request.method == "POST" or isinstance(exchange, Exchange)
+        if caller is not None and is_limited and is_new:
+            response.usage = UsageReader(incoming.headers.get("content-type", ""))
+            response.on_usage = partial(self._guard.count_tokens, caller)
         response.raw_headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers]
         return response
 
@@ -304,15 +301,17 @@ class _Proxy:
             except self._errors as error:
                 reason = str(error) or type(error).__name__
                 log.warning("the upstream could not be reached: %s", reason)
-                return _build_error(502, f"the upstream could not be reached: {reason}")
+                return build_error(502, f"the upstream could not be reached: {reason}")
             except ClientDisconnect:
                 return Response(status_code=CLIENT_GONE)
             finally:
                 group.cancel_scope.cancel()
         return Response(status_code=CLIENT_GONE)
 
-    def _record(self, exchange: Exchange, response: "_PassedOn", started: float) -> None:
-        """Record a finished request for the page."""
+    def _record(
+        self, exchange: Exchange, response: "_PassedOn", started: float, namespace: str
+    ) -> None:
+        """Record a finished request for the page of its user."""
         result = exchange.result
         if self._recorder is None or result is None:
             return
@@ -334,7 +333,8 @@ class _Proxy:
                 is_lost=result.is_lost,
                 request=exchange.content,
                 response=bytes(response.body_start),
-            )
+            ),
+            namespace,
         )
 
     async def forward_socket(self, socket: WebSocket) -> None:
@@ -370,6 +370,7 @@ class _Proxy:
             await socket.close(1011)
             return
         await socket.accept(upstream.subprotocol)
+        caller: AccessToken | None = socket.scope.get(CALLER_KEY)
 
         async def send_up() -> None:
             try:
@@ -377,6 +378,9 @@ class _Proxy:
                     message = await socket.receive()
                     if message["type"] == "websocket.disconnect":
                         break
+                    if rejected := await self._guard.check_message(caller):
+                        await socket.send_text(_format_socket_error(rejected))
+                        continue
                     data = message.get("text")
                     await upstream.send(data if data is not None else message["bytes"])
             except (ConnectionClosed, WebSocketDisconnect):
@@ -388,6 +392,7 @@ class _Proxy:
             code = 1000
             try:
                 async for data in upstream:
+                    await self._guard.count_message(caller, data)
                     if isinstance(data, str):
                         await socket.send_text(data)
                     else:
@@ -447,6 +452,8 @@ class _PassedOn(StreamingResponse):
         self._retained_bytes = retained_bytes
         self.body_start = bytearray()
         self.on_end: Callable[[], None] | None = None
+        self.usage: UsageReader | None = None
+        self.on_usage: Callable[[int], Awaitable[None]] | None = None
 
     async def _read(self) -> AsyncIterator[bytes]:
         if self._incoming.is_stream_consumed:
@@ -458,6 +465,8 @@ class _PassedOn(StreamingResponse):
             yield chunk
 
     def _retain(self, chunk: bytes) -> None:
+        if self.usage is not None:
+            self.usage.feed(chunk)
         if len(self.body_start) < self._retained_bytes:
             self.body_start += chunk[: self._retained_bytes - len(self.body_start)]
 
@@ -472,6 +481,9 @@ class _PassedOn(StreamingResponse):
             await self._incoming.aclose()
             if self.on_end is not None:
                 self.on_end()
+            if self.usage is not None and self.on_usage is not None:
+                with CancelScope(shield=True):
+                    await self.on_usage(self.usage.finish())
 
 
 async def _read_body(request: Request, body_read: Event) -> bytes | AsyncIterator[bytes] | None:
@@ -518,3 +530,17 @@ def _format_plan(exchange: Exchange) -> str:
         return f"chained; {sizes}"
     reason = exchange.healed or exchange.decision
     return f"{'healed' if exchange.healed else 'full'}; {sizes}; reason={reason}"
+
+
+def _format_socket_error(rejected: Response) -> str:
+    """Return a rejection as a WebSocket message, in the form of OpenAI's API."""
+    error = json.loads(bytes(rejected.body))["error"]
+    headers = {
+        name: value for name, value in rejected.headers.items() if not name.startswith("content-")
+    }
+    event = {
+        "type": "error",
+        "status": rejected.status_code,
+        "error": {**error, "headers": headers},
+    }
+    return json.dumps(event)

@@ -1,0 +1,201 @@
+"""Who may use a proxy, as which user, and how much.
+
+A client's ``Authorization`` header is for the upstream, so it sends the token of the proxy in a header of
+its own, ``x-kedge-token``, which is not forwarded. It is the proxy's own token, or a named token of a user
+from the proxy's store.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
+
+from kedge.errors import StoreError, StreamTooLarge
+from kedge.events.sse import SSEDecoder
+from kedge.incremental.rewrite import MAX_BODY_BYTES
+from kedge.json_codec import decode
+from kedge.observe import get_logger
+from kedge.server.access import (
+    CALLER_KEY,
+    LOOPBACK_NAMES,
+    AccessPolicy,
+    parse_host_name,
+    read_header,
+)
+from kedge.server.auth import find_exceeded_limit, has_limits, rate_limit_headers
+from kedge.store import AccessToken, TokenRegistry
+
+log = get_logger("kedge.proxy")
+
+TOKEN_HEADER = "x-kedge-token"
+INPUT_COUNTS = (
+    "input_tokens",
+    "prompt_tokens",
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+)
+"""The input of a model: OpenAI's counts, or Anthropic's, which has cached tokens apart."""
+OUTPUT_COUNTS = ("output_tokens", "completion_tokens")
+
+
+class ProxyGuard:
+    """Checks the host name, the token and the limits of requests.
+
+    Args:
+        token: The proxy's own token, which is the administrator's; empty for none.
+        registry: The named tokens that are accepted as well, or None.
+        any_host: Accept any `Host` header while no token is needed.
+    """
+
+    def __init__(self, token: str, registry: TokenRegistry | None, *, any_host: bool) -> None:
+        self._policy = AccessPolicy(token or None, None if any_host else LOOPBACK_NAMES)
+        self._registry = registry
+
+    async def check(self, scope: Scope, needed: str) -> Response | None:
+        """Find the caller of a request; return why it is rejected, or None.
+
+        Args:
+            scope: The request; its `AccessToken` is added under `CALLER_KEY`.
+            needed: The scope of the token that it needs.
+        """
+        policy, registry = self._policy, self._registry
+        if policy.token is None and (registry is None or not await registry.is_required()):
+            if policy.allows_host(scope):
+                return None
+            name = parse_host_name(read_header(scope, b"host"))
+            return build_error(
+                403, f"host {name!r} is not allowed: use a loopback name, or set a token"
+            )
+        given = read_header(scope, TOKEN_HEADER.encode())
+        if policy.matches_token(given):
+            return None
+        try:
+            caller = await registry.find(given.decode("latin-1")) if registry else None
+            if caller is None:
+                return build_error(401, f"send a token of the proxy in the {TOKEN_HEADER} header")
+            if needed not in caller.scopes:
+                return build_error(403, f"this token is not for that; it needs the scope {needed}")
+            scope[CALLER_KEY] = caller
+            is_counted = needed == "server" and scope["type"] == "http"
+            return await self.count_request(caller) if is_counted else None
+        except StoreError as error:
+            return _build_store_error(error)
+
+    async def check_message(self, caller: AccessToken | None) -> Response | None:
+        """Check a message of a WebSocket, which is a request of its own."""
+        if caller is None or self._registry is None:
+            return None
+        try:
+            if not await self._registry.is_valid(caller):
+                return build_error(401, "the token was revoked")
+            return await self.count_request(caller)
+        except StoreError as error:
+            return _build_store_error(error)
+
+    async def count_request(self, caller: AccessToken) -> Response | None:
+        """Count a request; return the rejection of one above a limit."""
+        if self._registry is None or not has_limits(caller):
+            return None
+        counts = await self._registry.count(caller.name, requests=1)
+        if find_exceeded_limit(caller, counts) is None:
+            return None
+        wait = math.ceil(counts.seconds_left)
+        rejected = build_error(
+            429,
+            f"the limit of this token is reached; try again in {wait} seconds",
+            "rate_limit_exceeded",
+        )
+        rejected.headers.update(rate_limit_headers(caller, counts))
+        rejected.headers["retry-after"] = str(wait)
+        return rejected
+
+    async def count_message(self, caller: AccessToken | None, data: str | bytes) -> None:
+        """Count the tokens in a message of the upstream on a WebSocket."""
+        if caller is not None and caller.tokens_per_minute is not None:
+            await self.count_tokens(caller, sum(read_usage(data)))
+
+    async def count_tokens(self, caller: AccessToken, tokens: int) -> None:
+        """Count tokens that a model used; the response itself is not affected if that fails."""
+        if self._registry is None or not tokens:
+            return
+        try:
+            await self._registry.count(caller.name, tokens=tokens)
+        except StoreError as error:
+            log.warning("the tokens of a response could not be counted: %s", error)
+
+
+class UsageReader:
+    """Reads the token counts of a response of any API while it is passed on.
+
+    Args:
+        content_type: The content type of the response, which must not be compressed.
+    """
+
+    def __init__(self, content_type: str) -> None:
+        self._events = SSEDecoder() if content_type.startswith("text/event-stream") else None
+        self._body = bytearray()
+        self._input = self._output = 0
+
+    def feed(self, chunk: bytes) -> None:
+        """Read more of the response."""
+        if self._events is None:
+            self._body += chunk[: MAX_BODY_BYTES - len(self._body)]
+            return
+        try:
+            for message in self._events.feed(chunk):
+                self._read(message.data)
+        except StreamTooLarge:
+            log.warning("the tokens of a response could not be counted: an event is too large")
+            self._events = SSEDecoder()
+
+    def finish(self) -> int:
+        """Return the tokens of the response: those of its input and its output."""
+        if self._events is None:
+            self._read(self._body)
+        return self._input + self._output
+
+    def _read(self, data: str | bytearray) -> None:
+        # The events of a stream repeat the counts, or complete them: the largest are those of the response.
+        found_input, found_output = read_usage(data)
+        self._input = max(self._input, found_input)
+        self._output = max(self._output, found_output)
+
+
+def read_usage(data: str | bytes | bytearray) -> tuple[int, int]:
+    """Return the input and output tokens in a response or an event of OpenAI's and Anthropic's APIs."""
+    has_usage = '"usage"' in data if isinstance(data, str) else b'"usage"' in data
+    if not has_usage:
+        return 0, 0
+    try:
+        event: Any = decode(data)
+    except (ValueError, RecursionError):
+        return 0, 0
+    holders = [event, *(_get_object(event, name) for name in ("response", "message"))]
+    usages = [_get_object(each, "usage") for each in holders]
+    return (
+        max(sum(_read_count(usage, name) for name in INPUT_COUNTS) for usage in usages),
+        max(sum(_read_count(usage, name) for name in OUTPUT_COUNTS) for usage in usages),
+    )
+
+
+def _get_object(value: Any, name: str) -> Mapping[str, Any]:
+    found = value.get(name) if isinstance(value, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return found if isinstance(found, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def _read_count(usage: Mapping[str, Any], name: str) -> int:
+    count = usage.get(name)
+    return max(count, 0) if isinstance(count, int) else 0
+
+
+def _build_store_error(error: StoreError) -> Response:
+    log.warning("a token could not be checked: %s", error)
+    return build_error(503, "the token could not be checked; try again")
+
+
+def build_error(status: int, message: str, code: str = "proxy_error") -> Response:
+    """Return an error of the proxy itself, in the form of OpenAI's API."""
+    error = {"message": message, "type": "kedge_proxy", "param": None, "code": code}
+    return JSONResponse({"error": error}, status)

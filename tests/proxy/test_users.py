@@ -1,0 +1,273 @@
+"""Named tokens for `kedge proxy`: each user has an index and a list of requests, within limits."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from openai import OpenAI
+from websockets.asyncio.client import connect as connect_socket
+from websockets.exceptions import InvalidStatus
+
+from kedge.errors import StoreBusy
+from kedge.proxy.access import ProxyGuard, UsageReader, read_usage
+from kedge.store import Store, TokenRegistry
+from kedge.store.open import open_current_database
+from kedge.testing import TestServer, serve
+from proxy.running import serve_proxy
+from proxy.test_app import input_sizes, send
+from server.waiting import TIMEOUT, wait_until
+
+
+@dataclass
+class Proxy:
+    """A proxy with named tokens in front of a server."""
+
+    server: TestServer
+    store: Store
+    url: str
+    http: httpx2.Client
+
+    def add(self, name: str, **options: Any) -> str:
+        """Add a token."""
+        return asyncio.run(TokenRegistry(self.store).add(name, **options))[1]
+
+    def post(self, token: str, path: str = "/v1/responses", **body: Any) -> httpx2.Response:
+        """Send a request with a token."""
+        headers = {
+            "x-kedge-token": token,
+            "authorization": "Bearer upstream-key",
+            "anthropic-version": "2023-06-01",
+        }
+        content = {"model": "practice", **(body or {"input": "Hi"})}
+        return self.http.post(self.url + path, headers=headers, json=content)
+
+    def client(self, token: str) -> OpenAI:
+        """Open a client of a user; all of them have the same key of the upstream."""
+        return OpenAI(
+            base_url=f"{self.url}/v1",
+            api_key="upstream-key",
+            max_retries=0,
+            default_headers={"x-kedge-token": token},
+        )
+
+    def get_tokens(self, name: str) -> int:
+        """Return the counted tokens of a user."""
+        return asyncio.run(TokenRegistry(self.store).count(name)).tokens
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[Proxy]:
+    """A proxy that needs a token."""
+    store = Store(open_current_database(f"sqlite:///{tmp_path}/proxy.db"))
+    with (
+        serve() as server,
+        serve_proxy(server.base_url, store=store, token="admin", requires_token=True) as url,
+        httpx2.Client(timeout=TIMEOUT, verify=False) as http,
+    ):
+        yield Proxy(server, store, url, http)
+    store.database.close()
+
+
+def test_users_share_neither_anchors_nor_lists(proxy: Proxy) -> None:
+    """Although they use the same key of the upstream; the token is not forwarded."""
+    alice, bob = proxy.add("alice"), proxy.add("bob")
+    history: list[Any] = []
+    for token in (alice, alice, bob, "admin"):
+        with proxy.client(token) as client:
+            send(client, history, "Say it")
+    assert input_sizes(proxy.server) == [1, 1, 5, 7]
+    with proxy.client(alice) as client:
+        send(client, history[:4], "Say it again")
+    assert input_sizes(proxy.server)[4:] == [1]
+    for request in proxy.server.requests:
+        assert "x-kedge-token" not in request.headers
+        assert request.headers["authorization"] == "Bearer upstream-key"
+
+    async def count(name: str) -> int:
+        store = proxy.store.use_namespace(name) if name else proxy.store
+        return (await store.sum_proxied()).requests
+
+    async def read() -> list[int]:
+        return [await count(name) for name in ("alice", "bob", "")]
+
+    wait_until(lambda: asyncio.run(read()) == [3, 1, 1])  # recorded beside the requests
+
+
+def test_scopes_and_revocation(proxy: Proxy) -> None:
+    """A token needs the scope `server`; the figures of all users need `metrics`."""
+    alice = proxy.add("alice")
+    ops = proxy.add("ops", user="", scopes=["metrics"])
+    status = {
+        token: [
+            proxy.http.get(proxy.url + path, headers={"x-kedge-token": token}).status_code
+            for path in ("/v1/models", "/metrics", "/report", "/healthz")
+        ]
+        for token in (alice, ops, "admin", "kedge_wrong", "")
+    }
+    assert list(status.values()) == [
+        [200, 403, 403, 200],
+        [403, 200, 200, 200],
+        [200, 200, 200, 200],
+        [401, 401, 401, 200],
+        [401, 401, 401, 200],
+    ]
+    asyncio.run(TokenRegistry(proxy.store).revoke("alice"))
+    assert proxy.post(alice).status_code == 401
+
+
+def test_limits_are_429_with_retry_after(proxy: Proxy) -> None:
+    """Of requests and of tokens, which are those that the upstream reports."""
+    alice = proxy.add("alice", requests_per_minute=1)
+    # A new minute may begin between two requests, but not between each two of three.
+    answers = [proxy.post(alice) for _ in range(3)]
+    rejected = next(answer for answer in answers if answer.status_code != 200)
+    assert rejected.status_code == 429
+    assert 0 < int(rejected.headers["retry-after"]) <= 60
+    assert rejected.headers["x-ratelimit-limit-requests"] == "1"
+    assert rejected.json()["error"]["code"] == "rate_limit_exceeded"
+    bob = proxy.add("bob", tokens_per_minute=1)
+    answers = [proxy.post(bob, input="Count to 20") for _ in range(3)]
+    assert answers[0].status_code == 200
+    assert 429 in [answer.status_code for answer in answers[1:]]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/responses", {"input": "Hi", "stream": True}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 99}),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 99, "stream": True},
+        ),
+    ],
+)
+def test_tokens_of_every_api_are_counted(proxy: Proxy, path: str, body: dict[str, Any]) -> None:
+    """From the body or the events of the response; only of a token that has a limit."""
+    limited = proxy.add("limited", tokens_per_minute=1_000_000)
+
+    def is_counted() -> bool:
+        """Send a request; it is counted after its last byte, in the minute that is then."""
+        assert proxy.post(limited, path, **body).status_code == 200
+        return proxy.get_tokens("limited") > 0
+
+    wait_until(is_counted)
+    free = proxy.add("free")
+    assert proxy.post(free, path, **body).status_code == 200
+    assert proxy.get_tokens("free") == 0
+
+
+async def test_messages_of_a_websocket_are_counted(proxy: Proxy) -> None:
+    """Each is a request: rejected above the limit, and after the token was revoked."""
+    registry = TokenRegistry(proxy.store)
+    _, secret = await registry.add("alice", requests_per_minute=1, tokens_per_minute=1_000_000)
+    url = f"{proxy.url.replace('http', 'ws', 1)}/v1/responses"
+    message = json.dumps({"type": "response.create", "model": "practice", "input": "Hi"})
+
+    async def ask(socket: Any) -> dict[str, Any]:
+        await socket.send(message)
+        event: dict[str, Any] = {"type": ""}
+        while event["type"] not in ("response.completed", "error"):
+            event = json.loads(await socket.recv())
+        return event
+
+    with pytest.raises(InvalidStatus):
+        await connect_socket(url)
+    headers = {"authorization": "Bearer k", "x-kedge-token": secret}
+    async with connect_socket(url, additional_headers=headers) as socket:
+        events = [await ask(socket) for _ in range(3)]
+        assert events[0]["type"] == "response.completed"
+        rejected = next(event for event in events if event["type"] == "error")
+        assert rejected["status"] == 429
+        assert int(rejected["error"]["headers"]["retry-after"]) > 0
+        await registry.revoke("alice")
+        assert (await ask(socket))["status"] == 401
+    headers["x-kedge-token"] = "admin"
+    async with connect_socket(url, additional_headers=headers) as socket:
+        assert (await ask(socket))["type"] == "response.completed"
+
+
+def test_the_first_token_takes_effect_in_a_running_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy on loopback needs none until there is one; then any host name may be used with it."""
+    monkeypatch.setattr("kedge.store.tokens.RECHECK_SECONDS", 0.0)
+    store = Store(open_current_database(f"sqlite:///{tmp_path}/proxy.db"))
+    with (
+        serve() as server,
+        serve_proxy(server.base_url, store=store) as url,
+        httpx2.Client(timeout=TIMEOUT, verify=False) as http,
+    ):
+        assert http.get(f"{url}/v1/models").status_code == 200
+        secret = asyncio.run(TokenRegistry(store).add("alice"))[1]
+        assert http.get(f"{url}/v1/models").status_code == 401
+        headers = {"x-kedge-token": secret, "host": "proxy.example"}
+        assert http.get(f"{url}/v1/models", headers=headers).status_code == 200
+    store.database.close()
+
+
+def test_a_store_that_fails_rejects_tokens(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What cannot be checked is not accepted; what cannot be counted is logged."""
+    alice = proxy.add("alice", tokens_per_minute=1_000)
+
+    async def fail(*_: object, **__: object) -> Any:
+        raise StoreBusy("the store is busy")
+
+    counted = TokenRegistry.count
+
+    async def count(self: TokenRegistry, name: str, **given: int) -> Any:
+        return await (fail() if given.get("tokens") else counted(self, name, **given))
+
+    monkeypatch.setattr(TokenRegistry, "count", count)
+    assert proxy.post(alice).status_code == 200
+    wait_until(lambda: "could not be counted" in caplog.text)
+    monkeypatch.setattr(TokenRegistry, "find", fail)
+    assert proxy.post(alice).status_code == 503
+    assert proxy.post("admin").status_code == 200
+    monkeypatch.setattr(TokenRegistry, "is_valid", fail)
+    registry = TokenRegistry(proxy.store)
+    guard = ProxyGuard("", registry, any_host=False)
+    (token,) = asyncio.run(registry.list())
+    rejected = asyncio.run(guard.check_message(token))
+    assert rejected is not None
+    assert rejected.status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        ('{"usage": {"input_tokens": 3, "output_tokens": 4}}', (3, 4)),
+        (b'{"response": {"usage": {"input_tokens": 3, "output_tokens": 4}}}', (3, 4)),
+        ('{"usage": {"prompt_tokens": 3, "completion_tokens": 4}}', (3, 4)),
+        ('{"message": {"usage": {"input_tokens": 3, "cache_read_input_tokens": 2}}}', (5, 0)),
+        ('{"usage": {"input_tokens": "3", "output_tokens": -4}}', (0, 0)),
+        ('{"usage": null}', (0, 0)),
+        ('["usage"]', (0, 0)),
+        ('{"usage"', (0, 0)),
+        ("[DONE]", (0, 0)),
+    ],
+)
+def test_usage_is_read_from_every_form(data: str | bytes, found: tuple[int, int]) -> None:
+    """What has none, or is not JSON, counts nothing."""
+    assert read_usage(data) == found
+
+
+def test_an_event_that_is_too_large_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The counts of the others are read."""
+    reader = UsageReader("text/event-stream")
+    monkeypatch.setattr(reader._events, "_max_line", 10)
+    reader.feed(b"data: " + b"x" * 100)
+    assert "too large" in caplog.text
+    reader.feed(b'data: {"usage": {"input_tokens": 3}}\n\n')
+    assert reader.finish() == 3
