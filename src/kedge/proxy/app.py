@@ -44,6 +44,7 @@ from kedge.store.request_recorder import RequestRecorder
 
 if TYPE_CHECKING:
     import httpx2
+    from websockets.asyncio.client import ClientConnection
 
 log = get_logger("kedge.proxy")
 access_log = logging.getLogger("kedge.access")
@@ -338,8 +339,8 @@ class _Proxy:
         )
 
     async def forward_socket(self, socket: WebSocket) -> None:
-        """Forward a WebSocket in both directions until either side closes it."""
-        from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+        """Forward a WebSocket to the upstream."""
+        from websockets.exceptions import InvalidStatus, WebSocketException
 
         if _has_dot_segments(socket.scope):
             await socket.close(1008)
@@ -370,6 +371,12 @@ class _Proxy:
             await socket.close(1011)
             return
         await socket.accept(upstream.subprotocol)
+        await self._relay(socket, upstream)
+
+    async def _relay(self, socket: WebSocket, upstream: "ClientConnection") -> None:
+        """Pass messages on in both directions until either side closes its connection."""
+        from websockets.exceptions import ConnectionClosed
+
         caller: AccessToken | None = socket.scope.get(CALLER_KEY)
 
         async def send_up() -> None:
