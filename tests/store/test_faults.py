@@ -162,6 +162,20 @@ async def test_a_folder_that_is_not_there() -> None:
         await open_store("sqlite:////nonexistent/nowhere/x.db")
 
 
+@pytest.mark.parametrize("option", ["mode=r0", "mode", "mode=ro&mode=rw", "timeout=5"])
+async def test_an_unknown_option_of_an_address_is_rejected(tmp_path: Path, option: str) -> None:
+    """A typing error in `mode=ro` must not open the file for writing."""
+    with pytest.raises(CannotOpenStore, match=r"use \?mode=ro for reading only"):
+        await open_store(f"sqlite:///{tmp_path}/x.db?{option}")
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_folder_is_not_a_full_disk(tmp_path: Path) -> None:
+    """The message names the mistake."""
+    with pytest.raises(CannotOpenStore, match="is a folder"):
+        await open_store(f"sqlite:///{tmp_path}")
+
+
 async def test_a_lock_that_is_held_too_long(tmp_path: Path) -> None:
     """The store is busy, which may pass: the error says so, and nothing was written."""
     url = f"sqlite:///{tmp_path}/busy.db"

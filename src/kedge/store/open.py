@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from kedge.errors import CannotOpenStore
@@ -98,8 +99,15 @@ def _open_sqlite(url: str, wait_seconds: float) -> Database:
     path = unquote(address.removeprefix("sqlite:").removeprefix("//").removeprefix("/"))
     if not address.startswith("sqlite:///") or not path:
         raise CannotOpenStore("the path of a file follows three slashes, as in sqlite:///kedge.db")
-    read_only = parse_qs(query).get("mode") == ["ro"]
-    return SQLiteDatabase(path, wait_seconds=wait_seconds, read_only=read_only)
+    options = parse_qs(query, keep_blank_values=True)
+    modes = options.pop("mode", ["rwc"])
+    if options or modes not in (["ro"], ["rw"], ["rwc"]):
+        raise CannotOpenStore(
+            f"unknown option {query!r} in the address of a store; use ?mode=ro for reading only"
+        )
+    if Path(path).is_dir():
+        raise CannotOpenStore(f"{path} is a folder; use the path of a file")
+    return SQLiteDatabase(path, wait_seconds=wait_seconds, read_only=modes == ["ro"])
 
 
 def _open_postgres(url: str, wait_seconds: float) -> Database:

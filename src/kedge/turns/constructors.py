@@ -201,7 +201,9 @@ def build_replacement(old: Block, new: Block | str) -> Block:
     if not isinstance(new, str):
         return new
     if old.kind != "user":
-        raise InvalidSetting(f"a text can only replace a user block; give a {old.kind} block")
+        raise InvalidSetting(
+            f"a text can only replace a user block; give a block of kind {old.kind!r}"
+        )
     return user(new)
 
 
