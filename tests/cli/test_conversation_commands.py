@@ -389,6 +389,9 @@ def test_verify_checks_the_store_and_the_server(server: TestServer, alone: Path)
             await store.database.write(lambda tx: tx.run(body))
 
     run_sync(damage())
+    unknown = run_command("verify", "nope")
+    assert unknown.exit_code == 1
+    assert "there is no conversation 'nope'" in unknown.stderr
     wrong = run_command("verify")
     assert wrong.exit_code == 1
     assert "damaged" in wrong.output

@@ -167,7 +167,7 @@ async def test_an_unknown_option_of_an_address_is_rejected(tmp_path: Path, optio
     """A typing error in `mode=ro` must not open the file for writing."""
     with pytest.raises(CannotOpenStore, match=r"use \?mode=ro for reading only"):
         await open_store(f"sqlite:///{tmp_path}/x.db?{option}")
-    assert list(tmp_path.iterdir()) == []
+    assert [each async for each in anyio.Path(tmp_path).iterdir()] == []
 
 
 async def test_a_folder_is_not_a_full_disk(tmp_path: Path) -> None:

@@ -36,19 +36,18 @@ AuditReport = dict[str, Any]
 def command(
     conversations: tuple[str, ...], server: bool, model: str | None, store: str, as_json: bool
 ) -> None:
-    """Recompute every digest of the store and report damage.
+    """Recompute every digest of the complete store and report damage.
 
     With --server, also fetch what the provider holds for the anchor of each CONVERSATION (default: all)
     and compare. The exit code is 1 if something differs.
     """
 
     async def work(opened: "Store") -> "tuple[list[Damage], list[AuditReport]]":
+        rows = [await find_conversation(opened, name) for name in conversations]
         damage = await opened.verify()
         if not server:
             return damage, []
-        if conversations:
-            rows = [await find_conversation(opened, name) for name in conversations]
-        else:
+        if not rows:
             rows = await opened.conversations(archived=None, limit=MAX_CONVERSATIONS)
         return damage, [await _audit(opened, row, model) for row in rows]
 
