@@ -18,17 +18,27 @@ from kedge.chat.state import (
     RecentStates,
     as_bytes,
     decode_state,
+    encode_incrementally,
     encode_state,
     has_valid_checksum,
     state_from_turn,
 )
-from kedge.planning import ConversationState, get_state, plan_request, record_response
+from kedge.planning import (
+    ConversationState,
+    find_problems,
+    get_state,
+    plan_request,
+    prefix_digest,
+    record_response,
+    set_state,
+)
 from kedge.turns import (
     Block,
     SystemBlock,
     Turn,
     assistant,
     dump_block,
+    dumps,
     image,
     opaque,
     reasoning,
@@ -70,6 +80,54 @@ def test_recent_states_are_limited_and_the_oldest_are_forgotten_first() -> None:
     small = RecentStates(10)
     small.add(encoded[0], states[0])
     assert small.find(encoded[0]) is None
+
+
+def test_a_state_is_encoded_from_the_one_before_to_the_same_bytes() -> None:
+    """Whatever happens to a conversation between two states: growth, edits, lost and new anchors."""
+    rng = random.Random(11)
+    for _ in range(40):
+        turn, before = Turn([system("be kind")] * rng.randrange(2)), ChatState("openai")
+        for number in range(rng.randrange(2, 14)):
+            turn = change_turn(rng, turn, number)
+            state = state_from_turn(turn, "openai", 0, before)
+            data, before = encode_incrementally(state)
+            assert data == encode_state(state_from_turn(turn, "openai", 0))
+            again = decode_state(data, "openai")
+            assert isinstance(again, ChatState)
+            assert again == before
+            leading, following = (system("a"),) * rng.randrange(2), (user("more"),)
+            sent, expected = before.turn(leading, following), again.turn(leading, following)
+            assert json.loads(dumps(sent)) == json.loads(dumps(expected))
+            assert prefix_digest(sent) == prefix_digest(expected)
+            assert find_problems(sent) == find_problems(expected)
+
+
+def change_turn(rng: random.Random, turn: Turn, number: int) -> Turn:
+    """The Turn after one of the things that happen between two states."""
+    match rng.randrange(7):
+        case 0 if len(turn):
+            return turn.remove(rng.choice(turn.blocks).id)
+        case 1 if len(turn):
+            return turn.replace(rng.choice(turn.blocks).id, user("changed"))
+        case 2:  # the response of this block has no anchor
+            metadata = {"response_id": f"other_{number}", "output_index": 0, "item_id": "x"}
+            return turn.append(assistant("unrecorded", metadata=metadata))
+        case 3:
+            state = get_state(turn)
+            return set_state(turn, state.mark_lost(r.response_id for r in state.anchors[1:2]))
+        case 4:
+            return set_state(turn, get_state(turn).with_anchors(get_state(turn).anchors[1:]))
+        case _:
+            asked = turn.append(user(f"question {number}"))
+            return add_response(asked, assistant("yes"), reasoning("hm"), number=number)
+
+
+def test_fields_of_a_turn_that_are_not_stored_do_not_come_back() -> None:
+    """A state that is remembered gives the Turn that its bytes give."""
+    turn = Turn([user("a")], extra={"new": 1})
+    _, state = encode_incrementally(state_from_turn(turn, "openai", 1))
+    assert state.turn().extra == {}
+    assert state_from_turn(Turn([user("a")]), "openai", 1).turn().extra == {}
 
 
 def add_response(turn: Turn, *blocks_made: Block, number: int) -> Turn:

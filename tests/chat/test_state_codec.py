@@ -45,7 +45,7 @@ class ResponseIndex:
 def round_trip(blocks_in: list[Block]) -> list[Block]:
     """Write blocks, and read them again."""
     numbers = ResponseIndex()
-    written = encode_blocks(blocks_in, numbers)
+    written = encode_blocks(blocks_in, numbers).text
     return decode_blocks(json.loads(written), list(numbers.ids))
 
 
@@ -96,7 +96,7 @@ def test_common_blocks_are_short() -> None:
         tool_call("f", "{}", call_id="c", id="blk_3", origin="engine", metadata=RESPONSE_METADATA),
         tool_result("c", "yes", id="blk_4"),
     ]
-    assert json.loads(encode_blocks(given, numbers)) == [
+    assert json.loads(encode_blocks(given, numbers).text) == [
         {"kind": "user", "id": "blk_1", "text": "Hello"},
         {"kind": "assistant", "id": "blk_2", "from": [0, 0, "msg_1"], "text": "Hi"},
         {
@@ -136,7 +136,7 @@ def records() -> st.SearchStrategy[AnchorRecord]:
 def test_any_anchors_come_back_as_they_were(given: list[AnchorRecord]) -> None:
     """What is the same as in the anchor before is not written, and is there again."""
     numbers = ResponseIndex()
-    written = json.loads(encode_anchors(given, numbers))
+    written = json.loads(encode_anchors(given, numbers).text)
     assert decode_anchors(written, list(numbers.ids)) == given
 
 
@@ -149,5 +149,5 @@ def test_a_time_that_never_comes_is_no_time() -> None:
     """JSON has no infinity: an anchor that is kept for good has no time of expiry."""
     record = AnchorRecord("resp_1", "s", "sha256:0", 1, expires_at=float("inf"))
     numbers = ResponseIndex()
-    written = json.loads(encode_anchors([record], numbers))
+    written = json.loads(encode_anchors([record], numbers).text)
     assert decode_anchors(written, list(numbers.ids))[0].expires_at is None

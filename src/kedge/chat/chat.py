@@ -18,7 +18,7 @@ from kedge.chat.state import (
     RecentStates,
     as_bytes,
     decode_state,
-    encode_state,
+    encode_incrementally,
     state_from_turn,
 )
 from kedge.compaction import Compactor, compact_turn
@@ -366,12 +366,12 @@ class Chat:
 
         def write(turn: Turn, seen: frozenset[str]) -> bytes:
             length = _count_seen(turn.body, before | seen)
-            return self._encode_state(state_from_turn(turn, self.provider, length))
+            return self._encode_state(state_from_turn(turn, self.provider, length, start))
 
         return write
 
     def _encode_state(self, state: ChatState) -> bytes:
-        data = encode_state(state)
+        data, state = encode_incrementally(state)
         data = self.cipher.encrypt(data) if self.cipher else data
         self._recent.add(data, state)
         return data

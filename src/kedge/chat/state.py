@@ -10,11 +10,12 @@ state that cannot be used becomes a ``DiscardedState`` with the reason. A histor
 import hashlib
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from kedge.chat.encryption import StateCipher, is_encrypted
 from kedge.chat.state_codec import (
+    EncodedArray,
     Json,
     decode_anchors,
     decode_blocks,
@@ -71,10 +72,20 @@ class ChatState:
     data: FrozenMap = EMPTY
     version: int = VERSION
     """The version of the bytes that it was decoded from."""
+    history: Turn | None = field(default=None, compare=False, repr=False)
+    """The Turn that it was made from, without leading system blocks; it has the digests of the blocks."""
+    encoded: tuple[EncodedArray, EncodedArray] = field(
+        default=(EncodedArray(), EncodedArray()), compare=False, repr=False
+    )
+    """The blocks and anchors of this state or the one before, with their JSON."""
 
     def turn(self, leading: tuple[Block, ...] = (), following: tuple[Block, ...] = ()) -> Turn:
         """Return the Turn to send: leading blocks, the history, and what is new."""
-        turn = Turn((*leading, *self.blocks, *following), id=self.turn_id, data=self.data)
+        if self.history is not None and self.history.blocks is self.blocks:
+            turn = self.history.insert(0, *leading) if leading else self.history
+            turn = turn.append(*following)
+        else:
+            turn = Turn((*leading, *self.blocks, *following), id=self.turn_id, data=self.data)
         return set_state(turn, self.conversation_state)
 
 
@@ -102,27 +113,33 @@ class DiscardedState:
 
 def encode_state(state: ChatState) -> bytes:
     """Return the bytes of a state."""
+    return encode_incrementally(state)[0]
+
+
+def encode_incrementally(state: ChatState) -> tuple[bytes, ChatState]:
+    """Return the bytes of a state, and the state with the JSON that the next one starts from."""
     responses: dict[str, int] = {}
 
     def number(response_id: str) -> int:
         return responses.setdefault(response_id, len(responses))
 
-    anchors = encode_anchors(state.conversation_state.anchors, number)
-    blocks = encode_blocks(state.blocks, number)
+    known_blocks, known_anchors = state.encoded
+    anchors = encode_anchors(state.conversation_state.anchors, number, known_anchors)
+    blocks = encode_blocks(state.blocks, number, known_blocks)
     members = {
         "version": str(VERSION),
         "provider": quote(state.provider),
         "processed_length": str(state.processed_length),
         "id": quote(state.turn_id),
-        "blocks": blocks,
+        "blocks": blocks.text,
         "responses": encode_text(list(responses)),
-        "anchors": anchors,
+        "anchors": anchors.text,
         **{name: encode_text(value) for name, value in _optional_members(state).items() if value},
     }
     covered = ("{" + ",".join(f'"{name}":{text}' for name, text in members.items())).encode()
-    return b"".join(
-        (covered, _CHECKSUM_PREFIX, hashlib.sha256(covered).hexdigest().encode(), _CHECKSUM_SUFFIX)
-    )
+    checksum = hashlib.sha256(covered).hexdigest().encode()
+    data = b"".join((covered, _CHECKSUM_PREFIX, checksum, _CHECKSUM_SUFFIX))
+    return data, replace(state, encoded=(blocks, anchors))
 
 
 class RecentStates:
@@ -257,10 +274,25 @@ def _decode_members(members: Json) -> ChatState:
     )
 
 
-def state_from_turn(turn: Turn, provider: str, processed_length: int) -> ChatState:
-    """Return the state of a Turn: everything but its leading system blocks."""
+def state_from_turn(
+    turn: Turn, provider: str, processed_length: int, before: ChatState | None = None
+) -> ChatState:
+    """Return the state of a Turn: everything but its leading system blocks.
+
+    Args:
+        turn: The Turn.
+        provider: The provider that the state belongs to.
+        processed_length: How many blocks of the state a model has seen.
+        before: The state that the Turn started with, which makes encoding faster.
+    """
     data = FrozenMap({name: value for name, value in turn.data.items() if name != STATE_KEY})
-    return ChatState(provider, turn.body, processed_length, get_state(turn), turn.id, data)
+    history = turn.remove(*(block.id for block in turn.leading))
+    state = ChatState(
+        provider, history.blocks, processed_length, get_state(turn), turn.id, data, history=history
+    )
+    if turn.extra:  # which is not stored, so the next call must not have it either
+        state = replace(state, history=None)
+    return replace(state, encoded=before.encoded) if before else state
 
 
 def _describe_provider(members: Json) -> str:

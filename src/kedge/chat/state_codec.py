@@ -4,16 +4,20 @@ Content that is one plain text is a member ``text``. The engine's metadata of a 
 item id) is a member ``from``, with an index into a list of response ids. An anchor has only the members in which
 it differs from the one before. A block whose own members conflict with these is stored in full, under ``as_is``.
 
-Every block is encoded and decoded at every call, so common blocks take the direct path of
+Every block is decoded at every call, so common blocks take the direct path of
 ``kedge.turns.block_codec``. The general functions are ``dump_block`` and ``load_block``.
+
+Encoding starts from the JSON of the state before, if that is known, because most calls only add to it. Its text is
+used again if it is of the same blocks (the same objects, which are immutable) and if every response in it has
+the same index as before: a new anchor can shift the indices of responses that have none.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from math import isfinite
-from operator import attrgetter
-from types import NoneType
-from typing import Any, cast
+from operator import attrgetter, is_
+from types import MappingProxyType, NoneType
+from typing import Any, NamedTuple, cast
 
 from kedge.json_codec import encode_text, quote
 from kedge.planning import AnchorRecord, TokenCounts
@@ -42,9 +46,57 @@ _MAX_OUTPUT_INDEX = 1_000_000
 _PART_KINDS = frozenset({"user", "assistant", "tool_result"})
 
 
-def encode_blocks(blocks: Iterable[Block], response_index: ResponseIndex) -> str:
-    """Return blocks as a JSON array."""
-    return f"[{','.join([_encode_block(block, response_index) for block in blocks])}]"
+class EncodedArray(NamedTuple):
+    """Blocks or anchors with their JSON, from which longer sequences of them are encoded.
+
+    Attributes:
+        items: The blocks or anchors.
+        elements: Their JSON, without brackets.
+        responses: The index of each response that occurs in it, in the order of its first use.
+        last: The values of the last anchor.
+    """
+
+    items: tuple[object, ...] = ()
+    elements: str = ""
+    responses: Mapping[str, int] = MappingProxyType({})
+    last: tuple[Any, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        """The JSON array."""
+        return f"[{self.elements}]"
+
+    def is_prefix(self, items: tuple[object, ...], response_index: ResponseIndex) -> bool:
+        """Return whether the JSON of these items starts with this one."""
+        if len(self.items) > len(items) or not all(map(is_, self.items, items)):
+            return False
+        # Responses that have no index yet get theirs here, in the order in which the items use them.
+        return all(response_index(name) == index for name, index in self.responses.items())
+
+    def extend(
+        self, items: tuple[object, ...], added: list[str], responses: Mapping[str, int]
+    ) -> "EncodedArray":
+        """Return the array of these items, of which ``added`` is the JSON of the new ones."""
+        elements = ",".join([self.elements, *added] if self.elements else added)
+        return EncodedArray(items, elements, {**self.responses, **responses})
+
+
+_NOTHING = EncodedArray()
+
+
+def encode_blocks(
+    blocks: Iterable[Block], response_index: ResponseIndex, before: EncodedArray = _NOTHING
+) -> EncodedArray:
+    """Return blocks with their JSON, from that of the first ones if ``before`` has it."""
+    items, responses = tuple(blocks), dict[str, int]()
+
+    def index(response_id: str) -> int:
+        responses[response_id] = found = response_index(response_id)
+        return found
+
+    known = before if before.is_prefix(items, response_index) else _NOTHING
+    added = [_encode_block(block, index) for block in items[len(known.items) :]]
+    return known.extend(items, added, responses)
 
 
 def decode_blocks(forms: Iterable[Json], responses: Sequence[str]) -> list[Block]:
@@ -130,20 +182,27 @@ def _decode_metadata(source: Sequence[Any], responses: Sequence[str]) -> FrozenM
     return unchecked_map(members) if plain else FrozenMap(members)
 
 
-def encode_anchors(records: Iterable[AnchorRecord], response_index: ResponseIndex) -> str:
-    """Return anchors as a JSON array; each has the members in which it differs from the one before."""
-    written: list[str] = []
-    before = _DEFAULTS
-    for record in records:
-        values = (response_index(record.response_id), *_anchor_values(record))
+def encode_anchors(
+    records: Iterable[AnchorRecord], response_index: ResponseIndex, before: EncodedArray = _NOTHING
+) -> EncodedArray:
+    """Return anchors with their JSON, from that of the first ones if ``before`` has it.
+
+    Each has the members in which it differs from the one before.
+    """
+    items, responses, added = tuple(records), dict[str, int](), list[str]()
+    known = before if before.is_prefix(items, response_index) else _NOTHING
+    previous = known.last or _DEFAULTS
+    for record in items[len(known.items) :]:
+        number = responses[record.response_id] = response_index(record.response_id)
+        values = (number, *_anchor_values(record))
         members = [
             f"{name}{_encode_value(value)}"
-            for name, value, last in zip(_KEY_PREFIXES, values, before, strict=True)
+            for name, value, last in zip(_KEY_PREFIXES, values, previous, strict=True)
             if value is not last and value != last
         ]
-        written.append(f"{{{','.join(members)}}}")
-        before = values
-    return f"[{','.join(written)}]"
+        added.append(f"{{{','.join(members)}}}")
+        previous = values
+    return known.extend(items, added, responses)._replace(last=previous)
 
 
 def decode_anchors(forms: Iterable[Json], responses: Sequence[str]) -> list[AnchorRecord]:
