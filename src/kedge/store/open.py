@@ -1,8 +1,8 @@
 """`open_store`: open the store at an address and upgrade its schema."""
 
+import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from kedge.errors import CannotOpenStore
@@ -105,7 +105,7 @@ def _open_sqlite(url: str, wait_seconds: float) -> Database:
         raise CannotOpenStore(
             f"unknown option {query!r} in the address of a store; use ?mode=ro for reading only"
         )
-    if Path(path).is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for a folder that may not be searched
         raise CannotOpenStore(f"{path} is a folder; use the path of a file")
     return SQLiteDatabase(path, wait_seconds=wait_seconds, read_only=modes == ["ro"])
 
