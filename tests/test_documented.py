@@ -27,8 +27,8 @@ from kedge.compaction import compactors
 from kedge.config import SETTINGS
 from kedge.conversation import run as conversation_run
 from kedge.engines import evidence, prompt_cache, reply
-from kedge.engines.anthropic import params as anthropic_params
-from kedge.engines.websocket import lane, pool
+from kedge.engines.anthropic import engine as anthropic_engine
+from kedge.engines.websocket import connection, pool
 from kedge.incremental import index, rewrite
 from kedge.mcp import content as mcp_content
 from kedge.mcp import server as mcp_server
@@ -237,11 +237,11 @@ NUMBERS: dict[str, list[str]] = {
     ],
     "conversations.md": [f"`lease={conversation_run.DEFAULT_LEASE}`"],
     "engines.md": [
-        f"({anthropic_params.DEFAULT_MAX_TOKENS} tokens, plus the thinking",
+        f"({anthropic_engine.DEFAULT_MAX_TOKENS} tokens, plus the thinking",
         f"`connections={default(engines.ResponsesEngine, 'connections')}`",
         f"`lanes={default(engines.ResponsesEngine, 'lanes')}`",
         f"replaced after {pool.MAX_CONNECTION_AGE / MINUTE:.0f} minutes",
-        f"may be {lane.MAX_BUFFERED_BYTES >> 20} MB behind",
+        f"may be {connection.MAX_BUFFERED_BYTES >> 20} MB behind",
     ],
     "mcp.md": [
         f"one call ({mcp.DEFAULT_TIMEOUT:.0f})",

@@ -39,13 +39,7 @@ SHARED_CLASS_NAMES: dict[str, str] = {
 NOUN_MODULES = {
     "planning": "a layer, named by design.md",
     "testing": "a package of test helpers, as in other libraries",
-    "healing": "the glossary's term",
-    "token_accounting": "a noun of the field",
-    "token_counting": "a noun of the field",
-    "tool_pairing": "a noun of the field",
-    "param_mapping": "a noun of the field",
     "listing": "a noun: what a list command shows",
-    "formatting": "a noun of the field",
     "templating": "a noun of the field",
     "summarising": "a documented import of version 0.1",
 }

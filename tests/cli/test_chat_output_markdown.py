@@ -10,7 +10,7 @@ from rich.console import Console
 
 from kedge.cli.chat_output import MarkdownOutput, split_settled
 from kedge.events import ReasoningDelta, TextDelta
-from kedge.formatting import sanitize_text
+from kedge.text_format import sanitize_text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from compaction.histories import run_immediately
 from kedge.compaction import CompactionRequest, ToolExchangeCompactor, run_compactor
-from kedge.compaction.truncate import truncate_json, truncate_text
+from kedge.compaction.tool_exchange import truncate_json, truncate_text
 from kedge.turns import (
     Block,
     FilePart,

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from engines.fake_server import json_response, serve_handler
 from kedge.engines import AnthropicEngine
 from kedge.engines import Request as Asked
-from kedge.engines.anthropic.params import (
+from kedge.engines.anthropic.engine import (
     DEFAULT_MAX_TOKENS,
     PARAM_RULES,
     SAMPLING_RULES,
@@ -19,7 +19,7 @@ from kedge.engines.anthropic.params import (
     reconcile_body,
 )
 from kedge.engines.anthropic.render import render_messages
-from kedge.engines.param_mapping import map_params
+from kedge.engines.param_rules import map_params
 from kedge.errors import (
     AnswerIncomplete,
     CannotConnect,

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from engines.fake_server import json_response, make_handler, serve_handler
 from kedge.engines import ChatCompletionsEngine, Engine
 from kedge.engines import Request as Asked
-from kedge.engines.chat_completions.params import build_param_rules, map_tool
+from kedge.engines.chat_completions.engine import build_param_rules, map_tool
 from kedge.engines.chat_completions.render import render_messages
-from kedge.engines.param_mapping import map_params
+from kedge.engines.param_rules import map_params
 from kedge.errors import (
     EngineError,
     RequestRefused,

@@ -13,7 +13,7 @@ from kedge.engines.evidence import (
     ServerEvidence,
 )
 from kedge.engines.response_reader import record_outcome
-from kedge.engines.token_accounting import SentTokens, can_prove, judge_usage
+from kedge.engines.token_evidence import SentTokens, can_prove, judge_usage
 from kedge.errors import RequestRefused
 from kedge.events import Outcome, Usage
 from kedge.planning import AnchorRecord, TokenCounts, get_state, plan_request

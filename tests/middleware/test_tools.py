@@ -7,7 +7,7 @@ from kedge.engines import Request
 from kedge.errors import EngineError
 from kedge.events.run import ToolFinished, ToolStarted
 from kedge.middleware import find_open_calls, guard, redact, tools, with_middleware
-from kedge.middleware.default_stack import with_default_middleware
+from kedge.middleware.compose import with_default_middleware
 from kedge.planning import find_problems
 from kedge.tools import Deny, Toolbox, ToolSource, tool
 from kedge.turns import (

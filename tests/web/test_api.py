@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kedge.formatting import format_size
 from kedge.server.models import PracticeModel
 from kedge.store.summaries import load_exchanges
+from kedge.text_format import format_size
 from kedge.web.api import OPENAPI_DOCUMENT
 from kedge.web.app import ROUTES
 from kedge.web.service import ConversationService

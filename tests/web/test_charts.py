@@ -14,7 +14,7 @@ from kedge.analytics import (
     Selection,
     Tokens,
 )
-from kedge.formatting import NO_VALUE
+from kedge.text_format import NO_VALUE
 from kedge.web.charts import (
     Chart,
     RankedBar,

@@ -14,7 +14,7 @@ import anyio
 from kedge.batch.conversation_task import BatchContext, BatchJob, run_conversation
 from kedge.batch.input_file import BatchLine
 from kedge.batch.results import LineResult
-from kedge.middleware.default_stack import Tools
+from kedge.middleware.compose import Tools
 from kedge.tools import Approver
 
 __all__ = ["AsyncioRunner", "BatchJob", "Runner"]

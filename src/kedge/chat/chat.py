@@ -24,7 +24,7 @@ from kedge.chat.state import (
 from kedge.compaction import Compactor, compact_turn
 from kedge.engines import ContentFilters, Engine, Middleware, OutputSchema, find_filters, unwrap
 from kedge.engines.sync import SyncFacade, wrap_method, wrap_stream
-from kedge.middleware.default_stack import Tools, with_default_middleware
+from kedge.middleware.compose import Tools, with_default_middleware
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan
 from kedge.planning.anchor_lookup import drop_changed_anchors

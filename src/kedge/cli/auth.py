@@ -7,7 +7,7 @@ import click
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import echo, echo_json, print_table
 from kedge.cli.store_options import run_with_store, store_option
-from kedge.formatting import format_age, sanitize_text
+from kedge.text_format import format_age, sanitize_text
 
 if TYPE_CHECKING:
     from kedge.store import AccessToken, Store

@@ -15,7 +15,7 @@ from kedge.cli.base import dim, echo, echo_json, setting_option
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
 from kedge.cli.store_options import store_practice_responses
 from kedge.config.paths import store_url
-from kedge.formatting import pluralize
+from kedge.text_format import pluralize
 from kedge.tools import Toolbox
 
 

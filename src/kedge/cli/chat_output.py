@@ -24,8 +24,8 @@ from kedge.events.run import (
     ServerForgot,
     ToolFinished,
 )
-from kedge.formatting import HEALING_TEXTS, format_size, pluralize, sanitize_text, shorten_id
 from kedge.planning import RequestPlan
+from kedge.text_format import HEALING_TEXTS, format_size, pluralize, sanitize_text, shorten_id
 
 MAX_RESULT_CHARS = 60
 

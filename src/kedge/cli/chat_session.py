@@ -42,10 +42,10 @@ from kedge.config import mask_url
 from kedge.conversation import Conversation, ConversationStream
 from kedge.engines import Middleware, OutputSchema, to_output_schema
 from kedge.errors import HeadConflict, KedgeError, StoreError
-from kedge.formatting import pluralize, sanitize_text, shorten_id
 from kedge.middleware import system_prompt
 from kedge.middleware import trace as tracing
 from kedge.store import Store
+from kedge.text_format import pluralize, sanitize_text, shorten_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import click
 
 from kedge.errors import ToolFailed
-from kedge.formatting import sanitize_text
+from kedge.text_format import sanitize_text
 
 if TYPE_CHECKING:
     from kedge.tools import Decision, Toolbox

@@ -17,7 +17,7 @@ import click
 
 from kedge.config import data_dir, mask_url
 from kedge.errors import UnconfirmedReference
-from kedge.formatting import sanitize_text
+from kedge.text_format import sanitize_text
 
 
 def confirmations_file() -> Path:

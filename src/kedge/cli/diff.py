@@ -15,7 +15,7 @@ from kedge.cli.store_options import (
     store_option,
 )
 from kedge.errors import NotInStore
-from kedge.formatting import pluralize
+from kedge.text_format import pluralize
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Differences, Node, Store
@@ -62,7 +62,7 @@ async def _resolve_node(store: "Store", row: "ConversationRow", at: str) -> "Nod
 
 
 def _print_blocks(sign: str, color: str, blocks: "tuple[Block, ...]") -> None:
-    from kedge.turns.formatting import describe
+    from kedge.turns.text_format import describe
 
     for block in blocks:
         line = f"{sign} {block.kind:<11} {describe(block, LINE_WIDTH)}"

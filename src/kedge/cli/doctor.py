@@ -39,7 +39,7 @@ from kedge.config import (
 )
 from kedge.config.settings import CHAINING_ENV, is_chaining_enabled
 from kedge.errors import InvalidSetting, KedgeError
-from kedge.formatting import format_size, pluralize, sanitize_text
+from kedge.text_format import format_size, pluralize, sanitize_text
 
 CheckState = Literal["ok", "note", "wrong"]
 

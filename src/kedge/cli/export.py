@@ -14,7 +14,7 @@ from kedge.cli.store_options import (
     run_with_store,
     store_option,
 )
-from kedge.formatting import pluralize
+from kedge.text_format import pluralize
 
 if TYPE_CHECKING:
     from kedge.store import Store

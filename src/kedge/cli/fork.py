@@ -13,7 +13,7 @@ from kedge.cli.store_options import (
     run_with_store,
     store_option,
 )
-from kedge.formatting import sanitize_text
+from kedge.text_format import sanitize_text
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Store

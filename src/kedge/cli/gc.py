@@ -6,7 +6,7 @@ from kedge.cli.base import command as kedge_command
 from kedge.cli.base import echo, echo_json
 from kedge.cli.store_options import erase_practice_responses, run_with_store, store_option
 from kedge.config import store_file, store_url
-from kedge.formatting import format_size, pluralize
+from kedge.text_format import format_size, pluralize
 
 if TYPE_CHECKING:
     from kedge.store import Store

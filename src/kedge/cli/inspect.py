@@ -20,20 +20,20 @@ from kedge.cli.store_options import (
     run_with_store,
     store_option,
 )
-from kedge.compaction.token_counting import DEFAULT_BLOCK_COUNTER
+from kedge.compaction.base import DEFAULT_BLOCK_COUNTER
 from kedge.config import mask_url
 from kedge.conversation import find_anchors
 from kedge.engines import Engine, ResponsesEngine, unwrap
 from kedge.errors import KedgeError
 from kedge.event_loops import run_sync
-from kedge.formatting import format_percent, pluralize, sanitize_text, shorten_id
 from kedge.planning import REASONS, AnchorRecord, RequestPlan, get_state, set_state
 from kedge.providers import connect
 from kedge.providers.practice_memory import PRACTICE_SCOPE, find_missing_responses
 from kedge.store import ConversationRow, Store
 from kedge.store.tree import newest_response, read_tree
+from kedge.text_format import format_percent, pluralize, sanitize_text, shorten_id
 from kedge.turns import Turn, loads, user
-from kedge.turns.formatting import describe
+from kedge.turns.text_format import describe
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ def command(
 
 
 def _print_blocks(found: "Inspection") -> None:
-    from kedge.turns.formatting import describe
+    from kedge.turns.text_format import describe
 
     rows: list[tuple[Any, ...]] = []
     for number, (block, tokens) in enumerate(zip(found.turn.blocks, found.tokens, strict=True)):

@@ -17,8 +17,8 @@ from kedge.cli.confirmations import model_references, remember, require_confirme
 from kedge.cli.store_options import use_store
 from kedge.engines.output_schema import to_json_value
 from kedge.errors import InvalidWorkflow, KedgeError
-from kedge.formatting import pluralize
 from kedge.store import Store
+from kedge.text_format import pluralize
 from kedge.workflows import DebateResult, RefineResult, StepsResult, load_workflow
 from kedge.workflows.events import (
     AnswerJudged,

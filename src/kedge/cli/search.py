@@ -8,7 +8,7 @@ import click
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import echo, echo_json, print_table
 from kedge.cli.store_options import page_options, run_with_store, store_option, time_options
-from kedge.formatting import sanitize_text, shorten_id
+from kedge.text_format import sanitize_text, shorten_id
 
 if TYPE_CHECKING:
     from kedge.store import Hit, Store

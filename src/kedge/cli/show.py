@@ -15,7 +15,7 @@ from kedge.cli.store_options import (
     run_with_store,
     store_option,
 )
-from kedge.formatting import pluralize, sanitize_text
+from kedge.text_format import pluralize, sanitize_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +120,7 @@ def _blocks_to_json(
 
 def print_blocks(blocks: "Sequence[Block]", *, full: bool) -> None:
     """Print blocks as a chat; other blocks than messages are folded into a line."""
-    from kedge.turns.formatting import describe
+    from kedge.turns.text_format import describe
 
     for block in blocks:
         text = str(getattr(block, "text", "") or "")
@@ -143,7 +143,7 @@ def _format_origin(block: "Block") -> str:
 
 def _full_text(block: "Block") -> str:
     from kedge.turns import ReasoningBlock, ToolCallBlock, ToolResultBlock
-    from kedge.turns.formatting import describe
+    from kedge.turns.text_format import describe
 
     match block:
         case ToolCallBlock():

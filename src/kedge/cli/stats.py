@@ -22,7 +22,8 @@ from kedge.cli.base import command as kedge_command
 from kedge.cli.base import echo_json, setting_option
 from kedge.cli.store_options import IN_MEMORY, find_conversation, time_options
 from kedge.config import store_file, store_url
-from kedge.formatting import (
+from kedge.store import Store, open_store
+from kedge.text_format import (
     NO_VALUE,
     format_cost,
     format_duration,
@@ -30,7 +31,6 @@ from kedge.formatting import (
     format_size,
     pluralize,
 )
-from kedge.store import Store, open_store
 
 SPARK_BLOCKS = " ▁▂▃▄▅▆▇█"
 BAR_WIDTH = 24

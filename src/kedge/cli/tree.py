@@ -15,7 +15,6 @@ from kedge.cli.store_options import (
     run_with_store,
     store_option,
 )
-from kedge.formatting import HEALING_TEXTS, LOST_TEXTS, format_size, sanitize_text, shorten_id
 from kedge.store import ConversationRow, Node, Store
 from kedge.store.tree import (
     ALL_NODES,
@@ -27,8 +26,9 @@ from kedge.store.tree import (
     load_last_blocks,
     read_tree,
 )
+from kedge.text_format import HEALING_TEXTS, LOST_TEXTS, format_size, sanitize_text, shorten_id
 from kedge.turns import Block
-from kedge.turns.formatting import describe
+from kedge.turns.text_format import describe
 
 EXCERPT_LENGTH = 60
 MAX_LANE_WIDTH = 15

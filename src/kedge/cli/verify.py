@@ -18,7 +18,7 @@ from kedge.cli.store_options import (
 )
 from kedge.config import mask_url
 from kedge.errors import KedgeError
-from kedge.formatting import sanitize_text
+from kedge.text_format import sanitize_text
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Damage, Store

@@ -3,6 +3,7 @@
 from kedge.compaction.base import (
     AllTriggers,
     AnyTrigger,
+    BlockCounter,
     CompactionRequest,
     CompactionResult,
     CompactionStrategy,
@@ -22,7 +23,6 @@ from kedge.compaction.compactors import (
 from kedge.compaction.provider import ProviderCounter, ServerCompactor
 from kedge.compaction.run import compact_turn, run_compactor
 from kedge.compaction.summarize import SummarisingCompactor, SummarizingCompactor, is_summary
-from kedge.compaction.token_counting import BlockCounter
 from kedge.compaction.tool_exchange import ToolExchangeCompactor
 
 __all__ = [

@@ -7,7 +7,7 @@ question that was removed. A call without a result retains everything from itsel
 from collections.abc import Awaitable, Callable, Sequence
 
 from kedge.errors import InvalidSetting
-from kedge.planning.tool_pairing import ToolPairing
+from kedge.planning.tool_calls import ToolPairing
 from kedge.turns import Block, UserBlock
 
 OVER_LIMIT_NOTE = "the newest exchange alone exceeds the limit; it remains complete"

@@ -20,7 +20,7 @@ from kedge.engines.content_filter import ContentFilters, Phase
 from kedge.events import Usage
 from kedge.observe import count, get_logger
 from kedge.planning import ConversationState, covered_count, get_state, prefix_digest, set_state
-from kedge.planning.tool_pairing import ToolPairing
+from kedge.planning.tool_calls import ToolPairing
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Block, SystemBlock, Turn
 

@@ -54,15 +54,15 @@ from kedge.engines.reply import answer_text, build_correction, read_output
 from kedge.errors import HeadConflict, InvalidSetting, KeyReused, NotInStore, OutputInvalid
 from kedge.events import Usage
 from kedge.events.run import TurnFinished
-from kedge.formatting import pluralize
 from kedge.middleware import with_middleware
-from kedge.middleware.default_stack import Tools, with_default_middleware
+from kedge.middleware.compose import Tools, with_default_middleware
 from kedge.planning import Mode, RequestPlan
 from kedge.planning.canonical import canonical_json
 from kedge.providers import connect
 from kedge.store import Claim, ConversationRow, Hit, Node, ResponseRow, Store
 from kedge.store.records import NodeKind
 from kedge.store.search import SearchOrder
+from kedge.text_format import pluralize
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import Approver
 from kedge.turns import Block, Turn, TurnDiff, diff, new_id, user

@@ -22,7 +22,7 @@ from kedge.conversation.checkpoint import Checkpoint, has_same_blocks
 from kedge.conversation.recorder import CostFunction, RunRecorder
 from kedge.engines import Engine, OutputSchema, Reply, RunStream, Stream, unwrap
 from kedge.engines.reply import answer_text
-from kedge.engines.request_options import KNOWN_PARAMS
+from kedge.engines.request_body import KNOWN_PARAMS
 from kedge.errors import EngineError, KedgeError, StoreError
 from kedge.events import Event, RefusalDelta, TextDelta
 from kedge.events.run import (

@@ -19,8 +19,7 @@ from typing_extensions import TypeVar
 from kedge.engines.base import Engine, Events, Request
 from kedge.engines.heal_rules import HealableError
 from kedge.engines.prompt_cache import PromptMonitor
-from kedge.engines.request_body import SendOptions
-from kedge.engines.request_options import check_params
+from kedge.engines.request_body import SendOptions, check_params
 from kedge.engines.response_reader import attach_context, raise_for_outcome, read_response
 from kedge.engines.telemetry import (
     record_completion,

@@ -2,7 +2,7 @@
 
 An audit sees what a server has *stored*. It cannot see what the server passes to the model: a server with
 a cap on the length of a chain lists every item and leaves the oldest out of the prompt. Token accounting
-(``kedge.engines.token_accounting``) sees that.
+(``kedge.engines.token_evidence``) sees that.
 
 Servers differ in what they list as the input of a chained response: all of it, or only what was sent
 with that request. Both are handled: where the list is short, the rest is fetched from the parent. Where
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from kedge.errors import EngineError, InvalidTurn
-from kedge.formatting import pluralize
 from kedge.planning import AnchorRecord, RequestPlan
 from kedge.planning.canonical import canonical_json
 from kedge.planning.digests import is_compaction
+from kedge.text_format import pluralize
 from kedge.turns import Block, ReasoningBlock, Turn, block_from_item
 
 MAX_ANCESTORS = 1_000

@@ -27,7 +27,7 @@ from kedge.engines.reply import (
     Reply,
     run_until_valid,
 )
-from kedge.engines.request_options import check_params, combine_params
+from kedge.engines.request_body import check_params, combine_params
 from kedge.engines.stream import Stream
 from kedge.errors import UnsupportedParameter
 from kedge.events import Event

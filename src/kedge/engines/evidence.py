@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Protocol, cast
 
-from kedge.engines.token_accounting import UNKNOWN_SHARE, SentTokens, agrees_with_estimate
+from kedge.engines.token_evidence import UNKNOWN_SHARE, SentTokens, agrees_with_estimate
 from kedge.events import Usage
 from kedge.planning import TokenCounts
 from kedge.planning.explain import MODE_REASONS

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any, Literal, cast
 
 from kedge.engines.request_body import build_settings
-from kedge.engines.token_accounting import hash_settings
+from kedge.engines.token_evidence import hash_settings
 from kedge.events import Outcome
 from kedge.observe import count, get_logger
 from kedge.planning import (

@@ -1,12 +1,138 @@
-"""Build the body of a request from its plan and how it is sent."""
+"""Build the body of a request from its plan, how it is sent, and the caller's parameters.
+
+A misspelled option that is sent to the server changes an answer without notice, and an option such as
+``previous_response_id`` makes the server continue from a context that the Turn does not have. Both are
+rejected by name before anything is sent. Body members that Kedge does not know go through the one
+mapping ``extra_body``.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, cast
 
 from kedge.engines.heal_rules import RequestSummary
-from kedge.engines.request_options import split_extra_body
+from kedge.errors import UnsupportedParameter
 from kedge.planning import Mode, RequestPlan
+
+EXTRA_BODY = "extra_body"
+"""The option whose mapping is merged into the request body as it is."""
+
+PLANNED_PARAMS: Mapping[str, str] = {
+    "previous_response_id": "the plan chooses the anchor from the Turn's records",
+    "conversation": "use mode='conversation', or set the state of the Turn",
+    "input": "append the blocks to the Turn",
+    "messages": "append the blocks to the Turn",
+    "instructions": "put a system block at the start of the Turn",
+    "system": "put a system block at the start of the Turn",
+    "stream": "use streaming=True or streaming=False",
+}
+"""Body members that follow from the plan, with the alternative to each."""
+
+KNOWN_PARAMS = frozenset(
+    {
+        "background",
+        "cache_control",
+        "context_management",
+        "frequency_penalty",
+        "include",
+        "logit_bias",
+        "logprobs",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "max_tokens",
+        "max_tool_calls",
+        "metadata",
+        "moderation",
+        "n",
+        "output_config",
+        "parallel_tool_calls",
+        "presence_penalty",
+        "prompt",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "reasoning",
+        "reasoning_effort",
+        "response_format",
+        "safety_identifier",
+        "seed",
+        "service_tier",
+        "stop",
+        "stop_sequences",
+        "store",
+        "stream_options",
+        "temperature",
+        "text",
+        "thinking",
+        "tool_choice",
+        "top_k",
+        "top_logprobs",
+        "top_p",
+        "truncation",
+        "user",
+        "verbosity",
+    }
+)
+"""Body members of the Responses, Chat Completions and Messages APIs that a caller may set."""
+
+
+def check_params(params: Mapping[str, Any], *, known_options: frozenset[str] = frozenset()) -> None:
+    """Reject parameters that the plan decides and parameters of unknown names.
+
+    Args:
+        params: Parameters of a request, or of an engine for all its requests.
+        known_options: Further names to suggest for a misspelled one.
+
+    Raises:
+        UnsupportedParameter: A name is decided by the plan or is unknown.
+    """
+    check_planned_params(params)
+    for name in params:
+        if name not in KNOWN_PARAMS and name != EXTRA_BODY:
+            close = get_close_matches(name, KNOWN_PARAMS | known_options, 2)
+            hint = f"did you mean {' or '.join(map(repr, close))}? If not, " if close else ""
+            raise UnsupportedParameter(
+                name,
+                f"{hint}use extra_body={{{name!r}: …}} to send a body member of this name",
+                f"there is no option {name!r}",
+            )
+
+
+def check_planned_params(params: Mapping[str, Any]) -> None:
+    """Reject parameters that the plan decides, also inside ``extra_body``."""
+    for members in (params, get_extra_body(params)):
+        for name in PLANNED_PARAMS.keys() & members.keys():
+            problem = f"the plan decides {name!r}, so that it cannot be set"
+            raise UnsupportedParameter(name, PLANNED_PARAMS[name], problem)
+
+
+def combine_params(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """Combine the parameters of an engine and of a request; their ``extra_body`` become one."""
+    combined = {**base, **override}
+    if EXTRA_BODY in base and EXTRA_BODY in override:
+        combined[EXTRA_BODY] = {**get_extra_body(base), **get_extra_body(override)}
+    return combined
+
+
+def split_extra_body(params: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Return the parameters without ``extra_body``, and the members in it.
+
+    Raises:
+        UnsupportedParameter: A parameter or a member of ``extra_body`` is decided by the plan.
+    """
+    check_planned_params(params)
+    return {name: params[name] for name in params if name != EXTRA_BODY}, get_extra_body(params)
+
+
+def get_extra_body(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the mapping given as ``extra_body``, or an empty one."""
+    extra = params.get(EXTRA_BODY)
+    if extra is None:
+        return {}
+    if not isinstance(extra, Mapping):
+        raise UnsupportedParameter(EXTRA_BODY, "pass a mapping from member names to values")
+    return cast("Mapping[str, Any]", extra)
+
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 

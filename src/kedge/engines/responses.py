@@ -37,7 +37,7 @@ from kedge.engines.response_reader import attach_context, record_outcome
 from kedge.engines.responses_endpoints import ConversationObjects, identify_server
 from kedge.engines.server_memory import ServerMemory
 from kedge.engines.telemetry import record_lost_context, record_plan
-from kedge.engines.token_accounting import SentTokens
+from kedge.engines.token_evidence import SentTokens
 from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, RequestRefused, ResendTooLong
 from kedge.events import Event, Outcome, StreamEvent, StreamFailed, Usage

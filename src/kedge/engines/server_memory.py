@@ -1,7 +1,7 @@
 """What one engine knows about the memory of its server, updated with each response.
 
 ``ServerMemory`` applies the pure rules of ``kedge.engines.evidence`` and
-``kedge.engines.token_accounting`` to the plans and answers of an engine.
+``kedge.engines.token_evidence`` to the plans and answers of an engine.
 """
 
 from collections import OrderedDict
@@ -19,7 +19,7 @@ from kedge.engines.evidence import (
 )
 from kedge.engines.heal_rules import detect_echo_mismatch
 from kedge.engines.known_servers import KNOWN_IDENTITIES, KnownServer
-from kedge.engines.token_accounting import (
+from kedge.engines.token_evidence import (
     SentTokens,
     Verdict,
     can_disprove,

@@ -15,8 +15,7 @@ from kedge.engines.attempt import Attempt, RequestEngine
 from kedge.engines.base import Request
 from kedge.engines.heal_rules import HealableError
 from kedge.engines.prompt_cache import count_prompt
-from kedge.engines.request_body import SendOptions
-from kedge.engines.request_options import split_extra_body
+from kedge.engines.request_body import SendOptions, split_extra_body
 from kedge.engines.response_reader import record_outcome
 from kedge.engines.telemetry import record_plan
 from kedge.engines.transport import RawResponse, Sdk, Transport, encode_body

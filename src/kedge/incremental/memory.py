@@ -24,7 +24,7 @@ from kedge.engines.audit import Audit
 from kedge.engines.evidence import Doubt, ServerEvidence, Trust
 from kedge.engines.known_servers import find_known_host, read_identity
 from kedge.engines.server_memory import ServerMemory
-from kedge.engines.token_accounting import SentTokens, can_disprove, can_prove, measure_blocks
+from kedge.engines.token_evidence import SentTokens, can_disprove, can_prove, measure_blocks
 from kedge.events import Outcome
 from kedge.incremental.index import AnchorIndex
 from kedge.planning import AnchorRecord, RequestPlan, TokenCounts

@@ -27,7 +27,7 @@ from kedge.mcp.content import MAX_TOOLS, clean_text, convert_result, convert_too
 from kedge.mcp.transports import ConnectionNotes, ServerAddress
 from kedge.observe import get_logger
 from kedge.tools import Toolbox, ToolSource
-from kedge.tools.error_text import redact_secrets
+from kedge.tools.output import redact_secrets
 from kedge.turns import Part
 
 log = get_logger("kedge.mcp")

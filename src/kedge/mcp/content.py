@@ -13,8 +13,8 @@ from typing import Any
 import mcp_types as types
 
 from kedge.errors import KedgeError, ToolFailed
-from kedge.formatting import sanitize_text
 from kedge.observe import get_logger
+from kedge.text_format import sanitize_text
 from kedge.tools import AnyTool, tool
 from kedge.tools.registry import edit_descriptions
 from kedge.tools.tool import MAX_NAME_CHARS

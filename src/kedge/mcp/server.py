@@ -23,7 +23,7 @@ from kedge.store import ConversationRow, Store
 from kedge.store.summaries import list_summaries
 from kedge.tools import Toolbox, ToolRun, run_calls, tool
 from kedge.turns import Block, TextPart, tool_call
-from kedge.turns.formatting import describe
+from kedge.turns.text_format import describe
 
 MAX_OUTPUT = 50_000
 """Maximum characters of one result."""

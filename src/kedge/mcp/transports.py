@@ -27,9 +27,9 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
 from kedge.errors import InvalidSetting
-from kedge.formatting import sanitize_text
 from kedge.observe import get_logger
-from kedge.tools.error_text import redact_secrets
+from kedge.text_format import sanitize_text
+from kedge.tools.output import redact_secrets
 
 log = get_logger("kedge.mcp")
 

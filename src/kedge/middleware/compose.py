@@ -9,18 +9,29 @@ Each middleware costs one generator besides its own. Going in, comparing needs n
 handed to a middleware is a plain call that compares, records the edits in the probe and calls on. Coming
 out, the generator around a middleware reports those edits, and leaves the Turn it finishes with in the
 probe of the middleware outside of it, which compares it with what that middleware makes of it.
+
+The stack of Chat and Conversation has compaction outermost, then the caller's middleware, then tools, and
+repair next to the engine.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from operator import is_
 from typing import Any
 
+from kedge.compaction import Compactor
 from kedge.engines.base import Engine, Events, Middleware, Request, TurnProbe, find_filters
 from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.events.run import TurnEdited, TurnFinished
 from kedge.middleware.base import BaseMiddleware
+from kedge.middleware.compact import compact
+from kedge.middleware.repair import repair as repairing
+from kedge.middleware.tools import ToolSelector
+from kedge.middleware.tools import tools as tooling
 from kedge.planning import RequestPlan
+from kedge.tokens import DEFAULT_COUNTER, TokenCounter
+from kedge.tools import AnyTool, Approver, Toolbox
 from kedge.turns import Turn, TurnDiff, diff
 
 FILTERED_BY = "guard"
@@ -163,3 +174,33 @@ def _diff_turns(before: Turn, after: Turn) -> TurnDiff:
     if len(after.blocks) >= shared and all(map(is_, before.blocks, after.blocks)):
         return TurnDiff(added=after.blocks[shared:])
     return diff(before, after)
+
+
+Tools = Toolbox | Iterable[AnyTool | Callable[..., Any] | Toolbox] | ToolSelector
+"""A toolbox; tools, functions and toolboxes; or a function that returns them for a Turn."""
+
+
+def with_default_middleware(
+    engine: Engine,
+    *,
+    tools: Tools = (),
+    approve: Approver | None = None,
+    middleware: Sequence[Middleware] = (),
+    compactor: Compactor | None = None,
+    counter: TokenCounter = DEFAULT_COUNTER,
+    resend_limit: int | None = None,
+    repair: bool = True,
+    innermost: Sequence[Middleware] = (),
+) -> Engine:
+    """Return the engine in its stack; ``innermost`` middleware gets a Turn exactly as it is sent."""
+    toolbox = tools if isinstance(tools, Toolbox) or callable(tools) else Toolbox(*tools)
+    stack = [*middleware]
+    if compactor is not None:
+        stack.insert(
+            0, compact(compactor, engine=engine, counter=counter, resend_limit=resend_limit)
+        )
+    if not isinstance(toolbox, Toolbox) or toolbox or toolbox.sources:
+        stack.append(tooling(toolbox=toolbox, approve=approve))
+    if repair:
+        stack.append(repairing())
+    return with_middleware(engine, *stack, *innermost)

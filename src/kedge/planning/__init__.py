@@ -31,7 +31,7 @@ from kedge.planning.state import (
     load_record,
     set_state,
 )
-from kedge.planning.tool_pairing import Problem
+from kedge.planning.tool_calls import Problem
 
 __all__ = [
     "CACHE_HINTS",

@@ -26,7 +26,7 @@ from kedge.planning.reusable_items import (
     find_reusable_ids,
 )
 from kedge.planning.state import ConversationState, Mode, anchor_sort_key, get_state
-from kedge.planning.tool_pairing import Problem
+from kedge.planning.tool_calls import Problem
 from kedge.turns import Block, ReasoningBlock, Turn
 from kedge.turns.responses_items import Item
 

@@ -23,7 +23,7 @@ from kedge.practice import (
     ToolCallOutput,
     answer,
 )
-from kedge.server.token_counting import count_text
+from kedge.server.token_counts import count_text
 
 ItemKind = Literal["text", "refusal", "reasoning", "function_call", "custom_tool_call"]
 

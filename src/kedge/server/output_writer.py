@@ -22,7 +22,7 @@ from kedge.server.models import (
     OutputTruncated,
 )
 from kedge.server.storage.ids import make_call_id, make_item_id
-from kedge.server.token_counting import count_items, count_text, precount
+from kedge.server.token_counts import count_items, count_text, precount
 
 StreamEvent = dict[str, Any]
 """One event of a stream, without its sequence number."""

@@ -34,7 +34,7 @@ from kedge.server.state import ServerState
 from kedge.server.storage.context import Context, UnstoredResponses, truncate_history
 from kedge.server.storage.ids import make_response_id, new_key
 from kedge.server.storage.items import has_compaction, slice_from_compaction
-from kedge.server.token_counting import count_items, count_json, count_text, precount
+from kedge.server.token_counts import count_items, count_json, count_text, precount
 from kedge.server.validation import (
     check_exclusive,
     check_not_empty,

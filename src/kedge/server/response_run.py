@@ -30,7 +30,7 @@ from kedge.server.storage.context import (
 from kedge.server.storage.ids import parse_node_number
 from kedge.server.storage.items import has_compaction, slice_from_compaction
 from kedge.server.storage.responses import ResponseEntry, ResponseResult
-from kedge.server.token_counting import count_items
+from kedge.server.token_counts import count_items
 
 MAX_QUEUE_SECONDS = 24 * 3600.0
 """Seconds for which a queued response waits for a slot."""

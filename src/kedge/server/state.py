@@ -23,7 +23,7 @@ from kedge.server.storage.conversations import ConversationRepository
 from kedge.server.storage.database import ServerDatabase
 from kedge.server.storage.items import NodeRepository, StoredItemLookup
 from kedge.server.storage.responses import ResponseRepository
-from kedge.server.token_counting import count_items
+from kedge.server.token_counts import count_items
 
 if TYPE_CHECKING:
     from kedge.server.sse import Stoppable

@@ -20,7 +20,7 @@ from kedge.server.prepare import (
 from kedge.server.state import ServerState
 from kedge.server.storage.context import EMPTY_CONTEXT
 from kedge.server.storage.ids import new_key
-from kedge.server.token_counting import count_items, precount
+from kedge.server.token_counts import count_items, precount
 
 
 def get_object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -15,7 +15,6 @@ from kedge.engines.content_filter import ContentFilters
 from kedge.errors import InvalidArguments, KedgeError, ToolFailed, UnknownTool
 from kedge.observe import bind_fields, get_logger
 from kedge.tools.approval import Allow, Approver, Decision, Deny, Edit, apply_edit, request_approval
-from kedge.tools.error_text import describe_error, locate_error
 from kedge.tools.invoke import (
     Arguments,
     AttemptTimeout,
@@ -24,7 +23,13 @@ from kedge.tools.invoke import (
     SelfCancelled,
     invoke_tool,
 )
-from kedge.tools.output import describe_attachments, replace_surrogates, truncate_parts
+from kedge.tools.output import (
+    describe_attachments,
+    describe_error,
+    locate_error,
+    replace_surrogates,
+    truncate_parts,
+)
 from kedge.tools.registry import AnyTool, Toolbox
 from kedge.turns import FrozenMap, TextPart, ToolCallBlock, ToolResultBlock
 

@@ -132,7 +132,7 @@ class Block(_CacheSlot):
         return hash((self.kind, self.content))
 
     def __repr__(self) -> str:
-        from kedge.turns.formatting import describe  # imports this module
+        from kedge.turns.text_format import describe  # imports this module
 
         return f"<{self.kind} {describe(self)}>"
 

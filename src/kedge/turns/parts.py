@@ -18,7 +18,7 @@ Detail = Literal["auto", "low", "high", "original"]
 
 
 def _format_part(part: "Part") -> str:
-    from kedge.turns.formatting import format_part  # imports this module
+    from kedge.turns.text_format import format_part  # imports this module
 
     return format_part(part)
 

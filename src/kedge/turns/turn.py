@@ -28,10 +28,10 @@ from typing import Any, NoReturn, final, overload
 
 from kedge.errors import InvalidTurn
 from kedge.turns.blocks import Block, SystemBlock
-from kedge.turns.formatting import DEFAULT_WIDTH, format_table, shorten
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
 from kedge.turns.ids import new_id
 from kedge.turns.immutable import set_field
+from kedge.turns.text_format import DEFAULT_WIDTH, format_table, shorten
 
 TURN_MEMBERS = frozenset({"format", "version", "id", "data", "blocks"})
 """The fields of a Turn's JSON form; others are stored in ``extra``."""

@@ -9,8 +9,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kedge.errors import KedgeError, NotInStore
-from kedge.formatting import capitalize
 from kedge.server.request_log import AccessLogMiddleware
+from kedge.text_format import capitalize
 from kedge.web import api, pages
 from kedge.web.openapi import RequestError, map_error
 from kedge.web.security import LoginThrottle, PageAuth, PageAuthMiddleware, error_response

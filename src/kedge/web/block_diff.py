@@ -13,7 +13,7 @@ from difflib import SequenceMatcher
 from markupsafe import Markup, escape
 
 from kedge.turns import AssistantBlock, Block, SystemBlock, UserBlock, dump_block
-from kedge.turns.formatting import describe
+from kedge.turns.text_format import describe
 from kedge.web.transcript import render_messages, tool_names
 from kedge.web.views import BLOCK_LABELS, DiffRow, MessageView
 

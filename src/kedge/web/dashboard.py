@@ -23,7 +23,10 @@ from kedge.analytics import (
     analyse_conversations,
     analyse_over_time,
 )
-from kedge.formatting import (
+from kedge.observe import snapshot
+from kedge.planning import REASONS
+from kedge.store.summaries import get_revision
+from kedge.text_format import (
     HEALING_TEXTS,
     NO_VALUE,
     format_cost,
@@ -33,9 +36,6 @@ from kedge.formatting import (
     format_size,
     pluralize,
 )
-from kedge.observe import snapshot
-from kedge.planning import REASONS
-from kedge.store.summaries import get_revision
 from kedge.web.charts import Chart, RankedBar, Series, ValueFormatter, draw_chart, draw_ranking
 from kedge.web.service import ConversationService
 from kedge.web.templating import render

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from kedge import formatting
+from kedge import text_format
 from kedge.incremental.rewrite import PASS_THROUGH_REASONS
 from kedge.store.store import MAX_PROXIED
 from kedge.store.summaries import ConversationSummary, list_labels, load_attached
@@ -146,7 +146,7 @@ def _build_row(
         turns=overview.responses,
         forks=overview.forks,
         tokens=overview.input_tokens + overview.output_tokens,
-        cached_share=formatting.format_percent(overview.cached_tokens, overview.input_tokens),
+        cached_share=text_format.format_percent(overview.cached_tokens, overview.input_tokens),
         cost=overview.cost,
         latency=overview.seconds,
         status=service.status(overview),
@@ -259,7 +259,7 @@ async def list_requests(request: Request) -> Response:
         rows=rows,
         totals=totals,
         older=older,
-        saved=formatting.format_percent(totals.full_bytes - totals.sent_bytes, totals.full_bytes),
+        saved=text_format.format_percent(totals.full_bytes - totals.sent_bytes, totals.full_bytes),
     )
 
 

@@ -10,17 +10,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from kedge.formatting import (
-    HEALING_TEXTS,
-    LOST_TEXTS,
-    capitalize,
-    format_cost,
-    format_duration,
-    format_number,
-    format_percent,
-    format_size,
-    pluralize,
-)
 from kedge.planning import (
     AnchorRecord,
     RejectedAnchor,
@@ -31,8 +20,19 @@ from kedge.planning import (
 )
 from kedge.planning.explain import describe_full_send, describe_rejection
 from kedge.store import ResponseRow, StoredExchange
+from kedge.text_format import (
+    HEALING_TEXTS,
+    LOST_TEXTS,
+    capitalize,
+    format_cost,
+    format_duration,
+    format_number,
+    format_percent,
+    format_size,
+    pluralize,
+)
 from kedge.turns import Block, Turn
-from kedge.turns.formatting import describe
+from kedge.turns.text_format import describe
 from kedge.web.views import BlockMark, PlanCard, RawExchange, RejectedCandidate
 
 MAX_REJECTED = 8

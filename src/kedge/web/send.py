@@ -19,11 +19,11 @@ from kedge.events.run import (
     ToolFinished,
     ToolStarted,
 )
-from kedge.formatting import HEALING_TEXTS
 from kedge.middleware import BaseMiddleware
 from kedge.planning import RequestPlan
 from kedge.planning.explain import describe_rejection, format_headline
 from kedge.store.tree import path_to, read_tree
+from kedge.text_format import HEALING_TEXTS
 from kedge.turns import (
     AssistantBlock,
     Block,

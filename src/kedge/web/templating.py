@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from kedge import formatting
+from kedge import text_format
 from kedge.store.tree import MARK_DESCRIPTIONS
 from kedge.web import chain_svg, charts
 from kedge.web.plan_card import summarize_request
@@ -20,15 +20,15 @@ STATIC_DIR = files("kedge.web") / "static"
 Names = dict[str, Any]
 
 _FILTERS = {
-    "ago": formatting.format_age,
-    "duration": formatting.format_duration,
-    "moment": formatting.format_time,
-    "money": formatting.format_cost,
-    "number": formatting.format_number,
-    "plural": formatting.pluralize,
-    "short_id": formatting.shorten_id,
-    "size": formatting.format_size,
-    "stamp": formatting.format_timestamp,
+    "ago": text_format.format_age,
+    "duration": text_format.format_duration,
+    "moment": text_format.format_time,
+    "money": text_format.format_cost,
+    "number": text_format.format_number,
+    "plural": text_format.pluralize,
+    "short_id": text_format.shorten_id,
+    "size": text_format.format_size,
+    "stamp": text_format.format_timestamp,
 }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kedge.errors import InvalidWorkflow
-from kedge.middleware.default_stack import Tools
+from kedge.middleware.compose import Tools
 from kedge.store import Store
 from kedge.workflows.debate import debate
 from kedge.workflows.events import WorkflowCallback, WorkflowKind, ignore_event

@@ -1,22 +1,219 @@
 """AnthropicEngine: the Messages API of Anthropic."""
 
+import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kedge.engines.anthropic.params import PARAM_RULES, SAMPLING_RULES, map_tool, reconcile_body
 from kedge.engines.anthropic.render import render_messages
 from kedge.engines.base import Request
-from kedge.engines.param_mapping import map_params, merge
+from kedge.engines.param_rules import (
+    Members,
+    ParamRule,
+    ParamRules,
+    map_by_type,
+    map_members,
+    map_params,
+    merge,
+    omit,
+    reject_unless,
+    rename,
+)
 from kedge.engines.prompt_cache import CacheLifetime, anthropic_rules, place_breakpoints
 from kedge.engines.stateless import StatelessEngine
+from kedge.engines.strict_schema import map_subschemas
 from kedge.engines.transport import Sdk
-from kedge.errors import EngineError, ServerFailed
+from kedge.errors import EngineError, ServerFailed, UnsupportedParameter
 from kedge.events.anthropic import AnthropicDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan
 from kedge.turns import Turn
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
+
+
+DEFAULT_MAX_TOKENS = 16_384
+"""The default output limit: this API requires one. All models since Claude 4 allow it."""
+
+UNSUPPORTED_LIMITS = frozenset(
+    {
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "maxItems",
+        "maxLength",
+        "maximum",
+        "minItems",
+        "minLength",
+        "minimum",
+        "multipleOf",
+        "uniqueItems",
+    }
+)
+"""Constraints that this API does not accept in a schema; of ``minItems`` it accepts 0 and 1."""
+NO_SERVER_STATE = "this API has no memory: leave it out"
+NO_SAMPLING = (
+    "the API's newest version has no sampling: leave it out, or ask for an older version with "
+    "default_headers={'anthropic-version': '2023-06-01'}"
+)
+NO_SAMPLING_VERSION = "2026-10-21"
+"""The version of the API that no longer accepts sampling parameters."""
+
+
+def map_tool(definition: Mapping[str, Any]) -> Members:
+    """Convert a function of the Responses API; a tool in this API's own form is sent unchanged."""
+    match definition.get("type"):
+        case "function":
+            converted = omit(definition, "type", "parameters", "strict")
+            converted["input_schema"] = definition.get("parameters") or {"type": "object"}
+            return {**converted, "strict": True} if definition.get("strict") else converted
+        case "custom" if "input_schema" not in definition:
+            name = definition.get("name")
+            raise UnsupportedParameter(f"the free-form tool {name!r}", "make it a function")
+        case _:
+            return dict(definition)
+
+
+def _map_choice(kind: str) -> ParamRule:
+    return lambda _: {"tool_choice": {"type": kind}}
+
+
+def _map_named_choice(choice: Mapping[str, Any]) -> Members:
+    return {"tool_choice": {"type": "tool", "name": choice.get("name")}}
+
+
+def _map_parallel_calls(allowed: Any) -> Members:
+    return {} if allowed else {"tool_choice": {"disable_parallel_tool_use": True}}
+
+
+def _map_format(text_format: Mapping[str, Any]) -> Members:
+    schema = map_schema(text_format.get("schema") or {})
+    return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+
+
+def map_schema(schema: Members) -> Members:
+    """Return a schema in the subset that this API enforces.
+
+    A constraint that it rejects becomes part of the description, so that the model knows it.
+
+    Raises:
+        UnsupportedParameter: An object has arbitrary member names.
+    """
+    limits = {key: schema[key] for key in schema if key in UNSUPPORTED_LIMITS}
+    if schema.get("minItems") in (0, 1):
+        limits.pop("minItems", None)
+    mapped: Members = {key: value for key, value in schema.items() if key not in limits}
+    if limits:
+        described = json.dumps(limits, ensure_ascii=False)
+        mapped["description"] = f"{schema.get('description', '')} {described}".strip()
+    if mapped.get("type") == "object":
+        if mapped.get("additionalProperties", False) is not False:
+            raise UnsupportedParameter(
+                "text.format", "use objects whose members have names, such as a list of pairs"
+            )
+        mapped["additionalProperties"] = False
+    if "oneOf" in mapped:
+        mapped["anyOf"] = mapped.pop("oneOf")
+    return map_subschemas(mapped, map_schema)
+
+
+def _map_effort(effort: Any) -> Members:
+    if effort == "none":
+        return {"thinking": {"type": "disabled"}}
+    converted = "low" if effort == "minimal" else effort
+    return {"output_config": {"effort": converted}, "thinking": {"type": "adaptive"}}
+
+
+def _map_budget(tokens: Any) -> Members:
+    return {"thinking": {"type": "enabled", "budget_tokens": tokens}}
+
+
+def _map_metadata(metadata: Any) -> Members:
+    unsaid = sorted(set(metadata) - {"user_id"})
+    if unsaid:
+        raise UnsupportedParameter(f"metadata.{unsaid[0]}", "only user_id is taken: leave it out")
+    return {"metadata": dict(metadata)}
+
+
+def _map_stop(stop: Any) -> Members:
+    return {"stop_sequences": [stop] if isinstance(stop, str) else list(stop)}
+
+
+_NO_JSON = "give a schema: {'type': 'json_schema', 'schema': …}"
+_CHOICES: ParamRules = {
+    "auto": _map_choice("auto"),
+    "none": _map_choice("none"),
+    "required": _map_choice("any"),
+    "function": _map_named_choice,
+    "any": rename("tool_choice"),
+    "tool": rename("tool_choice"),
+}
+_FORMATS: ParamRules = {
+    "text": lambda _: {},
+    "json_schema": _map_format,
+    "json_object": reject_unless("text.format 'json_object'", _NO_JSON),
+}
+_REASONING: ParamRules = {
+    "effort": _map_effort,
+    "budget_tokens": _map_budget,
+    "max_tokens": _map_budget,
+    "summary": lambda _: {"thinking": {"display": "summarized"}},
+}
+PARAM_RULES: ParamRules = {
+    "max_output_tokens": rename("max_tokens"),
+    "tool_choice": map_by_type("tool_choice", _CHOICES),
+    "parallel_tool_calls": _map_parallel_calls,
+    "text": map_members(
+        "text",
+        {
+            "format": map_by_type("text.format", _FORMATS),
+            "verbosity": reject_unless("text.verbosity", "say it in a system block", "medium"),
+        },
+    ),
+    "reasoning": map_members("reasoning", _REASONING),
+    "stop": _map_stop,
+    "metadata": _map_metadata,
+    "user": lambda user: {"metadata": {"user_id": user}},
+    "safety_identifier": lambda user: {"metadata": {"user_id": user}},
+    "instructions": reject_unless("instructions", "put a system block in front of the Turn"),
+    "truncation": reject_unless("truncation", "compact the Turn instead", "disabled"),
+    "background": reject_unless("background", NO_SERVER_STATE, False),
+    "store": reject_unless("store", NO_SERVER_STATE, False),
+    "include": reject_unless("include", NO_SERVER_STATE, [], ()),
+    "previous_response_id": reject_unless("previous_response_id", NO_SERVER_STATE),
+    "conversation": reject_unless("conversation", NO_SERVER_STATE),
+    "prompt": reject_unless("prompt", NO_SERVER_STATE),
+    "max_tool_calls": reject_unless("max_tool_calls", "limit the rounds of the middleware tools"),
+    "top_logprobs": reject_unless("top_logprobs", "leave it out", 0),
+}
+"""How each parameter is converted."""
+SAMPLING_RULES: ParamRules = {
+    name: reject_unless(name, NO_SAMPLING, 1, 1.0) for name in ("temperature", "top_p", "top_k")
+}
+"""Parameters that only older versions of the API accept."""
+
+
+def reconcile_body(body: Members) -> Members:
+    """Return the body with the members that depend on each other."""
+    choice: Members = {"type": "auto", **(body.get("tool_choice") or {})}
+    thinking: Members = {"type": "adaptive", **(body.get("thinking") or {})}
+    budget = thinking.get("budget_tokens")
+    limit = DEFAULT_MAX_TOKENS + (budget if isinstance(budget, int) else 0)
+    fit: Members = {"max_tokens": body.get("max_tokens") or limit}
+    if isinstance(budget, int) and budget >= fit["max_tokens"]:
+        raise UnsupportedParameter(
+            f"reasoning.budget_tokens {budget}",
+            f"it must be smaller than max_output_tokens, which is {fit['max_tokens']}",
+        )
+    if "tool_choice" in body:
+        idle = not body.get("tools") and choice["type"] in ("auto", "none")
+        fit["tool_choice"] = None if idle else choice  # which the API rejects without tools
+    if "thinking" in body:
+        if budget is not None:
+            thinking["type"] = "enabled"
+        if thinking["type"] == "disabled":
+            thinking.pop("display", None)
+        fit["thinking"] = thinking
+    return {**body, **fit}
+
 
 COUNTED_MEMBERS = ("model", "messages", "system", "tools", "tool_choice", "thinking")
 """The members of a request that are sent to count its tokens."""

@@ -9,8 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from kedge.engines.websocket.connection import SocketConnection
-from kedge.engines.websocket.lane import Lane
+from kedge.engines.websocket.connection import Lane, SocketConnection
 
 if TYPE_CHECKING:
     from openai.resources.responses.responses import AsyncResponsesConnection

@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kedge.engines.known_servers import read_identity
 from kedge.engines.transport import Transport, no_telemetry_headers, tap_request
-from kedge.engines.websocket.connection import CONNECTION_LIMIT_CODE, SocketConnection
-from kedge.engines.websocket.lane import Lane, LaneFailed, SocketMessage
+from kedge.engines.websocket.connection import (
+    CONNECTION_LIMIT_CODE,
+    Lane,
+    LaneFailed,
+    SocketConnection,
+    SocketMessage,
+)
 from kedge.engines.websocket.pool import ConnectionPool
 from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable
 from kedge.event_loops import PerLoop

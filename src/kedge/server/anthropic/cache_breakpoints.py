@@ -19,7 +19,7 @@ from kedge.server.anthropic.parse import (
 )
 from kedge.server.prompt_cache import EMPTY_DIGEST, Breakpoint, PromptCache, hash_items
 from kedge.server.stateless_run import PreparedRequest
-from kedge.server.token_counting import count_items, count_json, count_text
+from kedge.server.token_counts import count_items, count_json, count_text
 
 Body = Mapping[str, Any]
 

@@ -35,7 +35,7 @@ from kedge.server.response_run import ResponseRun
 from kedge.server.sse import DONE_FRAME, DisconnectWatcher, EventStream, ReplayStream
 from kedge.server.state import ServerState
 from kedge.server.storage.ids import make_item_id, make_response_id, new_key
-from kedge.server.token_counting import count_items
+from kedge.server.token_counts import count_items
 from kedge.server.validation import (
     check_compact,
     check_create,

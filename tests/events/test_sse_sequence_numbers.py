@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.events.sequence_numbers import MAX_GAPS, WINDOW_SIZE, SequenceChecker
+from kedge.events.sse import MAX_GAPS, WINDOW_SIZE, SequenceChecker
 
 
 def check_sequence(*seen: tuple[int, str]) -> list[str]:

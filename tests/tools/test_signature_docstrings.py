@@ -2,7 +2,7 @@
 
 import pytest
 
-from kedge.tools.docstrings import parse_docstring
+from kedge.tools.signature import parse_docstring
 
 GOOGLE = """Look something up.
 

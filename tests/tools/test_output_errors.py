@@ -2,7 +2,7 @@
 
 import pytest
 
-from kedge.tools.error_text import MAX_MESSAGE_CHARS, describe_error, locate_error, redact_secrets
+from kedge.tools.output import MAX_MESSAGE_CHARS, describe_error, locate_error, redact_secrets
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_a_long_message_is_cut() -> None:
     assert describe_error(ValueError("x" * 10**6)) == f"ValueError: {'x' * MAX_MESSAGE_CHARS} [cut]"
 
 
-def test_the_log_learns_the_place_but_no_message() -> None:
+def test_locate_error_returns_the_source_location_without_the_message() -> None:
     """File, line and function, without the path."""
     with pytest.raises(ValueError, match="hush") as error:
         raise ValueError("hush")
     place = locate_error(error.value)
-    assert place.startswith("test_error_text.py:")
-    assert place.endswith(" in test_the_log_learns_the_place_but_no_message")
+    assert place.startswith("test_output_errors.py:")
+    assert place.endswith(" in test_locate_error_returns_the_source_location_without_the_message")
     assert locate_error(ValueError("hush")) == "an unknown location"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction.histories import make_exchanges
-from kedge.compaction import BlockCounter, token_counting
+from kedge.compaction import BlockCounter, base
 from kedge.planning import prefix_digest
 from kedge.tokens import DEFAULT_COUNTER, count_items
 from kedge.turns import (
@@ -82,7 +82,7 @@ def test_a_counter_is_wrapped_once() -> None:
     """So that what it remembers is found again; one that cannot be held is used all the same."""
     counter = RecordingCounter()
     assert BlockCounter.of(counter) is BlockCounter.of(counter)
-    assert BlockCounter.of(DEFAULT_COUNTER) is token_counting.DEFAULT_BLOCK_COUNTER
+    assert BlockCounter.of(DEFAULT_COUNTER) is base.DEFAULT_BLOCK_COUNTER
     mine = BlockCounter()
     assert BlockCounter.of(mine) is mine
 
@@ -96,7 +96,7 @@ def test_a_counter_is_wrapped_once() -> None:
 
 def test_the_memory_has_a_bound(monkeypatch: Any) -> None:
     """The oldest counts go first."""
-    monkeypatch.setattr(token_counting, "MAX_CACHED_COUNTS", 8)
+    monkeypatch.setattr(base, "MAX_CACHED_COUNTS", 8)
     counter = RecordingCounter()
     blocks = BlockCounter(counter)
     turn = Turn(make_exchanges(10))

@@ -7,8 +7,7 @@ import pytest
 from engines.conftest import open_engine
 from engines.runs import request_bodies, send_lines
 from kedge.engines import Request, ResponsesEngine
-from kedge.engines.request_body import SendOptions, build_request_body
-from kedge.engines.request_options import PLANNED_PARAMS
+from kedge.engines.request_body import PLANNED_PARAMS, SendOptions, build_request_body
 from kedge.errors import ResendTooLong, UnsupportedParameter
 from kedge.planning import plan_request
 from kedge.providers import connect

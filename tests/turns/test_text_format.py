@@ -21,7 +21,7 @@ from kedge.turns import (
     tool_result,
     user,
 )
-from kedge.turns.formatting import DEFAULT_WIDTH, describe, shorten
+from kedge.turns.text_format import DEFAULT_WIDTH, describe, shorten
 from strategies import blocks, turns
 
 REPR_CASES: list[tuple[Block, str]] = [

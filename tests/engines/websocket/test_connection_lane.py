@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kedge.engines.websocket.lane import Lane, LaneFailed, SocketMessage
+from kedge.engines.websocket.connection import Lane, LaneFailed, SocketMessage
 
 
 def make_message(kind: str, data: bytes = b"x", **more: Any) -> SocketMessage:
@@ -86,7 +86,7 @@ async def test_a_reader_who_falls_too_far_behind_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it has missed is not kept for it."""
-    monkeypatch.setattr("kedge.engines.websocket.lane.MAX_BUFFERED_BYTES", 10)
+    monkeypatch.setattr("kedge.engines.websocket.connection.MAX_BUFFERED_BYTES", 10)
     lane = Lane("a")
     lane.begin("")
     lane.receive(make_message("response.created", b"12345", response={"id": "resp_1"}))
