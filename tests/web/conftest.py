@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import httpx2
 import pytest
-from playwright.sync_api import Browser, BrowserContext
+from playwright.sync_api import Browser, BrowserContext, ViewportSize
 
 from kedge.conversation import Conversation
 from kedge.server.faults import Faults
@@ -21,6 +21,7 @@ from web.chromium import launch_chromium
 
 T = TypeVar("T")
 TIMEOUT = 300.0
+VIEWPORT: ViewportSize = {"width": 1280, "height": 800}
 
 
 def add(a: int, b: int) -> int:
@@ -133,16 +134,29 @@ def fresh(tmp_path: Path) -> Iterator[PageServer]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for the tests of a module."""
+    """One browser for the tests of a module, with the context that ``open_context`` shares."""
     with launch_chromium() as made:
+        # Other tabs of the same site use the renderer process of this one: a new process costs more than a test.
+        lasting = made.new_context(viewport=VIEWPORT).new_page()
+        lasting.route("**", lambda route: route.fulfill(body=""))
+        lasting.goto("http://127.0.0.1/")
         yield made
 
 
 @contextmanager
 def open_context(browser: Browser, **settings: Any) -> Iterator[BrowserContext]:
-    """A browser context that is closed at the end."""
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **settings})
+    """A browser context whose tabs are closed at the end; one with settings is not shared with other tests."""
+    if settings:
+        context = browser.new_context(**{"viewport": VIEWPORT, **settings})
+        try:
+            yield context
+        finally:
+            context.close()
+        return
+    context = browser.contexts[0]
     try:
         yield context
     finally:
-        context.close()
+        for tab in context.pages[1:]:
+            tab.close()
+        context.clear_cookies()

@@ -19,7 +19,7 @@ from kedge.turns import (
 )
 from kedge.web.service import ConversationService
 from web.chromium import WatchedTab
-from web.conftest import PageServer, serve_page
+from web.conftest import PageServer, open_context, serve_page
 from web.large_tree import create_large_tree
 
 expect.set_options(timeout=120_000)
@@ -31,10 +31,9 @@ def watched(
 ) -> Iterator[WatchedTab]:
     """A tab of its own; a test that ends with trouble noted fails."""
     settings: dict[str, Any] = getattr(request, "param", {})
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **settings})
-    made = WatchedTab(context, page.url)
-    yield made
-    context.close()
+    with open_context(browser, **settings) as context:
+        made = WatchedTab(context, page.url)
+        yield made
     assert made.problems == []
 
 
