@@ -101,18 +101,12 @@ async def test_four_processes_on_the_same_conversations(
         async with await open_store(url) as store:
             talks = [(await store.create(f"Talk {number}")).id for number in range(2)]
             shared = (await store.create("Shared")).id
-            lost: list[int] = []
-
-            async def work(name: str) -> None:
-                command = [sys.executable, str(HERE / "worker.py"), url, kedge_server.base_url]
-                command += [name, str(ITEMS), shared, *talks]
-                done = await anyio.run_process(command, check=False)
-                assert done.returncode == 0, done.stderr.decode()
-                lost.append(int(done.stdout))
-
-            async with anyio.create_task_group() as group:
-                for number in range(WORKERS):
-                    group.start_soon(work, f"w{number}")
+            command = [sys.executable, str(HERE / "worker.py"), url, kedge_server.base_url]
+            command += [str(WORKERS), str(ITEMS), shared, *talks]
+            done = await anyio.run_process(command, check=False)
+            assert done.returncode == 0, done.stderr.decode()
+            lost = [int(line) for line in done.stdout.split()]
+            assert len(lost) == WORKERS
             expected = sorted(f"worker w{w} item {i}" for w in range(WORKERS) for i in range(ITEMS))
             for name in talks:
                 row = await store.conversation(name)

@@ -1,13 +1,15 @@
-"""A worker on conversations that others work on too.
+"""Processes that work on the same conversations.
 
-    python worker.py STORE SERVER NAME ITEMS SHARED CONVERSATION...
+    python worker.py STORE SERVER PROCESSES ITEMS SHARED CONVERSATION...
 
-Says every item in every conversation, each until it is on the line of the head; and asks one shared
-question under one key, as everybody does. Prints how often it lost a race.
+Each sends every item in every conversation until it is on the line of the head, and sends one shared
+message with the same key as the others. Prints how often it lost a race, a line for each process.
 """
 
 import asyncio
+import multiprocessing
 import sys
+from importlib import import_module
 
 from kedge import Conversation, HeadConflict, connect, open_store
 
@@ -35,6 +37,22 @@ async def send_items(
     sys.stdout.write(f"{lost}\n")
 
 
+def run(name: str, url: str, server: str, items: str, shared: str, *conversations: str) -> None:
+    """Work in a process of its own."""
+    asyncio.run(send_items(url, server, name, int(items), shared, list(conversations)))
+
+
 if __name__ == "__main__":
-    store, server, name, items, shared, *talks = sys.argv[1:]
-    asyncio.run(send_items(store, server, name, int(items), shared, talks))
+    store, server, number, *others = sys.argv[1:]
+    for name in ("aiohttp", "openai"):  # before the fork: the imports take longer than the work
+        import_module(name)
+    context = multiprocessing.get_context("fork")
+    processes = [
+        context.Process(target=run, args=(f"w{each}", store, server, *others))
+        for each in range(int(number))
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    sys.exit(any(process.exitcode for process in processes))

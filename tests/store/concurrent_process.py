@@ -1,14 +1,16 @@
-"""One of several processes that create, append, send, fork and delete in one store.
+"""Processes that create, append, send, fork and delete in one store, one for each seed.
 
-    python concurrent_process.py URL OPERATIONS SEED
+    python concurrent_process.py URL OPERATIONS SEED...
 
-It uses the conversations of the other processes too, and rows that it read before others deleted them.
+Each uses the conversations of the others too, and rows that it read before others deleted them.
 """
 
 import asyncio
+import multiprocessing
 import random
 import sys
 from contextlib import suppress
+from importlib import import_module
 
 from kedge import Conversation, assistant, user
 from kedge.errors import HeadConflict, NotInStore
@@ -94,11 +96,25 @@ class Process:
         self.handles.append((row, (await self.store.load(row)).node))
 
 
-async def main(url: str, operations: int, seed: int) -> None:
+async def work(url: str, operations: int, seed: int) -> None:
     """Work on the store at this address."""
     async with await open_store(url, wait_seconds=60.0) as store:
         await Process(store, seed).run(operations)
 
 
+def run(url: str, operations: str, seed: str) -> None:
+    """Work in a process of its own."""
+    asyncio.run(work(url, int(operations), int(seed)))
+
+
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    url, operations, *seeds = sys.argv[1:]
+    for name in ("aiohttp", "openai"):  # before the fork: the imports take longer than the work
+        import_module(name)
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=run, args=(url, operations, seed)) for seed in seeds]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    sys.exit(any(process.exitcode for process in processes))
