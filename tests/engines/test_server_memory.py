@@ -9,8 +9,7 @@ import pytest
 from engines.fake_server import serve_handler
 from engines.memory_server import ORDINARY, FakeClock, MemoryServer
 from kedge.engines import Engine, ResponsesEngine
-from kedge.engines.evidence import BASE_COOLDOWN
-from kedge.engines.known_servers import KnownServer
+from kedge.engines.evidence import BASE_COOLDOWN, KnownServer
 from kedge.errors import InvalidSetting, StoreError
 from kedge.events import Event, TextDelta
 from kedge.events.run import Healed, ServerForgot

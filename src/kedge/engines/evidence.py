@@ -14,11 +14,56 @@ in most servers) and transport. Everything here is pure: no I/O, and the time is
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Protocol, cast
+from urllib.parse import urlsplit
 
 from kedge.engines.token_evidence import UNKNOWN_SHARE, SentTokens, agrees_with_estimate
 from kedge.events import Usage
 from kedge.planning import TokenCounts
 from kedge.planning.explain import MODE_REASONS
+
+IDENTITY_HEADER = "kedge-server"
+"""The header by which the local server of Kedge identifies itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownServer:
+    """What is known about a server without asking it."""
+
+    remembers: bool = False
+    """Whether its memory needs no further proof."""
+    max_depth: int | None = None
+    """How many responses of a chain it passes to the model."""
+
+
+KNOWN_HOSTS: Mapping[str, KnownServer] = {
+    "api.openai.com": KnownServer(remembers=True),
+    "api.x.ai": KnownServer(remembers=True),
+    ".openai.azure.com": KnownServer(remembers=True),
+    ".cognitiveservices.azure.com": KnownServer(remembers=True),
+    ".services.ai.azure.com": KnownServer(remembers=True),
+}
+"""Hosted services; a name that starts with a dot matches its subdomains."""
+KNOWN_IDENTITIES: Mapping[str, KnownServer] = {
+    "kedge": KnownServer(remembers=True),
+    "smg": KnownServer(max_depth=100),
+}
+"""Servers that say who they are."""
+
+
+def find_known_host(base_url: str) -> KnownServer | None:
+    """Return what is known about the server at an address."""
+    host = urlsplit(base_url).hostname or ""
+    for name, known in KNOWN_HOSTS.items():
+        if host == name or (name.startswith(".") and host.endswith(name)):
+            return known
+    return None
+
+
+def read_identity(headers: Mapping[str, str]) -> str:
+    """Return the name by which a server identifies itself in its headers; empty if it does not."""
+    name = headers.get(IDENTITY_HEADER) or headers.get("server") or ""
+    return name.partition("/")[0].strip().lower()
+
 
 Trust = Literal["earned", "always", "never"]
 TRUST_LEVELS: tuple[Trust, ...] = ("earned", "always", "never")

@@ -15,7 +15,7 @@ from kedge.engines import responses_endpoints
 from kedge.engines.attempt import Attempt, RequestEngine
 from kedge.engines.audit import Audit, audit
 from kedge.engines.base import Request
-from kedge.engines.evidence import EvidenceStore, ServerEvidence, Trust
+from kedge.engines.evidence import EvidenceStore, KnownServer, ServerEvidence, Trust
 from kedge.engines.heal_rules import (
     HealableError,
     RequestSummary,
@@ -26,7 +26,6 @@ from kedge.engines.heal_rules import (
     is_live_only,
     lost_context,
 )
-from kedge.engines.known_servers import KnownServer
 from kedge.engines.request_body import (
     SendOptions,
     build_request_body,

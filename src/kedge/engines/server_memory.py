@@ -10,15 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 from kedge.engines.evidence import (
+    KNOWN_IDENTITIES,
     TRUST_LEVELS,
     EvidenceKey,
     EvidenceStore,
+    KnownServer,
     Proof,
     ServerEvidence,
     Trust,
 )
 from kedge.engines.heal_rules import detect_echo_mismatch
-from kedge.engines.known_servers import KNOWN_IDENTITIES, KnownServer
 from kedge.engines.token_evidence import (
     SentTokens,
     Verdict,

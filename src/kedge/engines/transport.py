@@ -17,7 +17,7 @@ from importlib import import_module
 from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
 
-from kedge.engines.known_servers import read_identity
+from kedge.engines.evidence import read_identity
 from kedge.errors import (
     EngineError,
     NotAuthorised,

@@ -17,8 +17,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from kedge.events import fields
 from kedge.events.decoder import DecoderState, EventList, StreamDecoder
-from kedge.events.fields import JsonObject, MalformedEvent
-from kedge.events.surrogates import repair_surrogates
+from kedge.events.fields import JsonObject, MalformedEvent, repair_surrogates
 from kedge.events.tool_calls import ToolCallState, ToolCallUpdate
 from kedge.events.types import (
     AnomalyNoted,

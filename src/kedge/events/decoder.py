@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
-from kedge.events.fields import JsonObject, describe_event
+from kedge.events.fields import JsonObject, SurrogateJoiner, describe_event
 from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SSEDecoder, SSEMessage
-from kedge.events.surrogates import SurrogateJoiner
 from kedge.events.tool_calls import ToolCallState
 from kedge.events.types import AnomalyKind, AnomalyNoted, OpaqueEvent, StreamEvent
 from kedge.json_codec import decode

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from kedge.errors import InvalidTurn
-from kedge.events.surrogates import repair_surrogates
+from kedge.events.fields import repair_surrogates
 from kedge.events.tool_calls import match_items
 from kedge.events.types import (
     PARTIAL,

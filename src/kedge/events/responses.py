@@ -11,9 +11,15 @@ from typing import Any, ClassVar, Literal, cast
 
 from kedge.events import fields
 from kedge.events.decoder import DecoderState, EventList, StreamDecoder
-from kedge.events.fields import CALL_ARGUMENTS, JsonObject, MalformedEvent, get_index, get_text
+from kedge.events.fields import (
+    CALL_ARGUMENTS,
+    JsonObject,
+    MalformedEvent,
+    get_index,
+    get_text,
+    repair_surrogates,
+)
 from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SequenceChecker
-from kedge.events.surrogates import repair_surrogates
 from kedge.events.tool_calls import ToolCall
 from kedge.events.types import (
     AnomalyNoted,

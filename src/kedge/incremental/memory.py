@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from kedge.engines.audit import Audit
-from kedge.engines.evidence import Doubt, ServerEvidence, Trust
-from kedge.engines.known_servers import find_known_host, read_identity
+from kedge.engines.evidence import Doubt, ServerEvidence, Trust, find_known_host, read_identity
 from kedge.engines.server_memory import ServerMemory
 from kedge.engines.token_evidence import SentTokens, can_disprove, can_prove, measure_blocks
 from kedge.events import Outcome

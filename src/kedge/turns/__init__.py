@@ -26,7 +26,7 @@ from kedge.turns.constructors import (
 )
 from kedge.turns.diff import TurnDiff, diff
 from kedge.turns.frozen_json import FrozenMap
-from kedge.turns.ids import new_id
+from kedge.turns.immutable import new_id
 from kedge.turns.json_codec import dump, dumps, load, loads
 from kedge.turns.parts import (
     FilePart,

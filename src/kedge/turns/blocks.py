@@ -13,8 +13,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from kedge.errors import InvalidJSON, InvalidTurn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
-from kedge.turns.ids import new_id
-from kedge.turns.immutable import check_text_field, freeze_extra, immutable, set_field
+from kedge.turns.immutable import check_text_field, freeze_extra, immutable, new_id, set_field
 from kedge.turns.parts import (
     ASSISTANT_PART_TYPES,
     PART_TYPES,

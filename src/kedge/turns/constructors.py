@@ -20,7 +20,7 @@ from kedge.turns.blocks import (
     UserBlock,
 )
 from kedge.turns.frozen_json import freeze, freeze_map, thaw
-from kedge.turns.ids import new_id
+from kedge.turns.immutable import new_id
 from kedge.turns.parts import PART_TYPES, AssistantPart, Part, TextPart
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode

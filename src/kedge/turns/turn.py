@@ -29,8 +29,7 @@ from typing import Any, NoReturn, final, overload
 from kedge.errors import InvalidTurn
 from kedge.turns.blocks import Block, SystemBlock
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
-from kedge.turns.ids import new_id
-from kedge.turns.immutable import set_field
+from kedge.turns.immutable import new_id, set_field
 from kedge.turns.text_format import DEFAULT_WIDTH, format_table, shorten
 
 TURN_MEMBERS = frozenset({"format", "version", "id", "data", "blocks"})

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from kedge.engines.known_servers import read_identity
+from kedge.engines.evidence import read_identity
 from kedge.engines.transport import Transport, no_telemetry_headers, tap_request
 from kedge.engines.websocket.connection import (
     CONNECTION_LIMIT_CODE,

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.events.surrogates import (
+from kedge.events.fields import (
     SurrogateJoiner,
     has_surrogates,
     join_surrogates,

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from kedge.turns import ids, new_id
+from kedge.turns import immutable, new_id
 
 MILLION_SCRIPT = """
 from kedge.turns import new_id
@@ -39,14 +39,14 @@ def test_a_clock_that_does_not_advance_does_no_harm(
     step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clock that stands still or goes back costs neither uniqueness nor order."""
-    clock = ids.time.time_ns()
+    clock = immutable.time.time_ns()
 
     def time_ns() -> int:
         nonlocal clock
         clock += step
         return clock
 
-    monkeypatch.setattr(ids.time, "time_ns", time_ns)
+    monkeypatch.setattr(immutable.time, "time_ns", time_ns)
     made = [new_id("blk") for _ in range(100)]
     assert sorted(set(made)) == made
 
@@ -58,14 +58,14 @@ def test_an_id_says_what_it_names() -> None:
 
 FORK_SCRIPT = """
 import os
-from kedge.turns import ids
-ids.new_id("blk")
-ids._lock.acquire()  # some other thread is making an id just now
+from kedge.turns import immutable
+immutable.new_id("blk")
+immutable._lock.acquire()  # some other thread is making an id just now
 if child := os.fork():
     os.waitpid(child, 0)
-print(ids._process_suffix, flush=True)
+print(immutable._process_suffix, flush=True)
 if not child:
-    ids.new_id("blk")  # would hang, had the child inherited a held lock
+    immutable.new_id("blk")  # would hang, had the child inherited a held lock
     print("made", flush=True)
     os._exit(0)
 """
