@@ -63,6 +63,12 @@ STEPS = (
         200,
         "KEDGE_SKEWS",
     ),
+    Step(
+        "kill -9 of servers on one PostgreSQL",
+        (*PYTEST, "tests/server/test_replica_kills.py"),
+        100,
+        "KEDGE_REPLICA_KILLS",
+    ),
     Step("fuzzing of every route", (*PYTEST, "tests/web/test_openapi.py", "tests/server"), 1),
 )
 

@@ -13,7 +13,7 @@ from kedge.server.background import EventLog
 from kedge.server.models import ItemClosed, OutputEvent, Prompt
 from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped
-from kedge.server.storage.database import ServerDatabase
+from kedge.server.storage.sqlite import SQLiteServerDatabase
 from kedge.testing import TestServer, serve
 from server.conftest import check_response_object
 from server.gated_model import GatedModel
@@ -405,13 +405,14 @@ def test_a_crash_fails_what_was_left(model: GatedModel, tmp_path: Path) -> None:
     with serve(model=model, db=db) as server, make_client(server) as http:
         made = create_response(http, "hello")
         wait_until(lambda: get_status(http, made["id"]) == "completed")
-    database = ServerDatabase(db)
+    database = SQLiteServerDatabase(db)
     for left, number in (("queued", 1), ("in_progress", 2)):
         database.execute(
             "INSERT INTO nodes SELECT id + ?, replace(key, '0000000001', ?), parent, barrier, "
             "tokens, ?, expires_at, conversation, input, output, "
             "CAST(replace(asked, '0000000001', ?) AS BLOB), "
-            "CAST(replace(became, 'completed\"', ?) AS BLOB), namespace FROM nodes WHERE id = 1",
+            "CAST(replace(became, 'completed\"', ?) AS BLOB), namespace, NULL, NULL, NULL, 1 "
+            "FROM nodes WHERE id = 1",
             (number, f"000000000{number + 1}", left, f"000000000{number + 1}", f'{left}"'),
         )
     database._connection.close()  # without saying goodbye

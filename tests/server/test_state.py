@@ -7,13 +7,22 @@ is, a dead one cannot be found, and when nothing needs them any more no nodes ar
 import asyncio
 import tempfile
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
 
 from kedge.server.encrypted_content import ReasoningPayload
 from kedge.server.errors import ApiError
@@ -24,8 +33,13 @@ from kedge.server.response_run import ResponseRun
 from kedge.server.settings import DAY, Limits, Settings
 from kedge.server.state import ServerState
 from kedge.server.storage.ids import new_key
+from postgresql import create_schema
 
 words = st.text("abc", min_size=1, max_size=3)
+
+
+def count_nodes(service: ServerState) -> int:
+    return service.nodes._execute("SELECT count(*) FROM nodes").fetchone()[0]
 
 
 def item_texts(items: Any) -> list[str]:
@@ -55,9 +69,10 @@ class ServerStateMachine(RuleBasedStateMachine):
     responses = Bundle("responses")
     conversations = Bundle("conversations")
 
-    def __init__(self) -> None:
+    def __init__(self, postgres_url: str = "") -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
+        self.db = postgres_url or str(Path(self.folder.name) / "server.db")
         self.now = 1000.0
         self.expected_responses: dict[str, ExpectedResponse] = {}
         self.expected_conversations: dict[str, ExpectedConversation] = {}
@@ -67,7 +82,7 @@ class ServerStateMachine(RuleBasedStateMachine):
         """Start a server on the database, with hardly any room for a cache."""
         self.service = ServerState(
             Settings(
-                db=str(Path(self.folder.name) / "server.db"),
+                db=self.db,
                 clock=lambda: self.now,
                 retention=10 * DAY,
                 limits=Limits(cache_bytes=15_000),
@@ -75,15 +90,23 @@ class ServerStateMachine(RuleBasedStateMachine):
         )
 
     def teardown(self) -> None:
-        """Stop it."""
+        """Delete everything, and stop."""
+        for id_ in self.expected_conversations:
+            if found := self.service.conversations.find(id_):
+                self.service.conversations.delete(found)
+        self.service.responses.delete_all()
+        assert count_nodes(self.service) == 0
         self.service.close()
         self.folder.cleanup()
 
     def create_response(self, **body: Any) -> dict[str, Any]:
         """Create a response, without the HTTP around it."""
 
+        def prepare() -> ResponseRun:
+            return ResponseRun(self.service, prepare_response(self.service, {"model": "m", **body}))
+
         async def answered() -> bytes | None:
-            run = ResponseRun(self.service, prepare_response(self.service, {"model": "m", **body}))
+            run = await self.service.run(prepare)
             return await run.generate(on_wait=lambda: None)
 
         whole = asyncio.run(answered())
@@ -224,7 +247,15 @@ class ServerStateMachine(RuleBasedStateMachine):
         if not undeleted and all(
             talk.deleted or not talk.items for talk in self.expected_conversations.values()
         ):
-            assert self.service.nodes._execute("SELECT count(*) FROM nodes").fetchone() == (0,)
+            assert count_nodes(self.service) == 0
+
+
+def test_the_same_holds_on_postgresql(postgres_url: str) -> None:
+    """Random lives of a server that shares its database with others."""
+    with create_schema(postgres_url) as url:
+        machine: Any = partial(ServerStateMachine, url)
+        steps = settings(max_examples=6, stateful_step_count=15)
+        run_state_machine_as_test(machine, settings=steps)
 
 
 TestServerState = ServerStateMachine.TestCase

@@ -179,7 +179,7 @@ def check_databases(config: Config) -> Iterator[Check]:
     file = store_file(address)
     folders = {data_dir().absolute(), *([file.absolute().parent] if file else [])}
     yield from map(check_folder, sorted(folders))
-    yield check_sqlite("server.db", Path(config["serve.db"] or data_dir() / "server.db"))
+    yield check_server_database(config["serve.db"] or str(data_dir() / "server.db"))
     if file is None:
         found = _check_version(address, mask_url(address))
         yield found
@@ -198,6 +198,24 @@ def check_databases(config: Config) -> Iterator[Check]:
         return
     yield _check_version(f"{address}?mode=ro", str(file))
     yield from check_servers(f"{address}?mode=ro")
+
+
+def check_server_database(db: str) -> Check:
+    """Check the database of the server's responses."""
+    from kedge.database.postgres import PostgresPool, PostgresTransaction, is_postgresql
+
+    if not is_postgresql(db):
+        return check_sqlite("server.db", Path(db))
+    try:
+        pool = PostgresPool(db, PostgresTransaction)
+        try:
+            pool.run_read(lambda tx: tx.rows("SELECT 1"))
+        finally:
+            pool.close()
+    except KedgeError as error:
+        advice = "Check the address, the password and whether the database is running."
+        return Check("server.db", "wrong", f"{mask_url(db)} cannot be opened: {error}", advice)
+    return Check("server.db", "ok", mask_url(db))
 
 
 MAX_SERVERS = 20

@@ -56,7 +56,7 @@ def is_loopback(host: str) -> bool:
 )
 @setting_option("serve.host")
 @setting_option("serve.port")
-@setting_option("serve.db", metavar="FILE")
+@setting_option("serve.db", metavar="FILE|URL")
 @setting_option("serve.token")
 @setting_option("serve.retention_days")
 @setting_option("serve.zero_data_retention")
@@ -194,8 +194,8 @@ def run(
             # Objects of the startup live as long as the process: exclude them from collection.
             gc.collect()
             gc.freeze()
-            facts = {"url": url, "base_url": f"{url}/v1", "db": settings.db}
-            line = f"Serving {facts['base_url']}, storing responses in {settings.db}"
+            facts = {"url": url, "base_url": f"{url}/v1", "db": mask_url(settings.db)}
+            line = f"Serving {facts['base_url']}, storing responses in {facts['db']}"
             if store:
                 facts |= {"page": f"{url}/", "store": mask_url(store)}
                 line += f"\nThe page is at {url}/"

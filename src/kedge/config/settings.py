@@ -169,7 +169,7 @@ _TABLE = (
         "serve.db",
         "text",
         "",
-        "Where responses are stored: a file, or ':memory:'.",
+        "Where responses are stored: a file, ':memory:', or postgresql://… for several servers.",
         default_label="server.db in the user's data folder",
     ),
     Setting(

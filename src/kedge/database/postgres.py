@@ -46,6 +46,12 @@ MAX_ATTEMPTS = 8
 NOW = "EXTRACT(EPOCH FROM clock_timestamp())::double precision"
 """An expression for the database's own time, in seconds since 1970."""
 
+
+def is_postgresql(address: str) -> bool:
+    """Return whether an address is one of PostgreSQL."""
+    return address.startswith(("postgresql://", "postgres://"))
+
+
 _PERMANENT_ERRORS = ("password authentication failed", "no password supplied", "does not exist")
 """Parts of server messages about errors that a retry cannot resolve."""
 

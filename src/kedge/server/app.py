@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+import logging
+from collections.abc import AsyncGenerator, Generator
 
 from anyio.lowlevel import checkpoint
 from starlette.applications import Starlette
@@ -14,10 +15,16 @@ from starlette.routing import Match, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from kedge.errors import StoreError
 from kedge.server.auth import ServerAuthMiddleware
 from kedge.server.background import BackgroundJobs
 from kedge.server.error_response import build_error_response
-from kedge.server.errors import METHOD_NOT_ALLOWED, UNKNOWN_ROUTE, ApiError
+from kedge.server.errors import (
+    DATABASE_UNAVAILABLE,
+    METHOD_NOT_ALLOWED,
+    UNKNOWN_ROUTE,
+    ApiError,
+)
 from kedge.server.faults.effects import MEMORY_FAULTS
 from kedge.server.faults.middleware import FaultMiddleware
 from kedge.server.faults.spec import Faults
@@ -26,7 +33,15 @@ from kedge.server.request_log import AccessLogMiddleware, FinishListener, Listen
 from kedge.server.routes import chat_completions, conversations, messages, models, responses
 from kedge.server.settings import Settings
 from kedge.server.state import ServerState
+from kedge.server.storage.claims import ReplicaClaims
 from kedge.server.websocket.connection import ServerConnection
+
+log = logging.getLogger("kedge.server")
+
+WATCH_SECONDS = 1.0
+"""Seconds between two checks of what other servers have cancelled or left."""
+CLEANUP_ROUNDS = 60
+"""Every how many of these checks old events are deleted."""
 
 
 async def healthz(_: Request) -> Response:
@@ -85,6 +100,11 @@ WEBSOCKET_ROUTES = [WebSocketRoute("/v1/responses", serve_websocket)]
 def _handle_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)  # noqa: S101 - registered for these only
     return build_error_response(request.scope, error)
+
+
+def _handle_store_error(request: Request, error: Exception) -> Response:
+    log.error("%s", error)
+    return build_error_response(request.scope, DATABASE_UNAVAILABLE())
 
 
 def _handle_http_error(request: Request, error: Exception) -> Response:
@@ -157,16 +177,20 @@ def create_app(
     """
     settings = settings or Settings()
     service = ServerState(settings)
+    background = BackgroundJobs(settings.limits, settings.clock)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        purging = asyncio.create_task(_purge_periodically(service))
+        tasks = [asyncio.create_task(_purge_periodically(service))]
+        if service.claims is not None:
+            tasks.append(asyncio.create_task(_renew_claims(service.claims)))
+            tasks.append(asyncio.create_task(_watch_claims(service, background)))
         try:
             yield
         finally:
-            purging.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await purging
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
             await service.aclose()
 
     app = Starlette(
@@ -195,19 +219,53 @@ def create_app(
         ],
         exception_handlers={
             ApiError: _handle_api_error,
+            StoreError: _handle_store_error,
             HTTPException: _handle_http_error,
             ClientDisconnect: _handle_disconnect,
         },
     )
     app.router.redirect_slashes = False  # the API has one URL for each resource
     app.state.service = service
-    app.state.background = BackgroundJobs(settings.limits, settings.clock)
+    app.state.background = background
     return app
 
 
 async def _purge_periodically(service: ServerState) -> None:
     """Delete expired responses, at the start and then periodically, in small batches."""
     while True:
-        while service.purge():
-            await checkpoint()
+        with _log_outage():
+            while await service.run(service.purge):
+                await checkpoint()
         await asyncio.sleep(service.settings.purge_every)
+
+
+async def _renew_claims(claims: ReplicaClaims) -> None:
+    """Renew the claims of this server, in a thread of its own so that nothing delays it."""
+    while True:
+        with _log_outage():
+            await asyncio.to_thread(claims.renew)
+        await asyncio.sleep(claims.lease_seconds / 3)
+
+
+async def _watch_claims(service: ServerState, background: BackgroundJobs) -> None:
+    """Continue or fail what servers that are gone have left, and stop what others have cancelled."""
+    claims, round = service.claims, 0
+    assert claims is not None  # noqa: S101 - there are other servers
+    while True:
+        with _log_outage():
+            await background.stop_lost(service)
+            await service.run(claims.fail_lost)
+            await background.resume(service, background.free_slots)
+            if round % CLEANUP_ROUNDS == 0:
+                await service.run(claims.delete_old, service.settings.limits.stream_seconds)
+        round += 1
+        await asyncio.sleep(WATCH_SECONDS)
+
+
+@contextlib.contextmanager
+def _log_outage() -> Generator[None]:
+    """Log that the database is not available, and go on: the next round may find it again."""
+    try:
+        yield
+    except StoreError as error:
+        log.warning("%s", error)

@@ -4,40 +4,91 @@ A few jobs run at once, the others wait. The events of a streamed job go to a lo
 readers can read, each at its own speed and from any event, until some minutes after the job has ended.
 The logs have a common size limit: logs of finished jobs are dropped first, then the oldest events of
 the log that grows.
+
+If several servers use one database, the events are also stored there, so that every server can replay
+the stream, and a server that stops or dies leaves its jobs to the others (``storage.claims``). Readers
+poll: a batch of events is stored every 0.1 seconds at most, and `docs/server.md` has the measurements.
 """
 
 import asyncio
+import logging
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 
 from kedge.server import errors
+from kedge.server.json_codec import decode
 from kedge.server.output_writer import StreamEvent
-from kedge.server.response_run import ResponseRun
+from kedge.server.prepare import prepare_claimed
+from kedge.server.response_object import UNFINISHED_STATUSES
+from kedge.server.response_run import ResponseRun, build_last_events
 from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped, SSEEncoder
+from kedge.server.state import ServerState
+from kedge.server.storage.claims import ClaimedResponse
+from kedge.server.storage.ids import parse_node_number
+
+log = logging.getLogger("kedge.server")
 
 MAX_EVENTS_PER_READ = 64
 """Maximum number of events that a reader gets at once."""
 
 
-class EventLog:
-    """The events of one stream, encoded as frames."""
+STORE_SECONDS = 0.1
+"""Seconds for which events are collected before they are stored."""
+MIN_POLL_SECONDS, MAX_POLL_SECONDS = 0.05, 0.4
+"""Seconds between two reads of stored events: short while there are new ones, then longer."""
 
-    def __init__(self) -> None:
+
+class EventRecorder:
+    """Stores the events of a stream in the database, a batch at a time and in order."""
+
+    def __init__(self, service: ServerState, node: int, start: int) -> None:
+        self._service = service
+        self._node = node
+        self._next = start
+        self._frames: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, frames: Sequence[bytes]) -> None:
+        """Add frames, which are stored within ``STORE_SECONDS``."""
+        self._frames.extend(frames)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(STORE_SECONDS, self.flush)
+
+    def flush(self) -> None:
+        """Store the frames that were added, before anything that is submitted later."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        frames, self._frames = self._frames, []
+        if frames and self._service.claims is not None:
+            first, self._next = self._next, self._next + len(frames)
+            self._service.submit(self._service.claims.add_events, self._node, first, frames)
+
+
+class EventLog:
+    """The events of one stream, encoded as frames.
+
+    Args:
+        start: The number of the first event.
+    """
+
+    def __init__(self, start: int = 0) -> None:
         self.size = 0
         self.ended_at: float | None = None
-        self._encoder = SSEEncoder()
+        self._encoder = SSEEncoder(start)
         self._frames: deque[bytes] = deque()
-        self._first_index = 0
+        self._first_index = start
         self._new_events = asyncio.Event()
 
-    def add(self, events: Sequence[StreamEvent]) -> None:
-        """Append events and wake the readers."""
+    def add(self, events: Sequence[StreamEvent]) -> list[bytes]:
+        """Append events and wake the readers; return the frames of the events."""
         frames = [self._encoder(event) for event in events]
         self._frames.extend(frames)
         self.size += sum(map(len, frames))
         self._notify_readers()
+        return frames
 
     def end(self, now: float) -> None:
         """Mark the log as complete."""
@@ -98,18 +149,80 @@ class BackgroundJobs:
         if len(self._jobs) >= self._limits.background_running + self._limits.background_waiting:
             raise errors.BACKGROUND_QUEUE_FULL()
 
-    def start(self, run: ResponseRun, *, retain_events: bool) -> EventLog:
-        """Queue a response; its events are only retained if it is streamed."""
-        id: str = run.draft.request_fields["id"]
+    def start(
+        self, run: ResponseRun, events: Sequence[StreamEvent], *, retain_events: bool
+    ) -> EventLog:
+        """Run a queued response; its events are only retained if it is streamed.
+
+        Args:
+            run: The response.
+            events: The events of its stream so far.
+            retain_events: Whether it is streamed.
+        """
         log = EventLog()
+        recorder = self._open_recorder(run, 0) if retain_events else None
+        frames = log.add(events)
+        if recorder is not None:
+            recorder.add(frames)
+            recorder.flush()  # from now on any server can replay the stream
+        self._start_task(run, log, recorder, retain_events=retain_events)
+        return log
+
+    async def resume(self, service: ServerState, limit: int) -> None:
+        """Run background responses that other servers did not finish.
+
+        Args:
+            service: The state of this server.
+            limit: The maximum number of responses.
+        """
+        assert service.claims is not None  # noqa: S101 - there are other servers
+        for claimed in await service.run(service.claims.claim, limit):
+            view = service.view_namespace(claimed.namespace)
+            log.info("continuing the background response of another server: %s", claimed.key)
+            try:
+                run = await service.run(_open_claimed, view, claimed)
+            except (errors.ApiError, LookupError) as error:
+                cause = error if isinstance(error, errors.ApiError) else None
+                await service.run(_fail_claimed, view, claimed, cause)
+                continue
+            start = await service.run(service.claims.count_events, claimed.node)
+            recorder = self._open_recorder(run, start) if start else None
+            self._start_task(run, EventLog(start), recorder, retain_events=bool(start))
+
+    def _open_recorder(self, run: ResponseRun, start: int) -> EventRecorder | None:
+        if run.service.claims is None:
+            return None
+        recorder = EventRecorder(run.service, parse_node_number(run.draft.key), start)
+        run.before_settle = recorder.flush
+        return recorder
+
+    def _start_task(
+        self,
+        run: ResponseRun,
+        log: EventLog,
+        recorder: EventRecorder | None,
+        *,
+        retain_events: bool,
+    ) -> None:
+        id: str = run.draft.request_fields["id"]
         self._jobs[id] = run
         if retain_events:
             self._logs[id] = log
-        log.add(run.enqueue())
-        task = asyncio.get_running_loop().create_task(self._run_job(id, run, log))
+        task = asyncio.get_running_loop().create_task(self._run_job(id, run, log, recorder))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return log
+
+    async def stop_lost(self, service: ServerState) -> None:
+        """Stop jobs that were cancelled through another server, or that another server has claimed."""
+        nodes = {parse_node_number(run.draft.key): run for run in self._jobs.values()}
+        if nodes and service.claims is not None:
+            for node in await service.run(service.claims.find_lost, list(nodes)):
+                nodes[node].stop("cancelled")
+
+    @property
+    def free_slots(self) -> int:
+        """How many more jobs can run at once."""
+        return self._limits.background_running - len(self._jobs)
 
     def get_run(self, id: str) -> ResponseRun | None:
         """Return the run of an unfinished response, or None."""
@@ -120,12 +233,16 @@ class BackgroundJobs:
         self._drop_expired_logs()
         return self._logs.get(id)
 
-    async def _run_job(self, id: str, run: ResponseRun, log: EventLog) -> None:
+    async def _run_job(
+        self, id: str, run: ResponseRun, log: EventLog, recorder: EventRecorder | None
+    ) -> None:
         is_retained = id in self._logs
 
         async def emit(events: Sequence[StreamEvent]) -> None:
             if is_retained:
-                log.add(events)
+                frames = log.add(events)
+                if recorder is not None:
+                    recorder.add(frames)
                 self._enforce_byte_limit(log)
 
         try:
@@ -153,3 +270,55 @@ class BackgroundJobs:
         while total - (before - active.size) > self._limits.stream_bytes:
             if not active.drop_oldest():
                 return
+
+
+def _open_claimed(service: ServerState, claimed: ClaimedResponse) -> ResponseRun:
+    run = ResponseRun(service, prepare_claimed(service, claimed), is_locked=True)
+    run.resume()
+    return run
+
+
+def _fail_claimed(
+    service: ServerState, claimed: ClaimedResponse, cause: errors.ApiError | None
+) -> None:
+    service.responses.fail(claimed.node, "failed", cause)
+    if claimed.conversation is not None:
+        service.conversations.release(claimed.conversation)
+
+
+async def read_stored_events(service: ServerState, node: int, after: int) -> AsyncIterator[bytes]:
+    """Yield the stored frames of a background response after an event, until the response has ended.
+
+    The last events are not stored: they follow from the response, so they are there even if its server
+    died before it could store them.
+
+    Raises:
+        EventsDropped: If the response was deleted.
+    """
+    claims, start, pause = service.claims, after + 1, MIN_POLL_SECONDS
+    assert claims is not None  # noqa: S101 - there are other servers
+    while True:
+        found = await service.run(claims.read_events, node, start)
+        if found is None:
+            raise EventsDropped
+        if found.frames:
+            start += len(found.frames)
+            pause = MIN_POLL_SECONDS
+            yield b"".join(found.frames)
+        if found.status not in UNFINISHED_STATUSES:
+            try:
+                first, response = await service.run(_read_result, service, node)
+            except LookupError:
+                raise EventsDropped from None
+            encoder = SSEEncoder(first)
+            frames = [encoder(event) for event in build_last_events(decode(response))]
+            yield b"".join(frames[max(start - first, 0) :])
+            return
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, MAX_POLL_SECONDS)
+
+
+def _read_result(service: ServerState, node: int) -> tuple[int, bytes]:
+    """Return the number of the first event after the stored ones, and the response."""
+    assert service.claims is not None  # noqa: S101 - there are other servers
+    return service.claims.count_events(node), service.responses.read(node)

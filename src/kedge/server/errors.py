@@ -427,6 +427,38 @@ BACKGROUND_QUEUE_FULL = ErrorTemplate(
     type="requests",
     code="rate_limit_exceeded",
 )
+HISTORY_DELETED = ErrorTemplate(
+    "The previous response was deleted while this response was generated. Send the complete "
+    "conversation as input.",
+    param="previous_response_id",
+    code="previous_response_not_found",
+)
+RESPONSE_LOST = ErrorTemplate(
+    "This response was deleted, or this server was too slow to renew its claim on it. Please try "
+    "again in a moment.",
+    status=503,
+    type="server_error",
+    code="response_lost",
+)
+IDEMPOTENCY_KEY_REUSED = ErrorTemplate(
+    "The Idempotency-Key of this request belongs to a request with another body. Use a new key.",
+    code="idempotency_key_reused",
+)
+IDEMPOTENCY_KEY_TOO_LONG = ErrorTemplate(
+    "The Idempotency-Key of this request is longer than {most} characters.",
+    code="idempotency_key_too_long",
+)
+IDEMPOTENCY_KEY_IN_USE = ErrorTemplate(
+    "A request with this Idempotency-Key is being answered. Please try again in a moment.",
+    status=409,
+    code="idempotency_key_in_use",
+)
+DATABASE_UNAVAILABLE = ErrorTemplate(
+    "The database of the server is not available. Please try again in a moment.",
+    status=503,
+    type="server_error",
+    code="database_unavailable",
+)
 CONVERSATION_ITEM_NOT_FOUND = ErrorTemplate(
     "Item with id '{id}' not found in conversation '{conversation}'.", status=404
 )

@@ -10,8 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Generic, TypeVar
 
+from kedge.errors import StoreError
 from kedge.server.deadline import Deadline
-from kedge.server.errors import INTERNAL_ERROR, ApiError
+from kedge.server.errors import DATABASE_UNAVAILABLE, INTERNAL_ERROR, ApiError
 from kedge.server.models import Model, OutputEvent, Prompt, stream_output
 from kedge.server.output_writer import OutputWriter, precount_output
 from kedge.server.request_log import log_failure
@@ -94,7 +95,7 @@ class Generation(ABC, Generic[Chunk]):
 
     async def _run_stream(self, emit: Emit[Chunk], start: Callable[[], Chunk]) -> None:
         async def work() -> None:
-            await emit(start())
+            await emit(await self._service.run(start))
             await self._write(emit)
 
         await self._run(work)
@@ -105,6 +106,9 @@ class Generation(ABC, Generic[Chunk]):
                 await work()
         except ApiError as error:
             self.error = error
+        except StoreError as error:
+            log_failure("the database failed", error)
+            self.error = DATABASE_UNAVAILABLE()
         except Exception as error:  # noqa: BLE001 - no failure of a model may stop the server
             log_failure("the model failed", error)
         finally:
@@ -125,7 +129,7 @@ class Generation(ABC, Generic[Chunk]):
                 await emit(chunk)
         await precount_output(self._writer)
         if not self._deadline.cancelled:
-            self._complete()
+            await self._complete()
             self.is_complete = True
 
     async def _iter_output(self) -> AsyncIterator[OutputEvent]:
@@ -145,7 +149,7 @@ class Generation(ABC, Generic[Chunk]):
         """Do what comes before the model, and return what to emit for it."""
         return None
 
-    def _complete(self) -> None:
+    async def _complete(self) -> None:
         """Record the complete answer."""
 
     @abstractmethod

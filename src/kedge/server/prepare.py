@@ -5,7 +5,7 @@ The checks run in the documented order (``docs/strictness.md``). Nothing is writ
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kedge.practice import PracticeRequest
 from kedge.server import errors, response_object
@@ -22,7 +22,7 @@ from kedge.server.compaction import (
     has_compaction_trigger,
 )
 from kedge.server.item_forms import normalize_items
-from kedge.server.json_codec import Item
+from kedge.server.json_codec import Item, decode
 from kedge.server.models import Model, Prompt
 from kedge.server.prompt_cache import (
     DEFAULT_LIFETIME,
@@ -41,6 +41,9 @@ from kedge.server.validation import (
     check_prompt,
     check_tool_choice,
 )
+
+if TYPE_CHECKING:
+    from kedge.server.storage.claims import ClaimedResponse
 
 Body = Mapping[str, Any]
 
@@ -96,10 +99,19 @@ class ResponseDraft:
     compacted: CompactedContext | None
     skip_model: bool
     model: Model
+    idempotency_key: str | None = None
+
+    @property
+    def is_body_stored(self) -> bool:
+        """Whether the body may be needed again: by another server, or to recognize a repeated request."""
+        return bool(self.request_fields["background"]) or self.idempotency_key is not None
 
 
 def prepare_response(
-    service: ServerState, body: Body, unstored: UnstoredResponses | None = None
+    service: ServerState,
+    body: Body,
+    unstored: UnstoredResponses | None = None,
+    idempotency_key: str | None = None,
 ) -> ResponseDraft:
     """Prepare the response to a valid request, or raise the first ApiError.
 
@@ -109,9 +121,36 @@ def prepare_response(
     check_not_empty(body)
     key = new_key(service.nodes.next_number())
     items = resolve_input(service, body["input"], key, history)
+    draft = _build_draft(service, body, key, history, items, on_socket=unstored is not None)
+    return replace(draft, idempotency_key=idempotency_key) if draft.store else draft
+
+
+def prepare_claimed(service: ServerState, claimed: "ClaimedResponse") -> ResponseDraft:
+    """Prepare a background response that another server did not finish, as it was prepared there.
+
+    Raises:
+        ApiError: If it cannot be generated any more, for example because its model is not served here.
+        LookupError: If what it continues is lost.
+    """
+    context = service.nodes.load_context(claimed.parent)
+    history = History(context, claimed.parent, claimed.conversation)
+    items: list[Item] = decode(claimed.input)
+    draft = _build_draft(service, decode(claimed.body), claimed.key, history, items)
+    return replace(draft, request_fields=decode(claimed.request_json))
+
+
+def _build_draft(
+    service: ServerState,
+    body: Body,
+    key: str,
+    history: History,
+    items: list[Item],
+    *,
+    on_socket: bool = False,
+) -> ResponseDraft:
     model_input = build_model_input(service, body, history, items)
     model = service.find_model(body["model"])
-    check_supported(service, body, on_socket=unstored is not None)
+    check_supported(service, body, on_socket=on_socket)
     check_tool_choice(body, model_input.items)
     triggered = has_compaction_trigger(items)
     window = model.window

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate, chain
 from json import dumps
+from threading import Lock
 from typing import Any, NamedTuple
 
 from kedge.json_codec import encode_sorted
@@ -68,6 +69,7 @@ class PromptCache:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._lock = Lock()  # requests are prepared in the thread of the database, if that has one
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
 
     def read(self, prefixes: Iterable[Prefix], lifetime: float = DEFAULT_LIFETIME) -> int:
@@ -77,6 +79,10 @@ class PromptCache:
             prefixes: The prefixes of the prompt, longest first.
             lifetime: Seconds for which they stay cached without use.
         """
+        with self._lock:
+            return self._read(prefixes, lifetime)
+
+    def _read(self, prefixes: Iterable[Prefix], lifetime: float) -> int:
         cached, now = 0, self._clock()
         renewed_at = now
         used: list[Prefix] = []
@@ -102,6 +108,12 @@ class PromptCache:
             breakpoints: The breakpoints in order.
             minimum: Tokens from which the model caches a prefix.
         """
+        with self._lock:
+            return self._read_breakpoints(digests, breakpoints, minimum)
+
+    def _read_breakpoints(
+        self, digests: Sequence[bytes], breakpoints: Sequence[Breakpoint], minimum: int
+    ) -> tuple[int, int]:
         tokens, now = 0, self._clock()
         for each in reversed(breakpoints):
             start = max(each.index - MAX_LOOKBACK, -1)

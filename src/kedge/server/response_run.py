@@ -5,8 +5,7 @@ without.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from kedge.observe import count
@@ -44,6 +43,10 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         draft: The prepared request.
         unstored: Where a connection remembers responses that are not stored, if it does.
         recorded_request: The record of the request, if a listener wants one.
+        is_locked: Whether the conversation is already locked for this response.
+
+    Raises:
+        ApiError: If the conversation is locked for another response.
     """
 
     def __init__(
@@ -52,10 +55,12 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         draft: ResponseDraft,
         unstored: UnstoredResponses | None = None,
         recorded_request: RecordedRequest | None = None,
+        *,
+        is_locked: bool = False,
     ) -> None:
-        self._exit_stack = ExitStack()
-        if draft.history.conversation is not None:
-            self._exit_stack.enter_context(service.conversations.lock(draft.history.conversation))
+        self._locked = draft.history.conversation
+        if self._locked is not None and not is_locked:
+            service.conversations.acquire(self._locked, draft.history.node)
         model = None if draft.skip_model else draft.model
         super().__init__(service, model, draft.prompt, _build_writer(service, draft))
         self.grace = draft.model.grace
@@ -66,6 +71,10 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         self._state: Literal["unwritten", "in_progress", "settled"] = "unwritten"
         self._result_fields: Mapping[str, Any] = response_object.IN_PROGRESS_FIELDS
         self._response_json: bytes | None = None
+        self.service = service
+        self._is_lost = False
+        self.before_settle: Callable[[], None] | None = None
+        """Called before the result of the response is stored."""
 
     @property
     def start_error(self) -> errors.ApiError | None:
@@ -93,6 +102,10 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
 
         await self._stream(emit, on_wait)
 
+    def begin(self) -> None:
+        """Store the response as in progress, before its client can know of it."""
+        self._store_in_progress()
+
     def enqueue(self) -> list[StreamEvent]:
         """Store the response as queued and return the events for that."""
         self._result_fields = response_object.QUEUED_FIELDS
@@ -114,10 +127,17 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
             finally:
                 slots.release()
         self.end()
-        await emit(self._finish())
+        if not self._is_left_to_others:
+            await emit(self._finish())
+
+    def resume(self) -> None:
+        """Generate a response that is stored as queued, because another server did not finish it."""
+        self._result_fields = response_object.QUEUED_FIELDS
+        self._state = "in_progress"
 
     def _start(self) -> list[StreamEvent]:
-        self._store_in_progress()
+        if self._state == "unwritten":
+            self._store_in_progress()
         return [self._build_event("created"), self._build_event("in_progress")]
 
     def _start_queued(self) -> list[StreamEvent]:
@@ -160,12 +180,31 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         """Release everything; a response that is not settled by now has failed."""
         self._record_metrics()
         super().end()
-        self._exit_stack.close()
-        if self._state == "in_progress":
-            self._state = "settled"
-            self._service.responses.fail(
-                parse_node_number(self.draft.key), self._failure_status, self._failure_cause
+        is_unsettled, self._state = self._state == "in_progress", "settled"
+        locked, self._locked = self._locked, None
+        if is_unsettled and self._is_left_to_others:
+            return
+        if is_unsettled and self.before_settle is not None:
+            self.before_settle()
+        if is_unsettled or locked is not None:
+            self._service.submit(
+                self._release, locked, self._failure_status if is_unsettled else None
             )
+
+    def _release(self, locked: str | None, status: str | None) -> None:
+        """Store the failure of an unsettled response, and unlock its conversation."""
+        if status is not None:
+            node = parse_node_number(self.draft.key)
+            self._service.responses.fail(node, status, self._failure_cause)
+        if locked is not None:
+            self._service.conversations.release(locked)
+
+    @property
+    def _is_left_to_others(self) -> bool:
+        """Whether another server continues this response, because this one is stopping or was too slow."""
+        is_left = self._stop_status == "failed" or self._is_lost
+        is_background: bool = self.draft.request_fields["background"]
+        return is_left and is_background and self._service.claims is not None
 
     def _record_metrics(self) -> None:
         if self in self._service.running:
@@ -178,7 +217,8 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
             )
 
     def _handle_wait(self) -> None:
-        if self._state == "unwritten":
+        # On a database of several servers that would be a round trip, and of no use to its client.
+        if self._state == "unwritten" and self._service.claims is None:
             self._store_in_progress()
         super()._handle_wait()
 
@@ -198,6 +238,9 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
             conversation=history.conversation,
             request_json=self._request_json,
             input=encode(self._build_input()),
+            body=encode(draft.prompt.body) if draft.is_body_stored else None,
+            idempotency_key=draft.idempotency_key,
+            background=bool(draft.request_fields["background"]),
         )
 
     def _build_input(self) -> list[Item]:
@@ -224,7 +267,7 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         used = self._count_usage()
         return used.input + used.output
 
-    def _complete(self) -> None:
+    async def _complete(self) -> None:
         draft, writer = self.draft, self._writer
         counted = self._count_usage()
         self._result_fields = response_object.build_finished_fields(
@@ -240,13 +283,24 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         self._service.remember_reasoning(writer.items, writer.reasoning_texts)
         result, output = encode(self._result_fields), encode(writer.items)
         if draft.store:
-            self._store_result(result, output)
+            if self.before_settle is not None:
+                self.before_settle()
+            locked, self._locked = self._locked, None
+            await self._service.run(self._store_result, result, output, locked)
         if self._unstored is not None:
             id: str = draft.request_fields["id"]
             self._unstored.store(id, None if draft.store else self._build_context(len(output)))
         self._response_json = join_response(self._request_json, result, output)
 
-    def _store_result(self, result_json: bytes, output: bytes) -> None:
+    def _store_result(self, result_json: bytes, output: bytes, locked: str | None) -> None:
+        """Store the result, and unlock the conversation before the client can continue it."""
+        try:
+            self._save_result(result_json, output)
+        finally:
+            if locked is not None:
+                self._service.conversations.release(locked)
+
+    def _save_result(self, result_json: bytes, output: bytes) -> None:
         entry = self._build_entry()
         context = self._build_context(len(entry.input) + len(output))
         barrier = has_compaction(context.items)
@@ -256,6 +310,9 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         save = stored.finish if self._state == "in_progress" else stored.record
         is_stored = save(entry, outcome)
         self._state = "settled"
+        if not is_stored and self._service.claims is not None:
+            self._is_lost = True
+            raise errors.RESPONSE_LOST()
         if is_stored:
             self._service.nodes.cache_context(
                 parse_node_number(self.draft.key), self.draft.history.node, context
@@ -288,15 +345,35 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
 
     def _finish(self) -> list[StreamEvent]:
         if self.is_complete:
-            response = self._build_response(self._writer.items)
-            return [{"type": f"response.{response['status']}", "response": response}]
+            return build_last_events(self._build_response(self._writer.items))
         self._result_fields = response_object.build_failed_fields(
             self._failure_status, self._failure_cause
         )
-        if self._failure_status == "cancelled":
-            return [self._build_event("failed")]  # the API has no event for a cancelled response
-        error = {"type": "error", **self._result_fields["error"], "param": None}
-        return [error, self._build_event("failed")]
+        return build_last_events(self._build_response([]))
+
+
+def build_repeated_events(response: dict[str, Any]) -> list[StreamEvent]:
+    """Return the events of a finished response whose request was repeated: each item in one piece."""
+    started: dict[str, Any] = {**response, **response_object.IN_PROGRESS_FIELDS, "output": []}
+    events: list[StreamEvent] = [
+        {"type": "response.created", "response": started},
+        {"type": "response.in_progress", "response": started},
+    ]
+    for index, item in enumerate(response["output"]):
+        event: StreamEvent = {"output_index": index, "item": item}
+        events.append({"type": "response.output_item.added", **event})
+        events.append({"type": "response.output_item.done", **event})
+    return events + build_last_events(response)
+
+
+def build_last_events(response: dict[str, Any]) -> list[StreamEvent]:
+    """Return the events that end the stream of a response."""
+    if response["status"] not in {"failed", "cancelled"}:
+        return [{"type": f"response.{response['status']}", "response": response}]
+    failed: StreamEvent = {"type": "response.failed", "response": response}
+    if response["status"] == "cancelled":
+        return [failed]  # the API has no event for a cancelled response
+    return [{"type": "error", **response["error"], "param": None}, failed]
 
 
 def _build_writer(service: ServerState, draft: ResponseDraft) -> OutputWriter:

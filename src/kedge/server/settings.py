@@ -29,6 +29,8 @@ class Limits:
         background_waiting: Background responses that may be queued.
         stream_seconds: Time for which the events of a finished background stream are retained.
         stream_bytes: Memory for these events.
+        lease_seconds: Time after which other servers on the same PostgreSQL continue the responses of a
+            server that does not renew its claims.
         socket_seconds: Lifetime of a WebSocket connection.
         socket_lanes: Named lanes on a connection.
         socket_in_flight: Responses that run at once on a connection.
@@ -47,6 +49,7 @@ class Limits:
     background_waiting: int = 256
     stream_seconds: float = 300.0
     stream_bytes: int = 64 * 1024 * 1024
+    lease_seconds: float = 15.0
     socket_seconds: float = 3600.0
     socket_lanes: int = 32
     socket_in_flight: int = 16
@@ -59,7 +62,8 @@ class Settings:
     """How a server behaves.
 
     Args:
-        db: The database file, or ``:memory:``.
+        db: The database file, ``:memory:``, or the address of a PostgreSQL database, which several
+            servers may use at the same time: ``postgresql://user@host/database``.
         token: What clients must send as a bearer token, or None.
         retention: Seconds after which responses expire.
         zero_data_retention: Store nothing, and reject chaining.
@@ -69,13 +73,14 @@ class Settings:
         limits: Limits for requests, connections and memory.
         purge_every: Seconds between two deletions of expired responses.
         hosts: The host names that are answered, or None for any.
-        clock: Returns Unix time.
+        clock: Returns Unix time. A server on PostgreSQL uses the time of the database; of this function only
+            the difference from ``time.time`` counts then.
         faults: Faults to inject, or None for a server without fault injection.
         unknown_parameters: ``reject`` unknown parameters with 400, as the hosted APIs do, or
             ``ignore`` them, which is logged once and listed in the response header
             ``x-kedge-ignored-parameters``. None rejects them for the practice model and ignores them
             for any other model.
-        shared: Whether servers of other processes may use the database at the same time.
+        shared: Whether servers of other processes may use the database file at the same time.
         max_db_bytes: Size of the database above which the oldest responses are deleted, or None.
         callers: Named tokens that are accepted besides ``token``, or None. Each caller sees only what was
             stored with a token of the same namespace. With it, requests without a token are rejected.

@@ -23,10 +23,10 @@ MAX_PENDING_BYTES = 16 * 1024
 
 
 class SSEEncoder:
-    """Encodes the events of one stream as frames, numbered from zero."""
+    """Encodes the events of one stream as frames, numbered from ``start``."""
 
-    def __init__(self) -> None:
-        self._number = 0
+    def __init__(self, start: int = 0) -> None:
+        self._number = start
 
     def __call__(self, event: dict[str, Any]) -> bytes:
         """Encode the next event."""

@@ -20,7 +20,7 @@ from kedge.server.prompt_cache import PromptCache
 from kedge.server.settings import Settings
 from kedge.server.storage.context import ContextCache
 from kedge.server.storage.conversations import ConversationRepository
-from kedge.server.storage.database import ServerDatabase
+from kedge.server.storage.database import open_server_database
 from kedge.server.storage.items import NodeRepository, StoredItemLookup
 from kedge.server.storage.responses import ResponseRepository
 from kedge.server.token_counts import count_items
@@ -50,7 +50,8 @@ class SocketConnection(Protocol):
 class ServerState:
     """The state of one server, as the administrator or a caller sees it.
 
-    It may only be used in the thread of the event loop. What was stored, cached or encrypted in another
+    It may only be used in the thread of the event loop, and by functions that ``run`` and ``submit`` call:
+    those that read or write the database. What was stored, cached or encrypted in another
     namespace is not found, not read and not decrypted.
 
     Args:
@@ -67,8 +68,12 @@ class ServerState:
         self._views: dict[str, ServerState] = {}
         self.model = settings.model
         self.models = dict(settings.models) or {settings.model.name: settings.model}
-        self.clock = settings.clock
-        self.prompt_cache = PromptCache(settings.clock)
+        self._database = open_server_database(settings)
+        self.clock = self._database.clock
+        self.claims = self._database.claims
+        self.run = self._database.run
+        self.submit = self._database.submit
+        self.prompt_cache = PromptCache(self.clock)
         self.ignores_unknown = settings.unknown_parameters == "ignore" or (
             settings.unknown_parameters is None
             and not all(isinstance(model, PracticeModel) for model in self.models.values())
@@ -78,30 +83,29 @@ class ServerState:
         self.running: set[Stoppable] = set()
         self.sockets: set[SocketConnection] = set()
         self._reasoning_texts: OrderedDict[str, str] = OrderedDict()
-        self._database = ServerDatabase(settings.db, shared=settings.shared)
         key = secrets.token_bytes(KEY_BYTES)
         self._key = self._database.get_or_add_fact("sealing key", key) or key
         self.cipher = ContentCipher(self._key)
         self._cache = ContextCache(settings.limits.cache_bytes)
         self.nodes = NodeRepository(self._database, self._cache, self.expand_items)
-        self.responses = ResponseRepository(
-            self._database, self.nodes, settings.clock, settings.retention
-        )
-        self.conversations = ConversationRepository(
-            self._database, self.nodes, settings.clock, count_items
-        )
-        self.item_lookup = StoredItemLookup(self.nodes, settings.clock)
+        self.responses = ResponseRepository(self._database, self.nodes, settings.retention)
+        self.conversations = ConversationRepository(self._database, self.nodes, count_items)
+        self.item_lookup = StoredItemLookup(self.nodes, self.clock)
         self._views[""] = self
         if self._database.shared:
             self.responses.fail_unfinished(settings.limits.answer_seconds)
         elif self._database.unclean_shutdown:
             self.responses.fail_unfinished()
 
+    def view_namespace(self, namespace: str) -> "ServerState":
+        """Return this state as the callers of a namespace see it."""
+        return self._views.get(namespace) or self._bind(namespace)
+
     def view_as(self, caller: Caller | None) -> "ServerState":
         """Return this state as a caller sees it; None is the administrator."""
         if caller is None:
             return self
-        view = copy.copy(self._views.get(caller.namespace) or self._bind(caller.namespace))
+        view = copy.copy(self.view_namespace(caller.namespace))
         view._caller = caller  # noqa: SLF001 - of this class
         return view
 
@@ -114,12 +118,8 @@ class ServerState:
         view.prompt_cache = PromptCache(self.clock)
         view._reasoning_texts = OrderedDict()  # noqa: SLF001 - of this class
         view.nodes = NodeRepository(self._database, self._cache, view.expand_items, namespace)
-        view.responses = ResponseRepository(
-            self._database, view.nodes, self.clock, self.settings.retention
-        )
-        view.conversations = ConversationRepository(
-            self._database, view.nodes, self.clock, count_items, self.conversations.locked
-        )
+        view.responses = ResponseRepository(self._database, view.nodes, self.settings.retention)
+        view.conversations = ConversationRepository(self._database, view.nodes, count_items)
         view.item_lookup = StoredItemLookup(view.nodes, self.clock)
         self._views[namespace] = view
         return view
@@ -155,6 +155,9 @@ class ServerState:
         Returns:
             How many objects were deleted; 0 if there is nothing left to delete.
         """
+        return self._database.run_purge(self._purge_batch)
+
+    def _purge_batch(self) -> int:
         deleted, limit = self.responses.purge(), self.settings.max_db_bytes
         if deleted or limit is None or self._database.used_bytes() <= limit:
             return deleted

@@ -39,7 +39,8 @@ POSTGRESQL = Dialect(
     or_separator=" | ",
     now=NOW,
     floor="FLOOR({})::bigint",
-    list_tables="SELECT tablename FROM pg_tables WHERE schemaname = current_schema()",
+    list_tables="SELECT tablename FROM pg_tables WHERE schemaname = current_schema() "
+    "AND left(tablename, 13) <> 'kedge_server_'",
 )
 
 

@@ -17,11 +17,22 @@ from kedge.server.state import ServerState
 from kedge.server.storage.ids import new_key
 from kedge.server.storage.responses import ResponseEntry
 from kedge.testing import TestServer, serve
+from postgresql import create_schema
 
 SECRET = "the-unmistakable-words-of-a-user"
 
 
 RunServer = Callable[..., AbstractContextManager[tuple[TestServer, OpenAI]]]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The ``db`` of a server: an empty database of each kind."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "server.db")
+        return
+    with create_schema(request.getfixturevalue("postgres_url")) as url:
+        yield url
 
 
 @pytest.fixture
@@ -44,9 +55,9 @@ def count_nodes(service: ServerState) -> int:
     return service.nodes._execute("SELECT count(*) FROM nodes").fetchone()[0]
 
 
-def test_responses_and_conversations_survive_a_restart(tmp_path: Path, running: RunServer) -> None:
+def test_responses_and_conversations_survive_a_restart(address: str, running: RunServer) -> None:
     """A chain and a conversation go on where they were, in another process's time."""
-    db = str(tmp_path / "server.db")
+    db = address
     with running(db=db) as (_, client):
         first = client.responses.create(model="m", input="one")
         talk = client.conversations.create(metadata={"a": "b"})
@@ -60,9 +71,9 @@ def test_responses_and_conversations_survive_a_restart(tmp_path: Path, running: 
         assert len(server.requests[-1].context or ()) == 3
 
 
-def test_sealed_content_can_be_opened_after_a_restart(tmp_path: Path, running: RunServer) -> None:
+def test_sealed_content_can_be_opened_after_a_restart(address: str, running: RunServer) -> None:
     """The key is part of the database."""
-    db = str(tmp_path / "server.db")
+    db = address
     with running(db=db) as (_, client):
         compacted = client.responses.compact(model="m", input="hello")
     item: Any = compacted.output[-1].model_dump(exclude_none=True)
@@ -82,18 +93,22 @@ def test_a_long_chain_is_read_back_whole_from_the_file(tmp_path: Path, running: 
             previous = made.id
     with running(db=db) as (server, client):
         statements: list[str] = []
-        server.call(lambda s: s._database._connection.set_trace_callback(statements.append))
+
+        def trace(service: Any) -> None:
+            service._database._connection.set_trace_callback(statements.append)
+
+        server.call(trace)
         client.responses.create(model="m", input="last", previous_response_id=previous)
         assert len(server.requests[-1].context or ()) == 61
         assert len(statements) < 10
         assert sum("RECURSIVE" in statement for statement in statements) == 1
 
 
-def test_a_small_cache_changes_nothing_but_speed(running: RunServer) -> None:
+def test_a_small_cache_changes_nothing_but_speed(address: str, running: RunServer) -> None:
     """Contexts that were dropped from memory are read again."""
     from kedge.server.settings import Limits
 
-    with running(limits=Limits(cache_bytes=20_000)) as (server, client):
+    with running(db=address, limits=Limits(cache_bytes=20_000)) as (server, client):
         chains: list[str | None] = [None] * 4
         for turn in range(4):
             for index, previous in enumerate(chains):
@@ -106,9 +121,11 @@ def test_a_small_cache_changes_nothing_but_speed(running: RunServer) -> None:
         assert server.call(lambda s: s.nodes._cache.used_bytes) <= 20_000
 
 
-def test_deleting_a_parent_leaves_its_children_their_context(running: RunServer) -> None:
+def test_deleting_a_parent_leaves_its_children_their_context(
+    address: str, running: RunServer
+) -> None:
     """The deleted response cannot be found or continued; what was built on it can."""
-    with running() as (server, client):
+    with running(db=address) as (server, client):
         first = client.responses.create(model="m", input="one")
         second = client.responses.create(model="m", input="two", previous_response_id=first.id)
         client.responses.delete(first.id)
@@ -155,9 +172,11 @@ def test_a_response_expires_and_is_purged(tmp_path: Path, running: RunServer) ->
         assert SECRET.encode() not in read_files(db)
 
 
-def test_an_expired_parent_stays_for_as_long_as_a_child_needs_it(running: RunServer) -> None:
-    """Ancestors of a live response are kept, and go with it."""
-    with running(retention=10 * DAY) as (server, client):
+def test_an_expired_parent_stays_for_as_long_as_a_child_needs_it(
+    address: str, running: RunServer
+) -> None:
+    """Ancestors of a live response are retained, and deleted with it."""
+    with running(db=address, retention=10 * DAY) as (server, client):
         first = client.responses.create(model="m", input="one")
         server.clock.advance(days=6)
         second = client.responses.create(model="m", input="two", previous_response_id=first.id)
@@ -225,9 +244,9 @@ def test_a_database_has_one_server_at_a_time(tmp_path: Path, running: RunServer)
         pass
 
 
-def test_several_servers_can_share_a_database(tmp_path: Path, running: RunServer) -> None:
+def test_several_servers_can_share_a_database(address: str, running: RunServer) -> None:
     """Each continues the responses of the other, and a deleted response is gone for both."""
-    shared: dict[str, Any] = {"db": str(tmp_path / "server.db"), "shared": True}
+    shared: dict[str, Any] = {"db": address, "shared": True}
     with running(**shared) as (_, one), running(**shared) as (server, other):
         made = [one.responses.create(model="m", input="My name is Ada.") for _ in range(3)]
         again = [
@@ -264,9 +283,11 @@ def test_unfinished_responses_of_other_processes_are_failed_later(tmp_path: Path
     assert read_statuses(1000.0 + settings.limits.answer_seconds) == ["failed"]
 
 
-def test_the_oldest_responses_of_a_large_database_are_deleted(running: RunServer) -> None:
+def test_the_oldest_responses_of_a_large_database_are_deleted(
+    address: str, running: RunServer
+) -> None:
     """The limit is on the content: conversation objects without a response are deleted as well."""
-    with running(max_db_bytes=100_000) as (server, client):
+    with running(db=address, max_db_bytes=100_000) as (server, client):
         conversation = client.conversations.create(
             items=[{"type": "message", "role": "user", "content": "x" * 50_000}]
         )
@@ -303,9 +324,9 @@ def test_the_database_is_private(tmp_path: Path, running: RunServer) -> None:
         assert all(path.stat().st_mode & 0o077 == 0 for path in db.parent.iterdir())
 
 
-def test_the_memory_can_be_wiped_at_run_time(running: RunServer) -> None:
+def test_the_memory_can_be_wiped_at_run_time(address: str, running: RunServer) -> None:
     """``forget`` is what a server does that lost its disk."""
-    with running() as (server, client):
+    with running(db=address) as (server, client):
         made = client.responses.create(model="m", input="one")
         server.forget()
         with pytest.raises(BadRequestError) as caught:

@@ -29,14 +29,19 @@ async def create(request: Request) -> Response:
     service = get_service(request)
     if service.settings.zero_data_retention:
         raise errors.CONVERSATION_ZERO_DATA_RETENTION()
-    key, items = _prepare_items(service, body.get("items") or [], existing=[])
-    made = service.conversations.create(body.get("metadata") or {}, key, items)
-    return respond_json(made.to_json())
+
+    def create() -> StoredConversation:
+        key, items = _prepare_items(service, body.get("items") or [], existing=[])
+        return service.conversations.create(body.get("metadata") or {}, key, items)
+
+    return respond_json((await service.run(create)).to_json())
 
 
 async def retrieve(request: Request) -> Response:
     """Answer ``GET /v1/conversations/{id}``."""
-    return respond_json(_find_conversation(get_service(request), request).to_json())
+    service = get_service(request)
+    found = await service.run(_find_conversation, service, request)
+    return respond_json(found.to_json())
 
 
 async def update(request: Request) -> Response:
@@ -44,24 +49,33 @@ async def update(request: Request) -> Response:
     body = await read_json(request)
     validate(request, check_conversation_update, body)
     service = get_service(request)
-    found = _find_conversation(service, request)
-    service.conversations.set_metadata(found.id, body["metadata"] or {})
-    return respond_json(_find_conversation(service, request).to_json())
+
+    def update() -> StoredConversation:
+        found = _find_conversation(service, request)
+        service.conversations.set_metadata(found.id, body["metadata"] or {})
+        return _find_conversation(service, request)
+
+    return respond_json((await service.run(update)).to_json())
 
 
 async def delete(request: Request) -> Response:
     """Answer ``DELETE /v1/conversations/{id}``."""
     service = get_service(request)
-    found = _find_conversation(service, request)
-    with service.conversations.lock(found.id):
-        service.conversations.delete(found)
+
+    def delete() -> StoredConversation:
+        found = _find_conversation(service, request)
+        with service.conversations.lock(found):
+            service.conversations.delete(found)
+        return found
+
+    found = await service.run(delete)
     return respond_json({"id": found.id, "object": "conversation.deleted", "deleted": True})
 
 
 async def list_items(request: Request) -> Response:
     """Answer ``GET /v1/conversations/{id}/items``, in pages."""
     service = get_service(request)
-    items = service.conversations.items(_find_conversation(service, request))
+    items = await service.run(_read_items, service, request)
     return respond_json(paginate(items, request.query_params))
 
 
@@ -71,35 +85,46 @@ async def add_items(request: Request) -> Response:
     validate(request, check_conversation_items, body)
     await precount_request({"input": body["items"]})
     service = get_service(request)
-    found = _find_conversation(service, request)
-    with service.conversations.lock(found.id):
-        known = service.conversations.items(found)
-        key, items = _prepare_items(service, body["items"], known)
-        if items:
-            service.conversations.add(found, key, items)
-    return respond_json(build_list(items))
+
+    def add() -> list[Item]:
+        found = _find_conversation(service, request)
+        with service.conversations.lock(found):
+            known = service.conversations.items(found)
+            key, items = _prepare_items(service, body["items"], known)
+            if items:
+                service.conversations.add(found, key, items)
+        return items
+
+    return respond_json(build_list(await service.run(add)))
 
 
 async def retrieve_item(request: Request) -> Response:
     """Answer ``GET /v1/conversations/{id}/items/{item}``."""
     service = get_service(request)
-    found = _find_conversation(service, request)
     id: str = request.path_params["item"]
-    for item in service.conversations.items(found):
+    for item in await service.run(_read_items, service, request):
         if item["id"] == id:
             return respond_json(item)
-    raise errors.CONVERSATION_ITEM_NOT_FOUND(id=id, conversation=found.id)
+    raise errors.CONVERSATION_ITEM_NOT_FOUND(id=id, conversation=request.path_params["id"])
 
 
 async def delete_item(request: Request) -> Response:
     """Answer ``DELETE /v1/conversations/{id}/items/{item}``."""
     service = get_service(request)
-    found = _find_conversation(service, request)
     id: str = request.path_params["item"]
-    with service.conversations.lock(found.id):
-        if not service.conversations.remove(found, id):
-            raise errors.CONVERSATION_ITEM_NOT_FOUND(id=id, conversation=found.id)
-    return respond_json(found.to_json())
+
+    def delete() -> StoredConversation:
+        found = _find_conversation(service, request)
+        with service.conversations.lock(found):
+            if not service.conversations.remove(found, id):
+                raise errors.CONVERSATION_ITEM_NOT_FOUND(id=id, conversation=found.id)
+        return found
+
+    return respond_json((await service.run(delete)).to_json())
+
+
+def _read_items(service: ServerState, request: Request) -> list[Item]:
+    return service.conversations.items(_find_conversation(service, request))
 
 
 def _find_conversation(service: ServerState, request: Request) -> StoredConversation:

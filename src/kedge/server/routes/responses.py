@@ -1,13 +1,14 @@
 """The endpoints of ``/v1/responses``."""
 
-from dataclasses import replace
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from kedge.server import errors, response_object
-from kedge.server.background import BackgroundJobs
+from kedge.server.background import BackgroundJobs, read_stored_events
 from kedge.server.compaction import build_compaction_item, compact, retain_user_messages
 from kedge.server.http import (
     get_background,
@@ -20,19 +21,19 @@ from kedge.server.http import (
     respond_json,
     validate,
 )
-from kedge.server.json_codec import Item, decode
+from kedge.server.json_codec import Item, decode, encode
+from kedge.server.output_writer import StreamEvent
 from kedge.server.prepare import (
     ModelInput,
-    ResponseDraft,
     build_model_input,
     find_history,
     precount_request,
     prepare_response,
     resolve_input,
 )
-from kedge.server.request_log import WEBSOCKET_SCOPE_KEY
-from kedge.server.response_run import ResponseRun
-from kedge.server.sse import DONE_FRAME, DisconnectWatcher, EventStream, ReplayStream
+from kedge.server.request_log import WEBSOCKET_SCOPE_KEY, RecordedRequest
+from kedge.server.response_run import ResponseRun, build_repeated_events
+from kedge.server.sse import DONE_FRAME, DisconnectWatcher, EventStream, ReplayStream, SSEEncoder
 from kedge.server.state import ServerState
 from kedge.server.storage.ids import make_item_id, make_response_id, new_key
 from kedge.server.token_counts import count_items
@@ -46,22 +47,37 @@ from kedge.server.validation import (
 if TYPE_CHECKING:
     from kedge.server.storage.context import UnstoredResponses
 
+MAX_KEY_LENGTH = 255
+"""The maximum length of an ``Idempotency-Key``."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """A response that is about to be generated, and the first events of one in the background."""
+
+    run: ResponseRun
+    events: Sequence[StreamEvent]
+
 
 async def create(request: Request) -> Any:
-    """Answer ``POST /v1/responses``, complete or as a stream."""
+    """Answer ``POST /v1/responses``, complete or as a stream.
+
+    A request with an ``Idempotency-Key`` that was answered before gets the same response again.
+    """
     body = await read_json(request)
     unstored: UnstoredResponses | None = request.scope.get(WEBSOCKET_SCOPE_KEY)
     validate(request, check_create, body, on_socket=unstored is not None)
     await precount_request(body)
-    service = get_service(request)
-    draft = prepare_response(service, body, unstored)
+    service, background = get_service(request), get_background(request)
     record = get_recorded_request(request)
-    if record is not None:
-        record.context = tuple(draft.prompt.ask.items)
-        record.response_id = draft.request_fields["id"]
+    key = _get_idempotency_key(request) if unstored is None else None
+    opened = await service.run(_open_run, service, background, body, unstored, record, key)
+    if isinstance(opened, bytes):
+        return _repeat_response(opened, streamed=bool(body.get("stream")))
+    run, draft = opened.run, opened.run.draft
     if draft.request_fields["background"]:
-        return _start_in_background(get_background(request), service, draft)
-    run = ResponseRun(service, draft, unstored, record)
+        log = background.start(run, opened.events, retain_events=draft.prompt.stream)
+        return ReplayStream(log.read(-1)) if draft.prompt.stream else respond_bytes(run.snapshot())
     if draft.prompt.stream:
         return EventStream(run, DONE_FRAME)
     with DisconnectWatcher(run, request.receive) as watcher:
@@ -69,25 +85,85 @@ async def create(request: Request) -> Any:
     return respond_bytes(response or b"")
 
 
-def _start_in_background(
-    background: BackgroundJobs, service: ServerState, draft: ResponseDraft
-) -> Any:
-    background.check_capacity()
-    run = ResponseRun(service, draft)
-    log = background.start(run, retain_events=draft.prompt.stream)
-    return ReplayStream(log.read(-1)) if draft.prompt.stream else respond_bytes(run.snapshot())
+def _open_run(
+    service: ServerState,
+    background: BackgroundJobs,
+    body: Any,
+    unstored: "UnstoredResponses | None",
+    record: RecordedRequest | None,
+    idempotency_key: str | None,
+) -> OpenedRun | bytes:
+    """Prepare a response and claim what it needs; return the response to a repeated request as JSON."""
+    if idempotency_key is not None:
+        repeated = _find_repeated(service, body, idempotency_key)
+        if repeated is not None:
+            return repeated
+    draft = prepare_response(service, body, unstored, idempotency_key)
+    if record is not None:
+        record.context = tuple(draft.prompt.ask.items)
+        record.response_id = draft.request_fields["id"]
+    if draft.request_fields["background"]:
+        background.check_capacity()
+    run = ResponseRun(service, draft, unstored, record)
+    try:
+        if draft.request_fields["background"]:
+            return OpenedRun(run, run.enqueue())
+        if draft.idempotency_key is not None:
+            run.begin()
+    except BaseException:
+        run.end()
+        raise
+    return OpenedRun(run, ())
+
+
+def _get_idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and len(key) > MAX_KEY_LENGTH:
+        raise errors.IDEMPOTENCY_KEY_TOO_LONG(most=MAX_KEY_LENGTH)
+    return key
+
+
+def _find_repeated(service: ServerState, body: Any, idempotency_key: str) -> bytes | None:
+    """Return the response to an earlier request with this key; None if there is none to return."""
+    found = service.responses.find_repeated(idempotency_key)
+    if found is None:
+        return None
+    if found.is_expired:
+        service.responses.drop_idempotency_key(found.node)
+        return None
+    if found.body != encode(body):
+        raise errors.IDEMPOTENCY_KEY_REUSED()
+    if found.status in response_object.UNFINISHED_STATUSES and not body.get("background"):
+        if service.claims is None or not service.claims.is_lost(found.node):
+            raise errors.IDEMPOTENCY_KEY_IN_USE()
+        service.claims.fail_lost()
+    elif found.status not in {"failed", "cancelled"}:
+        return service.responses.read(found.node)
+    service.responses.drop_idempotency_key(found.node)
+    return None
+
+
+def _repeat_response(response: bytes, *, streamed: bool) -> Any:
+    if not streamed:
+        return respond_bytes(response)
+
+    async def frames() -> AsyncIterator[bytes]:
+        encoder = SSEEncoder()
+        yield b"".join(map(encoder, build_repeated_events(decode(response))))
+
+    return ReplayStream(frames())
 
 
 async def retrieve(request: Request) -> Any:
     """Answer ``GET /v1/responses/{id}``, complete or as a replay of its stream."""
     service = get_service(request)
-    node = _find_node(service, request)
+    node, response = await service.run(_read_response, service, request)
     if request.query_params.get("stream") == "true":
-        return _replay_stream(get_background(request), service.responses.read(node), request)
-    return respond_bytes(service.responses.read(node))
+        return await _replay_stream(request, node, response)
+    return respond_bytes(response)
 
 
-def _replay_stream(background: BackgroundJobs, response: bytes, request: Request) -> ReplayStream:
+async def _replay_stream(request: Request, node: int, response: bytes) -> ReplayStream:
     if not decode(response)["background"]:
         raise errors.NOT_IN_BACKGROUND()
     after = -1
@@ -96,7 +172,12 @@ def _replay_stream(background: BackgroundJobs, response: bytes, request: Request
         after = parse_integer("starting_after", given)
         if after < 0:
             raise errors.INTEGER_TOO_SMALL(path="starting_after", least=0, value=after)
-    log = background.get_log(request.path_params["id"])
+    service = get_service(request)
+    if service.claims is not None:
+        if not await service.run(service.claims.count_events, node):
+            raise errors.STREAM_NOT_AVAILABLE()
+        return ReplayStream(read_stored_events(service, node, after))
+    log = get_background(request).get_log(request.path_params["id"])
     if log is None or not log.has_events_after(after):
         raise errors.STREAM_NOT_AVAILABLE()
     return ReplayStream(log.read(after))
@@ -105,35 +186,56 @@ def _replay_stream(background: BackgroundJobs, response: bytes, request: Request
 async def delete(request: Request) -> Response:
     """Answer ``DELETE /v1/responses/{id}``."""
     service = get_service(request)
-    node = _find_node(service, request)
-    if get_background(request).get_run(request.path_params["id"]):
+    await service.run(_delete_response, service, request)
+    return respond_json({"id": request.path_params["id"], "object": "response", "deleted": True})
+
+
+def _delete_response(service: ServerState, request: Request) -> None:
+    node, response = _read_response(service, request)
+    found = decode(response)
+    if found["background"] and found["status"] in response_object.UNFINISHED_STATUSES:
         raise errors.CANNOT_DELETE_IN_FLIGHT()
     service.responses.delete(node)
-    return respond_json({"id": request.path_params["id"], "object": "response", "deleted": True})
 
 
 async def cancel(request: Request) -> Response:
     """Answer ``POST /v1/responses/{id}/cancel``; cancelling twice has no further effect."""
     service = get_service(request)
-    node = _find_node(service, request)
+    await service.run(_find_node, service, request)
     run = get_background(request).get_run(request.path_params["id"])
     if run is not None:
         run.cancel()
-    encoded = service.responses.read(node)
+    return respond_bytes(await service.run(_cancel_response, service, request))
+
+
+def _cancel_response(service: ServerState, request: Request) -> bytes:
+    node, encoded = _read_response(service, request)
     response = decode(encoded)
     if not response["background"]:
         raise errors.CANNOT_CANCEL_SYNCHRONOUS()
+    if response["status"] in response_object.UNFINISHED_STATUSES:  # another server generates it
+        service.responses.cancel(node)
+        encoded = service.responses.read(node)
+        response = decode(encoded)
     if response["status"] != "cancelled":
         raise errors.CANNOT_CANCEL_FINISHED(status=response["status"])
-    return respond_bytes(encoded)
+    return encoded
 
 
 async def list_input_items(request: Request) -> Response:
     """Answer ``GET /v1/responses/{id}/input_items`` with the complete resolved input, in pages."""
     service = get_service(request)
-    node = service.nodes.get(_find_node(service, request))
-    items: list[Item] = service.nodes.load_context(node.parent).list_items() + decode(node.input)
+    items = await service.run(_read_input_items, service, request)
     return respond_json(paginate(items, request.query_params))
+
+
+def _read_input_items(service: ServerState, request: Request) -> list[Item]:
+    id: str = request.path_params["id"]
+    try:
+        node = service.nodes.get(_find_node(service, request))
+        return service.nodes.load_context(node.parent).list_items() + decode(node.input)
+    except LookupError:
+        raise errors.RESPONSE_NOT_FOUND(id=id) from None
 
 
 async def count_input_tokens(request: Request) -> Response:
@@ -142,9 +244,13 @@ async def count_input_tokens(request: Request) -> Response:
     validate(request, check_input_tokens, body)
     await precount_request(body)
     service = get_service(request)
-    history = find_history(service, body)
-    items = resolve_input(service, body.get("input") or [], new_key(0), history)
-    tokens = build_model_input(service, body, history, items).tokens
+
+    def count() -> int:
+        history = find_history(service, body)
+        items = resolve_input(service, body.get("input") or [], new_key(0), history)
+        return build_model_input(service, body, history, items).tokens
+
+    tokens = await service.run(count)
     return respond_json({"object": "response.input_tokens", "input_tokens": tokens})
 
 
@@ -158,14 +264,18 @@ async def compact_context(request: Request) -> Response:
     validate(request, check_compact, body)
     await precount_request(body)
     service = get_service(request)
-    history = find_history(service, body)
-    check_not_empty(body)
     key = new_key(0)
-    items = resolve_input(service, body.get("input") or [], key, history)
-    model_input = build_model_input(service, body, history, items)
+
+    def build_input() -> tuple[int, ModelInput]:
+        history = find_history(service, body)
+        check_not_empty(body)
+        items = resolve_input(service, body.get("input") or [], key, history)
+        return len(items), build_model_input(service, body, history, items)
+
+    number, model_input = await service.run(build_input)
     compaction = build_compaction_item(
         service.cipher,
-        make_item_id("compaction", key, len(items)),
+        make_item_id("compaction", key, number),
         await _compact_items(service, body, model_input),
     )
     usage = response_object.build_usage(
@@ -201,3 +311,12 @@ def _find_node(service: ServerState, request: Request) -> int:
     if found is None:
         raise errors.RESPONSE_NOT_FOUND(id=id)
     return found[0]
+
+
+def _read_response(service: ServerState, request: Request) -> tuple[int, bytes]:
+    """Return the node of the response that a request names, and the response as JSON."""
+    node = _find_node(service, request)
+    try:
+        return node, service.responses.read(node)
+    except LookupError:
+        raise errors.RESPONSE_NOT_FOUND(id=request.path_params["id"]) from None

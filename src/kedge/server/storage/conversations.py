@@ -16,7 +16,7 @@ from kedge.server.json_codec import Item, decode, encode
 from kedge.server.storage.database import ServerDatabase
 from kedge.server.storage.ids import new_key
 from kedge.server.storage.items import ItemCounter, NodeRepository
-from kedge.server.storage.responses import PURGE_BATCH_SIZE, Clock
+from kedge.server.storage.responses import MOVE_CONVERSATION, PURGE_BATCH_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,40 +45,50 @@ class ConversationRepository:
         self,
         database: ServerDatabase,
         nodes: NodeRepository,
-        clock: Clock,
         count_tokens: ItemCounter,
-        locked: set[str] | None = None,
     ) -> None:
         self._database = database
         self._execute = database.execute
         self._nodes = nodes
-        self._clock = clock
+        self._clock = database.clock
         self._count_tokens = count_tokens
-        self.locked: set[str] = set() if locked is None else locked
-        """The ids of the conversations that are locked, in any namespace."""
 
     @contextmanager
-    def lock(self, id: str) -> Generator[None]:
+    def lock(self, conversation: StoredConversation) -> Generator[None]:
         """Lock a conversation while it changes; raise an ``ApiError`` if it is locked."""
-        if id in self.locked:
-            raise CONVERSATION_LOCKED()
-        self.locked.add(id)
+        self.acquire(conversation.id, conversation.node)
         try:
             yield
         finally:
-            self.locked.discard(id)
+            self.release(conversation.id)
+
+    def acquire(self, id: str, node: int | None) -> None:
+        """Lock a conversation that ends with this node.
+
+        Raises:
+            ApiError: It is locked, or has been changed since it was read.
+        """
+        if not self._database.lock_conversation(id, node):
+            raise CONVERSATION_LOCKED()
+
+    def release(self, id: str) -> None:
+        """Release the lock of a conversation."""
+        self._database.unlock_conversation(id)
 
     def create(self, metadata: object, key: str, items: Sequence[Item]) -> StoredConversation:
         """Create a conversation, with its first items if there are any."""
         id, now = f"conv_{token_hex(16)}", int(self._clock())
-        with self._database.transaction():
+
+        def insert() -> int | None:
             node = self._nodes.add(key, None, id, items, self._count_tokens) if items else None
             self._execute(
                 "INSERT INTO conversations (id, created_at, metadata, node, namespace) "
                 "VALUES (?, ?, ?, ?, ?)",
                 (id, now, encode(metadata), node, self._nodes.namespace),
             )
-        return StoredConversation(id, now, metadata, node)
+            return node
+
+        return StoredConversation(id, now, metadata, self._database.transact(insert))
 
     def find(self, id: str) -> StoredConversation | None:
         """Return a conversation, or None."""
@@ -95,9 +105,13 @@ class ConversationRepository:
 
     def delete(self, conversation: StoredConversation) -> None:
         """Delete a conversation; items that a response shares are retained for the response."""
-        with self._database.transaction():
+
+        def delete() -> None:
+            self._database.begin_delete()
             self._execute("DELETE FROM conversations WHERE id = ?", (conversation.id,))
             self._nodes.delete_unused(conversation.node)
+
+        self._database.transact(delete)
         self._database.checkpoint()
 
     def delete_unused(self) -> int:
@@ -121,11 +135,14 @@ class ConversationRepository:
 
     def add(self, conversation: StoredConversation, key: str, items: Sequence[Item]) -> None:
         """Add items at the end."""
-        with self._database.transaction():
+
+        def insert() -> None:
             node = self._nodes.add(
                 key, conversation.node, conversation.id, items, self._count_tokens
             )
-            self._set_node(conversation.id, node)
+            self._set_node(conversation, node)
+
+        self._database.transact(insert)
 
     def remove(self, conversation: StoredConversation, item_id: str) -> bool:
         """Delete one item; return whether it existed."""
@@ -133,15 +150,21 @@ class ConversationRepository:
         others = [item for item in items if item["id"] != item_id]
         if len(others) == len(items):
             return False
-        with self._database.transaction():
+        key = new_key(self._nodes.next_number())
+
+        def replace() -> None:
+            self._database.begin_delete()
             node = None
             if others:
-                key = new_key(self._nodes.next_number())
                 node = self._nodes.add(key, None, conversation.id, others, self._count_tokens)
-            self._set_node(conversation.id, node)
+            self._set_node(conversation, node)
             self._nodes.delete_unused(conversation.node)
+
+        self._database.transact(replace)
         self._database.checkpoint()
         return True
 
-    def _set_node(self, id: str, node: int | None) -> None:
-        self._execute("UPDATE conversations SET node = ? WHERE id = ?", (node, id))
+    def _set_node(self, conversation: StoredConversation, node: int | None) -> None:
+        moved = self._execute(MOVE_CONVERSATION, (node, conversation.id, conversation.node or 0))
+        if not moved.rowcount:
+            raise CONVERSATION_LOCKED()

@@ -1,206 +1,113 @@
-"""The server's database: one SQLite file, used by one process unless it is shared.
+"""The server's database: what the repositories need of it, whichever database it is.
 
 A *node* has what one request added to a chain: its input and output items, encoded once, and its
 response. Nodes refer to their parent, so a chain is read by one recursive query and branches share
 their history. A conversation refers to its newest node. Deleting a response clears its part of the
 node; the items are deleted when no child and no conversation needs them.
 
-The file is in WAL mode and locked by this process, because conversation locks, node numbers and the
-rule that an unfinished response has failed require a single owner. A commit does not wait for the
-disk: a crash of the process loses nothing, a power failure may lose the newest turns.
-
-A *shared* database may be used by several processes at once: it is not locked between statements,
-node numbers are reserved in the file, and an unfinished response belongs to another process until it
-is older than any response can be. Only locks of conversation objects are per process then.
+The repositories use one SQL for both databases, with ``?`` for values. What differs is here: how a
+transaction is run and in which thread, whose clock counts, and how one server keeps others from
+changing what it is working on.
 """
 
-import os
-import sqlite3
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import count
-from pathlib import Path
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kedge.errors import CannotServe
+from kedge.database.postgres import is_postgresql
 
-SCHEMA_VERSION = 2
-SHARED_WAIT_MS = 10_000
-"""How long a statement waits for another process that writes to a shared database."""
-NUMBERS_PER_RESERVATION = 64
+if TYPE_CHECKING:
+    from kedge.server.settings import Settings
+    from kedge.server.storage.claims import ReplicaClaims
 
-_SCHEMA = """
-CREATE TABLE nodes (
-    id INTEGER PRIMARY KEY,
-    key TEXT NOT NULL,
-    parent INTEGER,
-    barrier INTEGER NOT NULL,     -- holds a compaction: children see nothing before it
-    tokens INTEGER NOT NULL,      -- of this node's own items, as a model sees them
-    status TEXT,                  -- of the response; NULL where there is none, or none any more
-    expires_at REAL,              -- likewise
-    conversation TEXT,            -- to which the items were added
-    input BLOB NOT NULL,          -- JSON array of items
-    output BLOB NOT NULL,         -- JSON array of items
-    asked BLOB,                   -- the response as JSON: what its request decided
-    became BLOB,                  -- the response as JSON: what became of it
-    namespace TEXT NOT NULL DEFAULT ''  -- of the user who added it; empty for the administrator
-);
-CREATE INDEX nodes_parent ON nodes (parent) WHERE parent IS NOT NULL;
-CREATE INDEX nodes_expiry ON nodes (expires_at) WHERE expires_at IS NOT NULL;
-
-CREATE TABLE conversations (
-    id TEXT PRIMARY KEY,
-    created_at INTEGER NOT NULL,
-    metadata BLOB NOT NULL,
-    node INTEGER,
-    namespace TEXT NOT NULL DEFAULT ''
-) WITHOUT ROWID;
-CREATE INDEX conversations_node ON conversations (node) WHERE node IS NOT NULL;
-
-CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-"""
-
-_UPGRADES = {
-    1: (
-        "ALTER TABLE nodes ADD COLUMN namespace TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE conversations ADD COLUMN namespace TEXT NOT NULL DEFAULT ''",
-    )
-}
-"""What upgrades each older schema to the next one."""
-
-_RESERVE_NUMBERS = """
-INSERT INTO facts (name, value)
-VALUES ('numbers', (SELECT coalesce(max(id), 0) FROM nodes) + :count)
-ON CONFLICT (name) DO UPDATE SET value = value + :count RETURNING value
-"""
+T = TypeVar("T")
+Clock = Callable[[], float]
 
 IN_MEMORY = ":memory:"
 
 
-class ServerDatabase:
-    """A connection to a database with the current schema, for the thread of the server.
+class ServerDatabase(ABC):
+    """An open database with the current schema."""
 
-    ``unclean_shutdown`` is set if the last process that used the file did not close it.
+    clock: Clock
+    """Returns the time by which responses expire."""
+    execute: Callable[..., Any]
+    """Runs a statement with its values; returns a cursor with ``fetchone``, ``fetchall`` and ``rowcount``."""
+    shared: bool = False
+    """Whether the file is used by several processes."""
+    unclean_shutdown: bool = False
+    """Whether the last process that used the file did not close it."""
+    owner: str | None = None
+    """The name of this server among several on the same database."""
+    claims: "ReplicaClaims | None" = None
+    """What this server and others on the same database are working on; None if there are no others."""
 
-    Args:
-        path: The file, or ``:memory:``.
-        shared: Whether other processes may use the file at the same time.
+    @abstractmethod
+    def transact(self, work: Callable[[], T]) -> T:
+        """Run the statements of a function as one transaction. After a conflict it is run again."""
 
-    Raises:
-        CannotServe: If the file cannot be opened, is in use, or was written by a newer version.
-    """
+    @abstractmethod
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        """Call a function that runs statements, after all that were submitted before."""
 
-    def __init__(self, path: str, *, shared: bool = False) -> None:
-        self.path = path
-        self.shared = shared
-        self._numbers: Iterator[int] = iter(())
-        # Opened in the thread that creates the app, used in the thread of its loop.
-        try:
-            self._connection = sqlite3.connect(
-                _prepare_path(path), isolation_level=None, check_same_thread=False
-            )
-        except (sqlite3.Error, OSError) as error:
-            raise _build_open_error(path, error) from error
-        self.execute = self._connection.execute
-        try:
-            self._prepare()
-            self.unclean_shutdown = not shared and self.get_or_add_fact("open", b"1") is not None
-        except sqlite3.Error as error:
-            self._connection.close()
-            raise _build_open_error(path, error) from error
-        except CannotServe:
-            self._connection.close()
-            raise
+    @abstractmethod
+    def submit(self, work: Callable[..., object], *args: Any) -> None:
+        """Have a function called that runs statements, without waiting for it."""
 
-    def _prepare(self) -> None:
-        run = self.execute
-        run(f"PRAGMA busy_timeout = {SHARED_WAIT_MS if self.shared else 0}")
-        if not self.shared:
-            run("PRAGMA locking_mode = EXCLUSIVE")
-        run("PRAGMA journal_mode = WAL")
-        run("PRAGMA synchronous = NORMAL")
-        run("PRAGMA secure_delete = ON")
-        with self.transaction():  # acquires the lock until the connection is closed
-            (version,) = run("PRAGMA user_version").fetchone()
-            if version > SCHEMA_VERSION:
-                raise CannotServe(
-                    f"the database {self.path} was written by a newer version of Kedge (schema "
-                    f"{version}, this version supports {SCHEMA_VERSION}): upgrade Kedge, or use "
-                    "another --db"
-                )
-            statements = _SCHEMA.split(";\n") if version == 0 else _UPGRADES.get(version, ())
-            for statement in statements:
-                run(statement)
-            run(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            run("UPDATE facts SET value = value WHERE name = ''")  # fails if the file is read-only
+    @abstractmethod
+    def lock_conversation(self, id: str, node: int | None) -> bool:
+        """Lock a conversation that ends with this node; return False if it is locked or has changed."""
 
-    @contextmanager
-    def transaction(self) -> Generator[None]:
-        """Run the statements in this block as one transaction."""
-        self.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self.execute("ROLLBACK")
-            raise
-        self.execute("COMMIT")
+    @abstractmethod
+    def unlock_conversation(self, id: str) -> None:
+        """Release the lock of a conversation."""
+
+    @abstractmethod
+    def next_number(self) -> int:
+        """Return the number for a new node."""
+
+    @abstractmethod
+    def used_bytes(self) -> int:
+        """Return the size of the content."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connections."""
+
+    def begin_delete(self) -> None:  # noqa: B027 - one process needs nothing
+        """Wait until no other server deletes nodes, until the end of the transaction."""
+
+    def run_purge(self, work: Callable[[], int]) -> int:
+        """Run a deletion of expired responses, unless another server is running one."""
+        return work()
+
+    def checkpoint(self) -> None:  # noqa: B027 - a database server does that itself
+        """Have deleted content overwritten on disk."""
 
     def get_or_add_fact(self, name: str, default: bytes) -> bytes | None:
         """Return the value of a fact; if there is none, store ``default`` and return None."""
-        row = self.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        if row is not None:
-            return row[0]
-        self.execute("INSERT INTO facts (name, value) VALUES (?, ?)", (name, default))
-        return None
-
-    def next_number(self) -> int:
-        """Return the number for a new node; it is unique while the server runs."""
-        number = next(self._numbers, None)
-        if number is None:
-            self._numbers = iter(self._reserve_numbers())
-            number = next(self._numbers)
-        return number
-
-    def _reserve_numbers(self) -> Iterable[int]:
-        """Return numbers for new nodes: all that follow, or some if the database is shared."""
-        if not self.shared:
-            (last,) = self.execute("SELECT coalesce(max(id), 0) FROM nodes").fetchone()
-            return count(last + 1)
-        values = {"count": NUMBERS_PER_RESERVATION}
-        (last,) = self.execute(_RESERVE_NUMBERS, values).fetchone()
-        return range(last - NUMBERS_PER_RESERVATION + 1, last + 1)
-
-    def used_bytes(self) -> int:
-        """Return the size of the content, without free pages."""
-        (pages,) = self.execute("PRAGMA page_count").fetchone()
-        (free,) = self.execute("PRAGMA freelist_count").fetchone()
-        (page_size,) = self.execute("PRAGMA page_size").fetchone()
-        return (pages - free) * page_size
-
-    def checkpoint(self) -> None:
-        """Write the WAL to the file, so that deleted content is overwritten on disk."""
-        self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-    def close(self) -> None:
-        """Close the file."""
-        self.execute("DELETE FROM facts WHERE name = 'open'")
-        self._connection.close()
-
-
-def _prepare_path(path: str) -> str:
-    if path == IN_MEMORY:
-        return path
-    file = Path(path).expanduser()
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Conversations are private, and SQLite gives its other files the mode of this one. An existing file
-    # is not opened here: closing it would drop every lock that this process has on it.
-    with suppress(FileExistsError):
-        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    return str(file)
-
-
-def _build_open_error(path: str, error: Exception) -> CannotServe:
-    if "locked" in str(error):
-        return CannotServe(
-            f"the database {path} is in use by another server: stop that server, or use another --db"
+        added = self.execute(
+            "INSERT INTO facts (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING",
+            (name, default),
         )
-    return CannotServe(f"the database {path} cannot be opened: {error}")
+        if added.rowcount > 0:
+            return None
+        row = self.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return row[0]
+
+
+def open_server_database(settings: "Settings") -> ServerDatabase:
+    """Open the database of a server: a PostgreSQL address or a file.
+
+    Raises:
+        CannotServe: If it cannot be opened.
+    """
+    if is_postgresql(settings.db):
+        from kedge.server.storage.postgres import PostgresServerDatabase
+
+        return PostgresServerDatabase(
+            settings.db, clock=settings.clock, lease_seconds=settings.limits.lease_seconds
+        )
+    from kedge.server.storage.sqlite import SQLiteServerDatabase
+
+    return SQLiteServerDatabase(settings.db, clock=settings.clock, shared=settings.shared)

@@ -38,6 +38,8 @@ AND NOT EXISTS (SELECT 1 FROM nodes WHERE parent = n.id)
 AND NOT EXISTS (SELECT 1 FROM conversations WHERE node = n.id)
 """
 
+NO_ITEMS = b"[]"
+
 ItemExpander = Callable[[Sequence[Item]], Sequence[Item]]
 """Returns items as a model sees them, with a compaction item replaced by the items in it."""
 
@@ -98,15 +100,32 @@ class NodeRepository:
         tokens = count_tokens(model_items)
         self._execute(
             "INSERT INTO nodes (id, key, parent, barrier, tokens, conversation, input, namespace, "
-            "output) VALUES (?, ?, ?, ?, ?, ?, ?, ?, X'5b5d')",
-            (node, key, parent, barrier, tokens, conversation, encode(items), self.namespace),
+            "output) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                node,
+                key,
+                parent,
+                barrier,
+                tokens,
+                conversation,
+                encode(items),
+                self.namespace,
+                NO_ITEMS,
+            ),
         )
         return node
 
     def get(self, node: int) -> ContextNode:
-        """Return the content of one node."""
-        row = self._execute("SELECT id, parent, input, output FROM nodes WHERE id = ?", (node,))
-        return ContextNode(*row.fetchone())
+        """Return the content of one node.
+
+        Raises:
+            LookupError: Another server has deleted it since it was found.
+        """
+        found = self._execute("SELECT id, parent, input, output FROM nodes WHERE id = ?", (node,))
+        row = found.fetchone()
+        if row is None:
+            raise LookupError(node)
+        return ContextNode(*row)
 
     def find(self, key: str, now: float) -> ContextNode | None:
         """Return the node with a key, or None if its items are only retained for its children."""
@@ -151,8 +170,8 @@ class NodeRepository:
             return
         retained = slice_from_compaction(self.get(node).items())
         self._execute(
-            "UPDATE nodes SET parent = NULL, input = ?, output = X'5b5d' WHERE id = ?",
-            (encode(retained), node),
+            "UPDATE nodes SET parent = NULL, input = ?, output = ? WHERE id = ?",
+            (encode(retained), NO_ITEMS, node),
         )
         self.delete_unused(parent)
 

@@ -2,37 +2,48 @@
 
 A response that a client may know of is stored as ``in_progress`` while its model runs, and finished
 in one step afterwards. So a crash leaves a finished response, or one that the next start marks as
-failed.
+failed. With several servers on one database, a response in progress has an owner, and only the owner
+finishes it: a server that was stopped for so long that another one has claimed its responses finds
+that they are no longer its own.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
 
-from kedge.server.errors import ApiError
+from kedge.server.errors import (
+    CONVERSATION_LOCKED,
+    HISTORY_DELETED,
+    IDEMPOTENCY_KEY_IN_USE,
+    ApiError,
+)
 from kedge.server.json_codec import encode, join_response
 from kedge.server.response_object import (
     IN_PROGRESS_FIELDS,
     QUEUED_FIELDS,
     RESTARTED_MESSAGE,
+    UNFINISHED_STATUSES,
     build_failed_fields,
 )
 from kedge.server.storage.database import ServerDatabase
 from kedge.server.storage.ids import make_response_id, parse_node_number, parse_response_key
 from kedge.server.storage.items import NodeRepository
 
-Clock = Callable[[], float]
-
 PURGE_BATCH_SIZE = 500
 
 _INSERT = """
 INSERT INTO nodes (id, key, parent, barrier, tokens, status, expires_at, conversation, input, output,
-asked, became, namespace) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+asked, became, namespace, owner, request, idempotency_key, background)
+SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+WHERE ? OR EXISTS (SELECT 1 FROM nodes WHERE id = ?)
+ON CONFLICT (namespace, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
 """
 _CLEAR_RESPONSE = """
-UPDATE nodes SET status = NULL, expires_at = NULL, asked = NULL, became = NULL WHERE id = ?
-RETURNING conversation
+UPDATE nodes SET status = NULL, expires_at = NULL, asked = NULL, became = NULL, request = NULL,
+idempotency_key = NULL WHERE id = ? RETURNING conversation
 """
+MOVE_CONVERSATION = "UPDATE conversations SET node = ? WHERE id = ? AND coalesce(node, 0) = ?"
+"""Moves the end of a conversation, if it is where it was read; nodes are numbered from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,10 @@ class ResponseEntry:
     conversation: str | None
     request_json: bytes
     input: bytes
+    body: bytes | None = None
+    """The body of the request, if it may be needed again."""
+    idempotency_key: str | None = None
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +72,27 @@ class ResponseResult:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class RepeatedResponse:
+    """The response to an earlier request with the same idempotency key, and the body of that request."""
+
+    node: int
+    status: str
+    body: bytes
+    is_expired: bool
+
+
 class ResponseRepository:
     """The responses of one namespace. Expired responses are not found.
 
     Deletion by age, and what concerns unfinished responses, is for all namespaces.
     """
 
-    def __init__(
-        self, database: ServerDatabase, nodes: NodeRepository, clock: Clock, retention: float
-    ) -> None:
+    def __init__(self, database: ServerDatabase, nodes: NodeRepository, retention: float) -> None:
         self._database = database
         self._execute = database.execute
         self._nodes = nodes
-        self._clock = clock
+        self._clock = database.clock
         self._retention = retention
 
     def find(self, id: str) -> tuple[int, str] | None:
@@ -84,20 +107,41 @@ class ResponseRepository:
         ).fetchone()
 
     def read(self, node: int) -> bytes:
-        """Return a response as JSON."""
-        row = self._execute("SELECT asked, became, output FROM nodes WHERE id = ?", (node,))
-        return join_response(*row.fetchone())
+        """Return a response as JSON.
+
+        Raises:
+            LookupError: Another server has deleted it since its node was found.
+        """
+        found = self._execute("SELECT asked, became, output FROM nodes WHERE id = ?", (node,))
+        row = found.fetchone()
+        if row is None or row[0] is None:
+            raise LookupError(node)
+        return join_response(*row)
 
     def begin(self, entry: ResponseEntry, *, barrier: bool, queued: bool = False) -> None:
         """Store a response as in progress or as queued."""
         status, result = ("queued", _QUEUED_JSON) if queued else ("in_progress", _IN_PROGRESS_JSON)
         self._insert(entry, ResponseResult(status, result, b"[]", barrier, tokens=0))
 
+    def find_repeated(self, idempotency_key: str) -> RepeatedResponse | None:
+        """Return the response to an earlier request with this idempotency key, or None."""
+        row = self._execute(
+            "SELECT id, status, request, expires_at <= ? FROM nodes "
+            "WHERE namespace = ? AND idempotency_key = ?",
+            (self._clock(), self._nodes.namespace, idempotency_key),
+        ).fetchone()
+        return row and RepeatedResponse(*row)
+
+    def drop_idempotency_key(self, node: int) -> None:
+        """Remove the idempotency key of a response that failed or expired, so that another can have it."""
+        self._execute("UPDATE nodes SET idempotency_key = NULL WHERE id = ?", (node,))
+
     def mark_in_progress(self, node: int) -> None:
         """Mark a queued response as in progress."""
         self._execute(
-            "UPDATE nodes SET status = 'in_progress', became = ? WHERE id = ? AND status = 'queued'",
-            (_IN_PROGRESS_JSON, node),
+            "UPDATE nodes SET status = 'in_progress', became = ? WHERE id = ? AND status = 'queued' "
+            f"AND {_IS_OWN}",
+            (_IN_PROGRESS_JSON, node, self._database.owner),
         )
 
     def finish(self, entry: ResponseEntry, result: ResponseResult) -> bool:
@@ -108,24 +152,31 @@ class ResponseRepository:
         """
         if entry.conversation is None:
             return self._update(entry, result)
-        with self._database.transaction():
+
+        def update() -> bool:
             is_stored = self._update(entry, result)
             if is_stored:
                 self._advance_conversation(entry)
-        return is_stored
+            return is_stored
+
+        return self._database.transact(update)
 
     def record(self, entry: ResponseEntry, result: ResponseResult) -> bool:
         """Store a finished response that was not stored as in progress."""
         if entry.conversation is None:
             self._insert(entry, result)
-        else:
-            with self._database.transaction():
-                self._insert(entry, result)
-                self._advance_conversation(entry)
+            return True
+
+        def insert() -> None:
+            self._insert(entry, result)
+            self._advance_conversation(entry)
+
+        self._database.transact(insert)
         return True
 
     def _insert(self, entry: ResponseEntry, result: ResponseResult) -> None:
-        self._execute(
+        is_unfinished = result.status in UNFINISHED_STATUSES
+        inserted = self._execute(
             _INSERT,
             (
                 parse_node_number(entry.key),
@@ -141,13 +192,24 @@ class ResponseRepository:
                 entry.request_json,
                 result.result_json,
                 self._nodes.namespace,
+                self._database.owner if is_unfinished else None,
+                entry.body,
+                entry.idempotency_key,
+                entry.background,
+                entry.parent is None,
+                entry.parent,
             ),
         )
+        if inserted.rowcount:
+            return
+        if entry.idempotency_key and self.find_repeated(entry.idempotency_key):
+            raise IDEMPOTENCY_KEY_IN_USE()
+        raise HISTORY_DELETED()
 
     def _update(self, entry: ResponseEntry, result: ResponseResult) -> bool:
         found = self._execute(
             "UPDATE nodes SET status = ?, became = ?, output = ?, barrier = ?, tokens = ? "
-            "WHERE id = ? AND status = 'in_progress'",
+            f"WHERE id = ? AND status = 'in_progress' AND {_IS_OWN}",
             (
                 result.status,
                 result.result_json,
@@ -155,22 +217,34 @@ class ResponseRepository:
                 result.barrier,
                 result.tokens,
                 parse_node_number(entry.key),
+                self._database.owner,
             ),
         )
         return found.rowcount > 0
 
     def _advance_conversation(self, entry: ResponseEntry) -> None:
-        self._execute(
-            "UPDATE conversations SET node = ? WHERE id = ?",
-            (parse_node_number(entry.key), entry.conversation),
-        )
+        values = (parse_node_number(entry.key), entry.conversation, entry.parent or 0)
+        if self._execute(MOVE_CONVERSATION, values).rowcount:
+            return
+        # A conversation that was deleted meanwhile is not missed; one that was changed is.
+        existing = "SELECT 1 FROM conversations WHERE id = ?"
+        if self._execute(existing, (entry.conversation,)).fetchone() is not None:
+            raise CONVERSATION_LOCKED()
 
     def fail(self, node: int, status: str, cause: ApiError | str | None = None) -> None:
-        """Mark an unfinished response as ``failed`` or ``cancelled``."""
+        """Mark an unfinished response of this server as ``failed`` or ``cancelled``."""
         self._execute(
             "UPDATE nodes SET status = ?, became = ? WHERE id = ? "
+            f"AND status IN ('in_progress', 'queued') AND {_IS_OWN}",
+            (status, encode(build_failed_fields(status, cause)), node, self._database.owner),
+        )
+
+    def cancel(self, node: int) -> None:
+        """Mark an unfinished response as ``cancelled``, whichever server generates it."""
+        self._execute(
+            "UPDATE nodes SET status = 'cancelled', became = ? WHERE id = ? "
             "AND status IN ('in_progress', 'queued')",
-            (status, encode(build_failed_fields(status, cause)), node),
+            (encode(build_failed_fields("cancelled")), node),
         )
 
     def fail_unfinished(self, min_age: float = -inf) -> None:
@@ -224,7 +298,9 @@ class ResponseRepository:
     def _delete_nodes(self, nodes: list[int]) -> None:
         if not nodes:
             return
-        with self._database.transaction():
+
+        def delete() -> None:
+            self._database.begin_delete()
             for node in nodes:
                 row = self._execute(_CLEAR_RESPONSE, (node,)).fetchone()
                 if row is None:  # another process of a shared database deleted it
@@ -232,8 +308,11 @@ class ResponseRepository:
                 if row[0] is None:
                     self._nodes.drop_before_compaction(node)
                 self._nodes.delete_unused(node)
+
+        self._database.transact(delete)
         self._database.checkpoint()
 
 
+_IS_OWN = "(owner IS NULL OR owner = ?)"
 _IN_PROGRESS_JSON = encode(IN_PROGRESS_FIELDS)
 _QUEUED_JSON = encode(QUEUED_FIELDS)

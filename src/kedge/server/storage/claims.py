@@ -1,0 +1,184 @@
+"""What several servers on one database are working on: claims with a lease, and events of streams.
+
+Every server has a row that says until when it is alive, by the clock of the database, and renews it.
+What it works on has its name: responses in progress and locked conversations. So one statement renews
+all claims of a server, and when it dies they all expire at once. Another server then fails its
+responses, whose clients lost their connection, and continues its background responses.
+
+A server that was only slow may still be generating. It does no harm: a response is finished by its
+owner only, and a conversation moves on from the node at which it was read only.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kedge.database.postgres import NOW
+from kedge.server.json_codec import encode
+from kedge.server.response_object import (
+    QUEUED_FIELDS,
+    RESTARTED_MESSAGE,
+    build_failed_fields,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from kedge.server.storage.postgres import PostgresServerDatabase
+
+MAX_ATTEMPTS = 5
+"""How many servers try to generate a background response; it may be what makes them crash."""
+
+_UNFINISHED = "status IN ('in_progress', 'queued')"
+_IS_LOST = (
+    f"{_UNFINISHED} AND NOT EXISTS (SELECT 1 FROM kedge_server_replicas r "
+    f"WHERE r.id = nodes.owner AND r.alive_until > {NOW})"
+)
+_RENEW = f"""
+INSERT INTO kedge_server_replicas (id, alive_until) VALUES (?, {NOW} + ?)
+ON CONFLICT (id) DO UPDATE SET alive_until = excluded.alive_until RETURNING {NOW}
+"""
+_CLAIM = f"""
+UPDATE nodes SET owner = ?, status = 'queued', became = ?, attempts = attempts + 1
+WHERE id IN (
+    SELECT id FROM nodes WHERE {_IS_LOST} AND background AND attempts < {MAX_ATTEMPTS} AND expires_at > ?
+    ORDER BY id LIMIT ? FOR UPDATE SKIP LOCKED
+) RETURNING id, key, parent, conversation, namespace, input, request, asked
+"""
+_FAIL = f"""
+UPDATE nodes SET status = 'failed', became = ? WHERE id IN (
+    SELECT id FROM nodes WHERE {_IS_LOST}
+    AND NOT (background AND attempts < {MAX_ATTEMPTS} AND expires_at > ?) FOR UPDATE SKIP LOCKED
+)
+"""
+_ADD_EVENTS = f"""
+INSERT INTO kedge_server_events (node, first, last, created_at, frames)
+SELECT ?, ?, ?, {NOW}, ? WHERE EXISTS (SELECT 1 FROM nodes WHERE id = ? AND owner = ? AND {_UNFINISHED})
+"""
+_READ_EVENTS = """
+SELECT n.status, e.first, e.frames FROM nodes n
+LEFT JOIN kedge_server_events e ON e.node = n.id AND e.last >= ? WHERE n.id = ? ORDER BY e.first
+"""
+_DELETE_EVENTS = f"""
+DELETE FROM kedge_server_events e WHERE created_at < {NOW} - ?
+AND NOT EXISTS (SELECT 1 FROM nodes WHERE id = e.node AND {_UNFINISHED})
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedResponse:
+    """A background response that another server did not finish, with what its generation needs."""
+
+    node: int
+    key: str
+    parent: int | None
+    conversation: str | None
+    namespace: str
+    input: bytes
+    body: bytes
+    request_json: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvents:
+    """The status of a response, and the frames of its events from a number on."""
+
+    status: str
+    frames: list[bytes]
+
+
+class ReplicaClaims:
+    """The claims of one server, and what it does with those that others have lost.
+
+    Args:
+        database: The database.
+        owner: The name of this server.
+        lease_seconds: Seconds after which its claims expire unless they are renewed.
+    """
+
+    def __init__(
+        self, database: "PostgresServerDatabase", owner: str, lease_seconds: float
+    ) -> None:
+        self._database = database
+        self._execute = database.execute
+        self._owner = owner
+        self.lease_seconds = lease_seconds
+
+    def renew(self) -> None:
+        """Renew all claims of this server, and set its clock to that of the database."""
+        row = self._execute(_RENEW, (self._owner, self.lease_seconds)).fetchone()
+        if row is not None:
+            self._database.set_clock(row[0])
+
+    def give_up(self) -> None:
+        """Give up all claims, so that another server continues at once."""
+        self._execute("DELETE FROM kedge_server_replicas WHERE id = ?", (self._owner,))
+
+    def is_lost(self, node: int) -> bool:
+        """Return whether a response is unfinished and its server is gone."""
+        found = self._execute(f"SELECT 1 FROM nodes WHERE id = ? AND {_IS_LOST}", (node,))
+        return found.fetchone() is not None
+
+    def claim(self, limit: int) -> list[ClaimedResponse]:
+        """Claim background responses of servers that are gone, with the locks of their conversations."""
+
+        def claim() -> list[ClaimedResponse]:
+            values = (self._owner, _QUEUED_JSON, self._database.clock(), limit)
+            claimed = [ClaimedResponse(*row) for row in self._execute(_CLAIM, values).fetchall()]
+            for each in claimed:
+                if each.conversation is not None:
+                    self._execute(
+                        "UPDATE conversations SET locked_by = ? WHERE id = ?",
+                        (self._owner, each.conversation),
+                    )
+            return claimed
+
+        return self._database.transact(claim) if limit > 0 else []
+
+    def fail_lost(self) -> None:
+        """Fail the responses of servers that are gone, except those that can be continued."""
+        fields = build_failed_fields("failed", RESTARTED_MESSAGE)
+        self._execute(_FAIL, (encode(fields), self._database.clock()))
+
+    def delete_old(self, event_seconds: float) -> None:
+        """Delete the events of responses that ended long ago, and the rows of servers that are gone."""
+        self._execute(_DELETE_EVENTS, (event_seconds,))
+        self._execute(
+            f"DELETE FROM kedge_server_replicas WHERE alive_until < {NOW} - ?",
+            (10 * self.lease_seconds,),
+        )
+
+    def find_lost(self, nodes: "Collection[int]") -> set[int]:
+        """Return which of these responses this server no longer owns or were cancelled elsewhere."""
+        rows = self._execute(
+            f"SELECT id FROM nodes WHERE id = ANY(?) AND owner = ? AND {_UNFINISHED}",
+            (list(nodes), self._owner),
+        ).fetchall()
+        return set(nodes) - {node for (node,) in rows}
+
+    def add_events(self, node: int, first: int, frames: list[bytes]) -> None:
+        """Store the frames of consecutive events of a response that this server generates."""
+        last = first + len(frames) - 1
+        self._execute(_ADD_EVENTS, (node, first, last, b"".join(frames), node, self._owner))
+
+    def count_events(self, node: int) -> int:
+        """Return the number of the event after the last one that is stored."""
+        row = self._execute(
+            "SELECT coalesce(max(last) + 1, 0) FROM kedge_server_events WHERE node = ?", (node,)
+        ).fetchone()
+        return row[0] if row else 0
+
+    def read_events(self, node: int, start: int) -> StoredEvents | None:
+        """Return the frames of a response from the event ``start`` on; None if it was deleted."""
+        rows = self._execute(_READ_EVENTS, (start, node)).fetchall()
+        if not rows or rows[0][0] is None:
+            return None
+        frames: list[bytes] = []
+        for _, first, chunk in rows:
+            if chunk is not None:
+                split = [frame + FRAME_END for frame in chunk.split(FRAME_END)[:-1]]
+                frames += split[max(start - first, 0) :]
+        return StoredEvents(rows[0][0], frames)
+
+
+FRAME_END = b"\n\n"
+_QUEUED_JSON = encode(QUEUED_FIELDS)

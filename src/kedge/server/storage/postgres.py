@@ -1,0 +1,307 @@
+"""The server's database on PostgreSQL, for any number of servers.
+
+Its tables begin with ``kedge_server_``, so that they can be in the same database as a store. Node
+numbers are from a sequence, foreign keys hold a node that another server continues, and deletions are
+run one at a time.
+
+A statement is a round trip, during which the event loop must not wait. So everything that a request
+stores or reads is run in one thread, in the order in which it was submitted: what a server has written
+it reads, and a response is settled after its last event was stored.
+"""
+
+import contextvars
+import logging
+import re
+import threading
+import time
+from asyncio import get_running_loop, shield
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from secrets import token_hex
+from typing import Any, TypeVar
+
+from kedge.database.postgres import (
+    NOW,
+    PostgresPool,
+    PostgresTransaction,
+    Row,
+    Values,
+    convert_placeholders,
+)
+from kedge.errors import CannotServe, StoreError
+from kedge.server.storage.claims import ReplicaClaims
+from kedge.server.storage.database import Clock, ServerDatabase
+
+T = TypeVar("T")
+
+log = logging.getLogger("kedge.server")
+
+NUMBERS_PER_RESERVATION = 64
+DELETE_LOCK, PURGE_LOCK, SCHEMA_LOCK = 5461729831, 5461729832, 5461729833
+
+_TABLE_NAMES = re.compile(r"\b(nodes|conversations|facts)\b")
+
+_MIGRATIONS = (
+    f"""
+    CREATE TABLE nodes (
+        id BIGINT PRIMARY KEY,
+        key TEXT NOT NULL,
+        parent BIGINT REFERENCES nodes,
+        barrier BOOLEAN NOT NULL,
+        tokens BIGINT NOT NULL,
+        status TEXT,
+        expires_at DOUBLE PRECISION,
+        conversation TEXT,
+        input BYTEA NOT NULL,
+        output BYTEA NOT NULL,
+        asked BYTEA,
+        became BYTEA,
+        namespace TEXT NOT NULL DEFAULT '',
+        owner TEXT,
+        request BYTEA,
+        idempotency_key TEXT,
+        background BOOLEAN NOT NULL DEFAULT FALSE,
+        attempts INTEGER NOT NULL DEFAULT 1
+    );
+    CREATE INDEX kedge_server_parent ON nodes (parent) WHERE parent IS NOT NULL;
+    CREATE INDEX kedge_server_expiry ON nodes (expires_at) WHERE expires_at IS NOT NULL;
+    CREATE INDEX kedge_server_unfinished ON nodes (owner) WHERE status IN ('in_progress', 'queued');
+    CREATE INDEX kedge_server_conversation ON nodes (conversation) WHERE conversation IS NOT NULL;
+    CREATE UNIQUE INDEX kedge_server_idempotency ON nodes (namespace, idempotency_key)
+        WHERE idempotency_key IS NOT NULL;
+    CREATE TABLE conversations (
+        id TEXT PRIMARY KEY,
+        created_at BIGINT NOT NULL,
+        metadata BYTEA NOT NULL,
+        node BIGINT REFERENCES nodes,
+        namespace TEXT NOT NULL DEFAULT '',
+        locked_by TEXT
+    );
+    CREATE INDEX kedge_server_end ON conversations (node) WHERE node IS NOT NULL;
+    CREATE TABLE facts (name TEXT PRIMARY KEY, value BYTEA NOT NULL);
+    CREATE TABLE kedge_server_replicas (id TEXT PRIMARY KEY, alive_until DOUBLE PRECISION NOT NULL);
+    CREATE TABLE kedge_server_events (
+        node BIGINT NOT NULL REFERENCES nodes ON DELETE CASCADE,
+        first BIGINT NOT NULL,
+        last BIGINT NOT NULL,
+        created_at DOUBLE PRECISION NOT NULL,
+        frames BYTEA NOT NULL,
+        PRIMARY KEY (node, first)
+    );
+    CREATE SEQUENCE kedge_server_numbers INCREMENT {NUMBERS_PER_RESERVATION}
+    """,
+)
+"""The schema in versions, each of which upgrades the one before."""
+_CREATE_VERSION = (
+    "CREATE TABLE IF NOT EXISTS kedge_server_schema (version INTEGER NOT NULL)",
+    "INSERT INTO kedge_server_schema SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM kedge_server_schema)",
+)
+_LOCK_CONVERSATION = """
+UPDATE conversations c SET locked_by = ? WHERE id = ? AND coalesce(node, 0) = ? AND (
+    locked_by IS NULL OR (
+        NOT EXISTS (SELECT 1 FROM kedge_server_replicas WHERE id = c.locked_by AND alive_until > {now})
+        AND NOT EXISTS (
+            SELECT 1 FROM nodes WHERE conversation = c.id AND background
+            AND status IN ('in_progress', 'queued')
+        )
+    )
+)
+""".replace("{now}", NOW)
+_USED_BYTES = """
+SELECT coalesce(sum(octet_length(input) + octet_length(output) + coalesce(octet_length(asked), 0)
+    + coalesce(octet_length(became), 0)), 0)::bigint FROM nodes
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """The rows that a statement returned, and how many it changed."""
+
+    rows: list[Row]
+    rowcount: int
+
+    def fetchone(self) -> Row | None:
+        """Return the first row, or None."""
+        return self.rows[0] if self.rows else None
+
+    def fetchall(self) -> list[Row]:
+        """Return all rows."""
+        return self.rows
+
+
+class ServerTransaction(PostgresTransaction):
+    """A transaction of the server."""
+
+    def query(self, sql: str, values: Values = ()) -> QueryResult:
+        """Run a statement."""
+        self.begin()
+        return self._fetch(sql, values)
+
+    def query_alone(self, sql: str, values: Values = ()) -> QueryResult:
+        """Run the only statement of a transaction, which saves two round trips."""
+        self.single_statement = not sql.lstrip().startswith(("SELECT", "WITH"))
+        return self._fetch(sql, values)
+
+    def _fetch(self, sql: str, values: Values) -> QueryResult:
+        cursor = self._cursor.execute(_convert(sql), values or None, binary=True)
+        rows = cursor.fetchall() if cursor.description else []
+        return QueryResult(rows, cursor.rowcount)
+
+
+@cache
+def _convert(sql: str) -> Any:
+    """Return a statement with the names of our tables and the placeholders of the driver."""
+    return convert_placeholders(_TABLE_NAMES.sub(r"kedge_server_\1", sql))
+
+
+class PostgresServerDatabase(ServerDatabase):
+    """A PostgreSQL database that any number of servers share.
+
+    Args:
+        url: The address: ``postgresql://user@host/database``.
+        clock: Returns the time; only its difference from the time of this machine counts, which a test
+            may change. The time itself is that of the database.
+        lease_seconds: Seconds after which a server that does not renew its claims has lost them.
+
+    Raises:
+        CannotServe: If the database cannot be opened, or was written by a newer version.
+    """
+
+    def __init__(self, url: str, *, clock: Clock = time.time, lease_seconds: float = 15.0) -> None:
+        self.owner = token_hex(8)
+        self._given_clock = clock
+        self._clock_offset = 0.0
+        self._numbers: Iterator[int] = iter(())
+        self._current = threading.local()
+        self._thread = ThreadPoolExecutor(1, "kedge-server-database")
+        try:
+            self.pool: PostgresPool[ServerTransaction] = PostgresPool(url, ServerTransaction)
+            try:
+                self.transact(self._upgrade_schema)
+                self.claims = ReplicaClaims(self, self.owner, lease_seconds)
+                self.claims.renew()
+            except BaseException:
+                self.pool.close()
+                raise
+        except StoreError as error:
+            raise CannotServe(f"the database cannot be opened: {error}") from error
+
+    def clock(self) -> float:
+        """Return the time of the database."""
+        now = time.monotonic() + self._clock_offset
+        return now if self._given_clock is time.time else now + self._given_clock() - time.time()
+
+    def set_clock(self, now: float) -> None:
+        """Set the clock to the time that the database has just returned."""
+        self._clock_offset = now - time.monotonic()
+
+    def execute(self, sql: str, values: Values = ()) -> QueryResult:
+        """Run a statement, in the transaction of this thread if there is one."""
+        tx: ServerTransaction | None = getattr(self._current, "transaction", None)
+        if tx is not None:
+            return tx.query(sql, values)
+        return self.pool.run_write(lambda tx: tx.query_alone(sql, values))
+
+    def transact(self, work: Callable[[], T]) -> T:
+        """Run the statements of a function as one transaction. After a conflict it is run again."""
+
+        def run(tx: ServerTransaction) -> T:
+            self._current.transaction = tx
+            try:
+                return work()
+            finally:
+                self._current.transaction = None
+
+        return work() if getattr(self._current, "transaction", None) else self.pool.run_write(run)
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        """Call a function in the thread of the database, after all that were submitted before.
+
+        It is called even if the caller is cancelled: what it locks, it also releases.
+        """
+        context = contextvars.copy_context()
+
+        def call() -> T:
+            return context.run(work, *args)
+
+        return await shield(get_running_loop().run_in_executor(self._thread, call))
+
+    def submit(self, work: Callable[..., object], *args: Any) -> None:
+        """Have a function called in the thread of the database; an error is logged."""
+
+        def call() -> None:
+            try:
+                work(*args)
+            except StoreError as error:  # another server claims what could not be settled
+                log.warning("a change could not be stored: %s", error)
+
+        self._thread.submit(call)
+
+    def lock_conversation(self, id: str, node: int | None) -> bool:
+        """Lock a conversation for this server; the lock of a server that is gone does not count.
+
+        If a background response in the conversation is waiting for another server to continue it, the
+        lock belongs to that response.
+        """
+        return bool(self.execute(_LOCK_CONVERSATION, (self.owner, id, node or 0)).rowcount)
+
+    def unlock_conversation(self, id: str) -> None:
+        """Release the lock of a conversation."""
+        self.execute(
+            "UPDATE conversations SET locked_by = NULL WHERE id = ? AND locked_by = ?",
+            (id, self.owner),
+        )
+
+    def begin_delete(self) -> None:
+        """Wait until no other server deletes nodes, until the end of the transaction."""
+        self.execute("SELECT pg_advisory_xact_lock(?)", (DELETE_LOCK,))
+
+    def run_purge(self, work: Callable[[], int]) -> int:
+        """Run a deletion of expired responses, unless another server is running one."""
+
+        def purge() -> int:
+            row = self.execute("SELECT pg_try_advisory_xact_lock(?)", (PURGE_LOCK,)).fetchone()
+            return work() if row and row[0] else 0
+
+        return self.transact(purge)
+
+    def next_number(self) -> int:
+        """Return the number for a new node; a sequence of the database reserves some at a time."""
+        number = next(self._numbers, None)
+        if number is None:
+            row = self.execute("SELECT nextval('kedge_server_numbers')").fetchone()
+            first = row[0] if row else 0
+            self._numbers = iter(range(first, first + NUMBERS_PER_RESERVATION))
+            number = next(self._numbers)
+        return number
+
+    def used_bytes(self) -> int:
+        """Return the size of the content, not of the tables, which shrink only when they are vacuumed."""
+        row = self.execute(_USED_BYTES).fetchone()
+        return row[0] if row else 0
+
+    def close(self) -> None:
+        """Finish what was submitted, give up all claims, and close the connections."""
+        self._thread.shutdown()
+        if self.claims is not None:
+            with suppress(StoreError):  # the claims expire anyway
+                self.claims.give_up()
+        self.pool.close()
+
+    def _upgrade_schema(self) -> None:
+        self.execute("SELECT pg_advisory_xact_lock(?)", (SCHEMA_LOCK,))
+        for statement in _CREATE_VERSION:
+            self.execute(statement)
+        ((version,),) = self.execute("SELECT version FROM kedge_server_schema").fetchall()
+        if version > len(_MIGRATIONS):
+            raise CannotServe(
+                f"the database was written by a newer version of Kedge (schema {version}, this "
+                f"version supports {len(_MIGRATIONS)}): upgrade Kedge, or use another --db"
+            )
+        for script in _MIGRATIONS[version:]:
+            for statement in script.split(";"):
+                self.execute(statement)
+        self.execute("UPDATE kedge_server_schema SET version = ?", (len(_MIGRATIONS),))

@@ -1,0 +1,236 @@
+"""The server's database as a SQLite file, used by one process unless it is shared.
+
+The file is in WAL mode and locked by this process, because conversation locks, node numbers and the
+rule that an unfinished response has failed require a single owner. A commit does not wait for the
+disk: a crash of the process loses nothing, a power failure may lose the newest turns.
+
+A *shared* database may be used by several processes at once: it is not locked between statements,
+node numbers are reserved in the file, and an unfinished response belongs to another process until it
+is older than any response can be. Only locks of conversation objects are per process then.
+"""
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kedge.errors import CannotServe
+from kedge.server.storage.database import IN_MEMORY, Clock, ServerDatabase
+
+T = TypeVar("T")
+
+SCHEMA_VERSION = 3
+SHARED_WAIT_MS = 10_000
+"""How long a statement waits for another process that writes to a shared database."""
+NUMBERS_PER_RESERVATION = 64
+
+_INDEX_KEYS = """
+CREATE UNIQUE INDEX nodes_idempotency ON nodes (namespace, idempotency_key)
+WHERE idempotency_key IS NOT NULL
+"""
+_SCHEMA = f"""
+CREATE TABLE nodes (
+    id INTEGER PRIMARY KEY,
+    key TEXT NOT NULL,
+    parent INTEGER,
+    barrier INTEGER NOT NULL,     -- holds a compaction: children see nothing before it
+    tokens INTEGER NOT NULL,      -- of this node's own items, as a model sees them
+    status TEXT,                  -- of the response; NULL where there is none, or none any more
+    expires_at REAL,              -- likewise
+    conversation TEXT,            -- to which the items were added
+    input BLOB NOT NULL,          -- JSON array of items
+    output BLOB NOT NULL,         -- JSON array of items
+    asked BLOB,                   -- the response as JSON: what its request decided
+    became BLOB,                  -- the response as JSON: what became of it
+    namespace TEXT NOT NULL DEFAULT '',  -- of the user who added it; empty for the administrator
+    owner TEXT,                   -- the server that generates the response, if there are several
+    request BLOB,                 -- the body of the request, where it may be needed again
+    idempotency_key TEXT,         -- which the client sent with the request
+    background INTEGER NOT NULL DEFAULT 0  -- whether its client does not wait for the response
+);
+CREATE INDEX nodes_parent ON nodes (parent) WHERE parent IS NOT NULL;
+CREATE INDEX nodes_expiry ON nodes (expires_at) WHERE expires_at IS NOT NULL;
+CREATE TABLE conversations (
+    id TEXT PRIMARY KEY,
+    created_at INTEGER NOT NULL,
+    metadata BLOB NOT NULL,
+    node INTEGER,
+    namespace TEXT NOT NULL DEFAULT ''
+) WITHOUT ROWID;
+CREATE INDEX conversations_node ON conversations (node) WHERE node IS NOT NULL;
+
+CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+{_INDEX_KEYS}"""
+
+_UPGRADES = {
+    1: (
+        "ALTER TABLE nodes ADD COLUMN namespace TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE conversations ADD COLUMN namespace TEXT NOT NULL DEFAULT ''",
+    ),
+    2: (
+        "ALTER TABLE nodes ADD COLUMN owner TEXT",
+        "ALTER TABLE nodes ADD COLUMN request BLOB",
+        "ALTER TABLE nodes ADD COLUMN idempotency_key TEXT",
+        "ALTER TABLE nodes ADD COLUMN background INTEGER NOT NULL DEFAULT 0",
+        _INDEX_KEYS,
+    ),
+}
+"""What upgrades each older schema to the next one."""
+
+_RESERVE_NUMBERS = """
+INSERT INTO facts (name, value)
+VALUES ('numbers', (SELECT coalesce(max(id), 0) FROM nodes) + :count)
+ON CONFLICT (name) DO UPDATE SET value = value + :count RETURNING value
+"""
+
+
+class SQLiteServerDatabase(ServerDatabase):
+    """A connection to a database with the current schema, for the thread of the server.
+
+    Statements take microseconds, so they are run where they are called.
+
+    Args:
+        path: The file, or ``:memory:``.
+        clock: Returns the time by which responses expire.
+        shared: Whether other processes may use the file at the same time.
+
+    Raises:
+        CannotServe: If the file cannot be opened, is in use, or was written by a newer version.
+    """
+
+    def __init__(self, path: str, *, clock: Clock = time.time, shared: bool = False) -> None:
+        self.path = path
+        self.clock = clock
+        self.shared = shared
+        self._locked: set[str] = set()
+        self._numbers: Iterator[int] = iter(())
+        # Opened in the thread that creates the app, used in the thread of its loop.
+        try:
+            self._connection = sqlite3.connect(
+                _prepare_path(path), isolation_level=None, check_same_thread=False
+            )
+        except (sqlite3.Error, OSError) as error:
+            raise _build_open_error(path, error) from error
+        self.execute: Callable[..., Any] = self._connection.execute
+        try:
+            self._prepare()
+            self.unclean_shutdown = not shared and self.get_or_add_fact("open", b"1") is not None
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise _build_open_error(path, error) from error
+        except CannotServe:
+            self._connection.close()
+            raise
+
+    def _prepare(self) -> None:
+        run = self.execute
+        run(f"PRAGMA busy_timeout = {SHARED_WAIT_MS if self.shared else 0}")
+        if not self.shared:
+            run("PRAGMA locking_mode = EXCLUSIVE")
+        run("PRAGMA journal_mode = WAL")
+        run("PRAGMA synchronous = NORMAL")
+        run("PRAGMA secure_delete = ON")
+        self.transact(self._upgrade_schema)  # acquires the lock until the connection is closed
+
+    def _upgrade_schema(self) -> None:
+        run = self.execute
+        (version,) = run("PRAGMA user_version").fetchone()
+        if version > SCHEMA_VERSION:
+            raise CannotServe(
+                f"the database {self.path} was written by a newer version of Kedge (schema "
+                f"{version}, this version supports {SCHEMA_VERSION}): upgrade Kedge, or use "
+                "another --db"
+            )
+        versions = range(version, SCHEMA_VERSION) if version else ()
+        upgrades = (statement for each in versions for statement in _UPGRADES[each])
+        for statement in upgrades if version else _SCHEMA.split(";\n"):
+            run(statement)
+        run(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        run("UPDATE facts SET value = value WHERE name = ''")  # fails if the file is read-only
+
+    def transact(self, work: Callable[[], T]) -> T:
+        """Run statements as one transaction."""
+        self.execute("BEGIN IMMEDIATE")
+        try:
+            result = work()
+        except BaseException:
+            self.execute("ROLLBACK")
+            raise
+        self.execute("COMMIT")
+        return result
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        """Call a function that runs statements."""
+        return work(*args)
+
+    def submit(self, work: Callable[..., object], *args: Any) -> None:
+        """Call a function that runs statements."""
+        work(*args)
+
+    def lock_conversation(self, id: str, node: int | None) -> bool:
+        """Lock a conversation within this process."""
+        if id in self._locked:
+            return False
+        self._locked.add(id)
+        return True
+
+    def unlock_conversation(self, id: str) -> None:
+        """Release the lock of a conversation."""
+        self._locked.discard(id)
+
+    def next_number(self) -> int:
+        """Return the number for a new node; it is unique while the server runs."""
+        number = next(self._numbers, None)
+        if number is None:
+            self._numbers = iter(self._reserve_numbers())
+            number = next(self._numbers)
+        return number
+
+    def _reserve_numbers(self) -> Iterable[int]:
+        """Return numbers for new nodes: all that follow, or some if the database is shared."""
+        if not self.shared:
+            (last,) = self.execute("SELECT coalesce(max(id), 0) FROM nodes").fetchone()
+            return count(last + 1)
+        values = {"count": NUMBERS_PER_RESERVATION}
+        (last,) = self.execute(_RESERVE_NUMBERS, values).fetchone()
+        return range(last - NUMBERS_PER_RESERVATION + 1, last + 1)
+
+    def used_bytes(self) -> int:
+        """Return the size of the content, without free pages."""
+        (pages,) = self.execute("PRAGMA page_count").fetchone()
+        (free,) = self.execute("PRAGMA freelist_count").fetchone()
+        (page_size,) = self.execute("PRAGMA page_size").fetchone()
+        return (pages - free) * page_size
+
+    def checkpoint(self) -> None:
+        """Write the WAL to the file, so that deleted content is overwritten on disk."""
+        self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def close(self) -> None:
+        """Close the file."""
+        self.execute("DELETE FROM facts WHERE name = 'open'")
+        self._connection.close()
+
+
+def _prepare_path(path: str) -> str:
+    if path == IN_MEMORY:
+        return path
+    file = Path(path).expanduser()
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Conversations are private, and SQLite gives its other files the mode of this one. An existing file
+    # is not opened here: closing it would drop every lock that this process has on it.
+    with suppress(FileExistsError):
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    return str(file)
+
+
+def _build_open_error(path: str, error: Exception) -> CannotServe:
+    if "locked" in str(error):
+        return CannotServe(
+            f"the database {path} is in use by another server: stop that server, or use another --db"
+        )
+    return CannotServe(f"the database {path} cannot be opened: {error}")

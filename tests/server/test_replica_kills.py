@@ -1,0 +1,351 @@
+"""kill -9 of random servers on one PostgreSQL, under load.
+
+Nothing that was acknowledged is lost, nothing is there twice, and every model saw exactly the context
+that its client meant: the model answers with a digest of what it saw.
+"""
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psycopg
+
+from postgresql import create_schema
+from server.replica_process import digest_messages, list_messages
+from server.waiting import TIMEOUT, wait_until
+
+KILLS = int(os.environ.get("KEDGE_REPLICA_KILLS", "2"))
+REPLICAS = 3
+STEPS_BETWEEN_KILLS = 6
+RETRY_SECONDS = 0.05
+SCRIPT = Path(__file__).with_name("replica_process.py")
+TEMPORARY_CODES = {
+    "conversation_locked",  # until the lease of a killed server has expired
+    "idempotency_key_in_use",
+    "database_unavailable",
+}
+
+Messages = list[tuple[str, str]]
+
+
+class Cluster:
+    """The servers, which a test kills, and a balancer in front of them."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._processes = [self._start() for _ in range(REPLICAS)]
+        self._next = itertools.count()
+
+    def _start(self) -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), self._url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])},
+        )
+        assert process.stdout is not None
+        return process, json.loads(process.stdout.readline())["base_url"]
+
+    def choose_url(self) -> str:
+        """Return the base URL of the next server, whether it is alive or not."""
+        return self._processes[next(self._next) % REPLICAS][1]
+
+    def kill_one(self, chosen: int) -> None:
+        """Kill a server without a warning, and start another one instead."""
+        process, _ = self._processes[chosen]
+        stop_process(process)
+        self._processes[chosen] = self._start()
+
+    def close(self) -> None:
+        """Kill all servers."""
+        for process, _ in self._processes:
+            stop_process(process)
+
+
+def stop_process(process: "subprocess.Popen[str]") -> None:
+    with process:
+        process.kill()
+
+
+class Client:
+    """A client that goes on through all failures, and remembers what was acknowledged."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.name = name
+        self.steps = 0
+        self.responses: dict[str, Any] = {}
+        self.error: BaseException | None = None
+        self._cluster = cluster
+        self._http = httpx2.Client(verify=False, timeout=TIMEOUT)
+
+    def run(self, stop: threading.Event) -> None:
+        """Send requests until the test stops it."""
+        try:
+            with self._http:
+                self.prepare()
+                while not stop.is_set():
+                    self.step()
+                    self.steps += 1
+                self.finish()
+        except BaseException as error:  # noqa: BLE001 - the test raises it
+            self.error = error
+
+    def prepare(self) -> None:
+        """Do what comes before the first step."""
+
+    def step(self) -> None:
+        """Do one exchange."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Check at the end that everything is still there."""
+        for id_, acknowledged in self.responses.items():
+            assert self.call("GET", f"/responses/{id_}") == acknowledged
+
+    def call(self, method: str, path: str, body: Any = None, key: str = "") -> Any:
+        """Send a request to one server after the other until one has answered it."""
+        return self.repeat(lambda: self._send(method, path, body, key))
+
+    def repeat(self, attempt: Callable[[], Any]) -> Any:
+        """Try again until there is an answer."""
+        end = time.monotonic() + TIMEOUT
+        while True:
+            try:
+                answer = attempt()
+            except (httpx2.TransportError, json.JSONDecodeError):
+                answer = None
+            if answer is not None:
+                return answer
+            assert time.monotonic() < end, f"{self.name} got no answer"
+            time.sleep(RETRY_SECONDS)
+
+    def _send(self, method: str, path: str, body: Any, key: str) -> Any:
+        headers = {"Idempotency-Key": key} if key else {}
+        url = self._cluster.choose_url() + path
+        if body is not None and body.get("stream"):
+            return self._read_stream(url, body, headers)
+        answer = self._http.request(method, url, json=body, headers=headers)
+        found = answer.json()
+        if answer.status_code == 200:
+            return found
+        code = found["error"]["code"]
+        assert code in TEMPORARY_CODES or answer.status_code >= 500, found
+        return None
+
+    def _read_stream(self, url: str, body: Any, headers: dict[str, str]) -> Any:
+        answer = self._http.post(url, json=body, headers=headers)
+        if answer.status_code != 200:
+            assert answer.json()["error"]["code"] in TEMPORARY_CODES, answer.text
+            return None
+        last = parse_events(answer.text)[-1]
+        return last["response"] if last["type"] == "response.completed" else None
+
+    def check(self, response: Any, context: Messages) -> tuple[str, str]:
+        """Check that the model saw exactly this context, and return its answer as a message."""
+        text = response["output"][0]["content"][0]["text"]
+        assert response["status"] == "completed"
+        assert text == digest_messages(context), f"{self.name} got an answer to another context"
+        self.responses[response["id"]] = response
+        return "assistant", text
+
+
+def parse_events(text: str) -> list[Any]:
+    lines = [line for line in text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+class ConversationClient(Client):
+    """Continues one conversation object, with an idempotency key for each request."""
+
+    def prepare(self) -> None:
+        """Create the conversation."""
+        self.conversation = self.call("POST", "/conversations", {})["id"]
+        self.messages: Messages = []
+
+    def step(self) -> None:
+        """Create a response in the conversation, streamed or not."""
+        text = f"{self.name} {self.steps}"
+        body = {
+            "model": "m",
+            "input": text,
+            "conversation": self.conversation,
+            "stream": self.steps % 2 == 1,
+        }
+        made = self.call("POST", "/responses", body, key=text)
+        self.messages.append(("user", text))
+        self.messages.append(self.check(made, self.messages))
+
+    def finish(self) -> None:
+        """Compare the items of the conversation."""
+        super().finish()
+        items: list[Any] = []
+        query = "?order=asc&limit=100"
+        while True:
+            after = f"&after={items[-1]['id']}" if items else ""
+            path = f"/conversations/{self.conversation}/items{query}{after}"
+            page = self.call("GET", path)
+            items += page["data"]
+            if not page["has_more"]:
+                break
+        assert list_messages(items) == self.messages
+
+
+class ChainClient(Client):
+    """Continues its newest response; a request that failed is repeated from the same one."""
+
+    def prepare(self) -> None:
+        """Start without a response."""
+        self.previous: str | None = None
+        self.messages: Messages = []
+
+    def step(self) -> None:
+        """Create a response that continues the newest."""
+        text = f"{self.name} {self.steps}"
+        body = {
+            "model": "m",
+            "input": text,
+            "previous_response_id": self.previous,
+            "stream": self.steps % 2 == 1,
+        }
+        made = self.call("POST", "/responses", body)
+        self.previous = made["id"]
+        self.messages.append(("user", text))
+        self.messages.append(self.check(made, self.messages))
+
+
+class BackgroundClient(ChainClient):
+    """The same with responses in the background: polled, and streamed from any server."""
+
+    def step(self) -> None:
+        """Create a response, wait for it, and read its events from other servers."""
+        text = f"{self.name} {self.steps}"
+        body = {
+            "model": "m",
+            "input": text,
+            "previous_response_id": self.previous,
+            "background": True,
+        }
+        if self.steps % 2:
+            id_ = self.repeat(lambda: self._start_stream({**body, "stream": True}, text))
+            events = self.repeat(lambda: self._read_events(id_))
+            numbers = [event["sequence_number"] for event in events]
+            assert numbers == list(range(len(events)))
+            made = events[-1]["response"]
+        else:
+            id_ = self.call("POST", "/responses", body, key=text)["id"]
+            made = self.repeat(lambda: self._read_finished(id_))
+        self.previous = id_
+        self.messages.append(("user", text))
+        self.messages.append(self.check(made, self.messages))
+
+    def _start_stream(self, body: Any, key: str) -> str | None:
+        """Create a streamed response, and leave the stream after its first event."""
+        headers = {"Idempotency-Key": key}
+        url = self._cluster.choose_url() + "/responses"
+        with self._http.stream("POST", url, json=body, headers=headers) as stream:
+            if stream.status_code != 200:
+                return None
+            line = next((line for line in stream.iter_lines() if "data: {" in line), None)
+        return line and json.loads(line.removeprefix("data: "))["response"]["id"]
+
+    def _read_events(self, id_: str) -> list[Any] | None:
+        answer = self._http.get(f"{self._cluster.choose_url()}/responses/{id_}?stream=true")
+        if answer.status_code != 200:
+            return None
+        return parse_events(answer.text)
+
+    def _read_finished(self, id_: str) -> Any:
+        found = self.call("GET", f"/responses/{id_}")
+        return None if found["status"] in {"queued", "in_progress"} else found
+
+
+def run_clients(cluster: Cluster, chooser: random.Random) -> list[Client]:
+    """Kill servers while clients work, each time after some steps of theirs."""
+    kinds = (
+        ConversationClient,
+        ConversationClient,
+        ChainClient,
+        BackgroundClient,
+        BackgroundClient,
+    )
+    clients: list[Client] = [kind(cluster, f"client{n}") for n, kind in enumerate(kinds)]
+    stop = threading.Event()
+    threads = [threading.Thread(target=each.run, args=(stop,)) for each in clients]
+    for thread in threads:
+        thread.start()
+
+    def has_failed() -> bool:
+        return any(each.error is not None for each in clients)
+
+    def count_steps() -> int:
+        return sum(each.steps for each in clients)
+
+    try:
+        for _ in range(KILLS):
+            goal = count_steps() + STEPS_BETWEEN_KILLS
+            wait_until(lambda goal=goal: has_failed() or count_steps() >= goal)
+            if not has_failed():
+                cluster.kill_one(chooser.randrange(REPLICAS))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(2 * TIMEOUT)
+    for each in clients:
+        if each.error is not None:
+            raise each.error
+    return clients
+
+
+def read_nodes(url: str) -> Iterator[tuple[Any, ...]]:
+    statement = b"SELECT id, parent, status, input, output, idempotency_key FROM kedge_server_nodes"
+    with psycopg.connect(url) as connection:
+        yield from connection.execute(statement).fetchall()
+
+
+def test_servers_are_killed_under_load(postgres_url: str) -> None:
+    """``KEDGE_REPLICA_KILLS`` sets how often; every stored answer is one to its stored context."""
+    with ExitStack() as stack:
+        url = stack.enter_context(create_schema(postgres_url))
+        cluster = Cluster(url)
+        stack.callback(cluster.close)
+        clients = run_clients(cluster, random.Random(18))
+        wait_until(
+            lambda: not any(node[2] in {"queued", "in_progress"} for node in read_nodes(url))
+        )
+        nodes = {node[0]: node for node in read_nodes(url)}
+
+        @cache
+        def read_context(id_: int | None) -> tuple[Messages, Messages]:
+            """Return what the model of a node saw, and what it answered."""
+            if id_ is None:
+                return [], []
+            _, parent, _, given, output, _ = nodes[id_]
+            above, answers = read_context(parent)
+            seen = [*above, *answers, *list_messages(json.loads(given))]
+            return seen, list_messages(json.loads(output))
+
+        for id_, _, status, *_ in nodes.values():
+            if status == "completed":
+                seen, answers = read_context(id_)
+                assert answers == [("assistant", digest_messages(seen))]
+        keys = [node[5] for node in nodes.values() if node[5] and node[2] == "completed"]
+        sent = [
+            text
+            for client in clients
+            if type(client) is not ChainClient
+            for role, text in getattr(client, "messages", [])
+            if role == "user"
+        ]
+        assert sorted(keys) == sorted(sent)

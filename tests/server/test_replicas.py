@@ -1,0 +1,431 @@
+"""Several servers on one PostgreSQL: what one stores, locks, cancels or leaves, the others see."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx2
+import psycopg
+import pytest
+
+from kedge.errors import CannotServe
+from kedge.server.background import read_stored_events
+from kedge.server.prepare import prepare_response
+from kedge.server.response_run import ResponseRun
+from kedge.server.settings import Limits
+from kedge.server.sse import EventsDropped
+from kedge.server.storage import claims
+from kedge.testing import TestServer, serve
+from postgresql import PASSWORD, create_schema
+from server.gated_model import GatedModel
+from server.waiting import TIMEOUT, wait_until
+
+LIMITS = Limits(lease_seconds=600.0, shutdown_seconds=1.0)
+"""A test says when a lease expires: a busy machine must not."""
+
+
+@pytest.fixture
+def url(postgres_url: str) -> Iterator[str]:
+    """The address of an empty database."""
+    with create_schema(postgres_url) as made:
+        yield made
+
+
+class Replica:
+    """One of the servers, its model and a client for it."""
+
+    def __init__(self, stack: ExitStack, url: str, **settings: Any) -> None:
+        self.url = url
+        self.model = GatedModel()
+        options: dict[str, Any] = {"limits": LIMITS, "model": self.model, **settings}
+        self.server: TestServer = stack.enter_context(serve(db=url, **options))
+        made = httpx2.Client(base_url=self.server.base_url, verify=False, timeout=TIMEOUT)
+        self.http = stack.enter_context(made)
+
+    def create(self, prompt: str, key: str = "", **body: Any) -> Any:
+        """Create a response, and return what the server answered."""
+        headers = {"Idempotency-Key": key} if key else {}
+        asked = {"model": "m", "input": prompt, **body}
+        return self.http.post("/responses", json=asked, headers=headers).json()
+
+    def retrieve(self, id_: str) -> Any:
+        """Return a response."""
+        return self.http.get(f"/responses/{id_}").json()
+
+    def read_events(self, id_: str, **query: Any) -> list[dict[str, Any]]:
+        """Return the events of a background response, until it has ended."""
+        answer = self.http.get(f"/responses/{id_}", params={"stream": "true", **query})
+        return parse_events(answer.text)
+
+    def lose_lease(self) -> None:
+        """Let the others believe that this server is gone, while it is only slow."""
+
+        def stop_renewing(service: Any) -> str:
+            service.claims.renew = lambda: None
+            return service._database.owner
+
+        owner = self.server.call(stop_renewing)
+        execute(self.url, "UPDATE kedge_server_replicas SET alive_until = 0 WHERE id = %s", owner)
+
+
+@pytest.fixture
+def replicas(url: str) -> Iterator[tuple[Replica, Replica]]:
+    """Two servers on one database."""
+    with ExitStack() as stack:
+        yield Replica(stack, url), Replica(stack, url)
+
+
+def execute(url: str, statement: str, *values: Any) -> list[Any]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(statement.encode(), values)
+        return cursor.fetchall() if cursor.description else []
+
+
+def parse_events(text: str) -> list[dict[str, Any]]:
+    lines = [line for line in text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def get_text(response: Any) -> str:
+    return response["output"][0]["content"][0]["text"]
+
+
+def test_a_conversation_is_locked_for_every_server(replicas: tuple[Replica, Replica]) -> None:
+    """While one server generates, another one cannot change the conversation; then it can."""
+    one, other = replicas
+    id_ = one.http.post("/conversations", json={}).json()["id"]
+    made = one.create("wait", conversation=id_, background=True)
+    for answer in (
+        other.create("hello", conversation=id_),
+        other.http.post(
+            f"/conversations/{id_}/items",
+            json={"items": [{"type": "message", "role": "user", "content": "hi"}]},
+        ).json(),
+        other.http.delete(f"/conversations/{id_}").json(),
+    ):
+        assert answer["error"]["code"] == "conversation_locked"
+    wait_until(lambda: one.model.started)
+    one.model.open_gate()
+    wait_until(lambda: other.retrieve(made["id"])["status"] == "completed")
+    assert other.create("hello", conversation=id_)["status"] == "completed"
+    assert len(other.server.requests[-1].context or ()) == 3
+    assert other.http.delete(f"/conversations/{id_}").json()["deleted"]
+
+
+def test_what_one_server_deleted_no_other_serves(replicas: tuple[Replica, Replica]) -> None:
+    """A cached context is only used after its response was found in the database."""
+    one, other = replicas
+    first = one.create("one")
+    second = one.create("two", previous_response_id=first["id"])
+    assert other.http.delete(f"/responses/{second['id']}").status_code == 200
+    gone = one.create("three", previous_response_id=second["id"])
+    assert gone["error"]["code"] == "previous_response_not_found"
+    assert one.http.get(f"/responses/{second['id']}/input_items").status_code == 404
+    assert one.create("three", previous_response_id=first["id"])["status"] == "completed"
+
+
+def test_a_response_whose_history_was_deleted_meanwhile_is_not_stored(
+    replicas: tuple[Replica, Replica], url: str
+) -> None:
+    """It could not be continued: its client gets the error on which it sends everything again."""
+    one, other = replicas
+    first = one.create("one")
+    stream = {"model": "m", "input": "two", "previous_response_id": first["id"]}
+
+    def prepare(service: Any) -> Any:
+        return ResponseRun(service, prepare_response(service, stream))
+
+    run = one.server.call(prepare)
+    assert other.http.delete(f"/responses/{first['id']}").status_code == 200
+    with pytest.raises(Exception, match="was deleted while this response was generated"):
+        one.server.call(lambda _: run.begin())
+    one.server.call(lambda _: run.end())
+    assert execute(url, "SELECT count(*) FROM kedge_server_nodes") == [(0,)]
+
+
+def test_a_background_response_is_continued_by_another_server(
+    replicas: tuple[Replica, Replica],
+) -> None:
+    """With the same context and id; what the first server writes later is not stored."""
+    one, other = replicas
+    first = other.create("one")
+    made = one.create("wait two", previous_response_id=first["id"], background=True)
+    wait_until(lambda: one.model.started)
+    one.lose_lease()
+    wait_until(lambda: other.model.started == ["one", "wait two"])
+    other.model.open_gate()
+    wait_until(lambda: other.retrieve(made["id"])["status"] == "completed")
+    stored = other.retrieve(made["id"])
+    assert stored["created_at"] == made["created_at"]
+    one.model.open_gate()
+    wait_until(lambda: one.server.running == 0)
+    assert one.retrieve(made["id"]) == stored
+    again = one.create("three", previous_response_id=made["id"])
+    assert again["status"] == "completed"
+    context = one.server.requests[-1].context or ()
+    texts = [item["content"][0]["text"] for item in context]
+    assert texts == ["one", "answer to one", "wait two", "answer to wait two", "three"]
+
+
+def test_a_stream_goes_on_after_its_server_is_gone(replicas: tuple[Replica, Replica]) -> None:
+    """Its events are numbered on, and the last one has the complete response."""
+    one, other = replicas
+    asked = {"model": "m", "input": "wait", "background": True, "stream": True}
+    with one.http.stream("POST", "/responses", json=asked) as stream:
+        lines = stream.iter_lines()
+        id_ = json.loads(next(line for line in lines if "data" in line)[6:])["response"]["id"]
+        wait_until(lambda: one.model.started)
+        one.lose_lease()
+        wait_until(lambda: other.model.started)
+        other.model.open_gate()
+        events = other.read_events(id_)
+        one.model.open_gate()
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.queued"]
+    assert get_text(events[-1]["response"]) == "answer to wait"
+    assert events[-1]["response"] == other.retrieve(id_)
+    rest = other.read_events(id_, starting_after=events[-3]["sequence_number"])
+    assert rest == events[-2:]
+    assert other.read_events(id_, starting_after=events[-1]["sequence_number"]) == []
+
+
+def test_a_stream_can_be_read_from_every_server(replicas: tuple[Replica, Replica]) -> None:
+    """All of it, or from any event on; a response that was not streamed has no events."""
+    one, other = replicas
+    asked = {"model": "m", "input": "hello", "background": True, "stream": True}
+    events = parse_events(one.http.post("/responses", json=asked).text)
+    id_ = events[0]["response"]["id"]
+    assert other.read_events(id_) == one.read_events(id_) == events
+    assert other.read_events(id_, starting_after=3) == events[4:]
+    plain = one.create("hello", background=True)
+    refused = other.http.get(f"/responses/{plain['id']}", params={"stream": "true"}).json()
+    assert refused["error"]["code"] == "stream_not_kept"
+
+
+def test_a_response_can_be_cancelled_through_every_server(
+    replicas: tuple[Replica, Replica],
+) -> None:
+    """It is cancelled at once, its model stops soon after, and its stream ends."""
+    one, other = replicas
+    made = one.create("wait", background=True)
+    wait_until(lambda: one.model.started)
+    in_flight = other.http.delete(f"/responses/{made['id']}")
+    assert in_flight.status_code == 400
+    cancelled = other.http.post(f"/responses/{made['id']}/cancel").json()
+    assert cancelled["status"] == "cancelled"
+    wait_until(lambda: one.model.cancelled == ["wait"])
+    assert one.retrieve(made["id"])["status"] == "cancelled"
+    finished = one.create("hello", background=True)
+    wait_until(lambda: other.retrieve(finished["id"])["status"] == "completed")
+    assert other.http.post(f"/responses/{finished['id']}/cancel").status_code == 400
+
+
+def test_the_streams_of_a_server_that_is_gone_are_failed(
+    replicas: tuple[Replica, Replica],
+) -> None:
+    """Their clients lost the connection; the conversation is free again."""
+    one, other = replicas
+    conversation = one.http.post("/conversations", json={}).json()["id"]
+    asked = {"model": "m", "input": "wait", "stream": True, "conversation": conversation}
+    with one.http.stream("POST", "/responses", json=asked) as stream:
+        lines = stream.iter_lines()
+        id_ = json.loads(next(line for line in lines if "data" in line)[6:])["response"]["id"]
+        one.lose_lease()
+        wait_until(lambda: other.retrieve(id_)["status"] == "failed")
+        assert other.create("hello", conversation=conversation)["status"] == "completed"
+        one.model.open_gate()
+    assert other.retrieve(id_)["status"] == "failed"
+    assert len(other.http.get(f"/conversations/{conversation}/items").json()["data"]) == 2
+
+
+def test_a_server_that_stops_leaves_its_background_responses(url: str) -> None:
+    """Another one continues them at once, also one that starts later; the conversation stays locked."""
+    with ExitStack() as stack:
+        one = Replica(stack, url)
+        id_ = one.http.post("/conversations", json={}).json()["id"]
+        made = one.create("wait", background=True, conversation=id_)
+        wait_until(lambda: one.model.started)
+    with ExitStack() as stack:
+        other = Replica(stack, url)
+        assert other.create("x", conversation=id_)["error"]["code"] == "conversation_locked"
+        wait_until(lambda: other.model.started)
+        other.model.open_gate()
+        wait_until(lambda: other.retrieve(made["id"])["status"] == "completed")
+        assert other.create("x", conversation=id_)["status"] == "completed"
+
+
+def test_a_response_that_stops_every_server_is_failed(url: str) -> None:
+    """After some attempts; and one that cannot be prepared any more is failed at once."""
+    with ExitStack() as stack:
+        one = Replica(stack, url)
+        made = [one.create("wait", background=True) for _ in range(2)]
+        wait_until(lambda: len(one.model.started) == 2)
+    last = claims.MAX_ATTEMPTS
+    execute(
+        url,
+        "UPDATE kedge_server_nodes SET attempts = %s WHERE key = %s",
+        last,
+        made[0]["id"].removeprefix("resp_"),
+    )
+    execute(
+        url,
+        "UPDATE kedge_server_nodes SET request = %s WHERE attempts = 1",
+        json.dumps({"model": "m", "input": "wait", "tool_choice": "required"}).encode(),
+    )
+    with ExitStack() as stack:
+        other = Replica(stack, url)
+        for each in made:
+            wait_until(lambda each=each: other.retrieve(each["id"])["status"] == "failed")
+        assert other.model.started == []
+
+
+def test_one_server_purges_at_a_time(replicas: tuple[Replica, Replica], url: str) -> None:
+    """Another one leaves it alone, and does not wait."""
+    one, other = replicas
+    made = one.create("hello")
+    for replica in replicas:
+        replica.server.clock.advance(days=31)
+    with psycopg.connect(url) as connection:
+        connection.execute(b"SELECT pg_advisory_xact_lock(5461729832)")
+        assert one.server.call(lambda service: service.purge()) == 0
+    assert other.server.call(lambda service: service.purge()) == 1
+    assert other.http.get(f"/responses/{made['id']}").status_code == 404
+
+
+def test_events_are_deleted_some_time_after_the_end(replicas: tuple[Replica, Replica]) -> None:
+    """Those of unfinished responses are retained."""
+    one, other = replicas
+    asked = {"model": "m", "input": "hello", "background": True, "stream": True}
+    events = parse_events(one.http.post("/responses", json=asked).text)
+    id_ = events[0]["response"]["id"]
+
+    def delete_old(service: Any) -> None:
+        service.claims.delete_old(-1.0)
+
+    other.server.call(delete_old)
+    refused = one.http.get(f"/responses/{id_}", params={"stream": "true"}).json()
+    assert refused["error"]["code"] == "stream_not_kept"
+    assert one.retrieve(id_)["status"] == "completed"
+
+
+def test_a_stream_of_a_deleted_response_ends(replicas: tuple[Replica, Replica]) -> None:
+    """Without the last events, because there is no response any more."""
+    one, other = replicas
+    asked = {"model": "m", "input": "hello", "background": True, "stream": True}
+    id_ = parse_events(one.http.post("/responses", json=asked).text)[0]["response"]["id"]
+    read: list[bytes] = []
+
+    async def read_all(service: Any) -> None:
+        node = service.responses.find(id_)[0]
+        other.http.delete(f"/responses/{id_}")
+        read.extend([frames async for frames in read_stored_events(service, node, -1)])
+
+    loop = one.server._server.loop
+    assert loop is not None
+    future = asyncio.run_coroutine_threadsafe(read_all(one.server._service), loop)
+    with pytest.raises(EventsDropped):
+        future.result(TIMEOUT)
+    assert read == []
+
+
+def test_a_database_that_fails_is_reported(replicas: tuple[Replica, Replica]) -> None:
+    """As an error that a client repeats, on every route and in a run."""
+    one, _ = replicas
+    made = one.create("hello")
+
+    def break_pool(service: Any) -> None:
+        service._database.pool._pool.close()
+        service._database.pool._driver = BrokenDriver(service._database.pool._driver)
+
+    one.server.call(break_pool)
+    answer = one.http.get(f"/responses/{made['id']}")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "database_unavailable"
+    assert one.create("hello")["error"]["code"] == "database_unavailable"
+
+
+class BrokenDriver:
+    """A driver whose server does not answer."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    def connect(self, *_: object, **__: object) -> Any:
+        raise psycopg.OperationalError("no answer")
+
+
+@pytest.mark.parametrize("db", ["sqlite", "postgresql"])
+def test_a_repeated_request_gets_the_same_response(db: str, url: str) -> None:
+    """It is generated once, whichever server gets it; streamed, its items come in one piece."""
+    with ExitStack() as stack:
+        one = Replica(stack, url if db == "postgresql" else ":memory:")
+        other = Replica(stack, url) if db == "postgresql" else one
+        conversation = one.http.post("/conversations", json={}).json()["id"]
+        first = one.create("hello", "a", conversation=conversation)
+        assert first["status"] == "completed"
+        assert other.create("hello", "a", conversation=conversation) == first
+        assert len(one.http.get(f"/conversations/{conversation}/items").json()["data"]) == 2
+        reused = other.create("other", "a")
+        assert reused["error"]["code"] == "idempotency_key_reused"
+        assert one.create("x", "k" * 256)["error"]["code"] == "idempotency_key_too_long"
+        headers = {"Idempotency-Key": "b"}
+        asked = {"model": "m", "input": "hello", "stream": True}
+        streamed, again = (
+            parse_events(each.http.post("/responses", json=asked, headers=headers).text)
+            for each in (one, other)
+        )
+        assert streamed[-1]["response"] == again[-1]["response"]
+        assert [event["type"] for event in again] == [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.output_item.done",
+            "response.completed",
+        ]
+        queued = one.create("wait", "c", background=True)
+        assert other.create("wait", "c", background=True)["id"] == queued["id"]
+        unstored = one.create("hello", "d", store=False)
+        assert other.create("hello", "d", store=False)["id"] != unstored["id"]
+        one.server.clock.advance(days=31)
+        other.server.clock.advance(days=31)
+        assert other.create("hello", "b")["id"] != streamed[-1]["response"]["id"]
+
+
+def test_a_key_is_in_use_until_its_response_has_ended(replicas: tuple[Replica, Replica]) -> None:
+    """A response that failed, or whose server is gone, is generated again."""
+    one, other = replicas
+    headers = {"Idempotency-Key": "a"}
+    asked = {"model": "m", "input": "wait", "stream": True}
+    with one.http.stream("POST", "/responses", json=asked, headers=headers) as stream:
+        lines = stream.iter_lines()
+        id_ = json.loads(next(line for line in lines if "data" in line)[6:])["response"]["id"]
+        busy = other.http.post("/responses", json=asked, headers=headers)
+        assert busy.status_code == 409
+        assert busy.json()["error"]["code"] == "idempotency_key_in_use"
+        one.lose_lease()
+        with other.http.stream("POST", "/responses", json=asked, headers=headers) as again:
+            lines = again.iter_lines()
+            new = json.loads(next(line for line in lines if "data" in line)[6:])["response"]["id"]
+            assert new != id_
+            other.model.open_gate()
+            list(lines)
+        one.model.open_gate()
+    assert other.retrieve(id_)["status"] == "failed"
+    assert one.retrieve(new)["status"] == "completed"
+
+
+def test_a_database_that_cannot_be_used_is_reported(url: str) -> None:
+    """An address that is wrong, a database of a newer version: the message says what to do."""
+    with pytest.raises(CannotServe, match="cannot be opened") as wrong:
+        serve(db=url.replace(PASSWORD, "letmein")).__enter__()
+    assert "letmein" not in str(wrong.value)
+    with serve(db=url):
+        pass
+    execute(url, "UPDATE kedge_server_schema SET version = 99")
+    with pytest.raises(CannotServe, match=r"newer version of Kedge.*upgrade"):
+        serve(db=url).__enter__()
