@@ -39,7 +39,7 @@ from kedge.practice import echo_rules
 from kedge.proxy import create_proxy_app
 from kedge.server import prompt_cache as server_cache
 from kedge.server.settings import Settings
-from kedge.server.storage import database as server_database
+from kedge.server.storage import sqlite as server_database
 from kedge.store import import_export, open_store, search
 from kedge.tools import Tool, call_runner
 from kedge.turns import frozen_json, json_codec

@@ -90,6 +90,11 @@ class EventLog:
         self._notify_readers()
         return frames
 
+    @property
+    def next_number(self) -> int:
+        """The number of the next event."""
+        return self._first_index + len(self._frames)
+
     def end(self, now: float) -> None:
         """Mark the log as complete."""
         self.ended_at = now
@@ -149,24 +154,20 @@ class BackgroundJobs:
         if len(self._jobs) >= self._limits.background_running + self._limits.background_waiting:
             raise errors.BACKGROUND_QUEUE_FULL()
 
-    def start(
-        self, run: ResponseRun, events: Sequence[StreamEvent], *, retain_events: bool
-    ) -> EventLog:
-        """Run a queued response; its events are only retained if it is streamed.
-
-        Args:
-            run: The response.
-            events: The events of its stream so far.
-            retain_events: Whether it is streamed.
-        """
-        log = EventLog()
-        recorder = self._open_recorder(run, 0) if retain_events else None
-        frames = log.add(events)
-        if recorder is not None:
-            recorder.add(frames)
-            recorder.flush()  # from now on any server can replay the stream
-        self._start_task(run, log, recorder, retain_events=retain_events)
-        return log
+    def start(self, run: ResponseRun, log: EventLog, *, retain_events: bool) -> None:
+        """Run a queued response; its events are only retained if it is streamed."""
+        id: str = run.draft.request_fields["id"]
+        self._jobs[id] = run
+        recorder: EventRecorder | None = None
+        if retain_events:
+            self._logs[id] = log
+            if run.service.claims is not None:
+                node = parse_node_number(run.draft.key)
+                recorder = EventRecorder(run.service, node, log.next_number)
+                run.before_settle = recorder.flush
+        task = asyncio.get_running_loop().create_task(self._run_job(id, run, log, recorder))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def resume(self, service: ServerState, limit: int) -> None:
         """Run background responses that other servers did not finish.
@@ -185,32 +186,8 @@ class BackgroundJobs:
                 cause = error if isinstance(error, errors.ApiError) else None
                 await service.run(_fail_claimed, view, claimed, cause)
                 continue
-            start = await service.run(service.claims.count_events, claimed.node)
-            recorder = self._open_recorder(run, start) if start else None
-            self._start_task(run, EventLog(start), recorder, retain_events=bool(start))
-
-    def _open_recorder(self, run: ResponseRun, start: int) -> EventRecorder | None:
-        if run.service.claims is None:
-            return None
-        recorder = EventRecorder(run.service, parse_node_number(run.draft.key), start)
-        run.before_settle = recorder.flush
-        return recorder
-
-    def _start_task(
-        self,
-        run: ResponseRun,
-        log: EventLog,
-        recorder: EventRecorder | None,
-        *,
-        retain_events: bool,
-    ) -> None:
-        id: str = run.draft.request_fields["id"]
-        self._jobs[id] = run
-        if retain_events:
-            self._logs[id] = log
-        task = asyncio.get_running_loop().create_task(self._run_job(id, run, log, recorder))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            first = await service.run(service.claims.count_events, claimed.node)
+            self.start(run, EventLog(first), retain_events=run.draft.prompt.stream)
 
     async def stop_lost(self, service: ServerState) -> None:
         """Stop jobs that were cancelled through another server, or that another server has claimed."""
@@ -228,10 +205,19 @@ class BackgroundJobs:
         """Return the run of an unfinished response, or None."""
         return self._jobs.get(id)
 
-    def get_log(self, id: str) -> EventLog | None:
-        """Return the events of a response, or None if they are not stored."""
+    async def open_stream(
+        self, service: ServerState, id: str, node: int, after: int
+    ) -> AsyncIterator[bytes] | None:
+        """Return the frames of a response after an event; None if they are not stored.
+
+        With several servers, they are read from the database: another one may be generating them.
+        """
+        if service.claims is not None:
+            is_stored = await service.run(service.claims.count_events, node)
+            return read_stored_events(service, node, after) if is_stored else None
         self._drop_expired_logs()
-        return self._logs.get(id)
+        log = self._logs.get(id)
+        return log.read(after) if log is not None and log.has_events_after(after) else None
 
     async def _run_job(
         self, id: str, run: ResponseRun, log: EventLog, recorder: EventRecorder | None
@@ -270,6 +256,15 @@ class BackgroundJobs:
         while total - (before - active.size) > self._limits.stream_bytes:
             if not active.drop_oldest():
                 return
+
+
+def enqueue_run(run: ResponseRun) -> EventLog:
+    """Store a response as queued, with the first events of its stream; return the events."""
+    log = EventLog()
+    frames = log.add(run.enqueue())
+    if run.service.claims is not None and run.draft.prompt.stream:
+        run.service.claims.add_events(parse_node_number(run.draft.key), 0, frames)
+    return log
 
 
 def _open_claimed(service: ServerState, claimed: ClaimedResponse) -> ResponseRun:

@@ -73,6 +73,7 @@ class ServerState:
         self.claims = self._database.claims
         self.run = self._database.run
         self.submit = self._database.submit
+        self.transact = self._database.transact
         self.prompt_cache = PromptCache(self.clock)
         self.ignores_unknown = settings.unknown_parameters == "ignore" or (
             settings.unknown_parameters is None

@@ -1,6 +1,6 @@
 """The endpoints of ``/v1/responses``."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kedge.server import errors, response_object
-from kedge.server.background import BackgroundJobs, read_stored_events
+from kedge.server.background import BackgroundJobs, EventLog, enqueue_run
 from kedge.server.compaction import build_compaction_item, compact, retain_user_messages
 from kedge.server.http import (
     get_background,
@@ -22,7 +22,6 @@ from kedge.server.http import (
     validate,
 )
 from kedge.server.json_codec import Item, decode, encode
-from kedge.server.output_writer import StreamEvent
 from kedge.server.prepare import (
     ModelInput,
     build_model_input,
@@ -53,10 +52,18 @@ MAX_KEY_LENGTH = 255
 
 @dataclass(frozen=True, slots=True)
 class OpenedRun:
-    """A response that is about to be generated, and the first events of one in the background."""
+    """A response that is about to be generated, and the events so far of one in the background."""
 
     run: ResponseRun
-    events: Sequence[StreamEvent]
+    log: EventLog | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """The node of a response, and the response as JSON."""
+
+    node: int
+    encoded: bytes
 
 
 async def create(request: Request) -> Any:
@@ -72,11 +79,13 @@ async def create(request: Request) -> Any:
     record = get_recorded_request(request)
     key = _get_idempotency_key(request) if unstored is None else None
     opened = await service.run(_open_run, service, background, body, unstored, record, key)
-    if isinstance(opened, bytes):
-        return _repeat_response(opened, streamed=bool(body.get("stream")))
-    run, draft = opened.run, opened.run.draft
-    if draft.request_fields["background"]:
-        log = background.start(run, opened.events, retain_events=draft.prompt.stream)
+    if isinstance(opened, StoredResponse):
+        return await _repeat_response(
+            service, background, opened, streamed=bool(body.get("stream"))
+        )
+    run, log, draft = opened.run, opened.log, opened.run.draft
+    if log is not None:
+        background.start(run, log, retain_events=draft.prompt.stream)
         return ReplayStream(log.read(-1)) if draft.prompt.stream else respond_bytes(run.snapshot())
     if draft.prompt.stream:
         return EventStream(run, DONE_FRAME)
@@ -92,8 +101,8 @@ def _open_run(
     unstored: "UnstoredResponses | None",
     record: RecordedRequest | None,
     idempotency_key: str | None,
-) -> OpenedRun | bytes:
-    """Prepare a response and claim what it needs; return the response to a repeated request as JSON."""
+) -> OpenedRun | StoredResponse:
+    """Prepare a response and claim what it needs; return the earlier response to a repeated request."""
     if idempotency_key is not None:
         repeated = _find_repeated(service, body, idempotency_key)
         if repeated is not None:
@@ -107,13 +116,13 @@ def _open_run(
     run = ResponseRun(service, draft, unstored, record)
     try:
         if draft.request_fields["background"]:
-            return OpenedRun(run, run.enqueue())
+            return OpenedRun(run, service.transact(lambda: enqueue_run(run)))
         if draft.idempotency_key is not None:
             run.begin()
     except BaseException:
         run.end()
         raise
-    return OpenedRun(run, ())
+    return OpenedRun(run)
 
 
 def _get_idempotency_key(request: Request) -> str | None:
@@ -123,7 +132,7 @@ def _get_idempotency_key(request: Request) -> str | None:
     return key
 
 
-def _find_repeated(service: ServerState, body: Any, idempotency_key: str) -> bytes | None:
+def _find_repeated(service: ServerState, body: Any, idempotency_key: str) -> StoredResponse | None:
     """Return the response to an earlier request with this key; None if there is none to return."""
     found = service.responses.find_repeated(idempotency_key)
     if found is None:
@@ -138,18 +147,25 @@ def _find_repeated(service: ServerState, body: Any, idempotency_key: str) -> byt
             raise errors.IDEMPOTENCY_KEY_IN_USE()
         service.claims.fail_lost()
     elif found.status not in {"failed", "cancelled"}:
-        return service.responses.read(found.node)
+        return StoredResponse(found.node, service.responses.read(found.node))
     service.responses.drop_idempotency_key(found.node)
     return None
 
 
-def _repeat_response(response: bytes, *, streamed: bool) -> Any:
+async def _repeat_response(
+    service: ServerState, background: BackgroundJobs, found: StoredResponse, *, streamed: bool
+) -> Any:
     if not streamed:
-        return respond_bytes(response)
+        return respond_bytes(found.encoded)
+    response = decode(found.encoded)
+    if response["background"]:
+        stored = await background.open_stream(service, response["id"], found.node, -1)
+        if stored is not None:
+            return ReplayStream(stored)
 
     async def frames() -> AsyncIterator[bytes]:
         encoder = SSEEncoder()
-        yield b"".join(map(encoder, build_repeated_events(decode(response))))
+        yield b"".join(map(encoder, build_repeated_events(response)))
 
     return ReplayStream(frames())
 
@@ -157,14 +173,14 @@ def _repeat_response(response: bytes, *, streamed: bool) -> Any:
 async def retrieve(request: Request) -> Any:
     """Answer ``GET /v1/responses/{id}``, complete or as a replay of its stream."""
     service = get_service(request)
-    node, response = await service.run(_read_response, service, request)
+    found = await service.run(_read_response, service, request)
     if request.query_params.get("stream") == "true":
-        return await _replay_stream(request, node, response)
-    return respond_bytes(response)
+        return await _replay_stream(request, found)
+    return respond_bytes(found.encoded)
 
 
-async def _replay_stream(request: Request, node: int, response: bytes) -> ReplayStream:
-    if not decode(response)["background"]:
+async def _replay_stream(request: Request, found: StoredResponse) -> ReplayStream:
+    if not decode(found.encoded)["background"]:
         raise errors.NOT_IN_BACKGROUND()
     after = -1
     given = request.query_params.get("starting_after")
@@ -172,15 +188,11 @@ async def _replay_stream(request: Request, node: int, response: bytes) -> Replay
         after = parse_integer("starting_after", given)
         if after < 0:
             raise errors.INTEGER_TOO_SMALL(path="starting_after", least=0, value=after)
-    service = get_service(request)
-    if service.claims is not None:
-        if not await service.run(service.claims.count_events, node):
-            raise errors.STREAM_NOT_AVAILABLE()
-        return ReplayStream(read_stored_events(service, node, after))
-    log = get_background(request).get_log(request.path_params["id"])
-    if log is None or not log.has_events_after(after):
+    service, id = get_service(request), request.path_params["id"]
+    frames = await get_background(request).open_stream(service, id, found.node, after)
+    if frames is None:
         raise errors.STREAM_NOT_AVAILABLE()
-    return ReplayStream(log.read(after))
+    return ReplayStream(frames)
 
 
 async def delete(request: Request) -> Response:
@@ -191,11 +203,11 @@ async def delete(request: Request) -> Response:
 
 
 def _delete_response(service: ServerState, request: Request) -> None:
-    node, response = _read_response(service, request)
-    found = decode(response)
-    if found["background"] and found["status"] in response_object.UNFINISHED_STATUSES:
+    found = _read_response(service, request)
+    response = decode(found.encoded)
+    if response["background"] and response["status"] in response_object.UNFINISHED_STATUSES:
         raise errors.CANNOT_DELETE_IN_FLIGHT()
-    service.responses.delete(node)
+    service.responses.delete(found.node)
 
 
 async def cancel(request: Request) -> Response:
@@ -209,13 +221,13 @@ async def cancel(request: Request) -> Response:
 
 
 def _cancel_response(service: ServerState, request: Request) -> bytes:
-    node, encoded = _read_response(service, request)
-    response = decode(encoded)
+    found = _read_response(service, request)
+    encoded, response = found.encoded, decode(found.encoded)
     if not response["background"]:
         raise errors.CANNOT_CANCEL_SYNCHRONOUS()
     if response["status"] in response_object.UNFINISHED_STATUSES:  # another server generates it
-        service.responses.cancel(node)
-        encoded = service.responses.read(node)
+        service.responses.cancel(found.node)
+        encoded = service.responses.read(found.node)
         response = decode(encoded)
     if response["status"] != "cancelled":
         raise errors.CANNOT_CANCEL_FINISHED(status=response["status"])
@@ -313,10 +325,10 @@ def _find_node(service: ServerState, request: Request) -> int:
     return found[0]
 
 
-def _read_response(service: ServerState, request: Request) -> tuple[int, bytes]:
-    """Return the node of the response that a request names, and the response as JSON."""
+def _read_response(service: ServerState, request: Request) -> StoredResponse:
+    """Return the response that a request names."""
     node = _find_node(service, request)
     try:
-        return node, service.responses.read(node)
+        return StoredResponse(node, service.responses.read(node))
     except LookupError:
         raise errors.RESPONSE_NOT_FOUND(id=request.path_params["id"]) from None

@@ -176,7 +176,7 @@ class PostgresServerDatabase(ServerDatabase):
         self._clock_offset = 0.0
         self._numbers: Iterator[int] = iter(())
         self._current = threading.local()
-        self._thread = ThreadPoolExecutor(1, "kedge-server-database")
+        self._thread = ThreadPoolExecutor(1, "kedge-responses")
         try:
             self.pool: PostgresPool[ServerTransaction] = PostgresPool(url, ServerTransaction)
             try:
