@@ -1,11 +1,16 @@
 """What state bytes cost: against bare ``json`` of the same data, and against the text they hold.
 
 Baseline of encoding: ``json.dumps`` of the parsed state; of decoding: ``json.loads`` of the bytes, in the
-same run. Sizes are given against the JSON-escaped text, with ids as long as those of a real provider.
+same run. Sizes are given against the JSON-escaped text, with ids as long as those of a real provider. Memory is what
+Python allocates: for each block of a conversation beyond its text, and for each open conversation.
 """
 
+import asyncio
+import gc
 import json
+import tempfile
 import time
+import tracemalloc
 from typing import Any
 
 from benchmarks.table import Row, cpu_seconds
@@ -49,7 +54,12 @@ def run() -> list[Row]:
     state = state_from_turn(turn, "openai", len(turn))
     data = encode_state(state)
     assert decode_state(data, "openai") == state
-    return [*_measure_speed(state, data), *_measure_size(turn, data), *_measure_counting(turn)]
+    return [
+        *_measure_speed(state, data),
+        *_measure_size(turn, data),
+        *_measure_counting(turn),
+        *_measure_memory(turn, data),
+    ]
 
 
 def _measure_speed(state: ChatState, data: bytes) -> list[Row]:
@@ -80,6 +90,47 @@ def _escaped_size(block: Block) -> int:
     form: dict[str, Any] = dump_block(block)
     texts = [form.get("arguments", ""), *(part["text"] for part in form.get("parts", []))]
     return sum(len(json.dumps(text, ensure_ascii=False).encode()) - 2 for text in texts)
+
+
+def _measure_memory(turn: Turn, data: bytes) -> list[Row]:
+    """Decode the state and plan with it; open many conversations of one exchange and plan with them."""
+    text = sum(map(_escaped_size, turn.blocks))
+    gc.collect()
+    tracemalloc.start()
+    state = decode_state(data, "openai")
+    assert isinstance(state, ChatState)
+    grown = state.turn(following=(user("And tomorrow?"),))
+    plan_request(grown, scope=SCOPE, now=0.0)
+    gc.collect()
+    size, _ = tracemalloc.get_traced_memory()
+    opened = asyncio.run(_open_conversations(turn.blocks[:4]))
+    tracemalloc.stop()
+    return [
+        Row("memory a block, with digests and anchors", (size - text) / len(turn), 2_000, "B"),
+        Row("memory an open conversation of 4 blocks", opened / 1e3, 50, "kB"),
+    ]
+
+
+async def _open_conversations(blocks: tuple[Block, ...]) -> float:
+    """Bytes of a further open conversation, of many that share a store and an engine."""
+    from kedge.conversation import Conversation
+    from kedge.providers import connect
+    from kedge.store import open_store
+
+    engine = connect("practice")
+    with tempfile.TemporaryDirectory() as folder:
+        async with engine, await open_store(f"sqlite:///{folder}/memory.sqlite3") as store:
+            made = await Conversation.create(store, engine, blocks=blocks)
+            opened: list[Conversation] = []
+            before = 0
+            for number in range(101):
+                opened.append(await Conversation.open(store, made.id, engine))
+                opened[-1].plan("And tomorrow?")
+                if number == 0:  # what is loaded once
+                    gc.collect()
+                    before, _ = tracemalloc.get_traced_memory()
+            gc.collect()
+            return (tracemalloc.get_traced_memory()[0] - before) / 100
 
 
 def _measure_counting(turn: Turn) -> list[Row]:

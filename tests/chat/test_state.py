@@ -1,9 +1,11 @@
 """State bytes: everything comes back, and nothing that was not put in."""
 
+import gc
 import hashlib
 import json
 import os
 import random
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -373,6 +375,27 @@ def test_state_bytes_are_small() -> None:
         )
     data = encode_state(state_from_turn(turn, "openai", len(turn)))
     assert len(data) <= sum(map(escaped_size, turn.blocks)) + 200 * len(turn) + 320 * 100
+
+
+def test_the_memory_of_a_conversation_is_bounded() -> None:
+    """A decoded state that was planned and encoded again: at most 3,000 bytes a block with its text."""
+    data = encode_state(state_from_turn(make_turn(100), "openai", 0))
+    decode_state(data, "openai")  # whatever is loaded once
+    gc.collect()
+    tracemalloc.start()
+    try:
+        state = decode_state(data, "openai")
+        assert isinstance(state, ChatState)
+        turn = state.turn(following=(user("more"),))
+        plan = plan_request(turn, scope="openai/api", now=0.0)
+        again, remembered = encode_incrementally(state_from_turn(turn, "openai", 0, state))
+        gc.collect()
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(plan.delta) == 2
+    assert len(again) > len(data)
+    assert size / len(remembered.blocks) < 3_000
 
 
 def escaped_size(block: Block) -> int:

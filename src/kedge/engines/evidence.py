@@ -12,7 +12,7 @@ in most servers) and transport. Everything here is pure: no I/O, and the time is
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, cast
 from urllib.parse import urlsplit
 
@@ -287,7 +287,7 @@ class ServerEvidence:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        form = asdict(self)
+        form: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
         form["overheads"] = [list(pair) for pair in self.overheads.items()]
         return form
 

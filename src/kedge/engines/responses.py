@@ -420,7 +420,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         A server without requests so far may be a known one. Where audits were asked for, the items
         that it lists prove its memory as well.
         """
-        if options.mode != "chained" or options.full:
+        if options.mode != "chained" or options.full or not self.memory.may_need_verdict(evidence):
             return
         plan = self._plan_chain(turn, request)
         if not self.memory.needs_verdict(plan, evidence):

@@ -4,6 +4,7 @@
 ``kedge.engines.token_evidence`` to the plans and answers of an engine.
 """
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -130,6 +131,10 @@ class ServerMemory:
         """Return the longest chain to rely on: as configured, as known, or as learned."""
         limits = [limit for limit in (configured, evidence.max_depth) if limit is not None]
         return min(limits, default=None)
+
+    def may_need_verdict(self, evidence: ServerEvidence) -> bool:
+        """Return whether there are plans whose answer must be judged before it is shown."""
+        return self.trust == "earned" and evidence.must_hold(sys.maxsize, self._clock())
 
     def needs_verdict(self, plan: RequestPlan, evidence: ServerEvidence) -> bool:
         """Return whether an answer to this plan must be judged before it is shown."""

@@ -18,7 +18,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, cast
 
 from kedge.events import Outcome, Usage
 from kedge.planning import AnchorRecord, RequestPlan, TokenCounts
@@ -44,7 +45,11 @@ UNKNOWN_SHARE = 0.75
 """The share of our own count of a text that any other tokenizer needs at least."""
 _FRAME_TOKENS = 4
 _CRUDE_TOKEN_CHARS = 12
+_TEXT_ONLY = frozenset({TextPart})
 _MAX_CHAR_BYTES = 4
+_MAX_CACHED_CHARS = 1_024
+_MAX_CACHED_TEXTS = 4_096
+"""How many short texts are remembered with their count: 4 MB of ASCII at most."""
 
 _UNCOUNTED_MEMBERS = frozenset(
     {
@@ -107,8 +112,10 @@ def measure_request(
         The bounds, or None where a count would say nothing: hosted tools, pictures, replayed
         reasoning, truncation, compaction.
     """
+    sent: Sequence[Block] = plan.delta
     omitted = {block.id for block in plan.left_out}
-    sent = [block for block in plan.delta if block.id not in omitted]
+    if omitted:
+        sent = [block for block in sent if block.id not in omitted]
     return measure_blocks(sent, body, share=share, crude=crude)
 
 
@@ -128,10 +135,11 @@ def measure_blocks(
         size = sum(len("".join(text.split())) for text in texts)
         upper = sum(map(len, texts)) * _MAX_CHAR_BYTES + MAX_FRAME_TOKENS * blocks
         return SentTokens(size // _CRUDE_TOKEN_CHARS, upper, 0, blocks, settings)
+    measures = [_measure_text(text) for text in texts]
     return SentTokens(
-        lower=_bound_from_below(texts, share),
-        upper=sum(map(_count_bytes, texts)) + MAX_FRAME_TOKENS * blocks,
-        estimate=_count_texts(texts) + _FRAME_TOKENS * blocks,
+        lower=_bound_from_below(measures, share),
+        upper=sum(each.upper for each in measures) + MAX_FRAME_TOKENS * blocks,
+        estimate=sum(each.tokens for each in measures) + _FRAME_TOKENS * blocks,
         blocks=blocks,
         settings=settings,
     )
@@ -163,7 +171,10 @@ def count_response(
     hidden = len(visible) < len(outcome.blocks) and not usage.reasoning_tokens
     reported = max(usage.output_tokens - usage.reasoning_tokens, 0)
     # Where reasoning is not reported, it hides in the output; the text's own size bounds the rest.
-    bound = sum(map(len, texts)) if crude else _bound_from_below(texts, share if hidden else 1.0)
+    if crude:
+        bound = sum(map(len, texts))
+    else:
+        bound = _bound_from_below(list(map(_measure_text, texts)), share if hidden else 1.0)
     carried = 0
     if base is not None and not any(isinstance(block, UserBlock) for block in plan.delta):
         carried = base.reasoning + base.own_reasoning
@@ -251,12 +262,8 @@ def _collect_texts(blocks: Iterable[Block]) -> list[str] | None:
     texts: list[str] = []
     for block in blocks:
         match block:
-            case UserBlock() | ToolResultBlock():
-                if not all(isinstance(part, TextPart) for part in block.parts):
-                    return None
-                texts.append("".join(cast("TextPart", part).text for part in block.parts))
-            case AssistantBlock():
-                if not all(isinstance(part, TextPart) for part in block.parts):
+            case UserBlock() | AssistantBlock() | ToolResultBlock():
+                if not _TEXT_ONLY.issuperset(map(type, block.parts)):
                     return None
                 texts.append(block.text)
             case SystemBlock():
@@ -268,21 +275,37 @@ def _collect_texts(blocks: Iterable[Block]) -> list[str] | None:
     return texts
 
 
-def _count_texts(texts: Iterable[str]) -> int:
+class _TextMeasure(NamedTuple):
+    """Our own count of a text, with normalized whitespace and as it is, and its upper bound."""
+
+    words: int
+    tokens: int
+    upper: int
+
+
+def _measure_text(text: str) -> _TextMeasure:
+    # The texts of a conversation are measured again with every request that sends it in full.
+    return _measure_short(text) if len(text) <= _MAX_CACHED_CHARS else _measure_uncached(text)
+
+
+def _measure_uncached(text: str) -> _TextMeasure:
     from kedge.tokens import count_text  # reads a vocabulary, which a proven server does without
 
-    return sum(count_text(text) for text in texts)
+    return _TextMeasure(
+        # Whitespace is counted in many ways, or stripped by the chat template.
+        count_text(" ".join(text.split())),
+        count_text(text),
+        # Templates write results and arguments as JSON, which escapes what is not ASCII.
+        max(len(text.encode("utf-8", "surrogatepass")), len(json.dumps(text)) - 2),
+    )
 
 
-def _bound_from_below(texts: list[str], share: float) -> int:
-    # Whitespace is counted in many ways, or stripped by the chat template.
-    tokens = _count_texts(" ".join(text.split()) for text in texts)
-    return int(tokens * share) + (_FRAME_TOKENS - BLOCK_TOLERANCE) * len(texts)
+_measure_short = lru_cache(maxsize=_MAX_CACHED_TEXTS)(_measure_uncached)
 
 
-def _count_bytes(text: str) -> int:
-    # Templates write results and arguments as JSON, which escapes what is not ASCII.
-    return max(len(text.encode("utf-8", "surrogatepass")), len(json.dumps(text)) - 2)
+def _bound_from_below(measures: list[_TextMeasure], share: float) -> int:
+    tokens = sum(each.words for each in measures)
+    return int(tokens * share) + (_FRAME_TOKENS - BLOCK_TOLERANCE) * len(measures)
 
 
 def hash_settings(body: Mapping[str, Any]) -> int:

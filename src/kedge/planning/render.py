@@ -21,6 +21,9 @@ from kedge.turns import (
 )
 from kedge.turns.responses_items import Item
 
+_DERIVED_TYPES = frozenset({ReasoningBlock, OpaqueBlock})
+"""The types of blocks that may be omitted."""
+
 
 def render(turn: Turn, *, scope: str = "") -> list[Item]:
     """Render a complete Turn as input items.
@@ -57,6 +60,8 @@ def build_input_from_blocks(
     Raises:
         UnsupportedBlock: If the Responses API has no form for a block.
     """
+    if _DERIVED_TYPES.isdisjoint(map(type, blocks)):  # without reasoning, all are sent without ids
+        return [item_from_block(block) for block in blocks]
     items: list[Item] = []
     after_reasoning = False  # whether the item before is reasoning that is sent with this one
     for block, is_sent in zip(blocks, _sendable_flags(blocks, intact), strict=True):
@@ -73,6 +78,8 @@ def find_omitted(
     blocks: Sequence[Block], intact: Container[str], *, unsealed: bool = False
 ) -> tuple[Block, ...]:
     """Return the blocks that are not sent; ``unsealed`` as in ``plan_request``."""
+    if _DERIVED_TYPES.isdisjoint(map(type, blocks)):
+        return ()
     flags = _sendable_flags(blocks, intact, unsealed=unsealed)
     return tuple(block for block, is_sent in zip(blocks, flags, strict=True) if not is_sent)
 

@@ -499,6 +499,8 @@ class UnknownBlock(Block):
 
 def join_text(parts: tuple[Part, ...]) -> str:
     """Return the text parts, joined."""
+    if len(parts) == 1 and type(part := parts[0]) is TextPart:
+        return part.text
     return "".join(part.text for part in parts if isinstance(part, TextPart))
 
 

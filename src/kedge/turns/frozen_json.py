@@ -81,7 +81,11 @@ class FrozenMap(Mapping[str, Any]):
     def __contains__(self, key: object) -> bool:
         return key in self._members
 
-    # Mapping has these three too, but several times slower.
+    # Mapping has these four too, but several times slower.
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a member, or the default."""
+        return self._members.get(key, default)
+
     def keys(self) -> KeysView[str]:
         """Return the names of the members."""
         return self._members.keys()

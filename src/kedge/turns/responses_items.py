@@ -194,7 +194,7 @@ def _encode_opaque(block: OpaqueBlock) -> Item:
 
 def _encode_resent_fields(block: Block) -> Item:
     item = block.extra.get("item")
-    if not isinstance(item, FrozenMap):
+    if not isinstance(item, FrozenMap) or item.keys().isdisjoint(RESENT_FIELDS):
         return {}
     return thaw(drop_nulls(FrozenMap({name: item[name] for name in RESENT_FIELDS if name in item})))
 
