@@ -3,10 +3,13 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +24,14 @@ from kedge.incremental import (
     StoreIndex,
     chain,
     chain_report,
+    store_index,
     unchain,
 )
 from kedge.planning import AnchorRecord, TokenCounts
-from kedge.store import open_store
+from kedge.store import Store, open_store
+from kedge.store.database import Tx
+from kedge.store.open import open_current_database
+from kedge.store.sqlite import SQLiteDatabase
 from kedge.testing import serve
 from postgresql import create_schema, run_server
 
@@ -192,11 +199,88 @@ def test_a_database_that_goes_away_costs_only_chaining() -> None:
         index.close()
 
 
-def test_replicas_of_the_proxy_lose_nothing(postgres_url: str, tmp_path: Path) -> None:
+def make_entry(number: int) -> IndexedResponse:
+    """An entry of its own."""
+    record = replace(ENTRY.record, response_id=f"resp_{number}", digest=f"sha256:{number}")
+    return IndexedResponse(record)
+
+
+def test_a_sqlite_index_needs_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Except for the first addition, which prunes the database."""
+    index = StoreIndex(f"{tmp_path}/index.db")
+    assert index.is_blocking
+    index.add(make_entry(1))
+    assert not index.is_blocking
+    with monkeypatch.context() as patch:
+        patch.delattr(SQLiteDatabase, "read_sync")
+        patch.delattr(SQLiteDatabase, "write_sync")
+        index.add(make_entry(2))
+        assert index.find("scope", ["sha256:1", "sha256:2"]) == [make_entry(1), make_entry(2)]
+        index.mark_lost("scope", "resp_1")
+        assert index.get("scope", "resp_1") is None
+    index.close()
+    assert index.get("scope", "resp_2") is None  # it is closed, which costs only chaining
+
+
+def test_a_sqlite_index_waits_in_a_thread_while_its_process_writes(tmp_path: Path) -> None:
+    """Both writes are made, one after the other."""
+    database = open_current_database(f"sqlite:///{tmp_path}/index.db")
+    index = StoreIndex(Store(database))
+    index.add(make_entry(1))
+    begun, end = threading.Event(), threading.Event()
+
+    def write(tx: Tx) -> None:
+        tx.run("DELETE FROM response_index")
+        begun.set()
+        assert end.wait(300)
+
+    with ThreadPoolExecutor(2) as threads:
+        writing = threads.submit(database.write_sync, write)
+        assert begun.wait(300)
+        assert index.is_blocking
+        adding = threads.submit(index.add, make_entry(2))
+        end.set()
+        writing.result()
+        assert adding.result() is False
+    assert not index.is_blocking
+    assert index.find("scope", ["sha256:1", "sha256:2"]) == [make_entry(2)]
+    database.close()
+
+
+def test_a_sqlite_index_does_not_wait_for_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One entry is given up; those after it are added in threads, which may wait."""
+    monkeypatch.setattr(store_index, "RETRY_SECONDS", 3_600.0)
+    index = StoreIndex(f"{tmp_path}/index.db")
+    index.add(make_entry(1))
+    with closing(sqlite3.connect(tmp_path / "index.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        index.add(make_entry(2))
+        assert index.is_blocking
+        assert index.find("scope", ["sha256:1"]) == [make_entry(1)]
+        other.execute("COMMIT")
+    index.add(make_entry(3))
+    found = index.find("scope", ["sha256:1", "sha256:2", "sha256:3"])
+    assert found == [make_entry(1), make_entry(3)]
+    index.close()
+
+
+def test_an_index_in_a_store_in_memory_uses_its_thread() -> None:
+    """Such a database has one connection."""
+    index = StoreIndex("sqlite://:memory:")
+    index.add(make_entry(1))
+    index.add(make_entry(2))
+    assert index.is_blocking
+    assert index.get("scope", "resp_2") == make_entry(2)
+    index.close()
+
+
+def test_replicas_of_the_proxy_lose_nothing(store_url: str, tmp_path: Path) -> None:
     """One is killed; the other chains on what it saw."""
-    with serve() as server, create_schema(postgres_url) as url:
+    with serve() as server:
         history: list[Any] = []
-        environment = {**os.environ, "HOME": str(tmp_path), "KEDGE_PROXY_DB": url}
+        environment = {**os.environ, "HOME": str(tmp_path), "KEDGE_PROXY_DB": store_url}
         command = [sys.executable, "-m", "kedge", "proxy", "--upstream", server.base_url]
         command += ["--port", "0", "--trust", "always", "--json"]
         for number in range(2):

@@ -40,6 +40,8 @@ EXCHANGE = "kedge.exchange"
 """The response extension under which the HTTP client passes the exchange on."""
 USER = "kedge.user"
 """The request extension that names the user for whom a proxy sends a request; users share nothing."""
+BODY = "kedge.body"
+"""The response extension with the bytes of a body that was read completely before it is passed on."""
 
 
 def chain(
@@ -372,6 +374,7 @@ def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
         chunk = yield "next", chunks
         if chunk is None:
             yield "call", partial(_finish, exchange, observer)
+            response.extensions[BODY] = b"".join(held)
             break
         held.append(chunk)
         _feed(observer, chunk)

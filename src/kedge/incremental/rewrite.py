@@ -58,8 +58,8 @@ MAX_REPLAYS = 64
 """How many inputs are remembered with their text, how long they may be, and how much of it identifies them."""
 MAX_CANDIDATES = 1_000
 """How many prefixes of a request are looked up, the longest first."""
-LOOKUP_SIZES = (8, MAX_CANDIDATES - 8)
-"""How many of them at a time: a program that replays its history continues one of its last responses."""
+LOOKUP_SIZES = (1, 8, MAX_CANDIDATES - 9)
+"""How many of them at a time: a program that replays its history mostly continues its last response."""
 
 PassThroughReason = Literal[
     "not_json",

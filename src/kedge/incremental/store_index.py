@@ -3,6 +3,11 @@
 The store may be a SQLite file, for the processes of one machine, or a PostgreSQL database, for several
 machines. It holds digests and response ids, no content and no keys. The index is a cache: while the
 database does not answer, nothing is found and nothing is recorded, and requests go out as written.
+
+A response is written before its last bytes are passed on, so the next request finds it, whichever process
+receives it, and also after this process was killed. On SQLite this is done in the calling thread, without
+a worker thread and without waiting for the disk: a power cut may cost the newest entries, which costs one
+full send each.
 """
 
 import json
@@ -11,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kedge.config import store_url
-from kedge.errors import StoreError
+from kedge.errors import StoreBusy, StoreError
 from kedge.incremental.index import MAX_ENTRIES, IndexedResponse, is_reissued
 from kedge.json_codec import decode
 from kedge.observe import get_logger
@@ -43,18 +48,30 @@ class StoreIndex:
         StoreUnreachable: The database server does not answer.
     """
 
-    is_blocking = True
-
     def __init__(self, store: Store | str, max_entries: int = MAX_ENTRIES) -> None:
         self._max_entries = max_entries
         self._added = 0
         self._retry_at = 0.0
+        self._inline_at = 0.0
         self._is_owner = isinstance(store, str)
         if isinstance(store, str):
             self._database = open_current_database(store_url(store), WAIT_SECONDS)
         else:
             self._database = store.database
         self._hash_key = self._database.write_sync(response_index.get_scope_key)
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether calls wait; not on SQLite, unless somebody writes or old entries are to be pruned."""
+        return self._is_prune_due or not self._runs_inline
+
+    @property
+    def _is_prune_due(self) -> bool:
+        return self._added % _PRUNE_EVERY == 0
+
+    @property
+    def _runs_inline(self) -> bool:
+        return self._database.can_run_inline and time.monotonic() >= self._inline_at
 
     @property
     def hash_key(self) -> bytes:
@@ -64,7 +81,7 @@ class StoreIndex:
     def find(self, scope: str, digests: Sequence[str]) -> list[IndexedResponse]:
         """Return the responses of this scope whose content has one of these digests."""
         found = self._run(
-            self._database.read_sync,
+            self._database.read_inline,
             lambda tx: response_index.find_entries(tx, scope, digests),
             list[str](),
         )
@@ -73,7 +90,7 @@ class StoreIndex:
     def get(self, scope: str, response_id: str) -> IndexedResponse | None:
         """Return the response with this id."""
         text = self._run(
-            self._database.read_sync,
+            self._database.read_inline,
             lambda tx: response_index.select_entry(tx, scope, response_id),
             None,
         )
@@ -82,8 +99,8 @@ class StoreIndex:
     def add(self, entry: IndexedResponse) -> bool:
         """Add a response; return whether its id was there with other content, which is replaced."""
         record, text = entry.record, _encode(entry)
+        is_pruned = self._is_prune_due
         self._added += 1
-        is_pruned = self._added % _PRUNE_EVERY == 1
 
         def work(tx: Tx) -> str | None:
             older = response_index.put_entry(
@@ -93,44 +110,50 @@ class StoreIndex:
                 response_index.prune_entries(tx, self._max_entries)
             return older
 
-        older = self._run(self._database.write_sync, work, None)
+        # The writer thread also writes the journal back.
+        run = self._database.write_sync
+        older = self._run(run, work, None) if is_pruned else self._write(work, None)
         return is_reissued(_decode(older) if older else None, entry)
 
     def mark_lost(self, scope: str, *response_ids: str) -> None:
         """Do not use these responses again: the server no longer has them."""
-        self._run(
-            self._database.write_sync,
-            lambda tx: response_index.delete_entries(tx, scope, response_ids),
-            None,
-        )
+        self._write(lambda tx: response_index.delete_entries(tx, scope, response_ids), None)
 
     def load_evidence(self, key: str) -> Mapping[str, Any] | None:
         """Return what is known about the memory of a server."""
         return self._run(
-            self._database.read_sync, lambda tx: response_index.select_evidence(tx, key), None
+            self._database.read_inline, lambda tx: response_index.select_evidence(tx, key), None
         )
 
     def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
         """Store what is known about the memory of a server, in the place of what was there."""
         now = time.time()
-        self._run(
-            self._database.write_sync,
-            lambda tx: response_index.put_evidence(tx, key, form, now),
-            None,
-        )
+        self._write(lambda tx: response_index.put_evidence(tx, key, form, now), None)
 
     def close(self) -> None:
         """Close the database, unless the store was given open."""
         if self._is_owner:
             self._database.close()
 
+    def _write(self, work: Callable[[Tx], T], missing: T) -> T:
+        """Run a transaction: in this thread if that is possible, otherwise in the writer thread."""
+        database = self._database
+        return self._run(
+            database.write_inline if self._runs_inline else database.write_sync, work, missing
+        )
+
     def _run(self, run: Callable[[Callable[[Tx], T]], T], work: Callable[[Tx], T], missing: T) -> T:
         """Run a transaction; return `missing` if the database does not answer."""
-        if time.monotonic() < self._retry_at:
+        now = time.monotonic()
+        if now < self._retry_at:
             return missing
         try:
             return run(work)
         except StoreError as error:
+            if isinstance(error, StoreBusy) and run == self._database.write_inline:
+                # Another process writes for long. An event loop cannot wait for it, threads can.
+                self._inline_at = now + RETRY_SECONDS
+                return missing
             log.warning("the index is not used for %g s: %s", RETRY_SECONDS, error)
             self._retry_at = time.monotonic() + RETRY_SECONDS
             return missing

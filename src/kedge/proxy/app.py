@@ -27,7 +27,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from kedge.engines.evidence import Trust
 from kedge.incremental import AnchorIndex, StoreIndex, chain, chain_report
-from kedge.incremental.client import EXCHANGE, USER
+from kedge.incremental.client import BODY, EXCHANGE, USER
 from kedge.incremental.exchange import Exchange
 from kedge.incremental.rewrite import MAX_BODY_BYTES
 from kedge.observe import get_logger
@@ -451,7 +451,10 @@ def _has_dot_segments(scope: Scope) -> bool:
 
 
 class _PassedOn(StreamingResponse):
-    """A response of the upstream: its bytes as they arrive, closed when the client is gone."""
+    """A response of the upstream: its bytes as they arrive, closed when the client is gone.
+
+    A body that was read completely is sent at once; the tasks that a stream needs cost more than that.
+    """
 
     def __init__(self, incoming: "httpx2.Response", retained_bytes: int) -> None:
         super().__init__(self._read(), incoming.status_code)
@@ -463,10 +466,6 @@ class _PassedOn(StreamingResponse):
         self.on_usage: Callable[[int], Awaitable[None]] | None = None
 
     async def _read(self) -> AsyncIterator[bytes]:
-        if self._incoming.is_stream_consumed:
-            self._retain(self._incoming.content)
-            yield self._incoming.content
-            return
         async for chunk in self._incoming.aiter_raw():
             self._retain(chunk)
             yield chunk
@@ -477,11 +476,23 @@ class _PassedOn(StreamingResponse):
         if len(self.body_start) < self._retained_bytes:
             self.body_start += chunk[: self._retained_bytes - len(self.body_start)]
 
+    def _get_complete_body(self) -> bytes | None:
+        if self._incoming.is_stream_consumed:
+            return self._incoming.content
+        return self._incoming.extensions.get(BODY)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         from httpx2 import HTTPError
 
         try:
-            await super().__call__(scope, receive, send)
+            body = self._get_complete_body()
+            if body is None:
+                await super().__call__(scope, receive, send)
+            else:
+                self._retain(body)
+                response = Response(body, self.status_code)
+                response.raw_headers = self.raw_headers
+                await response(scope, receive, send)
         except HTTPError as error:  # the server closes the connection, as the upstream did
             log.warning("the upstream cut off its response: %s", str(error) or type(error).__name__)
         finally:

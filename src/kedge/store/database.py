@@ -139,6 +139,25 @@ class Database(ABC):
     def write_sync(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction from synchronous code; the calling thread waits."""
 
+    # Small transactions on data that is only a cache, such as the index of known responses.
+
+    @property
+    def can_run_inline(self) -> bool:
+        """Whether the next two methods return at once; otherwise an event loop must not call them."""
+        return False
+
+    def read_inline(self, work: Callable[[Tx], T]) -> T:
+        """Run queries in the calling thread, if that is possible."""
+        return self.read_sync(work)
+
+    def write_inline(self, work: Callable[[Tx], T]) -> T:
+        """Run a transaction in the calling thread, if that is possible.
+
+        Raises:
+            StoreBusy: Another process is writing.
+        """
+        return self.write_sync(work)
+
     @abstractmethod
     async def reclaim(self, *, vacuum: bool = False) -> None:
         """Overwrite deleted data in the files.
@@ -189,6 +208,19 @@ class NamespaceDatabase(Database):
     def write_sync(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction from synchronous code."""
         return self._database.write_sync(self._bind(work))
+
+    @property
+    def can_run_inline(self) -> bool:
+        """Whether small transactions run in the calling thread."""
+        return self._database.can_run_inline
+
+    def read_inline(self, work: Callable[[Tx], T]) -> T:
+        """Run queries in the calling thread."""
+        return self._database.read_inline(self._bind(work))
+
+    def write_inline(self, work: Callable[[Tx], T]) -> T:
+        """Run a transaction in the calling thread."""
+        return self._database.write_inline(self._bind(work))
 
     async def reclaim(self, *, vacuum: bool = False) -> None:
         """Overwrite deleted data in the files."""

@@ -13,6 +13,8 @@ log = get_logger("kedge.proxy")
 
 MAX_WAITING = 1_000
 """How many requests wait to be recorded at most."""
+WRITE_DELAY = 0.5
+"""Seconds after which a request is written at the latest; a page that lists requests does not wait."""
 
 
 class RequestRecorder:
@@ -23,7 +25,7 @@ class RequestRecorder:
         delay: How long requests may wait for others, in seconds, so that a write has several of them.
     """
 
-    def __init__(self, store: Store, delay: float = 0.0) -> None:
+    def __init__(self, store: Store, delay: float = WRITE_DELAY) -> None:
         self.store = store
         self._delay = delay
         self._waiting: deque[tuple[str, ProxiedRequest]] = deque(maxlen=MAX_WAITING)

@@ -21,8 +21,6 @@ from kedge.store.request_recorder import RequestRecorder
 PAGE_HEADER = "x-kedge-page"
 PAGE_KEY = secrets.token_hex(16)
 """Identifies the requests of this process's page; other programs do not know it."""
-WRITE_DELAY = 0.5
-"""Seconds after which a request is written at the latest; a page that lists requests does not wait."""
 DIRECT = "direct"
 """The reason of a request that a program sent to the server without an anchor."""
 _PATHS = frozenset({"/v1/responses", "/v1/chat/completions", "/v1/messages"})
@@ -39,7 +37,7 @@ class ServerRequests(RequestRecorder):
     """
 
     def __init__(self, store: Store, base_url: str) -> None:
-        super().__init__(store, WRITE_DELAY)
+        super().__init__(store)
         self._base_url = base_url
 
     @property
