@@ -51,6 +51,10 @@ NODE_COLUMNS = (
     "n.id, n.tree, n.branch, n.parent, n.conversation, n.kind, n.kept, n.length, n.depth, n.memory, "
     "n.created_at"
 )
+_INSERT_NODE = (
+    "INSERT INTO nodes (tree, branch, parent, conversation, kind, kept, length, depth, memory, "
+    "created_at, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 CHECKSUM_BYTES = 8
 Json = dict[str, Any]
 
@@ -224,7 +228,8 @@ def create_conversation(
     """Create a conversation on a tree of its own, which begins with an empty root node."""
     number = insert_conversation(tx, name, title, mode, retention, data, now, ttl)
     created_at = now if root_created_at is None else root_created_at
-    root = _insert_node_row(tx, Node(0, 0, 0, 0, number, "root", 0, 0, 0, None, created_at))
+    values = _node_values(Node(0, 0, 0, 0, number, "root", 0, 0, 0, None, created_at))
+    root = tx.insert(_INSERT_NODE, values)
     tx.run("UPDATE nodes SET tree = id, branch = id WHERE id = ?", (root,))
     tx.run("UPDATE conversations SET tree = ?, head = ? WHERE number = ?", (root, root, number))
     set_tags(tx, number, tags)
@@ -285,9 +290,9 @@ def insert_node(
         now,
     )
     scope = scope or intern_scope(tx, response.scope) if response else 0
+    values = _node_values(node)
     if node.branch:
         form = partial(encode_response, response, node.conversation, scope) if response else None
-        values = _node_values(node)
         made = tx.add_node(
             NodeInsert(conversation.id, values, blocks, form, head, single_statement)
         )
@@ -296,7 +301,7 @@ def insert_node(
     # Deletions lock the links first, then the conversation; the same order here avoids deadlocks.
     lock_links_shared(tx)
     _lock_parent(tx, conversation, parent)
-    node = _insert_stepwise(tx, node, blocks, response, scope)
+    node = _insert_stepwise(tx, node, values, blocks, response, scope)
     moved = head is not None and move_head(tx, node.conversation, head, node.id, now)
     return node, moved
 
@@ -320,6 +325,7 @@ def _lock_parent(tx: Tx, conversation: ConversationRow, parent: Node) -> None:
 def _insert_stepwise(
     tx: Tx,
     node: Node,
+    values: Row,
     blocks: Sequence[tuple[bytes, str]],
     response: ResponseRow | None,
     scope: int,
@@ -327,7 +333,7 @@ def _insert_stepwise(
     """Add a node step by step, on its parent's branch or on one of its own."""
     # If another node has continued the branch, a link conflicts, and the transaction is run again.
     continues = node.branch and (not tx.is_retry or _is_branch_tip(tx, node))
-    made = _insert_node_row(tx, node)
+    made = tx.insert(_INSERT_NODE, values)
     branch = node.branch if continues else made
     if not continues:
         tx.run("UPDATE nodes SET branch = id WHERE id = ?", (made,))
@@ -338,7 +344,7 @@ def _insert_stepwise(
     )
     if response:
         insert_response(tx, response, node=made, number=node.conversation, scope=scope)
-    return replace(node, id=made, branch=branch)
+    return Node(made, node.tree, branch, *values[2:10])
 
 
 def lock_links_shared(tx: Tx) -> None:
@@ -351,14 +357,6 @@ def _is_branch_tip(tx: Tx, node: Node) -> bool:
     """Return whether no node has continued the branch."""
     query = "SELECT 1 FROM links WHERE branch = ? AND place = ?"
     return not tx.rows(query, (node.branch, node.kept))
-
-
-def _insert_node_row(tx: Tx, node: Node) -> int:
-    return tx.insert(
-        "INSERT INTO nodes (tree, branch, parent, conversation, kind, kept, length, depth, memory, "
-        "created_at, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        _node_values(node),
-    )
 
 
 def hash_node(node: Node) -> bytes:
