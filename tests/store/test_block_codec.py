@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 
 from kedge import user
-from kedge.errors import StoreDamaged
+from kedge.errors import KedgeError, StoreDamaged
 from kedge.json_codec import encode_text as encode
 from kedge.store.block_codec import decode_blocks, extract_text, hash_block
-from kedge.turns import Block, dump_block
+from kedge.turns import Block, dump_block, load_block
 from kedge.turns.block_codec import encode_block
 from strategies import blocks, sample_blocks
 
@@ -34,6 +34,46 @@ def test_every_kind_of_block_round_trips(block: Block) -> None:
     """The samples, one of each kind."""
     (again,) = decode_blocks([encode_block(block)])
     assert dump_block(again) == dump_block(block)
+
+
+TEXT = '{"type":"text","text":"hi"}'
+UNUSUAL = [
+    *('"metadata":{"a":1,"b":"ä\\u00e4"}', '"metadata":{}', '"metadata":{"a":{"b":[1]}}'),
+    *('"metadata":{"a":true}', '"metadata":{"a":1.5}', '"metadata":{"a":null}', '"metadata":null'),
+    *(f'"metadata":{{"a":{number}}}' for number in (2**62 - 1, 2**62, -(2**62), 2**63, 10**30)),
+    *('"origin":"engine"', '"origin":"my guard"', '"origin":""', '"origin":null', '"origin":1'),
+    *('"other":1', '"extra":{}', '"id":""', '"id":1', '"custom":true', '"custom":false'),
+    *('"parts":[]', f'"parts":[{TEXT},{TEXT}]', '"parts":[{"type":"text"}]', '"parts":"hi"'),
+    '"parts":[{"type":"text","text":"hi","new":1}]',
+    '"parts":[{"type":"text","text":"\\ud800"}]',
+    '"parts":[{"type":"text","text":"\\ud83d\\ude00 \\u0000"}]',
+    '"parts":[{"type":"refusal","refusal":"no"}]',
+]
+"""Members that follow those of a plain block, and replace those of the same name."""
+PLAIN = [
+    f'"kind":"user","id":"b","parts":[{TEXT}]',
+    f'"kind":"assistant","id":"b","parts":[{TEXT}]',
+    f'"kind":"tool_result","id":"b","call_id":"c","parts":[{TEXT}]',
+    '"kind":"tool_call","id":"b","call_id":"c","name":"n","arguments":"{}"',
+    '"kind":"system","id":"b","text":"hi"',
+]
+
+
+@pytest.mark.parametrize("plain", PLAIN)
+def test_the_typed_path_reads_the_same_blocks_as_the_general_one(plain: str) -> None:
+    """The same block, or an error where that has one."""
+    for unusual in ("", *(f",{members}" for members in UNUSUAL)):
+        body = f"{{{plain}{unusual}}}"
+        try:
+            expected = load_block(json.loads(body))
+        except (KedgeError, ValueError, TypeError):
+            with pytest.raises(StoreDamaged):
+                decode_blocks([body])
+            continue
+        (block,) = decode_blocks([body])
+        assert type(block) is type(expected)
+        assert encode(dump_block(block)) == encode(dump_block(expected))
+        assert block == expected
 
 
 def test_the_hash_covers_everything() -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from kedge.errors import KedgeError, StoreDamaged
 from kedge.json_codec import decode
 from kedge.turns import AssistantBlock, Block, UserBlock
-from kedge.turns.block_codec import decode_block
+from kedge.turns.block_codec import parse_block
 from kedge.turns.json_codec import VERSION
 
 Json = dict[str, Any]
@@ -36,21 +36,14 @@ def hash_block(body: str) -> bytes:
 
 def decode_blocks(bodies: Sequence[str]) -> list[Block]:
     """Decode blocks; raise `StoreDamaged` for one that cannot be decoded."""
+    blocks: list[Block] = []
     try:
-        forms: list[Json] = decode(f"[{','.join(bodies)}]")
-        if len(forms) == len(bodies):
-            return [decode_block(form) for form in forms]
-    except (ValueError, TypeError, KedgeError):
-        pass
-    return [_decode_single(index, body) for index, body in enumerate(bodies)]
-
-
-def _decode_single(index: int, body: str) -> Block:
-    try:
-        return decode_block(decode(body))
+        for body in bodies:
+            blocks.append(parse_block(body))  # noqa: PERF401 - the error needs the position
     except (ValueError, TypeError, KedgeError) as error:
-        problem = f"block {index} cannot be read ({type(error).__name__})"
+        problem = f"block {len(blocks)} cannot be read ({type(error).__name__})"
         raise StoreDamaged(f"{problem}; verify() reports all damage") from None
+    return blocks
 
 
 def extract_text(body: str) -> str:

@@ -210,7 +210,8 @@ def anchor_from_row(
     """Return the anchor in a row of `ANCHOR_COLUMNS`, relied on for ``retention`` at most."""
     name, scope, digest, count, depth, root, status, stored, created, expires, *rest = row
     barrier, derived, counted = rest
-    expires = limit_expiry(created, expires, retention)
+    if retention is not None:
+        expires = limit_expiry(created, expires, retention)
     return build_record(
         (
             name or "",
@@ -225,7 +226,7 @@ def anchor_from_row(
             expires,
             barrier,
             tuple(decode(derived)) if derived else (),
-            _decode_counts(counted),
+            _decode_counts(counted) if counted else None,
         )
     )
 

@@ -10,10 +10,12 @@ A block that is not common in every respect takes the general path, which also r
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from types import NoneType
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
+
+import msgspec
 
 from kedge.errors import InvalidJSON, InvalidTurn
-from kedge.json_codec import encode_text, quote
+from kedge.json_codec import decode, encode_text, quote
 from kedge.turns.blocks import (
     AssistantBlock,
     Block,
@@ -27,7 +29,15 @@ from kedge.turns.blocks import (
     unchecked_message,
 )
 from kedge.turns.frozen_json import EMPTY, FrozenMap, InvalidValue, freeze, thaw, unchecked_map
-from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part, RefusalPart, TextPart
+from kedge.turns.parts import (
+    FilePart,
+    ImagePart,
+    OpaquePart,
+    Part,
+    RefusalPart,
+    TextPart,
+    unchecked_text,
+)
 
 JsonObject = dict[str, Any]
 T = TypeVar("T")
@@ -117,6 +127,72 @@ def decode_block(value: object) -> Block:
     except (KeyError, ValueError, TypeError):
         block = None  # other members, or other values, than the common ones
     return _decode_any(form) if block is None else block
+
+
+# Loading a long conversation is mostly this. msgspec decodes the common forms into structures, and checks
+# while it reads what the constructors of blocks check: the names and types of members, and that texts are
+# valid Unicode. So these blocks are built without checking again, and without a dictionary for each. What
+# does not fit (other kinds, other parts, nested metadata, large integers) is left to `decode_block`.
+
+
+class _Text(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True, gc=False):
+    text: str
+
+
+class _Form(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True, gc=False, kw_only=True):
+    id: Annotated[str, msgspec.Meta(min_length=1)]
+    metadata: (
+        dict[str, str | Annotated[int, msgspec.Meta(gt=-_MAX_PLAIN_INT, lt=_MAX_PLAIN_INT)]]
+        | msgspec.UnsetType
+    ) = msgspec.UNSET
+    origin: str = "user"
+
+
+class _User(_Form, tag="user"):
+    parts: tuple[_Text]
+
+
+class _Assistant(_Form, tag="assistant"):
+    parts: tuple[_Text]
+
+
+class _Call(_Form, tag="tool_call"):
+    call_id: str
+    name: str
+    arguments: str
+
+
+class _Result(_Form, tag="tool_result"):
+    call_id: str
+    parts: tuple[_Text]
+
+
+_decode_form = msgspec.json.Decoder(_User | _Assistant | _Call | _Result).decode
+
+
+def parse_block(text: str) -> Block:
+    """Parse a block from JSON text, with the same result as `decode_block` of its value.
+
+    Raises:
+        ValueError: If it is not JSON.
+        InvalidJSON: If the value is malformed.
+    """
+    try:
+        form = _decode_form(text)
+    except (ValueError, RecursionError):
+        return decode_block(decode(text))
+    metadata = EMPTY if form.metadata is msgspec.UNSET else unchecked_map(form.metadata)
+    if type(form) is _User:
+        return unchecked_message("user", form.id, form.parts[0].text, metadata, form.origin)
+    if type(form) is _Assistant:
+        return unchecked_message("assistant", form.id, form.parts[0].text, metadata, form.origin)
+    own: dict[str, Any] = {"id": form.id, "metadata": metadata, "origin": form.origin}
+    try:
+        if type(form) is _Call:
+            return ToolCallBlock(form.name, form.arguments, form.call_id, **own)
+        return ToolResultBlock(form.call_id, (unchecked_text(form.parts[0].text),), **own)
+    except InvalidTurn:
+        return decode_block(decode(text))
 
 
 def decode_common(
