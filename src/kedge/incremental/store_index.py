@@ -62,7 +62,7 @@ class StoreIndex:
 
     @property
     def is_blocking(self) -> bool:
-        """Whether calls wait; not on SQLite, unless somebody writes or old entries are to be pruned."""
+        """Whether calls wait. On SQLite they do only during another write, and when old entries are pruned."""
         return self._is_prune_due or not self._runs_inline
 
     @property
