@@ -122,6 +122,21 @@ def test_the_delay_after_a_loss_doubles_up_to_an_hour() -> None:
     assert evidence.retry_at - now == BASE_COOLDOWN
 
 
+def test_evidence_does_not_change_with_every_response() -> None:
+    """It is saved when it changes, and a chain that grows says nothing new about a proven server."""
+    evidence = ServerEvidence(proof="count")
+    before = evidence.to_json()
+    for depth in range(1, 5):
+        evidence.record_remembered(depth)
+    assert evidence.to_json() == before
+    evidence.record_silent_loss(0.0, 3, partial=False)
+    evidence.record_remembered(2)
+    now = evidence.hold_until
+    assert (evidence.must_hold(2, now), evidence.must_hold(3, now)) == (False, True)
+    evidence.record_remembered(3)
+    assert not evidence.must_hold(4, now)
+
+
 def test_answers_are_held_back_for_longer_than_a_proof_takes() -> None:
     """A server may remember on one connection and forget on another; losses in a row double the time."""
     evidence, now = ServerEvidence(proof="count"), 1_000.0

@@ -126,7 +126,7 @@ class ServerEvidence:
     hold_depth: int = 0
     """The depth of chain at which context was lost: up to it, each depth must be verified again."""
     verified_depth: int = 0
-    """The longest chain that was proved to be read since then."""
+    """The longest chain that was proved to be read since then, while ``hold_depth`` is not 0."""
     losses: int = 0
     """Silent losses, one within ``MAX_HOLD_SECONDS`` after the other."""
     hold_until: float = 0.0
@@ -201,6 +201,8 @@ class ServerEvidence:
     def record_remembered(self, depth: int) -> None:
         """Record a count that proves that a chain of this depth was read."""
         self.record_success("count")
+        if not self.hold_depth:
+            return  # evidence that changed with every response would also be saved with every response
         self.verified_depth = max(self.verified_depth, depth)
         if self.verified_depth >= self.hold_depth:
             self.hold_depth = 0
