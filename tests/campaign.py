@@ -39,7 +39,12 @@ class Step:
 
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 STEPS = (
-    Step("edited requests on every server behavior", ("tests/law/fuzz.py", "{count}"), 100_000),
+    # Two actions in three are requests, to a correct server or to one that misbehaves: 100,000.
+    Step(
+        "edited requests on every server behavior",
+        ("tests/law/fuzz.py", "{count}"),
+        155_000,
+    ),
     Step("planning laws, random examples", (*PYTEST, "tests/planning/test_laws.py"), 1),
     Step("transcripts cut at every byte", (*PYTEST, "tests/events", "-k", "cut_at_any_byte"), 1),
     Step(
@@ -49,8 +54,15 @@ STEPS = (
         "KEDGE_MUTATIONS",
     ),
     Step(
-        "kill -9 of a store's writer", (*PYTEST, "tests/store/test_faults.py"), 500, "KEDGE_KILLS"
+        "kill -9 of a store's writer", (*PYTEST, "tests/store/test_faults.py"), 200, "KEDGE_KILLS"
     ),
+    Step(
+        "kill -9 of an engine's process",
+        (*PYTEST, "tests/conversation/test_crash.py"),
+        200,
+        "KEDGE_KILLS",
+    ),
+    Step("kill -9 of a server", (*PYTEST, "tests/server/test_crash.py"), 100, "KEDGE_KILLS"),
     Step(
         "four processes on one store",
         (*PYTEST, "tests/store/test_concurrent_processes.py"),
@@ -69,7 +81,13 @@ STEPS = (
         100,
         "KEDGE_REPLICA_KILLS",
     ),
+    Step(
+        "concurrent conversations, one request in five faulty",
+        ("tests/law/concurrent_conversations.py", "{count}"),
+        200,
+    ),
     Step("fuzzing of every route", (*PYTEST, "tests/web/test_openapi.py", "tests/server"), 1),
+    Step("soak: seconds with flat memory", ("tests/soak.py", "{count}"), 3_600),
 )
 
 

@@ -17,6 +17,14 @@ def test_every_step_names_files_that_exist() -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+def test_every_step_is_documented() -> None:
+    """CONTRIBUTING.md lists the steps with their counts."""
+    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for step in campaign.STEPS:
+        (row,) = [line for line in table.splitlines() if line.startswith(f"| {step.name} |")]
+        assert step.count == 1 or f"{step.count:,}" in row, row
+
+
 def test_a_failed_step_fails_the_campaign(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """kill -9 in the middle of writes: what was answered is kept, what was not is failed."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
 from kedge.testing import serve
 from server.waiting import TIMEOUT, wait_until
 
+KILLS = int(os.environ.get("KEDGE_KILLS", "1"))
 SERVE = [
     sys.executable,
     "-m",
@@ -90,8 +93,9 @@ def kill_server(db: Path) -> list[RecordingClient]:
     return witnesses
 
 
-def test_a_killed_server_keeps_every_finished_response(tmp_path: Path) -> None:
-    """Another start finds the database whole, and no response for ever in progress."""
+@pytest.mark.parametrize("attempt", range(KILLS))
+def test_a_killed_server_keeps_every_finished_response(tmp_path: Path, attempt: int) -> None:
+    """Another start finds a sound database, and no response for ever in progress."""
     db = tmp_path / "server.db"
     witnesses = kill_server(db)
     with (
@@ -103,13 +107,13 @@ def test_a_killed_server_keeps_every_finished_response(tmp_path: Path) -> None:
             "ok",
         )
         for witness in witnesses:
-            for id_, told in witness.finished.items():
-                assert http.get(f"/responses/{id_}").json() == told
+            for id_, finished in witness.finished.items():
+                assert http.get(f"/responses/{id_}").json() == finished
             cut_off = witness.started - witness.finished.keys()
             for id_ in cut_off:
-                kept = http.get(f"/responses/{id_}").json()
+                stored = http.get(f"/responses/{id_}").json()
                 # The last one may have been finished without its client getting to know.
-                assert kept["status"] in {"failed", "completed"}
+                assert stored["status"] in {"failed", "completed"}
             last = list(witness.finished)[-1]
             body = {"model": "m", "input": "go on", "previous_response_id": last}
             assert http.post("/responses", json=body).status_code == 200

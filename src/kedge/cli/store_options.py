@@ -41,11 +41,16 @@ def store_option(function: F) -> F:
     return setting_option("store", metavar="FILE|ADDRESS")(function)
 
 
+if TYPE_CHECKING:
+    FloatParam = click.ParamType[float]
+else:
+    FloatParam = click.ParamType  # older versions of click are not generic
+
 _AGE_PATTERN = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[smhdw])")
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-class DurationParam(click.ParamType[float]):
+class DurationParam(FloatParam):
     """A duration, such as ``7d`` or ``90m``."""
 
     name = "duration"
@@ -60,7 +65,7 @@ class DurationParam(click.ParamType[float]):
         return seconds
 
 
-class TimeParam(click.ParamType[float]):
+class TimeParam(FloatParam):
     """A time: a date, a date with a time, or an age (``7d``, ``90m``)."""
 
     name = "time"

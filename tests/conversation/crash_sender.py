@@ -1,0 +1,86 @@
+"""Processes that hold a conversation until they are killed, for the fault tests.
+
+    python crash_sender.py STORE SERVER KILLS SEED
+
+One process after the other is forked and killed with SIGKILL at a random moment of a request. The next one
+opens the conversation and continues: with the question that has no answer yet, or with the next one. At the
+end every question is there once, in order, and every answer was made with all that came before it.
+"""
+
+import asyncio
+import os
+import random
+import re
+import signal
+import sys
+import time
+
+from kedge import Conversation, Turn, connect, open_store, user
+from kedge.turns import AssistantBlock, UserBlock
+
+
+async def continue_conversation(url: str, server: str, name: str, out: int) -> None:
+    """Send lines until killed, and report each answer."""
+    async with await open_store(url) as store, connect(f"responses:{server}#practice") as engine:
+        conversation = await Conversation.open(store, name, engine)
+        if await conversation.pending():
+            await conversation.resume()
+        while True:
+            number = sum(isinstance(block, UserBlock) for block in conversation.turn.blocks)
+            await conversation.send(f"Line {number}", streaming=number % 2 == 0)
+            os.write(out, f"{number}\n".encode())
+
+
+def kill_sender(url: str, server: str, name: str, rng: random.Random) -> int:
+    """Kill a process at a random moment, and return how many answers it had reported."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        asyncio.run(continue_conversation(url, server, name, writing))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as lines:
+        answers = [lines.readline() for _ in range(rng.randint(0, 3))]
+        time.sleep(rng.random() * 0.05)
+        os.kill(child, signal.SIGKILL)
+        answers += lines.readlines()
+    os.waitpid(child, 0)
+    return len(answers)
+
+
+async def create_conversation(url: str, server: str) -> str:
+    """Create the conversation; the request imports what all processes need, once."""
+    async with await open_store(url) as store, connect(f"responses:{server}#practice") as engine:
+        await engine.run(Turn([user("Hello")]))
+        return (await store.create("Killed")).id
+
+
+async def check_conversation(url: str, server: str, name: str, reported: int) -> int:
+    """Answer what is pending, and return the number of questions, each of which must be there once."""
+    async with await open_store(url) as store, connect(f"responses:{server}#practice") as engine:
+        assert await store.verify() == []
+        conversation = await Conversation.open(store, name, engine)
+        if await conversation.pending():
+            await conversation.resume()
+        blocks = conversation.turn.blocks
+        asked = [block.text for block in blocks if isinstance(block, UserBlock)]
+        assert asked == [f"Line {number}" for number in range(len(asked))]
+        assert len(asked) >= reported
+        answers = [block.text for block in blocks if isinstance(block, AssistantBlock)]
+        seen = [int(re.findall(r"I can see (\d+) message", text)[-1]) for text in answers]
+        assert seen == list(range(1, 2 * len(asked), 2)), answers
+        return len(asked)
+
+
+def main(url: str, server: str, kills: int, seed: int) -> None:
+    """Kill processes one after the other, and check the conversation."""
+    rng = random.Random(seed)
+    name = asyncio.run(create_conversation(url, server))
+    reported = sum(kill_sender(url, server, name, rng) for _ in range(kills))
+    asked = asyncio.run(check_conversation(url, server, name, reported))
+    sys.stdout.write(f"{kills} {asked}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

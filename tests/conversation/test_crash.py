@@ -1,0 +1,22 @@
+"""kill -9 of a process that holds a conversation; ``make campaign`` kills more of them."""
+
+import os
+import sys
+from pathlib import Path
+
+import anyio
+
+from kedge.testing import serve
+
+SENDER = Path(__file__).parent / "crash_sender.py"
+KILLS = int(os.environ.get("KEDGE_KILLS", "2"))
+
+
+async def test_killed_processes_lose_and_repeat_no_question(tmp_path: Path) -> None:
+    """The next process continues where the last one was killed; answers have the full context."""
+    url = f"sqlite:///{tmp_path}/killed.db"
+    with serve() as server:
+        command = [sys.executable, str(SENDER), url, server.base_url, str(KILLS), "7"]
+        done = await anyio.run_process(command, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert int(done.stdout.split()[0]) == KILLS
