@@ -8,7 +8,7 @@ from engines.conftest import open_engine
 from engines.runs import request_bodies, send_lines
 from kedge.engines import Request, ResponsesEngine
 from kedge.engines.request_body import PLANNED_PARAMS, SendOptions, build_request_body
-from kedge.errors import ResendTooLong, UnsupportedParameter
+from kedge.errors import InvalidSetting, ResendTooLong, UnsupportedParameter
 from kedge.planning import plan_request
 from kedge.providers import connect
 from kedge.testing import TestServer
@@ -78,3 +78,26 @@ def test_a_request_made_by_hand_cannot_override_the_plan_either() -> None:
             streaming=False,
             params=request.params,
         )
+
+
+@pytest.mark.parametrize(
+    "model", ["practice", "openai:gpt-5.1", "anthropic:claude-opus-5-5", "chat:http://x/v1#m"]
+)
+async def test_an_unknown_mode_is_rejected(model: str) -> None:
+    """A typing error in `stateless` must not send a request that the server stores."""
+    mode: Any = "stateles"
+    with pytest.raises(InvalidSetting, match="mode must be one of chained, stateless"):
+        connect(model, api_key="k", mode=mode)
+    engine = connect(model, api_key="k")
+    with pytest.raises(InvalidSetting, match="mode must be one of chained, stateless"):
+        await engine.run(TURN, mode=mode)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"retention": -5}, {"retention": float("nan")}, {"max_depth": 0}, {"max_depth": True}],
+)
+def test_an_impossible_limit_of_the_memory_of_a_server_is_rejected(settings: Any) -> None:
+    """It would switch chaining off, or never let a response expire."""
+    with pytest.raises(InvalidSetting, match=next(iter(settings))):
+        connect("openai:gpt-5.1", api_key="k", **settings)

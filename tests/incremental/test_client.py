@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -17,6 +18,7 @@ from openai import (
 
 from incremental.conftest import MakeClient
 from incremental.programs import ask, bodies, check_contexts, message, replay, typed
+from kedge.errors import InvalidSetting
 from kedge.incremental import PASS_THROUGH_REASONS, MemoryIndex, chain, chain_report, unchain
 from kedge.testing import TestServer
 from normalization import normalize_items
@@ -258,6 +260,20 @@ def test_a_copy_of_the_client_is_chained_too(server: TestServer, client: OpenAI)
     ask(client, history, "One")
     ask(client.with_options(timeout=300), history, "Two")
     assert chain_report(client).chained == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"trust": "trust"}, {"retention": -1}, {"retention": float("nan")}, {"max_depth": 0}],
+)
+def test_an_impossible_setting_is_rejected(settings: dict[str, Any], tmp_path: Path) -> None:
+    """The client stays as it was, and a store that was opened is closed."""
+    with OpenAI(api_key="k") as client:
+        for store in (None, str(tmp_path / "index.db")):
+            with pytest.raises(InvalidSetting, match=next(iter(settings))):
+                chain(client, store=store, **settings)
+        with pytest.raises(TypeError, match="not chained"):
+            chain_report(client)
 
 
 def test_azure_clients_and_other_objects() -> None:

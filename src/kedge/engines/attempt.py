@@ -46,6 +46,7 @@ from kedge.events.run import (
     TurnFinished,
 )
 from kedge.planning import CacheRules, Mode, RequestPlan
+from kedge.planning.state import validate_mode
 from kedge.turns import Turn
 
 
@@ -85,6 +86,7 @@ class RequestEngine(Engine, Generic[AttemptT]):
         self.name = transport.provider
         self.model = model
         self.scope = scope
+        validate_mode(mode)
         self.mode: Mode = mode
         self.params = dict(params or {})
         check_params(self.params)

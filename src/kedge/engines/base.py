@@ -33,6 +33,7 @@ from kedge.errors import UnsupportedParameter
 from kedge.events import Event
 from kedge.events.run import TurnEdited
 from kedge.planning import AnchorRecord, Mode, RequestPlan
+from kedge.planning.state import validate_mode
 from kedge.turns import SystemBlock, Turn, system
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class Request:
 
         Raises:
             UnsupportedParameter: A parameter is decided by the plan, or has an unknown name.
-            InvalidSetting: ``output`` has no JSON schema.
+            InvalidSetting: There is no such mode, or ``output`` has no JSON schema.
         """
         check_params(params, known_options=_OPTION_NAMES)
         text: Mapping[str, Any] = params.get("text") or {}
@@ -148,7 +149,7 @@ class Request:
         functions, definitions = _split_tools(tools)
         return cls(
             model,
-            mode,
+            validate_mode(mode),
             (*definitions, *_describe_tools(functions)),
             params,
             tuple(candidates),

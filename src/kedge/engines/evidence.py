@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol, cast
 from urllib.parse import urlsplit
 
 from kedge.engines.token_evidence import UNKNOWN_SHARE, SentTokens, agrees_with_estimate
+from kedge.errors import InvalidSetting
 from kedge.events import Usage
 from kedge.planning import TokenCounts
 from kedge.planning.explain import MODE_REASONS
@@ -68,6 +69,14 @@ def read_identity(headers: Mapping[str, str]) -> str:
 Trust = Literal["earned", "always", "never"]
 TRUST_LEVELS: tuple[Trust, ...] = ("earned", "always", "never")
 """Chain on a server that shows that it remembers, on any server, or on none."""
+
+
+def validate_trust(trust: Trust) -> Trust:
+    """Return a level of trust that exists; raise InvalidSetting for any other value."""
+    if trust not in TRUST_LEVELS:
+        raise InvalidSetting(f"trust must be one of {', '.join(TRUST_LEVELS)}, not {trust!r}")
+    return trust
+
 
 Proof = Literal["", "table", "identity", "count", "audit"]
 Doubt = Literal["", "forgot", "never_stores", "reused_ids", "no_verdict", "unsupported"]

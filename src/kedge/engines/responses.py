@@ -54,6 +54,7 @@ from kedge.planning import (
     plan_request,
     set_state,
 )
+from kedge.planning.anchors import validate_depth, validate_seconds
 from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn
 
 if TYPE_CHECKING:
@@ -128,8 +129,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             prompt_cache=prompt_cache,
             clock=clock,
         )
-        self.retention = retention
-        self.max_depth = max_depth
+        self.retention = validate_seconds(retention, "retention")
+        self.max_depth = validate_depth(max_depth)
         self.verify_every = verify_every
         self._conversation_objects = ConversationObjects(self.transport)
         self.memory = ServerMemory(

@@ -12,13 +12,13 @@ from typing import Any
 
 from kedge.engines.evidence import (
     KNOWN_IDENTITIES,
-    TRUST_LEVELS,
     EvidenceKey,
     EvidenceStore,
     KnownServer,
     Proof,
     ServerEvidence,
     Trust,
+    validate_trust,
 )
 from kedge.engines.heal_rules import detect_echo_mismatch
 from kedge.engines.token_evidence import (
@@ -30,7 +30,7 @@ from kedge.engines.token_evidence import (
     judge_usage,
     measure_request,
 )
-from kedge.errors import InvalidSetting, KedgeError
+from kedge.errors import KedgeError
 from kedge.events import Outcome
 from kedge.observe import get_logger
 from kedge.planning import AnchorRecord, RejectedAnchor, RequestPlan, TokenCounts
@@ -53,9 +53,7 @@ class ServerMemory:
         known: KnownServer | None = None,
         store: EvidenceStore | None = None,
     ) -> None:
-        if trust not in TRUST_LEVELS:
-            raise InvalidSetting(f"trust must be one of {', '.join(TRUST_LEVELS)}, not {trust!r}")
-        self.trust: Trust = trust
+        self.trust = validate_trust(trust)
         self._store = store
         self._is_configured = store is not None
         self._saved: dict[EvidenceKey, Mapping[str, Any] | None] = {}

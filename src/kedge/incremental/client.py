@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from anyio import to_thread
 
 from kedge.engines.evidence import Trust
-from kedge.errors import RequestRefused, ServerFailed
+from kedge.errors import InvalidSetting, RequestRefused, ServerFailed
 from kedge.incremental.exchange import Chainer, Exchange, ResponseObserver
 from kedge.incremental.index import AnchorIndex
 from kedge.incremental.report import ChainedRequest, ChainReport
@@ -81,6 +81,7 @@ def chain(
     Raises:
         TypeError: The client is of no kind that can be chained, or both `store` and `index` are given.
         StoreError: The store cannot be opened.
+        InvalidSetting: `retention`, `max_depth` or `trust` has an impossible value.
 
     Example:
         ```python
@@ -94,9 +95,14 @@ def chain(
         raise TypeError("kedge.chain takes a store or an index, not both")
     opened = None if store is None else StoreIndex(store)
     index = opened or index
-    chainer = Chainer(
-        index, retention=retention, max_depth=max_depth, trust=trust, on_request=on_request
-    )
+    try:
+        chainer = Chainer(
+            index, retention=retention, max_depth=max_depth, trust=trust, on_request=on_request
+        )
+    except InvalidSetting:
+        if opened is not None:
+            opened.close()
+        raise
     unchain(client)
     http_client.__class__ = _make_hooked_class(http_client.__class__)
     http_client.__dict__ |= {_CHAINER: chainer, _OPENED: opened}

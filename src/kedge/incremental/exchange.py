@@ -54,6 +54,7 @@ from kedge.incremental.rewrite import (
 from kedge.json_codec import decode
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION
+from kedge.planning.anchors import validate_depth, validate_seconds
 
 log = get_logger("kedge.incremental")
 
@@ -89,8 +90,8 @@ class Chainer:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.index: AnchorIndex = MemoryIndex() if index is None else index
-        self.retention = retention
-        self.max_depth = max_depth
+        self.retention = validate_seconds(retention, "retention")
+        self.max_depth = validate_depth(max_depth)
         self.clock = clock
         self.memories = ServerMemories(self.index, trust, clock)
         self._hash_key = self.index.hash_key

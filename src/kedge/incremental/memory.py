@@ -21,7 +21,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from kedge.engines.audit import Audit
-from kedge.engines.evidence import Doubt, ServerEvidence, Trust, find_known_host, read_identity
+from kedge.engines.evidence import (
+    Doubt,
+    ServerEvidence,
+    Trust,
+    find_known_host,
+    read_identity,
+    validate_trust,
+)
 from kedge.engines.server_memory import ServerMemory
 from kedge.engines.token_evidence import SentTokens, can_disprove, can_prove, measure_blocks
 from kedge.events import Outcome
@@ -52,7 +59,7 @@ class ServerMemories:
 
     def __init__(self, index: AnchorIndex, trust: Trust, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.trust: Trust = trust
+        self.trust = validate_trust(trust)
         self.lock = threading.RLock()
         self._store = _IndexEvidence(index)
         self._memories: OrderedDict[str, ServerMemory] = OrderedDict()

@@ -5,10 +5,12 @@ Turn has that digest at that length, the server's memory is a prefix of the Turn
 show whether the server can still be asked for it.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple, Protocol
 
+from kedge.errors import InvalidSetting
 from kedge.planning.digests import PrefixIndex
 from kedge.turns.immutable import immutable
 
@@ -46,6 +48,26 @@ DEFAULT_RETENTION = 30 * 24 * 3600.0
 """Seconds for which a provider stores a response, unless configured otherwise."""
 EXPIRY_MARGIN = 3600.0
 """Seconds before its expiry from which a response is no longer used."""
+
+
+def validate_seconds(seconds: object, field: str) -> float | None:
+    """Return a duration that is a finite number of seconds above 0, or None; else raise InvalidSetting."""
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise InvalidSetting(f"{field} must be a number of seconds, not {seconds!r}")
+    if not 0 < seconds < math.inf:
+        raise InvalidSetting(f"{field} must be a finite number of seconds above 0, not {seconds}")
+    return float(seconds)
+
+
+def validate_depth(depth: object) -> int | None:
+    """Return a limit of the length of chains, at least 1, or None; else raise InvalidSetting."""
+    if depth is None:
+        return None
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+        raise InvalidSetting(f"max_depth must be a number of responses from 1 on, not {depth!r}")
+    return depth
 
 
 class TokenCounts(NamedTuple):

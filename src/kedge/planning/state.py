@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, Literal, cast
 
+from kedge.errors import InvalidSetting
 from kedge.planning.anchors import AnchorRecord, TokenCounts
 from kedge.turns import Turn
 from kedge.turns.frozen_json import thaw
@@ -19,6 +20,13 @@ Mode = Literal["chained", "stateless", "conversation"]
 MODES: tuple[Mode, ...] = ("chained", "stateless", "conversation")
 """The modes, the default first."""
 STATE_KEY = "kedge.state"
+
+
+def validate_mode(mode: Mode | None) -> Mode | None:
+    """Return a mode that exists, or None; raise InvalidSetting for any other value."""
+    if mode is not None and mode not in MODES:
+        raise InvalidSetting(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+    return mode
 
 
 def anchor_sort_key(record: AnchorRecord) -> tuple[int, float]:

@@ -147,6 +147,7 @@ def connect_practice(rest: str, **settings: Any) -> Engine:
     """``practice``: the built-in model, on a server that runs inside this process."""
     if rest not in ("", "practice"):
         raise CannotConnect(f"there is one practice model, without a name; drop {rest!r}")
+    settings.pop("api_key", None)  # a program that passes one can switch to this model
     server = get_embedded_server()
     settings.setdefault("scope", PRACTICE_SCOPE)
     settings.setdefault("known_server", KNOWN_IDENTITIES["kedge"])

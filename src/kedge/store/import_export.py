@@ -17,6 +17,8 @@ from typing import Any, cast, get_args
 from kedge.errors import InvalidJSON
 from kedge.json_codec import decode, reject_constant
 from kedge.json_codec import encode_text as encode
+from kedge.planning.anchors import validate_seconds
+from kedge.planning.state import validate_mode
 from kedge.store.database import Tx
 from kedge.store.nodes import create_conversation, insert_node, select_node, select_tree
 from kedge.store.records import (
@@ -25,8 +27,6 @@ from kedge.store.records import (
     NodeKind,
     ResponseRow,
     validate_data,
-    validate_mode,
-    validate_seconds,
     validate_tags,
     validate_text,
 )

@@ -1,13 +1,12 @@
 """The rows of a store as frozen values: conversations, nodes, responses, telemetry."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kedge.errors import InvalidSetting
 from kedge.planning import AnchorRecord, Mode, TokenCounts
-from kedge.planning.state import MODES, ConversationState
+from kedge.planning.state import ConversationState
 from kedge.turns import Block, Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map, thaw
 
@@ -29,24 +28,6 @@ def validate_namespace(name: str) -> str:
     if len(name) > MAX_NAMESPACE_LENGTH:
         raise InvalidSetting(f"namespace must have at most {MAX_NAMESPACE_LENGTH} characters")
     return name
-
-
-def validate_mode(mode: Mode | None) -> Mode | None:
-    """Check that a mode is one of those there are, or None."""
-    if mode is not None and mode not in MODES:
-        raise InvalidSetting(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
-    return mode
-
-
-def validate_seconds(seconds: object, field: str) -> float | None:
-    """Check that a duration is a finite number of seconds above 0, or None."""
-    if seconds is None:
-        return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise InvalidSetting(f"{field} must be a number of seconds, not {seconds!r}")
-    if not 0 < seconds < math.inf:
-        raise InvalidSetting(f"{field} must be a finite number of seconds above 0, not {seconds}")
-    return float(seconds)
 
 
 def validate_tags(texts: Iterable[str]) -> tuple[str, ...]:

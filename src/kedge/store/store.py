@@ -23,7 +23,8 @@ from kedge.errors import (
 )
 from kedge.events import Usage
 from kedge.planning import AnchorRecord, Mode
-from kedge.planning.state import ConversationState
+from kedge.planning.anchors import validate_seconds
+from kedge.planning.state import ConversationState, validate_mode
 from kedge.store import (
     conversations,
     delete,
@@ -55,9 +56,7 @@ from kedge.store.records import (
     StoredExchange,
     Telemetry,
     validate_data,
-    validate_mode,
     validate_namespace,
-    validate_seconds,
     validate_tags,
     validate_text,
 )
