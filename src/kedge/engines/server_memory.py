@@ -53,7 +53,7 @@ class ServerMemory:
         known: KnownServer | None = None,
         store: EvidenceStore | None = None,
     ) -> None:
-        self.trust = validate_trust(trust)
+        self.trust: Trust = validate_trust(trust)
         self._store = store
         self._is_configured = store is not None
         self._saved: dict[EvidenceKey, Mapping[str, Any] | None] = {}

@@ -59,7 +59,7 @@ class ServerMemories:
 
     def __init__(self, index: AnchorIndex, trust: Trust, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.trust = validate_trust(trust)
+        self.trust: Trust = validate_trust(trust)
         self.lock = threading.RLock()
         self._store = _IndexEvidence(index)
         self._memories: OrderedDict[str, ServerMemory] = OrderedDict()
