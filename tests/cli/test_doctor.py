@@ -16,6 +16,7 @@ from kedge.engines.evidence import ServerEvidence
 from kedge.event_loops import run_sync
 from kedge.store import open_store
 from kedge.testing import serve
+from postgresql import PASSWORD
 
 KEY = "sk-planted-key-0123456789abcdef"
 RunDoctor = Callable[..., dict[str, dict[str, Any]]]
@@ -219,3 +220,17 @@ def test_online_asks_the_configured_server(monkeypatch: pytest.MonkeyPatch) -> N
     result, checks = run_doctor("--online")
     assert checks["reach responses"]["state"] == "wrong"
     assert "planted" not in result.output
+
+
+def test_the_database_of_replicas_is_checked(
+    monkeypatch: pytest.MonkeyPatch, postgres_url: str
+) -> None:
+    """Whether it can be reached; the password is not shown."""
+    monkeypatch.setenv("KEDGE_SERVE_DB", postgres_url)
+    found = run_doctor()[1]["server.db"]
+    assert found["state"] == "ok"
+    assert PASSWORD not in found["found"]
+    monkeypatch.setenv("KEDGE_SERVE_DB", postgres_url.replace(PASSWORD, "letmein"))
+    found = run_doctor()[1]["server.db"]
+    assert found["state"] == "wrong"
+    assert "letmein" not in found["found"]

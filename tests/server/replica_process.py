@@ -1,15 +1,21 @@
-"""One of several servers on a PostgreSQL database; its model answers with a digest of what it saw.
+"""Servers on a PostgreSQL database, whose model answers with a digest of what it saw.
 
-Usage: ``python replica_process.py URL``
+Usage: ``python replica_process.py URL``. Every line on standard input starts one more server, which writes
+its address and process id as a line of JSON. The servers are forks of this process, so that a test which
+kills many of them does not wait for imports.
 """
 
 import asyncio
 import hashlib
+import json
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from typing import Any
 
-from kedge.cli.serve import run
+from kedge.server.app import create_app
 from kedge.server.models import (
     ItemClosed,
     ItemDelta,
@@ -19,6 +25,8 @@ from kedge.server.models import (
     Prompt,
 )
 from kedge.server.settings import Limits, Settings
+from kedge.server.uvicorn_server import UvicornServer, bind
+from kedge.tokens import count_text
 
 LEASE_SECONDS = 3.0
 PIECE_SECONDS = 0.01
@@ -49,11 +57,37 @@ class DigestModel(PracticeModel):
         yield ItemClosed()
 
 
-if __name__ == "__main__":
+def serve_replica(url: str) -> None:
+    """Serve until the process is killed."""
     limits = Limits(lease_seconds=LEASE_SECONDS, shutdown_seconds=1.0)
-    run(
-        Settings(db=sys.argv[1], model=DigestModel(), limits=limits),
-        "127.0.0.1",
-        0,
-        as_json=True,
-    )
+    app = create_app(Settings(db=url, model=DigestModel(), limits=limits))
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        started = {"base_url": f"http://127.0.0.1:{port}/v1", "pid": os.getpid()}
+
+        def announce() -> None:
+            sys.stdout.write(json.dumps(started) + "\n")
+            sys.stdout.flush()
+
+        asyncio.run(UvicornServer(app, on_started=announce).serve(sockets=[listener]))
+
+
+def main() -> None:
+    """Fork a server for every line, until the input ends; then end them all."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # servers that were killed leave no zombies
+    count_text("hello")
+    pids: list[int] = []
+    for _ in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            serve_replica(sys.argv[1])
+            os._exit(0)
+        pids.append(pid)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +29,10 @@ from server.waiting import TIMEOUT, wait_until
 KILLS = int(os.environ.get("KEDGE_REPLICA_KILLS", "2"))
 REPLICAS = 3
 STEPS_BETWEEN_KILLS = 6
+STEPS_PER_CHAIN = 20
+"""Steps after which a client starts again with an empty context."""
+CHECKED_RESPONSES = 20
+"""How many of the newest responses a client retrieves at the end; the others are read from the database."""
 RETRY_SECONDS = 0.05
 SCRIPT = Path(__file__).with_name("replica_process.py")
 TEMPORARY_CODES = {
@@ -43,40 +48,37 @@ class Cluster:
     """The servers, which a test kills, and a balancer in front of them."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
-        self._processes = [self._start() for _ in range(REPLICAS)]
-        self._next = itertools.count()
-
-    def _start(self) -> tuple[subprocess.Popen[str], str]:
-        process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), self._url],
+        self._parent = subprocess.Popen(
+            [sys.executable, str(SCRIPT), url],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
             text=True,
             env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])},
         )
-        assert process.stdout is not None
-        return process, json.loads(process.stdout.readline())["base_url"]
+        self._servers = [self._start() for _ in range(REPLICAS)]
+        self._next = itertools.count()
+
+    def _start(self) -> tuple[int, str]:
+        """Start a server, and return its process id and address."""
+        assert self._parent.stdin is not None
+        assert self._parent.stdout is not None
+        self._parent.stdin.write("start\n")
+        self._parent.stdin.flush()
+        started = json.loads(self._parent.stdout.readline())
+        return started["pid"], started["base_url"]
 
     def choose_url(self) -> str:
         """Return the base URL of the next server, whether it is alive or not."""
-        return self._processes[next(self._next) % REPLICAS][1]
+        return self._servers[next(self._next) % REPLICAS][1]
 
     def kill_one(self, chosen: int) -> None:
         """Kill a server without a warning, and start another one instead."""
-        process, _ = self._processes[chosen]
-        stop_process(process)
-        self._processes[chosen] = self._start()
+        os.kill(self._servers[chosen][0], signal.SIGKILL)
+        self._servers[chosen] = self._start()
 
     def close(self) -> None:
         """Kill all servers."""
-        for process, _ in self._processes:
-            stop_process(process)
-
-
-def stop_process(process: "subprocess.Popen[str]") -> None:
-    with process:
-        process.kill()
+        self._parent.communicate(timeout=TIMEOUT)
 
 
 class Client:
@@ -86,6 +88,7 @@ class Client:
         self.name = name
         self.steps = 0
         self.responses: dict[str, Any] = {}
+        self.keys: list[str] = []
         self.error: BaseException | None = None
         self._cluster = cluster
         self._http = httpx2.Client(verify=False, timeout=TIMEOUT)
@@ -94,8 +97,10 @@ class Client:
         """Send requests until the test stops it."""
         try:
             with self._http:
-                self.prepare()
                 while not stop.is_set():
+                    if self.steps % STEPS_PER_CHAIN == 0:
+                        self.finish()
+                        self.prepare()
                     self.step()
                     self.steps += 1
                 self.finish()
@@ -103,16 +108,17 @@ class Client:
             self.error = error
 
     def prepare(self) -> None:
-        """Do what comes before the first step."""
+        """Start with an empty context."""
+        raise NotImplementedError
 
     def step(self) -> None:
         """Do one exchange."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Check at the end that everything is still there."""
-        for id_, acknowledged in self.responses.items():
-            assert self.call("GET", f"/responses/{id_}") == acknowledged
+        """Check at the end of a chain that everything is still there."""
+        for id_ in list(self.responses)[-CHECKED_RESPONSES:]:
+            assert self.call("GET", f"/responses/{id_}") == self.responses[id_]
 
     def call(self, method: str, path: str, body: Any = None, key: str = "") -> Any:
         """Send a request to one server after the other until one has answered it."""
@@ -184,12 +190,15 @@ class ConversationClient(Client):
             "stream": self.steps % 2 == 1,
         }
         made = self.call("POST", "/responses", body, key=text)
+        self.keys.append(text)
         self.messages.append(("user", text))
         self.messages.append(self.check(made, self.messages))
 
     def finish(self) -> None:
         """Compare the items of the conversation."""
         super().finish()
+        if not self.steps:
+            return
         items: list[Any] = []
         query = "?order=asc&limit=100"
         while True:
@@ -246,6 +255,7 @@ class BackgroundClient(ChainClient):
         else:
             id_ = self.call("POST", "/responses", body, key=text)["id"]
             made = self.repeat(lambda: self._read_finished(id_))
+        self.keys.append(text)
         self.previous = id_
         self.messages.append(("user", text))
         self.messages.append(self.check(made, self.messages))
@@ -309,7 +319,8 @@ def run_clients(cluster: Cluster, chooser: random.Random) -> list[Client]:
 
 
 def read_nodes(url: str) -> Iterator[tuple[Any, ...]]:
-    statement = b"SELECT id, parent, status, input, output, idempotency_key FROM kedge_server_nodes"
+    columns = b"id, parent, status, input, output, idempotency_key, key"
+    statement = b"SELECT %b FROM kedge_server_nodes" % columns
     with psycopg.connect(url) as connection:
         yield from connection.execute(statement).fetchall()
 
@@ -331,7 +342,7 @@ def test_servers_are_killed_under_load(postgres_url: str) -> None:
             """Return what the model of a node saw, and what it answered."""
             if id_ is None:
                 return [], []
-            _, parent, _, given, output, _ = nodes[id_]
+            _, parent, _, given, output, *_ = nodes[id_]
             above, answers = read_context(parent)
             seen = [*above, *answers, *list_messages(json.loads(given))]
             return seen, list_messages(json.loads(output))
@@ -341,11 +352,8 @@ def test_servers_are_killed_under_load(postgres_url: str) -> None:
                 seen, answers = read_context(id_)
                 assert answers == [("assistant", digest_messages(seen))]
         keys = [node[5] for node in nodes.values() if node[5] and node[2] == "completed"]
-        sent = [
-            text
-            for client in clients
-            if type(client) is not ChainClient
-            for role, text in getattr(client, "messages", [])
-            if role == "user"
-        ]
-        assert sorted(keys) == sorted(sent)
+        assert sorted(keys) == sorted(key for client in clients for key in client.keys)
+        answered = {node[6]: json.loads(node[4]) for node in nodes.values()}
+        for client in clients:
+            for id_, response in client.responses.items():
+                assert answered[id_.removeprefix("resp_")] == response["output"]

@@ -17,6 +17,7 @@ from kedge.server.response_run import ResponseRun
 from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped
 from kedge.server.storage import claims
+from kedge.store import open_store
 from kedge.testing import TestServer, serve
 from postgresql import PASSWORD, create_schema
 from server.gated_model import GatedModel
@@ -435,3 +436,12 @@ def test_a_database_that_cannot_be_used_is_reported(url: str) -> None:
     execute(url, "UPDATE kedge_server_schema SET version = 99")
     with pytest.raises(CannotServe, match=r"newer version of Kedge.*upgrade"):
         serve(db=url).__enter__()
+
+
+async def test_a_store_can_be_in_the_same_database(url: str) -> None:
+    """Each has its own tables, whichever is opened first."""
+    with serve(db=url):
+        async with await open_store(url) as store:
+            assert await store.list_scheduled() == []
+    with serve(db=url):
+        pass

@@ -121,8 +121,15 @@ def prepare_response(
     check_not_empty(body)
     key = new_key(service.nodes.next_number())
     items = resolve_input(service, body["input"], key, history)
-    draft = _build_draft(service, body, key, history, items, on_socket=unstored is not None)
-    return replace(draft, idempotency_key=idempotency_key) if draft.store else draft
+    return _build_draft(
+        service,
+        body,
+        key,
+        history,
+        items,
+        on_socket=unstored is not None,
+        idempotency_key=idempotency_key,
+    )
 
 
 def prepare_claimed(service: ServerState, claimed: "ClaimedResponse") -> ResponseDraft:
@@ -147,6 +154,7 @@ def _build_draft(
     items: list[Item],
     *,
     on_socket: bool = False,
+    idempotency_key: str | None = None,
 ) -> ResponseDraft:
     model_input = build_model_input(service, body, history, items)
     model = service.find_model(body["model"])
@@ -182,6 +190,7 @@ def _build_draft(
         compacted=compacted,
         skip_model=triggered or body.get("generate") is False,
         model=model,
+        idempotency_key=idempotency_key if store else None,
     )
 
 
