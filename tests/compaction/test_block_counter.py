@@ -83,8 +83,8 @@ def test_a_counter_is_wrapped_once() -> None:
     counter = RecordingCounter()
     assert BlockCounter.of(counter) is BlockCounter.of(counter)
     assert BlockCounter.of(DEFAULT_COUNTER) is base.DEFAULT_BLOCK_COUNTER
-    mine = BlockCounter()
-    assert BlockCounter.of(mine) is mine
+    own = BlockCounter()
+    assert BlockCounter.of(own) is own
 
     class Slotted(RecordingCounter):
         __slots__ = ()

@@ -57,8 +57,8 @@ def compactors() -> st.SearchStrategy[Compactor]:
 
 def kept_indexes(before: tuple[Block, ...], after: tuple[Block, ...]) -> list[int]:
     """The places, in the old history, of the blocks of the new one that were there before."""
-    places = {block.id: index for index, block in enumerate(before)}
-    return [places[block.id] for block in after if block.id in places]
+    positions = {block.id: index for index, block in enumerate(before)}
+    return [positions[block.id] for block in after if block.id in positions]
 
 
 @given(histories(), compactors())
@@ -68,8 +68,8 @@ def test_compaction_keeps_pairs_order_and_what_it_keeps(
     """No pair is split, nothing is reordered, and a block that stays untouched is the same object."""
     result = run_immediately(run_compactor(compactor, CompactionRequest(blocks)))
     assert pairing_problems(result.blocks) <= pairing_problems(blocks)
-    places = kept_indexes(blocks, result.blocks)
-    assert places == sorted(places)
+    positions = kept_indexes(blocks, result.blocks)
+    assert positions == sorted(positions)
     modified = {new.id for _, new in result.changes.modified}
     before = {block.id: block for block in blocks}
     for block in result.blocks:

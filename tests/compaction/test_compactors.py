@@ -143,8 +143,8 @@ def test_without_a_counting_provider_the_counter_counts() -> None:
     """A provider counter is no worse than none."""
     blocks = make_exchanges(20)
     counted = compact_now(TokenLimitCompactor(200), blocks)
-    asked = compact_now(TokenLimitCompactor(200, counter=ProviderCounter()), blocks)
-    assert asked.blocks == counted.blocks
+    requested = compact_now(TokenLimitCompactor(200, counter=ProviderCounter()), blocks)
+    assert requested.blocks == counted.blocks
 
 
 def test_another_counter_can_be_given() -> None:
@@ -249,8 +249,8 @@ def test_an_earlier_summary_is_folded_into_the_new_one() -> None:
     second = compact_now(compactor, (*first.blocks, *make_exchanges(10)))
     assert oracle.turns[1].blocks[0] == first.blocks[0]
     assert [is_summary(block) for block in second.blocks].count(True) == 1
-    kept = len(second.blocks) - 1
-    assert second.blocks[0].metadata["summary"] == 60 - kept
+    retained = len(second.blocks) - 1
+    assert second.blocks[0].metadata["summary"] == 60 - retained
 
 
 @pytest.mark.parametrize(
@@ -469,7 +469,7 @@ def test_a_turn_without_state_can_be_compacted() -> None:
 
 def test_a_result_tells_itself() -> None:
     """One line for a log, without content."""
-    told = str(compact_now(MessageLimitCompactor(2), make_exchanges(3)))
-    assert told.startswith("compacted by MessageLimitCompactor: -4 +0 ~0 blocks, ")
-    assert "question" not in told
+    received = str(compact_now(MessageLimitCompactor(2), make_exchanges(3)))
+    assert received.startswith("compacted by MessageLimitCompactor: -4 +0 ~0 blocks, ")
+    assert "question" not in received
     assert str(compact_now(MessageLimitCompactor(20), make_exchanges(3))) == "not compacted"

@@ -167,10 +167,10 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
     ]
     (message,) = render_blocks(user(content))
     assert message["content"] == expected
-    *_, heard = render_blocks(
+    *_, received = render_blocks(
         user("x"), tool_call("f", "{}", call_id="c"), tool_result("c", content)
     )
-    assert heard["content"][0]["content"] == expected
+    assert received["content"][0]["content"] == expected
 
 
 @pytest.mark.parametrize(
@@ -224,17 +224,19 @@ def test_call_ids_that_the_api_refuses_go_by_another() -> None:
         tool_call("f", "{}", call_id="call_0"),
         tool_result("call_0", "3"),
     )
-    said = [part["id"] for each in found for part in each["content"] if part["type"] == "tool_use"]
-    heard = [
+    reported = [
+        part["id"] for each in found for part in each["content"] if part["type"] == "tool_use"
+    ]
+    received = [
         part["tool_use_id"]
         for each in found
         for part in each["content"]
         if part["type"] == "tool_result"
     ]
-    assert said == heard
-    assert len(set(said)) == 3
-    assert said[1] == "call_0"
-    assert all(name.replace("_", "").isalnum() for name in said)
+    assert reported == received
+    assert len(set(reported)) == 3
+    assert reported[1] == "call_0"
+    assert all(name.replace("_", "").isalnum() for name in reported)
 
 
 def test_what_only_this_api_knows_goes_back_as_it_came() -> None:
@@ -246,10 +248,10 @@ def test_what_only_this_api_knows_goes_back_as_it_came() -> None:
     )
     caller = {"caller": {"type": "code_execution_20260120", "tool_id": "srv_0"}}
     call = tool_call("f", "{}", call_id="c", extra={"item": {"anthropic": caller}})
-    _, said, _ = render_blocks(
+    _, reported, _ = render_blocks(
         user("x"), opaque(search), opaque(found), assistant([cited]), call, tool_result("c", "1")
     )
-    assert said["content"] == [
+    assert reported["content"] == [
         search,
         found,
         {**text_block("A kedge."), "citations": [{"type": "x", "encrypted_index": "i"}]},
@@ -260,13 +262,13 @@ def test_what_only_this_api_knows_goes_back_as_it_came() -> None:
 def test_tools_are_translated_and_native_ones_go_as_they_are() -> None:
     """Functions of the Responses API; a free-form tool cannot be offered."""
     schema = {"type": "object", "properties": {}}
-    told = {"type": "function", "name": "f", "description": "d", "parameters": schema}
-    assert map_tool({**told, "strict": False}) == {
+    definition = {"type": "function", "name": "f", "description": "d", "parameters": schema}
+    assert map_tool({**definition, "strict": False}) == {
         "name": "f",
         "description": "d",
         "input_schema": schema,
     }
-    assert map_tool({**told, "strict": True})["strict"] is True
+    assert map_tool({**definition, "strict": True})["strict"] is True
     assert map_tool({"type": "function", "name": "f"})["input_schema"] == {"type": "object"}
     native = {"type": "web_search_20260101", "name": "web_search"}
     assert map_tool(native) == native

@@ -182,9 +182,9 @@ def test_long_call_ids_go_by_another_on_both_sides() -> None:
     call_id = "c" * 64
     turn = Turn([tool_call("f", "{}", call_id=call_id), tool_result(call_id, "1")])
     plan = plan_request(turn, scope="chat", mode="stateless", now=0)
-    said, heard = render_messages(plan, "chat", 40)
-    assert said["tool_calls"][0]["id"] == heard["tool_call_id"]
-    assert len(heard["tool_call_id"]) <= 40
+    reported, received = render_messages(plan, "chat", 40)
+    assert reported["tool_calls"][0]["id"] == received["tool_call_id"]
+    assert len(received["tool_call_id"]) <= 40
 
 
 def test_thoughts_are_left_out_and_the_plan_says_so() -> None:
@@ -396,8 +396,8 @@ async def test_a_server_that_is_not_there_or_lacks_the_model_tells_what_to_do(
     monkeypatch.setenv("OLLAMA_HOST", "127.0.0.1:1")
     with pytest.raises(Unreachable, match="start it with: ollama serve"):
         await run_once(connect("ollama:llama3.2", max_retries=0))
-    told = {"error": {"message": 'model "llama3.2" not found, try pulling it first'}}
-    with serve_handler(make_handler(lambda: json_response(told, 404))) as url:
+    received = {"error": {"message": 'model "llama3.2" not found, try pulling it first'}}
+    with serve_handler(make_handler(lambda: json_response(received, 404))) as url:
         monkeypatch.setenv("OLLAMA_HOST", url.removesuffix("/v1"))
         with pytest.raises(RequestRefused, match=r"fetch it with: ollama pull llama3\.2") as caught:
             await run_once(connect("ollama:llama3.2"))

@@ -99,17 +99,17 @@ async def test_a_fault_ends_in_a_right_turn_or_a_typed_error(
     async with open_engine(server) as engine:
         turn = await send_lines(engine, f"Remember this: {LONG}", "Thanks")
         server.faults.set(fault, times=1)
-        asked = turn.append(user("What did I say first?"))
+        requested = turn.append(user("What did I say first?"))
         if isinstance(expected, type):
             with pytest.raises(expected) as caught:
-                await run_with_events(engine, asked, streaming=streaming)
+                await run_with_events(engine, requested, streaming=streaming)
             assert caught.value.turn is not None
-            assert caught.value.turn.blocks[: len(asked)] == asked.blocks
+            assert caught.value.turn.blocks[: len(requested)] == requested.blocks
             assert caught.value.retryable
-            asked = caught.value.turn
-            finished = await engine.run(asked)
+            requested = caught.value.turn
+            finished = await engine.run(requested)
         else:
-            finished, events = await run_with_events(engine, asked, streaming=streaming)
+            finished, events = await run_with_events(engine, requested, streaming=streaming)
             _check_events(events, expected, streaming=streaming)
         server.faults.clear()
         if expected != "forgot, shown" or not streaming:
@@ -151,11 +151,11 @@ async def test_a_faulty_stream_of_another_api_gives_its_answer_once(
         for active in ("", fault):
             if active:
                 server.faults.set(active)
-            said = await engine.run(Turn([user("Hello there")]))
+            reported = await engine.run(Turn([user("Hello there")]))
             called = await engine.run(Turn([user("Please call weather.")]), tools=[tool])
             call = called.blocks[-1]
             assert isinstance(call, ToolCallBlock)
-            texts.append([last_text(said), call.name, call.arguments])
+            texts.append([last_text(reported), call.name, call.arguments])
     assert texts[0] == texts[1]
     assert "city" in texts[0][2]
 
@@ -267,6 +267,6 @@ async def test_an_answer_that_ended_is_whole_though_its_connection_broke(
 async def count_stream_events(server: TestServer) -> int:
     """How many events the server sends for that question."""
     async with AsyncClient(base_url=server.base_url) as client:
-        asked = {"model": "practice", "input": "What is 2+3?", "stream": True}
-        answer = await client.post("/responses", json=asked)
+        requested = {"model": "practice", "input": "What is 2+3?", "stream": True}
+        answer = await client.post("/responses", json=requested)
     return answer.text.count("event:")

@@ -12,8 +12,8 @@ FULL = RequestSummary()
 
 def make_error(status: int, body: str) -> RequestRefused:
     """The error that a body of this kind becomes."""
-    words = parse_error(body)
-    return RequestRefused(words["message"], status=status, code=words["code"], param=words["param"])
+    texts = parse_error(body)
+    return RequestRefused(texts["message"], status=status, code=texts["code"], param=texts["param"])
 
 
 ERROR_SHAPES = {

@@ -32,10 +32,10 @@ async def test_healing_can_be_disabled(
     """The error is raised at once, with the Turn to continue from; nothing more is sent."""
     turn = await send_lines(engine, "One", "Two")
     server.faults.set(fault, times=1)
-    asked, before = turn.append(user("Three")), len(request_bodies(server))
+    requested, before = turn.append(user("Three")), len(request_bodies(server))
     with pytest.raises(ChainRefused) as caught:
-        await engine.run(asked, heal=False)
-    assert caught.value.turn == asked
+        await engine.run(requested, heal=False)
+    assert caught.value.turn == requested
     assert len(request_bodies(server)) == before + 1
 
 

@@ -80,9 +80,9 @@ async def test_a_key_that_a_server_repeats_goes_no_further(
     shown = [str(error), repr(error), error.code, error.param, *traceback.format_exception(error)]
     ours = [record for record in caplog.records if record.name.startswith("kedge")]
     assert any(record.levelno >= logging.WARNING for record in ours)
-    told = "\n".join([*shown, *(f"{record.getMessage()} {vars(record)}" for record in ours)])
-    assert KEY not in told
-    assert USER_TEXT not in told
+    received = "\n".join([*shown, *(f"{record.getMessage()} {vars(record)}" for record in ours)])
+    assert KEY not in received
+    assert USER_TEXT not in received
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ async def test_a_failure_is_worth_another_try_unless_its_code_says_otherwise(
 ) -> None:
     """What lies in the request fails again; what lies in the server may not."""
     error = {"code": code, "message": "no"}
-    told = {**error} if event == "error" else {"response": {**FAILED, "error": error}}
-    with serve_handler(make_handler(lambda: sse_response({"type": event, **told}))) as url:
+    received = {**error} if event == "error" else {"response": {**FAILED, "error": error}}
+    with serve_handler(make_handler(lambda: sse_response({"type": event, **received}))) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
             with pytest.raises(ServerFailed) as caught:
                 await engine.run(TURN)

@@ -120,9 +120,9 @@ async def test_a_refusal_is_an_error_of_its_own_and_not_repeated() -> None:
 
 async def test_calls_that_are_left_to_the_caller_end_the_run_without_a_value() -> None:
     """The caller answers them and sends the Turn again."""
-    mine = {"type": "function", "name": "mine", "parameters": {}}
+    own = {"type": "function", "name": "mine", "parameters": {}}
     engine = ScriptedEngine([tool_call("mine", "{}", call_id="c1")])
-    reply = await engine.ask(TURN, tools=[mine], output=Sum)
+    reply = await engine.ask(TURN, tools=[own], output=Sum)
     assert [call.name for call in find_open_calls(reply.turn)] == ["mine"]
     assert reply.output is None
 

@@ -68,7 +68,7 @@ def test_a_provider_that_sends_only_deltas_gives_the_same_blocks() -> None:
     assert (result.response_id, result.model) == ("chat_1", "some-model")
     assert result.usage == Usage(1, 0, 2, 0, 3)
     assert [dict(block.metadata) for block in result.blocks] == [
-        {"response_id": "chat_1", "output_index": place} for place in range(3)
+        {"response_id": "chat_1", "output_index": position} for position in range(3)
     ]
 
 

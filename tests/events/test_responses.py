@@ -384,9 +384,9 @@ def test_names_that_look_like_content_are_not_repeated(caplog: pytest.LogCapture
 def test_no_more_than_a_few_names_are_listed() -> None:
     """A huge object does not fill the log."""
     event = {"type": "response.output_text.delta", **{f"m{n}": n for n in range(1000)}}
-    (noted,) = decode(encode_sse([event]))
-    assert isinstance(noted, AnomalyNoted)
-    assert len(noted.detail) < 300
+    (recorded,) = decode(encode_sse([event]))
+    assert isinstance(recorded, AnomalyNoted)
+    assert len(recorded.detail) < 300
 
 
 JSON = st.recursive(
@@ -598,8 +598,8 @@ def test_a_lone_surrogate_costs_the_anchor(texts: list[str], replaced: bool, way
     done = {"type": "response.output_item.done", "output_index": 0, "item": {**item, "id": "m"}}
     end = {"type": "response.completed", "response": {"id": "resp_1", "status": "completed"}}
     if way == "whole":
-        whole = {"id": "resp_1", "status": "completed", "output": [item]}
-        outcome = assemble(ResponsesDecoder().feed_whole(whole))
+        complete = {"id": "resp_1", "status": "completed", "output": [item]}
+        outcome = assemble(ResponsesDecoder().feed_whole(complete))
     else:
         outcome = replay([*(deltas if way == "deltas" else [done]), end])
     assert outcome.completed

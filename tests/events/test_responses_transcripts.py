@@ -147,12 +147,12 @@ def test_blocks_know_where_they_come_from(name: str) -> None:
     """Response id, item id, place and origin are noted on each block."""
     result = decode_outcome(read_transcript(name))
     assert result.response_id.startswith("resp_68")
-    for place, block in enumerate(result.blocks):
+    for position, block in enumerate(result.blocks):
         assert block.origin == "engine"
         assert block.response_id == result.response_id
         name = block.item_id or getattr(block, "call_id", "")  # llama.cpp's calls have no item id
         assert name.partition("_")[2].startswith(result.response_id[5:9])
-        assert block.metadata["output_index"] == place
+        assert block.metadata["output_index"] == position
 
 
 @all_transcripts
@@ -334,13 +334,13 @@ def test_call_ids_that_come_only_with_the_end_are_found(name: str, blank: str) -
 def _assert_prefix(result: Outcome, blocks: list[Block]) -> None:
     """Whole blocks are the very blocks; partial ones say only what the model has said."""
     for block in result.blocks:
-        place = block.metadata["output_index"]
-        assert isinstance(place, int)
+        position = block.metadata["output_index"]
+        assert isinstance(position, int)
         if block.metadata.get("partial"):
             assert block not in result.whole_blocks
-            assert _block_text(blocks[place]).startswith(_block_text(block))
+            assert _block_text(blocks[position]).startswith(_block_text(block))
         else:
-            assert block == blocks[place]
+            assert block == blocks[position]
 
 
 def _block_text(block: Block) -> str:
@@ -351,11 +351,11 @@ def _block_text(block: Block) -> str:
 def test_deltas_add_up_to_the_finished_blocks(name: str) -> None:
     """Whoever shows only deltas shows what the blocks hold."""
     events = decode(read_transcript(name))
-    said = [block for block in EXPECTED[name][1] if isinstance(block, AssistantBlock)]
+    reported = [block for block in EXPECTED[name][1] if isinstance(block, AssistantBlock)]
     text = "".join(event.delta for event in events if isinstance(event, TextDelta))
     refusal = "".join(event.delta for event in events if isinstance(event, RefusalDelta))
-    assert text == "".join(block.text for block in said)
-    assert refusal == "".join(block.refusal for block in said)
+    assert text == "".join(block.text for block in reported)
+    assert refusal == "".join(block.refusal for block in reported)
 
 
 def test_the_start_tells_what_an_engine_must_know() -> None:
@@ -394,8 +394,8 @@ def test_interleaved_arguments_go_to_their_own_calls() -> None:
         if isinstance(event, ToolArgumentsDelta):
             words[event.call_id] += event.delta
     assert words == {"call_alpha": '{"city":"Bern"}', "call_beta": '{"zone":"CET"}'}
-    whole = {e.call_id: e.arguments for e in events if isinstance(e, ToolCallCompleted)}
-    assert whole == words
+    complete = {e.call_id: e.arguments for e in events if isinstance(e, ToolCallCompleted)}
+    assert complete == words
 
 
 def test_encrypted_reasoning_is_taken_from_the_finished_item() -> None:

@@ -110,8 +110,8 @@ def test_any_chunking_gives_the_same_messages(cuts: list[int]) -> None:
 @given(st.lists(st.sampled_from([b"data: x", b"data", b"\r", b"\n", b":", b"event: e", b" "])))
 def test_any_bytes_whole_or_in_pieces_mean_the_same(pieces: list[bytes]) -> None:
     """Even nonsense is read the same way in every chunking."""
-    whole = b"".join(pieces)
-    assert decode(*pieces) == decode(whole) == decode(*(bytes([byte]) for byte in whole))
+    complete = b"".join(pieces)
+    assert decode(*pieces) == decode(complete) == decode(*(bytes([byte]) for byte in complete))
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])

@@ -73,5 +73,5 @@ def test_memory_is_bounded_however_wide_and_many_the_gaps() -> None:
 def test_in_any_order_every_event_is_taken_once(order: list[int]) -> None:
     """Shuffled and doubled, each number counts exactly once."""
     check = SequenceChecker()
-    taken = [n for n in [*order, *order] if check.classify(n, n) != "duplicate"]
-    assert sorted(taken) == list(range(8))
+    used = [n for n in [*order, *order] if check.classify(n, n) != "duplicate"]
+    assert sorted(used) == list(range(8))

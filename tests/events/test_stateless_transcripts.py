@@ -365,10 +365,10 @@ def test_a_stream_cut_at_any_message_is_never_taken_for_whole(name: str) -> None
             assert result.status in ("cut", "failed"), at
         words = [block_text(block) for block in blocks]
         for block in result.blocks:
-            place = block.metadata["output_index"]
-            assert isinstance(place, int)
-            assert words[place].startswith(block_text(block))
-            assert block.metadata.get("partial") or words[place] == block_text(block)
+            position = block.metadata["output_index"]
+            assert isinstance(position, int)
+            assert words[position].startswith(block_text(block))
+            assert block.metadata.get("partial") or words[position] == block_text(block)
 
 
 @all_transcripts
@@ -380,9 +380,9 @@ def test_a_stream_cut_at_any_byte_says_nothing_more_than_at_its_last_message(nam
         ends.append(ends[-1] + len(piece))
     known = [normalize(decode(name, stream[:end])) for end in ends]
     for at in range(0, len(stream), 7):
-        whole = max(index for index, end in enumerate(ends) if end <= at)
-        near = min(whole + 1, len(pieces))
-        assert normalize(decode(name, stream[:at])) in (known[whole], known[near])
+        complete = max(index for index, end in enumerate(ends) if end <= at)
+        near = min(complete + 1, len(pieces))
+        assert normalize(decode(name, stream[:at])) in (known[complete], known[near])
 
 
 @all_transcripts
@@ -531,11 +531,11 @@ WHOLE_RESPONSES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", WHOLE_RESPONSES)
 def test_a_whole_answer_gives_the_same_as_its_stream(name: str) -> None:
     """Blocks, places and ending do not depend on how an answer was sent."""
-    whole = assemble(make_decoder(name).feed_whole(WHOLE_RESPONSES[name]))
+    complete = assemble(make_decoder(name).feed_whole(WHOLE_RESPONSES[name]))
     streamed = decode_outcome(name, read_bytes(name))
-    assert (whole.status, whole.reason) == (streamed.status, streamed.reason)
-    assert block_contents(whole.blocks) == block_contents(streamed.blocks)
-    assert block_contents(whole.whole_blocks) == block_contents(streamed.whole_blocks)
+    assert (complete.status, complete.reason) == (streamed.status, streamed.reason)
+    assert block_contents(complete.blocks) == block_contents(streamed.blocks)
+    assert block_contents(complete.whole_blocks) == block_contents(streamed.whole_blocks)
 
 
 @pytest.mark.parametrize(
@@ -583,5 +583,5 @@ def test_no_messages_make_a_decoder_raise(api: str, messages: list[dict[str, Any
     decoder = DECODERS[api]()
     events = [event for message in messages for event in decoder.feed_message(message)]
     assemble([*events, *decoder.close()])
-    whole = {name: value for message in messages for name, value in message.items()}
-    assemble(DECODERS[api]().feed_whole(whole))
+    complete = {name: value for message in messages for name, value in message.items()}
+    assemble(DECODERS[api]().feed_whole(complete))

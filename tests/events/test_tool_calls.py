@@ -546,8 +546,8 @@ def test_a_custom_call_is_a_call() -> None:
     """Free-form input is correlated the same way."""
     events = decode(read_transcript("custom_tool"))
     assert ToolCallStarted("call_patch", "apply", "ctc_68a4aa", 0, custom=True) in events
-    whole = next(event for event in events if isinstance(event, ToolCallCompleted))
-    assert (whole.custom, whole.arguments) == (True, "*** Begin\n+ naïve\n*** End")
+    complete = next(event for event in events if isinstance(event, ToolCallCompleted))
+    assert (complete.custom, complete.arguments) == (True, "*** Begin\n+ naïve\n*** End")
 
 
 @given(st.permutations(range(9)))

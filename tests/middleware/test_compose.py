@@ -62,8 +62,8 @@ async def test_the_trace_tells_what_each_middleware_changed() -> None:
     stack = with_middleware(engine, two_phase(edit, name="editor"), two_phase(None, prune))
     async with stack.stream(Turn([user("one"), user("two")])) as stream:
         await stream.finish()
-    told = [(event.by, event.phase) for event in stream.trace]
-    assert told == [("editor", "in"), ("prune", "out")]
+    received = [(event.by, event.phase) for event in stream.trace]
+    assert received == [("editor", "in"), ("prune", "out")]
     change, pruned = (event.diff for event in stream.trace)
     assert len(change.modified) == len(change.moved) == 1
     assert len(pruned.removed) == 1

@@ -62,8 +62,8 @@ async def test_a_conversation_with_a_tool_passes_few_generators(key: str) -> Non
     """With those of an engine, at most eleven."""
     engine = MeasuringEngine([assistant("hello")])
     async with await open_store("sqlite://:memory:") as store:
-        talk = await Conversation.create(store, engine, tools=[add])
-        await talk.send("hi", key=key)
+        conversation = await Conversation.create(store, engine, tools=[add])
+        await conversation.send("hi", key=key)
     assert 0 < engine.depth <= MAX_CONVERSATION_DEPTH - MAX_ENGINE_DEPTH
 
 

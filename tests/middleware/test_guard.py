@@ -48,9 +48,9 @@ async def test_redacted_reasoning_loses_its_seal() -> None:
     thought = reasoning("the code is 4711", encrypted_content="seal")
     engine = ScriptedEngine([thought, assistant("ok")])
     turn = await with_middleware(engine, guard(redact(r"\d{4}"))).run(Turn([user("hi")]))
-    kept = turn.blocks[1]
-    assert isinstance(kept, ReasoningBlock)
-    assert kept.content == ((), (), "")
+    retained = turn.blocks[1]
+    assert isinstance(retained, ReasoningBlock)
+    assert retained.content == ((), (), "")
 
 
 async def test_nothing_is_shown_that_is_redacted_a_moment_later() -> None:
@@ -93,9 +93,9 @@ async def test_half_an_answer_is_guarded_as_well() -> None:
     with pytest.raises(StreamCut) as caught:
         await stack.run(Turn([user("?")]))
     assert caught.value.turn is not None
-    kept = [*caught.value.turn.blocks, *caught.value.partial]
-    assert "4711" not in repr(kept)
-    assert "[redacted]" in repr(kept)
+    retained = [*caught.value.turn.blocks, *caught.value.partial]
+    assert "4711" not in repr(retained)
+    assert "[redacted]" in repr(retained)
 
 
 async def test_what_tools_say_is_shown_guarded() -> None:
@@ -133,9 +133,9 @@ async def test_words_inside_unknown_items_are_redacted() -> None:
     """At any depth; ids stay what they are, and what is sealed goes with what was in it."""
     engine = ScriptedEngine([OpaqueBlock(SEARCH), assistant("ok")])
     turn = await with_middleware(engine, guard(redact(r"\d{4}"))).run(Turn([user("hi")]))
-    kept = turn.blocks[1]
-    assert isinstance(kept, OpaqueBlock)
-    assert thaw(kept.item) == {
+    retained = turn.blocks[1]
+    assert isinstance(retained, OpaqueBlock)
+    assert thaw(retained.item) == {
         "id": "ws_4711",
         "type": "web_search_call",
         "status": "completed",
@@ -149,13 +149,13 @@ async def test_words_inside_unknown_items_are_redacted() -> None:
 
 async def test_what_does_not_match_is_left_as_it_is() -> None:
     """Blocks of every kind come back as the very same values."""
-    said = TextPart("ok", extra=FrozenMap({"annotations": [{"title": "t"}]}))
+    reported = TextPart("ok", extra=FrozenMap({"annotations": [{"title": "t"}]}))
     blocks = [
         OpaqueBlock(SEARCH),
         UnknownBlock(FrozenMap({"kind": "dream", "text": "blue"})),
         user(
             [
-                said,
+                reported,
                 OpaquePart(FrozenMap({"type": "video", "title": "t"})),
                 file("https://f", filename="n.pdf"),
             ]
@@ -194,10 +194,15 @@ async def test_a_redacted_item_does_not_leak_over_the_wire() -> None:
 
     async def answer(request: StarletteRequest) -> Response:
         bodies.append(await request.body())
-        said = {"type": "message", "role": "assistant", "content": "done", "id": f"m{len(bodies)}"}
+        reported = {
+            "type": "message",
+            "role": "assistant",
+            "content": "done",
+            "id": f"m{len(bodies)}",
+        }
         call = {"type": "mcp_call", "id": f"mcp{len(bodies)}", "output": "the code is 4711"}
         return json_response(
-            {"id": f"resp_{len(bodies)}", "status": "completed", "output": [call, said]}
+            {"id": f"resp_{len(bodies)}", "status": "completed", "output": [call, reported]}
         )
 
     with serve_handler(answer) as url:

@@ -310,18 +310,18 @@ async def test_a_store_holds_no_secret(inside: bool, streaming: bool) -> None:
     base = with_middleware(engine, rules) if inside else engine
     middleware = [] if inside else [rules]
     async with await open_store("sqlite://:memory:") as store:
-        talk = await Conversation.create(
+        conversation = await Conversation.create(
             store, base, blocks=[f"It is {SECRET}"], tools=[read_file], middleware=middleware
         )
-        await talk.append(f"And {SECRET}")
-        await talk.edit(talk.turn.blocks[0].id, f"No, {SECRET}")
-        await talk.send(f"{SECRET}?", streaming=streaming)
+        await conversation.append(f"And {SECRET}")
+        await conversation.edit(conversation.turn.blocks[0].id, f"No, {SECRET}")
+        await conversation.send(f"{SECRET}?", streaming=streaming)
         with pytest.raises(StreamCut):
-            await talk.send(f"{SECRET}?", streaming=streaming)
-        await talk.merge_summary_of(talk)
-        assert_clean(await talk.export(), talk.turn, *engine.turns)
+            await conversation.send(f"{SECRET}?", streaming=streaming)
+        await conversation.merge_summary_of(conversation)
+        assert_clean(await conversation.export(), conversation.turn, *engine.turns)
         assert await Conversation.search(store, "4711") == []
-        rows = await talk.responses()
+        rows = await conversation.responses()
     assert_clean([row.error for row in rows])
 
 

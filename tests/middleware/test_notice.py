@@ -8,18 +8,18 @@ from middleware.scripted_engine import ScriptedEngine
 
 async def test_the_listener_hears_the_id_before_the_answer() -> None:
     """Sync or async, the listener is called once a response, early."""
-    heard: list[str] = []
+    received: list[str] = []
 
     async def listen(response_id: str) -> None:
-        heard.append(response_id)
+        received.append(response_id)
 
-    for hear in (listen, heard.append):
-        heard.clear()
+    for hear in (listen, received.append):
+        received.clear()
         engine = ScriptedEngine([assistant("a")])
         async with with_middleware(engine, on_response_started(hear)).stream(
             Turn([user("hi")])
         ) as stream:
             async for event in stream:
                 if isinstance(event, TextDelta):
-                    assert heard == ["resp_1"]
-        assert heard == ["resp_1"]
+                    assert received == ["resp_1"]
+        assert received == ["resp_1"]

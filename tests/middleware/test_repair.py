@@ -36,10 +36,10 @@ def test_a_dangling_call_can_be_removed_instead() -> None:
 
 def test_results_are_put_behind_the_whole_answer() -> None:
     """Two calls of one response are not torn apart, so its anchor holds."""
-    asked = Turn([user("go")])
-    plan = plan_request(asked, scope="s", now=0.0)
+    requested = Turn([user("go")])
+    plan = plan_request(requested, scope="s", now=0.0)
     calls = [tool_call("f", {}, call_id="c1"), tool_call("f", {}, call_id="c2")]
-    turn = record_response(asked, calls, response_id="r", plan=plan, created_at=0.0)
+    turn = record_response(requested, calls, response_id="r", plan=plan, created_at=0.0)
     mended = repair_turn(turn)
     assert [each.kind for each in mended.blocks[1:3]] == ["tool_call", "tool_call"]
     assert find_best_anchor(mended) == "r"

@@ -127,8 +127,8 @@ async def test_a_forced_choice_is_made_once() -> None:
 async def test_calls_of_the_callers_own_tools_are_left_to_the_caller() -> None:
     """What the toolbox does not have and the caller offered comes back open; the rest is run."""
     engine = ScriptedEngine([make_call(1), make_call(2, "mine", "{}")])
-    mine = {"type": "function", "name": "mine", "parameters": {}}
-    turn = await with_middleware(engine, tools(add)).run(Turn([user("go")]), tools=(mine,))
+    own = {"type": "function", "name": "mine", "parameters": {}}
+    turn = await with_middleware(engine, tools(add)).run(Turn([user("go")]), tools=(own,))
     assert result_texts(turn) == ["3"]
     assert [each.name for each in find_open_calls(turn)] == ["mine"]
 
@@ -263,11 +263,11 @@ async def test_run_accepts_functions_toolboxes_and_definitions() -> None:
     def double(a: int) -> int:
         return 2 * a
 
-    mine = {"type": "function", "name": "mine", "parameters": {}}
+    own = {"type": "function", "name": "mine", "parameters": {}}
     engine = ScriptedEngine(
         [make_call(1), make_call(2, "double", '{"a": 4}')], [make_call(3, "mine", "{}")]
     )
-    turn = await engine.run(Turn([user("go")]), tools=[add, Toolbox(tool(double)), mine])
+    turn = await engine.run(Turn([user("go")]), tools=[add, Toolbox(tool(double)), own])
     assert result_texts(turn) == ["3", "8"]
     assert [each.name for each in find_open_calls(turn)] == ["mine"]
     assert [each["name"] for each in engine.requests[0].tools] == ["mine", "add", "double"]

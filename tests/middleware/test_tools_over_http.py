@@ -139,7 +139,7 @@ async def test_two_calls_under_one_id_are_told_apart() -> None:
 
 async def test_a_cancelled_run_keeps_the_results_that_had_come() -> None:
     """One tool has answered and one is at work: the Turn reached has the answer and can go on."""
-    started, told = anyio.Event(), anyio.Event()
+    started, received = anyio.Event(), anyio.Event()
 
     async def quick() -> str:
         """Answer at once."""
@@ -163,10 +163,10 @@ async def test_a_cancelled_run_keeps_the_results_that_had_come() -> None:
                 async with stream:
                     async for event in stream:
                         if isinstance(event, ToolFinished):
-                            told.set()
+                            received.set()
 
             task = asyncio.create_task(watch())
-            await told.wait()
+            await received.wait()
             await started.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -180,11 +180,11 @@ async def test_a_cancelled_run_keeps_the_results_that_had_come() -> None:
 
 async def test_results_are_told_as_they_come() -> None:
     """A quick tool is told before a slow one; the results stand in the order of the calls."""
-    told = anyio.Event()
+    received = anyio.Event()
 
     async def slow() -> str:
         """Wait until the other one was told."""
-        await told.wait()
+        await received.wait()
         return "slow"
 
     async def quick() -> str:
@@ -203,7 +203,7 @@ async def test_results_are_told_as_they_come() -> None:
                 async for event in stream:
                     if isinstance(event, ToolFinished):
                         finished.append(event.result.text)
-                        told.set()
+                        received.set()
     assert finished == ["quick", "slow"]
     assert [result.text for result in tool_results(stream.turn)] == ["slow", "quick"]
     assert stream.reached is stream.turn

@@ -116,12 +116,12 @@ async def test_no_content_unless_it_is_asked_for(
     spans.clear()
     monkeypatch.setenv(otel.CAPTURE_CONTENT_ENV, "SPAN_ONLY")
     await with_middleware(practice, trace(tracer), tools(add)).run(turn)
-    told = spans_text(spans)
-    assert SECRET in told
+    received = spans_text(spans)
+    assert SECRET in received
     seen = spans_by_name(spans)["execute_tool add"].attributes or {}
     assert seen[otel.TOOL_RESULT] == "5"
     assert '"a"' in str(seen[otel.TOOL_ARGUMENTS])
-    assert "Be brief." in told
+    assert "Be brief." in received
     spans.clear()
     await with_middleware(practice, trace(tracer, content=False), tools(add)).run(turn)
     assert SECRET not in spans_text(spans)

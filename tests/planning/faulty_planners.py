@@ -13,11 +13,11 @@ from kedge.turns import ReasoningBlock, Turn, dump_block
 
 def contiguity_only(turn: Turn, **options: Any) -> RequestPlan:
     """Chain on the newest response whose blocks stand together: tags, and no digest."""
-    places: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     for index, block in enumerate(turn.blocks):
-        places.setdefault(block.response_id, []).append(index)
-    for name in sorted(places, key=lambda each: places[each][-1], reverse=True):
-        found = places[name]
+        positions.setdefault(block.response_id, []).append(index)
+    for name in sorted(positions, key=lambda each: positions[each][-1], reverse=True):
+        found = positions[name]
         if name and found[-1] - found[0] + 1 == len(found):
             return _plan_chained(turn, name, options)
     return plan_request(turn, **options)
@@ -58,8 +58,8 @@ class RawDigests:
     def __call__(self, turn: Turn, **options: Any) -> RequestPlan:
         """Chain only where nothing at all has changed."""
         plan = plan_request(turn, **options)
-        kept = self.recorded.get(plan.anchor.response_id, []) if plan.anchor else []
-        if kept == [dump_block(block) for block in turn.body[: len(kept)]]:
+        retained = self.recorded.get(plan.anchor.response_id, []) if plan.anchor else []
+        if retained == [dump_block(block) for block in turn.body[: len(retained)]]:
             return plan
         return replace(plan_request(turn, **{**options, "mode": "stateless"}), mode=plan.mode)
 

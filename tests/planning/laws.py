@@ -89,13 +89,13 @@ class PlanCase:
 
 def check_coherence(case: PlanCase) -> None:
     """What the server holds and what it is sent are together what the Turn says."""
-    said = normal_form.normalize_turn(case.turn, case.servers)
-    if normal_form.normalize_items(case.full_items, case.server) != said:
-        raise LawViolation("coherence", "a full send differs", said, case.full_items)
+    reported = normal_form.normalize_turn(case.turn, case.servers)
+    if normal_form.normalize_items(case.full_items, case.server) != reported:
+        raise LawViolation("coherence", "a full send differs", reported, case.full_items)
     together = [*case.server_context, *case.sent_items]
-    if normal_form.normalize_items(together, case.server) != said:
+    if normal_form.normalize_items(together, case.server) != reported:
         raise LawViolation(
-            "coherence", "a chained send differs", said, together, case.plan.explain()
+            "coherence", "a chained send differs", reported, together, case.plan.explain()
         )
 
 
@@ -109,7 +109,7 @@ def check_minimality(case: PlanCase) -> None:
     if case.plan.mode != "chained":
         return
     digests = naive_digests(case.turn)
-    said, first = (
+    reported, first = (
         normal_form.normalize_turn(case.turn, case.servers),
         _leading_compaction(case.full_items),
     )
@@ -122,7 +122,7 @@ def check_minimality(case: PlanCase) -> None:
             continue
         held = _stored_context(record, case.server)
         seen = normal_form.normalize_items(held, case.server)
-        if said[: len(seen)] == seen and _leading_compaction(held) == first:
+        if reported[: len(seen)] == seen and _leading_compaction(held) == first:
             candidate = (record.block_count, record.created_at)
             if best is None or candidate > best:
                 best, too_deep = candidate, _is_too_deep(record, case.server)
@@ -164,8 +164,8 @@ def check_problems(case: PlanCase) -> None:
 def check_sizes(case: PlanCase) -> None:
     """The counts of a plan are those of what it sends."""
     plan = case.plan
-    whole = (plan.delta_blocks, plan.delta_bytes) <= (plan.full_blocks, plan.full_bytes)
-    if not whole or len(case.sent_items) != plan.delta_blocks - len(plan.left_out):
+    complete = (plan.delta_blocks, plan.delta_bytes) <= (plan.full_blocks, plan.full_bytes)
+    if not complete or len(case.sent_items) != plan.delta_blocks - len(plan.left_out):
         raise LawViolation("sizes", plan)
     if not plan.explain():
         raise LawViolation("sizes", "nothing to say", plan)

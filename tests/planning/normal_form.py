@@ -50,14 +50,14 @@ def normalize_items(items: list[Item], server: ReferenceServer) -> list[NormalFo
 def normalize_turn(turn: Turn, servers: Iterable[ReferenceServer]) -> list[NormalForm]:
     """What a Turn says: everything in it, from a compaction that somebody put there on."""
     folded = {content for memory in servers for content in memory.compacted}
-    said: list[NormalForm] = []
+    reported: list[NormalForm] = []
     for block in turn.body:
         if is_compaction(block):
             if block.item["encrypted_content"] not in folded:
-                said = [normalize_block(block)]
+                reported = [normalize_block(block)]
         elif not isinstance(block, ReasoningBlock):
-            said.append(normalize_block(block))
-    return said
+            reported.append(normalize_block(block))
+    return reported
 
 
 def normalize_visible(turn: Turn) -> list[NormalForm]:

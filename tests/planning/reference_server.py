@@ -159,8 +159,8 @@ class ReferenceServer:
             if content not in self.compacted and not content.startswith("by hand"):
                 raise RequestRejected("a compaction that is not mine")
             return
-        mine = self.issued_items.get(item.get("id", ""))
-        if mine is None or mine[0] != item:
+        own = self.issued_items.get(item.get("id", ""))
+        if own is None or own[0] != item:
             raise RequestRejected("encrypted content that is not mine, or not as I wrote it")
         needed = self.item_after.get(item["id"])
         if needed is None or following.get("id") != needed:

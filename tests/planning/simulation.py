@@ -376,9 +376,9 @@ class Simulation:
 
     def forget(self, turn: Turn, b: int, c: int) -> None:
         """A server loses a response."""
-        kept = list(self.servers[b % 2].responses.values())
-        if kept:
-            kept[c % len(kept)].forgotten = True
+        retained = list(self.servers[b % 2].responses.values())
+        if retained:
+            retained[c % len(retained)].forgotten = True
 
     def intrude(self, turn: Turn, b: int, c: int) -> None:
         """Somebody else appends to a conversation object."""

@@ -119,5 +119,5 @@ def test_depth_matters_only_where_it_is_known_to() -> None:
 def test_every_reason_has_its_words() -> None:
     """A refused candidate can always say why."""
     assert set(REASONS) == set(get_args(Reason))
-    for reason, words in REASONS.items():
-        assert str(RejectedAnchor("R", reason, make_record())) == f"R: {words}"
+    for reason, texts in REASONS.items():
+        assert str(RejectedAnchor("R", reason, make_record())) == f"R: {texts}"

@@ -55,24 +55,24 @@ def operations() -> st.SearchStrategy[list[Operation]]:
 
 def apply_operation(turn: Turn, operation: Operation) -> Turn:
     """The Turn after one operation."""
-    name, _, place, what = operation
+    name, _, position, what = operation
     block, here = (
         BLOCK_FACTORIES[what % len(BLOCK_FACTORIES)](),
-        turn[place % len(turn)].id if turn.blocks else "",
+        turn[position % len(turn)].id if turn.blocks else "",
     )
     match name:
         case "append":
             return turn.append(block)
         case "append two":
-            return turn.append(block, BLOCK_FACTORIES[place % len(BLOCK_FACTORIES)]())
+            return turn.append(block, BLOCK_FACTORIES[position % len(BLOCK_FACTORIES)]())
         case "insert":
-            return turn.insert(place % (len(turn) + 1), block)
+            return turn.insert(position % (len(turn) + 1), block)
         case "replace" if here:
             return turn.replace(here, block)
         case "remove" if here:
             return turn.remove(here)
         case "take":
-            return turn.take(place % (len(turn) + 1))
+            return turn.take(position % (len(turn) + 1))
         case "data":
             return turn.with_data(a=what)
         case _:
@@ -93,9 +93,9 @@ def check_digests(turn: Turn) -> None:
     assert ledger.byte_size(0, len(body)) == total
     thoughts = [index for index, block in enumerate(body) if isinstance(block, ReasoningBlock)]
     assert ledger.uncovered_positions(0, len(body)) == thoughts
-    places = [index for index, block in enumerate(body) if is_compaction(block)]
-    assert [place for place in ledger.barriers if place < len(body)] == places
-    for first in (0, *places):
+    positions = [index for index, block in enumerate(body) if is_compaction(block)]
+    assert [position for position in ledger.barriers if position < len(body)] == positions
+    for first in (0, *positions):
         assert find_problems(turn, first) == find_problems(Turn(turn.blocks), first)
         alone = Turn(body[first:])
         if not alone.lead:
@@ -223,17 +223,17 @@ def test_threads_that_plan_the_same_turn_agree() -> None:
 def test_a_ledger_grows_in_any_steps(makers: list[Callable[[], Block]], cut: int) -> None:
     """One block at a time, all at once, or in two parts: the same account."""
     blocks = tuple(make() for make in makers)
-    whole, parts, single = PrefixIndex(), PrefixIndex(), PrefixIndex()
-    whole.extend(blocks)
+    complete, parts, single = PrefixIndex(), PrefixIndex(), PrefixIndex()
+    complete.extend(blocks)
     parts.extend(blocks[:cut])
     parts.extend(blocks[cut:])
     for block in blocks:
         single.extend([block])
-    for other in (parts, single, whole.fork(blocks)):
+    for other in (parts, single, complete.fork(blocks)):
         assert (other.digests, other.sums, other.skipped) == (
-            whole.digests,
-            whole.sums,
-            whole.skipped,
+            complete.digests,
+            complete.sums,
+            complete.skipped,
         )
-        assert (other.barriers, other.length) == (whole.barriers, whole.length)
-        assert other.problems(blocks, 0, 0) == whole.problems(blocks, 0, 0)
+        assert (other.barriers, other.length) == (complete.barriers, complete.length)
+        assert other.problems(blocks, 0, 0) == complete.problems(blocks, 0, 0)

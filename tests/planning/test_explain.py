@@ -18,8 +18,8 @@ def test_a_first_request() -> None:
 
 def test_a_chained_request() -> None:
     """What is sent, and what that saves."""
-    said = make_plan(make_exchanges(20).append(user("next"))).explain()
-    assert said == (
+    reported = make_plan(make_exchanges(20).append(user("next"))).explain()
+    assert reported == (
         "Chained on R20: sending 1 block, about 103 bytes; "
         "its memory already holds the rest of 41 blocks, about 4.6 kB."
     )
@@ -29,17 +29,17 @@ def test_an_edit_names_the_blocks_between_two_records() -> None:
     """One digest tells between which two records something changed."""
     turn = make_exchanges(3)
     edited = turn.replace(turn[3].id, assistant("edited"))
-    words = "because the conversation before or in it was edited since"
+    texts = "because the conversation before or in it was edited since"
     assert make_plan(edited).explain().splitlines()[1:] == [
-        f"Not used: R3, {words} (somewhere in blocks 3 to 6).",
-        f"Not used: R2, {words} (somewhere in blocks 3 to 4).",
+        f"Not used: R3, {texts} (somewhere in blocks 3 to 6).",
+        f"Not used: R2, {texts} (somewhere in blocks 3 to 4).",
     ]
 
 
 def test_a_turn_that_was_cut_short_says_so() -> None:
     """Blocks that are no longer there are not pointed at."""
-    said = make_plan(make_exchanges(3).take(4)).explain()
-    assert "Not used: R3, because the conversation now ends before it (after block 4)." in said
+    reported = make_plan(make_exchanges(3).take(4)).explain()
+    assert "Not used: R3, because the conversation now ends before it (after block 4)." in reported
 
 
 def test_a_fallback_says_what_can_be_done() -> None:
@@ -58,8 +58,8 @@ def test_a_fallback_says_what_can_be_done() -> None:
 def test_a_conversation_object_is_named() -> None:
     """It holds the rest."""
     turn = add_response(Turn([user("a")]), "R1", mode="conversation", conversation_id="conv_7")
-    said = make_plan(turn.append(user("b")), mode="conversation").explain()
-    assert "conversation conv_7 already holds the rest" in said
+    reported = make_plan(turn.append(user("b")), mode="conversation").explain()
+    assert "conversation conv_7 already holds the rest" in reported
 
 
 def test_problems_are_told_one_by_one_up_to_a_point() -> None:

@@ -88,8 +88,8 @@ def test_reasoning_stays_home_once_what_it_was_made_from_changed(name: str) -> N
     }
     items = render_full(changes[name]())
     assert not {"rs_a", "fc_a"} & set(item_ids(items))
-    kept = name in ("own reasoning", "reasoning taken out")  # R2 was not touched by these
-    assert ("rs_b" in item_ids(items)) is kept
+    retained = name in ("own reasoning", "reasoning taken out")  # R2 was not touched by these
+    assert ("rs_b" in item_ids(items)) is retained
 
 
 def test_reasoning_of_another_provider_is_left_out_and_said() -> None:

@@ -46,18 +46,18 @@ def test_a_compaction_falls_with_what_it_was_made_from() -> None:
         make_exchanges(2).append(user("u")), "R3", compaction_block("c"), message_block("c")
     )
     edited = turn.replace(turn[0].id, user("redacted")).append(user("next"))
-    whole = ["user", "assistant", "user", "assistant", "user", "assistant", "user"]
-    assert item_types(render_full(edited)) == whole
+    complete = ["user", "assistant", "user", "assistant", "user", "assistant", "user"]
+    assert item_types(render_full(edited)) == complete
     assert "Left out: 1 block of compaction." in make_plan(edited).explain()
     answered = add_response(edited, "R4").append(user("more"))
     assert item_types(render_full(answered)) == [
-        *whole,
+        *complete,
         "assistant",
         "user",
     ]  # the new record does not revive it
     assert make_plan(answered).previous_response_id == "R4"
     assert item_types(render_full(add_response(answered, "R5"))) == [
-        *whole,
+        *complete,
         "assistant",
         "user",
         "assistant",

@@ -96,8 +96,8 @@ def test_lost_responses_are_marked_and_not_returned_to() -> None:
     state = ConversationState(None, "R3", "", anchors).mark_lost(["R2", "R3"])
     assert [record.status for record in state.anchors] == ["completed", "incomplete", "lost"]
     assert state.previous_response_id == ""
-    kept = ConversationState(None, "R1", "", anchors).mark_lost(["R3"])
-    assert kept.previous_response_id == "R1"
+    retained = ConversationState(None, "R1", "", anchors).mark_lost(["R3"])
+    assert retained.previous_response_id == "R1"
 
 
 def test_a_state_finds_a_record_by_its_response() -> None:

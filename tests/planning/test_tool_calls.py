@@ -103,8 +103,8 @@ def test_problems_say_what_to_do() -> None:
         tool_result("b", "1"),
         tool_result("b", "1"),
     ]
-    said = [str(problem) for problem in find_problems(Turn([*blocks, tool_result("z", "1")]))]
-    assert said == [
+    reported = [str(problem) for problem in find_problems(Turn([*blocks, tool_result("z", "1")]))]
+    assert reported == [
         "call a (look) has no result; add one or remove the call",
         "call b (look) is repeated before its result; use a new call_id",
         "call b has a second result; remove one of them",

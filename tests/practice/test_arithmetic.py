@@ -34,8 +34,8 @@ def test_a_sum_is_what_python_says(text: str) -> None:
     """Precedence, parentheses and signs, in exact numbers."""
     value = evaluate(text)
     if value is not None:
-        whole = "".join(f"Fraction('{t}')" if t[0].isdigit() else t for t in tokenize(text))
-        assert value == eval(whole, {"Fraction": Fraction})  # noqa: S307
+        complete = "".join(f"Fraction('{t}')" if t[0].isdigit() else t for t in tokenize(text))
+        assert value == eval(complete, {"Fraction": Fraction})  # noqa: S307
 
 
 def tokenize(text: str) -> list[str]:

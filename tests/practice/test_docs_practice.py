@@ -39,20 +39,20 @@ def split_lines(box: str) -> Iterator[tuple[str, str]]:
     """Speaker and words of each line; an indented line goes on with the one before."""
     for line in re.sub(r"\n {2}(?=\S)", "\n\t", box).split("\n"):
         if line:
-            speaker, _, words = line.partition(": ")
-            yield speaker, words
+            speaker, _, texts = line.partition(": ")
+            yield speaker, texts
 
 
 def join_lines(box: str) -> Iterator[tuple[str, str]]:
     held: list[str] | None = None
-    for speaker, words in split_lines(box):
+    for speaker, texts in split_lines(box):
         if speaker.startswith("\t"):
             assert held is not None
-            held[1] += speaker + (f": {words}" if words else "")
+            held[1] += speaker + (f": {texts}" if texts else "")
             continue
         if held:
             yield held[0], held[1]
-        held = [speaker, words]
+        held = [speaker, texts]
     if held:
         yield held[0], held[1]
 
@@ -138,8 +138,8 @@ class DocumentedConversation:
 
 def run_conversation(box: str) -> DocumentedConversation:
     stage = DocumentedConversation()
-    for speaker, words in join_lines(box):
-        stage.run(speaker, words)
+    for speaker, texts in join_lines(box):
+        stage.run(speaker, texts)
     assert not stage.pending_parts
     return stage
 

@@ -28,8 +28,8 @@ def user_item(text: Any) -> Item:
 
 
 def answer_parts(*items: Item | str, **settings: Any) -> Sequence[OutputPart]:
-    asked = [user_item(item) if isinstance(item, str) else item for item in items]
-    return answer(PracticeRequest(asked, **settings)).parts
+    requested = [user_item(item) if isinstance(item, str) else item for item in items]
+    return answer(PracticeRequest(requested, **settings)).parts
 
 
 def answer_text(*items: Item | str, **settings: Any) -> str:
@@ -143,8 +143,8 @@ def test_a_question_at_the_end_of_a_long_message_is_heard() -> None:
 
 def test_the_newest_fact_wins() -> None:
     """A fact told twice is the one told last."""
-    told = ["My name is Ada.", "No wait, my name is Grace!"]
-    assert answer_text(*told, "What is my name?") == "Your name is Grace."
+    received = ["My name is Ada.", "No wait, my name is Grace!"]
+    assert answer_text(*received, "What is my name?") == "Your name is Grace."
 
 
 def test_a_sealed_thought_is_only_seen() -> None:

@@ -153,7 +153,7 @@ async def test_a_tool_says_whether_it_wants_approval(
 async def test_one_question_at_a_time_while_others_run() -> None:
     """A person is asked about one call, then the next; what needs no answer does not wait."""
     answers = {"c0": anyio.Event(), "c1": anyio.Event()}
-    asked: list[str] = []
+    requested: list[str] = []
     ran: list[str] = []
 
     @tool(approval=True)
@@ -163,7 +163,7 @@ async def test_one_question_at_a_time_while_others_run() -> None:
     async def go() -> None: ...
 
     async def approve(call: ToolCallBlock) -> bool:
-        asked.append(call.call_id)
+        requested.append(call.call_id)
         await answers[call.call_id].wait()
         return True
 
@@ -178,10 +178,10 @@ async def test_one_question_at_a_time_while_others_run() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(main)
             await anyio.wait_all_tasks_blocked()
-            assert (asked, ran) == (["c0"], ["c2"])
+            assert (requested, ran) == (["c0"], ["c2"])
             answers["c0"].set()
             await anyio.wait_all_tasks_blocked()
-            assert (asked, ran) == (["c0", "c1"], ["c2", "c0"])
+            assert (requested, ran) == (["c0", "c1"], ["c2", "c0"])
             answers["c1"].set()
     assert ran == ["c2", "c0", "c1"]
 

@@ -93,15 +93,21 @@ def test_each_problem_names_the_argument_and_what_is_expected(
 
 def test_all_problems_are_told_at_once() -> None:
     """A model corrects everything in one go; the branches of a union are one problem."""
-    told = argument_problems({"days": 0, "mode": "plane", "where": "?", "dayz": 1})
-    assert [line.partition(":")[0] for line in told] == ["start", "days", "mode", "where", "dayz"]
+    received = argument_problems({"days": 0, "mode": "plane", "where": "?", "dayz": 1})
+    assert [line.partition(":")[0] for line in received] == [
+        "start",
+        "days",
+        "mode",
+        "where",
+        "dayz",
+    ]
 
 
 def test_the_list_of_problems_is_bounded() -> None:
     """A thousand mistakes are not told one by one."""
-    told = argument_problems({f"x{i}": 1 for i in range(1000)})
-    assert len(told) == MAX_PROBLEMS + 1
-    assert told[-1] == f"and {1001 - MAX_PROBLEMS} more"
+    received = argument_problems({f"x{i}": 1 for i in range(1000)})
+    assert len(received) == MAX_PROBLEMS + 1
+    assert received[-1] == f"and {1001 - MAX_PROBLEMS} more"
 
 
 def test_values_are_not_repeated() -> None:
@@ -128,10 +134,10 @@ fields = st.sampled_from(["start", "days", "legs", "mode", "where", "seats", "pr
 @given(st.dictionaries(fields, json_values) | st.text(max_size=20))
 def test_any_arguments_are_read_or_told_what_is_wrong(arguments: str | dict[str, Any]) -> None:
     """Nothing that a model writes breaks the reading."""
-    told: tuple[str, ...] = ("it fits",)
+    received: tuple[str, ...] = ("it fits",)
     try:
         SCHEMA.parse_arguments(tool_call("trip", arguments))
     except InvalidArguments as error:
-        told = error.problems
-    assert told
-    assert "function-after" not in "".join(told)
+        received = error.problems
+    assert received
+    assert "function-after" not in "".join(received)

@@ -52,9 +52,9 @@ class GateRunner:
         with anyio.CancelScope() as scope:
             self.scopes[name] = scope
             try:
-                async with self.gate.acquire() as place:
+                async with self.gate.acquire() as position:
                     self.log.append(name)
-                    self.places[name] = place
+                    self.places[name] = position
                     self.inside[name] = anyio.Event()
                     await self.inside[name].wait()
             except AllPermitsAbandoned:

@@ -205,8 +205,8 @@ async def test_whoever_comes_second_gives_the_place_back(first: str) -> None:
 
     assert quick.limit
     gate = quick.limit.current_limiter()
-    async with gate.acquire() as place:
-        run = ThreadRun(quick, {}, place)
+    async with gate.acquire() as position:
+        run = ThreadRun(quick, {}, position)
         steps = (
             [run.call_function, run.abandon]
             if first == "the thread ends"
@@ -310,14 +310,14 @@ async def test_cancellation_loses_nothing_and_leaves_no_call_open() -> None:
         first.set()
 
     box = Toolbox(quick, slow, thread)
-    asked = make_calls("quick", "slow", "slow", "thread")
-    async with run_in_background((box, asked), on_run=note) as scope:
+    requested = make_calls("quick", "slow", "slow", "thread")
+    async with run_in_background((box, requested), on_run=note) as scope:
         await started.wait()
         await first.wait()
         scope.cancel()
     release.set()
     assert cleaned.is_set()
-    assert [(runs[c.call_id].outcome, runs[c.call_id].result.text) for c in asked] == [
+    assert [(runs[c.call_id].outcome, runs[c.call_id].result.text) for c in requested] == [
         ("ok", "done"),
         ("cancelled", "This call was cancelled while it ran; it may have had an effect."),
         ("cancelled", "This call was cancelled before it ran."),

@@ -68,7 +68,9 @@ def test_locate_error_returns_the_source_location_without_the_message() -> None:
     """File, line and function, without the path."""
     with pytest.raises(ValueError, match="hush") as error:
         raise ValueError("hush")
-    place = locate_error(error.value)
-    assert place.startswith("test_output_errors.py:")
-    assert place.endswith(" in test_locate_error_returns_the_source_location_without_the_message")
+    position = locate_error(error.value)
+    assert position.startswith("test_output_errors.py:")
+    assert position.endswith(
+        " in test_locate_error_returns_the_source_location_without_the_message"
+    )
     assert locate_error(ValueError("hush")) == "an unknown location"

@@ -176,8 +176,8 @@ def test_ids_of_a_response_that_are_no_text_count_for_nothing() -> None:
 def test_a_block_tells_its_text() -> None:
     """Text parts are joined; images and refusals are not text."""
     assert UserBlock((TextPart("a"), ImagePart("u"), TextPart("b"))).text == "ab"
-    spoken = AssistantBlock((TextPart("a"), RefusalPart("no"), RefusalPart("!")))
-    assert (spoken.text, spoken.refusal) == ("a", "no!")
+    names = AssistantBlock((TextPart("a"), RefusalPart("no"), RefusalPart("!")))
+    assert (names.text, names.refusal) == ("a", "no!")
     assert ToolResultBlock("c", (TextPart("4"), TextPart("2"))).text == "42"
 
 

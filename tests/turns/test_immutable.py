@@ -146,9 +146,9 @@ def test_extra_cannot_hide_a_member(value: Any) -> None:
     for name in (tag, *own):
         with pytest.raises(InvalidTurn, match=f"extra holds '{name}'"):
             dataclasses.replace(value, extra={name: 1})
-    kept = dataclasses.replace(value, extra={"new": 1, "extra": 2, "leaf": 3})
-    assert kept.extra == {"new": 1, "extra": 2, "leaf": 3}
-    assert kept == value
+    retained = dataclasses.replace(value, extra={"new": 1, "extra": 2, "leaf": 3})
+    assert retained.extra == {"new": 1, "extra": 2, "leaf": 3}
+    assert retained == value
 
 
 def test_a_part_in_use_cannot_be_reached_through_what_was_passed_in() -> None:

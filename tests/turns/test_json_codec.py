@@ -47,7 +47,7 @@ def assert_identical(one: Turn, other: Turn) -> None:
         for name in ("id", "metadata", "origin", "extra"):
             assert getattr(left, name) == getattr(right, name)
         parts = zip(getattr(left, "parts", ()), getattr(right, "parts", ()), strict=True)
-        assert all(mine.extra == theirs.extra for mine, theirs in parts)
+        assert all(own.extra == theirs.extra for own, theirs in parts)
         if hasattr(left, "item"):
             assert left.item == right.item  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -109,9 +109,9 @@ def test_blocks_and_parts_of_unknown_kinds_survive(block: Block) -> None:
     assert loaded.id == block.id
     assert dump_block(loaded) == form
     part = {"type": "hologram", "depth": None}
-    kept = load_block({"kind": "user", "parts": [part]})
-    assert kept == UserBlock((OpaquePart(FrozenMap(part)),))
-    assert dump_block(kept)["parts"] == [part]
+    retained = load_block({"kind": "user", "parts": [part]})
+    assert retained == UserBlock((OpaquePart(FrozenMap(part)),))
+    assert dump_block(retained)["parts"] == [part]
 
 
 ODD_PARTS: list[dict[str, Any]] = [
@@ -135,8 +135,8 @@ def test_an_opaque_part_is_never_taken_for_one_of_ours(content: Any) -> None:
     """A provider's part whose type is one of ours, or none at all, comes back as it was."""
     block = UserBlock((OpaquePart(FrozenMap(content)),))
     assert load_block(dump_block(block)).content == block.content
-    noted = UserBlock((OpaquePart(FrozenMap(content), extra=FrozenMap(new=1)),))
-    assert load_block(dump_block(noted)).parts[0].extra == {"new": 1}  # pyright: ignore[reportAttributeAccessIssue]
+    recorded = UserBlock((OpaquePart(FrozenMap(content), extra=FrozenMap(new=1)),))
+    assert load_block(dump_block(recorded)).parts[0].extra == {"new": 1}  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_parts_read_from_a_wire_can_be_stored() -> None:
@@ -304,9 +304,9 @@ EMPTY_FORM = {"format": "kedge.turn", "version": 1, "blocks": []}
 )
 def test_a_malformed_turn_names_the_offending_member(change: Any, path: str, problem: str) -> None:
     """The error says where and what; there is no half Turn."""
-    whole = isinstance(change, dict) and change and "format" not in change
+    complete = isinstance(change, dict) and change and "format" not in change
     with pytest.raises(InvalidJSON) as error:
-        load({**EMPTY_FORM, **change} if whole else change)
+        load({**EMPTY_FORM, **change} if complete else change)
     assert (error.value.path, error.value.problem) == (path, problem)
 
 

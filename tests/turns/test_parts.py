@@ -98,10 +98,10 @@ def test_a_part_that_cannot_be_is_refused(make: Any, message: str) -> None:
 
 def test_extra_is_not_part_of_the_value() -> None:
     """Annotations and the like neither make two parts different nor get lost."""
-    plain, noted = TextPart("a"), TextPart("a", extra=FrozenMap(annotations=[1]))
-    assert plain == noted
-    assert hash(plain) == hash(noted)
-    assert noted.extra == {"annotations": [1]}
+    plain, recorded = TextPart("a"), TextPart("a", extra=FrozenMap(annotations=[1]))
+    assert plain == recorded
+    assert hash(plain) == hash(recorded)
+    assert recorded.extra == {"annotations": [1]}
 
 
 def test_parts_of_different_types_differ() -> None:

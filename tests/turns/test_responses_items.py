@@ -279,8 +279,8 @@ def test_nulls_in_a_part_are_not_there() -> None:
 def test_a_model_that_shows_an_image_is_still_heard() -> None:
     """Parts that an assistant cannot hold are kept beside its words."""
     shown = {"type": "output_image", "image_url": "u"}
-    said = {"type": "output_text", "text": "look"}
-    item = {"type": "message", "role": "assistant", "content": [said, shown]}
+    reported = {"type": "output_text", "text": "look"}
+    item = {"type": "message", "role": "assistant", "content": [reported, shown]}
     block = block_from_item(item)
     assert isinstance(block, AssistantBlock)
     assert block.text == "look"
@@ -314,10 +314,10 @@ def test_reasoning_stays_reasoning_in_any_shape(members: Any) -> None:
 def test_unknown_members_of_a_known_item_are_kept_and_the_meaningful_ones_sent() -> None:
     """Phase, namespace, caller and async go out again; others stay in the block's extra."""
     content = [{"type": "output_text", "text": "a"}]
-    said = {"type": "message", "role": "assistant", "phase": "commentary", "content": content}
-    block = block_from_item({**said, "mood": "good", "status": "completed", "agent": None})
+    reported = {"type": "message", "role": "assistant", "phase": "commentary", "content": content}
+    block = block_from_item({**reported, "mood": "good", "status": "completed", "agent": None})
     assert block.extra == {"item": {"phase": "commentary", "mood": "good"}}
-    assert item_from_block(block) == said
+    assert item_from_block(block) == reported
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     carried = {"namespace": "n", "caller": {"type": "direct"}, "async": True}
     block = block_from_item(
@@ -326,8 +326,8 @@ def test_unknown_members_of_a_known_item_are_kept_and_the_meaningful_ones_sent()
     assert block.extra["item"]["input"] == 1
     assert item_from_block(block) == {**call, **carried}
     assert item_from_block(load_block(dump_block(block))) == {**call, **carried}
-    noted = block_from_item({**call, "mood": 1}, extra={"mine": 2})
-    assert noted.extra == {"mine": 2, "item": {"mood": 1}}
+    recorded = block_from_item({**call, "mood": 1}, extra={"mine": 2})
+    assert recorded.extra == {"mine": 2, "item": {"mood": 1}}
 
 
 def test_a_hosted_tools_item_goes_out_in_a_form_that_servers_take() -> None:

@@ -36,14 +36,14 @@ def test_no_object_keeps_a_null_member(value: Any) -> None:
 @given(opaque_items())
 def test_the_essence_has_neither_id_nor_status_unless_they_are_content(item: Any) -> None:
     """Only the types in the tables keep them, and every other member stays."""
-    kept = strip_server_fields(FrozenMap(item))
+    retained = strip_server_fields(FrozenMap(item))
     shown = {"type", *(k for k, v in item.items() if v is not None)}
     hidden = {
         *([] if item["type"] in ID_IS_CONTENT else ["id"]),
         *([] if item["type"] in STATUS_IS_CONTENT else ["status"]),
     }
-    assert kept.keys() == shown - hidden
-    assert strip_server_fields(kept) == kept
+    assert retained.keys() == shown - hidden
+    assert strip_server_fields(retained) == retained
 
 
 def test_the_id_of_an_image_is_its_content_if_nothing_else_is() -> None:

@@ -71,8 +71,8 @@ def test_a_turn_is_one_line_a_block(turn: Turn) -> None:
 
 def test_a_turn_reads_like_a_table() -> None:
     """Place, kind, content, and the response that made the block."""
-    said = assistant("Hi", metadata={"response_id": "resp_1"})
-    turn = Turn([system("Be brief."), user("Hello"), said], id="turn_1")
+    reported = assistant("Hi", metadata={"response_id": "resp_1"})
+    turn = Turn([system("Be brief."), user("Hello"), reported], id="turn_1")
     assert repr(turn) == "<Turn turn_1, 3 blocks>"
     assert repr(turn.take(1)) == "<Turn turn_1, 1 block>"
     assert str(Turn(id="turn_1")) == "<Turn turn_1, 0 blocks>"

@@ -94,11 +94,11 @@ class TurnsAgainstLists(RuleBasedStateMachine):
     @rule(pair=pairs)
     def derive(self, pair: Any) -> None:
         turn, body = pair[0], pair[0].body
-        value, kept = get_cached_index(turn)
+        value, retained = get_cached_index(turn)
         derived = cast("list[Block]", value or [])
-        if len(derived) != kept:
-            derived = derived[:kept]
-        derived.extend(body[kept:])
+        if len(derived) != retained:
+            derived = derived[:retained]
+        derived.extend(body[retained:])
         cache_index(turn, derived, len(body))
 
     def id_at(self, pair: Any, place: int) -> str:
@@ -126,10 +126,10 @@ class TurnsAgainstLists(RuleBasedStateMachine):
     @invariant()
     def a_memo_never_vouches_for_a_block_that_changed(self) -> None:
         for turn, _ in self.family:
-            value, kept = get_cached_index(turn)
+            value, retained = get_cached_index(turn)
             derived = cast("list[Block]", value or [])
-            assert kept <= len(turn.body)
-            assert list(map(id, derived[:kept])) == list(map(id, turn.body[:kept]))
+            assert retained <= len(turn.body)
+            assert list(map(id, derived[:retained])) == list(map(id, turn.body[:retained]))
 
 
 TurnsAgainstLists.TestCase.settings = settings(max_examples=60, stateful_step_count=30)

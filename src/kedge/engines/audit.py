@@ -158,7 +158,7 @@ def _find_difference(local: Sequence[Block], remote: Sequence[Block]) -> str:
     if len(remote) > len(local):
         return f"the server holds {len(remote)} blocks where the Turn has {len(local)}"
     start = len(local) - len(remote)
-    for index, (mine, its) in enumerate(zip(local[start:], remote, strict=True), start + 1):
-        if canonical_json(mine) != canonical_json(its):
-            return f"block {index} is not what the server holds ({mine.kind}, {its.kind})"
+    for index, (ours, theirs) in enumerate(zip(local[start:], remote, strict=True), start + 1):
+        if canonical_json(ours) != canonical_json(theirs):
+            return f"block {index} is not what the server holds ({ours.kind}, {theirs.kind})"
     return ""

@@ -115,8 +115,8 @@ class EvidenceKey:
     transport: str
 
     def __str__(self) -> str:
-        way = "stream" if self.streaming else "whole"
-        return f"{self.scope} {self.model} {way} {self.transport}"
+        kind = "stream" if self.streaming else "whole"
+        return f"{self.scope} {self.model} {kind} {self.transport}"
 
 
 @dataclass(slots=True)

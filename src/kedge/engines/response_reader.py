@@ -123,12 +123,12 @@ def record_outcome(
     blocks = outcome.blocks if outcome.completed else outcome.whole_blocks
     if outcome.status not in ("completed", "incomplete"):
         return turn
-    flaw = _find_anchor_problem(outcome, reused=reused)
+    problem = _find_anchor_problem(outcome, reused=reused)
     if stateful:
-        flaw = flaw or outcome.anchor_problem
-    if flaw:
+        problem = problem or outcome.anchor_problem
+    if problem:
         if stateful:
-            log.warning("no anchor: %s", flaw, response_id=outcome.response_id, turn_id=turn.id)
+            log.warning("no anchor: %s", problem, response_id=outcome.response_id, turn_id=turn.id)
             count("responses_without_id_total")
         return turn.append(*tag_blocks(blocks, outcome.response_id)) if blocks else turn
     status: Status = "incomplete"

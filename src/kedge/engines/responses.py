@@ -437,8 +437,10 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         mode: Mode = (
             "chained" if self._resolve_mode(turn, Request())[0] == "chained" else "stateless"
         )
-        ways = (SendOptions(mode), SendOptions(mode, full=True))
-        plans = tuple(self._build_plan(turn, Request(), way, out_of_band=True) for way in ways)
+        attempts = (SendOptions(mode), SendOptions(mode, full=True))
+        plans = tuple(
+            self._build_plan(turn, Request(), each, out_of_band=True) for each in attempts
+        )
         return plans if plans[0].anchor else plans[1:]
 
     async def _audit_periodically(

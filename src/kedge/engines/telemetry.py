@@ -57,8 +57,8 @@ def record_request(plan: RequestPlan, size: int) -> None:
     measure("responses_chain_depth", plan.anchor.depth if plan.anchor else 0)
     count("responses_bytes_sent_total", size)
     count("responses_bytes_full_total", plan.full_bytes)
-    way = "in full" if plan.anchor is None else "chained"
-    log.info("request sent: %s, %d bytes", way, size, response_id=plan.previous_response_id)
+    form = "in full" if plan.anchor is None else "chained"
+    log.info("request sent: %s, %d bytes", form, size, response_id=plan.previous_response_id)
 
 
 def record_mode_change(mode: str, requested: str, reason: str) -> None:

@@ -137,16 +137,16 @@ class HttpResponse:
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """Yield the body as it arrives."""
-        came: list[bytes] = []
+        received: list[bytes] = []
         try:
             with self.translator:
                 async with aclosing(self.response.aiter_bytes()) as chunks:
                     async for chunk in chunks:
                         if self.tap:
-                            came.append(chunk)
+                            received.append(chunk)
                         yield chunk
         finally:
-            self._notify_tap(b"".join(came))
+            self._notify_tap(b"".join(received))
 
     async def body(self) -> bytes:
         """Return the complete body."""

@@ -507,8 +507,8 @@ class ToolCallState:
         return self._pending[-1]
 
     def _apply_pending(self, call: ToolCall) -> list[StreamEvent]:
-        mine = [early for early in self._pending if belongs_to(early, call)][:1]
-        for early in mine:
+        found = [early for early in self._pending if belongs_to(early, call)][:1]
+        for early in found:
             self._pending.remove(early)
             self._add_alias(call, early.item_id)
             call.pieces, call.final_arguments = early.pieces, early.final

@@ -273,8 +273,8 @@ def _edit_block_content(each: Block, edit: TextEdit) -> Block:
             parts = tuple(_edit_part(part, edit) for part in each.parts)
             return each if _all_identical(parts, each.parts) else replace(each, parts=parts)
         case AssistantBlock():
-            spoken = tuple(_edit_part(part, edit) for part in each.parts)
-            return each if _all_identical(spoken, each.parts) else replace(each, parts=spoken)  # pyright: ignore[reportArgumentType]
+            content = tuple(_edit_part(part, edit) for part in each.parts)
+            return each if _all_identical(content, each.parts) else replace(each, parts=content)  # pyright: ignore[reportArgumentType]
         case SystemBlock():
             text = edit(each.text)
             return each if text == each.text else replace(each, text=text)

@@ -71,9 +71,9 @@ def freeze_extra(value: Any, tag: str) -> None:
     """Freeze ``extra``, which must not hold the value's own fields: they share one JSON object."""
     extra: FrozenMap = freeze_map(value.extra, "extra")
     set_field(value, "extra", extra)
-    if taken := _member_names(value.__class__, tag) & extra.keys():
+    if own_fields := _member_names(value.__class__, tag) & extra.keys():
         raise InvalidTurn(
-            f"extra holds {min(taken)!r}, which is a field of its own; set that instead"
+            f"extra holds {min(own_fields)!r}, which is a field of its own; set that instead"
         )
 
 

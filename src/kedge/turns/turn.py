@@ -128,9 +128,9 @@ class Turn:
         _check_blocks(blocks)
         id = new_id("turn") if id == "" else check_text(id, "id")  # noqa: A001
         frozen = freeze_map(extra, "extra")
-        if taken := TURN_MEMBERS & frozen.keys():
+        if own_fields := TURN_MEMBERS & frozen.keys():
             raise InvalidTurn(
-                f"extra holds {min(taken)!r}, which is a field of its own; set that instead"
+                f"extra holds {min(own_fields)!r}, which is a field of its own; set that instead"
             )
         memo = _build_memo(list(blocks), _collect_unique_ids(blocks))
         return _build_turn(memo, count_leading(blocks), id, freeze_map(data, "data"), frozen)

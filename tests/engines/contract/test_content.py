@@ -126,17 +126,17 @@ async def test_run_and_stream_give_the_same(
 ) -> None:
     """Whether anybody watches makes no difference."""
     turn = Turn([user(line)])
-    whole = await engine.run(turn, **options)
+    complete = await engine.run(turn, **options)
     async with engine.stream(turn, **options) as stream:
         events = [event async for event in stream]
-    assert block_contents(stream.turn.blocks) == block_contents(whole.blocks)
-    places = [block.metadata["output_index"] for block in whole.blocks[1:]]
-    assert places == list(range(len(places)))
-    assert [b.metadata["output_index"] for b in stream.turn.blocks[1:]] == places
+    assert block_contents(stream.turn.blocks) == block_contents(complete.blocks)
+    positions = [block.metadata["output_index"] for block in complete.blocks[1:]]
+    assert positions == list(range(len(positions)))
+    assert [b.metadata["output_index"] for b in stream.turn.blocks[1:]] == positions
     thought = "".join(e.delta for e in events if isinstance(e, ReasoningDelta))
-    told = [b.summary + b.texts for b in whole if isinstance(b, ReasoningBlock)]
-    assert thought == "".join(text for texts in told for text in texts)
-    assert bool(told) == ("reasoning" in options)
+    received = [b.summary + b.texts for b in complete if isinstance(b, ReasoningBlock)]
+    assert thought == "".join(text for texts in received for text in texts)
+    assert bool(received) == ("reasoning" in options)
 
 
 async def test_parallel_calls_keep_their_words_apart(engine: Engine, server: TestServer) -> None:
@@ -157,8 +157,8 @@ async def test_parallel_calls_keep_their_words_apart(engine: Engine, server: Tes
             if isinstance(e, ToolArgumentsDelta) and e.call_id == call.call_id
         ]
         assert "".join(pieces) == call.arguments
-    whole = [e.arguments for e in events if isinstance(e, ToolCallCompleted)]
-    assert whole == [call.arguments for call in calls]
+    complete = [e.arguments for e in events if isinstance(e, ToolCallCompleted)]
+    assert complete == [call.arguments for call in calls]
     first, second = calls
     turn = stream.turn.append(tool_result(first.call_id, "5"), tool_result(second.call_id, "sunny"))
     finished = await engine.run(turn, tools=(ADD, WEATHER))

@@ -77,7 +77,7 @@ async def test_many_runs_at_once_do_not_mix(engine: Engine) -> None:
     async with anyio.create_task_group() as group:
         for number in range(8):
             group.start_soon(ask, number)
-    assert all(f"= {number + 1}" in words for number, words in found.items())
+    assert all(f"= {number + 1}" in texts for number, texts in found.items())
 
 
 async def test_a_server_that_is_not_there_is_told_as_such(name: str) -> None:
@@ -244,9 +244,9 @@ async def test_a_wrong_key_is_refused_and_stays_out_of_sight(
             assert len(await engine.run(SUM)) == 2
     assert caught.value.status == 401
     ours = [record for record in caplog.records if record.name.startswith("kedge.")]
-    told = "\n".join(f"{record.getMessage()} {vars(record)}" for record in ours)
-    assert key not in f"{caught.value!r} {caught.value} {told}"
-    assert "planted words" not in told
+    received = "\n".join(f"{record.getMessage()} {vars(record)}" for record in ours)
+    assert key not in f"{caught.value!r} {caught.value} {received}"
+    assert "planted words" not in received
 
 
 async def test_a_slow_reader_does_not_hold_up_the_others(engine: Engine) -> None:

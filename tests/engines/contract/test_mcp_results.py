@@ -21,8 +21,8 @@ async def box() -> AsyncIterator[Toolbox]:
 
 async def test_a_tool_of_a_server_is_called(engine: Engine, box: Toolbox) -> None:
     """``tools=`` of a run takes the toolbox; its result reaches the model."""
-    asked = Turn([user('Call add with {"a": 2, "b": 3}')])
-    turn = await engine.run(asked, tools=box)
+    requested = Turn([user('Call add with {"a": 2, "b": 3}')])
+    turn = await engine.run(requested, tools=box)
     [result] = [block for block in turn.blocks if isinstance(block, ToolResultBlock)]
     assert result.text == "5"
     assert "5" in str(turn.blocks[-1])

@@ -110,9 +110,9 @@ async def test_a_chat_goes_on_from_its_state(server: TestServer, name: str, engi
     chat = Chat(engine, tools=[add])
     first = await chat.chat_with_state(None, "My ship is the Erebus.")
     async with chat.stream_with_state(first.state, "What is my ship?") as stream:
-        said = "".join([e.delta async for e in stream if isinstance(e, TextDelta)])
+        reported = "".join([e.delta async for e in stream if isinstance(e, TextDelta)])
     second = stream.answer
-    assert said == second.text == "Your ship is the Erebus."
+    assert reported == second.text == "Your ship is the Erebus."
     third = await chat.chat_with_state(second.state, "Call add with 2 and 3")
     assert "5" in third.text
     assert [b.kind for b in third.turn][:4] == ["user", "assistant"] * 2
@@ -165,9 +165,9 @@ async def test_a_conversation_in_a_store_goes_on_in_another_process(
     """Thoughts with their seals, calls and results survive being stored; the law holds after it."""
     options: dict[str, Any] = {"reasoning": {"effort": "low"}}
     async with await open_store(f"sqlite:///{tmp_path}/kedge.db") as store:
-        talk = await Conversation.create(store, engine, tools=[add])
-        await talk.send("Call add with 2 and 3", **options)
-        id = talk.row.id  # noqa: A001 - the word of the contract
+        conversation = await Conversation.create(store, engine, tools=[add])
+        await conversation.send("Call add with 2 and 3", **options)
+        id = conversation.row.id  # noqa: A001 - the word of the contract
     async with await open_store(f"sqlite:///{tmp_path}/kedge.db") as store:
         again = await Conversation.open(store, id, engine, tools=[add])
         reply = await again.send("What did I say first?", **options)

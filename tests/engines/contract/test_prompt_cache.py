@@ -118,8 +118,8 @@ async def test_the_key_is_the_same_for_the_whole_conversation(server: TestServer
         assert other
         assert other.key != key
         await send(engine, again, prompt_cache_key="mine")
-        mine: Any = server.requests[-1].body
-        assert mine["prompt_cache_key"] == "mine"
+        own: Any = server.requests[-1].body
+        assert own["prompt_cache_key"] == "mine"
         await send(chat, again)
         body: Any = server.requests[-1].body
         assert body["prompt_cache_key"].startswith("kedge-")

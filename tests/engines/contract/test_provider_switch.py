@@ -99,14 +99,14 @@ async def test_a_conversation_object_waits_for_its_turn(
 ) -> None:
     """What happened elsewhere is added to it when the Turn comes back."""
     turn = await run_to_answer(engines["responses"], Turn([user("One")]), mode="conversation")
-    kept = get_state(turn).conversation_id
+    retained = get_state(turn).conversation_id
     turn = await run_to_answer(engines["chat"], turn.append(user("Two")))
-    assert get_state(turn).conversation_id == kept
+    assert get_state(turn).conversation_id == retained
     turn = await run_to_answer(
         engines["responses"], turn.append(user("What did I say last?")), mode="conversation"
     )
     check_law(server, turn)
-    assert newest_body(server, "responses")["conversation"] == kept
+    assert newest_body(server, "responses")["conversation"] == retained
     assert 'You said last: "Two"' in str(turn.blocks[-1])
 
 
@@ -118,12 +118,12 @@ async def test_the_law_holds_on_any_way_through_the_providers(
     rng = random.Random(seed)
     turn = Turn([system("Be kind.")])
     for step in range(10):
-        spoken = [block for block in turn if isinstance(block, UserBlock)]
-        if spoken and rng.random() < 0.3:
-            turn = turn.replace(rng.choice(spoken).id, user(f"Edited at {step}"))
+        user_blocks = [block for block in turn if isinstance(block, UserBlock)]
+        if user_blocks and rng.random() < 0.3:
+            turn = turn.replace(rng.choice(user_blocks).id, user(f"Edited at {step}"))
         line = rng.choice(["What is 2+3?", "Call add with 2 and 3", "What did I say first?"])
-        asked = turn.append(user(f"{line} ({step})"))
-        finished = await run_to_answer(engines[rng.choice(list(ENGINES))], asked)
+        requested = turn.append(user(f"{line} ({step})"))
+        finished = await run_to_answer(engines[rng.choice(list(ENGINES))], requested)
         check_law(server, finished)
         if rng.random() < 0.8:  # else the branch is left, and the next begins before it
             turn = finished

@@ -76,9 +76,9 @@ async def test_what_is_not_stored_chains_on_its_connection(
 ) -> None:
     """Only the new is sent, and nothing of it is in the database."""
     turn = await send(engine, Turn(), "I am Ada.", **UNSTORED)
-    asked = turn.append(user(FIRST_QUESTION))
-    assert engine.plan(asked).previous_response_id == turn.blocks[-1].response_id
-    turn = await engine.run(asked, **UNSTORED)
+    requested = turn.append(user(FIRST_QUESTION))
+    assert engine.plan(requested).previous_response_id == turn.blocks[-1].response_id
+    turn = await engine.run(requested, **UNSTORED)
     assert "I am Ada." in str(turn.blocks[-1])
     assert {each.transport for each in server.requests} == {"websocket"}
     assert [len(body["input"]) for body in request_bodies(server)] == [1, 1]
@@ -173,15 +173,15 @@ async def test_many_conversations_share_a_few_connections(server: TestServer) ->
     async with open_engine(server, transport="websocket", connections=2) as engine:
         turns = [Turn() for _ in range(count)]
         for number in range(3):
-            said = [
+            reported = [
                 send(engine, turn, f"{at}.{number}", **UNSTORED) for at, turn in enumerate(turns)
             ]
-            turns = list(await asyncio.gather(*said))
+            turns = list(await asyncio.gather(*reported))
         assert server.call(lambda service: len(service.sockets)) <= 2
     for exchange in server.requests:
         texts = [item["content"][0]["text"] for item in exchange.context or ()]
-        mine = {text.partition(".")[0] for text in texts[::2]}
-        assert len(mine) == 1
+        own = {text.partition(".")[0] for text in texts[::2]}
+        assert len(own) == 1
     chained = [body for body in request_bodies(server) if "previous_response_id" in body]
     assert len(chained) == 2 * count
 
@@ -456,15 +456,15 @@ async def test_a_tap_hears_what_went_over_the_wire(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
     """The request as it was sent, the messages of the answer, and refusals with their status."""
-    heard: list[tuple[bytes, bytes, int | None]] = []
+    received: list[tuple[bytes, bytes, int | None]] = []
 
     def tap(request: bytes, reply: bytes, status: int | None) -> None:
-        heard.append((request, reply, status))
+        received.append((request, reply, status))
 
     await engine.run(Turn([user("Hello")]), tap=tap)
     with pytest.raises(RequestRefused):
         await engine.run(Turn([user("Hello")]), tap=tap, extra_body={"bogus": 1})
-    (request, reply, status), (_, refused, refused_status) = heard
+    (request, reply, status), (_, refused, refused_status) = received
     assert b'"stream"' not in request
     assert b"response.completed" in reply
     assert (status, refused_status) == (200, 400)

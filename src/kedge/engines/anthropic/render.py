@@ -223,8 +223,8 @@ def _render_reasoning(block: ReasoningBlock) -> Content:
 
 def _get_native_members(block: Block) -> Content:
     """Return the fields of a call that only this API has."""
-    kept = _get_native_item(block)
-    return thaw(kept) if isinstance(kept, FrozenMap) else {}
+    item = _get_native_item(block)
+    return thaw(item) if isinstance(item, FrozenMap) else {}
 
 
 def _get_native_item(block: Block) -> object:

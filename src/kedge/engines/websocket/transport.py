@@ -60,18 +60,18 @@ class SocketResponse:
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """Yield the messages as they arrive, up to the last, each as a server-sent event."""
-        message, came = self.first_message, list[bytes]()
+        message, received = self.first_message, list[bytes]()
         try:
             while True:
                 if self.on_body:
-                    came.append(message.data)
+                    received.append(message.data)
                 yield b"data: %b\n\n" % b" ".join(message.data.splitlines())
                 if message.is_last:
                     return
                 message = await self._next_message()
         finally:
             if self.on_body:
-                self.on_body(b"\n".join(came))
+                self.on_body(b"\n".join(received))
 
     async def body(self) -> bytes:
         """Return nothing: responses are always streamed."""
