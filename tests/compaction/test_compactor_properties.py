@@ -106,14 +106,14 @@ def _has_summarizer(compactor: Compactor) -> bool:
 
 
 @given(histories(), st.integers(1, 30))
-def test_a_message_limit_is_met_or_said(blocks: tuple[Block, ...], most: int) -> None:
+def test_a_message_limit_is_met_or_reported(blocks: tuple[Block, ...], most: int) -> None:
     """There are at most as many blocks as allowed, unless the newest exchange alone has more."""
     result = run_immediately(run_compactor(MessageLimitCompactor(most), CompactionRequest(blocks)))
     assert len(result.blocks) <= most or result.notes
 
 
 @given(histories(), st.integers(1, 600), st.data())
-def test_a_token_target_is_met_or_said(
+def test_a_token_target_is_met_or_reported(
     blocks: tuple[Block, ...], most: int, data: st.DataObject
 ) -> None:
     """Above the limit, the counter finds at most the target left, unless the newest exchange is more."""

@@ -93,7 +93,7 @@ def test_a_target_below_the_limit_keeps_compaction_rare() -> None:
     assert 5 <= cuts <= 10
 
 
-def test_the_newest_exchange_is_kept_however_long_it_is() -> None:
+def test_the_newest_exchange_remains_at_any_length() -> None:
     """It is whole, and a note says that the limit is not met."""
     calls = [tool_call("f", "{}", call_id=f"c{n}") for n in range(5)]
     results = [tool_result(f"c{n}", "yes") for n in range(5)]
@@ -115,7 +115,7 @@ def test_a_token_limit_cuts_to_its_target() -> None:
     assert result.tokens_after == request.count(result.blocks)
 
 
-def test_what_the_server_said_decides_when_it_is_there() -> None:
+def test_the_value_of_the_server_wins_if_present() -> None:
     """Tools and instructions are in its count, and are still there after a cut."""
     blocks, usage = (
         make_exchanges(20),
@@ -186,7 +186,7 @@ def test_a_composite_passes_over_what_fails() -> None:
     assert result.notes == ("Broken failed (ZeroDivisionError); nothing was changed",)
 
 
-def test_any_trigger_goes_with_any_strategy() -> None:
+def test_any_trigger_works_with_any_strategy() -> None:
     """Plain or async methods; a strategy may return bare blocks."""
     assert not compact_now(SplitCompactor(FixedTrigger(False), Newest()), make_exchanges(3)).changed
     for trigger in (FixedTrigger(True), AsyncTrigger(True)):
@@ -467,7 +467,7 @@ def test_a_turn_without_state_can_be_compacted() -> None:
     assert len(short) == 2
 
 
-def test_a_result_tells_itself() -> None:
+def test_a_result_has_a_readable_form() -> None:
     """One line for a log, without content."""
     received = str(compact_now(MessageLimitCompactor(2), make_exchanges(3)))
     assert received.startswith("compacted by MessageLimitCompactor: -4 +0 ~0 blocks, ")

@@ -97,7 +97,7 @@ def test_arguments_stay_json() -> None:
     assert call.arguments.startswith("words")
 
 
-def test_pictures_and_files_are_told() -> None:
+def test_images_and_files_are_described() -> None:
     """A model need not see them again to know that they were there."""
     shown = [image(b"\x89PNG" * 100), FilePart(file_id="file_1", filename="plan.pdf")]
     made = shorten((*make_exchange(0, shown), *make_exchange(1, "x")))

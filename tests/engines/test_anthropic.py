@@ -203,7 +203,7 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
         ([user("x"), assistant("y"), system("Now")], "it is not beside a user block; move it"),
     ],
 )
-def test_what_cannot_be_said_names_the_block_and_what_to_do(
+def test_unsupported_content_names_the_block_and_what_to_do(
     blocks: list[Block], words: str
 ) -> None:
     """Nothing of a Turn is left out without a word."""
@@ -239,7 +239,7 @@ def test_call_ids_that_the_api_refuses_go_by_another() -> None:
     assert all(name.replace("_", "").isalnum() for name in reported)
 
 
-def test_what_only_this_api_knows_goes_back_as_it_came() -> None:
+def test_api_specific_members_are_resent_unchanged() -> None:
     """Blocks of the provider's own tools, citations, and who called a tool."""
     search = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"q": "k"}}
     found = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []}
@@ -352,7 +352,7 @@ def test_a_thinking_budget_above_the_limit_raises() -> None:
         ({"top_logprobs": 3}, "top_logprobs"),
     ],
 )
-def test_a_parameter_that_cannot_be_said_raises(given: Any, param: str) -> None:
+def test_a_parameter_that_cannot_be_expressed_raises(given: Any, param: str) -> None:
     """To leave it out would change the answer without a word."""
     with pytest.raises(UnsupportedParameter) as caught:
         map_params(given, {**PARAM_RULES, **SAMPLING_RULES})
@@ -381,7 +381,7 @@ class RecordingServer:
         return self.responses.pop(0) if self.responses else json_response(ANSWER)
 
 
-async def test_a_request_says_model_system_messages_tools_and_limits() -> None:
+async def test_a_request_has_model_system_messages_tools_and_limits() -> None:
     """The limit is always said, for the API wants one."""
     server = RecordingServer()
     with serve_handler(server.handle) as url:
@@ -442,7 +442,7 @@ async def test_errors_are_those_of_every_engine(
         assert "is 'm' a model of this server" in str(error)
 
 
-async def test_a_server_that_is_not_there_is_told_in_one_line() -> None:
+async def test_an_unreachable_server_is_reported_in_one_line() -> None:
     """With what to look at."""
     async with open_engine("http://127.0.0.1:1") as engine:
         with pytest.raises(Unreachable, match="correct ANTHROPIC_BASE_URL"):
@@ -462,7 +462,7 @@ def reasoning_parts(request: Any) -> list[dict[str, Any]]:
     return [part for part in parts if part["type"] in ("thinking", "redacted_thinking")]
 
 
-async def test_a_thought_goes_back_with_its_signature_while_all_before_it_stands(
+async def test_reasoning_is_resent_with_its_signature_while_its_prefix_is_unchanged(
     server: TestServer,
 ) -> None:
     """The strict server opens the seal; after an edit nothing derived from the old words goes out."""
@@ -487,7 +487,7 @@ async def test_a_thought_goes_back_with_its_signature_while_all_before_it_stands
         assert reasoning_parts(server.requests[-1]) == []
 
 
-async def test_a_thought_of_another_account_stays_at_home(server: TestServer) -> None:
+async def test_reasoning_of_another_account_is_not_sent(server: TestServer) -> None:
     """A seal means something only where it was made."""
     async with open_engine(
         server.url, "practice", params={"reasoning": {"effort": "low"}}
@@ -499,7 +499,7 @@ async def test_a_thought_of_another_account_stays_at_home(server: TestServer) ->
     assert reasoning_parts(server.requests[-1]) == []
 
 
-async def test_a_refused_signature_is_healed_once_without_thoughts(server: TestServer) -> None:
+async def test_a_rejected_signature_is_healed_once_without_reasoning(server: TestServer) -> None:
     """The server no longer opens its seals: the Turn goes on without them, and an event says so."""
     async with open_engine(
         server.url, "practice", params={"reasoning": {"effort": "low"}}
@@ -521,7 +521,7 @@ async def test_a_refused_signature_is_healed_once_without_thoughts(server: TestS
     assert (before, after) == (["thinking", "text"], ["text"])
 
 
-async def test_redacted_thoughts_and_tool_rounds_replay_in_their_order() -> None:
+async def test_redacted_reasoning_and_tool_rounds_are_resent_in_order() -> None:
     """Two thoughts in front of a call stay in front of it."""
     content = [
         {"type": "redacted_thinking", "data": "sealed"},
@@ -564,14 +564,14 @@ async def test_tokens_are_counted_by_the_server(server: TestServer) -> None:
         assert counted < await engine.count_tokens(stream.turn) < counted + 25
 
 
-def test_a_missing_package_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it."""
     monkeypatch.setattr("kedge.providers.clients.find_spec", lambda _: None)
     with pytest.raises(CannotConnect, match=r"pip install 'kedge\[anthropic\]'"):
         open_engine("http://h")
 
 
-def test_thoughts_without_proof_are_said_to_be_left_out() -> None:
+def test_unproved_reasoning_is_reported_as_left_out() -> None:
     """A plan tells what it does not send."""
     foreign = reasoning("Hm", encrypted_content="gAAA", metadata={"response_id": "resp_1"})
     plan = plan_request(

@@ -144,7 +144,7 @@ def test_images_and_files_become_parts() -> None:
         ),
     ],
 )
-def test_what_cannot_be_said_names_the_block_and_what_to_do(
+def test_unsupported_content_names_the_block_and_what_to_do(
     blocks: list[Block], words: str
 ) -> None:
     """Nothing of a Turn is left out without a word."""
@@ -187,7 +187,7 @@ def test_long_call_ids_go_by_another_on_both_sides() -> None:
     assert len(received["tool_call_id"]) <= 40
 
 
-def test_thoughts_are_left_out_and_the_plan_says_so() -> None:
+def test_reasoning_is_left_out_and_the_plan_reports_it() -> None:
     """This API seals no thoughts, and an unsealed one proves nothing."""
     thought = reasoning(text="Hm", metadata={"response_id": "r", "output_index": 0})
     turn = Turn([user("x"), thought, assistant("y", metadata={"response_id": "r"})])
@@ -303,7 +303,7 @@ def test_common_parameters_are_put_in_this_apis_words(given: Any, said: Any) -> 
         ({"include": ["reasoning.encrypted_content"]}, "include"),
     ],
 )
-def test_a_parameter_that_cannot_be_said_raises(given: Any, param: str) -> None:
+def test_a_parameter_that_cannot_be_expressed_raises(given: Any, param: str) -> None:
     """To leave it out would change the answer without a word."""
     with pytest.raises(UnsupportedParameter) as caught:
         map_params(given, build_param_rules("max_tokens"))
@@ -329,7 +329,7 @@ async def run_once(engine: Engine, turn: Turn | None = None, **options: Any) -> 
         return await engine.run(turn or Turn([user("Hello")]), **options)
 
 
-async def test_a_request_says_model_messages_tools_and_parameters() -> None:
+async def test_a_request_has_model_messages_tools_and_parameters() -> None:
     """The engine's parameters go with every request; those of the request win."""
     server = RecordingServer()
     with serve_handler(server.handle) as url:
@@ -373,7 +373,7 @@ async def test_several_answers_are_not_asked_for() -> None:
         await run_once(connect("chat:http://127.0.0.1:1/v1#m"), n=2)
 
 
-async def test_another_mode_than_stateless_is_said_to_be_changed() -> None:
+async def test_another_mode_than_stateless_is_reported_as_changed() -> None:
     """A conversation that was chained elsewhere goes on, and an event tells the difference."""
     with serve_handler(RecordingServer().handle) as url:
         async with connect(f"chat:{url}#m") as engine:
@@ -389,7 +389,7 @@ async def test_another_mode_than_stateless_is_said_to_be_changed() -> None:
     )
 
 
-async def test_a_server_that_is_not_there_or_lacks_the_model_tells_what_to_do(
+async def test_an_unreachable_server_or_a_missing_model_has_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One line, with the command that helps."""
@@ -424,7 +424,7 @@ async def test_what_is_no_completion_is_never_success(body: Any) -> None:
             assert caught.value.plan is not None
 
 
-async def test_an_answer_is_taken_down_without_becoming_what_a_server_remembers() -> None:
+async def test_a_stateless_answer_is_recorded_without_an_anchor() -> None:
     """Its record says that it is not stored, and the state of other servers is left alone."""
     known = ConversationState(previous_response_id="resp_1", conversation_id="conv_1")
     with serve_handler(RecordingServer().handle) as url:
@@ -453,7 +453,7 @@ REASONING_ANSWER = {
 }
 
 
-async def test_thoughts_go_back_where_a_server_wants_them_while_all_before_them_stands() -> None:
+async def test_reasoning_is_resent_where_required_while_its_prefix_is_unchanged() -> None:
     """With the message that they led to; after an edit they stay at home, and the plan says so."""
     server = RecordingServer()
     responses = iter(
@@ -475,7 +475,7 @@ async def test_thoughts_go_back_where_a_server_wants_them_while_all_before_them_
     assert "reasoning_content" not in third[1]
 
 
-async def test_a_server_that_misses_its_thoughts_gets_them_from_then_on() -> None:
+async def test_a_server_that_requires_reasoning_receives_it_from_then_on() -> None:
     """As DeepSeek and Kimi do between calls; healed once, and told."""
     refused = {"error": {"message": "Missing reasoning_content in the assistant message"}}
     answers = [
@@ -500,7 +500,7 @@ async def test_a_server_that_misses_its_thoughts_gets_them_from_then_on() -> Non
     assert sent == [False, False, False, True, True]
 
 
-async def test_a_server_that_will_not_have_thoughts_gets_none() -> None:
+async def test_a_server_that_rejects_reasoning_receives_none() -> None:
     """Older models refuse them; a second refusal is an error."""
     refused = {"error": {"message": "reasoning_content is not allowed in messages"}}
     answers = [json_response(REASONING_ANSWER), json_response(refused, 400), json_response(ANSWER)]

@@ -92,7 +92,7 @@ def _results(turn: Turn) -> list[Any]:
 
 
 @pytest.mark.parametrize("echo", [None, "resp_other"])
-async def test_an_echo_that_comes_with_the_end_is_checked(echo: str | None) -> None:
+async def test_an_echo_at_the_end_of_a_response_is_checked(echo: str | None) -> None:
     """A null that arrives only in response.completed is a server without the memory it was sent."""
     items = [message("One.")]
     server = ContradictingServer(items, items, previous_response_id=echo)

@@ -17,7 +17,7 @@ def make_client(server: TestServer) -> OpenAI:
     return OpenAI(base_url=server.base_url, api_key="any")
 
 
-async def test_one_object_holds_the_whole_conversation(server: TestServer) -> None:
+async def test_one_object_holds_the_complete_conversation(server: TestServer) -> None:
     """The first request makes the object; the next ones send only what is new."""
     async with open_engine(server, mode="conversation") as engine:
         turn = await send_lines(engine, "One", "Two", "What did I say first?")
@@ -40,7 +40,7 @@ async def test_an_edit_starts_a_new_object(server: TestServer) -> None:
     assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
-async def test_somebody_elses_message_starts_a_new_object(server: TestServer) -> None:
+async def test_a_message_of_another_client_starts_a_new_object(server: TestServer) -> None:
     """An object that moved behind our back is left alone."""
     async with open_engine(server, mode="conversation") as engine:
         turn = await send_lines(engine, "One")

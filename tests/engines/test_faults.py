@@ -250,7 +250,7 @@ async def test_a_broken_connection_keeps_what_had_arrived(server: TestServer) ->
     assert caught.value.plan is not None
 
 
-async def test_an_answer_that_ended_is_whole_though_its_connection_broke(
+async def test_an_ended_answer_is_complete_though_its_connection_broke(
     server: TestServer,
 ) -> None:
     """After its last event nothing is missing, however badly the connection ends."""

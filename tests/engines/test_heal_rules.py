@@ -109,7 +109,7 @@ ERROR_SHAPES = {
 
 
 @pytest.mark.parametrize("name", ERROR_SHAPES)
-def test_a_refusal_to_chain_is_told_by_its_shape(name: str) -> None:
+def test_a_rejected_chain_is_recognized_by_its_error(name: str) -> None:
     """Status, code and param decide first, wording last; other refusals are left alone."""
     status, body, reason = ERROR_SHAPES[name]
     assert classify_error(make_error(status, body), CHAINED) == reason
@@ -122,7 +122,7 @@ def test_a_full_send_is_never_healed_for_its_chain(name: str) -> None:
     assert classify_error(make_error(status, body), FULL) is None
 
 
-def test_refused_reasoning_is_told_by_code_or_words() -> None:
+def test_rejected_reasoning_is_recognized_by_code_or_message() -> None:
     """Encrypted reasoning that the server cannot read is left out next time."""
     sent = RequestSummary(has_reasoning=True)
     by_code = RequestRefused("?", status=400, code="invalid_encrypted_content")

@@ -111,7 +111,7 @@ async def test_unreadable_reasoning_is_left_out_once() -> None:
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_healing_happens_once_and_then_the_error_is_told(
+async def test_healing_happens_once_and_then_the_error_is_raised(
     server: TestServer, streaming: bool
 ) -> None:
     """Lost, forked, lost again: each run heals for itself and none loops."""

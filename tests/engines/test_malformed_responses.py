@@ -67,7 +67,7 @@ async def test_what_is_no_response_is_never_success(name: str, streaming: bool) 
 
 @pytest.mark.parametrize("name", KEY_LEAKS)
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_key_that_a_server_repeats_goes_no_further(
+async def test_a_key_that_a_server_repeats_is_redacted(
     name: str, streaming: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither errors nor their tracebacks nor our log hold the key, or what the user wrote."""
@@ -88,7 +88,7 @@ async def test_a_key_that_a_server_repeats_goes_no_further(
 @pytest.mark.parametrize(
     "answer", [lambda: Response("oops", 500), lambda: Response("<html>"), lambda: json_response({})]
 )
-async def test_a_conversation_object_that_cannot_be_had_is_told_with_the_turn(
+async def test_an_unavailable_conversation_object_is_an_error_with_the_turn(
     answer: Callable[[], Response],
 ) -> None:
     """Whether it was to be made or to be looked at, the error has the Turn and the plan."""
@@ -140,7 +140,7 @@ async def test_an_audit_of_a_server_that_cannot_page_ends() -> None:
     ],
 )
 @pytest.mark.parametrize("event", ["response.failed", "error"])
-async def test_a_failure_is_worth_another_try_unless_its_code_says_otherwise(
+async def test_a_failure_is_retryable_unless_its_code_is_permanent(
     code: str, retryable: bool, event: str
 ) -> None:
     """What lies in the request fails again; what lies in the server may not."""
@@ -191,7 +191,7 @@ async def test_a_stream_without_its_content_type_is_read(media_type: str | None,
     assert turn.blocks[-1].text == "Yes"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-async def test_a_stream_beyond_its_bounds_is_told_with_the_turn(
+async def test_a_stream_beyond_its_bounds_is_an_error_with_the_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is an engine's error like any other: provider, Turn and plan go with it."""

@@ -176,7 +176,7 @@ def test_minimum_lengths_by_model() -> None:
         ("It is 12:00. Be kind.", "It is noon. Be kind.", "instructions"),
     ],
 )
-def test_a_clock_is_told_from_other_changes(before: str, now: str, hint: str) -> None:
+def test_a_clock_is_distinguished_from_other_changes(before: str, now: str, hint: str) -> None:
     """A clock changes a time, a date or a long number, and nothing else."""
     assert list(PromptHead("m", now, ()).compare(PromptHead("m", before, ()))) == [hint]
 

@@ -34,7 +34,7 @@ async def test_the_second_request_sends_only_what_is_new(
     assert "My name is Ada." in last_text(turn)
 
 
-async def test_a_stream_tells_events_and_ends_with_the_turn(engine: ResponsesEngine) -> None:
+async def test_a_stream_yields_events_and_ends_with_the_turn(engine: ResponsesEngine) -> None:
     """Events come in order, deltas add up to the answer, and the Turn is there at the end."""
     turn = Turn([user("What is 6*7?")])
     async with engine.stream(turn) as stream:
@@ -210,7 +210,7 @@ async def test_a_mode_set_on_the_conversation_beats_the_default(
     assert request_bodies(server)[-1]["store"] is False
 
 
-async def test_an_incomplete_answer_is_an_error_that_keeps_what_came(
+async def test_an_incomplete_answer_is_an_error_with_the_partial_content(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
     """At max_output_tokens the answer is no success and no anchor; the Turn can go on."""

@@ -214,7 +214,7 @@ async def test_an_id_that_is_issued_twice_is_no_anchor(streaming: bool) -> None:
             assert is_coherent(server, finished)
 
 
-async def test_an_id_that_comes_back_within_a_conversation_is_no_anchor() -> None:
+async def test_a_repeated_response_id_is_no_anchor() -> None:
     """The record of the first response is not chained on."""
     server = MemoryServer(counter_ids=True)
     async with open_memory_engine(server, trust="always", clock=FakeClock()) as engine:
@@ -225,7 +225,7 @@ async def test_an_id_that_comes_back_within_a_conversation_is_no_anchor() -> Non
             assert is_coherent(server, turn)
 
 
-async def test_equal_ids_of_two_servers_are_kept_apart() -> None:
+async def test_equal_ids_of_two_servers_are_distinguished() -> None:
     """Each server gets its own anchor, though both count from one."""
     first, second = MemoryServer(counter_ids=True), MemoryServer(counter_ids=True)
     async with (
@@ -244,7 +244,7 @@ async def test_equal_ids_of_two_servers_are_kept_apart() -> None:
 
 @STREAMING
 @pytest.mark.parametrize("echo", ["null", "late"])
-async def test_a_wrong_echo_disproves_whenever_it_comes(streaming: bool, echo: str) -> None:
+async def test_a_wrong_echo_disproves_at_any_time(streaming: bool, echo: str) -> None:
     """At the start of an answer, or only at its end."""
     server = MemoryServer(echo=echo, stores=False)
     async with open_memory_engine(server, trust="always") as engine:
@@ -349,7 +349,7 @@ async def test_calls_made_without_memory_are_not_run() -> None:
         assert sum(isinstance(block, AssistantBlock) for block in stream.turn.blocks) >= 8
 
 
-async def test_trust_never_sends_everything_and_says_why() -> None:
+async def test_trust_never_sends_everything_with_the_reason() -> None:
     """Nothing is chained, and nothing is stored."""
     server = MemoryServer()
     async with open_memory_engine(server, trust="never") as engine:

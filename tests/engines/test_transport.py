@@ -100,7 +100,7 @@ async def test_a_refusal_is_not_tried_again() -> None:
     assert seen == ["/v1/responses"]
 
 
-async def test_a_lasting_failure_is_told_after_the_last_try() -> None:
+async def test_a_lasting_failure_is_raised_after_the_last_try() -> None:
     """The law holds for a later turn: nothing of the failed one is built upon."""
     tries: list[str] = []
 
@@ -116,7 +116,7 @@ async def test_a_lasting_failure_is_told_after_the_last_try() -> None:
     assert caught.value.turn is TURN
 
 
-def test_an_engine_that_nobody_closes_is_closed_with_its_loop(
+def test_an_engine_is_closed_with_its_loop(
     server: TestServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No warning, no word in the log, and the next loop has a connection of its own."""

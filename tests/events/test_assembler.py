@@ -109,7 +109,7 @@ def test_parts_keep_the_order_of_their_index() -> None:
     ]
 
 
-def test_the_whole_text_of_a_part_wins_over_its_deltas(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_final_text_of_a_part_wins_over_its_deltas(caplog: pytest.LogCaptureFixture) -> None:
     """Deltas that were lost are made good, and late ones change nothing."""
     events = [
         TextDelta("secret pass", "m", 0),
@@ -124,7 +124,7 @@ def test_the_whole_text_of_a_part_wins_over_its_deltas(caplog: pytest.LogCapture
     assert "secret" not in caplog.text
 
 
-def test_an_empty_whole_text_does_not_erase_words() -> None:
+def test_an_empty_final_text_does_not_erase_deltas() -> None:
     """Some servers leave it out."""
     events = [TextDelta("words", "m", 0), PartCompleted("text", "", "m", 0), COMPLETED]
     assert list(assemble(events).blocks) == [assistant("words")]
@@ -150,7 +150,7 @@ def test_a_renamed_call_is_found_under_both_names() -> None:
     assert list(assemble(events).blocks) == [tool_call("roll", "{}", call_id="call_1")]
 
 
-def test_words_of_nobody_are_passed_over() -> None:
+def test_deltas_without_a_call_are_ignored() -> None:
     """Arguments or a new name for a call that never began build no block."""
     events = [ToolArgumentsDelta("call_x", "{}"), ToolCallRenamed("call_y", "call_x"), COMPLETED]
     assert assemble(events).blocks == ()
@@ -247,7 +247,7 @@ def test_two_messages_under_one_id_are_two_messages() -> None:
         assert list(result.blocks) == [assistant("one"), assistant("two")]
 
 
-def test_items_that_only_the_finished_response_lists_are_taken() -> None:
+def test_items_only_in_the_finished_response_are_read() -> None:
     """In their places."""
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
     events = [
@@ -393,7 +393,7 @@ def test_a_failure_keeps_the_servers_words_out_of_the_log(
     assert "oops" in caplog.text
 
 
-def test_a_failure_is_told_in_the_words_of_the_response() -> None:
+def test_a_failure_has_the_message_of_the_response() -> None:
     """The terminal event knows best."""
     result = assemble([StreamFailed("a", "b"), ResponseFailed("resp_1", code="c", message="d")])
     assert (result.code, result.message) == ("c", "d")
@@ -490,7 +490,7 @@ def test_the_origin_of_blocks_can_be_named() -> None:
     assert assembler.blocks()[0].origin == "other"
 
 
-def test_whole_blocks_leave_out_what_was_cut() -> None:
+def test_complete_blocks_leave_out_cut_content() -> None:
     """Of a stream that was cut, only finished items remain."""
     events = read_messages("reasoning_and_call")
     result = replay(events[:-4])

@@ -25,7 +25,7 @@ def test_lone_halves_are_replaced_one_by_one() -> None:
     assert join_surrogates(f"a{HIGH}b{LOW}{HIGH}") == "a\ufffdb\ufffd\ufffd"
 
 
-def test_a_value_is_mended_all_the_way_down() -> None:
+def test_a_nested_value_is_repaired() -> None:
     """Texts and keys, in objects and arrays; everything else is left as it is."""
     assert repair_surrogates({f"k{HIGH}": [f"{HIGH}{LOW}", 1, None, {"x": LOW}]}) == {
         "k\ufffd": ["\U0001f600", 1, None, {"x": "\ufffd"}]

@@ -124,7 +124,7 @@ def test_every_event_of_the_reference_and_of_the_sdk_is_known() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(OPAQUE_TYPES))
-def test_an_opaque_event_is_carried_whole(kind: str) -> None:
+def test_an_opaque_event_is_preserved(kind: str) -> None:
     """What we do not read we pass on as it came."""
     event = {"type": kind, "item_id": "x_1", "output_index": 0, "delta": "d", "more": [1, {}]}
     assert decode(encode_sse([event])) == [OpaqueEvent(kind, event)]
@@ -138,7 +138,7 @@ def test_an_unknown_type_is_carried_and_counted() -> None:
     assert decoder.unknown == 1
 
 
-def test_the_type_may_stand_in_the_event_line_alone() -> None:
+def test_the_type_may_be_in_the_event_line_alone() -> None:
     """Servers that leave ``type`` out of the data are understood."""
     stream = b'event: response.output_text.delta\ndata: {"delta":"hi","output_index":0}\n\n'
     assert decode(stream) == [TextDelta("hi", "", 0, 0)]
@@ -166,7 +166,7 @@ def test_the_first_word_about_a_response_starts_it() -> None:
     ],
     ids=["remembered", "forgotten", "not said"],
 )
-def test_the_echo_of_the_anchor_is_told_from_silence(
+def test_an_echoed_anchor_is_distinguished_from_a_missing_one(
     response: Message, echo: str | None, echoed: bool
 ) -> None:
     """A null is an answer; a missing member is none."""
@@ -180,7 +180,7 @@ def test_a_start_without_its_response_is_still_a_start() -> None:
     assert decode(encode_sse([{"type": "response.created"}])) == [ResponseStarted()]
 
 
-def test_an_item_that_begins_is_told_with_its_type() -> None:
+def test_the_start_of_an_item_has_its_type() -> None:
     """A watcher can say what the model is about."""
     events = decode(read_transcript("web_search"))
     assert [e for e in events if isinstance(e, ItemStarted)] == [
@@ -443,7 +443,7 @@ def test_minus_infinity_costs_no_event() -> None:
     assert decode(stream) == [TextDelta("hi", "", 0)]
 
 
-def test_the_bounds_of_the_stream_are_kept() -> None:
+def test_the_bounds_of_the_stream_are_enforced() -> None:
     """A line that never ends is refused by name."""
     decoder = ResponsesDecoder(max_line=100)
     with pytest.raises(StreamTooLarge):

@@ -207,7 +207,7 @@ def test_a_websocket_gives_the_same_as_a_stream(name: str) -> None:
 
 
 @numbered_transcripts
-def test_a_stream_in_which_everything_comes_twice_gives_the_same(name: str) -> None:
+def test_a_stream_with_duplicate_events_gives_the_same_result(name: str) -> None:
     """Numbers tell that an event was seen before."""
     doubled = [event for event in read_messages(name) for _ in range(2)]
     decoder = ResponsesDecoder()
@@ -257,7 +257,7 @@ def test_keepalives_comments_and_foreign_messages_change_nothing(name: str) -> N
 
 
 @all_transcripts
-def test_a_stream_cut_at_any_event_is_never_taken_for_whole(name: str) -> None:
+def test_a_stream_cut_at_any_event_is_never_complete(name: str) -> None:
     """Before the terminal event there is no success, and the blocks so far are a beginning."""
     status, blocks = EXPECTED[name]
     events = read_messages(name)
@@ -271,7 +271,7 @@ def test_a_stream_cut_at_any_event_is_never_taken_for_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain_server", "all_at_once"])
-def test_a_stream_cut_at_any_byte_is_never_taken_for_whole(name: str) -> None:
+def test_a_stream_cut_at_any_byte_is_never_complete(name: str) -> None:
     """Only when the last byte of the terminal event is there has the response ended."""
     stream = read_transcript(name)
     ends_at = stream.index(b"\n", stream.rindex(b'{"type":"response.completed"'))
@@ -358,7 +358,7 @@ def test_deltas_add_up_to_the_finished_blocks(name: str) -> None:
     assert refusal == "".join(block.refusal for block in reported)
 
 
-def test_the_start_tells_what_an_engine_must_know() -> None:
+def test_the_start_has_the_facts_for_an_engine() -> None:
     """Id, model, time and the echo of the anchor come with the first event."""
     started = decode(read_transcript("text"))[0]
     assert isinstance(started, ResponseStarted)
@@ -368,7 +368,7 @@ def test_the_start_tells_what_an_engine_must_know() -> None:
     assert (started.previous_response_id, started.echoed) == ("resp_68a0prev", True)
 
 
-def test_the_end_tells_tokens_and_model() -> None:
+def test_the_end_has_tokens_and_model() -> None:
     """Usage is read member by member."""
     result = decode_outcome(read_transcript("reasoning_and_call"))
     assert result.usage == Usage(80, 64, 40, 20, 120)
@@ -376,7 +376,7 @@ def test_the_end_tells_tokens_and_model() -> None:
     assert result.created_at == 1788000000
 
 
-def test_reasoning_is_told_piece_by_piece_and_by_kind() -> None:
+def test_reasoning_is_streamed_by_kind() -> None:
     """Summaries and the reasoning itself are different things."""
     summaries = [
         e for e in decode(read_transcript("reasoning_and_call")) if isinstance(e, ReasoningDelta)
@@ -398,7 +398,7 @@ def test_interleaved_arguments_go_to_their_own_calls() -> None:
     assert complete == words
 
 
-def test_encrypted_reasoning_is_taken_from_the_finished_item() -> None:
+def test_encrypted_reasoning_is_read_from_the_finished_item() -> None:
     """What the item held when it was begun may be incomplete."""
     events = read_messages("reasoning_and_call")
     added = next(e for e in events if e["type"] == "response.output_item.added")

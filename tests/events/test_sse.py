@@ -51,7 +51,7 @@ def test_data_lines_are_joined_with_line_feeds() -> None:
     assert decode(b"data: {\ndata:  1\ndata\ndata:}\n\n") == [SSEMessage("", "{\n 1\n\n}")]
 
 
-def test_comments_other_fields_and_empty_messages_say_nothing() -> None:
+def test_comments_other_fields_and_empty_messages_are_ignored() -> None:
     """Keep-alives, ids, retry times and a name without data are passed over."""
     stream = b": ping\n\nid: 7\nretry: 10\nevent: lonely\n\n\n\ndata:\n\nbogus\ndata: 1\n\n"
     assert decode(stream) == [SSEMessage("", "1")]
@@ -108,7 +108,7 @@ def test_any_chunking_gives_the_same_messages(cuts: list[int]) -> None:
 
 
 @given(st.lists(st.sampled_from([b"data: x", b"data", b"\r", b"\n", b":", b"event: e", b" "])))
-def test_any_bytes_whole_or_in_pieces_mean_the_same(pieces: list[bytes]) -> None:
+def test_any_chunking_of_bytes_gives_the_same_events(pieces: list[bytes]) -> None:
     """Even nonsense is read the same way in every chunking."""
     complete = b"".join(pieces)
     assert decode(*pieces) == decode(complete) == decode(*(bytes([byte]) for byte in complete))

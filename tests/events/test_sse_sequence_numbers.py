@@ -70,7 +70,7 @@ def test_memory_is_bounded_however_wide_and_many_the_gaps() -> None:
 
 
 @given(st.permutations(range(8)))
-def test_in_any_order_every_event_is_taken_once(order: list[int]) -> None:
+def test_in_any_order_every_event_is_used_once(order: list[int]) -> None:
     """Shuffled and doubled, each number counts exactly once."""
     check = SequenceChecker()
     used = [n for n in [*order, *order] if check.classify(n, n) != "duplicate"]

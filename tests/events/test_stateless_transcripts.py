@@ -353,7 +353,7 @@ def test_deltas_after_the_finish_reason_are_ignored(name: str, member: str) -> N
 
 
 @all_transcripts
-def test_a_stream_cut_at_any_message_is_never_taken_for_whole(name: str) -> None:
+def test_a_stream_cut_at_any_message_is_never_complete(name: str) -> None:
     """Before the model said that it had finished there is no success, and nothing that it did not say."""
     _, blocks = EXPECTED[name]
     pieces = split_messages(name)
@@ -372,7 +372,7 @@ def test_a_stream_cut_at_any_message_is_never_taken_for_whole(name: str) -> None
 
 
 @all_transcripts
-def test_a_stream_cut_at_any_byte_says_nothing_more_than_at_its_last_message(name: str) -> None:
+def test_a_stream_cut_at_any_byte_has_the_events_of_its_complete_messages(name: str) -> None:
     """Half a message is no message, unless it lacks only its line end."""
     stream, pieces = read_bytes(name), split_messages(name)
     ends = [0]
@@ -445,13 +445,13 @@ def test_tokens_are_read_wherever_a_server_counts_them(name: str, usage: Usage |
         ("anthropic/overloaded", "", "overloaded_error"),
     ],
 )
-def test_an_answer_that_did_not_end_well_says_why(name: str, reason: str, code: str) -> None:
+def test_an_answer_that_failed_has_its_reason(name: str, reason: str, code: str) -> None:
     """Reasons have one name for all providers."""
     result = decode_outcome(name, read_bytes(name))
     assert (result.reason, result.code) == (reason, code)
 
 
-def test_what_is_whole_of_an_answer_that_stopped_early_is_known() -> None:
+def test_complete_blocks_of_an_incomplete_answer_are_known() -> None:
     """At a limit the last block is cut, at a pause none is."""
     cut = decode_outcome("anthropic/max_tokens_in_call", read_bytes("anthropic/max_tokens_in_call"))
     assert cut.whole_blocks == (assistant("Rolling."),)
@@ -459,7 +459,7 @@ def test_what_is_whole_of_an_answer_that_stopped_early_is_known() -> None:
     assert paused.whole_blocks == paused.blocks
 
 
-def test_what_only_its_provider_knows_is_kept_on_the_block() -> None:
+def test_provider_specific_members_are_stored_on_the_block() -> None:
     """Redacted thoughts and citations, to be sent again as they came."""
     redacted, sealed, _ = decode_outcome(
         "anthropic/redacted", read_bytes("anthropic/redacted")
@@ -529,7 +529,7 @@ WHOLE_RESPONSES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", WHOLE_RESPONSES)
-def test_a_whole_answer_gives_the_same_as_its_stream(name: str) -> None:
+def test_a_complete_answer_equals_its_stream(name: str) -> None:
     """Blocks, places and ending do not depend on how an answer was sent."""
     complete = assemble(make_decoder(name).feed_whole(WHOLE_RESPONSES[name]))
     streamed = decode_outcome(name, read_bytes(name))
@@ -546,7 +546,7 @@ def test_a_whole_answer_gives_the_same_as_its_stream(name: str) -> None:
         {"choices": [{"index": 0, "message": None}]},
     ],
 )
-def test_a_completion_without_a_choice_is_not_taken_for_an_empty_answer(
+def test_a_completion_without_a_choice_is_not_an_empty_answer(
     whole: dict[str, Any],
 ) -> None:
     """It is a failure that says so."""

@@ -94,7 +94,7 @@ def decode_events(*given: Message) -> list[StreamEvent]:
 # The requirements, by number.
 
 
-def test_requirement_1_1_call_id_is_taken_from_the_item_that_was_added() -> None:
+def test_requirement_1_1_call_id_is_read_from_the_added_item() -> None:
     """``response.output_item.added`` with a function call gives its ``call_id``, not its item id."""
     assert decode_events(item_added("fc_68bb", "call_ijVh", 3, "get-athlete-profile")) == [
         ToolCallStarted("call_ijVh", "get-athlete-profile", "fc_68bb", 3)
@@ -258,7 +258,7 @@ def test_a_cut_stream_is_summed_up_too(caplog: pytest.LogCaptureFixture) -> None
 
 
 @pytest.mark.parametrize("late", ["done", "listed"])
-def test_a_real_call_id_that_comes_late_takes_over(late: str) -> None:
+def test_a_late_call_id_replaces_the_generated_one(late: str) -> None:
     """The finished item, or the finished response, may be the first to tell the id."""
     real = "call_real"
     stream = [item_added("fc_1", "", 0), arguments_delta("fc_1", "{}")]
@@ -342,7 +342,7 @@ def test_a_call_that_is_only_ever_done_is_a_call() -> None:
 
 
 @pytest.mark.parametrize("whole", ["arguments.done", "item.done"])
-def test_whole_arguments_win_over_the_deltas(whole: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_final_arguments_win_over_the_deltas(whole: str, caplog: pytest.LogCaptureFixture) -> None:
     """Where they differ the whole ones count, and the log says that they differed, not how."""
     stream = [item_added("fc_1", "call_1"), arguments_delta("fc_1", '{"secret":"hunter')]
     if whole == "arguments.done":
@@ -365,7 +365,7 @@ def test_empty_arguments_after_words_are_an_omission() -> None:
     assert [call.arguments for call in decode_calls(*stream, response_completed())] == ["{}"]
 
 
-def test_a_call_without_arguments_is_whole_when_its_item_is() -> None:
+def test_a_call_without_arguments_is_complete_with_its_item() -> None:
     """No arguments at all are arguments too."""
     stream = [
         item_added("fc_1", "call_1"),
@@ -428,7 +428,7 @@ def test_one_call_id_at_two_places_is_two_calls(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize("lists", [True, False], ids=["listed", "not listed"])
-def test_calls_that_share_an_item_id_are_told_apart_by_call_id_and_place(lists: bool) -> None:
+def test_calls_with_one_item_id_are_distinguished_by_call_id_and_index(lists: bool) -> None:
     """A server that names items after their tool has two of one name."""
     items = [call_item("fc_roll", "call_1", args="[1]"), call_item("fc_roll", "call_2", args="[2]")]
     stream = [
@@ -448,7 +448,7 @@ def test_calls_that_share_an_item_id_are_told_apart_by_call_id_and_place(lists: 
     ]
 
 
-def test_words_about_a_call_that_is_whole_say_nothing_new() -> None:
+def test_further_deltas_of_a_complete_call_are_ignored() -> None:
     """Even under an id that nobody knows."""
     stream = [item_added("fc_1", "call_1"), item_done("fc_1", "call_1", args="[1]")]
     late = [
@@ -462,7 +462,7 @@ def test_words_about_a_call_that_is_whole_say_nothing_new() -> None:
     ]
 
 
-def test_calls_without_any_id_are_told_apart_by_place() -> None:
+def test_calls_without_ids_are_distinguished_by_index() -> None:
     """No call id, no item id: the place in the output is left."""
     stream = [
         item_added("", ABSENT, 0),
@@ -506,7 +506,7 @@ def test_calls_keep_the_order_of_the_output() -> None:
     ],
     ids=["orphan delta", "orphan done", "no words", "no name", "nameless done", "nameless listed"],
 )
-def test_a_call_that_never_became_whole_fails_the_response(
+def test_an_incomplete_call_fails_the_response(
     stream: list[Message], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server believes in a call that we cannot answer; that is no finished response."""

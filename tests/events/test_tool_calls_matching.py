@@ -12,7 +12,7 @@ BY_ID, BY_INDEX = (itemgetter(0), itemgetter(0)), (itemgetter(1), itemgetter(1))
 Item = tuple[str, int]
 
 
-def test_the_better_key_goes_first_for_all() -> None:
+def test_the_better_key_is_matched_first() -> None:
     """An id that matches later on is not taken away by a place that matches now."""
     known: list[Item] = [("a", 0), ("b", 1)]
     assert match_items([("x", 1), ("b", 0)], known, BY_ID, BY_INDEX) == [None, ("b", 1)]
@@ -28,7 +28,7 @@ def test_an_empty_key_is_no_key() -> None:
     st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.integers(0, 3)), max_size=6),
     st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.integers(0, 3)), max_size=6),
 )
-def test_nobody_is_claimed_twice(listed: list[Item], known: list[Item]) -> None:
+def test_no_match_is_used_twice(listed: list[Item], known: list[Item]) -> None:
     """Each known thing answers to at most one listed thing."""
     numbered = list(enumerate(known))
     found = match_items(

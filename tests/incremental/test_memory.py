@@ -226,7 +226,7 @@ def test_an_id_that_is_issued_twice_is_no_anchor(streaming: bool) -> None:
 
 @STREAMING
 @pytest.mark.parametrize("echo", ["null", "late"])
-def test_a_wrong_echo_disproves_whenever_it_comes(streaming: bool, echo: str) -> None:
+def test_a_wrong_echo_disproves_at_any_time(streaming: bool, echo: str) -> None:
     """At the start of an answer, or only at its end; the answer is no anchor."""
     server = MemoryServer(echo=echo, stores=False)
     with run_program(server, trust="always") as program:

@@ -48,7 +48,7 @@ async def test_each_block_knows_which_middleware_added_it() -> None:
     assert [block.origin for block in turn.blocks] == ["user", "careful", "engine", "careful"]
 
 
-async def test_the_trace_tells_what_each_middleware_changed() -> None:
+async def test_the_trace_lists_the_changes_of_each_middleware() -> None:
     """Added, removed, edited and moved blocks are told by name and direction."""
 
     def edit(turn: Turn) -> Turn:
@@ -96,7 +96,7 @@ async def test_a_class_or_a_function_may_be_a_middleware() -> None:
         assert turn.blocks[-1].origin == "shout"
 
 
-async def test_a_dry_run_goes_through_the_middlewares() -> None:
+async def test_a_dry_run_passes_the_middlewares() -> None:
     """The plan is that of the Turn as it would be sent."""
     stack = with_middleware(ScriptedEngine(), make_tagger("careful"))
     assert stack.plan(Turn([user("hi")])).full_blocks == 2

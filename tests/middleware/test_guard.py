@@ -34,7 +34,7 @@ from kedge.turns.json_codec import dumps
 from middleware.scripted_engine import ScriptedEngine
 
 
-async def test_redaction_changes_what_is_sent_and_what_is_kept() -> None:
+async def test_redaction_changes_what_is_sent_and_stored() -> None:
     """The secret is in neither the request nor the Turn that comes back."""
     engine = ScriptedEngine([assistant("ok")])
     stack = with_middleware(engine, guard(redact(r"\d{4}")))
@@ -98,7 +98,7 @@ async def test_half_an_answer_is_guarded_as_well() -> None:
     assert "[redacted]" in repr(retained)
 
 
-async def test_what_tools_say_is_shown_guarded() -> None:
+async def test_tool_results_are_shown_guarded() -> None:
     """The events of a tool's run hold neither arguments nor results that the guard redacts."""
 
     def code() -> str:

@@ -139,7 +139,7 @@ async def test_a_guard_inside_of_an_engine_guards_what_is_around_it() -> None:
     "decision", [Deny(f"not with {SECRET}"), Edit({"path": "y" * 1_985 + SECRET})]
 )
 @pytest.mark.parametrize("order", [("guard", "tools"), ("tools", "guard")], ids="-".join)
-async def test_what_an_approver_says_is_guarded(order: tuple[str, ...], decision: Any) -> None:
+async def test_the_reason_of_an_approver_is_guarded(order: tuple[str, ...], decision: Any) -> None:
     """Reasons and changed arguments are redacted before they are cut to a length."""
 
     @tool(approval=True)

@@ -13,7 +13,7 @@ from kedge.turns import Turn, assistant, user
 from middleware.scripted_engine import ScriptedEngine
 
 
-async def test_the_log_tells_what_passes_and_never_content(
+async def test_the_log_records_requests_without_content(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Records have levels from TRACE to ERROR and ids as fields; the words said are in none."""

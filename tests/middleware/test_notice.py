@@ -6,7 +6,7 @@ from kedge.turns import Turn, assistant, user
 from middleware.scripted_engine import ScriptedEngine
 
 
-async def test_the_listener_hears_the_id_before_the_answer() -> None:
+async def test_the_listener_receives_the_id_before_the_answer() -> None:
     """Sync or async, the listener is called once a response, early."""
     received: list[str] = []
 

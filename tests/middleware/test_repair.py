@@ -34,7 +34,7 @@ def test_a_dangling_call_can_be_removed_instead() -> None:
     assert [each.kind for each in turn.blocks] == ["user"]
 
 
-def test_results_are_put_behind_the_whole_answer() -> None:
+def test_results_are_appended_after_the_complete_answer() -> None:
     """Two calls of one response are not torn apart, so its anchor holds."""
     requested = Turn([user("go")])
     plan = plan_request(requested, scope="s", now=0.0)
@@ -78,7 +78,7 @@ async def test_repair_works_before_planning() -> None:
     assert find_problems(engine.turns[0]) == ()
 
 
-def test_many_faults_are_mended_at_once_in_the_order_of_the_calls() -> None:
+def test_several_problems_are_repaired_in_the_order_of_the_calls() -> None:
     """A Turn is rebuilt once or twice, however many calls dangle, and results follow their calls."""
     calls = [tool_call("f", "{}", call_id=f"call_{i}") for i in range(5_000)]
     mended = repair_turn(Turn([user("?"), *calls, user("!")]))

@@ -35,7 +35,7 @@ async def test_what_may_succeed_later_is_tried_again() -> None:
         ((StreamCut("cut", retryable=True), StreamCut("cut", retryable=True)), 2),
     ],
 )
-async def test_what_cannot_succeed_is_told(answers: Sequence[Any], tries: int) -> None:
+async def test_permanent_failures_are_reported(answers: Sequence[Any], tries: int) -> None:
     """A refusal is told at once; attempts are counted."""
     engine = ScriptedEngine(*answers)
     with pytest.raises(EngineError):

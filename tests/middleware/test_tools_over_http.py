@@ -119,7 +119,7 @@ async def test_a_picture_that_a_tool_returns_is_sent_as_one(
     check_law(server, turn)
 
 
-async def test_two_calls_under_one_id_are_told_apart() -> None:
+async def test_two_calls_with_one_id_are_distinguished() -> None:
     """Each gets a result of its own; what the server remembers of them is not built upon."""
     twice = make_call_items(("c1", "add", '{"a": 1, "b": 1}'), ("c1", "add", '{"a": 2, "b": 1}'))
     script = ScriptedServer(twice, FINAL_OUTPUT)
@@ -178,7 +178,7 @@ async def test_a_cancelled_run_keeps_the_results_that_had_come() -> None:
     assert find_problems(turn) == ()
 
 
-async def test_results_are_told_as_they_come() -> None:
+async def test_results_are_reported_as_they_arrive() -> None:
     """A quick tool is told before a slow one; the results stand in the order of the calls."""
     received = anyio.Event()
 

@@ -54,7 +54,7 @@ class JsonValue:
         return {"a": None, "b": 1}
 
 
-def test_a_value_that_tells_its_own_json_is_told() -> None:
+def test_a_value_with_its_own_json_form_is_encoded_by_it() -> None:
     """Planning never raises, also where an item or a part holds a value of a higher layer."""
     block = opaque({"type": "x", "told": JsonValue()})
     assert canonical(block) == canonical(opaque({"type": "x", "told": {"b": 1}}))

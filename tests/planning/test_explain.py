@@ -36,13 +36,13 @@ def test_an_edit_names_the_blocks_between_two_records() -> None:
     ]
 
 
-def test_a_turn_that_was_cut_short_says_so() -> None:
+def test_a_turn_that_was_cut_is_marked() -> None:
     """Blocks that are no longer there are not pointed at."""
     reported = make_plan(make_exchanges(3).take(4)).explain()
     assert "Not used: R3, because the conversation now ends before it (after block 4)." in reported
 
 
-def test_a_fallback_says_what_can_be_done() -> None:
+def test_a_fallback_explains_what_to_do() -> None:
     """Or that nothing needs to be."""
     turn = make_exchanges(1)
     late = make_plan(turn, now=NOW + 10_000_000).explain()
@@ -62,7 +62,7 @@ def test_a_conversation_object_is_named() -> None:
     assert "conversation conv_7 already holds the rest" in reported
 
 
-def test_problems_are_told_one_by_one_up_to_a_point() -> None:
+def test_problems_are_listed_up_to_a_limit() -> None:
     """So are refused candidates; the rest is counted."""
     calls = [tool_call("f", "{}", call_id=f"c{number}") for number in range(MAX_LISTED + 3)]
     lines = make_plan(Turn(calls)).explain().splitlines()
@@ -79,7 +79,7 @@ def test_problems_are_told_one_by_one_up_to_a_point() -> None:
     assert "Not used: 2 more." in make_plan(none).explain()
 
 
-def test_sizes_are_said_as_a_person_would() -> None:
+def test_sizes_are_formatted_for_people() -> None:
     """Bytes below a thousand, then kilobytes."""
     assert [format_size(count) for count in (0, 999, 1000, 123_456)] == [
         "0 bytes",

@@ -77,7 +77,7 @@ def test_the_next_request_sends_what_is_new() -> None:
     assert planned.digest == prefix_digest(turn)
 
 
-def test_with_nothing_new_an_empty_input_goes_with_the_anchor() -> None:
+def test_without_new_blocks_an_empty_input_is_sent_with_the_anchor() -> None:
     """The model is asked to go on."""
     planned = make_plan(make_exchanges(1))
     assert planned.previous_response_id == "R1"
@@ -236,7 +236,7 @@ def test_stateless_mode_sends_everything() -> None:
     ]
 
 
-def test_conversation_mode_goes_on_only_from_the_newest_response_of_its_object() -> None:
+def test_conversation_mode_continues_only_from_the_newest_response_of_its_object() -> None:
     """An object holds all that was ever put into it: an edit anywhere starts a new one."""
     turn = add_response(Turn([user("a")]), "R1", mode="conversation", conversation_id="c1")
     turn = add_response(turn.append(user("b")), "R2", mode="conversation", conversation_id="c1")

@@ -30,7 +30,7 @@ from planning.recorded_turns import (
 )
 
 
-def test_leading_system_text_goes_into_the_instructions() -> None:
+def test_leading_system_text_becomes_the_instructions() -> None:
     """And later system text stays in its place."""
     turn = Turn([system("one"), system("two", role="developer"), user("u"), system("three")])
     assert get_instructions(turn) == "one\n\ntwo"
@@ -39,7 +39,7 @@ def test_leading_system_text_goes_into_the_instructions() -> None:
     assert get_instructions(Turn([system("")])) is None
 
 
-def test_reasoning_goes_out_sealed_with_its_id_before_the_item_it_belongs_to() -> None:
+def test_encrypted_reasoning_is_sent_with_its_id_before_its_item() -> None:
     """And only these two kinds of items carry the provider's ids."""
     items = render_full(make_reasoning_turn().append(user("next")))
     assert item_types(items) == [
@@ -92,7 +92,7 @@ def test_reasoning_stays_home_once_what_it_was_made_from_changed(name: str) -> N
     assert ("rs_b" in item_ids(items)) is retained
 
 
-def test_reasoning_of_another_provider_is_left_out_and_said() -> None:
+def test_reasoning_of_another_provider_is_left_out_and_reported() -> None:
     """Nobody else can read it; the plan tells."""
     turn = make_reasoning_turn().append(user("next"))
     elsewhere = make_plan(turn, scope="elsewhere")
@@ -115,7 +115,7 @@ def test_reasoning_of_an_unfinished_response_is_left_out() -> None:
     assert item_types(render_full(turn)) == ["user", "assistant", "assistant"]
 
 
-def test_reasoning_of_a_lost_response_still_goes_out() -> None:
+def test_reasoning_of_a_lost_response_is_still_sent() -> None:
     """The server forgot the response; what it sealed is whole."""
     turn = make_reasoning_turn()
     lost = set_state(turn, get_state(turn).mark_lost(["R1", "R2"]))
@@ -152,7 +152,7 @@ def test_reasoning_that_was_moved_is_left_out() -> None:
     assert item_types(render_full(moved)) == ["user", "assistant", "assistant"]
 
 
-def test_a_run_of_reasoning_goes_out_together() -> None:
+def test_consecutive_reasoning_is_sent_together() -> None:
     """As long as each of it may; what comes before a gap in it stays home."""
     run = [reasoning_block(name) for name in "abc"]
     turn = add_response(Turn([user("u")]), "R1", *run, message_block("x"))
@@ -208,7 +208,7 @@ def test_a_plan_can_do_without_reasoning() -> None:
     assert item_ids(without.input()) == ["", "", ""]
 
 
-def test_without_proof_nothing_derived_goes_out() -> None:
+def test_without_proof_nothing_derived_is_sent() -> None:
     """Blocks on their own, with no plan that knows them, are sent without what was derived."""
     turn = make_reasoning_turn()
     assert item_types(build_input_from_blocks(turn.blocks)) == [
@@ -220,7 +220,7 @@ def test_without_proof_nothing_derived_goes_out() -> None:
     assert item_types(build_input_from_blocks([compaction_block("c"), user("u")])) == ["user"]
 
 
-def test_what_a_provider_cannot_express_is_said() -> None:
+def test_unsupported_content_of_a_provider_is_reported() -> None:
     """A refusal in the user's words, or a block of a newer Kedge."""
     with pytest.raises(UnsupportedBlock, match="a refusal is only possible"):
         render(Turn([user([RefusalPart("no")])]))

@@ -76,7 +76,7 @@ def test_a_compaction_of_another_provider_is_left_out() -> None:
     assert make_plan(turn).previous_response_id == "R2"
 
 
-def test_a_compaction_that_somebody_put_there_is_a_barrier() -> None:
+def test_a_compaction_added_by_the_caller_is_a_barrier() -> None:
     """It stands for what is before it from then on, whatever happens to that."""
     turn = make_exchanges(2).append(compaction_block("c", origin="compact"), user("u"))
     assert item_types(make_plan(turn).input()) == ["compaction", "user"]

@@ -94,7 +94,7 @@ def test_an_item_without_its_id_neither_opens_nor_answers() -> None:
     assert call_effect(user("a")) is None
 
 
-def test_problems_say_what_to_do() -> None:
+def test_problems_explain_what_to_do() -> None:
     """A sentence for every kind, with the name of the tool where there is one."""
     blocks = [
         make_call("a"),

@@ -30,7 +30,7 @@ sums = st.recursive(
 
 
 @given(sums)
-def test_a_sum_is_what_python_says(text: str) -> None:
+def test_a_sum_equals_that_of_python(text: str) -> None:
     """Precedence, parentheses and signs, in exact numbers."""
     value = evaluate(text)
     if value is not None:

@@ -145,7 +145,7 @@ def run_conversation(box: str) -> DocumentedConversation:
 
 
 @pytest.mark.parametrize("box", CONVERSATIONS, ids=range(len(CONVERSATIONS)))
-def test_the_page_shows_what_the_model_says(box: str) -> None:
+def test_the_examples_of_the_page_hold(box: str) -> None:
     """Every conversation of the page, word for word."""
     run_conversation(box)
 

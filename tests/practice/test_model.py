@@ -125,7 +125,7 @@ def test_nothing_at_all_is_answered() -> None:
     assert answer_text(system) == "You have said nothing. I can see 1 message."
 
 
-def test_a_long_message_is_said_back_in_short() -> None:
+def test_a_long_message_is_echoed_truncated() -> None:
     """The echo is clipped; the memory is not."""
     assert len(answer_text("x" * 10_000)) < 300
     assert len(answer_text("x" * 10_000, "What did I say first?")) > 10_000
@@ -136,7 +136,7 @@ def test_what_cannot_be_written_is_replaced() -> None:
     assert answer_text("Say: a\ud800b") == "a\ufffdb"
 
 
-def test_a_question_at_the_end_of_a_long_message_is_heard() -> None:
+def test_a_question_at_the_end_of_a_long_message_is_answered() -> None:
     """Pasted text before a question does not hide it."""
     assert answer_text("Ahoy", "x " * 5_000 + "What did I say first?") == 'You said first: "Ahoy"'
 
@@ -147,14 +147,14 @@ def test_the_newest_fact_wins() -> None:
     assert answer_text(*received, "What is my name?") == "Your name is Grace."
 
 
-def test_a_sealed_thought_is_only_seen() -> None:
+def test_encrypted_reasoning_is_counted_but_not_quoted() -> None:
     """Reasoning without readable text is there, and that is all one can tell."""
     sealed = {"type": "reasoning", "summary": [], "encrypted_content": "AAAA"}
     assert answer_text("Hi", sealed, "What did you think?") == "My last thought is sealed."
     assert answer_text("What did you think?") == "I can see no thought of mine."
 
 
-def test_efforts_decide_about_thought() -> None:
+def test_efforts_decide_about_reasoning() -> None:
     """None and minimal are no thought; every other effort is."""
     for effort, thinks in ((None, False), ("none", False), ("minimal", False), ("xhigh", True)):
         found = answer_parts("Hi", reasoning={"effort": effort, "summary": "auto"})
@@ -176,7 +176,7 @@ def output_item(text: Any, call_id: str = "c1") -> Item:
     return {"type": "function_call_output", "call_id": call_id, "output": text}
 
 
-def test_results_of_calls_that_nobody_asked_for_are_told() -> None:
+def test_results_without_a_call_are_reported() -> None:
     """A history from elsewhere is used like one's own."""
     assert answer_text("Hi", call_item("f"), output_item("done!")) == "f says: done!"
     assert (

@@ -48,7 +48,7 @@ async def test_an_allowed_call_runs(answer: Any) -> None:
         (False, "The call was denied and did not run."),
     ],
 )
-async def test_a_refused_call_does_not_run_and_says_so(answer: Any, text: str) -> None:
+async def test_a_rejected_call_does_not_run_and_reports_it(answer: Any, text: str) -> None:
     """The model learns the reason."""
     done = await run_call(lambda _: answer)
     assert (done.outcome, done.attempts, done.result.text) == ("refused", 0, text)
@@ -117,7 +117,7 @@ async def test_an_approver_that_fails_has_not_approved(
     assert "hush" not in caplog.text
 
 
-async def test_nobody_is_asked_about_a_call_that_cannot_run() -> None:
+async def test_no_approval_is_requested_for_a_call_that_cannot_run() -> None:
     """Wrong arguments and unknown tools are answered without bothering anyone."""
 
     def approve(call: ToolCallBlock) -> bool:
@@ -139,7 +139,7 @@ async def test_nobody_is_asked_about_a_call_that_cannot_run() -> None:
         (False, False, "ok"),
     ],
 )
-async def test_a_tool_says_whether_it_wants_approval(
+async def test_a_tool_has_its_approval_requirement(
     approval: bool | None, asked: bool, outcome: str
 ) -> None:
     """True never runs unapproved, False is never asked about, None asks if there is who to ask."""

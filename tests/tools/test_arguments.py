@@ -91,7 +91,7 @@ def test_each_problem_names_the_argument_and_what_is_expected(
     assert problem in "\n".join(argument_problems(arguments))
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_together() -> None:
     """A model corrects everything in one go; the branches of a union are one problem."""
     received = argument_problems({"days": 0, "mode": "plane", "where": "?", "dayz": 1})
     assert [line.partition(":")[0] for line in received] == [
@@ -132,7 +132,9 @@ fields = st.sampled_from(["start", "days", "legs", "mode", "where", "seats", "pr
 
 
 @given(st.dictionaries(fields, json_values) | st.text(max_size=20))
-def test_any_arguments_are_read_or_told_what_is_wrong(arguments: str | dict[str, Any]) -> None:
+def test_any_arguments_are_read_or_their_problem_is_reported(
+    arguments: str | dict[str, Any],
+) -> None:
     """Nothing that a model writes breaks the reading."""
     received: tuple[str, ...] = ("it fits",)
     try:

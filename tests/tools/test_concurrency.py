@@ -98,7 +98,7 @@ async def test_who_gives_up_waiting_leaves_no_hole() -> None:
     await run_at_gate(1, story)
 
 
-async def test_a_place_granted_to_a_cancelled_task_goes_to_the_next() -> None:
+async def test_a_slot_of_a_cancelled_task_is_given_to_the_next() -> None:
     """Cancelled in the very moment of being let in: the place is not lost."""
 
     async def story(at: GateRunner) -> None:
@@ -129,7 +129,7 @@ async def test_a_stray_thread_keeps_its_place_until_it_ends() -> None:
     await run_at_gate(2, story)
 
 
-async def test_nobody_waits_for_stray_threads_alone() -> None:
+async def test_abandoned_threads_alone_do_not_block_calls() -> None:
     """Who waits, and who comes, is told when all places are held by stray threads."""
 
     async def story(at: GateRunner) -> None:
@@ -146,7 +146,7 @@ async def test_nobody_waits_for_stray_threads_alone() -> None:
     await run_at_gate(1, story)
 
 
-async def test_a_thread_that_ends_as_others_are_told_lets_them_in() -> None:
+async def test_a_thread_that_ends_during_notification_admits_waiting_calls() -> None:
     """Woken to be told, they find a place free after all."""
 
     async def story(at: GateRunner) -> None:
@@ -169,7 +169,7 @@ steps = st.lists(st.sampled_from(["start", "leave", "cancel", "stray", "end"]), 
 
 
 @given(st.integers(1, 3), steps)
-async def test_any_course_of_events_keeps_the_limit_and_leaves_nobody_waiting(
+async def test_any_sequence_of_events_respects_the_limit_and_ends_all_waits(
     size: int, events: list[str]
 ) -> None:
     """At most ``size`` run or are astray; who waits, waits for someone who runs."""

@@ -30,7 +30,7 @@ async def run_one(function: Any, **arguments: Any) -> ToolRun:
     return runs[0]
 
 
-async def test_results_stand_in_the_order_of_the_calls() -> None:
+async def test_results_are_in_the_order_of_the_calls() -> None:
     """However they finish: here each call waits for the one after it."""
     done = [anyio.Event() for _ in range(4)]
     done[3].set()
@@ -146,7 +146,9 @@ async def test_free_text_and_json_are_not_mixed_up(custom: bool) -> None:
     assert result.metadata["outcome"] == "invalid"
 
 
-async def test_an_exception_is_told_without_its_inside(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_exception_is_reported_without_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The model gets type and message, less secrets; the log the type, the place and the call."""
 
     async def fetch(url: str) -> str:
@@ -179,7 +181,7 @@ async def test_a_tool_may_choose_its_words() -> None:
     assert run.result.text == "All seats are taken; try another day."
 
 
-async def test_errors_inside_a_function_are_not_taken_for_ours() -> None:
+async def test_errors_inside_a_function_are_not_argument_errors() -> None:
     """A tool that itself looks for a tool, or validates, fails as any other."""
 
     def nested() -> None:
@@ -190,7 +192,7 @@ async def test_errors_inside_a_function_are_not_taken_for_ours() -> None:
     assert run.result.text.startswith("nested failed: UnknownTool: there is no tool 'x'")
 
 
-async def test_the_errors_of_a_group_are_told_one_by_one() -> None:
+async def test_the_errors_of_a_group_are_listed() -> None:
     """A task group in a tool does not hide what went wrong."""
 
     async def many() -> None:
@@ -203,7 +205,7 @@ async def test_the_errors_of_a_group_are_told_one_by_one() -> None:
     assert (await run_one(many)).result.text == "many failed: ValueError: this one"
 
 
-async def test_an_exception_that_cannot_be_sent_is_still_told() -> None:
+async def test_an_exception_that_cannot_be_encoded_is_still_reported() -> None:
     """Lone surrogates in a message do not break the result."""
 
     def odd() -> None:
@@ -317,7 +319,7 @@ async def test_a_validator_that_breaks_is_a_failure() -> None:
     assert (run.outcome, run.result.text) == ("failed", "f failed: RuntimeError: boom")
 
 
-async def test_what_a_callback_raises_comes_out_plain() -> None:
+async def test_an_exception_of_a_callback_is_raised_unchanged() -> None:
     """``on_run`` must not fail; if it does, the error is not wrapped in a group."""
 
     def f() -> None: ...

@@ -195,7 +195,7 @@ async def test_an_abandoned_thread_keeps_its_place(clock: ManualTimeout) -> None
 
 
 @pytest.mark.parametrize("first", ["the thread ends", "the caller goes"])
-async def test_whoever_comes_second_gives_the_place_back(first: str) -> None:
+async def test_the_second_holder_returns_the_slot(first: str) -> None:
     """A thread that ends, or starts, in the moment of being abandoned leaves no place taken."""
     called: list[int] = []
 

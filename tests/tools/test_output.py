@@ -131,7 +131,7 @@ def test_parts_and_lists_with_pictures_stay_parts() -> None:
     assert to_parts(["a", "b"]) == (TextPart('["a","b"]'),)
 
 
-def test_text_is_cut_at_the_bound_and_says_so() -> None:
+def test_text_is_truncated_at_the_limit_with_a_note() -> None:
     """The bound is for all text of a result together."""
     assert truncate_parts((TextPart("12345"),), 5) == (TextPart("12345"),)
     assert truncate_parts((TextPart("123456"),), 5) == (
@@ -165,7 +165,7 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_json_goes_out_as_it_is(value: Any) -> None:
+def test_json_is_sent_unchanged(value: Any) -> None:
     """What JSON can say comes back equal, and every result can be sent."""
     parts = to_parts(value)
     item = item_from_block(tool_result("c1", list(parts)))

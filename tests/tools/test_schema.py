@@ -161,7 +161,7 @@ def test_only_given_arguments_are_passed_on() -> None:
     assert read_arguments(schema, {"y": None}) == {"y": None}
 
 
-def test_a_field_may_stand_in_the_place_of_the_default() -> None:
+def test_a_field_may_be_the_default_of_a_parameter() -> None:
     """``x: int = Field(…)`` means what it means in a model, factories included."""
 
     def f(
@@ -262,7 +262,7 @@ def test_a_schema_may_be_written_by_hand() -> None:
         build_explicit_schema("f", {"type": "string"})
 
 
-def test_pydantic_comes_with_the_first_tool() -> None:
+def test_pydantic_is_imported_with_the_first_tool() -> None:
     """Importing ``kedge.tools`` is cheap: pydantic is imported when a tool is made."""
     script = (
         "import sys, kedge.tools as t; assert 'pydantic' not in sys.modules;"

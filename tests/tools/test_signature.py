@@ -61,7 +61,7 @@ def test_a_bound_method_has_no_self() -> None:
     assert signature.description == "Find it here."
 
 
-def test_a_callable_object_goes_by_its_class() -> None:
+def test_a_callable_object_is_named_by_its_class() -> None:
     """An object with ``__call__`` may be a tool, described there or by its class."""
     assert get_function_name(Shelf()) == "Shelf"
     assert is_async(Shelf())

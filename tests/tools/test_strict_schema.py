@@ -79,7 +79,7 @@ def test_what_strict_mode_has_no_words_for_is_left_unsaid() -> None:
         assert "$ref" not in schema or schema.keys() == {"$ref"}
 
 
-def test_texts_and_bounds_are_kept() -> None:
+def test_texts_and_bounds_are_respected() -> None:
     """What the model should know and the server can hold it to."""
     properties = make_strict_schema(paint).json_schema["properties"]
     assert properties["where"]["description"] == "The place."
@@ -89,7 +89,7 @@ def test_texts_and_bounds_are_kept() -> None:
     }
 
 
-def test_null_stands_for_the_default() -> None:
+def test_null_means_the_default() -> None:
     """Nothing can be left out in strict mode, so null means: take the default."""
     schema = make_strict_schema(paint)
     nulls = dict.fromkeys(("color", "size", "note", "tree", "pet", "many"))
@@ -107,7 +107,7 @@ def test_null_stands_for_the_default() -> None:
 
 
 @pytest.mark.parametrize("arguments", ['{"x": null', "null", "[null]"])
-def test_what_is_no_object_is_told_as_ever(arguments: str) -> None:
+def test_a_value_that_is_not_an_object_is_reported(arguments: str) -> None:
     """Looking for nulls does not get in the way of the error."""
 
     def f(x: int = 1) -> None: ...
@@ -146,7 +146,9 @@ def pair(x: tuple[int, str]) -> None: ...
         (pair, "arguments.x: strict mode does not support a tuple"),
     ],
 )
-def test_what_strict_mode_cannot_say_is_refused(function: Callable[..., Any], message: str) -> None:
+def test_schemas_beyond_strict_mode_are_rejected(
+    function: Callable[..., Any], message: str
+) -> None:
     """The error names the place, so that the type there can be changed."""
     with pytest.raises(InvalidTool) as error:
         make_strict_schema(function)

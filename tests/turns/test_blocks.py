@@ -86,7 +86,7 @@ def test_an_opaque_block_is_compared_by_what_a_model_sees() -> None:
     assert opaque(done) != opaque(failed)
 
 
-def test_an_opaque_block_keeps_its_item_whole() -> None:
+def test_an_opaque_block_preserves_its_item() -> None:
     """Comparing leaves things out; keeping does not."""
     item = {"type": "x", "id": "x_1", "status": "completed", "a": None, "b": [None, {"c": None}]}
     assert opaque(item).item == item
@@ -173,7 +173,7 @@ def test_ids_of_a_response_that_are_no_text_count_for_nothing() -> None:
     assert (block.response_id, block.item_id) == ("", "")
 
 
-def test_a_block_tells_its_text() -> None:
+def test_a_block_has_its_text() -> None:
     """Text parts are joined; images and refusals are not text."""
     assert UserBlock((TextPart("a"), ImagePart("u"), TextPart("b"))).text == "ab"
     names = AssistantBlock((TextPart("a"), RefusalPart("no"), RefusalPart("!")))

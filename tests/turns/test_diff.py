@@ -16,7 +16,7 @@ def make_turn(contents: list[tuple[str, str]]) -> Turn:
 
 
 @given(ORDERED, ORDERED)
-def test_a_diff_says_all_that_changed(
+def test_a_diff_lists_all_changes(
     before: list[tuple[str, str]], after: list[tuple[str, str]]
 ) -> None:
     """Added, removed and modified follow the ids; without the moved ones the order is the same."""
@@ -52,7 +52,7 @@ def test_a_diff_is_a_recipe(before: list[tuple[str, str]], after: list[tuple[str
     assert turn == new
 
 
-def test_as_few_blocks_as_can_be_are_said_to_have_moved() -> None:
+def test_a_diff_has_the_fewest_moved_blocks() -> None:
     """For every order of six blocks: no smaller set of moves explains it."""
     ids = "abcdef"
     old = make_turn([(id_, "x") for id_ in ids])

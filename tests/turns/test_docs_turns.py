@@ -77,7 +77,7 @@ def test_the_page_names_the_limits_of_the_code() -> None:
     assert PAGE.count(f"{MAX_INTEGER_BITS} bits") == 2
 
 
-def test_the_example_on_the_page_loads_and_comes_back() -> None:
+def test_the_example_on_the_page_round_trips() -> None:
     """It holds every kind of block and every type of part, and survives a round trip unchanged."""
     assert EXAMPLE is not None
     form = json.loads(EXAMPLE[1])

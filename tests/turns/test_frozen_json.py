@@ -67,7 +67,7 @@ DISTINCT_VALUES = [
 
 @pytest.mark.parametrize("one", DISTINCT_VALUES, ids=repr)
 @pytest.mark.parametrize("other", DISTINCT_VALUES, ids=repr)
-def test_what_json_tells_apart_is_not_equal(one: Any, other: Any) -> None:
+def test_different_json_values_are_not_equal(one: Any, other: Any) -> None:
     """True is not 1, 1 is not 1.0, 0.0 is not -0.0, at any depth and from both sides."""
     for wrap in (lambda x: x, lambda x: [x], lambda x: {"b": [x]}):
         left, right = FrozenMap(a=wrap(one)), FrozenMap(a=wrap(other))
@@ -111,7 +111,9 @@ REJECTED: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("value", "path", "problem"), REJECTED, ids=[row[2] for row in REJECTED])
-def test_what_json_cannot_say_is_refused_with_its_path(value: Any, path: str, problem: str) -> None:
+def test_values_without_a_json_form_are_rejected_with_their_path(
+    value: Any, path: str, problem: str
+) -> None:
     """NaN, lone surrogates, objects and endless integers never get in."""
     with pytest.raises(InvalidJSON) as error:
         FrozenMap({"fine": 0, "a": value})
@@ -119,7 +121,7 @@ def test_what_json_cannot_say_is_refused_with_its_path(value: Any, path: str, pr
     assert str(error.value) == f"{path}: {problem}"
 
 
-def test_integers_of_any_useful_size_are_kept_exactly() -> None:
+def test_large_integers_are_stored_exactly() -> None:
     """Integers past 64 bits are themselves, and can be written and read by any Python."""
     for value in (1 << 64, -(1 << 63) - 1, LARGEST, -LARGEST):
         assert FrozenMap(a=value)["a"] == value
@@ -198,7 +200,7 @@ def test_copies_and_pickles_are_the_same_map() -> None:
     assert again["a"][1]["b"] is None
 
 
-def test_subclasses_of_json_types_become_the_types_they_stand_for() -> None:
+def test_subclasses_of_json_types_become_plain_types() -> None:
     """A StrEnum, an IntEnum or a named tuple could carry a life of its own; its value cannot."""
 
     class Size(IntEnum):
@@ -233,7 +235,7 @@ class Loose:
         return {}
 
 
-def test_a_value_of_a_higher_layer_is_kept_and_told_as_json() -> None:
+def test_a_value_of_a_higher_layer_is_stored_and_encoded_as_json() -> None:
     """A frozen dataclass with to_json stays what it is, and equals its own JSON form."""
     frozen = FrozenMap(state=State((1, 2)), listed=[State()])
     assert frozen["state"] == State((1, 2))

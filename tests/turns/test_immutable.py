@@ -80,7 +80,7 @@ def test_copies_are_the_value_and_pickles_are_equal_to_it(value: Any) -> None:
 
 
 @given(blocks())
-def test_any_block_survives_a_pickle_whole(block: Block) -> None:
+def test_any_block_survives_a_pickle(block: Block) -> None:
     """A pickled block has the same JSON form, and is as frozen as before."""
     again = pickle.loads(pickle.dumps(block))  # noqa: S301 - our own bytes
     assert again == block

@@ -35,7 +35,7 @@ def test_threads_never_make_the_same_id() -> None:
 
 
 @pytest.mark.parametrize("step", [0, -1_000_000_000], ids=["stands still", "goes back"])
-def test_a_clock_that_does_not_advance_does_no_harm(
+def test_ids_stay_unique_and_ordered_if_the_clock_does_not_advance(
     step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clock that stands still or goes back costs neither uniqueness nor order."""
@@ -51,7 +51,7 @@ def test_a_clock_that_does_not_advance_does_no_harm(
     assert sorted(set(made)) == made
 
 
-def test_an_id_says_what_it_names() -> None:
+def test_an_id_starts_with_its_prefix() -> None:
     """An id is its prefix, sixteen digits of time and ten of chance."""
     assert re.fullmatch(r"turn_[0-9a-f]{26}", new_id("turn"))
 

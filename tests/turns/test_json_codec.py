@@ -131,7 +131,7 @@ ODD_PARTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("content", ODD_PARTS, ids=str)
-def test_an_opaque_part_is_never_taken_for_one_of_ours(content: Any) -> None:
+def test_an_opaque_part_is_never_loaded_as_a_known_part(content: Any) -> None:
     """A provider's part whose type is one of ours, or none at all, comes back as it was."""
     block = UserBlock((OpaquePart(FrozenMap(content)),))
     assert load_block(dump_block(block)).content == block.content
@@ -342,7 +342,7 @@ def test_each_required_member_is_required(block: Block) -> None:
             load_block(without)
 
 
-def test_an_id_that_comes_twice_is_named() -> None:
+def test_a_duplicate_id_is_named() -> None:
     """Both places are in the error, the later one as the offender."""
     form = dump(Turn([user("a", id="x"), assistant("b", id="y"), tool_result("c", "d", id="z")]))
     form["blocks"][2]["id"] = "x"

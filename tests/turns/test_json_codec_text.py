@@ -110,7 +110,7 @@ PRESERVED: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("data", "value"), PRESERVED, ids=range(len(PRESERVED)))
-def test_what_can_be_held_is_kept_exactly(data: str, value: Any) -> None:
+def test_valid_values_are_stored_exactly(data: str, value: Any) -> None:
     """Large integers, the ends of the doubles and escaped text survive a round trip."""
     turn = loads(turn_json(data))
     assert repr(turn.data["x"]) == repr(value)
@@ -136,7 +136,7 @@ NOT_JSON: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("text", "problem"), NOT_JSON, ids=range(len(NOT_JSON)))
-def test_what_is_no_json_text_is_refused_as_a_whole(text: Any, problem: str) -> None:
+def test_text_that_is_not_json_is_rejected(text: Any, problem: str) -> None:
     """Broken text, other encodings and endless nesting fail at the root of the document."""
     with pytest.raises(InvalidJSON) as error:
         loads(text)

@@ -59,7 +59,7 @@ def block_has_nulls(block: Block) -> bool:
 
 
 @given(known_blocks())
-def test_a_block_comes_back_from_its_item_as_an_equal_block(block: Block) -> None:
+def test_a_block_equals_the_block_of_its_item(block: Block) -> None:
     """Every kind that can be sent survives the wire, whatever its texts and parts."""
     assume(not block_has_nulls(block))
     again = block_from_item(item_from_block(block))
@@ -221,7 +221,7 @@ ODD_ITEMS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("item", ODD_ITEMS, ids=str)
-def test_a_known_item_in_an_unknown_shape_is_kept_whole(item: Any) -> None:
+def test_a_known_item_of_unknown_shape_is_preserved(item: Any) -> None:
     """It becomes an opaque block with every member, and is sent as it came."""
     block = block_from_item({**item, "id": "i_1", "status": "completed"})
     assert isinstance(block, OpaqueBlock)
@@ -254,7 +254,7 @@ ODD_PARTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("part", ODD_PARTS, ids=str)
-def test_a_part_in_an_unknown_shape_is_kept_whole(part: Any) -> None:
+def test_a_part_of_unknown_shape_is_preserved(part: Any) -> None:
     """The text beside it is still text, and the part is sent as it came."""
     for item in (
         {"type": "message", "role": "user", "content": [TEXT, part]},
@@ -276,7 +276,7 @@ def test_nulls_in_a_part_are_not_there() -> None:
     assert item_from_block(read[0])["content"] == [plain]
 
 
-def test_a_model_that_shows_an_image_is_still_heard() -> None:
+def test_a_response_with_an_image_is_read() -> None:
     """Parts that an assistant cannot hold are kept beside its words."""
     shown = {"type": "output_image", "image_url": "u"}
     reported = {"type": "output_text", "text": "look"}
@@ -311,7 +311,7 @@ def test_reasoning_stays_reasoning_in_any_shape(members: Any) -> None:
     assert load_block(dump_block(block)).extra == {"item": members}
 
 
-def test_unknown_members_of_a_known_item_are_kept_and_the_meaningful_ones_sent() -> None:
+def test_unknown_members_of_a_known_item_are_stored_and_the_meaningful_ones_sent() -> None:
     """Phase, namespace, caller and async go out again; others stay in the block's extra."""
     content = [{"type": "output_text", "text": "a"}]
     reported = {"type": "message", "role": "assistant", "phase": "commentary", "content": content}
@@ -330,7 +330,7 @@ def test_unknown_members_of_a_known_item_are_kept_and_the_meaningful_ones_sent()
     assert recorded.extra == {"mine": 2, "item": {"mood": 1}}
 
 
-def test_a_hosted_tools_item_goes_out_in_a_form_that_servers_take() -> None:
+def test_a_hosted_tools_item_is_sent_in_an_accepted_form() -> None:
     """Where a server insists on an id it gets one made up, never its own; its status stays."""
     item = {"type": "file_search_call", "id": "fs_theirs", "status": "completed", "queries": ["x"]}
     block = block_from_item(item)
@@ -345,7 +345,7 @@ def test_a_hosted_tools_item_goes_out_in_a_form_that_servers_take() -> None:
     assert item_from_block(opaque(search)) == {"type": "web_search_call", "status": "completed"}
 
 
-def test_annotations_are_kept_and_not_sent() -> None:
+def test_annotations_are_stored_and_not_sent() -> None:
     """What a provider attached to its words is the part's extra."""
     annotations = [{"type": "url_citation", "url": "https://example.com", "title": None}]
     content = [{"type": "output_text", "text": "a", "annotations": annotations, "logprobs": []}]
@@ -357,7 +357,7 @@ def test_annotations_are_kept_and_not_sent() -> None:
 
 
 @given(opaque_items())
-def test_unknown_items_are_kept_losslessly(item: Any) -> None:
+def test_unknown_items_are_preserved(item: Any) -> None:
     """Every member stays in the block; an equal block comes back from what is sent."""
     block = block_from_item(item)
     assert isinstance(block, OpaqueBlock)

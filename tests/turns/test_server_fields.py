@@ -64,6 +64,6 @@ class JsonValue:
         return {"a": None, "b": [1]}
 
 
-def test_a_value_that_tells_its_own_json_has_no_null_members_either() -> None:
+def test_a_value_with_its_own_json_form_has_no_null_members() -> None:
     """It is told first, and cleaned like any other."""
     assert drop_nulls(FrozenMap(told=JsonValue())) == {"told": {"b": [1]}}

@@ -361,7 +361,7 @@ def test_no_way_leads_to_a_change_of_a_turn() -> None:
 
 
 @given(strategies.turns())
-def test_copies_are_the_turn_and_pickles_are_whole(turn: Turn) -> None:
+def test_copies_are_the_turn_and_pickles_are_complete(turn: Turn) -> None:
     """A pickle carries ids, data and unknown members; nothing derived."""
     assert copy.copy(turn) is turn
     assert copy.deepcopy(turn) is turn
@@ -394,7 +394,7 @@ def test_a_turn_reads_like_a_sequence() -> None:
     assert not Turn()
 
 
-def test_blocks_that_came_since_are_found_by_id() -> None:
+def test_newer_blocks_are_found_by_id() -> None:
     """A snapshot of ids tells later which blocks are new, equal or not."""
     turn = Turn([user("a"), user("b")])
     before = snapshot_block_ids(turn)

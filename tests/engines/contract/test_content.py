@@ -85,7 +85,7 @@ async def test_a_conversation_is_remembered(engine: Engine, server: TestServer) 
     )
 
 
-async def test_a_turn_from_its_json_form_goes_on(engine: Engine, server: TestServer) -> None:
+async def test_a_turn_loaded_from_json_continues(engine: Engine, server: TestServer) -> None:
     """Thoughts and tags survive being written down."""
     options = {"reasoning": {"effort": "low"}}
     turn = await engine.run(Turn([user("Think about 6 * 7")]), **options)
@@ -95,7 +95,7 @@ async def test_a_turn_from_its_json_form_goes_on(engine: Engine, server: TestSer
     assert "Think about 6 * 7" in last_text(turn)
 
 
-async def test_a_stream_tells_events_and_ends_with_the_turn(engine: Engine) -> None:
+async def test_a_stream_yields_events_and_ends_with_the_turn(engine: Engine) -> None:
     """Events come in order, deltas add up to the answer, and the Turn is there at the end."""
     turn = Turn([user("What is 6 * 7?")])
     async with engine.stream(turn) as stream:
@@ -290,7 +290,7 @@ async def test_an_answer_at_its_limit_is_incomplete(engine: Engine, streaming: b
     assert len(await engine.run(turn.append(user("Never mind. What is 2+3?")))) == 3
 
 
-async def test_thoughts_are_shown_counted_and_replayed_only_to_their_maker(
+async def test_reasoning_is_shown_counted_and_resent_only_to_its_provider(
     engine: Engine, name: str, server: TestServer
 ) -> None:
     """An edit before a thought keeps it at home."""

@@ -80,7 +80,7 @@ async def test_many_runs_at_once_do_not_mix(engine: Engine) -> None:
     assert all(f"= {number + 1}" in texts for number, texts in found.items())
 
 
-async def test_a_server_that_is_not_there_is_told_as_such(name: str) -> None:
+async def test_an_unreachable_server_is_reported(name: str) -> None:
     """With the Turn to go on from."""
     kind = name.partition(",")[0]
     model, own = f"{kind}:http://127.0.0.1:1/v1#m", dict[str, Any]()
@@ -197,7 +197,7 @@ async def test_a_call_without_an_id_gets_one(
 
 
 @pytest.mark.parametrize("fault", ["duplicate_events", "reorder_events"])
-async def test_events_that_come_twice_or_out_of_order_do_no_harm(
+async def test_duplicate_and_unordered_events_are_tolerated(
     engine: Engine, server: TestServer, name: str, fault: str
 ) -> None:
     """Where events are numbered they are sorted out; where not, what comes is a Turn or an error."""

@@ -105,7 +105,9 @@ async def test_retry_tries_again_what_may_succeed_later(engine: Engine, server: 
         await with_middleware(engine, retry(1)).run(Turn([user("What is 2+3?")]))
 
 
-async def test_a_chat_goes_on_from_its_state(server: TestServer, name: str, engine: Engine) -> None:
+async def test_a_chat_continues_from_its_state(
+    server: TestServer, name: str, engine: Engine
+) -> None:
     """Bytes out, bytes in; the state belongs to its provider."""
     chat = Chat(engine, tools=[add])
     first = await chat.chat_with_state(None, "My ship is the Erebus.")
@@ -134,7 +136,7 @@ async def test_a_chat_goes_on_from_its_state(server: TestServer, name: str, engi
     ],
     ids=["messages", "tokens", "tokens, counted by the provider"],
 )
-async def test_conversations_are_kept_short(engine: Engine, compactor: Any) -> None:
+async def test_conversations_are_compacted(engine: Engine, compactor: Any) -> None:
     """What is left is sent and understood, at every size."""
     chat = Chat(engine, compactor=compactor)
     state: bytes | None = None
@@ -159,7 +161,7 @@ async def test_a_summary_of_the_past_is_understood(engine: Engine) -> None:
     assert "Five of several lines" in str(turn.blocks[-1])
 
 
-async def test_a_conversation_in_a_store_goes_on_in_another_process(
+async def test_a_stored_conversation_continues_in_another_process(
     engine: Engine, name: str, server: TestServer, tmp_path: Path
 ) -> None:
     """Thoughts with their seals, calls and results survive being stored; the law holds after it."""

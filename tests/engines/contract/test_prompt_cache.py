@@ -97,7 +97,7 @@ async def test_caching_can_be_switched_off(server: TestServer, name: str) -> Non
             assert get_state(turn).anchors[-1].counted is None
 
 
-async def test_the_key_is_the_same_for_the_whole_conversation(server: TestServer) -> None:
+async def test_the_key_is_the_same_for_all_requests_of_a_conversation(server: TestServer) -> None:
     """Also for a rebuilt Turn, a fork, and after edits behind its first block."""
     async with (
         open_engine(server, "responses", prompt_cache=True) as engine,

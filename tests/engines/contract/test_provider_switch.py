@@ -71,7 +71,7 @@ async def test_there_and_back_again(engines: dict[str, Engine], server: TestServ
     assert get_state(turn).previous_response_id == turn.blocks[-1].response_id
 
 
-async def test_thoughts_wait_at_home_for_a_turn_to_come_back(
+async def test_reasoning_is_resent_when_the_turn_returns_to_its_provider(
     engines: dict[str, Engine], server: TestServer
 ) -> None:
     """Signatures go out to their maker after a stay elsewhere, and nothing goes out after an edit."""

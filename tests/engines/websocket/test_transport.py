@@ -89,7 +89,7 @@ async def test_what_is_not_stored_chains_on_its_connection(
     check_law(server, turn)
 
 
-async def test_streams_are_told_as_they_come(gated: TestServer, model: GatedModel) -> None:
+async def test_streams_are_passed_on_as_they_arrive(gated: TestServer, model: GatedModel) -> None:
     """The first word is there while the second has not been written."""
     words: list[str] = []
     async with (
@@ -362,7 +362,7 @@ async def test_conversation_objects_are_never_sent_to_blindly(
         check_law(server, turn)
 
 
-async def test_a_closed_door_is_told_at_once() -> None:
+async def test_a_refused_connection_is_reported_at_once() -> None:
     """A wrong key, a server that takes no sockets, and none at all: three errors that say so."""
     with serve(token="right") as server:
         async with open_engine(server, transport="websocket", api_key="wrong-key") as engine:
@@ -414,7 +414,7 @@ async def test_silence_has_an_end(gated: TestServer, model: GatedModel) -> None:
             await engine.run(Turn([user("x")]))
 
 
-async def test_a_stop_of_the_server_is_told(model: GatedModel) -> None:
+async def test_a_stop_of_the_server_is_reported(model: GatedModel) -> None:
     """An answer that was given up is a failure, not half an answer."""
     with serve(model=model, limits=Limits(shutdown_seconds=0)) as server:
         async with open_engine(server, transport="websocket") as engine:
@@ -445,14 +445,14 @@ def test_scripts_may_use_it_too(server: TestServer) -> None:
     assert get_state(turn).anchors[-1].stored is False
 
 
-async def test_the_practice_model_speaks_over_sockets() -> None:
+async def test_the_practice_model_answers_over_sockets() -> None:
     """The embedded server does what any other does."""
     async with connect("practice", transport="websocket") as engine:
         turn = await engine.run(Turn([user("What is 2+3?")]), store=False)
     assert "5" in str(turn.blocks[-1])
 
 
-async def test_a_tap_hears_what_went_over_the_wire(
+async def test_a_tap_receives_what_was_transmitted(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
     """The request as it was sent, the messages of the answer, and refusals with their status."""
@@ -471,7 +471,7 @@ async def test_a_tap_hears_what_went_over_the_wire(
     assert b"bogus" in refused
 
 
-async def test_a_server_that_says_everything_twice(
+async def test_a_server_that_sends_every_event_twice(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
     """No answer is taken for the answer to the next request."""
