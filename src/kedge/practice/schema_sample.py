@@ -2,7 +2,8 @@
 
 Used for the arguments of a tool and for answers in a ``json_schema`` format. Supports types (also
 several), const, enum, required and optional members, nested objects, arrays and tuples, bounds,
-lengths, formats, ``$ref`` into the same document, ``anyOf``, ``oneOf`` and ``allOf``.
+lengths, the formats of ``FORMATS``, ``$ref`` into the same document, ``anyOf``, ``oneOf`` and ``allOf``.
+Other keywords (``multipleOf``, ``uniqueItems``, ``minProperties``) are ignored.
 
 A ``pattern`` is not evaluated. It comes with a request, and ``re`` can take forever on a hostile one;
 the text is what the sentence names, the schema's default or example, or any other text.
@@ -14,10 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
-from fractions import Fraction
-from ipaddress import IPv4Address, IPv6Address
-from itertools import islice
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 from uuid import UUID
 
 from kedge.practice.sentence_values import BOOLEAN_WORDS, SentenceValues
@@ -93,11 +91,7 @@ def _find_reference(root: JsonSchema, reference: str) -> object:
     node: Any = root if reference.startswith("#") else None
     for step in reference.removeprefix("#").split("/")[1:]:
         key = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(node, list):
-            items = cast("list[Any]", node)
-            node = items[int(key)] if key.isdecimal() and int(key) < len(items) else None
-        else:
-            node = as_schema(node).get(key)
+        node = as_schema(node).get(key)
     return node
 
 
@@ -136,11 +130,7 @@ FORMATS: Mapping[str, TextFormat] = {
     "date": TextFormat(_DATE, "2025-01-31", date.fromisoformat),
     "time": TextFormat(rf"(?<!\S){_TIME}", "12:00:00Z", time.fromisoformat),
     "date-time": TextFormat(rf"{_DATE}T{_TIME}", "2025-01-31T12:00:00Z", datetime.fromisoformat),
-    "duration": TextFormat(r"\bP(?:\d+[YMWD])+(?:T(?:\d+[HMS])+)?|\bPT(?:\d+[HMS])+", "PT1H"),
     "email": TextFormat(r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+", "ada@example.com"),
-    "hostname": TextFormat(r"\b(?:[a-z0-9]{1,63}\.)+[a-z]{2,63}\b", "example.com"),
-    "ipv4": TextFormat(r"\b\d{1,3}(?:\.\d{1,3}){3}\b", "192.0.2.1", IPv4Address),
-    "ipv6": TextFormat(r"(?<!\S)[0-9a-f:]{0,39}::?[0-9a-f:]{1,39}", "2001:db8::1", IPv6Address),
     "uuid": TextFormat(
         r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", str(UUID(int=1 << 78, version=4)), UUID
     ),
@@ -156,60 +146,47 @@ def text_fits(value: str, rules: JsonSchema) -> bool:
 
 def fit_length(value: str, rules: JsonSchema) -> str:
     """Repeat or cut a text to a length that the schema allows."""
-    least, most = rules.get("minLength"), rules.get("maxLength")
-    if isinstance(least, int) and len(value) < min(least, MAX_TEXT_LENGTH):
+    minimum, maximum = rules.get("minLength"), rules.get("maxLength")
+    if isinstance(minimum, int) and len(value) < min(minimum, MAX_TEXT_LENGTH):
         filler = value or "text "
-        value = (filler * (min(least, MAX_TEXT_LENGTH) // len(filler) + 1))[:least]
-    return value[:most] if isinstance(most, int) and most >= 0 else value
+        value = (filler * (min(minimum, MAX_TEXT_LENGTH) // len(filler) + 1))[:minimum]
+    return value[:maximum] if isinstance(maximum, int) and maximum >= 0 else value
 
 
-BOUND_CHECKS: Mapping[str, Callable[[Fraction, Fraction], bool]] = {
+BOUND_CHECKS: Mapping[str, Callable[[float, float], bool]] = {
     "minimum": operator.ge,
     "exclusiveMinimum": operator.gt,
     "maximum": operator.le,
     "exclusiveMaximum": operator.lt,
-    "multipleOf": lambda value, step: step == 0 or value % step == 0,
 }
 
 
 def number_fits(value: object, rules: JsonSchema, kind: str) -> bool:
     """Whether a value is a number within the bounds of the schema."""
-    number = _to_fraction(value)
-    return (
-        number is not None
-        and (kind != "integer" or number.denominator == 1)
-        and all(
-            (limit := _to_fraction(rules.get(word))) is None or test(number, limit)
-            for word, test in BOUND_CHECKS.items()
-        )
-    )
+    if not _is_number(value) or (kind == "integer" and value % 1):
+        return False
+    return all(check(value, limit) for check, limit in _list_bounds(rules))
 
 
 def _find_number(rules: JsonSchema, kind: str) -> float:
-    """Find a number within the bounds: 1, 0, or one near a bound, on the steps of the schema."""
-    bounds = [_to_fraction(rules.get(word)) for word in BOUND_CHECKS]
-    limits = [limit for limit in bounds if limit is not None]
-    step = abs(_to_fraction(rules.get("multipleOf")) or Fraction(1))
-    if kind == "integer":
-        step = Fraction(step.numerator)  # the integral multiples of p/q are the multiples of p
-    for start in (Fraction(1), Fraction(0), *limits, sum(limits, Fraction()) / (len(limits) or 1)):
-        near = math.ceil(start / step) * step
-        for value in (start, near, near + step, near - step):
+    """Find a number within the bounds: 1, 0, one near a bound, or the one in the middle."""
+    limits = [limit for _, limit in _list_bounds(rules)]
+    for start in (1, 0, *limits):
+        for value in (start, math.floor(start) + 1, math.ceil(start) - 1):
             if number_fits(value, rules, kind):
-                return _to_number(value)
-    return 1
+                return value if value % 1 else int(value)
+    middle = sum(limits) / (len(limits) or 1)
+    return middle if number_fits(middle, rules, kind) else 1
 
 
-def _to_fraction(value: object) -> Fraction | None:
-    if isinstance(value, Fraction):
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return Fraction(str(value))
+def _list_bounds(rules: JsonSchema) -> list[tuple[Callable[[float, float], bool], float]]:
+    found = ((check, rules.get(word)) for word, check in BOUND_CHECKS.items())
+    return [(check, limit) for check, limit in found if _is_number(limit)]
 
 
-def _to_number(value: Fraction) -> float:
-    return int(value) if value.denominator == 1 else float(value)
+def _is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value - value == 0
 
 
 def coerce_value(value: Any, rules: JsonSchema, kind: str) -> Any:
@@ -235,8 +212,8 @@ def _items_fit(values: list[Any], rules: JsonSchema) -> bool:
     kind = items.get("type", ANY_TYPE)
     if kind not in SCALAR_TYPES or not {"enum", "const", "$ref", "anyOf"}.isdisjoint(items):
         return False
-    least, most = rules.get("minItems", 0), rules.get("maxItems", MAX_ITEMS)
-    return least <= len(values) <= most and all(
+    minimum, maximum = rules.get("minItems", 0), rules.get("maxItems", MAX_ITEMS)
+    return minimum <= len(values) <= maximum and all(
         coerce_value(value, items, kind) == value for value in values
     )
 
@@ -353,17 +330,12 @@ class _Sampler:
     def _sample_object(self, rules: JsonSchema, depth: int) -> dict[str, Any]:
         members = cast("dict[str, Any]", as_schema(rules.get("properties")))
         required = [str(key) for key in rules.get("required", ())]
-        other = rules.get("additionalProperties", True)
         made: dict[str, Any] = {}
         for key in sorted(dict.fromkeys(required), key=lambda key: key not in members):
             made[key] = self.sample(members.get(key, {}), key, depth + 1)
         for key, schema in members.items():
             if key not in made and self._is_mentioned(schema, key, is_only=not made):
                 made[key] = self.sample(schema, key, depth + 1)
-        spare = [key for key in members if key not in made]
-        for i in range(min(int(rules.get("minProperties", 0)), MAX_ITEMS) - len(made)):
-            key = spare[i] if i < len(spare) else f"key{i + 1}"
-            made[key] = self.sample(members.get(key, other), key, depth + 1)
         return {key: made[key] for key in (*members, *made) if key in made}
 
     def _is_mentioned(self, schema: object, name: str, *, is_only: bool) -> bool:
@@ -381,17 +353,19 @@ class _Sampler:
     def _sample_array(self, rules: JsonSchema, name: str, depth: int) -> list[Any]:
         fixed = cast("Sequence[object]", rules.get("prefixItems", ()))
         items = resolve_schema(self._root, rules.get("items", {}))
-        least = min(int(rules.get("minItems", 0)), MAX_ITEMS)
-        most = min(int(rules.get("maxItems", MAX_ITEMS)), MAX_ITEMS)
-        made = [self.sample(schema, "", depth + 1) for schema in fixed[:most]]
+        minimum = min(int(rules.get("minItems", 0)), MAX_ITEMS)
+        maximum = min(int(rules.get("maxItems", MAX_ITEMS)), MAX_ITEMS)
+        made = [self.sample(schema, "", depth + 1) for schema in fixed[:maximum]]
         if rules.get("items") is False:
             return made
         if depth < SHORTEST_BRANCH_DEPTH and not fixed:
-            least = max(least, min(1, most))
+            minimum = max(minimum, min(1, maximum))
         is_list = list_types(items)[0] in ("string", "integer", "number") and "format" not in items
-        while len(made) < most and (len(made) < least or (is_list and self._has_value(items, ""))):
+        while len(made) < maximum and (
+            len(made) < minimum or (is_list and self._has_value(items, ""))
+        ):
             made.append(self.sample(items, "" if made else name, depth + 1))
-        return _make_unique(items, made) if rules.get("uniqueItems") else made
+        return made
 
     def _sample_text(self, rules: JsonSchema, name: str) -> str:
         if wanted := FORMATS.get(str(rules.get("format"))):
@@ -416,25 +390,3 @@ class _Sampler:
 def _estimate_size(rules: JsonSchema) -> tuple[bool, int]:
     """Order branches: scalars before containers, then by the number of required members."""
     return list_types(rules)[0] in ("object", "array"), len(rules.get("required", ()))
-
-
-def _make_unique(rules: JsonSchema, values: list[Any]) -> list[Any]:
-    """Make equal items of a list different, as far as their schema allows."""
-    unique: list[Any] = []
-    for value in values:
-        variants = rules.get("enum") or _list_variants(rules, value)
-        unique += islice((each for each in (value, *variants) if each not in unique), 1)
-    return unique
-
-
-def _list_variants(rules: JsonSchema, value: Any) -> list[Any]:
-    if isinstance(value, bool):
-        return [not value]
-    if isinstance(value, str):
-        most = int(rules.get("maxLength", len(value) + 4))
-        return [f"{value[: most - len(str(i))]}{i}" for i in range(2, MAX_ITEMS)]
-    if isinstance(value, int | float):
-        step = rules.get("multipleOf", 1)
-        near = (value + sign * i * step for i in range(1, MAX_ITEMS) for sign in (1, -1))
-        return [each for each in near if number_fits(each, rules, list_types(rules)[0])]
-    return []
