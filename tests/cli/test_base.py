@@ -355,16 +355,9 @@ def test_settings_become_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_logs_are_shown_to_those_who_ask() -> None:
     """-vv shows what was sent, and as JSON if so configured."""
-    words = [sys.executable, "-m", "kedge", "-vv", "chat"]
-    loud = subprocess.run(
-        words,
-        input="Hello\n",
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-        env={**os.environ, "KEDGE_LOG_FORMAT": "json"},
-    )
+    environment = {"KEDGE_LOG_FORMAT": "json"}
+    loud = CliRunner().invoke(group, ["-vv", "chat"], input="Hello\n", env=environment)
+    assert loud.exit_code == 0
     told = [json.loads(line) for line in loud.stderr.splitlines()]
     assert any(each["message"].startswith("request sent") for each in told)
     assert all(each["level"] != "debug" for each in told)

@@ -187,7 +187,7 @@ def test_ctrl_c_during_an_answer_keeps_the_conversation_usable() -> None:
 
 def test_a_named_conversation_goes_on_in_another_process() -> None:
     """The practice model remembers it, as a hosted provider does, and inspect predicts that."""
-    assert "You said" in run_chat("My name is Ada.\n", "-c", "harbour").stdout
+    assert "You said" in invoke_chat("My name is Ada.\n", "-c", "harbour").stdout
     assert predict("harbour", "What is my name?")["sent_blocks"] == 1
     again = run_chat("What is my name?\n", "--conversation", "harbour")
     assert "Your name is Ada." in again.stdout

@@ -27,20 +27,16 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestServer]:
         yield running
 
 
-def run_hello(file: Path, text: str) -> str:
-    """Run the example in a process of its own."""
-    command = [sys.executable, str(EXAMPLES / "hello_with_state.py"), str(file), text]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    assert done.stderr == ""
-    return done.stdout
-
-
-def test_hello_with_state_over_two_processes(server: TestServer, tmp_path: Path) -> None:
+def test_hello_with_state_over_two_processes(
+    server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second process knows what was said in the first, and sends only what is new."""
     file = tmp_path / "hello.state"
-    assert "My name is Ada." in run_hello(file, "My name is Ada.")
-    second = run_hello(file, "What is my name?")
-    assert second.startswith("Your name is Ada.\nChained on resp_")
+    run_example("hello_with_state.py", str(file), "My name is Ada.", monkeypatch=monkeypatch)
+    command = [sys.executable, str(EXAMPLES / "hello_with_state.py"), str(file), "What is my name?"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.startswith("Your name is Ada.\nChained on resp_")
+    assert done.stderr == ""
     first, last = (each.body for each in server.requests if each.method == "POST")
     assert len(first["input"]) == 2  # the event, and what was said
     assert len(last["input"]) == 1
