@@ -5,6 +5,7 @@ The examples are the same in every run, so that a failure belongs to the change 
 ``HYPOTHESIS_PROFILE=random`` tries others, ``thorough`` thirty times as many. See CONTRIBUTING.md.
 """
 
+import functools
 import inspect
 import os
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 
 import anthropic
 import coverage
+import httpcore2
 import httpx2
 import openai
 import pytest
@@ -35,6 +37,9 @@ for timeout in (
     inspect.signature(httpx2.Client).parameters["timeout"].default,
 ):
     vars(timeout).update(connect=300.0, read=300.0, write=300.0, pool=300.0)
+
+# Every client that a test makes would read the certificates of this machine again, which takes longer than most tests.
+httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)  # what a worker starts is not measured
