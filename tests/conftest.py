@@ -6,10 +6,11 @@ The examples are the same in every run, so that a failure belongs to the change 
 """
 
 import functools
+import gc
 import inspect
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import anthropic
 import coverage
@@ -65,6 +66,17 @@ SLOW_PACKAGES = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Move the slow packages to the front."""
     items.sort(key=lambda item: not SLOW_PACKAGES.intersection(item.nodeid.split("/")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without garbage collections, and exclude what was imported from later ones: it is used to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
