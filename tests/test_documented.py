@@ -40,7 +40,7 @@ from kedge.proxy import create_proxy_app
 from kedge.server import prompt_cache as server_cache
 from kedge.server.settings import Settings
 from kedge.server.storage import sqlite as server_database
-from kedge.store import import_export, open_store, search
+from kedge.store import import_export, open_store, search, tokens
 from kedge.tools import Tool, call_runner
 from kedge.turns import frozen_json, json_codec
 from kedge.web import api, openapi, schemas, security
@@ -308,6 +308,8 @@ def test_delays_and_retries_in_words_are_those_of_the_code() -> None:
     assert "after two\n  seconds the group is terminated" in PAGES["mcp.md"]
     assert security.LOGIN_WINDOW_SECONDS == MINUTE
     assert rewrite.MAX_BODY_BYTES >> 20 == 64
+    assert tokens.RECHECK_SECONDS == 1
+    assert "looks at its store once a second" in PAGES["users.md"]
 
 
 def test_the_checks_find_what_is_missing() -> None:

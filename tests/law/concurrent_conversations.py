@@ -48,7 +48,7 @@ FAULTS = (
 
 A server that forgets silently is not among them: one such answer ends chaining for all conversations.
 """
-FORGET_EVERY = 120
+FORGET_EVERY = 400
 """Every this many faults the server loses everything, which all conversations notice."""
 MAX_ATTEMPTS = 100
 """How often a question is asked: with one faulty request in five, this many fail by a bug only."""
