@@ -28,7 +28,7 @@ from kedge.server.settings import Limits, Settings
 from kedge.server.uvicorn_server import UvicornServer, bind
 from kedge.tokens import count_text
 
-LEASE_SECONDS = 3.0
+LEASE_SECONDS = 5.0
 PIECE_SECONDS = 0.01
 """The model pauses between two pieces, so that a server can be killed in between."""
 

@@ -17,6 +17,7 @@ from kedge.server.response_run import ResponseRun
 from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped
 from kedge.server.storage import claims
+from kedge.server.storage.postgres import PURGE_LOCK
 from kedge.store import open_store
 from kedge.testing import TestServer, serve
 from postgresql import PASSWORD, create_schema
@@ -289,7 +290,9 @@ def test_one_server_purges_at_a_time(replicas: tuple[Replica, Replica], url: str
     for replica in replicas:
         replica.server.clock.advance(days=31)
     with psycopg.connect(url) as connection:
-        connection.execute(b"SELECT pg_advisory_xact_lock(5461729832)")
+        connection.execute(
+            b"SELECT pg_advisory_xact_lock(%s, hashtext(current_schema()))", (PURGE_LOCK,)
+        )
         assert one.server.call(lambda service: service.purge()) == 0
     assert other.server.call(lambda service: service.purge()) == 1
     assert other.http.get(f"/responses/{made['id']}").status_code == 404

@@ -40,7 +40,10 @@ T = TypeVar("T")
 log = logging.getLogger("kedge.server")
 
 NUMBERS_PER_RESERVATION = 64
-DELETE_LOCK, PURGE_LOCK, SCHEMA_LOCK = 5461729831, 5461729832, 5461729833
+DELETE_LOCK, PURGE_LOCK, SCHEMA_LOCK = 5461729, 5461730, 5461731
+"""Numbers of advisory locks, each for the tables of one schema."""
+_LOCK = "SELECT pg_advisory_xact_lock(?, hashtext(current_schema()))"
+_TRY_LOCK = "SELECT pg_try_advisory_xact_lock(?, hashtext(current_schema()))"
 
 _TABLE_NAMES = re.compile(r"\b(nodes|conversations|facts)\b")
 
@@ -257,13 +260,13 @@ class PostgresServerDatabase(ServerDatabase):
 
     def begin_delete(self) -> None:
         """Wait until no other server deletes nodes, until the end of the transaction."""
-        self.execute("SELECT pg_advisory_xact_lock(?)", (DELETE_LOCK,))
+        self.execute(_LOCK, (DELETE_LOCK,))
 
     def run_purge(self, work: Callable[[], int]) -> int:
         """Run a deletion of expired responses, unless another server is running one."""
 
         def purge() -> int:
-            row = self.execute("SELECT pg_try_advisory_xact_lock(?)", (PURGE_LOCK,)).fetchone()
+            row = self.execute(_TRY_LOCK, (PURGE_LOCK,)).fetchone()
             return work() if row and row[0] else 0
 
         return self.transact(purge)
@@ -292,7 +295,7 @@ class PostgresServerDatabase(ServerDatabase):
         self.pool.close()
 
     def _upgrade_schema(self) -> None:
-        self.execute("SELECT pg_advisory_xact_lock(?)", (SCHEMA_LOCK,))
+        self.execute(_LOCK, (SCHEMA_LOCK,))
         for statement in _CREATE_VERSION:
             self.execute(statement)
         ((version,),) = self.execute("SELECT version FROM kedge_server_schema").fetchall()
