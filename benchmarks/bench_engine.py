@@ -71,11 +71,11 @@ def run() -> list[Row]:
         Row(
             "turn, proof included",
             _mean_turn(ours) / base,
-            0.6,
+            0.4,
             detail=f"{_mean_turn(ours):.2f} ms",
         ),
         Row("turn 60 against turn 10", late / early, 1.05, detail=f"{early:.2f} -> {late:.2f} ms"),
-        Row("full resend at turn 60", full / base, 0.8, detail=f"{full:.2f} ms"),
+        Row("full resend at turn 60", full / base, 0.6, detail=f"{full:.2f} ms"),
         *_compare_facade("Chat, state in and out", chat, bare),
         *_compare_facade("Conversation, every step durable", durable, bare),
         Row("bare client, a turn", base, unit="ms"),
