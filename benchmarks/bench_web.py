@@ -25,11 +25,11 @@ from kedge.store.nodes import insert_node
 from kedge.store.tree import GraphNode, Totals, build_response_graph, compute_layout, read_tree
 from kedge.turns import assistant, user
 from kedge.turns.block_codec import encode_block
+from kedge.web.app import PageSettings, open_page_server
 from kedge.web.chain_svg import draw_lanes
 from kedge.web.models import ModelSelector
-from kedge.web.serve import PageSettings, open_page_server
+from kedge.web.page_templates import render
 from kedge.web.service import ConversationService
-from kedge.web.templating import render
 
 if TYPE_CHECKING:
     from playwright.sync_api import CDPSession, Page

@@ -39,8 +39,6 @@ SHARED_CLASS_NAMES: dict[str, str] = {
 NOUN_MODULES = {
     "planning": "a layer, named by design.md",
     "testing": "a package of test helpers, as in other libraries",
-    "listing": "a noun: what a list command shows",
-    "templating": "a noun of the field",
     "summarising": "a documented import of version 0.1",
 }
 
@@ -63,9 +61,6 @@ BANNED_VERBS = {
 NOT_PARTICIPLES = {"embed", "feed", "need", "proceed", "seed", "speed", "bring", "ping", "string"}
 
 SMALL_MODULES = {
-    "kedge.cli.completion": "one module per command",
-    "kedge.cli.gc": "one module per command",
-    "kedge.cli.import_": "one module per command",
     "kedge.testing.plugin": "the entry point of the pytest plugin",
     "kedge.compaction.summarising": "a documented import of version 0.1",
 }

@@ -15,7 +15,7 @@ from kedge.conversation import Conversation
 from kedge.server.faults import Faults
 from kedge.server.settings import Limits, Settings
 from kedge.server.uvicorn_server import UvicornServer, bind
-from kedge.web.serve import PageSettings, open_page_server
+from kedge.web.app import PageSettings, open_page_server
 from kedge.web.service import ConversationService
 from web.chromium import launch_chromium
 

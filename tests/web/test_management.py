@@ -9,8 +9,8 @@ import pytest
 from kedge.conversation import Conversation
 from kedge.store import ConversationRow
 from kedge.turns import user
-from kedge.web.search_view import find_matches
 from kedge.web.service import ConversationService, build_tag, classify_status
+from kedge.web.transcript import find_matches
 from web.conftest import PageServer, serve_page
 from web.test_runs import GatedModel, start_turn
 

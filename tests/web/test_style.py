@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from kedge.web.templating import STATIC_DIR
+from kedge.web.page_templates import STATIC_DIR
 
 STYLESHEET = (STATIC_DIR / "page.css").read_text("utf-8")
 BACKGROUNDS = ("ground", "surface", "raised")

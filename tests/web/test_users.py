@@ -13,8 +13,8 @@ from kedge.server.settings import Settings
 from kedge.store import ProxiedRequest, TokenRegistry, open_store
 from kedge.web import dashboard, security
 from kedge.web.api import OPERATIONS
+from kedge.web.app import PageSettings
 from kedge.web.pages import ROUTES
-from kedge.web.serve import PageSettings
 from kedge.web.service import ConversationService
 from kedge.web.users import DelegatedTokens
 from web.conftest import TIMEOUT, PageServer

@@ -8,8 +8,7 @@ days are maintained by the store, so the cost does not grow with the number of r
 `analyse_over_time` returns the same in intervals, for charts, and `analyse_conversations` a breakdown by conversation.
 """
 
-from kedge.analytics.analyse import analyse, analyse_over_time
-from kedge.analytics.by_conversation import analyse_conversations
+from kedge.analytics.analyse import analyse, analyse_conversations, analyse_over_time
 from kedge.analytics.results import (
     Analytics,
     Branching,

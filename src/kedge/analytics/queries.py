@@ -245,7 +245,7 @@ def _query_percentiles(
         where.values,
     )
     sizes = {key: size for key, _, size, _ in rows}
-    ranked_values = {(key, place): float(measured) for key, place, _, measured in rows}
+    ranked_values = {(key, rank): float(measured) for key, rank, _, measured in rows}
     return {
         key: (
             (ranked_values[key, (size + 1) // 2] + ranked_values[key, size // 2 + 1]) / 2,

@@ -11,8 +11,7 @@ again. A ``Runner`` executes the lines: as tasks in this process, or in worker p
 from kedge.batch.input_file import BatchLine, read_lines
 from kedge.batch.rate_limit import RateLimiter
 from kedge.batch.results import LineResult, ResultsFile, Summary
-from kedge.batch.run import Progress, run_batch
-from kedge.batch.runner import AsyncioRunner, BatchJob, Runner
+from kedge.batch.run import AsyncioRunner, BatchJob, Progress, Runner, run_batch
 
 __all__ = [
     "AsyncioRunner",

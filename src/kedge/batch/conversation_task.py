@@ -21,6 +21,7 @@ from kedge.errors import KedgeError, KeyReused
 from kedge.middleware import retry, system_prompt
 from kedge.providers import connect
 from kedge.store import Store, open_store
+from kedge.turns.frozen_json import thaw
 
 BATCH_KEY = "batch"
 DEFAULT_LEASE = 20.0
@@ -59,8 +60,8 @@ class BatchJob:
             "prompts": line.prompts,
             "system": line.system,
             "model": line.model or self.model,
-            "params": {**self.params, **line.params},
-            **({} if line.schema is None else {"schema": line.schema}),
+            "params": {**self.params, **thaw(line.params)},
+            **({} if line.schema is None else {"schema": thaw(line.schema)}),
         }
         encoded = json.dumps(request, sort_keys=True, separators=(",", ":")).encode()
         return f"sha256:{hashlib.sha256(encoded).hexdigest()[:32]}"
@@ -129,11 +130,11 @@ class BatchContext:
     async def send_prompt(self, conversation: Conversation, line: BatchLine, number: int) -> str:
         """Send one turn of a line and return the answer; JSON if the line has a schema."""
         key = f"{self.work.name}/{line.id}/{number}"
-        options: dict[str, Any] = {**self.work.params, **line.params}
+        options: dict[str, Any] = {**self.work.params, **thaw(line.params)}
         if line.schema is None:
             return (await conversation.send(line.prompts[number], key=key, **options)).text
         reply = await conversation.send(
-            line.prompts[number], key=key, output=line.schema, **options
+            line.prompts[number], key=key, output=thaw(line.schema), **options
         )
         return json.dumps(reply.output, ensure_ascii=False)
 

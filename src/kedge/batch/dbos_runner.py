@@ -179,9 +179,9 @@ def _to_result(status: "WorkflowStatus", line: BatchLine) -> LineResult:
     output: dict[str, Any] | None = status.output
     if status.status == "SUCCESS" and output:
         return LineResult.from_dict(output)
-    told = type(status.error).__name__ if status.error else status.status
-    words = f"the workflow ended as {status.status.lower()}: {status.error or 'no reason given'}"
-    return LineResult(line.id, "failed", error=words, kind=told)
+    kind = type(status.error).__name__ if status.error else status.status
+    message = f"the workflow ended as {status.status.lower()}: {status.error or 'no reason given'}"
+    return LineResult(line.id, "failed", error=message, kind=kind)
 
 
 @dataclass(slots=True)
@@ -194,13 +194,13 @@ class _WorkerPool:
     """The worker processes; one that dies is replaced."""
 
     def __init__(self, url: str, work: BatchJob, worker_count: int, pids: list[int]) -> None:
-        told = {
+        config = {
             "url": url,
             "queue": queue_name(work),
             "work": work.to_dict(),
             "share": worker_count,
         }
-        self.config_line = json.dumps(told).encode() + b"\n"
+        self.config_line = json.dumps(config).encode() + b"\n"
         self.batch, self.worker_count, self.pids = work.name, worker_count, pids
         self.workers: dict[str, _Worker] = {}
 

@@ -7,13 +7,14 @@
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from kedge.engines import to_output_schema
 from kedge.errors import InvalidBatch, InvalidSetting
+from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 
 LINE_KEYS = ("id", "prompt", "prompts", "system", "model", "params", "schema")
 RESERVED_OPTIONS = ("key", "at", "tap", "candidates", "output")
@@ -29,9 +30,14 @@ class BatchLine:
     system: str = ""
     model: str = ""
     """A model string, if it differs from the batch's."""
-    params: dict[str, Any] = field(default_factory=dict[str, Any], hash=False)
-    schema: dict[str, Any] | None = field(default=None, hash=False)
+    params: Mapping[str, Any] = EMPTY
+    schema: Mapping[str, Any] | None = None
     """The JSON schema of each answer, if it has one."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "params", FrozenMap(self.params))
+        if self.schema is not None:
+            object.__setattr__(self, "schema", FrozenMap(self.schema))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the line as JSON values."""
@@ -40,9 +46,9 @@ class BatchLine:
             "prompts": list(self.prompts),
             "system": self.system,
             "model": self.model,
-            "params": self.params,
+            "params": thaw(self.params),
         }
-        return line if self.schema is None else {**line, "schema": self.schema}
+        return line if self.schema is None else {**line, "schema": thaw(self.schema)}
 
     @classmethod
     def from_dict(cls, data: object, location: str = "line", *, number: int = 0) -> "BatchLine":
@@ -123,11 +129,11 @@ def read_lines(path: str | Path) -> list[BatchLine]:
     lines: list[BatchLine] = []
     seen: dict[str, int] = {}
     for number, data in _iter_objects(Path(path)):
-        place = f"line {number} of {Path(path).name}"
-        line = BatchLine.from_dict(data, place, number=number)
+        where = f"line {number} of {Path(path).name}"
+        line = BatchLine.from_dict(data, where, number=number)
         if line.id in seen:
             raise InvalidBatch(
-                f"{place} has the same id {line.id!r} as line {seen[line.id]}; ids must be unique"
+                f"{where} has the same id {line.id!r} as line {seen[line.id]}; ids must be unique"
             )
         seen[line.id] = number
         lines.append(line)

@@ -7,7 +7,7 @@ tried again by the next run: of two results for one id the later one counts.
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -54,9 +54,11 @@ class LineResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as a line of the file."""
-        told = asdict(self) | {"answers": list(self.answers)}
+        members = asdict(self) | {"answers": list(self.answers)}
         return {
-            name: value for name, value in told.items() if value not in _OMITTED_VALUES[type(value)]
+            name: value
+            for name, value in members.items()
+            if value not in _OMITTED_VALUES[type(value)]
         }
 
     @classmethod
@@ -81,7 +83,7 @@ class Summary:
     cost: float = 0.0
     unpriced: int = 0
     seconds: float = 0.0
-    errors: dict[str, int] = field(default_factory=dict[str, int], hash=False)
+    errors: Mapping[str, int] = field(default_factory=dict[str, int], hash=False)
     """Number of failed lines by error."""
 
 

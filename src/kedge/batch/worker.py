@@ -68,19 +68,19 @@ async def run_line(line: dict[str, Any]) -> dict[str, Any]:
 
 def main(executor: str) -> None:
     """Run lines until standard input closes."""
-    told = json.loads(sys.stdin.readline())
-    _holder.work, _holder.share = BatchJob(**told["work"]), told["share"]
+    config = json.loads(sys.stdin.readline())
+    _holder.work, _holder.share = BatchJob(**config["work"]), config["share"]
     DBOS(
         config=DBOSConfig(
             name=APPLICATION_NAME,
-            system_database_url=told["url"],
+            system_database_url=config["url"],
             executor_id=executor,
             application_version=APPLICATION_VERSION,
             log_level="ERROR",
             run_migrations=False,
         )
     )
-    DBOS.listen_queues([told["queue"]])
+    DBOS.listen_queues([config["queue"]])
     DBOS.launch()
     sys.stdin.read()
     DBOS.destroy(workflow_completion_timeout_sec=0)

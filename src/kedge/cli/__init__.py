@@ -48,8 +48,10 @@ COMMANDS: dict[str, str] = {
 
 
 _MODULES = {
-    "import": "import_",
-    **dict.fromkeys(("undo", "redo", "rename", "tag", "archive"), "manage"),
+    "completion": "config",
+    "gc": "delete",
+    **dict.fromkeys(("export", "import"), "import_export"),
+    **dict.fromkeys(("archive", "fork", "redo", "rename", "tag", "undo"), "manage"),
 }
 """The modules of commands that have another name."""
 

@@ -264,9 +264,9 @@ _FENCE = re.compile(r"^\s{0,3}(`{3,}|~{3,})")
 
 def split_settled(text: str) -> tuple[str, str]:
     """Split a growing text into the part that can no longer change and the rest."""
-    fence, end, place = "", 0, 0
+    fence, end, position = "", 0, 0
     for line in text.splitlines(keepends=True):
-        place += len(line)
+        position += len(line)
         if found := _FENCE.match(line):
             mark = found[1]
             if not fence:
@@ -274,7 +274,7 @@ def split_settled(text: str) -> tuple[str, str]:
             elif mark[0] == fence[0] and len(mark) >= len(fence):
                 fence = ""
         if not fence and line.endswith("\n") and not line.strip():
-            end = place
+            end = position
     return text[:end], text[end:]
 
 

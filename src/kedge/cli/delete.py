@@ -1,4 +1,4 @@
-"""``kedge delete``: delete a conversation, or old ones, permanently."""
+"""``kedge delete`` and ``kedge gc``: delete conversations permanently, and reclaim the space of deleted data."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,8 @@ from kedge.cli.store_options import (
     run_with_store,
     store_option,
 )
-from kedge.text_format import pluralize, sanitize_text
+from kedge.config import store_file, store_url
+from kedge.text_format import format_size, pluralize, sanitize_text
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Store
@@ -96,3 +97,27 @@ def _delete_older(age: float, tag: str | None, *, yes: bool, store: str, as_json
         echo_json({"deleted": deleted})
     else:
         echo(f"{pluralize(len(deleted), 'conversation')} deleted; 'kedge gc' reclaims the space")
+
+
+@kedge_command("gc", short_help="Reclaim the space of deleted data.")
+@store_option
+def gc_command(store: str, as_json: bool) -> None:
+    """Reclaim the space of deleted data.
+
+    Branches that were undone or regenerated are history and remain.
+    """
+
+    async def work(opened: "Store") -> int:
+        swept = await opened.gc()  # deletes expired conversations, too
+        await erase_practice_responses(opened, store)
+        return swept
+
+    file = store_file(store_url(store, create=False))
+    before = file.stat().st_size if file and file.exists() else 0
+    swept = run_with_store(work, given=store)
+    freed = max(before - file.stat().st_size, 0) if file else None
+    if as_json:
+        echo_json({"blocks": swept, "freed_bytes": freed})
+    else:
+        space = "" if freed is None else f", {format_size(freed)} reclaimed"
+        echo(f"{pluralize(swept, 'block')} removed{space}")

@@ -223,7 +223,7 @@ async def _serve(
             app = create_app(replace(settings, callers=callers))
             await UvicornServer(app, on_started=announce).serve(sockets=[listener])
         return
-    from kedge.web.serve import PageSettings, open_page_server
+    from kedge.web.app import PageSettings, open_page_server
 
     page = PageSettings(store, keep_bodies=keep_bodies, requires_token=tokens.required)
     with store_practice_responses(store):

@@ -150,11 +150,11 @@ def _bin_lengths(lengths: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
     """Group lengths into bins of doubling width: 1, 2, 3-4, 5-8 and so on."""
     bins: dict[int, int] = {}
     for length, count in lengths:
-        place = (length - 1).bit_length()
-        bins[place] = bins.get(place, 0) + count
+        power = (length - 1).bit_length()
+        bins[power] = bins.get(power, 0) + count
     shown: list[tuple[str, int]] = []
-    for place, count in sorted(bins.items()):
-        low, high = (2 ** (place - 1) + 1 if place else 1), 2**place
+    for power, count in sorted(bins.items()):
+        low, high = (2 ** (power - 1) + 1 if power else 1), 2**power
         shown.append((str(high) if low == high else f"{low}-{high}", count))
     return shown
 

@@ -78,8 +78,8 @@ async def _audit(store: "Store", row: "ConversationRow", given: str | None) -> A
             found = await audit(turn)
     except KedgeError as error:
         return {**report, "agrees": None, "words": str(error)}
-    words = found.difference if found.agrees is None else str(found)
-    return {**report, "agrees": found.agrees, "words": words}
+    text = found.difference if found.agrees is None else str(found)
+    return {**report, "agrees": found.agrees, "words": text}
 
 
 def _print_report(damage: "list[Damage]", audits: list[AuditReport]) -> None:

@@ -605,10 +605,10 @@ class Conversation:
             NotInStore: This conversation has no such node, response or block.
             HeadConflict: Another process moved the head.
         """
-        node, kept = await self._find_position(at)
+        node, length = await self._find_position(at)
         await self._move_to(node)
-        if kept < node.length:
-            await self._save_turn((await self._require_turn()).take(kept), "edited")
+        if length < node.length:
+            await self._save_turn((await self._require_turn()).take(length), "edited")
         return self
 
     async def fork(self, at: int | str | None = None, *, title: str = "") -> Self:
@@ -625,13 +625,13 @@ class Conversation:
             NotInStore: This conversation has no such node, response or block.
         """
         at = self.head if at is None else at
-        node, kept = await self._find_position(at)
+        node, length = await self._find_position(at)
         row = await self.store.fork(self.row, node.id, title or self.title)
         forked = self._clone(row, node, None)
         if self._turn is not None:
             forked._turn = (await self._load_turn(node.id, row))[1]  # noqa: SLF001
-        if kept < node.length:
-            await forked._save_turn((await forked._require_turn()).take(kept), "edited")  # noqa: SLF001
+        if length < node.length:
+            await forked._save_turn((await forked._require_turn()).take(length), "edited")  # noqa: SLF001
         return forked
 
     async def undo(self) -> Self:

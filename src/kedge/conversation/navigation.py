@@ -34,15 +34,15 @@ async def find_position(
         node = await store.find_node(row, at)
         return node, node.length
     path = await store.path(row)
-    kept = index + 1
+    length = index + 1
     return next(
-        node for node in path if node.length >= kept and _retains_prefix(path, node, kept)
-    ), kept
+        node for node in path if node.length >= length and _retains_prefix(path, node, length)
+    ), length
 
 
-def _retains_prefix(path: Sequence[Node], node: Node, kept: int) -> bool:
+def _retains_prefix(path: Sequence[Node], node: Node, length: int) -> bool:
     """Return whether no later node of the path removes the first ``kept`` blocks."""
-    return all(later.kept >= kept for later in path if later.depth > node.depth)
+    return all(later.kept >= length for later in path if later.depth > node.depth)
 
 
 def find_last_question(path: Sequence[Node]) -> Node | None:

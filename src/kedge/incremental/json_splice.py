@@ -7,6 +7,7 @@ values themselves are parsed by the standard library.
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from json.decoder import JSONDecoder
 from typing import Any, NamedTuple, cast
@@ -40,7 +41,7 @@ class ScannedObject:
     """A JSON object with the position of each member."""
 
     text: str
-    members: dict[str, Member]
+    members: Mapping[str, Member]
 
     def get(self, name: str) -> Any:
         """Return the value of a member, or None if it is absent."""

@@ -3,8 +3,16 @@
 ``kedge.observe.prometheus`` exports the metrics to Prometheus; ``kedge.middleware.trace`` creates spans.
 """
 
-from kedge.observe.log_formats import JsonFormatter, TextFormatter, log_to_stderr
-from kedge.observe.logs import TRACE, ContextFilter, Logger, bind_fields, get_logger
+from kedge.observe.logs import (
+    TRACE,
+    ContextFilter,
+    JsonFormatter,
+    Logger,
+    TextFormatter,
+    bind_fields,
+    get_logger,
+    log_to_stderr,
+)
 from kedge.observe.metrics import METRICS, Metric, count, measure, reset, samples, snapshot
 
 __all__ = [

@@ -114,7 +114,7 @@ def prepare_anthropic_client(
 def _split_settings(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The address and the client's own settings; a password in the address becomes a header."""
     own = {name: settings.pop(name) for name in _CLIENT_SETTINGS if name in settings}
-    who, at, place = urlsplit(base_url).netloc.rpartition("@")
+    who, at, host = urlsplit(base_url).netloc.rpartition("@")
     if not at:
         return base_url, own
     basic = b64encode(unquote(who).encode()).decode()
@@ -122,7 +122,7 @@ def _split_settings(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[
         "Authorization": f"Basic {basic}",
         **(own.get("default_headers") or {}),
     }
-    return base_url.replace(f"{who}@{place}", place, 1), own
+    return base_url.replace(f"{who}@{host}", host, 1), own
 
 
 def _resolve_scope(

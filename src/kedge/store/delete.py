@@ -110,10 +110,10 @@ def _delete_links(tx: Tx, tree: Sequence[Node], used: dict[int, int]) -> set[int
         start = max(node.kept, used.get(node.id, -1))
         if start >= node.length:
             continue
-        places = (node.branch, start, node.length)
+        values = (node.branch, start, node.length)
         where = "WHERE branch = ? AND place >= ? AND place < ?"
-        blocks.update(block for (block,) in tx.rows(f"SELECT block FROM links {where}", places))
-        tx.run(f"DELETE FROM links {where}", places)
+        blocks.update(block for (block,) in tx.rows(f"SELECT block FROM links {where}", values))
+        tx.run(f"DELETE FROM links {where}", values)
     return blocks
 
 

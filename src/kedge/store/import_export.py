@@ -157,10 +157,10 @@ def _export_claims(tx: Tx, row: ConversationRow, numbers: dict[int, int]) -> lis
         {
             "key": key,
             "about": _encode_value(about),
-            "asked": numbers.get(asked),
+            "asked": numbers.get(question),
             "answer": numbers.get(answer),
         }
-        for key, about, asked, answer in rows
+        for key, about, question, answer in rows
     ]
 
 
@@ -308,11 +308,14 @@ def _decode_value(tx: Tx, name: str, value: Any) -> Any:
 
 def _finish_import(tx: Tx, header: Json, row: ConversationRow, nodes: list[Node]) -> None:
     for claim in header["claims"]:
-        asked, answer = _resolve_node(nodes, claim["asked"]), _resolve_node(nodes, claim["answer"])
+        question, answer = (
+            _resolve_node(nodes, claim["asked"]),
+            _resolve_node(nodes, claim["answer"]),
+        )
         tx.run(
             "INSERT INTO claims (conversation, key, about, owner, lease_until, asked, answer) "
             "VALUES (?, ?, ?, '', 0, ?, ?)",
-            (row.number, claim["key"], base64.b64decode(claim["about"]), asked, answer),
+            (row.number, claim["key"], base64.b64decode(claim["about"]), question, answer),
         )
     origin, at = header.get("forked_from"), header.get("forked_at")
     tx.run(

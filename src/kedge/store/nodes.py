@@ -340,7 +340,7 @@ def _insert_stepwise(
     numbers = insert_blocks(tx, blocks, node.conversation)
     tx.run_many(
         "INSERT INTO links (branch, place, block) VALUES (?, ?, ?)",
-        [(branch, place, block) for place, block in enumerate(numbers, node.kept)],
+        [(branch, index, block) for index, block in enumerate(numbers, node.kept)],
     )
     if response:
         insert_response(tx, response, node=made, number=node.conversation, scope=scope)
@@ -527,7 +527,7 @@ def diff_paths(tx: Tx, left: Node, right: Node) -> Differences:
     if left.id == right.id:
         return Differences(left.length, (), ())
     rows = tx.rows(_SELECT_DIFFERENCES, (left.id, left.id, right.id))
-    shared = min((place for _, place, _ in rows), default=min(left.length, right.length))
+    shared = min((index for _, index, _ in rows), default=min(left.length, right.length))
     sides = [decode_blocks([body for side, _, body in rows if side == which]) for which in (0, 1)]
     return Differences(shared, tuple(sides[0]), tuple(sides[1]))
 

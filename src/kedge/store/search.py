@@ -468,11 +468,11 @@ class _Conversations:
             return found
         rows = self._tx.rows(_SELECT_NODES.format(marks=_marks(blocks)), blocks)
         times = self._load_times([row[3] for row in rows])
-        for block, tree, place, node in rows:
+        for block, tree, position, node in rows:
             if node not in times:
                 continue
             for name, used in self._load_tree(tree):
-                if used is None or used.get(node, 0) > place:
+                if used is None or used.get(node, 0) > position:
                     found.setdefault(block, {}).setdefault(name, _Use(name, node, times[node]))
         return found
 

@@ -369,19 +369,19 @@ async def read_tree(store: Store, conversation: ConversationRow) -> StoredTree:
     def work(tx: Tx) -> StoredTree:
         tree = (conversation.tree,)
         responses = select_responses(tx, "WHERE n.tree = ?", tree)
-        asked = tx.rows(
+        rows = tx.rows(
             f"SELECT n.id, SUBSTR(b.body, 1, {PREVIEW_CHARS}) "
             "FROM nodes n JOIN links l ON l.branch = n.branch "
             "AND l.place = n.length - 1 JOIN blocks b ON b.id = l.block "
             "WHERE n.tree = ? AND n.kind = 'asked' AND n.length > n.kept",
             tree,
         )
-        texts = preview_bodies([body for _, body in asked], (UserBlock, AssistantBlock))
+        texts = preview_bodies([body for _, body in rows], (UserBlock, AssistantBlock))
         return StoredTree(
             conversation,
             tuple(select_tree(tx, conversation.tree)),
             {row.node: row for row in responses},
-            {node: text or "" for (node, _), text in zip(asked, texts, strict=True)},
+            {node: text or "" for (node, _), text in zip(rows, texts, strict=True)},
         )
 
     return await store.database.read(checked(conversation, work))

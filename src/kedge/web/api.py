@@ -30,7 +30,6 @@ from kedge.web.attachments import serve_attachment
 from kedge.web.models import MODEL_KEY
 from kedge.web.openapi import ApiCall, Operation, RequestError, build_openapi, encode_event
 from kedge.web.runs import TurnRun
-from kedge.web.search_view import find_matches
 from kedge.web.send import (
     TurnRequest,
     edit_block,
@@ -42,7 +41,8 @@ from kedge.web.send import (
 )
 from kedge.web.server_requests import find_chain, flush_requests
 from kedge.web.service import ConversationService
-from kedge.web.workflow_runs import (
+from kedge.web.transcript import find_matches
+from kedge.web.workflows import (
     find_workflow_run,
     load_running,
     start_workflow,
@@ -63,13 +63,13 @@ RUN_HEADER = "x-kedge-run"
 
 async def list_conversations(call: ApiCall) -> BaseModel:
     """List conversations."""
-    asked: schemas.ListQuery = call.query
-    found = await call.service.find(asked)
+    query: schemas.ListQuery = call.query
+    found = await call.service.find(query)
     return schemas.ConversationPage(
         data=[_to_overview(each, call.service) for each in found.rows],
         total=found.total,
-        limit=asked.limit,
-        offset=asked.offset,
+        limit=query.limit,
+        offset=query.offset,
     )
 
 
@@ -128,16 +128,16 @@ async def undo_deletion(call: ApiCall) -> BaseModel:
 
 async def search_messages(call: ApiCall) -> BaseModel:
     """Search the text of all messages, forks included."""
-    asked: schemas.SearchQuery = call.query
+    query: schemas.SearchQuery = call.query
     hits = await call.service.store.search(
-        asked.q,
-        role=asked.role,
-        tag=asked.tag,
-        since=asked.since,
-        until=asked.until,
-        order=asked.order,
-        limit=asked.limit,
-        offset=asked.offset,
+        query.q,
+        role=query.role,
+        tag=query.tag,
+        since=query.since,
+        until=query.until,
+        order=query.order,
+        limit=query.limit,
+        offset=query.offset,
     )
     data = [
         schemas.HitShape(
@@ -146,25 +146,25 @@ async def search_messages(call: ApiCall) -> BaseModel:
             block_id=hit.block_id,
             kind=hit.kind,
             excerpt=hit.excerpt,
-            matches=find_matches(hit.excerpt, asked.q),
+            matches=find_matches(hit.excerpt, query.q),
             created_at=hit.created_at,
             score=hit.score,
         )
         for hit in hits
     ]
-    return schemas.SearchPage(data=data, limit=asked.limit, offset=asked.offset)
+    return schemas.SearchPage(data=data, limit=query.limit, offset=query.offset)
 
 
 async def read_turns(call: ApiCall) -> BaseModel:
     """Return the blocks of a conversation."""
     row, node = await _resolve_node(call)
-    asked: schemas.PathQuery = call.query
+    query: schemas.PathQuery = call.query
     total = (await call.service.store.node(row, node)).length
-    if asked.last is None:
-        blocks, offset = (await call.service.store.load(row, node)).blocks, asked.offset
-        blocks = blocks[offset : None if asked.limit is None else offset + asked.limit]
+    if query.last is None:
+        blocks, offset = (await call.service.store.load(row, node)).blocks, query.offset
+        blocks = blocks[offset : None if query.limit is None else offset + query.limit]
     else:
-        blocks = await call.service.store.last_blocks(row, asked.last, node)
+        blocks = await call.service.store.last_blocks(row, query.last, node)
         offset = total - len(blocks)
     return schemas.TurnPage(
         conversation=row.id,
@@ -248,14 +248,14 @@ def _find_run(call: ApiCall) -> TurnRun:
 
 async def read_chain(call: ApiCall) -> BaseModel:
     """Return the tree of responses, complete or a page of it."""
-    asked: schemas.ChainQuery = call.query
+    query: schemas.ChainQuery = call.query
     row = await call.service.store.conversation(call.path_text("id"))
     tree = await read_tree(call.service.store, row)
     chain = build_response_graph(tree, call.service.clock())
     stored = {node.id: node for node in tree.nodes}
     listed = sorted(chain.nodes, key=lambda node: node.id)
-    rest = [node for node in listed if node.id > asked.after]
-    nodes = rest[: asked.limit]
+    rest = [node for node in listed if node.id > query.after]
+    nodes = rest[: query.limit]
     return schemas.ChainShape(
         conversation=row.id,
         head=chain.head,
@@ -278,11 +278,11 @@ async def read_chain(call: ApiCall) -> BaseModel:
 
 async def plan_turn(call: ApiCall) -> BaseModel:
     """Plan the next request; nothing is sent."""
-    asked: schemas.PlanQuery = call.query
-    opened = await call.service.open(call.path_text("id"), asked.at)
+    query: schemas.PlanQuery = call.query
+    opened = await call.service.open(call.path_text("id"), query.at)
     row = opened.conversation.row
     turn = (await call.service.store.load(row, opened.node)).turn(row.id)
-    turn = turn.append(user(asked.text)) if asked.text else turn
+    turn = turn.append(user(query.text)) if query.text else turn
     return to_plan_shape(opened.conversation.engine.plan(turn, **opened.options))
 
 
@@ -317,8 +317,8 @@ async def fork_conversation(call: ApiCall) -> BaseModel:
 
 async def compare_branches(call: ApiCall) -> BaseModel:
     """Compare the paths to two positions block by block."""
-    asked: schemas.CompareQuery = call.query
-    found = await call.service.compare(call.path_text("id"), asked.left, asked.right)
+    query: schemas.CompareQuery = call.query
+    found = await call.service.compare(call.path_text("id"), query.left, query.right)
     return schemas.ComparisonShape.model_validate(found)
 
 
@@ -337,10 +337,10 @@ async def list_choices(call: ApiCall) -> BaseModel:
 
 async def list_requests(call: ApiCall) -> BaseModel:
     """List the requests of other programs, the newest first."""
-    asked: schemas.RequestQuery = call.query
+    query: schemas.RequestQuery = call.query
     await flush_requests(call.request)
     store = call.service.store
-    rows = await store.list_proxied(limit=asked.limit, before=asked.before)
+    rows = await store.list_proxied(limit=query.limit, before=query.before)
     totals = await store.sum_proxied()
     return schemas.ProxiedPage.model_validate({**asdict(totals), "data": rows})
 
@@ -410,9 +410,9 @@ async def read_analytics(call: ApiCall) -> BaseModel:
 
 async def read_analytics_over_time(call: ApiCall) -> BaseModel:
     """Return statistics of intervals of a time range."""
-    asked: schemas.BucketQuery = call.query
+    query: schemas.BucketQuery = call.query
     selection = _build_selection(call)
-    found = await analyse_over_time(call.service.store, selection, buckets=asked.buckets)
+    found = await analyse_over_time(call.service.store, selection, buckets=query.buckets)
     return schemas.BucketList(data=list(found))
 
 
@@ -423,10 +423,10 @@ async def read_analytics_by_conversation(call: ApiCall) -> BaseModel:
 
 
 def _build_selection(call: ApiCall) -> Selection:
-    asked: schemas.RangeQuery = call.query
-    until = math.nextafter(call.service.clock(), math.inf) if asked.until is None else asked.until
-    since = max(until - DAY, 0.0) if asked.since is None else asked.since
-    return Selection(since, until, asked.model, asked.provider, asked.conversation)
+    query: schemas.RangeQuery = call.query
+    until = math.nextafter(call.service.clock(), math.inf) if query.until is None else query.until
+    since = max(until - DAY, 0.0) if query.since is None else query.since
+    return Selection(since, until, query.model, query.provider, query.conversation)
 
 
 async def _resolve_node(call: ApiCall) -> tuple[ConversationRow, int]:

@@ -97,9 +97,9 @@ def draw_ranking(
     return _wrap_figure(title, Markup('<dl class="ranking">{}</dl>').format(lines))
 
 
-def draw_share_bar(part: float, whole: float, label: str) -> Markup:
+def draw_share_bar(part: float, total: float, label: str) -> Markup:
     """Draw a share as one bar, with a text for screen readers."""
-    width = 100 * min(max(part / whole, 0), 1) if whole else 0
+    width = 100 * min(max(part / total, 0), 1) if total else 0
     shown = max(width, 0.6) if part else 0
     return Markup(
         '<svg class="share" viewBox="0 0 100 6" preserveAspectRatio="none" role="img">'
@@ -151,8 +151,8 @@ def _draw_bars(chart: Chart, max_value: float) -> Markup:
     step = WIDTH / len(chart.labels)
     gap = min(step * 0.25, 4)
     groups = [
-        _draw_stack(chart, place, column, max_value, (place * step + gap / 2, step - gap))
-        for place, column in enumerate(_columns(chart))
+        _draw_stack(chart, index, column, max_value, (index * step + gap / 2, step - gap))
+        for index, column in enumerate(_columns(chart))
     ]
     return Markup("").join(groups)
 
@@ -167,13 +167,13 @@ def _draw_stack(
     x, width = where
     bottom = float(HEIGHT)
     pieces: list[Markup] = []
-    said: list[str] = []
+    parts: list[str] = []
     for form, series, value in zip(SERIES_STYLES, chart.series, column, strict=False):
         if not value:
             continue
         height = HEIGHT * value / max_value
         bottom -= height
-        said.append(f"{series.name} {chart.format_value(value)}")
+        parts.append(f"{series.name} {chart.format_value(value)}")
         pieces.append(
             Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>').format(
                 form, f"{x:.2f}", f"{bottom:.2f}", f"{width:.2f}", f"{height:.2f}"
@@ -181,7 +181,7 @@ def _draw_stack(
         )
     if not pieces:
         return Markup("")
-    title = f"{chart.labels[index]}: {', '.join(said)}"
+    title = f"{chart.labels[index]}: {', '.join(parts)}"
     return Markup("<g><title>{}</title>{}</g>").format(title, Markup("").join(pieces))
 
 
@@ -196,11 +196,11 @@ def _draw_line(form: str, series: Series, chart: Chart, max_value: float) -> Mar
     step = WIDTH / max(len(chart.labels) - 1, 1)
     points: list[str] = []
     pen = "M"
-    for place, value in enumerate(series.values):
+    for index, value in enumerate(series.values):
         if value is None:
             pen = "M"
             continue
-        points.append(f"{pen}{place * step:.1f} {HEIGHT - HEIGHT * value / max_value:.1f}")
+        points.append(f"{pen}{index * step:.1f} {HEIGHT - HEIGHT * value / max_value:.1f}")
         # A single value is a dot: a line of no length with round ends.
         if pen == "M":
             points.append("h0.01")

@@ -37,8 +37,8 @@ from kedge.text_format import (
     pluralize,
 )
 from kedge.web.charts import Chart, RankedBar, Series, ValueFormatter, draw_chart, draw_ranking
+from kedge.web.page_templates import render
 from kedge.web.service import ConversationService
-from kedge.web.templating import render
 from kedge.web.views import Breakdown, BreakdownRow, Dashboard, LinkChoice, Tile
 
 BUCKET_COUNT = 30

@@ -69,12 +69,12 @@ class _Renderer(RendererHTML):
     ) -> str:
         """Render an image as a link with its name."""
         token = tokens[idx]
-        words = escape(token.content or "image")
+        label = escape(token.content or "image")
         url = str(token.attrs.get("src", ""))
         if not is_safe_link(url):
-            return f'<span class="image-link">{words}</span>'
+            return f'<span class="image-link">{label}</span>'
         return (
-            f'<a class="image-link" href="{escape(url)}" rel="{_REL}" target="_blank">{words}</a>'
+            f'<a class="image-link" href="{escape(url)}" rel="{_REL}" target="_blank">{label}</a>'
         )
 
 

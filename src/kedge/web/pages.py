@@ -24,9 +24,9 @@ from kedge.web.dashboard import (
     stream_figures,
 )
 from kedge.web.openapi import read_body
+from kedge.web.page_templates import render, render_page, serve_static
 from kedge.web.plan_card import MAX_BODY_CHARS
 from kedge.web.schemas import ListQuery
-from kedge.web.search_view import MAX_EXCERPTS, build_excerpt
 from kedge.web.security import (
     SESSION_COOKIE,
     SESSION_SECONDS,
@@ -36,11 +36,10 @@ from kedge.web.security import (
 )
 from kedge.web.server_requests import DIRECT, find_chain, flush_requests
 from kedge.web.service import ConversationService, FoundConversations, build_tag
-from kedge.web.templating import render, render_page, serve_static
+from kedge.web.transcript import MAX_EXCERPTS, build_excerpt
 from kedge.web.users import get_service
 from kedge.web.views import ConversationList, ConversationListItem, LinkChoice
-from kedge.web.workflow_runs import load_running, workflow_status
-from kedge.web.workflow_views import build_workflow_view
+from kedge.web.workflows import build_workflow_view, load_running, workflow_status
 from kedge.workflows import list_workflows
 
 PAGE_SIZE = 50
@@ -74,20 +73,20 @@ async def conversations(request: Request) -> Response:
     service = get_service(request)
     try:
         given = {k: v for k, v in request.query_params.items() if v and k != "limit"}
-        asked = ListQuery.model_validate({**given, "limit": PAGE_SIZE})
+        query = ListQuery.model_validate({**given, "limit": PAGE_SIZE})
     except ValidationError:
         return RedirectResponse("/", 303)
-    found = await service.find(asked)
-    if not found.rows and asked.offset:
-        return RedirectResponse(_list_url(asked, offset=0), 303)
-    kept = [("show", asked.show), ("order", asked.order)]
+    found = await service.find(query)
+    if not found.rows and query.offset:
+        return RedirectResponse(_list_url(query, offset=0), 303)
+    hidden_fields = [("show", query.show), ("order", query.order)]
     return render_page(
         request,
         "conversations.html",
         here="conversations",
-        list=_build_list(service, found, asked, await list_labels(service.store)),
-        kept=[each for each in kept if each[1] not in ("active", "newest")],
-        narrowed=asked.show != "active" or bool(asked.tag or asked.model),
+        list=_build_list(service, found, query, await list_labels(service.store)),
+        kept=[each for each in hidden_fields if each[1] not in ("active", "newest")],
+        narrowed=query.show != "active" or bool(query.tag or query.model),
         base_url=request.app.state.base_url,
     )
 
@@ -161,13 +160,13 @@ def _build_row(
 
 async def conversation(request: Request) -> Response:
     """One conversation: its chain, and the path to the chosen response."""
-    asked = request.query_params
+    query = request.query_params
     view = await get_service(request).load_view(
         request.path_params["id"],
-        asked.get("at", ""),
-        frozenset(int(each) for each in asked.getlist("unfold") if each.isdecimal()),
-        show_all="all" in asked or "block" in asked,
-        block=asked.get("block", ""),
+        query.get("at", ""),
+        frozenset(int(each) for each in query.getlist("unfold") if each.isdecimal()),
+        show_all="all" in query or "block" in query,
+        block=query.get("block", ""),
     )
     return render_page(request, "conversation.html", here="conversations", view=view)
 
@@ -182,9 +181,9 @@ async def attachment(request: Request) -> Response:
 
 async def compare(request: Request) -> Response:
     """Render two branches side by side."""
-    asked = request.query_params
+    query = request.query_params
     view = await get_service(request).compare(
-        request.path_params["id"], asked.get("left", ""), asked.get("right", "")
+        request.path_params["id"], query.get("left", ""), query.get("right", "")
     )
     return render_page(request, "compare.html", here="conversations", view=view)
 

@@ -112,8 +112,8 @@ def _format_headline(row: ResponseRow, reason: str) -> str:
 
 
 def _to_rejected(rejected: RejectedAnchor, plan: RequestPlan) -> RejectedCandidate:
-    words = describe_rejection(rejected, plan).removeprefix(f"{rejected.response_id}, because ")
-    return RejectedCandidate(rejected.response_id, rejected.reason, words)
+    text = describe_rejection(rejected, plan).removeprefix(f"{rejected.response_id}, because ")
+    return RejectedCandidate(rejected.response_id, rejected.reason, text)
 
 
 def _iter_notes(plan: RequestPlan, row: ResponseRow) -> Iterable[str]:

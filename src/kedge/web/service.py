@@ -193,14 +193,14 @@ class ConversationService:
         if block:
             node = await self._find_view_of(row, tree, node, block)
         blocks = (await self.store.load(row, node)).blocks
-        spans, said = split_exchanges(path_to(tree, node), blocks, tree.responses)
+        spans, ranges = split_exchanges(path_to(tree, node), blocks, tree.responses)
         omitted = 0 if show_all else max(len(spans) - MAX_EXCHANGES, 0)
         chosen = chain.shown_nodes.get(node, 0)
         model, problem = self._describe_model(row, newest_response(tree, node))
         nodes = path_to(tree, node)
         previous = await self._load_previous_texts(row, nodes, blocks)
         path = mark_edits(render_exchanges(spans[omitted:], blocks), previous)
-        pending = render_pending(nodes, said, blocks)
+        pending = render_pending(nodes, ranges, blocks)
         runs = self.runs.list(row.id)
         run = next((r for r in runs if chain.shown_nodes.get(r.at, 0) == chosen), None)
         layout = compute_layout(chain.nodes, chosen, unfold)
@@ -224,7 +224,7 @@ class ConversationService:
             system=read_instructions(blocks),
             pending=()
             if pending
-            else mark_messages(render_ranges(said, blocks, tool_names(blocks)), previous),
+            else mark_messages(render_ranges(ranges, blocks, tool_names(blocks)), previous),
             unanswered=(
                 *((pending,) if pending else ()),
                 *await self._load_unanswered(row, tree, node, runs),
@@ -257,9 +257,9 @@ class ConversationService:
             if any(run.has_asked(question) for run in runs):
                 continue
             path, blocks = path_to(tree, tip), (await self.store.load(row, tip)).blocks
-            spans, said = split_exchanges(path, blocks, tree.responses)
+            spans, ranges = split_exchanges(path, blocks, tree.responses)
             found += render_exchanges([s for s in spans if s.question == question], blocks)
-            pending = render_pending(path, said, blocks)
+            pending = render_pending(path, ranges, blocks)
             found += [pending] if pending else []
         return found
 

@@ -6,11 +6,16 @@ each of which ends with a response.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
+from urllib.parse import quote, urlencode
 
-from kedge.store import Node, ResponseRow
+from markupsafe import Markup, escape
+
+from kedge.store import Hit, Node, ResponseRow
+from kedge.store.search import fold_text
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -32,7 +37,7 @@ from kedge.turns import (
 from kedge.turns.frozen_json import thaw
 from kedge.web.attachments import IMAGE_TYPES
 from kedge.web.markdown import is_safe_link, to_html
-from kedge.web.views import Attachment, ExchangeView, MessageView
+from kedge.web.views import Attachment, Excerpt, ExchangeView, MessageView
 
 HINT_LENGTH = 120
 """The maximum number of characters in the line of a folded block."""
@@ -75,19 +80,19 @@ def split_exchanges(
         row.provider_response_id: row for row in responses.values() if row.provider_response_id
     }
     done: list[ExchangeSpan] = []
-    said: list[BlockRange] = []
+    ranges: list[BlockRange] = []
     before = question = 0
     for node, start, stop in iter_block_ranges(path):
         if node.kind == "asked":
             before, question = node.parent, node.id
         row = responses.get(node.id)
         if row is None:
-            found, said = _split_rewritten((node, start, stop), blocks, known, said)
+            found, ranges = _split_rewritten((node, start, stop), blocks, known, ranges)
             done += found
         elif stop > start or row.status not in ("completed", "lost"):
-            done.append(ExchangeSpan(node, row, before, tuple(said), (start, stop), question))
-            said, before = [], 0
-    return tuple(done), tuple(said)
+            done.append(ExchangeSpan(node, row, before, tuple(ranges), (start, stop), question))
+            ranges, before = [], 0
+    return tuple(done), tuple(ranges)
 
 
 def _split_rewritten(
@@ -99,16 +104,16 @@ def _split_rewritten(
     """Return the exchanges inside a node that was not created by a request, and the blocks after them."""
     node, start, stop = where
     done: list[ExchangeSpan] = []
-    for place in range(start, stop):
-        row = known.get(blocks[place].response_id)
+    for index in range(start, stop):
+        row = known.get(blocks[index].response_id)
         last = done[-1] if done else None
         if row is None:
-            pending = [*pending, (node, place, place + 1)]
-        elif last and last.row is row and last.answered[1] == place:
-            done[-1] = replace(last, answered=(last.answered[0], place + 1))
+            pending = [*pending, (node, index, index + 1)]
+        elif last and last.row is row and last.answered[1] == index:
+            done[-1] = replace(last, answered=(last.answered[0], index + 1))
         else:
             done.append(
-                ExchangeSpan(replace(node, id=row.node), row, 0, tuple(pending), (place, place + 1))
+                ExchangeSpan(replace(node, id=row.node), row, 0, tuple(pending), (index, index + 1))
             )
             pending = []
     return done, pending
@@ -211,8 +216,8 @@ def _render_block(block: Block, names: Mapping[str, str]) -> MessageView:
         case UserBlock():
             return _render_text(block, "You", block.text, block.parts)
         case AssistantBlock():
-            said = _render_text(block, "Assistant", block.text, block.parts)
-            return replace(said, tags=(*said.tags, "refused")) if block.refusal else said
+            view = _render_text(block, "Assistant", block.text, block.parts)
+            return replace(view, tags=(*view.tags, "refused")) if block.refusal else view
         case SystemBlock():
             title = "Developer" if block.role == "developer" else "System"
             return _render_text(block, title, block.text, ())
@@ -247,13 +252,13 @@ def _render_block(block: Block, names: Mapping[str, str]) -> MessageView:
 
 def _render_text(block: Block, title: str, text: str, parts: Sequence[Part]) -> MessageView:
     refusals = [part.text for part in parts if isinstance(part, RefusalPart)]
-    said = "\n\n".join([text, *refusals]) if refusals else text
+    shown = "\n\n".join([text, *refusals]) if refusals else text
     origin = () if block.origin in ("user", "engine") else (f"by {block.origin}",)
     return MessageView(
         block.id,
         block.kind,
         title,
-        to_html(said),
+        to_html(shown),
         text,
         images=tuple(_render_parts(block, parts)),
         tags=origin,
@@ -311,3 +316,41 @@ def summarize_text(text: str) -> str:
     """Return the beginning of a text on one line."""
     line = " ".join(text[: 4 * HINT_LENGTH].split())
     return line if len(line) <= HINT_LENGTH else f"{line[:HINT_LENGTH]}…"
+
+
+MAX_EXCERPTS = 3
+"""The number of excerpts shown for a conversation."""
+_WORD = re.compile(r"\w+")
+_QUERY_WORD = re.compile(r"(?P<not>(?:-|\bNOT\s+)?)\"?(?P<word>\w+)(?P<prefix>\*?)")
+_MARK = Markup("<mark>{}</mark>")
+
+
+def find_matches(text: str, query: str) -> list[tuple[int, int]]:
+    """Return the start and the end of each word of a text that a search looks for."""
+    looked_for = [
+        (fold_text(found["word"]), bool(found["prefix"]))
+        for found in _QUERY_WORD.finditer(query)
+        if not found["not"] and found["word"] not in ("OR", "NOT")
+    ]
+    matches: list[tuple[int, int]] = []
+    for found in _WORD.finditer(text):
+        word = fold_text(found.group())
+        for each, is_prefix in looked_for:
+            is_unspaced = not each.isascii() and each in word
+            if word == each or is_unspaced or (is_prefix and word.startswith(each)):
+                matches.append(found.span())
+                break
+    return matches
+
+
+def build_excerpt(hit: Hit, query: str) -> Excerpt:
+    """Build the excerpt of a hit."""
+    pieces: list[Markup] = []
+    end = 0
+    for start, stop in find_matches(hit.excerpt, query):
+        pieces += [escape(hit.excerpt[end:start]), _MARK.format(hit.excerpt[start:stop])]
+        end = stop
+    pieces.append(escape(hit.excerpt[end:]))
+    where = urlencode({"at": hit.node, "block": hit.block_id})
+    url = f"/conversations/{quote(hit.conversation, safe='')}?{where}#{quote(hit.block_id)}"
+    return Excerpt(url, hit.kind.replace("_", " "), Markup("").join(pieces))

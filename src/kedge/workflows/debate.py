@@ -86,7 +86,7 @@ async def debate(
     """
     _validate_debate(sides, rounds)
     workflow = workflow or new_workflow_id()
-    kept = {
+    stored_spec = {
         "question": question,
         "rounds": rounds,
         "sides": [{"name": side.name, "brief": side.brief} for side in sides],
@@ -102,7 +102,7 @@ async def debate(
                 store=store,
                 engine=side.engine,
                 lead=number == 0,
-                spec=kept,
+                spec=stored_spec,
                 watch=watch,
                 title=f"{side.name}: {make_title(question)}",
                 settings=settings,
@@ -175,42 +175,42 @@ class _Debate:
 
     async def run(self) -> DebateResult:
         """Run the rounds."""
-        said: list[DebateArgument] = []
+        arguments: list[DebateArgument] = []
         ruling = Ruling(over=False)
         number = 0
         for number in range(1, self.rounds + 1):
-            said.extend(await self._run_round(number, said))
-            ruling = await self._resolve_ruling(number, tuple(said))
+            arguments.extend(await self._run_round(number, arguments))
+            ruling = await self._resolve_ruling(number, tuple(arguments))
             if ruling.over:
                 break
-        return await self._build_result(tuple(said), ruling, number)
+        return await self._build_result(tuple(arguments), ruling, number)
 
     async def _run_round(
         self, number: int, arguments: Sequence[DebateArgument]
     ) -> list[DebateArgument]:
         """Request the arguments of all sides concurrently, without those of the same round."""
-        spoken: dict[int, DebateArgument] = {}
+        answers: dict[int, DebateArgument] = {}
         failed: dict[int, KedgeError] = {}
 
-        async def speak(place: int) -> None:
-            role = self.roles[place]
+        async def speak(index: int) -> None:
+            role = self.roles[index]
             try:
-                reply = await role.ask(number, self._build_question(place, arguments))
+                reply = await role.ask(number, self._build_question(index, arguments))
             except (
                 KedgeError
             ) as error:  # the other requests finish, because they are already paid for
-                failed[place] = error
+                failed[index] = error
                 return
-            spoken[place] = DebateArgument(
+            answers[index] = DebateArgument(
                 number, role.role, reply.text, reply.node, role.conversation.id, reply.stored
             )
 
         async with anyio.create_task_group() as group:
-            for place in range(len(self.roles)):
-                group.start_soon(speak, place)
+            for index in range(len(self.roles)):
+                group.start_soon(speak, index)
         if failed:
             raise failed[min(failed)]
-        return [spoken[place] for place in range(len(self.roles))]
+        return [answers[index] for index in range(len(self.roles))]
 
     def _build_question(self, index: int, arguments: Sequence[DebateArgument]) -> str:
         side = self.sides[index]
@@ -250,8 +250,8 @@ class _Debate:
         self, judge_role: Role, rubric: str, number: int, arguments: tuple[DebateArgument, ...]
     ) -> Ruling:
         last = number == self.rounds
-        words = JUDGE_LAST_PROMPT if last else JUDGE_ROUND_PROMPT
-        text = words.format(number=number, said=_quote_arguments(arguments[-len(self.sides) :]))
+        prompt = JUDGE_LAST_PROMPT if last else JUDGE_ROUND_PROMPT
+        text = prompt.format(number=number, said=_quote_arguments(arguments[-len(self.sides) :]))
         if number == 1:
             text = f"{JUDGE_OPENING_PROMPT.format(rubric=rubric, question=self.question)}\n{text}"
         value = await ask_structured(judge_role, number, text, load_schema(self._ruling_schema()))

@@ -86,10 +86,10 @@ def find_judge_schema(given: Any) -> OutputSchema[Any] | None:
 
 async def judge_with_function(judge: JudgeFunction, answer: str) -> Verdict:
     """Return the verdict of a function."""
-    said = judge(answer)
-    if inspect.isawaitable(said):
-        said = await said
-    return _to_verdict(said)
+    judgment = judge(answer)
+    if inspect.isawaitable(judgment):
+        judgment = await judgment
+    return _to_verdict(judgment)
 
 
 def _to_verdict(value: object) -> Verdict:
@@ -120,11 +120,11 @@ def judge_with_schema(schema: OutputSchema[Any], answer: str) -> Verdict:
 
 async def judge_with_model(role: Role, rubric: str, task: str, number: int, answer: str) -> Verdict:
     """Return the verdict of a model, on the judge's chain."""
-    words = FIRST_PROMPT if number == 1 else LATER_PROMPT
+    prompt = FIRST_PROMPT if number == 1 else LATER_PROMPT
     value = await ask_structured(
         role,
         number,
-        words.format(rubric=rubric, task=task, answer=answer),
+        prompt.format(rubric=rubric, task=task, answer=answer),
         load_schema(VERDICT_SCHEMA),
     )
     return Verdict(value["passed"], "" if value["passed"] else value["critique"])

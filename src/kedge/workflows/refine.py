@@ -78,8 +78,10 @@ async def refine(
     if rounds < 1:
         raise InvalidWorkflow("a refinement needs at least one round")
     workflow = workflow or new_workflow_id()
-    kept = {"task": task, "rounds": rounds, **(spec or {})}
-    author = await _open_author(workflow, task, store, engine, conversation, kept, watch, settings)
+    stored_spec = {"task": task, "rounds": rounds, **(spec or {})}
+    author = await _open_author(
+        workflow, task, store, engine, conversation, stored_spec, watch, settings
+    )
     bench: Role | None = None
     try:
         bench = await _open_judge(author, judge, watch, settings)

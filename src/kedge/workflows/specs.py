@@ -103,8 +103,8 @@ async def _run_refine(spec: WorkflowSpec, store: Store, common: dict[str, Any]) 
 async def _run_debate(spec: WorkflowSpec, store: Store, common: dict[str, Any]) -> WorkflowResult:
     model = spec.get("model", "practice")
     sides: list[Side] = []
-    for place, given in enumerate(cast("list[object]", spec["sides"])):
-        side = _check_table(given, f"sides[{place}]", ("name", "model", "brief"), ("name",))
+    for index, given in enumerate(cast("list[object]", spec["sides"])):
+        side = _check_table(given, f"sides[{index}]", ("name", "model", "brief"), ("name",))
         sides.append(Side(side["name"], side.get("model") or model, side.get("brief", "")))
     if spec["judge"].get("schema"):
         raise InvalidWorkflow("the judge of a debate must be a function or a rubric")
@@ -115,9 +115,9 @@ async def _run_debate(spec: WorkflowSpec, store: Store, common: dict[str, Any]) 
 
 async def _run_steps(spec: WorkflowSpec, store: Store, common: dict[str, Any]) -> WorkflowResult:
     pipeline: list[Step] = []
-    for place, given in enumerate(cast("list[object]", spec["steps"])):
+    for index, given in enumerate(cast("list[object]", spec["steps"])):
         keys = ("name", "prompt", "schema", "attempts")
-        step = _check_table(given, f"steps[{place}]", keys, ("name", "prompt"))
+        step = _check_table(given, f"steps[{index}]", keys, ("name", "prompt"))
         form = _load_schema(step["schema"], spec) if "schema" in step else None
         pipeline.append(Step(step["name"], step["prompt"], form, step.get("attempts", 3)))
     return await steps(

@@ -3,8 +3,10 @@
 The prompts are part of stored idempotency keys and must not change.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
 
 from kedge.conversation import Conversation, Reply
 from kedge.engines import Engine, OutputSchema
@@ -20,7 +22,6 @@ from kedge.workflows.events import (
 )
 from kedge.workflows.results import Step, StepResult, StepsResult, Verdict
 from kedge.workflows.roles import Role, load_schema, new_workflow_id
-from kedge.workflows.templates import check_names, fill_template
 
 STEPS_ROLE = "steps"
 
@@ -60,9 +61,11 @@ async def steps(
     given = dict(inputs or {})
     _validate_pipeline(pipeline, given)
     workflow = workflow or new_workflow_id()
-    kept = {"steps": [step.name for step in pipeline], "inputs": given, **(spec or {})}
+    stored_spec = {"steps": [step.name for step in pipeline], "inputs": given, **(spec or {})}
     if conversation is not None:
-        role = await Role.adopt(workflow, "steps", STEPS_ROLE, conversation, spec=kept, watch=watch)
+        role = await Role.adopt(
+            workflow, "steps", STEPS_ROLE, conversation, spec=stored_spec, watch=watch
+        )
     elif store is not None and engine is not None:
         role = await Role.open(
             workflow,
@@ -71,7 +74,7 @@ async def steps(
             store=store,
             engine=engine,
             lead=True,
-            spec=kept,
+            spec=stored_spec,
             watch=watch,
             title=" → ".join(step.name for step in pipeline),
             settings=settings,
@@ -140,3 +143,56 @@ async def _run_step(
 
 def _build_result(step: Step, question: str, reply: Reply, value: Any, attempts: int) -> StepResult:
     return StepResult(step.name, question, reply.text, value, reply.node, attempts, reply.stored)
+
+
+_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(?P<path>[A-Za-z_][\w.]*)\}|(?P<stray>[{}])")
+_BRACES = {"{{": "{", "}}": "}"}
+
+
+def find_names(template: str, where: str) -> set[str]:
+    """Return the names that a template uses."""
+    names: set[str] = set()
+    for match in _PLACEHOLDER.finditer(template):
+        if match["stray"]:
+            raise InvalidWorkflow(
+                f"{where}: the prompt has a single {match['stray']!r}; write it twice for a literal brace"
+            )
+        if match["path"]:
+            names.add(match["path"].partition(".")[0])
+    return names
+
+
+def check_names(template: str, known: Collection[str], where: str) -> None:
+    """Raise ``InvalidWorkflow`` if a template uses an unknown name."""
+    unknown = sorted(find_names(template, where) - set(known))
+    if unknown:
+        there = ", ".join(sorted(known)) or "nothing yet"
+        raise InvalidWorkflow(f"{where}: the prompt uses {unknown[0]!r}; there is {there}")
+
+
+def fill_template(template: str, values: Mapping[str, Any], where: str) -> str:
+    """Return the template with its placeholders filled in."""
+
+    def fill(match: re.Match[str]) -> str:
+        if match[0] in _BRACES:
+            return _BRACES[match[0]]
+        return _format_value(_lookup_value(match["path"], values, where))
+
+    return _PLACEHOLDER.sub(fill, template)
+
+
+def _lookup_value(path: str, values: Mapping[str, Any], where: str) -> Any:
+    here: Any = values
+    for step in path.split("."):
+        match here:
+            case Mapping() if step in here:
+                here = cast("Mapping[str, Any]", here)[step]
+            case list() if step.isdigit() and int(step) < len(cast("list[Any]", here)):
+                here = cast("list[Any]", here)[int(step)]
+            case _:
+                raise InvalidWorkflow(f"{where}: there is no {path!r} to put into the prompt")
+    return here
+
+
+def _format_value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from kedge.cli import COMMANDS
-from kedge.cli.completion import COMPLETE_VARIABLE, SHELLS, command
+from kedge.cli.config import COMPLETE_VARIABLE, SHELLS, completion_command
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_shell_has_its_script(shell: str) -> None:
     """It asks kedge itself what there is."""
-    plain = CliRunner().invoke(command, [shell]).output
+    plain = CliRunner().invoke(completion_command, [shell]).output
     assert f"{COMPLETE_VARIABLE}={shell}_complete" in plain
-    told = json.loads(CliRunner().invoke(command, [shell, "--json"]).output)
+    told = json.loads(CliRunner().invoke(completion_command, [shell, "--json"]).output)
     assert told["shell"] == shell
     assert told["script"].strip() == plain.strip()
 
@@ -26,7 +26,7 @@ def test_every_shell_has_its_script(shell: str) -> None:
 @pytest.mark.parametrize("shell", [s for s in SHELLS if shutil.which(s)])
 def test_the_script_is_good_syntax(shell: str) -> None:
     """Where the shell is here, it reads the script."""
-    script = CliRunner().invoke(command, [shell]).output
+    script = CliRunner().invoke(completion_command, [shell]).output
     done = subprocess.run([shell, "-n"], input=script, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
 

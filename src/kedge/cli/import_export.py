@@ -1,4 +1,4 @@
-"""``kedge export``: write conversations as JSON lines."""
+"""``kedge export`` and ``kedge import``: write conversations as JSON lines, and restore them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kedge.cli.base import command as kedge_command
-from kedge.cli.base import echo_json
+from kedge.cli.base import echo, echo_json
 from kedge.cli.store_options import (
     MAX_CONVERSATIONS,
     complete_names,
@@ -14,10 +14,10 @@ from kedge.cli.store_options import (
     run_with_store,
     store_option,
 )
-from kedge.text_format import pluralize
+from kedge.text_format import pluralize, sanitize_text
 
 if TYPE_CHECKING:
-    from kedge.store import Store
+    from kedge.store import ConversationRow, Store
 
 
 @kedge_command("export", short_help="Export conversations as JSON lines.")
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 )
 @click.option("--out", type=click.Path(path_type=Path), help="A file.  [default: standard output]")
 @store_option
-def command(conversations: tuple[str, ...], out: Path | None, store: str, as_json: bool) -> None:
+def export_command(
+    conversations: tuple[str, ...], out: Path | None, store: str, as_json: bool
+) -> None:
     """Write conversations (default: all) as JSON lines, with trees, anchors and statistics.
 
     'kedge import' restores them. With --json and --out a summary is printed.
@@ -56,3 +58,25 @@ def command(conversations: tuple[str, ...], out: Path | None, store: str, as_jso
             f"{pluralize(len(written), 'conversation')}, {pluralize(lines, 'line')} in {out}",
             err=True,
         )
+
+
+@kedge_command("import", short_help="Import exported conversations.")
+@click.argument(
+    "file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+)
+@store_option
+def import_command(file: Path, store: str, as_json: bool) -> None:
+    """Import the conversations of FILE ('-' for standard input), all or none."""
+    with click.open_file(str(file), encoding="utf-8", errors="strict") as stream:
+        # Not splitlines: it also splits at other characters, which JSON strings may contain.
+        lines = [line for line in stream.read().split("\n") if line.strip()]
+
+    async def work(opened: "Store") -> "list[ConversationRow]":
+        return await opened.import_(lines)
+
+    rows = run_with_store(work, given=store, make=True)
+    if as_json:
+        echo_json([{"id": row.id, "title": row.title} for row in rows])
+        return
+    for row in rows:
+        echo(f"{row.id}  {sanitize_text(row.title)}".rstrip())
