@@ -38,7 +38,7 @@ async def create_writer(store: Store, **options: Any) -> ResponseWriter:
     return ResponseWriter(store, await store.create(**options))
 
 
-async def test_an_empty_store_has_nothing_to_tell(store: Store) -> None:
+async def test_empty_store_has_empty_statistics(store: Store) -> None:
     """No division by nothing, and no rates where there is nothing to rate."""
     found = await analyse(store)
     assert found.requests.total == 0
@@ -54,14 +54,14 @@ async def test_an_empty_store_has_nothing_to_tell(store: Store) -> None:
 async def test_real_conversations_are_counted(store: Store, kedge_server: TestServer) -> None:
     """A chain of three, a fork from its middle, and a server that forgot."""
     engine = f"responses:{kedge_server.base_url}#practice"
-    async with await Conversation.create(store, engine) as talk:
-        await talk.send("One")
-        second = await talk.send("Two")
-        await talk.send("Three")
-        fork = await talk.fork(at=second.node)
+    async with await Conversation.create(store, engine) as conversation:
+        await conversation.send("One")
+        second = await conversation.send("Two")
+        await conversation.send("Three")
+        fork = await conversation.fork(at=second.node)
         await fork.send("Another three")
         kedge_server.forget()
-        await talk.send("Four")
+        await conversation.send("Four")
     found = await analyse(store)
     assert found.requests.total == 5
     assert found.requests.conversations == 2
@@ -84,17 +84,17 @@ async def test_real_conversations_are_counted(store: Store, kedge_server: TestSe
 
 async def test_statuses_reasons_and_missing_ids(store: Store) -> None:
     """Every way in which a request can end is counted under its name."""
-    teller = await create_writer(store)
-    await teller.add_response()
-    await teller.add_response(anchor="resp_1", depth=2)
-    await teller.add_response(reason="changed")
-    await teller.add_response(reason="expired")
-    await teller.add_response(reason="changed")
-    await teller.add_response(mode="stateless", reason="stateless")
-    await teller.add_response(provider_response_id="", depth=0)
-    await teller.add_response(status="refused", error="no")
-    await teller.add_response(status="cut", error="cut")
-    await teller.add_response(status="lost", lost_reason="gone")
+    writer = await create_writer(store)
+    await writer.add_response()
+    await writer.add_response(anchor="resp_1", depth=2)
+    await writer.add_response(reason="changed")
+    await writer.add_response(reason="expired")
+    await writer.add_response(reason="changed")
+    await writer.add_response(mode="stateless", reason="stateless")
+    await writer.add_response(provider_response_id="", depth=0)
+    await writer.add_response(status="refused", error="no")
+    await writer.add_response(status="cut", error="cut")
+    await writer.add_response(status="lost", lost_reason="gone")
     found = (await analyse(store)).requests
     assert found.total == 10
     assert found.succeeded == 8
@@ -114,10 +114,10 @@ async def test_statuses_reasons_and_missing_ids(store: Store) -> None:
 
 async def test_a_range_of_time_and_names_narrow_it_down(store: Store) -> None:
     """``since`` is part of the range, ``until`` is not; model, provider and conversation select."""
-    teller = await create_writer(store)
+    writer = await create_writer(store)
     other = await create_writer(store)
     for at in (10.0, 20.0, 30.0):
-        await teller.add_response(created_at=at)
+        await writer.add_response(created_at=at)
     await other.add_response(created_at=20.0, provider="xai", model="grok-4")
 
     async def total(**members: Any) -> int:
@@ -135,11 +135,11 @@ async def test_a_range_of_time_and_names_narrow_it_down(store: Store) -> None:
 
 async def test_latency_is_that_of_a_real_request(store: Store) -> None:
     """Median, and 95th percentile by nearest rank, for each model, of answers alone."""
-    teller = await create_writer(store)
+    writer = await create_writer(store)
     for seconds in range(1, 101):
-        await teller.add_response(seconds=float(seconds), first_token_seconds=seconds / 10)
-    await teller.add_response(seconds=1000.0, status="failed")
-    await teller.add_response(seconds=7.0, model="gpt-5-mini")
+        await writer.add_response(seconds=float(seconds), first_token_seconds=seconds / 10)
+    await writer.add_response(seconds=1000.0, status="failed")
+    await writer.add_response(seconds=7.0, model="gpt-5-mini")
     found = await analyse(store)
     by_model = {each.model: each for each in found.models}
     assert by_model["gpt-5.1"].latency == Latency(50.5, 95.0, 5.05, 9.5)
@@ -150,12 +150,12 @@ async def test_latency_is_that_of_a_real_request(store: Store) -> None:
 
 async def test_tokens_and_what_they_cost(store: Store) -> None:
     """A cost that was written down counts; else today's price; and what has none is said."""
-    teller = await create_writer(store)
+    writer = await create_writer(store)
     tokens = {"input_tokens": 1_000_000, "cached_tokens": 400_000, "output_tokens": 100_000}
-    await teller.add_response(**tokens, reasoning_tokens=50_000)
-    await teller.add_response(**tokens, cost=5.0)
-    await teller.add_response(**tokens, model="nobody-knows")
-    await teller.add_response()
+    await writer.add_response(**tokens, reasoning_tokens=50_000)
+    await writer.add_response(**tokens, cost=5.0)
+    await writer.add_response(**tokens, model="nobody-knows")
+    await writer.add_response()
     found = await analyse(store)
     assert found.tokens == Tokens(3_000_000, 1_200_000, 300_000, 50_000)
     assert found.tokens.cached_share == 0.4
@@ -185,12 +185,12 @@ async def test_predictions_are_held_against_counts(store: Store) -> None:
 
 async def test_chains_end_where_nothing_was_chained(store: Store) -> None:
     """Two branches of one chain are two lengths; another server's ids are others."""
-    teller = await create_writer(store)
-    first = await teller.add_response(provider_response_id="a", depth=1)
-    await teller.add_response(provider_response_id="b", anchor="a", depth=2)
-    await teller.add_response(after=first, provider_response_id="c", anchor="a", depth=2)
-    await teller.add_response(provider_response_id="d", anchor="b", depth=3)
-    await teller.add_response(provider_response_id="d2", anchor="d", depth=4, scope="elsewhere")
+    writer = await create_writer(store)
+    first = await writer.add_response(provider_response_id="a", depth=1)
+    await writer.add_response(provider_response_id="b", anchor="a", depth=2)
+    await writer.add_response(after=first, provider_response_id="c", anchor="a", depth=2)
+    await writer.add_response(provider_response_id="d", anchor="b", depth=3)
+    await writer.add_response(provider_response_id="d2", anchor="d", depth=4, scope="elsewhere")
     found = await analyse(store)
     assert found.chains.lengths == ((2, 1), (3, 1), (4, 1))
     assert found.branching.points == 1
@@ -200,20 +200,20 @@ async def test_chains_end_where_nothing_was_chained(store: Store) -> None:
 
 async def test_failed_attempts_are_no_branches(store: Store) -> None:
     """A question that was asked again is not a fork."""
-    teller = await create_writer(store)
-    first = await teller.add_response()
-    await teller.add_response(status="failed", after=first)
+    writer = await create_writer(store)
+    first = await writer.add_response()
+    await writer.add_response(status="failed", after=first)
     found = await analyse(store)
     assert found.branching.widest <= 2
-    node = await store.node(teller.row, first)
+    node = await store.node(writer.row, first)
     assert node.kind == "answered"
 
 
 async def test_pieces_of_time_add_up(store: Store) -> None:
     """Every response is in one piece, empty pieces are there, and sums are those of the whole."""
-    teller = await create_writer(store)
+    writer = await create_writer(store)
     for at in range(20):
-        await teller.add_response(
+        await writer.add_response(
             created_at=100.0 + at * at,
             seconds=float(at),
             input_tokens=at,
@@ -221,14 +221,14 @@ async def test_pieces_of_time_add_up(store: Store) -> None:
             sent_bytes=at,
             saved_bytes=1,
         )
-    whole = await analyse(store)
+    total = await analyse(store)
     ways: list[dict[str, Any]] = [{"buckets": 7}, {"width": 10.0}, {"buckets": 1}]
     for options in ways:
         pieces = await analyse_over_time(store, **options)
         assert sum(each.requests for each in pieces) == 20
-        assert sum(each.chained for each in pieces) == whole.requests.chained
-        assert sum(each.tokens.input for each in pieces) == whole.tokens.input
-        assert sum(each.cost.dollars for each in pieces) == pytest.approx(whole.cost.dollars)
+        assert sum(each.chained for each in pieces) == total.requests.chained
+        assert sum(each.tokens.input for each in pieces) == total.tokens.input
+        assert sum(each.cost.dollars for each in pieces) == pytest.approx(total.cost.dollars)
         assert sum(each.saved_bytes for each in pieces) == 20
         assert all(a.end == pytest.approx(b.start) for a, b in pairwise(pieces))
     pieces = await analyse_over_time(store, Selection(since=0.0, until=100.0), width=25.0)
@@ -238,9 +238,9 @@ async def test_pieces_of_time_add_up(store: Store) -> None:
 @pytest.mark.parametrize("options", [{"buckets": 0}, {"width": 0.0}, {"width": 1e-4}])
 async def test_pieces_that_cannot_be_are_refused(store: Store, options: dict[str, Any]) -> None:
     """None at all, of no width, or too many of them."""
-    teller = await create_writer(store)
-    await teller.add_response(created_at=1.0)
-    await teller.add_response(created_at=1000.0)
+    writer = await create_writer(store)
+    await writer.add_response(created_at=1.0)
+    await writer.add_response(created_at=1000.0)
     with pytest.raises(InvalidSetting):
         await analyse_over_time(store, **options)
 
@@ -419,10 +419,10 @@ async def test_failures_belong_to_the_model_that_was_asked(
 ) -> None:
     """A model that never answers has a rate of its own, and what is free costs nothing."""
     engine = connect(f"responses:{kedge_server.base_url}#practice", max_retries=0)
-    async with await Conversation.create(store, engine) as talk:
-        await talk.send("One")
+    async with await Conversation.create(store, engine) as conversation:
+        await conversation.send("One")
         kedge_server.faults.set("status=500", times=1)
         with pytest.raises(ServerFailed):
-            await talk.send("Two")
+            await conversation.send("Two")
     (model,) = (await analyse(store)).models
     assert (model.model, model.requests, model.succeeded) == ("practice", 2, 1)

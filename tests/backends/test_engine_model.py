@@ -93,7 +93,7 @@ def test_a_round_of_parallel_tools(client: OpenAI, upstream: TestServer, streame
     assert kinds == ["message", *["function_call"] * 2, *["function_call_output"] * 2]
 
 
-def test_what_is_streamed_is_what_is_kept(client: OpenAI) -> None:
+def test_streamed_items_are_stored_items(client: OpenAI) -> None:
     """The deltas of each item add up to it, and the whole can be retrieved."""
     texts: dict[str, str] = {}
     final: Any = None
@@ -163,7 +163,7 @@ def test_pictures_in_results_of_parallel_tools(
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_an_answer_that_is_cut_short_says_so(client: OpenAI, streamed: bool) -> None:
+def test_truncated_answer_is_incomplete(client: OpenAI, streamed: bool) -> None:
     """It is incomplete, with the words that there were."""
     more: Any = {"model": "any", "input": "Write 100 words", "max_output_tokens": 16}
     if streamed:
@@ -311,7 +311,7 @@ STATUSES = {
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("fault", STATUSES)
-def test_a_refusal_upstream_is_told_as_what_it_is(
+def test_upstream_error_is_mapped(
     client: OpenAI, upstream: TestServer, fault: str, streamed: bool
 ) -> None:
     """With a proper status, also where a stream was asked for."""
@@ -341,8 +341,8 @@ def test_a_stream_that_breaks_upstream_fails_here(
     failed = events[-1].response
     assert failed.error.code == "server_error"
     assert "behind this server" in failed.error.message
-    kept = client.responses.retrieve(failed.id)
-    assert (kept.status, kept.error) == ("failed", failed.error)
+    retained = client.responses.retrieve(failed.id)
+    assert (retained.status, retained.error) == ("failed", failed.error)
     assert client.responses.create(model="any", input="Hello").output_text
 
 
@@ -475,7 +475,7 @@ def test_a_chat_and_a_message_reach_the_same_model(
     assert message.content[1].text == "6 * 7 = 42."
 
 
-def test_a_model_that_does_not_think_can_still_be_told_to(upstream: TestServer) -> None:
+def test_reasoning_can_be_requested_of_any_model(upstream: TestServer) -> None:
     """A round of tools goes on without a thought where there never was one."""
     tool: Any = {"name": "get_weather", "input_schema": WEATHER["parameters"]}
     messages: list[Any] = [{"role": "user", "content": "call get_weather in Rome"}]
@@ -504,7 +504,7 @@ def test_a_stop_sequence_ends_the_answer(client: OpenAI) -> None:
     assert made.choices[0].message.content == 'You said: "one '
 
 
-def test_a_client_that_goes_away_ends_the_work_upstream(
+def test_client_disconnect_cancels_upstream_request(
     client: OpenAI, server: TestServer, upstream: TestServer
 ) -> None:
     """The upstream server sees the connection close, and stops writing."""
@@ -666,7 +666,7 @@ def test_a_stateful_server_is_chained_by_content(upstream: TestServer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["anthropic", "responses, stateless"])
-def test_a_thought_goes_back_to_the_model_that_thought_it(
+def test_reasoning_is_returned_to_its_model(
     upstream: TestServer, server: TestServer, client: OpenAI
 ) -> None:
     """Sealed by this server, opened for the upstream, and only where nothing was changed."""
@@ -684,12 +684,12 @@ def test_a_thought_goes_back_to_the_model_that_thought_it(
     last = client.responses.create(input=[result], previous_response_id=first.id, **more)
     assert last.output_text == "get_weather says: sunny."
     assert kinds() == ["message", "reasoning", "function_call", "function_call_output"]
-    said: list[Any] = [item.model_dump(exclude_none=True) for item in first.output]
+    text: list[Any] = [item.model_dump(exclude_none=True) for item in first.output]
     question: Any = {"role": "user", "content": "call get_weather in Rome"}
-    client.responses.create(input=[question, *said, result], store=False, **more)
+    client.responses.create(input=[question, *text, result], store=False, **more)
     assert "reasoning" in kinds()
     question["content"] = "call get_weather in Oslo"
-    client.responses.create(input=[question, *said, result], store=False, **more)
+    client.responses.create(input=[question, *text, result], store=False, **more)
     assert "reasoning" not in kinds()
 
 

@@ -55,7 +55,7 @@ def summarize_items(pieces: Sequence[OutputEvent]) -> list[tuple[str, str]]:
     return items
 
 
-def test_text_comes_as_it_is_written() -> None:
+def test_text_is_streamed_as_written() -> None:
     """A thought ends where the text begins, and the text where a call does."""
     pieces = convert_events(
         [
@@ -108,7 +108,7 @@ def test_calls_that_never_end_are_ended_with_the_answer() -> None:
     assert summarize_items(pieces) == [("f", "{}"), ("g", "")]
 
 
-def test_a_call_keeps_the_name_under_which_it_was_told() -> None:
+def test_call_retains_its_name() -> None:
     """A client has seen the first id, and answers by it."""
     pieces = convert_events(
         [
@@ -122,7 +122,7 @@ def test_a_call_keeps_the_name_under_which_it_was_told() -> None:
     assert summarize_items(pieces) == [("f", "{}")]
 
 
-def test_what_the_stream_left_out_is_told_at_the_end() -> None:
+def test_missing_stream_parts_are_sent_at_the_end() -> None:
     """The rest of a part, and whole items that only the finished answer has."""
     late = tool_call("g", "{}", call_id="c9").with_metadata(output_index=7)
     pieces = convert_events(

@@ -82,7 +82,7 @@ def test_a_stateless_process_gets_a_memory(upstream: str, tmp_path: Path) -> Non
             assert second.response.output_text == 'You said first: "My name is Ada."'
 
 
-def test_a_process_without_its_model_says_so() -> None:
+def test_missing_model_is_reported() -> None:
     """With a proper status, and nothing is added to the conversation."""
     with (
         run_serve("--model", "chat:http://127.0.0.1:9/v1#practice") as address,

@@ -101,7 +101,7 @@ async def test_a_pause_holds_up_everyone() -> None:
     assert await send_requests(pace, clock, [1]) == [pytest.approx(1030)]
 
 
-async def test_one_request_that_is_too_large_still_goes_out() -> None:
+async def test_request_above_limit_is_sent_alone() -> None:
     """It would never fit, and waiting for ever helps nobody."""
     clock = FakeClock()
     pace = RateLimiter(tokens=10, clock=clock, sleep=clock.sleep)

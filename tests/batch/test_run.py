@@ -103,8 +103,8 @@ async def test_lost_results_are_read_from_the_store(
     """Even without the file of results no answer is paid for again; a cut last line is healed."""
     file = write_prompts(tmp_path, *({"id": str(i), "prompts": ["One", "Two"]} for i in range(5)))
     await run_batch(file, **batch)
-    whole = batch["out"].read_bytes()
-    batch["out"].write_bytes(whole[: len(whole) * 3 // 5])
+    complete = batch["out"].read_bytes()
+    batch["out"].write_bytes(complete[: len(complete) * 3 // 5])
     summary = await run_batch(file, **batch)
     assert summary.completed + summary.skipped == 5
     assert 0 < summary.skipped < 5
@@ -133,7 +133,7 @@ class InterruptedRunner(AsyncioRunner):
                 raise Interruption
 
 
-async def test_an_interrupted_batch_goes_on(
+async def test_interrupted_batch_continues(
     batch: dict[str, Any], server: TestServer, tmp_path: Path
 ) -> None:
     """What was finished is kept, and what was saved is not paid for again."""
@@ -149,7 +149,7 @@ async def test_an_interrupted_batch_goes_on(
     assert len(server.requests) == 24 + lost
 
 
-async def test_errors_are_kept_with_their_line(
+async def test_errors_are_stored_with_their_line(
     batch: dict[str, Any], server: TestServer, tmp_path: Path
 ) -> None:
     """One line that fails does not stop the others, and is tried again by the next run."""
@@ -169,9 +169,7 @@ async def test_errors_are_kept_with_their_line(
     assert (again.skipped, again.failed) == (1, 2)
 
 
-async def test_a_line_whose_prompt_was_changed_says_so(
-    batch: dict[str, Any], server: TestServer
-) -> None:
+async def test_changed_prompt_is_rejected(batch: dict[str, Any], server: TestServer) -> None:
     """Its id stands for what was sent; an answer to something else would be wrong."""
     server.faults.set("status=400", times=1)
     await run_batch([BatchLine("a", ("What is 2 + 3?",))], **batch)
@@ -266,7 +264,7 @@ async def test_no_more_run_at_once_than_was_allowed(
         ('{"prompt": "a", "id": "1"}\n{"prompt": "b", "id": 1}', "has the same id '1' as line 1"),
     ],
 )
-async def test_a_wrong_line_is_told_before_anything_is_sent(
+async def test_invalid_line_is_reported_before_sending(
     text: str, words: str, batch: dict[str, Any], server: TestServer, tmp_path: Path
 ) -> None:
     """With its number, and what is wrong with it."""
@@ -278,7 +276,7 @@ async def test_a_wrong_line_is_told_before_anything_is_sent(
     assert not server.requests
 
 
-async def test_files_that_cannot_be_used_are_said_so(batch: dict[str, Any], tmp_path: Path) -> None:
+async def test_unusable_files_are_reported(batch: dict[str, Any], tmp_path: Path) -> None:
     """A missing file, a folder, and a file of something else, which is left as it is."""
     with pytest.raises(InvalidBatch, match="cannot be read"):
         await run_batch(tmp_path / "none.jsonl", **batch)
@@ -293,9 +291,7 @@ async def test_files_that_cannot_be_used_are_said_so(batch: dict[str, Any], tmp_
 
 
 @pytest.mark.parametrize("text", ["my diary", '{"id": "a", "prompt": "Hi"}', '{"id": 1, "a'])
-async def test_a_file_of_something_else_keeps_its_last_line(
-    text: str, batch: dict[str, Any]
-) -> None:
+async def test_file_of_another_program_is_unchanged(text: str, batch: dict[str, Any]) -> None:
     """Only the cut end of a result is taken off, not a line that lacks its line break."""
     batch["out"].write_text(text)
     with pytest.raises(InvalidBatch, match="is not a result of a batch"):
@@ -310,9 +306,7 @@ def test_a_mark_of_byte_order_is_read_over(tmp_path: Path) -> None:
     assert read_lines(file) == [BatchLine("a", ("Hi",))]
 
 
-def test_a_full_disk_is_told_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_full_disk_is_reported_with_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And the file is as usable as before when there is room again."""
 
     def full(_: int) -> None:
@@ -328,18 +322,18 @@ def test_a_full_disk_is_told_with_what_to_do(
 
 
 @pytest.mark.parametrize("cut", range(0, 130, 13))
-def test_a_cut_last_line_is_taken_off(cut: int, tmp_path: Path) -> None:
+def test_partial_last_line_is_removed(cut: int, tmp_path: Path) -> None:
     """Wherever it was cut, what was whole before it stays, and new lines are whole."""
     file = tmp_path / "out.jsonl"
     with ResultsFile(file) as results:
         for name in ("a", "b"):
             results.append(LineResult(name, "completed", ("x" * 20,), cost=0.5))
     file.write_bytes(file.read_bytes()[:cut])
-    whole = file.read_bytes().count(b"\n")
+    complete = file.read_bytes().count(b"\n")
     with ResultsFile(file) as results:
-        assert len(results.load()) == whole
+        assert len(results.load()) == complete
         results.append(LineResult("c", "failed", error="no", kind="ServerFailed"))
-        assert list(results.load()) == [*("a", "b")[:whole], "c"]
+        assert list(results.load()) == [*("a", "b")[:complete], "c"]
 
 
 CHILD_SCRIPT = """
@@ -353,7 +347,7 @@ run_sync(run_batch(prompts, out, store_url=store, model=model, concurrency=3, le
 """
 
 
-async def test_a_killed_batch_goes_on_in_another_process(
+async def test_killed_batch_continues_in_another_process(
     batch: dict[str, Any], server: TestServer, tmp_path: Path
 ) -> None:
     """After a kill -9 only what was on its way is paid for again: at most a turn of each line."""

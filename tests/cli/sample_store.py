@@ -47,11 +47,11 @@ def serve_sample_store(path: Path) -> Iterator[TestServer]:
 
 async def _create_conversations(path: Path, model: str) -> None:
     async with await open_store(store_url(str(path))) as store:
-        kept = {"title": "harbour", "tags": ["ships"], "data": {MODEL_KEY: model}}
-        async with await Conversation.create(store, model, **kept) as talk:
-            await talk.send("My name is Ada.")
-            await talk.send("What is 2+3?")
-            await talk.undo()
-            await talk.send("What is my name?")
-            forked = await talk.fork(title="quay")
+        retained = {"title": "harbour", "tags": ["ships"], "data": {MODEL_KEY: model}}
+        async with await Conversation.create(store, model, **retained) as conversation:
+            await conversation.send("My name is Ada.")
+            await conversation.send("What is 2+3?")
+            await conversation.undo()
+            await conversation.send("What is my name?")
+            forked = await conversation.fork(title="quay")
             await forked.send("What is 3+4?")

@@ -74,7 +74,7 @@ def test_tokens_are_added_listed_and_revoked(store: str) -> None:
         (("revoke", "nobody"), 1, "there is no token 'nobody'"),
     ],
 )
-def test_mistakes_are_explained(
+def test_errors_name_the_remedy(
     store: str, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     """With one sentence and an exit code."""

@@ -222,7 +222,7 @@ def test_help_lists_every_command_and_loads_none_of_them() -> None:
 
 
 @pytest.mark.parametrize("first", COMMANDS)
-def test_every_command_can_answer_in_json_and_say_more(first: str) -> None:
+def test_every_command_has_json_and_verbose(first: str) -> None:
     """And its line in the list is the one of its own help."""
     for name, made in load_commands():
         if name.split()[0] == first:
@@ -303,15 +303,15 @@ def test_an_error_of_ours_is_one_line_and_a_hint() -> None:
     assert plain.stderr.splitlines()[1].startswith("Hint: ")
     assert len(plain.stderr.splitlines()) == 2
     assert "Traceback" in CliRunner().invoke(made, ["-v"]).stderr
-    told = json.loads(CliRunner().invoke(made, ["--json"]).stderr)
-    assert told == {
+    records = json.loads(CliRunner().invoke(made, ["--json"]).stderr)
+    assert records == {
         "error": "no key for openai",
         "kind": "CannotConnect",
-        "hint": told["hint"],
+        "hint": records["hint"],
     }
 
 
-def test_a_mistake_of_kedge_itself_is_told_without_quoting() -> None:
+def test_internal_error_is_reported_without_content() -> None:
     """Its words may hold anything, so they are shown only to those who ask with -v."""
     made = make_failing_command(ValueError("planted words"))
     plain = CliRunner().invoke(made)
@@ -358,9 +358,9 @@ def test_logs_are_shown_to_those_who_ask() -> None:
     environment = {"KEDGE_LOG_FORMAT": "json"}
     loud = CliRunner().invoke(group, ["-vv", "chat"], input="Hello\n", env=environment)
     assert loud.exit_code == 0
-    told = [json.loads(line) for line in loud.stderr.splitlines()]
-    assert any(each["message"].startswith("request sent") for each in told)
-    assert all(each["level"] != "debug" for each in told)
+    records = [json.loads(line) for line in loud.stderr.splitlines()]
+    assert any(each["message"].startswith("request sent") for each in records)
+    assert all(each["level"] != "debug" for each in records)
 
 
 def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,7 +380,7 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     assert done.stderr == ""
 
 
-def test_tables_align_and_leave_pipes_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_are_aligned_and_not_truncated_in_pipes(capsys: pytest.CaptureFixture[str]) -> None:
     """Columns are as wide as need be; only a terminal cuts the last one."""
     print_table(("a", "b"), [("1", "x" * 200), ("22", "multi\nline")])
     first, second, third = capsys.readouterr().out.splitlines()

@@ -69,7 +69,7 @@ def test_a_failed_line_is_an_exit_code(folder: Path) -> None:
     assert "2 of 3 completed, 1 failed\n  1 CannotConnect" in done.stdout
 
 
-def test_a_wrong_line_is_told_in_one_line(folder: Path) -> None:
+def test_invalid_line_is_reported_in_one_line(folder: Path) -> None:
     """With its number."""
     (folder / "prompts.jsonl").write_text("{}\n")
     done = run_batch()

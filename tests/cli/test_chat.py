@@ -57,14 +57,14 @@ def test_a_piped_conversation_remembers_and_shows_what_was_sent() -> None:
     assert done.returncode == 0
     assert "2+3 = 5." in done.stdout
     assert 'You said first: "What is 2+3?"' in done.stdout
-    told = [line for line in done.stdout.splitlines() if line.startswith("[chained")]
-    assert "no anchor, sent 1 of 1 block," in told[0]
-    assert "on resp_" in told[1]
-    assert "sent 1 of 3 blocks" in told[1]
+    statuses = [line for line in done.stdout.splitlines() if line.startswith("[chained")]
+    assert "no anchor, sent 1 of 1 block," in statuses[0]
+    assert "on resp_" in statuses[1]
+    assert "sent 1 of 3 blocks" in statuses[1]
     assert done.stderr == ""
 
 
-def test_text_that_is_not_utf_8_is_told_and_the_chat_goes_on() -> None:
+def test_invalid_utf_8_is_reported_and_chat_continues() -> None:
     """What cannot be sent is not guessed at."""
     done = subprocess.run(
         [*KEDGE, "chat"],
@@ -143,7 +143,7 @@ def test_errors_are_one_line_with_a_hint() -> None:
     assert hint.startswith("Hint: 'kedge doctor'")
 
 
-def test_an_error_in_the_middle_keeps_the_conversation() -> None:
+def test_conversation_is_usable_after_error() -> None:
     """A dead server is told, and the chat goes on to the next line."""
     model = "responses:http://ada:secret-words@127.0.0.1:9/v1?key=secret-words#x"
     done = invoke_chat("hi\n/show\n", "--model", model, code=1)
@@ -165,27 +165,27 @@ def test_a_message_without_an_answer_is_answered_later(kedge_server: TestServer)
     assert "no unanswered message" in done.stdout
 
 
-def test_ctrl_c_during_an_answer_keeps_the_conversation_usable() -> None:
+def test_conversation_is_usable_after_ctrl_c() -> None:
     """The message is taken back, and the next one is answered."""
-    talk = subprocess.Popen(
+    conversation = subprocess.Popen(
         [*KEDGE, "chat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
-    assert talk.stdin is not None
-    assert talk.stdout is not None
-    talk.stdin.write("My name is Ada.\nSlowly write 400 words.\n")
-    talk.stdin.flush()
-    for line in talk.stdout:
+    assert conversation.stdin is not None
+    assert conversation.stdout is not None
+    conversation.stdin.write("My name is Ada.\nSlowly write 400 words.\n")
+    conversation.stdin.flush()
+    for line in conversation.stdout:
         if line.startswith("> Slowly"):
             break
-    assert talk.stdout.read(3)
-    talk.send_signal(signal.SIGINT)
-    rest, _ = talk.communicate("What did I say last?\n", timeout=TIMEOUT)
+    assert conversation.stdout.read(3)
+    conversation.send_signal(signal.SIGINT)
+    rest, _ = conversation.communicate("What did I say last?\n", timeout=TIMEOUT)
     assert "interrupted" in rest
     assert 'You said last: "My name is Ada."' in rest
-    assert talk.returncode == 0
+    assert conversation.returncode == 0
 
 
-def test_a_named_conversation_goes_on_in_another_process() -> None:
+def test_named_conversation_continues_in_another_process() -> None:
     """The practice model remembers it, as a hosted provider does, and inspect predicts that."""
     assert "You said" in invoke_chat("My name is Ada.\n", "-c", "harbour").stdout
     assert predict("harbour", "What is my name?")["sent_blocks"] == 1
@@ -236,8 +236,8 @@ def test_undo_edit_and_fork_go_elsewhere_in_the_tree() -> None:
     assert "3+4 = 7." in done.stdout
     assert "now in the fork conv_" in done.stdout
     tree = done.stdout[done.stdout.index("> /tree") : done.stdout.index("> /show")]
-    for said in ("What is 2+3?", "What is my name?", "What is 3+4?"):
-        assert said in tree
+    for texts in ("What is 2+3?", "What is my name?", "What is 3+4?"):
+        assert texts in tree
     assert "├─" in tree
     shown = done.stdout[done.stdout.index("> /show") :]
     assert "What is 3+4?" in shown
@@ -245,7 +245,7 @@ def test_undo_edit_and_fork_go_elsewhere_in_the_tree() -> None:
     assert "usage: /edit TEXT" in shown
 
 
-def test_another_model_can_take_over() -> None:
+def test_another_model_can_continue() -> None:
     """With the whole conversation; a wrong one is refused, and the talk goes on with the old."""
     done = invoke_chat(
         "My name is Ada.\n/model\n/model oracle:x\n/model practice\nWhat is my name?\n"
@@ -255,7 +255,7 @@ def test_another_model_can_take_over() -> None:
     assert "Your name is Ada." in done.stdout
 
 
-def test_a_password_in_an_address_is_neither_shown_nor_kept(tmp_path: Path) -> None:
+def test_password_in_url_is_neither_printed_nor_stored(tmp_path: Path) -> None:
     """Not by /model, and not in the store."""
     address = "responses:http://ada:planted@127.0.0.1:9/v1#x"
     done = invoke_chat("/model\nhi\n", "--model", address, "-c", "harbour", code=1)

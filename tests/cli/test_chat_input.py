@@ -70,7 +70,7 @@ def test_keys_of_the_prompt(keys: PipeInput) -> None:
     assert read(keys, *typed, CTRL_D) == ["first\nsecond", "one\ntwo\nthree", "whole", "a\\b"]
 
 
-def test_ctrl_c_without_text_says_how_to_end(
+def test_ctrl_c_without_text_prints_how_to_end(
     keys: PipeInput, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It does not end the chat: it may be the second of two that were to stop an answer."""

@@ -40,10 +40,10 @@ def test_what_went_wrong_is_a_line() -> None:
 
 def test_a_refusal_is_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
     """And a line in brackets never stands behind half a sentence."""
-    teller = TextOutput()
-    teller.show_event(RefusalDelta("I cannot"))
-    teller.show_event(Healed("gone"))
-    teller.stop()
+    output = TextOutput()
+    output.show_event(RefusalDelta("I cannot"))
+    output.show_event(Healed("gone"))
+    output.stop()
     assert (
         capsys.readouterr().out
         == "I cannot\n[the server no longer had the earlier response; the full conversation was resent]\n"
@@ -67,11 +67,11 @@ def test_show_folds_and_unfolds(capsys: pytest.CaptureFixture[str]) -> None:
     assert "[tool call: " in brief
     assert "\x1b" not in brief
     print_blocks(blocks, full=True)
-    whole = capsys.readouterr().out
-    assert "Where is it?" in whole
-    assert "The sea.\nAll of it." in whole
-    assert "(encrypted)" in whole
-    assert "sealed" not in whole
+    text = capsys.readouterr().out
+    assert "Where is it?" in text
+    assert "The sea.\nAll of it." in text
+    assert "(encrypted)" in text
+    assert "sealed" not in text
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_show_folds_and_unfolds(capsys: pytest.CaptureFixture[str]) -> None:
         ("json:__name__", "has no function"),
     ],
 )
-def test_a_wrong_tool_is_refused_in_plain_words(path: str, words: str) -> None:
+def test_invalid_tool_is_rejected_with_message(path: str, words: str) -> None:
     """What is missing, and how a tool is named."""
     with pytest.raises(click.BadParameter, match=words):
         load_tool(path)

@@ -45,13 +45,13 @@ def test_no_secret_is_shown(options: list[str]) -> None:
 
 def test_json_has_everything(configured: Path) -> None:
     """Values in their types, sources and places."""
-    told = json.loads(CliRunner().invoke(command, ["--json"]).output)
-    assert told["file"] == str(configured)
-    assert told["exists"] is True
-    assert list(told["settings"]) == list(SETTINGS)
-    assert told["settings"]["serve.port"]["value"] == 9000
-    assert told["settings"]["model"]["source"] == "file"
-    assert told["settings"]["trace"] == {
+    report = json.loads(CliRunner().invoke(command, ["--json"]).output)
+    assert report["file"] == str(configured)
+    assert report["exists"] is True
+    assert list(report["settings"]) == list(SETTINGS)
+    assert report["settings"]["serve.port"]["value"] == 9000
+    assert report["settings"]["model"]["source"] == "file"
+    assert report["settings"]["trace"] == {
         "value": False,
         "source": "default",
         "place": "",
@@ -60,9 +60,7 @@ def test_json_has_everything(configured: Path) -> None:
     }
 
 
-def test_without_a_file_it_says_where_one_would_be(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """So that one can be made."""
     monkeypatch.delenv("KEDGE_CONFIG")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))

@@ -18,13 +18,13 @@ def test_every_shell_has_its_script(shell: str) -> None:
     """It asks kedge itself what there is."""
     plain = CliRunner().invoke(completion_command, [shell]).output
     assert f"{COMPLETE_VARIABLE}={shell}_complete" in plain
-    told = json.loads(CliRunner().invoke(completion_command, [shell, "--json"]).output)
-    assert told["shell"] == shell
-    assert told["script"].strip() == plain.strip()
+    report = json.loads(CliRunner().invoke(completion_command, [shell, "--json"]).output)
+    assert report["shell"] == shell
+    assert report["script"].strip() == plain.strip()
 
 
 @pytest.mark.parametrize("shell", [s for s in SHELLS if shutil.which(s)])
-def test_the_script_is_good_syntax(shell: str) -> None:
+def test_script_has_valid_syntax(shell: str) -> None:
     """Where the shell is here, it reads the script."""
     script = CliRunner().invoke(completion_command, [shell]).output
     done = subprocess.run([shell, "-n"], input=script, text=True, capture_output=True, check=False)

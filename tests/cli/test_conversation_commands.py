@@ -219,7 +219,7 @@ def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, alone: Path) -
     assert "[lost: the server no longer has this response]" in tree
 
 
-def test_inspect_tells_blocks_plan_and_savings() -> None:
+def test_inspect_prints_blocks_plan_and_savings() -> None:
     """Origin, response and tokens of each block; the anchor; what is sent; what is saved."""
     run_command("chat", "-c", "pier", stdin="My name is Ada.\nWhat is my name?\n")
     found = run_json("inspect", "pier", "--say", "And?")
@@ -242,12 +242,12 @@ def test_inspect_tells_blocks_plan_and_savings() -> None:
 def test_inspect_accepts_a_turn_or_a_chat_state(tmp_path: Path) -> None:
     """From a file; the plan is that of the next request."""
 
-    async def talk() -> tuple[Turn, bytes]:
+    async def chat() -> tuple[Turn, bytes]:
         async with connect("practice") as engine:
             answer = await Chat(engine).chat_with_state(None, "My name is Ada.")
             return await engine.run(Turn([system("Be brief."), user("Hello")])), answer.state
 
-    turn, state = run_sync(talk())
+    turn, state = run_sync(chat())
     (tmp_path / "turn.json").write_text(dumps(turn))
     (tmp_path / "state").write_bytes(state)
     found = run_json("inspect", str(tmp_path / "turn.json"), "--say", "And?", "--model", "practice")
@@ -270,7 +270,7 @@ def test_inspect_names_what_is_wrong_with_a_file(tmp_path: Path) -> None:
         run_sync(inspect_file(tmp_path / "none.json", "practice"))
 
 
-def test_inspect_tells_why_candidates_are_refused(server: TestServer) -> None:
+def test_inspect_prints_why_candidates_are_rejected(server: TestServer) -> None:
     """As seen from another provider, nothing holds, and each reason is in plain words."""
     plan = run_json("inspect", "harbour", "--model", "practice")["plan"]
     assert plan["anchor"] is None
@@ -294,7 +294,7 @@ def test_diff_compares_branches_and_moments(server: TestServer) -> None:
     assert run_command("diff", "harbour", "nowhere").exit_code == 1
 
 
-def test_fork_goes_on_from_any_place(server: TestServer) -> None:
+def test_fork_continues_from_any_position(server: TestServer) -> None:
     """Under a name of its own, with the same model, and all that came before."""
     made = run_json("fork", "harbour", "--at", "3", "--title", "pier")
     assert made["node"] == 3
@@ -447,7 +447,7 @@ def test_names_are_completed(server: TestServer, monkeypatch: pytest.MonkeyPatch
     assert complete_names(context, parameter, "") == []
 
 
-def test_delete_asks_and_leaves_the_others_whole(server: TestServer) -> None:
+def test_delete_asks_and_leaves_other_conversations(server: TestServer) -> None:
     """No answer is no; a fork keeps the blocks that it shares."""
     before = run_json("show", "quay")
     assert run_command("delete", "harbour").exit_code == 1

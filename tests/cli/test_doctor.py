@@ -39,9 +39,9 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def run_doctor(*words: str) -> tuple[Result, dict[str, dict[str, Any]]]:
     """Run it with --json: the result, and its checks by name."""
     result = CliRunner().invoke(command, ["--json", *words])
-    told = json.loads(result.stdout)
-    assert told["ok"] is (result.exit_code == 0)
-    return result, {check["name"]: check for check in told["checks"]}
+    report = json.loads(result.stdout)
+    assert report["ok"] is (result.exit_code == 0)
+    return result, {check["name"]: check for check in report["checks"]}
 
 
 def test_a_fresh_machine_is_fine() -> None:

@@ -142,7 +142,7 @@ def test_what_failed_on_its_way_can_be_resumed(folder: Path, kedge_server: TestS
         (["steps", "worst.toml"], "is not valid TOML"),
     ],
 )
-def test_what_cannot_be_run_is_told_in_one_line(
+def test_invalid_workflow_is_reported_in_one_line(
     arguments: list[str], words: str, folder: Path, kedge_server: TestServer
 ) -> None:
     """And nothing is sent."""
@@ -156,7 +156,7 @@ def test_what_cannot_be_run_is_told_in_one_line(
     assert not kedge_server.requests
 
 
-def test_every_event_has_its_words() -> None:
+def test_every_event_has_a_text() -> None:
     """What a terminal shows of a workflow on its way."""
     lines = [
         format_event(WorkflowStarted("wf_1", "refine", 4, resumed=True)),

@@ -51,8 +51,8 @@ def test_it_serves_only_the_api_until_a_signal(tmp_path: Path) -> None:
             f"{line['base_url']}/responses", json=body, verify=False, timeout=TIMEOUT
         )
         assert answer.json()["status"] == "completed"
-        told = httpx2.get(f"{line['url']}/metrics", verify=False, timeout=TIMEOUT).text
-        assert "responses_chained_mode_enabled 1.0" in told
+        metrics = httpx2.get(f"{line['url']}/metrics", verify=False, timeout=TIMEOUT).text
+        assert "responses_chained_mode_enabled 1.0" in metrics
         process.send_signal(signal.SIGTERM)
         out, log = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0
@@ -131,7 +131,7 @@ def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path
         (["--host", "203.0.113.1", "--token", "x", "--db", ":memory:"], 1, "cannot listen"),
     ],
 )
-def test_what_cannot_be_is_refused_in_plain_words(
+def test_invalid_options_are_rejected_with_message(
     options: list[str], code: int, words: str
 ) -> None:
     """With exit code 2 for a wrong use and 1 for a wrong world."""
@@ -141,7 +141,7 @@ def test_what_cannot_be_is_refused_in_plain_words(
     assert "Traceback" not in result.output
 
 
-def test_a_port_in_use_is_said_so() -> None:
+def test_port_in_use_is_reported() -> None:
     """And what to do about it."""
     with bind("127.0.0.1", 0) as listener:
         listener.listen()
@@ -151,7 +151,7 @@ def test_a_port_in_use_is_said_so() -> None:
     assert f"port {port} is in use" in result.output
 
 
-def test_the_page_is_shown_beside_the_api_and_talks_through_it(tmp_path: Path) -> None:
+def test_page_is_served_beside_api_and_uses_it(tmp_path: Path) -> None:
     """One process, one port; what is said on the page is kept in the store."""
     store = tmp_path / "kedge.db"
     with run_serve("--db", ":memory:", "--store", str(store)) as (process, line):
@@ -210,7 +210,7 @@ def test_only_loopback_is_local(host: str, local: bool) -> None:
         ("win32", "LOCALAPPDATA", "data/kedge/server.db"),
     ],
 )
-def test_the_database_lies_where_the_platform_keeps_data(
+def test_database_is_in_platform_data_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, platform: str, variable: str | None, place: str
 ) -> None:
     """On every system in its own place."""

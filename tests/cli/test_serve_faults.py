@@ -12,7 +12,7 @@ from kedge.cli.serve import command
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::"])  # noqa: S104 - refused is the point
-def test_an_address_that_others_can_reach_takes_no_faults(host: str) -> None:
+def test_public_address_rejects_faults(host: str) -> None:
     """Nobody else's client shall meet a server that is wrong on purpose."""
     run = CliRunner().invoke(
         command, ["--host", host, "--token", "secret", "--fault", "forget_all", "--db", ":memory:"]

@@ -21,7 +21,7 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestSe
     monkeypatch.setenv("KEDGE_CONFIG", str(tmp_path / "config.toml"))
     monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store.db"))
 
-    async def talk() -> None:
+    async def chat() -> None:
         engine = f"responses:{kedge_server.base_url}#practice"
         async with (
             await open_store(f"sqlite:///{tmp_path}/store.db") as store,
@@ -32,7 +32,7 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestSe
             kedge_server.forget()
             await conversation.send("Four")
 
-    run_sync(talk())
+    run_sync(chat())
 
 
 def run_stats(*options: str) -> Result:
@@ -73,7 +73,7 @@ def test_any_range_and_any_name(options: list[str], total: int, filled: None) ->
         assert "No requests in this range" in run_stats(*options).stdout
 
 
-def test_what_is_no_time_is_said_so(filled: None) -> None:
+def test_invalid_time_is_reported(filled: None) -> None:
     """With the ways to write one."""
     done = run_stats("--since", "tomorrow")
     assert done.exit_code == 2

@@ -68,7 +68,7 @@ def test_an_empty_variable_is_none(file: Path) -> None:
         ("[serve\n", "is not valid TOML"),
     ],
 )
-def test_a_wrong_file_is_one_line_that_names_the_place(file: Path, text: str, words: str) -> None:
+def test_invalid_file_is_reported_with_position(file: Path, text: str, words: str) -> None:
     """What is wrong, on which line, and what was probably meant."""
     file.write_text(text)
     with pytest.raises(InvalidSetting) as raised:
@@ -78,7 +78,7 @@ def test_a_wrong_file_is_one_line_that_names_the_place(file: Path, text: str, wo
     assert str(file) in str(raised.value)
 
 
-def test_a_file_that_cannot_be_read_is_said_so(file: Path) -> None:
+def test_unreadable_file_is_reported(file: Path) -> None:
     """A folder in its place, or bytes that are no text."""
     file.write_bytes(b"model = '\xff'")
     with pytest.raises(InvalidSetting, match="not UTF-8"):

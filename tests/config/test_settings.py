@@ -46,9 +46,7 @@ def test_the_store_is_a_file_or_an_address(monkeypatch: pytest.MonkeyPatch, tmp_
     assert store_url("postgresql://ada@db/kedge") == "postgresql://ada@db/kedge"
 
 
-def test_the_file_lies_where_the_platform_keeps_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_file_is_in_platform_config_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Or where KEDGE_CONFIG says; data lie apart from it."""
     monkeypatch.delenv("KEDGE_CONFIG", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

@@ -36,7 +36,7 @@ Connect = Callable[..., Engine]
 
 
 @pytest.fixture
-async def talk(store: Store, connected: Connect) -> Conversation:
+async def conversation(store: Store, connected: Connect) -> Conversation:
     """A conversation that has just begun."""
     return await Conversation.create(store, connected(), title="A talk")
 
@@ -46,12 +46,12 @@ def node_kinds(nodes: Any) -> list[str]:
     return [node.kind for node in nodes]
 
 
-async def test_a_conversation_goes_on_where_it_was(
-    store: Store, talk: Conversation, kedge_server: TestServer, connected: Connect
+async def test_reopened_conversation_continues(
+    store: Store, conversation: Conversation, kedge_server: TestServer, connected: Connect
 ) -> None:
     """Opened again, it sends only what is new, on the response that is in the store."""
-    await talk.send("My name is Ada.")
-    again = await Conversation.open(store, talk.id, connected())
+    await conversation.send("My name is Ada.")
+    again = await Conversation.open(store, conversation.id, connected())
     reply = await again.send("What is my name?")
     assert reply.text == "Your name is Ada."
     assert reply.plan
@@ -75,31 +75,31 @@ async def test_a_conversation_goes_on_where_it_was(
 
 
 async def test_a_stream_ends_with_a_reply_that_is_in_the_store(
-    store: Store, talk: Conversation
+    store: Store, conversation: Conversation
 ) -> None:
     """Deltas come as they are made; the reply only at the end."""
-    async with talk.stream("Count to 5") as stream:
+    async with conversation.stream("Count to 5") as stream:
         with pytest.raises(KedgeError, match="not ended"):
             _ = stream.reply
         events = [event async for event in stream]
     text = "".join(event.delta for event in events if isinstance(event, TextDelta))
     assert text == stream.reply.text == "1 2 3 4 5"
     assert isinstance(events[-1], TurnFinished)
-    assert (await store.conversation(talk.id)).head == stream.reply.node
-    (row,) = await talk.responses()
+    assert (await store.conversation(conversation.id)).head == stream.reply.node
+    (row,) = await conversation.responses()
     assert row.first_token_seconds is not None
     assert 0 <= row.first_token_seconds <= row.seconds
 
 
 async def test_the_question_is_durable_before_it_is_sent(
-    store: Store, talk: Conversation, kedge_server: TestServer, connected: Connect
+    store: Store, conversation: Conversation, kedge_server: TestServer, connected: Connect
 ) -> None:
     """If the server fails, the question is there, visibly without an answer, and can be resumed."""
     kedge_server.faults.set("status=500")
     with pytest.raises(KedgeError):
-        await talk.send("What is 2+3?")
+        await conversation.send("What is 2+3?")
     kedge_server.faults.clear()
-    again = await Conversation.open(store, talk.id, connected())
+    again = await Conversation.open(store, conversation.id, connected())
     assert len(again.turn) == 0
     (asked,) = await again.pending()
     assert (await store.load(again.row, asked.id)).blocks == (user("What is 2+3?"),)
@@ -113,12 +113,12 @@ async def test_the_question_is_durable_before_it_is_sent(
 
 
 async def test_two_who_answer_at_once_both_keep_their_answer(
-    store: Store, talk: Conversation, connected: Connect
+    store: Store, conversation: Conversation, connected: Connect
 ) -> None:
     """The loser is told; its answer is a node already saved, and can be gone on from."""
-    await talk.send("My name is Ada.")
-    other = await Conversation.open(store, talk.id, connected())
-    await talk.send("What is 1+1?")
+    await conversation.send("My name is Ada.")
+    other = await Conversation.open(store, conversation.id, connected())
+    await conversation.send("What is 1+1?")
     with pytest.raises(HeadConflict) as conflict:
         await other.send("What is 2+2?")
     fork = await other.fork(at=conflict.value.node)
@@ -173,47 +173,49 @@ async def test_turns_of_one_object_queue_or_conflict(store: Store, connected: Co
         await Conversation.open(store, plain.id, connected(), concurrent=cast("Any", "wait"))
 
 
-async def test_a_fork_goes_on_from_any_response(store: Store, talk: Conversation) -> None:
+async def test_fork_continues_from_any_response(store: Store, conversation: Conversation) -> None:
     """By the provider's id, a node or a block; and chains on that response."""
-    await talk.send("My name is Ada.")
-    await talk.send("What is 1+1?")
-    first, _ = await talk.responses()
-    fork = await talk.fork(at=first.provider_response_id, title="Another way")
+    await conversation.send("My name is Ada.")
+    await conversation.send("What is 1+1?")
+    first, _ = await conversation.responses()
+    fork = await conversation.fork(at=first.provider_response_id, title="Another way")
     reply = await fork.send("What is my name?")
     assert reply.plan
     assert reply.plan.previous_response_id == first.provider_response_id
-    assert (fork.title, len(fork.turn), len(talk.turn)) == ("Another way", 4, 4)
-    middle = await talk.fork(at=talk.turn[2].id)
-    assert middle.turn.blocks == talk.turn.blocks[:3]
+    assert (fork.title, len(fork.turn), len(conversation.turn)) == ("Another way", 4, 4)
+    middle = await conversation.fork(at=conversation.turn[2].id)
+    assert middle.turn.blocks == conversation.turn.blocks[:3]
     assert (await middle.send("And 2+2?")).text
     with pytest.raises(NotInStore):
-        await talk.fork(at="resp_nothing")
+        await conversation.fork(at="resp_nothing")
 
 
-async def test_undo_edit_and_regenerate_leave_history(store: Store, talk: Conversation) -> None:
+async def test_undo_edit_and_regenerate_leave_history(
+    store: Store, conversation: Conversation
+) -> None:
     """Each goes elsewhere in the tree, and nothing is lost."""
-    await talk.send("My name is Ada.")
-    await talk.send("What is my name?")
-    was = talk.head
-    await talk.undo()
-    assert len(talk.turn) == 2
-    await talk.edit(talk.turn[0].id, "My name is Bob.")
-    assert (await talk.send("What is my name?")).text == "Your name is Bob."
-    first = talk.head
-    again = await talk.regenerate()
-    assert (again.text, len(talk.turn)) == ("Your name is Bob.", 4)
+    await conversation.send("My name is Ada.")
+    await conversation.send("What is my name?")
+    was = conversation.head
+    await conversation.undo()
+    assert len(conversation.turn) == 2
+    await conversation.edit(conversation.turn[0].id, "My name is Bob.")
+    assert (await conversation.send("What is my name?")).text == "Your name is Bob."
+    first = conversation.head
+    again = await conversation.regenerate()
+    assert (again.text, len(conversation.turn)) == ("Your name is Bob.", 4)
     assert again.node != first
-    tree = {node.id: node for node in await store.tree(talk.row)}
+    tree = {node.id: node for node in await store.tree(conversation.row)}
     assert {was, first, again.node} <= tree.keys()
     assert tree[first].parent == tree[again.node].parent
-    assert "Ada" in str((await store.load(talk.row, was)).blocks)
-    await talk.undo()
-    await talk.undo()
-    assert talk.turn[0] == user("My name is Ada.")
-    await talk.undo()
+    assert "Ada" in str((await store.load(conversation.row, was)).blocks)
+    await conversation.undo()
+    await conversation.undo()
+    assert conversation.turn[0] == user("My name is Ada.")
+    await conversation.undo()
     with pytest.raises(NotInStore, match="nothing to undo"):
-        await talk.undo()
-    assert await talk.pending() == []
+        await conversation.undo()
+    assert await conversation.pending() == []
 
 
 async def check_same_as_opened(conversation: Conversation, engine: Engine) -> None:
@@ -280,33 +282,33 @@ async def test_every_verb_leads_to_what_opening_again_loads(
         assert children == [each for each in tree if each.parent == node.id]
 
 
-async def test_undo_goes_back_over_many_steps_of_one_question(
-    store: Store, talk: Conversation
+async def test_undo_covers_all_steps_of_one_question(
+    store: Store, conversation: Conversation
 ) -> None:
     """The question may be far before the head, after many calls of tools."""
-    await talk.append("First.")
-    before = step = await store.node(talk.row, talk.head)
+    await conversation.append("First.")
+    before = step = await store.node(conversation.row, conversation.head)
     for number in range(40):
         step = await store.append(
-            talk.row,
+            conversation.row,
             step,
             [assistant(f"Step {number}.")],
             kind="results" if number else "asked",
             head=step.id,
         )
-    await talk.refresh()
-    assert len(talk.turn) == 41
-    await talk.undo()
-    assert (talk.head, len(talk.turn)) == (before.id, 1)
+    await conversation.refresh()
+    assert len(conversation.turn) == 41
+    await conversation.undo()
+    assert (conversation.head, len(conversation.turn)) == (before.id, 1)
 
 
 async def test_a_long_conversation_loads_its_blocks_when_they_are_needed(
-    store: Store, talk: Conversation, connected: Connect, monkeypatch: pytest.MonkeyPatch
+    store: Store, conversation: Conversation, connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What needs no block loads none; the Turn of a handle whose head moves meanwhile is that of the new head."""
     monkeypatch.setattr("kedge.conversation.conversation.MAX_LOADED_BLOCKS", 1)
-    await talk.send("My name is Ada.")
-    opened = await Conversation.open(store, talk.id, connected())
+    await conversation.send("My name is Ada.")
+    opened = await Conversation.open(store, conversation.id, connected())
     fork = await opened.fork()
     await opened.undo()
     assert repr(opened).endswith("0 blocks>")
@@ -328,22 +330,22 @@ async def test_a_long_conversation_loads_its_blocks_when_they_are_needed(
 
 
 async def test_what_was_undone_is_redone(
-    store: Store, talk: Conversation, kedge_server: TestServer, connected: Connect
+    store: Store, conversation: Conversation, kedge_server: TestServer, connected: Connect
 ) -> None:
     """Step by step in one object; a conversation that was opened again takes the newest branch."""
-    await talk.send("My name is Ada.")
-    first = talk.head
-    await talk.send("What is my name?")
-    older = talk.head
-    await talk.regenerate()
-    newer = talk.head
-    await talk.goto(older)
-    await talk.undo()
-    await talk.undo()
-    assert (await talk.redo()).head == first
-    again = await Conversation.open(store, talk.id, connected())
-    assert (await talk.redo()).head == older
-    await talk.goto(first)
+    await conversation.send("My name is Ada.")
+    first = conversation.head
+    await conversation.send("What is my name?")
+    older = conversation.head
+    await conversation.regenerate()
+    newer = conversation.head
+    await conversation.goto(older)
+    await conversation.undo()
+    await conversation.undo()
+    assert (await conversation.redo()).head == first
+    again = await Conversation.open(store, conversation.id, connected())
+    assert (await conversation.redo()).head == older
+    await conversation.goto(first)
     assert (await again.redo()).head == newer
     with pytest.raises(NotInStore, match="nothing to redo"):
         await again.redo()
@@ -355,71 +357,71 @@ async def test_what_was_undone_is_redone(
 
 
 async def test_blocks_are_inserted_removed_replaced_and_truncated(
-    talk: Conversation, kedge_server: TestServer
+    conversation: Conversation, kedge_server: TestServer
 ) -> None:
     """Each is a node of its own; what is sent next chains on what is unchanged."""
-    await talk.send("My name is Ada.")
-    await talk.send("My ship is the Erebus.")
-    one, two, three, four = talk.turn.blocks
-    await talk.insert(2, "My dog is Rex.", user("My cat is Tom."))
-    assert [b.text for b in talk.turn[2:4]] == ["My dog is Rex.", "My cat is Tom."]  # pyright: ignore[reportAttributeAccessIssue]
-    await talk.remove(talk.turn[2].id, three.id, four.id)
-    assert talk.turn.blocks == (one, two, user("My cat is Tom."))
-    await talk.replace(talk.turn[2].id, "My cat is Kit.")
-    reply = await talk.send("What is my cat?")
+    await conversation.send("My name is Ada.")
+    await conversation.send("My ship is the Erebus.")
+    one, two, three, four = conversation.turn.blocks
+    await conversation.insert(2, "My dog is Rex.", user("My cat is Tom."))
+    assert [b.text for b in conversation.turn[2:4]] == ["My dog is Rex.", "My cat is Tom."]  # pyright: ignore[reportAttributeAccessIssue]
+    await conversation.remove(conversation.turn[2].id, three.id, four.id)
+    assert conversation.turn.blocks == (one, two, user("My cat is Tom."))
+    await conversation.replace(conversation.turn[2].id, "My cat is Kit.")
+    reply = await conversation.send("What is my cat?")
     assert reply.text == "Your cat is Kit."
     assert kedge_server.requests[-1].body["previous_response_id"] == two.response_id
-    await talk.truncate(two.id)
-    assert talk.turn.blocks == (one, two)
-    await talk.truncate(-1)
-    assert talk.turn.blocks == (one,)
-    assert node_kinds(await talk.path())[-2:] == ["edited", "edited"]
-    assert len(await talk.tree()) == len(await talk.path()) == 12
+    await conversation.truncate(two.id)
+    assert conversation.turn.blocks == (one, two)
+    await conversation.truncate(-1)
+    assert conversation.turn.blocks == (one,)
+    assert node_kinds(await conversation.path())[-2:] == ["edited", "edited"]
+    assert len(await conversation.tree()) == len(await conversation.path()) == 12
 
 
-async def test_the_head_goes_to_any_position(talk: Conversation) -> None:
+async def test_goto_moves_head_to_any_position(conversation: Conversation) -> None:
     """A node, a response or a block; what differs there is shown without going."""
-    first = await talk.send("My name is Ada.")
-    second = await talk.send("What is my name?")
-    assert (await talk.diff(first.node)).removed == talk.turn.blocks[2:]
-    await talk.goto(first.response_id)
-    assert talk.head == first.node
-    assert (await talk.diff(second.response_id)).added == second.turn.blocks[2:]
-    fork = await talk.fork()
+    first = await conversation.send("My name is Ada.")
+    second = await conversation.send("What is my name?")
+    assert (await conversation.diff(first.node)).removed == conversation.turn.blocks[2:]
+    await conversation.goto(first.response_id)
+    assert conversation.head == first.node
+    assert (await conversation.diff(second.response_id)).added == second.turn.blocks[2:]
+    fork = await conversation.fork()
     await fork.edit(fork.turn[0].id, "My name is Bob.")
-    assert (await talk.diff(fork)).added == (fork.turn[0],)
-    await talk.goto(str(second.node))
-    await talk.goto(talk.turn[2].id)
-    assert talk.turn.blocks == second.turn.blocks[:3]
+    assert (await conversation.diff(fork)).added == (fork.turn[0],)
+    await conversation.goto(str(second.node))
+    await conversation.goto(conversation.turn[2].id)
+    assert conversation.turn.blocks == second.turn.blocks[:3]
     for nowhere in (1 << 70, 0, "resp_nothing", "9" * 30):
         with pytest.raises(NotInStore):
-            await talk.goto(nowhere)
+            await conversation.goto(nowhere)
 
 
 async def test_a_question_is_asked_again_as_it_was_edited(
-    store: Store, talk: Conversation, kedge_server: TestServer
+    store: Store, conversation: Conversation, kedge_server: TestServer
 ) -> None:
     """What was taken out of a conversation does not come back by asking again."""
-    await talk.send("My name is Ada.")
-    await talk.send("What is my name?")
-    edited = await talk.edit(talk.turn.blocks[0].id, "My name is Bo.")
-    assert (await talk.regenerate()).text == "Your name is Bo."
+    await conversation.send("My name is Ada.")
+    await conversation.send("What is my name?")
+    edited = await conversation.edit(conversation.turn.blocks[0].id, "My name is Bo.")
+    assert (await conversation.regenerate()).text == "Your name is Bo."
     first = (kedge_server.requests[-1].context or [{}])[0]
     assert "My name is Bo." in str(first)
-    assert [block.kind for block in talk.turn.blocks] == ["user", "assistant"] * 2
-    assert (await talk.regenerate()).text == "Your name is Bo."
-    await talk.undo()
-    assert talk.head == edited.id
+    assert [block.kind for block in conversation.turn.blocks] == ["user", "assistant"] * 2
+    assert (await conversation.regenerate()).text == "Your name is Bo."
+    await conversation.undo()
+    assert conversation.head == edited.id
 
 
 async def test_what_was_added_is_a_question_too(store: Store, connected: Connect) -> None:
     """A conversation that begins with a question answers it, and answers it again."""
-    talk = await Conversation.create(store, connected(), blocks=["What is 2+3?"])
+    conversation = await Conversation.create(store, connected(), blocks=["What is 2+3?"])
     with pytest.raises(NotInStore, match="has no question"):
         await (await Conversation.create(store, connected())).regenerate()
-    assert (await talk.send()).text == "2+3 = 5."
-    assert (await talk.regenerate()).text == "2+3 = 5."
-    assert len(talk.turn) == 2
+    assert (await conversation.send()).text == "2+3 = 5."
+    assert (await conversation.regenerate()).text == "2+3 = 5."
+    assert len(conversation.turn) == 2
 
 
 async def test_tools_are_steps_of_the_tree(store: Store, connected: Connect) -> None:
@@ -428,56 +430,56 @@ async def test_tools_are_steps_of_the_tree(store: Store, connected: Connect) -> 
 
     async def add(a: int, b: int) -> int:
         """Add two numbers."""
-        seen.append(node_kinds(await store.tree(talk.row)))
+        seen.append(node_kinds(await store.tree(conversation.row)))
         return a + b
 
-    talk = await Conversation.create(store, connected(), tools=[add])
-    reply = await talk.send("Please call add with a=2 and b=3")
+    conversation = await Conversation.create(store, connected(), tools=[add])
+    reply = await conversation.send("Please call add with a=2 and b=3")
     assert "5" in reply.text
     assert seen == [["root", "asked", "answered"]]
-    tree = await store.tree(talk.row)
+    tree = await store.tree(conversation.row)
     assert node_kinds(tree) == ["root", "asked", "answered", "results", "answered"]
     ((name, node),) = await store.database.read(
         lambda tx: tx.rows("SELECT name, node FROM tool_runs")
     )
     assert (name, node) == ("add", tree[3].id)
-    again = await Conversation.open(store, talk.id, connected(), tools=[add])
+    again = await Conversation.open(store, conversation.id, connected(), tools=[add])
     assert again.plan("Thanks").delta_blocks == 1
 
 
-async def test_a_key_runs_once(talk: Conversation, kedge_server: TestServer) -> None:
+async def test_a_key_runs_once(conversation: Conversation, kedge_server: TestServer) -> None:
     """Asked again, the answer that is there comes back, and nothing is sent."""
-    first = await talk.send("What is 2+3?", key="k1")
+    first = await conversation.send("What is 2+3?", key="k1")
     sent = len(kedge_server.requests)
-    second = await talk.send("What is 2+3?", key="k1")
+    second = await conversation.send("What is 2+3?", key="k1")
     assert (second.text, second.node, second.stored) == (first.text, first.node, True)
     assert second.usage == first.usage
-    assert (len(kedge_server.requests), len(talk.turn)) == (sent, 2)
+    assert (len(kedge_server.requests), len(conversation.turn)) == (sent, 2)
     with pytest.raises(KeyReused):
-        await talk.send("What is 2+4?", key="k1")
+        await conversation.send("What is 2+4?", key="k1")
 
 
 async def test_a_turn_elsewhere_moves_the_head_only_with_its_answer(
-    store: Store, talk: Conversation, kedge_server: TestServer
+    store: Store, conversation: Conversation, kedge_server: TestServer
 ) -> None:
     """Where none comes, the conversation stands where it stood."""
-    first = await talk.send("My name is Ada.")
-    second = await talk.send("My name is Bo.")
+    first = await conversation.send("My name is Ada.")
+    second = await conversation.send("My name is Bo.")
     kedge_server.faults.set("status=500", times=1)
     with pytest.raises(KedgeError):
-        await talk.send("What is my name?", at=first.node)
-    assert (await store.conversation(talk.id)).head == talk.head == second.node
-    third = await talk.send("What is my name?", at=first.node)
+        await conversation.send("What is my name?", at=first.node)
+    assert (await store.conversation(conversation.id)).head == conversation.head == second.node
+    third = await conversation.send("What is my name?", at=first.node)
     assert third.text == "Your name is Ada."
-    assert (await store.conversation(talk.id)).head == talk.head == third.node
+    assert (await store.conversation(conversation.id)).head == conversation.head == third.node
 
 
 async def test_a_key_asked_by_many_at_once_runs_once(
-    store: Store, talk: Conversation, kedge_server: TestServer, connected: Connect
+    store: Store, conversation: Conversation, kedge_server: TestServer, connected: Connect
 ) -> None:
     """All of them get the same answer."""
     replies: list[Any] = []
-    others = [await Conversation.open(store, talk.id, connected()) for _ in range(4)]
+    others = [await Conversation.open(store, conversation.id, connected()) for _ in range(4)]
 
     async def ask(each: Conversation) -> None:
         replies.append(await each.send("What is 2+3?", key="k1"))
@@ -490,52 +492,54 @@ async def test_a_key_asked_by_many_at_once_runs_once(
     assert len(kedge_server.requests) == 1
 
 
-async def test_a_key_whose_runner_died_is_taken_over(
-    store: Store, talk: Conversation, kedge_server: TestServer
+async def test_expired_claim_is_taken_over(
+    store: Store, conversation: Conversation, kedge_server: TestServer
 ) -> None:
     """From its node: the question is not stored twice, also for a key of version 0.1."""
     about = hashlib.sha256(canonical_json(user("What is 2+3?")) or b"").digest()
-    claim = await store.claim(talk.row, "k", about=about, owner="dead", lease=30)
+    claim = await store.claim(conversation.row, "k", about=about, owner="dead", lease=30)
     assert claim.is_owner
-    await store.renew(talk.row, "k", owner="dead", lease=0)  # as if its lease had run out
-    node = (await store.load(talk.row)).node
-    asked = await store.append(talk.row, node, [user("What is 2+3?")], kind="asked", asked_for="k")
-    reply = await talk.send("What is 2+3?", key="k")
+    await store.renew(conversation.row, "k", owner="dead", lease=0)  # as if its lease had run out
+    node = (await store.load(conversation.row)).node
+    asked = await store.append(
+        conversation.row, node, [user("What is 2+3?")], kind="asked", asked_for="k"
+    )
+    reply = await conversation.send("What is 2+3?", key="k")
     assert reply.text == "2+3 = 5."
-    tree = await store.tree(talk.row)
+    tree = await store.tree(conversation.row)
     assert [(n.kind, n.parent) for n in tree[1:]] == [("asked", node.id), ("answered", asked.id)]
 
 
 async def test_a_key_that_lost_the_race_for_the_head_runs_again_from_the_new_head(
-    store: Store, talk: Conversation, kedge_server: TestServer, connected: Connect
+    store: Store, conversation: Conversation, kedge_server: TestServer, connected: Connect
 ) -> None:
     """Its answer is on another branch, so it is no answer of the conversation."""
-    other = await Conversation.open(store, talk.id, connected())
+    other = await Conversation.open(store, conversation.id, connected())
     await other.send("My name is Ada.")
     with pytest.raises(HeadConflict):
-        await talk.send("What is my name?", key="k")
+        await conversation.send("What is my name?", key="k")
     sent = len(kedge_server.requests)
     with pytest.raises(HeadConflict):  # it would lose again, so nothing is sent
-        await talk.send("What is my name?", key="k")
+        await conversation.send("What is my name?", key="k")
     assert len(kedge_server.requests) == sent
-    await talk.refresh()
-    reply = await talk.send("What is my name?", key="k")
+    await conversation.refresh()
+    reply = await conversation.send("What is my name?", key="k")
     assert (reply.text, reply.stored) == ("Your name is Ada.", False)
-    assert reply.node == talk.head == (await store.conversation(talk.id)).head
-    assert (await talk.send("What is my name?", key="k")).stored
+    assert reply.node == conversation.head == (await store.conversation(conversation.id)).head
+    assert (await conversation.send("What is my name?", key="k")).stored
 
 
 async def test_a_reply_that_was_stored_brings_the_handle_up_to_the_head(
-    store: Store, talk: Conversation, connected: Connect
+    store: Store, conversation: Conversation, connected: Connect
 ) -> None:
     """The next message is sent with the context of the stored exchange, and of what followed."""
-    other = await Conversation.open(store, talk.id, connected())
+    other = await Conversation.open(store, conversation.id, connected())
     first = await other.send("My name is Ada.", key="k")
     await other.send("My ship is the Erebus.")
-    reply = await talk.send("My name is Ada.", key="k")
+    reply = await conversation.send("My name is Ada.", key="k")
     assert (reply.stored, reply.node) == (True, first.node)
-    assert (talk.head, len(talk.turn)) == (other.head, 4)
-    assert (await talk.send("What is my name?")).text == "Your name is Ada."
+    assert (conversation.head, len(conversation.turn)) == (other.head, 4)
+    assert (await conversation.send("What is my name?")).text == "Your name is Ada."
 
 
 @pytest.mark.parametrize(
@@ -547,14 +551,14 @@ async def test_a_reply_that_was_stored_brings_the_handle_up_to_the_head(
         {"mode": "stateless"},
     ],
 )
-async def test_a_key_belongs_to_one_request(talk: Conversation, changed: Any) -> None:
+async def test_a_key_belongs_to_one_request(conversation: Conversation, changed: Any) -> None:
     """Another model, setting or schema is another request; how it is delivered is not."""
-    await talk.send("What is 2+3?", key="k", temperature=0.1)
-    assert (await talk.send("What is 2+3?", key="k", temperature=0.1)).stored
-    async with talk.stream("What is 2+3?", key="k", temperature=0.1) as stream:
+    await conversation.send("What is 2+3?", key="k", temperature=0.1)
+    assert (await conversation.send("What is 2+3?", key="k", temperature=0.1)).stored
+    async with conversation.stream("What is 2+3?", key="k", temperature=0.1) as stream:
         assert (await stream.finish()).stored
     with pytest.raises(KeyReused):
-        await talk.send("What is 2+3?", key="k", **{"temperature": 0.1, **changed})
+        await conversation.send("What is 2+3?", key="k", **{"temperature": 0.1, **changed})
 
 
 @pytest.mark.parametrize(
@@ -574,9 +578,9 @@ async def test_retention_holds_at_once(
     store: Store, kedge_server: TestServer, connected: Connect
 ) -> None:
     """In the handle that created the conversation, and for anchors found in the index."""
-    talk = await Conversation.create(store, connected(), retention=0.001)
-    await talk.send("My name is Ada.")
-    reply = await talk.send("What is my name?")
+    conversation = await Conversation.create(store, connected(), retention=0.001)
+    await conversation.send("My name is Ada.")
+    reply = await conversation.send("What is my name?")
     assert reply.text == "Your name is Ada."
     assert "previous_response_id" not in kedge_server.requests[-1].body
 
@@ -594,35 +598,35 @@ async def test_a_middleware_that_swallows_events_does_not_prevent_saving(
                 if isinstance(event, TurnFinished):
                     yield event
 
-    talk = await Conversation.create(store, connected(), middleware=[Quiet])
-    await talk.send("My name is Ada.")
-    assert "asked" in node_kinds(await store.tree(talk.row))
+    conversation = await Conversation.create(store, connected(), middleware=[Quiet])
+    await conversation.send("My name is Ada.")
+    assert "asked" in node_kinds(await store.tree(conversation.row))
 
 
 async def test_a_failed_turn_gives_its_key_back(
-    talk: Conversation, kedge_server: TestServer
+    conversation: Conversation, kedge_server: TestServer
 ) -> None:
     """The same key then goes on with the same question."""
     kedge_server.faults.set("status=500")
     with pytest.raises(KedgeError):
-        await talk.send("What is 2+3?", key="k")
+        await conversation.send("What is 2+3?", key="k")
     kedge_server.faults.clear()
-    assert (await talk.send("What is 2+3?", key="k")).text == "2+3 = 5."
-    assert await talk.pending() == []
+    assert (await conversation.send("What is 2+3?", key="k")).text == "2+3 = 5."
+    assert await conversation.pending() == []
 
 
-async def test_a_lost_response_is_marked_and_the_conversation_goes_on(
-    store: Store, talk: Conversation, kedge_server: TestServer
+async def test_lost_response_is_marked_and_resent(
+    store: Store, conversation: Conversation, kedge_server: TestServer
 ) -> None:
     """Once, with its reason; the healing is written down, and the next anchor is used."""
-    await talk.send("My name is Ada.")
+    await conversation.send("My name is Ada.")
     kedge_server.forget()
-    reply = await talk.send("What is my name?")
+    reply = await conversation.send("What is my name?")
     assert reply.text == "Your name is Ada."
-    first, second = await talk.responses()
+    first, second = await conversation.responses()
     assert (first.status, first.lost_reason) == ("lost", "gone")
     assert (second.healed, second.reason, second.anchor) == ("gone", "gone", "")
-    assert (await talk.send("What is 1+1?")).plan.previous_response_id == (  # type: ignore[union-attr]
+    assert (await conversation.send("What is 1+1?")).plan.previous_response_id == (  # type: ignore[union-attr]
         second.provider_response_id
     )
     rows = await store.database.read(lambda tx: tx.rows("SELECT kind, reason FROM incidents"))
@@ -633,22 +637,22 @@ async def test_an_expired_anchor_is_not_tried(
     store: Store, kedge_server: TestServer, connected: Connect
 ) -> None:
     """Past the retention of the conversation everything is sent, without asking the server."""
-    talk = await Conversation.create(store, connected(), retention=0.001)
-    await talk.send("My name is Ada.")
-    again = await Conversation.open(store, talk.id, connected())
+    conversation = await Conversation.create(store, connected(), retention=0.001)
+    await conversation.send("My name is Ada.")
+    again = await Conversation.open(store, conversation.id, connected())
     reply = await again.send("What is my name?")
     assert reply.text == "Your name is Ada."
     assert (await again.responses())[-1].reason == "expired"
     assert len(kedge_server.requests) == 2
 
 
-async def test_nothing_is_kept_with_the_provider_when_so_asked(
+async def test_stateless_mode_stores_nothing_with_provider(
     store: Store, kedge_server: TestServer, connected: Connect
 ) -> None:
     """A stateless conversation sends store=false, and keeps encrypted reasoning here."""
-    talk = await Conversation.create(store, connected(), mode="stateless")
-    await talk.send("Think about 2+3")
-    again = await Conversation.open(store, talk.id, connected())
+    conversation = await Conversation.create(store, connected(), mode="stateless")
+    await conversation.send("Think about 2+3")
+    again = await Conversation.open(store, conversation.id, connected())
     await again.send("What is 2+3?")
     assert [request.body["store"] for request in kedge_server.requests] == [False, False]
     assert [row.stored for row in await again.responses()] == [False, False]
@@ -672,90 +676,96 @@ async def test_a_rebuilt_turn_chains_again(store: Store, connected: Connect) -> 
     assert reply.plan.is_full
 
 
-async def test_a_blocked_message_was_never_said(store: Store, connected: Connect) -> None:
+async def test_blocked_message_is_not_stored(store: Store, connected: Connect) -> None:
     """What a guard changed is stored as changed: the store sees what the server sees."""
-    talk = await Conversation.create(store, connected(), middleware=[guard(redact("secret"))])
-    await talk.send("The secret is out.")
+    conversation = await Conversation.create(
+        store, connected(), middleware=[guard(redact("secret"))]
+    )
+    await conversation.send("The secret is out.")
     bodies = await store.database.read(lambda tx: tx.rows("SELECT body FROM blocks"))
     assert "secret" not in str(bodies)
 
 
-async def test_a_refused_request_is_written_down(talk: Conversation) -> None:
+async def test_a_refused_request_is_written_down(conversation: Conversation) -> None:
     """With its status and the server's words, as a node beside the question."""
     with pytest.raises(RequestRefused):
-        await talk.send("Hello", temperature=99)
-    (row,) = await talk.responses()
+        await conversation.send("Hello", temperature=99)
+    (row,) = await conversation.responses()
     assert (row.status, row.provider_response_id) == ("refused", "")
     assert "temperature" in row.error
-    assert (await talk.send("What is 2+3?")).text == "2+3 = 5."
+    assert (await conversation.send("What is 2+3?")).text == "2+3 = 5."
 
 
-async def test_another_branch_is_summed_up(talk: Conversation) -> None:
+async def test_another_branch_is_summed_up(conversation: Conversation) -> None:
     """As a block that says what it stands for."""
-    await talk.send("My name is Ada.")
-    fork = await talk.fork()
+    await conversation.send("My name is Ada.")
+    fork = await conversation.fork()
     await fork.send("My ship is the Erebus.")
-    await talk.merge_summary_of(fork)
-    assert talk.turn[-1].metadata["summary"] == 4
-    await talk.merge_summary_of(fork.head)
-    assert talk.turn[-1].metadata["summary"] == 2
+    await conversation.merge_summary_of(fork)
+    assert conversation.turn[-1].metadata["summary"] == 4
+    await conversation.merge_summary_of(fork.head)
+    assert conversation.turn[-1].metadata["summary"] == 2
 
 
-async def test_its_name_and_its_tags(store: Store, talk: Conversation) -> None:
+async def test_its_name_and_its_tags(store: Store, conversation: Conversation) -> None:
     """Renamed, tagged and archived, as the list shows."""
-    await talk.rename("Weather")
-    await talk.tag("work", "home")
-    await talk.untag("home")
-    await talk.archive()
+    await conversation.rename("Weather")
+    await conversation.tag("work", "home")
+    await conversation.untag("home")
+    await conversation.archive()
     assert await Conversation.list(store) == []
     (row,) = await Conversation.list(store, archived=True, tag="work")
     assert (row.title, row.tags, row.archived) == ("Weather", ("work",), True)
 
 
-async def read_first_text(talk: Conversation) -> str:
+async def read_first_text(conversation: Conversation) -> str:
     """Stop a turn at its first text, which is returned."""
-    async with talk.stream("Count to 500") as stream:
+    async with conversation.stream("Count to 500") as stream:
         async for event in stream:
             if isinstance(event, TextDelta):
                 return event.delta
     raise AssertionError("the stream ended without a text")
 
 
-async def test_a_stream_left_early_leaves_the_question(store: Store, talk: Conversation) -> None:
+async def test_a_stream_left_early_leaves_the_question(
+    store: Store, conversation: Conversation
+) -> None:
     """The head stays; the partial answer is a cancelled node beside the path, which is no anchor."""
-    received = await read_first_text(talk)
-    assert (await store.conversation(talk.id)).head == talk.head
-    (asked,) = await talk.pending()
+    received = await read_first_text(conversation)
+    assert (await store.conversation(conversation.id)).head == conversation.head
+    (asked,) = await conversation.pending()
     assert asked.kind == "asked"
-    (stopped,) = await talk.responses()
+    (stopped,) = await conversation.responses()
     assert (stopped.status, stopped.record, stopped.error) == ("cancelled", None, "")
-    loaded = await store.load(talk.row, stopped.node)
+    loaded = await store.load(conversation.row, stopped.node)
     assert loaded.blocks == (user("Count to 500"), assistant(received))
     assert loaded.state.anchors == ()
-    assert (await talk.resume()).text.startswith("1 2 3")
-    assert [each.status for each in await talk.responses()] == ["cancelled", "completed"]
+    assert (await conversation.resume()).text.startswith("1 2 3")
+    assert [each.status for each in await conversation.responses()] == ["cancelled", "completed"]
 
 
 async def test_a_partial_answer_is_sent_if_the_user_continues_from_it(
-    store: Store, talk: Conversation
+    store: Store, conversation: Conversation
 ) -> None:
     """In full, because it is no anchor; a message at the head does not send it."""
-    await read_first_text(talk)
-    (stopped,) = await talk.responses()
-    reply = await talk.send("How many messages?", at=stopped.node)
+    await read_first_text(conversation)
+    (stopped,) = await conversation.responses()
+    reply = await conversation.send("How many messages?", at=stopped.node)
     assert [block.kind for block in reply.turn.blocks] == ["user", "assistant"] * 2
     assert reply.plan
     assert (reply.plan.anchor, reply.plan.delta_blocks) == (None, 3)
 
 
-async def test_a_stored_question_can_be_streamed_again(talk: Conversation) -> None:
+async def test_a_stored_question_can_be_streamed_again(conversation: Conversation) -> None:
     """With ``restart`` from the question, although an answer is stored by now."""
-    first = await talk.send("What is 2+3?")
-    (question,) = [node.id for node in await talk.store.tree(talk.row) if node.kind == "asked"]
-    async with talk.stream_resume(question) as stream:
+    first = await conversation.send("What is 2+3?")
+    (question,) = [
+        node.id for node in await conversation.store.tree(conversation.row) if node.kind == "asked"
+    ]
+    async with conversation.stream_resume(question) as stream:
         assert [type(event) async for event in stream] == [TurnFinished]
     assert (stream.reply.node, stream.reply.stored) == (first.node, True)
-    async with talk.stream_resume(question, restart=True) as stream:
+    async with conversation.stream_resume(question, restart=True) as stream:
         await stream.finish()
     assert stream.reply.text == first.text
     assert stream.reply.node != first.node
@@ -763,9 +773,9 @@ async def test_a_stored_question_can_be_streamed_again(talk: Conversation) -> No
 
 async def test_what_an_answer_cost_is_written_down(store: Store) -> None:
     """By the current prices; the built-in model has one, and it is nothing."""
-    async with await Conversation.create(store, "practice") as talk:
-        await talk.send("Hello")
-        (row,) = await talk.responses()
+    async with await Conversation.create(store, "practice") as conversation:
+        await conversation.send("Hello")
+        (row,) = await conversation.responses()
     assert (row.provider, row.model, row.cost) == ("practice", "practice", 0.0)
 
 

@@ -26,10 +26,10 @@ async def test_a_response_id_goes_all_the_way(
 ) -> None:
     """From the bytes of the stream to the outcome, the record, the row, another process, the wire."""
     store.keep_bodies = True
-    talk = await Conversation.create(store, connected())
-    async with talk.stream("My name is Ada.") as stream:
+    conversation = await Conversation.create(store, connected())
+    async with conversation.stream("My name is Ada.") as stream:
         finished = [event async for event in stream if isinstance(event, AnswerFinished)]
-    (exchange,) = await store.exchanges(talk.row)
+    (exchange,) = await store.exchanges(conversation.row)
     on_the_wire = {
         json.loads(line.removeprefix("data: "))["response"]["id"]
         for line in exchange.reply.decode().splitlines()
@@ -39,15 +39,21 @@ async def test_a_response_id_goes_all_the_way(
     assert on_the_wire == {outcome.response_id}
     record = get_state(finished[0].turn).anchor(outcome.response_id)
     assert record
-    (row,) = await talk.responses()
+    (row,) = await conversation.responses()
     assert row.provider_response_id == outcome.response_id
     assert row.record == record
-    command = [sys.executable, str(HERE / "reopen.py"), store_url, kedge_server.base_url, talk.id]
+    command = [
+        sys.executable,
+        str(HERE / "reopen.py"),
+        store_url,
+        kedge_server.base_url,
+        conversation.id,
+    ]
     done = await anyio.run_process(command, check=False)
     assert done.stdout == b"Your name is Ada.", done.stderr
     assert kedge_server.requests[-1].body["previous_response_id"] == outcome.response_id
     assert len(kedge_server.requests[-1].body["input"]) == 1
-    first, second = await talk.responses()
+    first, second = await conversation.responses()
     assert second.anchor == first.provider_response_id == outcome.response_id
 
 
@@ -68,24 +74,24 @@ async def talk_without_id(
     store: Store, connected: Connect, kedge_server: TestServer
 ) -> Conversation:
     """A conversation whose first answer had no id."""
-    talk = await Conversation.create(store, connected())
+    conversation = await Conversation.create(store, connected())
     kedge_server.faults.set("omit_response_id", times=1)
-    await talk.send("My name is Ada.")
-    return talk
+    await conversation.send("My name is Ada.")
+    return conversation
 
 
 async def test_bodies_are_kept_when_asked_for(
     store: Store, connected: Connect, kedge_server: TestServer
 ) -> None:
     """Requests and replies as they were, refused ones too, each up to a bound; otherwise nothing."""
-    talk = await Conversation.create(store, connected())
-    await talk.send("What is 2+3?")
-    assert await store.exchanges(talk.row) == []
+    conversation = await Conversation.create(store, connected())
+    await conversation.send("What is 2+3?")
+    assert await store.exchanges(conversation.row) == []
     store.keep_bodies, store.body_bytes = True, 300
-    await talk.send("What is 1+1?")
+    await conversation.send("What is 1+1?")
     kedge_server.forget()
-    await talk.send("And 2+2?")
-    plain, refused, healed = await store.exchanges(talk.row)
+    await conversation.send("And 2+2?")
+    plain, refused, healed = await store.exchanges(conversation.row)
     assert b"What is 1+1?" in plain.request
     assert (plain.status, len(plain.reply)) == (200, 300)
     assert (refused.status, healed.status) == (400, 200)
@@ -99,25 +105,25 @@ async def test_four_processes_on_the_same_conversations(
     """Nothing is lost or doubled; every conversation has one head, and every answer one row."""
     with create_schema(postgres_url) as url:
         async with await open_store(url) as store:
-            talks = [(await store.create(f"Talk {number}")).id for number in range(2)]
+            conversations = [(await store.create(f"Talk {number}")).id for number in range(2)]
             shared = (await store.create("Shared")).id
             command = [sys.executable, str(HERE / "worker.py"), url, kedge_server.base_url]
-            command += [str(WORKERS), str(ITEMS), shared, *talks]
+            command += [str(WORKERS), str(ITEMS), shared, *conversations]
             done = await anyio.run_process(command, check=False)
             assert done.returncode == 0, done.stderr.decode()
             lost = [int(line) for line in done.stdout.split()]
             assert len(lost) == WORKERS
             expected = sorted(f"worker w{w} item {i}" for w in range(WORKERS) for i in range(ITEMS))
-            for name in talks:
+            for name in conversations:
                 row = await store.conversation(name)
                 turn = (await store.load(row)).turn()
-                said = [block.text for block in turn if block.kind == "user"]  # type: ignore[attr-defined]
-                assert sorted(said) == expected
+                texts = [block.text for block in turn if block.kind == "user"]  # type: ignore[attr-defined]
+                assert sorted(texts) == expected
                 assert [block.kind for block in turn] == ["user", "assistant"] * len(expected)
             row = await store.conversation(shared)
             assert len((await store.load(row)).blocks) == 2
             responses = await store.responses()
-            assert len(responses) == 1 + len(talks) * len(expected) + sum(lost)
+            assert len(responses) == 1 + len(conversations) * len(expected) + sum(lost)
             assert len({row.provider_response_id for row in responses}) == len(responses)
             posted = [each for each in kedge_server.requests if each.method == "POST"]
             assert len(posted) == len(responses)

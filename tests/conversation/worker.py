@@ -25,9 +25,9 @@ async def send_items(
         reply = await common.send("What is 2+3?", key="once")
         assert reply.text == "2+3 = 5."
         for item in range(items):
-            for talk in conversations:
+            for conversation_id in conversations:
                 while True:
-                    conversation = await Conversation.open(store, talk, engine)
+                    conversation = await Conversation.open(store, conversation_id, engine)
                     try:
                         await conversation.send(f"worker {name} item {item}")
                     except HeadConflict:

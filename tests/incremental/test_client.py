@@ -190,9 +190,7 @@ def test_errors_reach_the_program_unchanged(server: TestServer, client: OpenAI) 
     assert ask(client, history, "Two").output_text
 
 
-def test_the_clients_own_retry_goes_out_as_written(
-    server: TestServer, make_client: MakeClient
-) -> None:
+def test_retry_of_client_is_sent_unchanged(server: TestServer, make_client: MakeClient) -> None:
     """After a chained attempt failed, the SDK repeats the request of the program."""
     client = chain(make_client(max_retries=2), trust="always")
     history: list[Any] = []

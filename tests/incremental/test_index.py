@@ -184,7 +184,7 @@ def test_a_store_and_an_index_exclude_each_other() -> None:
         chain(client, store=":memory:", index=MemoryIndex())
 
 
-def test_a_database_that_goes_away_costs_only_chaining() -> None:
+def test_lost_database_costs_only_chaining() -> None:
     """Requests go out as written, and nothing is raised."""
     with serve() as server, run_server() as database:
         index = StoreIndex(database.url)

@@ -52,7 +52,7 @@ def test_halves_of_characters_and_odd_numbers_are_elements(element: str) -> None
 
 
 @given(objects, st.lists(json_values(), min_size=1, max_size=5), indents, st.data())
-def test_a_slice_keeps_the_rest_of_the_body(
+def test_slice_retains_rest_of_body(
     members: dict[str, Any], items: list[Any], indent: int | None, data: st.DataObject
 ) -> None:
     """Only the array shrinks and the new member appears; order and spelling of the rest stay."""

@@ -46,7 +46,7 @@ class Program:
         self.history += [item.model_dump(exclude_none=True) for item in response.output]
         return response
 
-    def talk(self, count: int, *, streaming: bool) -> None:
+    def chat(self, count: int, *, streaming: bool) -> None:
         """Send messages of ordinary length."""
         for number in range(count):
             self.send(ORDINARY.format(number), streaming=streaming)
@@ -81,7 +81,7 @@ def test_an_honest_server_is_soon_chained_on(streaming: bool, usage: str) -> Non
     """By its counts, or where the answers are streamed by the items it lists; nothing is sent twice."""
     server = MemoryServer(usage=usage, hidden_prompt=300)
     with run_program(server) as program:
-        program.talk(10, streaming=streaming)
+        program.chat(10, streaming=streaming)
         assert (program.wrong, len(server.bodies)) == (0, 10)
         assert all(program.chained[4:])
         assert program.report.healed == {}
@@ -91,7 +91,7 @@ def test_a_stream_of_a_server_that_lists_nothing_is_never_chained() -> None:
     """A stream is not held back for a verdict, so its counts come too late."""
     server = MemoryServer(lists=False)
     with run_program(server) as program:
-        program.talk(5, streaming=True)
+        program.chat(5, streaming=True)
         assert not any(program.chained)
         assert program.report.passed_through == {"no_history": 1, "untrusted": 4}
 
@@ -109,14 +109,14 @@ def test_a_probe_that_found_nothing_is_repeated_after_a_delay_that_doubles() -> 
             return fetch(path)
 
         server._fetch = count  # pyright: ignore[reportPrivateUsage]
-        program.talk(4, streaming=True)
+        program.chat(4, streaming=True)
         assert probes == 1
         program.clock.now += BASE_COOLDOWN
-        program.talk(2, streaming=True)
+        program.chat(2, streaming=True)
         assert probes == 2
         server.lists = True
         program.clock.now += 2 * BASE_COOLDOWN
-        program.talk(2, streaming=True)
+        program.chat(2, streaming=True)
         assert program.chained[-1]
 
 
@@ -125,7 +125,7 @@ def test_a_gateway_without_memory_never_shows_a_wrong_answer(streaming: bool) ->
     """It stores nothing and repeats the requested id."""
     server = MemoryServer(stores=False)
     with run_program(server) as program:
-        program.talk(6, streaming=streaming)
+        program.chat(6, streaming=streaming)
         assert program.wrong == 0
         assert sum(program.chained) == (0 if streaming else 1)
         if not streaming:
@@ -138,12 +138,12 @@ def test_counts_that_contradict_a_probe_end_chaining(streaming: bool) -> None:
     """The server lists every item and lets the model read none: one streamed answer is flagged."""
     server = MemoryServer(cap=0)
     with run_program(server) as program:
-        program.talk(8, streaming=streaming)
+        program.chat(8, streaming=streaming)
         assert program.wrong == program.report.lost == (1 if streaming else 0)
         assert sum(program.chained) == 1
         assert program.report.passed_through["forgot"] >= 4
         program.clock.now += BASE_COOLDOWN
-        program.talk(3, streaming=True)
+        program.chat(3, streaming=True)
         assert program.wrong <= 1
 
 
@@ -152,7 +152,7 @@ def test_the_cap_of_a_chain_is_learned(streaming: bool) -> None:
     """The count falls short by the oldest exchange."""
     server = MemoryServer(cap=4)
     with run_program(server) as program:
-        program.talk(14, streaming=streaming)
+        program.chat(14, streaming=streaming)
         assert program.wrong == program.report.lost == (1 if streaming else 0)
         assert sum(program.chained) >= 4
 
@@ -163,7 +163,7 @@ def test_without_usable_counts_a_probe_decides(usage: str, stores: bool) -> None
     """A server that counts only new tokens, or a constant, contradicts it and is not chained on."""
     server = MemoryServer(usage=usage, stores=stores)
     with run_program(server) as program:
-        program.talk(6, streaming=False)
+        program.chat(6, streaming=False)
         assert program.wrong == 0
         assert sum(program.chained) <= 2 or usage == "none"
         assert all(program.chained[1:]) == (stores and usage == "none")
@@ -174,11 +174,11 @@ def test_a_server_that_never_stores_is_learned_once(streaming: bool) -> None:
     """One rejected request, then none until the delay is over."""
     server = MemoryServer(stores=False, rejects_unknown=True)
     with run_program(server, trust="always") as program:
-        program.talk(6, streaming=streaming)
+        program.chat(6, streaming=streaming)
         assert (program.wrong, len(server.bodies)) == (0, 7)
         assert program.report.passed_through["never_stores"] == 4
         program.clock.now += BASE_COOLDOWN
-        program.talk(1, streaming=streaming)
+        program.chat(1, streaming=streaming)
         assert len(server.bodies) == 9
 
 
@@ -186,7 +186,7 @@ def test_a_response_that_the_server_did_not_store_is_no_anchor() -> None:
     """`"store": false` in a response costs no rejected request."""
     server = MemoryServer(stores=False, rejects_unknown=True, reports_unstored=True)
     with run_program(server, trust="always") as program:
-        program.talk(4, streaming=False)
+        program.chat(4, streaming=False)
         assert (program.wrong, len(server.bodies)) == (0, 4)
 
 
@@ -194,7 +194,7 @@ def test_after_a_restart_older_responses_are_not_tried_one_by_one() -> None:
     """An edit that leads back to an older response costs no further rejected request."""
     server = MemoryServer(rejects_unknown=True)
     with run_program(server, trust="always") as program:
-        program.talk(4, streaming=False)
+        program.chat(4, streaming=False)
         server.restart()
         program.send("Five", streaming=False)
         assert program.report.healed == {"rejected": 1}
@@ -226,7 +226,7 @@ def test_an_id_that_is_issued_twice_is_no_anchor(streaming: bool) -> None:
 
 @STREAMING
 @pytest.mark.parametrize("echo", ["null", "late"])
-def test_a_wrong_echo_disproves_at_any_time(streaming: bool, echo: str) -> None:
+def test_wrong_echo_disproves_at_any_time(streaming: bool, echo: str) -> None:
     """At the start of an answer, or only at its end; the answer is no anchor."""
     server = MemoryServer(echo=echo, stores=False)
     with run_program(server, trust="always") as program:
@@ -243,7 +243,7 @@ def test_evidence_is_shared_through_the_index() -> None:
     """A second client chains at once on what the first one proved."""
     server, index = MemoryServer(lists=False), MemoryIndex()
     with run_program(server, index) as program:
-        program.talk(6, streaming=False)
+        program.chat(6, streaming=False)
         assert program.chained[-1]
         url, before = str(program.client.base_url), len(server.bodies)
         with OpenAI(base_url=url, api_key="k", max_retries=0) as other:

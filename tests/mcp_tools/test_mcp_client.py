@@ -223,7 +223,7 @@ def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         ("https://user:secret@mcp.example.com:8000/mcp?key=1", "mcp_example_com"),
     ],
 )
-def test_the_prefix_comes_from_the_command_or_the_address(server: Any, name: str) -> None:
+def test_prefix_is_derived_from_command_or_url(server: Any, name: str) -> None:
     """It names the program that a launcher starts, or the host; secrets are not part of it."""
     address = parse_address(server)
     assert address.default_name == name

@@ -20,7 +20,7 @@ def test_fields_go_along_as_attributes(caplog: pytest.LogCaptureFixture) -> None
     assert record.funcName == "test_fields_go_along_as_attributes"
 
 
-def test_a_level_that_nobody_wants_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_disabled_level_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Below the level nothing is made."""
     caplog.set_level(logging.WARNING, "kedge.test")
     get_logger("kedge.test").debug("never")

@@ -136,7 +136,7 @@ def test_only_our_own_loggers_are_shown(written: io.StringIO) -> None:
     assert written.getvalue() == ""
 
 
-def test_asking_again_replaces_the_first(written: io.StringIO) -> None:
+def test_second_call_replaces_handler(written: io.StringIO) -> None:
     """A record is never written twice."""
     log_to_stderr("info", "text", written)
     log_to_stderr("info", "json", written)
@@ -199,15 +199,17 @@ async def test_every_record_of_a_run_has_its_ids(practice: Engine, written: io.S
     assert len(set(answers)) == 2
 
 
-async def test_a_kept_conversation_names_itself(practice: Engine, written: io.StringIO) -> None:
+async def test_stored_conversation_is_bound_to_records(
+    practice: Engine, written: io.StringIO
+) -> None:
     """Every record of its engine has its id, and what the store took is measured."""
     reset()
     log_to_stderr("debug", "json", written)
     async with await open_store("sqlite://:memory:") as store:
         talking = await Conversation.create(store, practice)
         await talking.send("Hello")
-    told = [each for each in parse_lines(written) if each["logger"].startswith("kedge.engines")]
-    assert {each["conversation_id"] for each in told} == {talking.id}
+    records = [each for each in parse_lines(written) if each["logger"].startswith("kedge.engines")]
+    assert {each["conversation_id"] for each in records} == {talking.id}
     assert {labels[0][1] for labels in snapshot()["store_duration_seconds"]} >= {"read", "write"}
 
 
@@ -230,11 +232,11 @@ async def test_two_runs_at_once_keep_their_ids_apart(
     between = [each for each in lines if each["logger"] == "kedge.between"]
     assert between
     assert all("conversation_id" not in each for each in between)
-    told = {each["conversation_id"] for each in lines if each["logger"] == "kedge.engines"}
-    assert told == {"one", "two"}
+    records = {each["conversation_id"] for each in lines if each["logger"] == "kedge.engines"}
+    assert records == {"one", "two"}
 
 
-async def test_a_failure_is_told_with_its_ids(written: io.StringIO) -> None:
+async def test_failure_is_logged_with_ids(written: io.StringIO) -> None:
     """A server that is not there."""
     log_to_stderr("error", "json", written)
     async with connect("responses:http://127.0.0.1:9/v1#x", max_retries=0) as engine:

@@ -74,7 +74,7 @@ def test_openmetrics_is_given_to_those_who_ask_for_it() -> None:
     assert list(parse_openmetrics(opened.decode()))
 
 
-def test_labels_are_bounded_in_words_and_number() -> None:
+def test_labels_are_bounded_in_length_and_number() -> None:
     """A server's codes are words of its own: a sentence, or one code too many, becomes ``other``."""
     for code in ("rate_limit", "Please call Ada on 555-1234", "x" * 49, 'a"b\n', ""):
         count("responses_rejected_total", code=code)
@@ -88,8 +88,8 @@ def test_labels_are_bounded_in_words_and_number() -> None:
     assert "rate_limit" in codes
     assert OTHER in codes
     assert len(codes) <= MAX_SERIES + 1
-    told = scrape_values()["responses_rejected_total", (("code", OTHER),)]
-    assert told == 4 + 2 * MAX_SERIES - (len(codes) - 2)
+    rejected = scrape_values()["responses_rejected_total", (("code", OTHER),)]
+    assert rejected == 4 + 2 * MAX_SERIES - (len(codes) - 2)
 
 
 def test_the_table_can_join_another_registry() -> None:

@@ -15,7 +15,7 @@ from kedge.turns import (
 
 def test_every_kind_of_block_has_its_form() -> None:
     """Roles and parts; what the model did in one go is one message."""
-    told = to_messages(
+    messages = to_messages(
         [
             system("Be brief.", role="developer"),
             user(["Look:", image("https://example.com/a.png")]),
@@ -25,22 +25,22 @@ def test_every_kind_of_block_has_its_form() -> None:
             tool_result("call_1", "2"),
         ]
     )
-    assert [message["role"] for message in told] == ["developer", "user", "assistant", "tool"]
-    assert told[1]["parts"] == [{"type": "text", "content": "Look:"}, {"type": "image"}]
-    assert told[2]["parts"] == [
+    assert [message["role"] for message in messages] == ["developer", "user", "assistant", "tool"]
+    assert messages[1]["parts"] == [{"type": "text", "content": "Look:"}, {"type": "image"}]
+    assert messages[2]["parts"] == [
         {"type": "reasoning", "content": "Hm."},
         {"type": "text", "content": "I call."},
         {"type": "tool_call", "id": "call_1", "name": "add", "arguments": {"a": 1}},
     ]
-    assert told[3]["parts"] == [{"type": "tool_call_response", "id": "call_1", "response": "2"}]
+    assert messages[3]["parts"] == [{"type": "tool_call_response", "id": "call_1", "response": "2"}]
 
 
-def test_what_cannot_be_read_is_told_as_it_is() -> None:
+def test_unreadable_content_is_passed_unchanged() -> None:
     """Arguments that are no JSON stay text; an item that nobody knows is named only."""
     broken = tool_call("add", "{broken", call_id="call_1")
-    (told,) = to_messages([broken, opaque({"type": "web_search_call", "query": "private"})])
-    assert told["parts"][0]["arguments"] == "{broken"
-    assert "private" not in str(told["parts"][1])
+    (messages,) = to_messages([broken, opaque({"type": "web_search_call", "query": "private"})])
+    assert messages["parts"][0]["arguments"] == "{broken"
+    assert "private" not in str(messages["parts"][1])
 
 
 def test_instructions_are_parts_of_their_own() -> None:

@@ -41,8 +41,8 @@ class RecordingHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record down, also as those who look at its members see it."""
-        whole = f"{record.__dict__!r} {record.exc_info!r}"
-        for text in (JsonFormatter().format(record), TextFormatter().format(record), whole):
+        output = f"{record.__dict__!r} {record.exc_info!r}"
+        for text in (JsonFormatter().format(record), TextFormatter().format(record), output):
             self.lines.append((record.name, text))
 
 
@@ -113,7 +113,7 @@ async def run_store(address: str, folder: Path) -> None:
     logging.getLogger("kedge.mine").error("%s", raised.value, exc_info=raised.value)
 
 
-async def test_no_secret_is_logged_by_a_whole_run(logged: RecordingHandler, tmp_path: Path) -> None:
+async def test_run_logs_no_secret(logged: RecordingHandler, tmp_path: Path) -> None:
     """Client and server in one process, with everything that goes wrong in between."""
     with serve(token=KEY) as server:
         await run_conversation(server.base_url, KEY)
@@ -141,5 +141,5 @@ async def test_no_secret_is_logged_by_a_whole_run(logged: RecordingHandler, tmp_
     }
     leaks = [(name, text) for name, text in logged.lines for key in KEYS if key in text]
     assert leaks == []
-    told = [(name, text) for name, text in logged.lines for said in CONTENT if said in text]
-    assert [each for each in told if each[0].startswith("kedge")] == []
+    quoted = [(name, text) for name, text in logged.lines for content in CONTENT if content in text]
+    assert [each for each in quoted if each[0].startswith("kedge")] == []

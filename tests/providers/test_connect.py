@@ -36,7 +36,7 @@ from kedge.turns import Turn, user
         ("anthropic:claude-opus-4-8", "set ANTHROPIC_API_KEY"),
     ],
 )
-def test_what_is_missing_is_said_in_one_line(
+def test_missing_package_is_reported_in_one_line(
     model: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A missing key, an unknown name or half an address tells what to set."""
@@ -136,7 +136,7 @@ def test_whose_account_pays_is_part_of_the_scope(monkeypatch: pytest.MonkeyPatch
     assert get_scope("xai:grok-4") == elsewhere
 
 
-def test_other_servers_are_not_told_who_pays_at_openai(
+def test_organization_is_sent_to_openai_only(
     kedge_server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client would send its organisation everywhere; Kedge sends it only where it was asked to."""
@@ -144,11 +144,11 @@ def test_other_servers_are_not_told_who_pays_at_openai(
     address = f"responses:{kedge_server.base_url}#practice"
     run_sync(connect(address).run(Turn([user("Hello")])))
     run_sync(connect(address, organization="org-2").run(Turn([user("Hello")])))
-    told = [each.headers.get("openai-organization") for each in kedge_server.requests]
-    assert told == [None, "org-2"]
+    sent_headers = [each.headers.get("openai-organization") for each in kedge_server.requests]
+    assert sent_headers == [None, "org-2"]
 
 
-def test_other_servers_are_not_told_the_headers_meant_for_openai(
+def test_openai_headers_are_sent_to_openai_only(
     kedge_server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client would send them everywhere; what the caller gives goes out all the same."""
@@ -157,20 +157,20 @@ def test_other_servers_are_not_told_the_headers_meant_for_openai(
     address = f"responses:{kedge_server.base_url}#practice"
     for settings in ({}, {"api_key": "sk-abc"}, {"default_headers": {"X-Mine": "mine"}}):
         run_sync(connect(address, **settings).run(Turn([user("Hello")])))
-    told = [each.headers for each in kedge_server.requests]
-    assert not any("gate-1" in each.values() or "theirs" in each.values() for each in told)
-    assert [each["authorization"] for each in told] == [
+    sent_headers = [each.headers for each in kedge_server.requests]
+    assert not any("gate-1" in each.values() or "theirs" in each.values() for each in sent_headers)
+    assert [each["authorization"] for each in sent_headers] == [
         "Bearer none",
         "Bearer sk-abc",
         "Bearer none",
     ]
-    assert [each.get("x-mine") for each in told] == [None, None, "mine"]
+    assert [each.get("x-mine") for each in sent_headers] == [None, None, "mine"]
     monkeypatch.setenv("OPENAI_BASE_URL", kedge_server.base_url)
     run_sync(connect("openai:practice", api_key="sk-abc").run(Turn([user("Hello")])))
     assert kedge_server.requests[-1].headers["x-gateway"] == "gate-1"
 
 
-def test_a_key_is_taken_without_its_line_end_or_not_at_all(kedge_server: TestServer) -> None:
+def test_key_is_stripped_of_line_end(kedge_server: TestServer) -> None:
     """A key read from a file works; one that no server can have given is refused, unquoted."""
     address = f"responses:{kedge_server.base_url}#practice"
     run_sync(connect(address, api_key="sk-abc\n").run(Turn([user("Hello")])))
@@ -180,7 +180,7 @@ def test_a_key_is_taken_without_its_line_end_or_not_at_all(kedge_server: TestSer
     assert "sk-ab" not in str(caught.value)
 
 
-async def test_a_password_in_an_address_goes_as_a_header() -> None:
+async def test_password_in_url_is_sent_as_header() -> None:
     """It is the account, as browsers have it, and no part of the scope's or the request's address."""
     seen = list[tuple[str, str]]()
 
@@ -222,7 +222,7 @@ async def test_a_password_in_an_address_goes_as_a_header() -> None:
         ("[::]:9", "http://127.0.0.1:9/v1"),
     ],
 )
-def test_ollama_is_found_where_its_own_variable_says(
+def test_ollama_host_variable_is_used(
     host: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In every form that Ollama itself understands."""
@@ -234,7 +234,7 @@ def test_ollama_is_found_where_its_own_variable_says(
     assert engine.scope.startswith("ollama/")
 
 
-def test_anthropic_is_found_where_its_own_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_anthropic_variables_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Key and address, with or without the path; the account is part of the scope."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-1")
     engine = connect("anthropic:claude-opus-4-8")

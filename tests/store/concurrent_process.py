@@ -60,11 +60,13 @@ class Process:
     async def append(self) -> None:
         row, node = await self._pick()
         text = f"text of {self.seed}: {self.rng.random()}"
-        kept = self.rng.choice([node.length, max(0, node.length - 1), 0])
-        shared = [self.rng.choice(SHARED)] if not kept else []
+        retained = self.rng.choice([node.length, max(0, node.length - 1), 0])
+        shared = [self.rng.choice(SHARED)] if not retained else []
         blocks = [user(text), *shared, assistant("answer")]
         head = self.rng.choice([None, node.id])
-        made = await self.store.append(row, node, blocks, kept=kept, head=head, accounts=TELEMETRY)
+        made = await self.store.append(
+            row, node, blocks, kept=retained, head=head, accounts=TELEMETRY
+        )
         self.handles.append((row, made))
 
     async def send(self) -> None:

@@ -25,8 +25,8 @@ async def write_until_killed(url: str, out: int) -> None:
         node = (await store.load(row)).node
         for number in range(1_000_000):
             blocks = [user(f"question {number}"), assistant(f"answer {number} " * 20)]
-            kept = node.length - 1 if number % 7 == 6 else node.length
-            node = await store.append(row, node, blocks, kept=kept, head=node.id)
+            retained = node.length - 1 if number % 7 == 6 else node.length
+            node = await store.append(row, node, blocks, kept=retained, head=node.id)
             os.write(out, f"{row.id} {node.id} {node.length}\n".encode())
             if number % 20 == 19:
                 other = await store.create("To be deleted")

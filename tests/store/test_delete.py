@@ -59,7 +59,7 @@ async def test_blocks_that_others_use_stay(store: Store) -> None:
     assert await count_rows(store, "blocks", "links", "nodes") == [0, 0, 0]
 
 
-async def test_a_fork_keeps_what_it_stands_on(store: Store) -> None:
+async def test_fork_retains_shared_history_after_delete(store: Store) -> None:
     """And nothing more: what the deleted one said later, and what was cut off, is gone."""
     row, nodes = await create_conversation(store, 4)
     fork = await store.fork(row, nodes[2].id)
@@ -79,7 +79,7 @@ async def test_a_fork_keeps_what_it_stands_on(store: Store) -> None:
     assert await count_rows(store, *TABLES) == [0] * len(TABLES)
 
 
-async def test_a_deleted_fork_takes_nothing_with_it(store: Store) -> None:
+async def test_deleted_fork_leaves_shared_history(store: Store) -> None:
     """The conversation that it came from is as it was."""
     row, nodes = await create_conversation(store, 3)
     fork = await store.fork(row, nodes[1].id)

@@ -78,7 +78,7 @@ async def test_no_method_accepts_the_row_of_a_deleted_conversation(store: Store)
     assert await store.verify() == []
 
 
-def test_every_method_that_takes_a_row_is_covered() -> None:
+def test_every_method_with_a_row_is_covered() -> None:
     """A method that is added to the store is added here."""
     methods = {
         name

@@ -67,7 +67,7 @@ async def test_what_was_imported_exports_the_same(store: Store) -> None:
     assert await store.verify() == []
 
 
-async def test_a_fork_is_exported_with_what_it_stands_on(store: Store) -> None:
+async def test_fork_is_exported_with_shared_history(store: Store) -> None:
     """Without the later life of the conversation it came from."""
     row, nodes = await create_conversation(store, 3)
     fork = await store.fork(row, nodes[1].id)

@@ -16,7 +16,7 @@ from kedge.store.open import open_database
 from store.sample_conversations import create_conversation
 
 
-def test_every_migration_says_why() -> None:
+def test_every_migration_has_a_reason() -> None:
     """Each file opens with a comment that gives the reason."""
     found = list((files("kedge.store") / "migrations").iterdir())
     assert found

@@ -69,7 +69,7 @@ async def test_no_server_is_unreachable() -> None:
     assert "secret" not in str(gone.value)
 
 
-async def test_a_server_that_goes_away_and_comes_back(own_server: PostgresServer) -> None:
+async def test_server_restart_is_survived(own_server: PostgresServer) -> None:
     """Operations raise `StoreUnreachable` while it is down, and work again afterwards."""
     async with await open_store(own_server.url, wait_seconds=2.0) as store:
         row, nodes = await create_conversation(store, 2)
@@ -90,7 +90,7 @@ async def test_a_server_that_goes_away_and_comes_back(own_server: PostgresServer
         assert len((await store.load(row, node.id)).blocks) == 5
 
 
-async def test_an_idle_connection_that_died_is_replaced(own_server: PostgresServer) -> None:
+async def test_closed_idle_connection_is_replaced(own_server: PostgresServer) -> None:
     """A restart between two requests is not noticed at all."""
     async with await open_store(own_server.url, wait_seconds=300.0) as store:
         row, nodes = await create_conversation(store, 1)

@@ -11,7 +11,7 @@ from kedge.store.search import insert_texts
 from store.sample_conversations import count_rows, create_conversation
 
 
-async def test_words_are_found_whatever_their_case_and_accents(store: Store) -> None:
+async def test_search_ignores_case_and_accents(store: Store) -> None:
     """All words of a query must be there; the newest block comes first."""
     row, nodes = await create_conversation(store, 1)
     await store.append(

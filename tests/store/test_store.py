@@ -54,17 +54,17 @@ async def create_exchanges(store: Store, exchanges: int) -> tuple[ConversationRo
 async def test_what_was_appended_is_loaded(store: Store) -> None:
     """Blocks come back equal, with their ids, and so do the anchors."""
     row, node = await create_conversation(store)
-    said = user("Hello", id="blk_1", metadata={"mine": [1, None, {"é": "ü"}]})
-    await store.append(row, node, [said, assistant("Hi")], response=make_response(1), head=node.id)
+    texts = user("Hello", id="blk_1", metadata={"mine": [1, None, {"é": "ü"}]})
+    await store.append(row, node, [texts, assistant("Hi")], response=make_response(1), head=node.id)
     loaded = await store.load(await store.conversation(row.id))
-    assert loaded.blocks == (said, assistant("Hi"))
-    assert (loaded.blocks[0].id, loaded.blocks[0].metadata) == ("blk_1", said.metadata)
+    assert loaded.blocks == (texts, assistant("Hi"))
+    assert (loaded.blocks[0].id, loaded.blocks[0].metadata) == ("blk_1", texts.metadata)
     assert [record.response_id for record in loaded.state.anchors] == ["resp_1"]
     assert loaded.state.anchors[0] == make_response(1).record
     assert loaded.turn("t").id == "t"
 
 
-async def test_a_response_row_comes_back_complete(store: Store) -> None:
+async def test_response_row_round_trip(store: Store) -> None:
     """Every member of a row is stored."""
     row, node = await create_conversation(store)
     full = make_response(
@@ -108,8 +108,8 @@ async def test_a_response_row_comes_back_complete(store: Store) -> None:
 async def test_an_equal_block_is_stored_once(store: Store) -> None:
     """Two branches that hold the same block share it; what differs in anything does not."""
     row, node = await create_conversation(store)
-    said = user("Hello", id="blk_1")
-    for block in (said, said, user("Hello", id="blk_2"), said.with_metadata(seen=True)):
+    texts = user("Hello", id="blk_1")
+    for block in (texts, texts, user("Hello", id="blk_2"), texts.with_metadata(seen=True)):
         await store.append(row, node, [block])
     ((count,),) = await store.database.read(lambda tx: tx.rows("SELECT COUNT(*) FROM blocks"))
     assert count == 3
@@ -132,7 +132,7 @@ async def test_the_head_moves_only_from_where_it_is(store: Store) -> None:
     assert (await store.conversation(row.id)).head == lost.node.id
 
 
-async def test_a_node_keeps_a_prefix_of_its_parents_path(store: Store) -> None:
+async def test_node_retains_prefix_of_parent_path(store: Store) -> None:
     """An edit deep in the past is a node like any other; both paths stay as they were."""
     row, nodes = await create_exchanges(store, 4)
     edited = await store.append(row, nodes[-1], [user("another question")], kept=3, kind="edited")

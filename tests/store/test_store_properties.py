@@ -70,20 +70,20 @@ async def append(
     """Add blocks to some node, cutting some off, and maybe move the head."""
     row = pick_row(model, which)
     parent = pick_node(model, row, at)
-    kept = max(0, parent.length - at % 3)
+    retained = max(0, parent.length - at % 3)
     model.text_count += count
     texts = [f"said {model.text_count - index}" for index in range(count)]
     blocks = [user(text, id=f"blk {text}") for text in texts]
     head = parent.id if moves else None
     try:
-        node = await store.append(row, parent, blocks, kept=kept, head=head)
+        node = await store.append(row, parent, blocks, kept=retained, head=head)
         moved = moves
     except HeadConflict as conflict:
         node, moved = await store.node(row, conflict.node), False
     assert moved == (moves and model.heads[row.id] == parent.id)
     if moved:
         model.heads[row.id] = node.id
-    record_node(model, row, node, model.paths[parent.id][:kept] + texts)
+    record_node(model, row, node, model.paths[parent.id][:retained] + texts)
 
 
 async def append_copy(store: Store, model: StoreModel, which: int, at: int, other: int) -> None:

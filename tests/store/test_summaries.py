@@ -129,7 +129,7 @@ async def test_pages_follow_each_other(store: Store) -> None:
     assert await list_summaries(store, ids=[]) == ([], 0)
 
 
-async def test_a_tree_comes_whole(store: Store) -> None:
+async def test_tree_is_read_completely(store: Store) -> None:
     """Nodes, responses by node, and what was asked; a fork is part of it."""
     row = await create_conversation(store, "Tree", "One", "Two")
     fork = await store.fork(row, row.head)
@@ -140,7 +140,7 @@ async def test_a_tree_comes_whole(store: Store) -> None:
     assert [node.kind for node in tree.nodes] == ["root", *["asked", "answered"] * 3]
 
 
-async def test_titles_are_found_by_what_stands_in_them(store: Store) -> None:
+async def test_conversations_are_found_by_part_of_title(store: Store) -> None:
     """Whatever the case; signs of the database are only signs."""
     row = await create_conversation(store, "100% of Boats")
     await create_conversation(store, "1000 of them")
@@ -155,8 +155,13 @@ async def test_what_went_over_the_wire_is_found_by_node(store: Store) -> None:
     assert await load_exchanges(store, row.head) == []
     store.keep_bodies = True
     row = await create_conversation(store, "Kept", "One")
-    (kept,) = await load_exchanges(store, row.head)
-    assert (kept.request, kept.reply, kept.status, kept.conversation) == (b"{}", b"[]", 200, row.id)
+    (retained,) = await load_exchanges(store, row.head)
+    assert (retained.request, retained.reply, retained.status, retained.conversation) == (
+        b"{}",
+        b"[]",
+        200,
+        row.id,
+    )
 
 
 async def test_the_pulse_changes_with_every_response(store: Store) -> None:

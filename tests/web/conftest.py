@@ -30,7 +30,7 @@ def add(a: int, b: int) -> int:
 
 
 class PageServer:
-    """A running page; ``do`` runs something in its loop, with its desk."""
+    """A running page; ``do`` runs something in its loop, with its service."""
 
     def __init__(self, settings: Settings, page: PageSettings, port: int = 0) -> None:
         self._settings, self._page = settings, page
@@ -64,7 +64,7 @@ class PageServer:
         self._thread.join(TIMEOUT)
 
     def run(self, work: Callable[[ConversationService], Awaitable[T]]) -> T:
-        """Run something with the desk of the page."""
+        """Run something with the service of the page."""
 
         async def inside() -> T:
             assert self._service is not None
@@ -77,9 +77,9 @@ class PageServer:
     def create_conversation(self, *messages: str, title: str = "") -> str:
         """A conversation in which these things were said; its id."""
 
-        async def work(desk: ConversationService) -> str:
+        async def work(service: ConversationService) -> str:
             made = await Conversation.create(
-                desk.store, desk.models.engine, title=title, **dict(desk.settings)
+                service.store, service.models.engine, title=title, **dict(service.settings)
             )
             for each in messages:
                 await made.send(each)

@@ -68,7 +68,7 @@ def test_a_conversation_can_have_a_time_to_live(fresh: PageServer) -> None:
     assert made["ttl"] == fresh.get(f"/api/conversations/{made['id']}")["ttl"] == 60.0
 
 
-def test_the_next_turn_goes_on_from_the_head(page: PageServer) -> None:
+def test_next_turn_continues_from_head(page: PageServer) -> None:
     """Chained, and only the new block is sent."""
     name = page.create_conversation("What is 2+3?")
     turn = page.post(f"/api/conversations/{name}/turns", text="What did I say first?")
@@ -76,9 +76,9 @@ def test_the_next_turn_goes_on_from_the_head(page: PageServer) -> None:
     assert turn["plan"]["previous_response_id"]
     assert turn["provider_response_id"] == turn["response_id"]
     assert (turn["plan"]["delta_blocks"], turn["plan"]["full_blocks"]) == (1, 3)
-    said = page.get(f"/api/conversations/{name}/turns")
-    assert [block["kind"] for block in said["blocks"]] == ["user", "assistant"] * 2
-    assert said["node"] == turn["node"]
+    roles = page.get(f"/api/conversations/{name}/turns")
+    assert [block["kind"] for block in roles["blocks"]] == ["user", "assistant"] * 2
+    assert roles["node"] == turn["node"]
 
 
 def test_a_turn_elsewhere_that_is_sent_twice_leaves_the_head_at_its_answer(
@@ -114,9 +114,9 @@ def test_a_turn_can_branch_from_any_response(page: PageServer) -> None:
 def test_a_question_can_be_edited_and_sent_again(page: PageServer) -> None:
     """On a branch of its own, before the question; other parts of it stay."""
     name = page.create_conversation("Hello", "What is 2+3?", "Thanks")
-    said = page.get(f"/api/conversations/{name}/turns")["blocks"]
+    turns = page.get(f"/api/conversations/{name}/turns")["blocks"]
     path = f"/api/conversations/{name}/turns"
-    turn = page.post(path, text="What is 20+3?", edit=said[2]["id"])
+    turn = page.post(path, text="What is 20+3?", edit=turns[2]["id"])
     assert turn["text"] == "20+3 = 23."
     again = page.get(path)["blocks"]
     texts = [block["parts"][0]["text"] for block in again if block["kind"] == "user"]
@@ -132,27 +132,27 @@ def test_a_turn_can_be_watched(page: PageServer) -> None:
     path = f"/api/conversations/{name}/turns"
     with page.client.stream("POST", path, json={"text": "What is 2+3?", "stream": True}) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
-        told = parse_events("".join(answer.iter_text()))
-    assert told[0]["type"] == "plan"
-    assert "".join(each["delta"] for each in told if each["type"] == "text") == "2+3 = 5."
-    assert told[-1]["type"] == "done"
-    assert told[-1]["turn"]["text"] == "2+3 = 5."
-    assert page.client.get(told[-1]["url"]).status_code == 200
+        events = parse_events("".join(answer.iter_text()))
+    assert events[0]["type"] == "plan"
+    assert "".join(each["delta"] for each in events if each["type"] == "text") == "2+3 = 5."
+    assert events[-1]["type"] == "done"
+    assert events[-1]["turn"]["text"] == "2+3 = 5."
+    assert page.client.get(events[-1]["url"]).status_code == 200
 
 
-def test_tools_are_told_as_they_run(page: PageServer) -> None:
+def test_tools_are_streamed_as_they_run(page: PageServer) -> None:
     """And every response of the turn is a place of the chain."""
     name = page.create_conversation()
     path = f"/api/conversations/{name}/turns"
     body = {"text": "Please call add with a=2 and b=3", "stream": True}
-    told = parse_events(page.client.post(path, json=body).text)
-    kinds = [each["type"] for each in told]
+    events = parse_events(page.client.post(path, json=body).text)
+    kinds = [each["type"] for each in events]
     assert kinds.count("plan") == 2
     assert {"tool", "tool_done", "done"} <= set(kinds)
     assert len(page.get(f"/api/conversations/{name}/chain")["nodes"]) == 2
 
 
-def test_a_failure_is_told_in_words_and_kept(fresh: PageServer) -> None:
+def test_failure_is_reported_and_stored(fresh: PageServer) -> None:
     """Streamed or not, the question stays and the chain shows what happened."""
     name = fresh.create_conversation("Hello")
     path = f"/api/conversations/{name}/turns"
@@ -160,8 +160,8 @@ def test_a_failure_is_told_in_words_and_kept(fresh: PageServer) -> None:
     refused = fresh.client.post(path, json={"text": "Go on"})
     assert refused.status_code == 502
     assert refused.json()["error"]["message"]
-    told = parse_events(fresh.client.post(path, json={"text": "Go on", "stream": True}).text)
-    assert told[-1]["type"] == "error"
+    events = parse_events(fresh.client.post(path, json={"text": "Go on", "stream": True}).text)
+    assert events[-1]["type"] == "error"
     fresh.faults.clear()
     marks = [node["marks"] for node in fresh.get(f"/api/conversations/{name}/chain")["nodes"]]
     assert marks == [["head"], ["failed"], ["failed"]]
@@ -299,7 +299,7 @@ def test_conversations_are_sorted(listed: PageServer, order: str) -> None:
         ("/api/analytics", {}, 405, "not_allowed"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_shape(
+def test_errors_have_one_shape(
     page: PageServer, path: str, body: dict[str, Any], status: int, code: str
 ) -> None:
     """With a status, a code for programs and a sentence for people."""
@@ -319,7 +319,7 @@ def test_bodies_are_json_and_bounded(page: PageServer) -> None:
     assert page.client.post(path, content=flood, headers=kind).status_code == 413
 
 
-def test_an_export_holds_what_was_said(page: PageServer) -> None:
+def test_export_has_all_messages(page: PageServer) -> None:
     """One JSON object a line, as a file."""
     name = page.create_conversation("What is 2+3?")
     answer = page.client.get(f"/api/conversations/{name}/export")
@@ -409,7 +409,7 @@ def test_the_api_has_what_the_page_shows(fresh: PageServer) -> None:
     assert f'href="/conversations/{name}"' in html
 
 
-def test_raw_bodies_are_shown_where_they_are_kept(tmp_path: Path) -> None:
+def test_stored_bodies_are_shown(tmp_path: Path) -> None:
     """Off by default; with the option, what went over the wire is on the card, refusals too."""
     with serve_page(tmp_path, keep_bodies=True) as page:
         name = page.create_conversation("A private matter")
@@ -436,7 +436,7 @@ def test_raw_bodies_are_shown_where_they_are_kept(tmp_path: Path) -> None:
         assert format_size(size) in html
 
 
-def test_raw_bodies_are_not_kept_by_default(page: PageServer) -> None:
+def test_bodies_are_not_stored_by_default(page: PageServer) -> None:
     """And the card says how to keep them."""
     name = page.create_conversation("A private matter")
     head = page.get(f"/api/conversations/{name}/chain")["head"]

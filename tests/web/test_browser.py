@@ -103,7 +103,7 @@ def test_forking_and_editing_make_branches(page: PageServer, watched: WatchedTab
     expect(tab.locator(".said.user .prose").last).to_have_text("How many messages?")
 
 
-def test_two_branches_stand_side_by_side(page: PageServer, watched: WatchedTab) -> None:
+def test_two_branches_are_compared_side_by_side(page: PageServer, watched: WatchedTab) -> None:
     """Chosen from the branches that there are."""
     name = page.create_conversation("Shared", "To the left")
     nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
@@ -151,7 +151,7 @@ def test_the_dashboard_moves_while_requests_run(page: PageServer, watched: Watch
 
 
 @pytest.mark.parametrize("watched", [{"color_scheme": "dark"}], indirect=True)
-def test_dark_is_dark_and_can_be_switched_for_good(page: PageServer, watched: WatchedTab) -> None:
+def test_dark_theme_is_remembered(page: PageServer, watched: WatchedTab) -> None:
     """As the system says, until somebody chooses; the choice is remembered without a flash."""
 
     def ground() -> str:
@@ -196,19 +196,21 @@ HOSTILE = """<script>alert('script')</script><img src=x onerror="alert('image')"
 """
 
 
-async def _create_hostile(desk: ConversationService) -> tuple[str, str]:
+async def _create_hostile(service: ConversationService) -> tuple[str, str]:
     """A conversation that can go on, and one with more than a strict server would take."""
-    talk = await Conversation.create(desk.store, desk.models.engine, title=HOSTILE, tags=[HOSTILE])
+    conversation = await Conversation.create(
+        service.store, service.models.engine, title=HOSTILE, tags=[HOSTILE]
+    )
     called = tool_call("add", HOSTILE, call_id="call_1")
     thought = reasoning(summary=[HOSTILE])
-    said = [system(HOSTILE), user(HOSTILE), thought, called, tool_result("call_1", HOSTILE)]
-    await talk.append(*said, assistant(HOSTILE))
-    await talk.send(HOSTILE)
-    worse = await Conversation.create(desk.store, desk.models.engine, title=HOSTILE)
+    text = [system(HOSTILE), user(HOSTILE), thought, called, tool_result("call_1", HOSTILE)]
+    await conversation.append(*text, assistant(HOSTILE))
+    await conversation.send(HOSTILE)
+    worse = await Conversation.create(service.store, service.models.engine, title=HOSTILE)
     named = tool_call(HOSTILE, HOSTILE, call_id=HOSTILE)
     odd = opaque({"type": HOSTILE, HOSTILE: HOSTILE})
     await worse.append(user([HOSTILE, image("javascript:alert(1)")]), named, odd)
-    return talk.id, worse.id
+    return conversation.id, worse.id
 
 
 def test_a_hostile_conversation_does_nothing(page: PageServer, watched: WatchedTab) -> None:
@@ -238,7 +240,7 @@ def test_two_thousand_responses_in_one_tree_are_drawn(
     page: PageServer, watched: WatchedTab
 ) -> None:
     """Forks and all; rows can be chosen, and only the path is in the chat."""
-    name = page.run(lambda desk: create_large_tree(desk.store, 2_000))
+    name = page.run(lambda service: create_large_tree(service.store, 2_000))
     tab = watched.open(f"/conversations/{name}")
     assert tab.locator(".rows li").count() > 1_000
     tab.locator(".rows a").nth(500).click()

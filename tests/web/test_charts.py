@@ -29,7 +29,7 @@ from kedge.web.dashboard import build_breakdowns
 LABELS = ("09:00", "10:00", "11:00")
 
 
-def test_bars_stand_on_each_other_below_a_round_number() -> None:
+def test_bars_are_stacked_below_a_round_number() -> None:
     """The highest stack decides the scale."""
     svg = draw_chart(Chart("Requests", LABELS, [Series("a", [10, 20, 0]), Series("b", [5, 10, 0])]))
     assert '<span class="most">30</span>' in svg
@@ -45,7 +45,7 @@ def test_lines_break_where_nothing_is_known() -> None:
     assert 'd="M0.0 70.0h0.01M600.0 0.0h0.01"' in svg
 
 
-def test_a_chart_is_told_in_words_too() -> None:
+def test_chart_has_a_description() -> None:
     """For those who do not see it: the newest and the highest value of each series."""
     chart = Chart("Bytes", LABELS, [Series("sent", [1, 9, 4]), Series("saved", [None, None, None])])
     assert describe_chart(chart) == "sent: 4 at the end, 9 at most. saved: no values."
@@ -54,7 +54,7 @@ def test_a_chart_is_told_in_words_too() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [0, 0, 0], [None, None, None]])
-def test_nothing_is_said_to_be_nothing(values: list[float | None]) -> None:
+def test_empty_chart_has_a_text(values: list[float | None]) -> None:
     """An empty chart has words in it."""
     places = LABELS[: len(values)]
     assert "Nothing in this range yet." in draw_chart(Chart("x", places, [Series("a", values)]))

@@ -12,21 +12,21 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_every_page_is_documented() -> None:
     """The table names every route there is."""
-    told = set(re.findall(r"^\| `(/[^`]*)` \|", (DOCS / "web.md").read_text(), re.MULTILINE))
-    assert told == {route.path.replace(":int}", "}") for route in ROUTES}
+    documented = set(re.findall(r"^\| `(/[^`]*)` \|", (DOCS / "web.md").read_text(), re.MULTILINE))
+    assert documented == {route.path.replace(":int}", "}") for route in ROUTES}
 
 
 def test_every_operation_is_documented() -> None:
     """The table names every operation there is."""
-    told = set(
+    documented = set(
         re.findall(r"^\| `([A-Z]+ /api[^`]*)` \|", (DOCS / "api.md").read_text(), re.MULTILINE)
     )
-    assert told == {f"{each.method} {each.path.replace(':int}', '}')}" for each in OPERATIONS}
+    assert documented == {f"{each.method} {each.path.replace(':int}', '}')}" for each in OPERATIONS}
 
 
 def test_every_mark_is_documented_as_it_is() -> None:
     """In the words that the page itself uses."""
-    told = dict(
+    documented = dict(
         re.findall(r"^\| `([a-z]+)` \| (.*?) \|$", (DOCS / "web.md").read_text(), re.MULTILINE)
     )
-    assert told == MARK_DESCRIPTIONS
+    assert documented == MARK_DESCRIPTIONS

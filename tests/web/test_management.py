@@ -89,7 +89,7 @@ def test_lists_are_filtered_and_have_no_empty_rows(fresh: PageServer) -> None:
     assert f"/conversations/{asked}" not in html
 
 
-def test_the_status_of_a_conversation_says_what_to_do(tmp_path: Path) -> None:
+def test_status_of_conversation(tmp_path: Path) -> None:
     """Running, stopped, failed and pending questions at the head are visible in the list."""
     gate = GatedModel()
     with serve_page(tmp_path, model=gate) as page:

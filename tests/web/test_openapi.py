@@ -52,7 +52,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServer
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-def test_the_api_keeps_to_its_document(case: Any, known: tuple[PageServer, str]) -> None:
+def test_api_matches_its_document(case: Any, known: tuple[PageServer, str]) -> None:
     """For good and for bad requests, to a conversation that is there and to others."""
     page, name = known
     given = (case.path_parameters or {}).get("id", "")

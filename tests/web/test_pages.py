@@ -27,7 +27,7 @@ def graph_nodes(html: str) -> list[str]:
     return re.findall(r'<a href="\?at=\d+" data-node="(\d+)"', html)
 
 
-def test_an_empty_list_says_what_to_do(fresh: PageServer) -> None:
+def test_empty_list_has_a_hint(fresh: PageServer) -> None:
     """And where a client may be pointed at."""
     html = fresh.client.get("/").text
     assert "No conversations yet" in html
@@ -40,7 +40,7 @@ def test_an_empty_list_says_what_to_do(fresh: PageServer) -> None:
 def test_the_list_can_be_paged_at_ten_thousand_rows(tmp_path: Path) -> None:
     """Fifty at a time, forward and back, and the last page ends where it should."""
 
-    async def fill(desk: ConversationService) -> None:
+    async def fill(service: ConversationService) -> None:
         def work(tx: object) -> None:
             rows = [(f"c{n}", f"Talk {n:05}", 1, 1, 1.0 + n, 1.0 + n) for n in range(2, 10_002)]
             tx.run_many(  # pyright: ignore[reportAttributeAccessIssue]
@@ -49,8 +49,8 @@ def test_the_list_can_be_paged_at_ten_thousand_rows(tmp_path: Path) -> None:
                 rows,
             )
 
-        await desk.store.create("First")
-        await desk.store.database.write(work)
+        await service.store.create("First")
+        await service.store.database.write(work)
 
     with serve_page(tmp_path) as page:
         page.run(fill)
@@ -75,37 +75,37 @@ def test_a_conversation_can_be_read_without_a_script(page: PageServer) -> None:
     assert "Called" in html
     plans = re.findall(rf'href="(/conversations/{name}/plans/\d+)"', html)
     assert len(plans) == 3
-    told = page_text(page.client.get(plans[-1]).text)
-    assert "Chained on resp_" in told
-    assert "already on the server" in told
+    text = page_text(page.client.get(plans[-1]).text)
+    assert "Chained on resp_" in text
+    assert "already on the server" in text
     assert "Not found" in page.client.get("/nowhere").text
     assert page.client.get("/conversations/none").status_code == 404
 
 
-def test_every_refused_candidate_is_told_in_plain_words(page: PageServer) -> None:
+def test_every_rejected_candidate_has_a_reason(page: PageServer) -> None:
     """An edit breaks the chain, and the card says which response it broke and why."""
 
-    async def work(desk: ConversationService) -> str:
-        talk = await Conversation.create(desk.store, desk.models.engine)
-        await talk.send("What is 2+3?")
-        await talk.send("Thanks")
-        await talk.edit(talk.turn.blocks[0].id, "What is 20+3?")
-        await talk.send("What did I say first?")
-        return talk.id
+    async def work(service: ConversationService) -> str:
+        conversation = await Conversation.create(service.store, service.models.engine)
+        await conversation.send("What is 2+3?")
+        await conversation.send("Thanks")
+        await conversation.edit(conversation.turn.blocks[0].id, "What is 20+3?")
+        await conversation.send("What did I say first?")
+        return conversation.id
 
     name = page.run(work)
     head = page.get(f"/api/conversations/{name}/chain")["head"]
-    told = page_text(page.client.get(f"/conversations/{name}/plans/{head}?part=1").text)
+    text = page_text(page.client.get(f"/conversations/{name}/plans/{head}?part=1").text)
     assert (
         "The first changed message is the user message “What is 2+3?”, which is now “What is 20+3?”."
-        in told
+        in text
     )
     html = page.client.get(f"/conversations/{name}").text
     assert html.count("data-exchange=") == 3  # what an edit kept is told as it came
     assert "What is 20+3?" in html
-    assert "Sent in full (5 blocks, " in told
-    assert "changed" in told
-    assert "the conversation before or in it was edited since" in told
+    assert "Sent in full (5 blocks, " in text
+    assert "changed" in text
+    assert "the conversation before or in it was edited since" in text
     marks = [node["marks"] for node in page.get(f"/api/conversations/{name}/chain")["nodes"]]
     assert ["edited"] in marks
     assert ["full", "head"] in marks
@@ -114,12 +114,12 @@ def test_every_refused_candidate_is_told_in_plain_words(page: PageServer) -> Non
 def test_images_are_shown_from_here_and_named_from_elsewhere(page: PageServer) -> None:
     """Bytes that are stored are shown; what lies elsewhere is linked and not loaded."""
 
-    async def work(desk: ConversationService) -> str:
-        talk = await Conversation.create(desk.store, desk.models.engine)
+    async def work(service: ConversationService) -> str:
+        conversation = await Conversation.create(service.store, service.models.engine)
         parts = ["Look", image(PIXEL), image("https://evil.example/pixel.png")]
-        await talk.append(user(parts))
-        await talk.append(user([image("data:image/svg+xml;base64,PHN2Zy8+")]))
-        return talk.id
+        await conversation.append(user(parts))
+        await conversation.append(user([image("data:image/svg+xml;base64,PHN2Zy8+")]))
+        return conversation.id
 
     html = page.client.get(f"/conversations/{page.run(work)}").text
     assert html.count("<img") == 1
@@ -140,22 +140,22 @@ def test_two_branches_are_compared_from_where_they_part(page: PageServer) -> Non
     assert page.client.get(f"/conversations/{name}/compare?left=999999").status_code == 404
 
 
-def test_a_long_path_is_cut_and_can_be_shown_whole(page: PageServer) -> None:
+def test_long_path_is_truncated_and_can_be_expanded(page: PageServer) -> None:
     """The newest exchanges, and a link to the older ones."""
     name = page.create_conversation(*(f"Number {n}" for n in range(45)))
     html = page.client.get(f"/conversations/{name}").text
     assert "Show 5 older exchanges" in html
     assert html.count("data-exchange=") == 40
-    whole = page.client.get(f"/conversations/{name}?all=1").text
-    assert whole.count("data-exchange=") == 45
-    assert "43 responses" in whole  # folded in the graph
-    first = re.search(r"unfold=(\d+)", whole)
+    full_page = page.client.get(f"/conversations/{name}?all=1").text
+    assert full_page.count("data-exchange=") == 45
+    assert "43 responses" in full_page  # folded in the graph
+    first = re.search(r"unfold=(\d+)", full_page)
     assert first
     opened = page.client.get(f"/conversations/{name}?unfold={first[1]}").text
     assert len(graph_nodes(opened)) == 45
 
 
-def test_the_dashboard_tells_what_happened(page: PageServer) -> None:
+def test_dashboard_has_figures(page: PageServer) -> None:
     """In every range that can be chosen."""
     page.create_conversation("First", "Second")
     for name in ("15m", "1h", "24h", "7d", "30d", "nonsense"):
@@ -179,34 +179,37 @@ def test_the_figures_come_again_when_something_happened(fresh: PageServer) -> No
         assert html.count("<figure") == 9
 
 
-def test_what_was_healed_and_lost_is_told(fresh: PageServer) -> None:
+def test_healed_and_lost_responses_are_counted(fresh: PageServer) -> None:
     """On the card of the request, on the graph and on the dashboard."""
     name = fresh.create_conversation("First")
     fresh.faults.set("forget_all", times=1)
     fresh.post(f"/api/conversations/{name}/turns", text="Second")
     nodes = fresh.get(f"/api/conversations/{name}/chain")["nodes"]
     assert [node["marks"] for node in nodes] == [["lost"], ["full", "head"]]
-    told = page_text(fresh.client.get(f"/conversations/{name}/plans/{nodes[1]['node']}").text)
-    assert "The server no longer had the earlier response" in told
+    text = page_text(fresh.client.get(f"/conversations/{name}/plans/{nodes[1]['node']}").text)
+    assert "The server no longer had the earlier response" in text
     lost = page_text(fresh.client.get(f"/conversations/{name}/plans/{nodes[0]['node']}").text)
     assert "cannot use it: the server no longer has this response" in lost
     assert "healed: gone" in fresh.client.get("/dashboard").text
 
 
-async def _run_refine(desk: ConversationService) -> str:
+async def _run_refine(service: ConversationService) -> str:
     answers = iter([Verdict(passed=False, critique="<b>Shorter</b>, please"), Verdict(passed=True)])
     result = await refine(
-        "Name a boat", judge=lambda _: next(answers), store=desk.store, engine=desk.models.engine
+        "Name a boat",
+        judge=lambda _: next(answers),
+        store=service.store,
+        engine=service.models.engine,
     )
     return result.workflow
 
 
-async def _run_debate(desk: ConversationService) -> str:
+async def _run_debate(service: ConversationService) -> str:
     result = await debate(
-        [Side("sail", desk.models.engine), Side("steam", desk.models.engine)],
+        [Side("sail", service.models.engine), Side("steam", service.models.engine)],
         "Which is better?",
-        judge=lambda said: "sail" if len(said) >= 4 else None,
-        store=desk.store,
+        judge=lambda text: "sail" if len(text) >= 4 else None,
+        store=service.store,
     )
     return result.workflow
 
@@ -256,7 +259,7 @@ def test_with_a_token_the_door_is_a_form(tmp_path: Path) -> None:
         assert client.post("/logout", follow_redirects=False).status_code == 303
 
 
-def test_every_request_is_logged_without_what_was_said(
+def test_requests_are_logged_without_content(
     page: PageServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By method, path and status, under an id; words that were looked for are not in the log."""
@@ -268,13 +271,13 @@ def test_every_request_is_logged_without_what_was_said(
     assert "private" not in caplog.text
 
 
-def test_static_files_are_kept_for_good_by_their_content(page: PageServer) -> None:
+def test_static_files_are_cached_by_content(page: PageServer) -> None:
     """And checked again without it; nothing else is served."""
     html = page.client.get("/").text
     (style,) = re.findall(r'href="(/static/page\.css\?v=\w+)"', html)
-    kept = page.client.get(style)
-    assert "immutable" in kept.headers["cache-control"]
-    again = page.client.get("/static/page.css", headers={"if-none-match": kept.headers["etag"]})
+    retained = page.client.get(style)
+    assert "immutable" in retained.headers["cache-control"]
+    again = page.client.get("/static/page.css", headers={"if-none-match": retained.headers["etag"]})
     assert again.status_code == 304
     assert page.client.get("/static/chat.js").headers["cache-control"] == "no-cache"
     assert page.client.get("/static/..%2fapp.py").status_code == 404
@@ -310,9 +313,9 @@ def test_proxied_requests_are_listed_with_their_plans(tmp_path: Path) -> None:
         ),
     ]
 
-    async def fill(desk: ConversationService) -> None:
-        desk.store.keep_bodies = True
-        await desk.store.add_proxied(rows)
+    async def fill(service: ConversationService) -> None:
+        service.store.keep_bodies = True
+        await service.store.add_proxied(rows)
 
     with serve_page(tmp_path) as page:
         assert "No requests yet" in page.client.get("/requests").text

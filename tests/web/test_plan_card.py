@@ -16,7 +16,7 @@ from kedge.web.plan_card import summarize_request
         ("resp_1", 2, 0, "Sent 2 new messages."),
     ],
 )
-def test_it_says_what_was_sent_and_what_the_server_had(
+def test_status_has_sent_and_stored_blocks(
     anchor: str, sent: int, saved: int, sentence: str
 ) -> None:
     """In one sentence, also for a single message."""

@@ -83,7 +83,7 @@ def test_a_page_on_loopback_answers_to_loopback_names_only(host: str, status: in
         ({"origin": BASE_URL, "sec-fetch-site": "cross-site"}, 403),
     ],
 )
-def test_a_write_comes_from_the_page_itself(headers: dict[str, str], status: int) -> None:
+def test_write_must_come_from_page(headers: dict[str, str], status: int) -> None:
     """Or from a program, which says nothing of origins."""
     page = open_page(hosts=LOOPBACK_NAMES)
     assert page.post("/api/x", headers=headers, json={}).status_code == status
@@ -143,7 +143,7 @@ def test_a_session_lasts_until_it_ends_and_cannot_be_made_up() -> None:
     assert "secret" not in session
 
 
-def test_a_bug_of_the_page_tells_nothing_of_a_conversation(
+def test_internal_error_reveals_no_content(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The answer and the log name its kind; its words may quote what was said."""

@@ -27,9 +27,9 @@ from kedge.web.transcript import (
 )
 
 
-def make_node(number: int, parent: int, kind: str, kept: int, length: int) -> Node:
+def make_node(number: int, parent: int, kind: str, retained: int, length: int) -> Node:
     """A node of a path."""
-    return Node(number, 1, 1, parent, 1, kind, kept, length, number)  # pyright: ignore[reportArgumentType]
+    return Node(number, 1, 1, parent, 1, kind, retained, length, number)  # pyright: ignore[reportArgumentType]
 
 
 def make_response(number: int, name: str = "", **members: Any) -> ResponseRow:
@@ -39,12 +39,12 @@ def make_response(number: int, name: str = "", **members: Any) -> ResponseRow:
 
 def summarize_exchanges(path: list[Node], blocks: list[Block], *rows: ResponseRow) -> list[Any]:
     """Exchanges as (node, before, texts asked, texts answered), and what was said afterwards."""
-    spans, said = split_exchanges(path, blocks, {row.node: row for row in rows})
+    spans, text = split_exchanges(path, blocks, {row.node: row for row in rows})
     shown: list[Any] = [
         (each.node, each.before, [m.text for m in each.asked], [m.text for m in each.answered])
         for each in render_exchanges(spans, blocks)
     ]
-    return [*shown, [message.text for message in render_ranges(said, blocks, {})]]
+    return [*shown, [message.text for message in render_ranges(text, blocks, {})]]
 
 
 def test_each_response_ends_an_exchange() -> None:
@@ -62,14 +62,14 @@ def test_each_response_ends_an_exchange() -> None:
     ]
 
 
-def test_what_an_edit_kept_is_told_by_the_responses_it_came_from() -> None:
+def test_retained_blocks_belong_to_their_responses() -> None:
     """A rewritten history is not one long message, and what it replaced is not told twice."""
     path = [
         make_node(1, 0, "root", 0, 0), make_node(2, 1, "asked", 0, 1), make_node(3, 2, "answered", 1, 2),
         make_node(4, 3, "edited", 0, 2), make_node(5, 4, "asked", 2, 3), make_node(6, 5, "answered", 3, 4),
     ]  # fmt: skip
-    kept = assistant("b").with_metadata(response_id="resp_3")
-    blocks = [user("A"), kept, user("c"), assistant("d")]
+    retained = assistant("b").with_metadata(response_id="resp_3")
+    blocks = [user("A"), retained, user("c"), assistant("d")]
     assert summarize_exchanges(
         path, blocks, make_response(3, "resp_3"), make_response(6, "resp_6")
     ) == [
@@ -92,7 +92,7 @@ def test_a_compaction_leaves_only_what_is_left() -> None:
     ]
 
 
-def test_a_failure_is_told_although_it_added_nothing() -> None:
+def test_failure_without_blocks_is_shown() -> None:
     """With what the server said."""
     path = [
         make_node(1, 0, "root", 0, 0),
@@ -127,7 +127,7 @@ def test_every_kind_of_block_is_shown(block: Block, kind: str, title: str, withi
     assert within in message.html
 
 
-def test_who_put_a_block_there_is_told() -> None:
+def test_origin_of_block_is_shown() -> None:
     """If it was neither the user nor the engine."""
     (message,) = render_messages([user("x", origin="repair")], {})
     assert message.tags == ("by repair",)

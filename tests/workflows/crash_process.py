@@ -89,7 +89,7 @@ async def run_workflow(kind: str, url: str, servers: list[str], **options: Any) 
                     found = await debate(
                         sides,
                         "Which?",
-                        judge=lambda said: "one" if len(said) == 4 else None,
+                        judge=lambda arguments: "one" if len(arguments) == 4 else None,
                         store=store,
                         **options,
                     )

@@ -37,9 +37,7 @@ async def count_answers(url: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["refine", "debate", "steps"])
-async def test_a_workflow_goes_on_from_every_event(
-    kind: str, scripted: Any, tmp_path: Path
-) -> None:
+async def test_workflow_resumes_from_every_event(kind: str, scripted: Any, tmp_path: Path) -> None:
     """Interrupted again and again, one event later each time, no answer is paid for again.
 
     Only in a debate may there be a request of somebody else under way, which then dies with it.

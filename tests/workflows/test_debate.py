@@ -58,8 +58,8 @@ async def test_chains_never_cross_providers(store: Store, scripted: Any, connect
         assert anchor_ids(server) == {server.requests[0].response_id}
         assert anchor_ids(server) <= response_ids(server)
     assert not response_ids(tea) & response_ids(coffee)
-    said = [(each.round, each.side, each.text) for each in result.arguments]
-    assert said == [
+    arguments = [(each.round, each.side, each.text) for each in result.arguments]
+    assert arguments == [
         (1, "tea", "Tea calms."),
         (1, "coffee", "Coffee wakes."),
         (2, "tea", "Tea keeps."),
@@ -75,7 +75,7 @@ async def test_a_debate_is_columns_in_the_store(
     result = await debate(
         [Side("tea", connected(scripted(*TEA))), Side("coffee", connected(scripted(*COFFEE)))],
         "Tea or coffee?",
-        judge=lambda said: "coffee" if len(said) == 4 else None,
+        judge=lambda arguments: "coffee" if len(arguments) == 4 else None,
         store=store,
     )
     found = await load_workflow(store, result.workflow)
@@ -96,7 +96,7 @@ async def test_more_than_two_may_debate(store: Store, scripted: Any, connected: 
     """Each hears all the others."""
     server = scripted()
     sides = [Side(name, connected(server)) for name in ("tea", "coffee", "water")]
-    result = await debate(sides, "What?", judge=lambda said: None, store=store, rounds=2)
+    result = await debate(sides, "What?", judge=lambda arguments: None, store=store, rounds=2)
     assert not result.ruling.over
     assert len(result.arguments) == 6
     last = str(server.requests[-1].body["input"])
@@ -113,22 +113,22 @@ async def test_a_side_that_fails_does_not_stop_the_others(
     coffee.faults.set("status=500", times=1)
     with pytest.raises(KedgeError):
         await debate(
-            sides, "Tea or coffee?", judge=lambda said: "tea", store=store, workflow="wf_one"
+            sides, "Tea or coffee?", judge=lambda arguments: "tea", store=store, workflow="wf_one"
         )
     result = await debate(
-        sides, "Tea or coffee?", judge=lambda said: "tea", store=store, workflow="wf_one"
+        sides, "Tea or coffee?", judge=lambda arguments: "tea", store=store, workflow="wf_one"
     )
     assert result.winner == "tea"
     assert len(tea.requests) == 1
     assert [each.stored for each in result.arguments] == [True, False]
 
 
-async def test_a_winner_must_have_taken_part(store: Store, scripted: Any, connected: Any) -> None:
+async def test_winner_must_be_a_side(store: Store, scripted: Any, connected: Any) -> None:
     """A judge cannot name somebody else, nor say what is no ruling."""
     sides = [Side(name, connected(scripted())) for name in ("tea", "coffee")]
     with pytest.raises(InvalidWorkflow, match="is not a side: 'water'"):
-        await debate(sides, "?", judge=lambda said: "water", store=store)
-    wrong: Any = lambda said: 3  # noqa: E731
+        await debate(sides, "?", judge=lambda arguments: "water", store=store)
+    wrong: Any = lambda arguments: 3  # noqa: E731
     with pytest.raises(InvalidWorkflow, match="not a int"):
         await debate(sides, "?", judge=wrong, store=store)
 
@@ -140,27 +140,25 @@ async def test_what_is_no_debate_is_refused(names: list[str], rounds: int, store
     """It takes two names and a round."""
     sides = [Side(name, "practice") for name in names]
     with pytest.raises(InvalidWorkflow):
-        await debate(sides, "?", judge=lambda said: None, store=store, rounds=rounds)
+        await debate(sides, "?", judge=lambda arguments: None, store=store, rounds=rounds)
 
 
-async def test_a_judge_sees_everything_that_was_said(
-    store: Store, scripted: Any, connected: Any
-) -> None:
+async def test_judge_receives_all_arguments(store: Store, scripted: Any, connected: Any) -> None:
     """A function gets all arguments so far, in order, and may wait."""
-    heard: list[tuple[DebateArgument, ...]] = []
+    received: list[tuple[DebateArgument, ...]] = []
     seen: list[WorkflowEvent] = []
 
-    async def judge(said: tuple[DebateArgument, ...]) -> Ruling:
-        heard.append(said)
-        return Ruling(over=len(heard) == 2, winner="tea", reason="enough")
+    async def judge(arguments: tuple[DebateArgument, ...]) -> Ruling:
+        received.append(arguments)
+        return Ruling(over=len(received) == 2, winner="tea", reason="enough")
 
     sides = [Side("tea", connected(scripted(*TEA))), Side("coffee", connected(scripted(*COFFEE)))]
     await debate(sides, "?", judge=judge, store=store, watch=seen.append)
-    assert [len(said) for said in heard] == [2, 4]
+    assert [len(arguments) for arguments in received] == [2, 4]
     assert [type(each).__name__ for each in seen].count("RoundRuled") == 2
 
 
-async def test_sides_may_speak_different_protocols(
+async def test_sides_may_use_different_protocols(
     store: Store, scripted: Any, connected: Any
 ) -> None:
     """One on a chain of the Responses API, one on Chat Completions, which has no memory at all."""
@@ -169,7 +167,7 @@ async def test_sides_may_speak_different_protocols(
     result = await debate(
         [Side("tea", connected(tea)), Side("coffee", chat)],
         "Tea or coffee?",
-        judge=lambda said: "tea" if len(said) == 4 else None,
+        judge=lambda arguments: "tea" if len(arguments) == 4 else None,
         store=store,
     )
     await chat.aclose()

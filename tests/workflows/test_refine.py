@@ -69,7 +69,7 @@ async def test_it_ends_when_the_rounds_are_over(
     ("opinion", "passed"),
     [(True, True), (False, False), (1.0, True), (0.4, False), ("", True), ("No.", False)],
 )
-async def test_a_judge_may_say_it_in_its_own_way(
+async def test_judge_function_may_return_any_verdict_value(
     opinion: Any, passed: bool, store: Store, scripted: Any, connected: Any
 ) -> None:
     """True or False, a score, or a critique that is empty if all is well."""
@@ -159,36 +159,36 @@ async def test_a_judge_that_cannot_be_read_is_asked_again(
     assert len(better.requests) == 1
 
 
-async def test_a_conversation_of_ones_own_is_refined_in_place(
-    store: Store, scripted: Any, connected: Any
-) -> None:
+async def test_own_conversation_is_refined(store: Store, scripted: Any, connected: Any) -> None:
     """What was said before is part of the chain, and the conversation can go on afterwards."""
-    talk = await Conversation.create(store, connected(scripted()), data={"mine": 1})
-    await talk.send("My ship is the Argo.")
+    conversation = await Conversation.create(store, connected(scripted()), data={"mine": 1})
+    await conversation.send("My ship is the Argo.")
     result = await refine(
-        "What is my ship?", judge=lambda answer: "Argo" in answer, conversation=talk
+        "What is my ship?", judge=lambda answer: "Argo" in answer, conversation=conversation
     )
     assert result.answer == "Your ship is the Argo."
-    assert result.conversation == talk.id
-    assert (await talk.send("What did I say first?")).text.endswith('"My ship is the Argo."')
+    assert result.conversation == conversation.id
+    assert (await conversation.send("What did I say first?")).text.endswith(
+        '"My ship is the Argo."'
+    )
     found = await load_workflow(store, result.workflow)
     assert [each.question for each in found.chains[0].exchanges] == ["What is my ship?"]
-    assert (await store.conversation(talk.id)).data["mine"] == 1
+    assert (await store.conversation(conversation.id)).data["mine"] == 1
 
 
 async def test_a_conversation_serves_several_workflows(
     store: Store, scripted: Any, connected: Any
 ) -> None:
     """Each has a record of its own: its task, its verdicts, its status and its exchanges."""
-    talk = await Conversation.create(store, connected(scripted()))
-    await talk.send("My ship is the Argo.")
+    conversation = await Conversation.create(store, connected(scripted()))
+    await conversation.send("My ship is the Argo.")
     first = await refine(
-        "What is my ship?", judge=lambda answer: "Argo" in answer, conversation=talk
+        "What is my ship?", judge=lambda answer: "Argo" in answer, conversation=conversation
     )
     second = await refine(
-        "What did I say first?", judge=lambda _: "Longer.", rounds=1, conversation=talk
+        "What did I say first?", judge=lambda _: "Longer.", rounds=1, conversation=conversation
     )
-    again = await Conversation.open(store, talk.id, talk.engine)
+    again = await Conversation.open(store, conversation.id, conversation.engine)
     third = await refine("What is 2+3?", judge=lambda answer: "5" in answer, conversation=again)
     for result, task, status in (
         (first, "What is my ship?", "passed"),
@@ -205,13 +205,13 @@ async def test_a_conversation_serves_several_workflows(
     resumed = await refine(
         "What is my ship?",
         judge=lambda answer: "Argo" in answer,
-        conversation=talk,
+        conversation=conversation,
         workflow=first.workflow,
     )
     assert resumed.rounds[0].stored
 
 
-async def test_whoever_watches_sees_every_step(store: Store, scripted: Any, connected: Any) -> None:
+async def test_watch_receives_every_event(store: Store, scripted: Any, connected: Any) -> None:
     """Started, asked, answered, judged and so on, in order."""
     seen: list[WorkflowEvent] = []
     await refine(

@@ -70,7 +70,7 @@ async def test_an_answer_of_the_wrong_form_is_asked_for_again(
     assert len(server.requests) == 3
 
 
-async def test_it_fails_when_the_form_never_comes(
+async def test_refine_fails_without_valid_verdict(
     store: Store, scripted: Any, connected: Any
 ) -> None:
     """After so many attempts, with the id of what was reached."""
@@ -151,9 +151,9 @@ async def test_a_pipeline_can_be_part_of_a_conversation(
     store: Store, scripted: Any, connected: Any
 ) -> None:
     """Steps know what was said before."""
-    talk = await Conversation.create(store, connected(scripted()))
-    await talk.send("My ship is the Argo.")
-    result = await steps([Step("ship", "What is my ship?")], conversation=talk)
+    conversation = await Conversation.create(store, connected(scripted()))
+    await conversation.send("My ship is the Argo.")
+    result = await steps([Step("ship", "What is my ship?")], conversation=conversation)
     assert result.value == "Your ship is the Argo."
     found = await load_workflow(store, result.workflow)
     assert (found.kind, found.status) == ("steps", "finished")
@@ -172,9 +172,9 @@ async def test_the_same_id_gives_the_same_results_for_nothing(
     )
     assert len(server.requests) == 3
     assert [each.value for each in again.steps] == [each.value for each in first.steps]
-    talk = await Conversation.open(store, first.conversation, engine)
+    conversation = await Conversation.open(store, first.conversation, engine)
     with pytest.raises(InvalidWorkflow, match="is a steps workflow, not a refine workflow"):
-        await refine("x", judge=bool, workflow=first.workflow, conversation=talk)
+        await refine("x", judge=bool, workflow=first.workflow, conversation=conversation)
 
 
 @pytest.mark.parametrize(

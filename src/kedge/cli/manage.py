@@ -138,10 +138,7 @@ def fork_command(conversation: str, at: str, title: str, store: str, as_json: bo
     async def work(opened: "Store") -> "tuple[ConversationRow, ConversationRow, int]":
         row = await find_conversation(opened, conversation)
         node = await find_node(opened, row, at)
-        forked = await opened.fork(row, node.id, title or row.title)
-        if row.data:
-            forked = await opened.update(forked.id, data=row.data)
-        return row, forked, node.id
+        return row, await opened.fork(row, node.id, title or row.title), node.id
 
     row, forked, node = run_with_store(work, given=store)
     if as_json:

@@ -163,7 +163,7 @@ def mask_value(setting: Setting, value: Scalar) -> str:
     """Return a value for display, masked if it is secret."""
     text = format_value(value)
     match setting.secret:
-        case "whole":
+        case "full":
             return mask(text)
         case "url":
             return mask_url(text)

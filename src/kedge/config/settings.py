@@ -47,7 +47,7 @@ class Setting:
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
-    secret: Literal["", "whole", "url"] = ""
+    secret: Literal["", "full", "url"] = ""
     env_override: str = ""
     default_label: str = ""
     """A description of the default, if the value itself does not show it."""
@@ -177,7 +177,7 @@ _TABLE = (
         "text",
         "",
         "The token that clients must send. Required on any address but loopback.",
-        secret="whole",
+        secret="full",
         env_override="KEDGE_SERVER_TOKEN",
         default_label="none",
     ),
@@ -246,7 +246,7 @@ _TABLE = (
         "text",
         "",
         "What clients must send in the x-kedge-token header.",
-        secret="whole",
+        secret="full",
         default_label="none",
     ),
     Setting(
@@ -270,7 +270,7 @@ _TABLE = (
         "text",
         "",
         "What clients must send as a bearer token.",
-        secret="whole",
+        secret="full",
         default_label="none",
     ),
 )

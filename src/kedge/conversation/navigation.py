@@ -41,7 +41,7 @@ async def find_position(
 
 
 def _retains_prefix(path: Sequence[Node], node: Node, length: int) -> bool:
-    """Return whether no later node of the path removes the first ``kept`` blocks."""
+    """Return whether no later node of the path removes the first ``length`` blocks."""
     return all(later.kept >= length for later in path if later.depth > node.depth)
 
 

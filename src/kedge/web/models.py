@@ -151,7 +151,7 @@ class ModelSelector:
             self.check_name(name)
         if names_address(name):
             raise UnconfirmedReference(
-                f"this conversation was held with {name}, which is not configured on this server; "
+                f"this conversation uses {name}, which is not configured on this server; "
                 f"{self._describe_choice()}"
             )
         if name not in self._engines:

@@ -57,26 +57,26 @@ def get_environment() -> Environment:
 
 @cache
 def static_url(name: str) -> str:
-    """The address of one of our own files; it changes with the file, so that it may be kept."""
+    """Return the URL of a static file; it changes with the file, so that it can be cached."""
     _, tag = _read_static(name)
     return f"/static/{name}?v={tag.strip(chr(34))}"
 
 
 def render(template: str, **values: Any) -> str:
-    """A template filled in."""
+    """Render a template."""
     return get_environment().get_template(template).render(**values)
 
 
 def render_page(
     request: Request, template: str, *, here: str, status: int = 200, **values: Any
 ) -> HTMLResponse:
-    """Return a complete page; ``here`` is its name in the navigation."""
+    """Render a page; ``here`` is its entry in the navigation."""
     has_session = bool(request.scope.get(SESSION_KEY))
     return HTMLResponse(render(template, here=here, has_session=has_session, **values), status)
 
 
 def serve_static(request: Request) -> Response:
-    """One of our own files: for good if its address names its content, else checked again each time."""
+    """Serve a static file; it is cached without a check if its URL has the tag of its content."""
     name = request.path_params["name"]
     if name not in _static_names():
         raise HTTPException(404)

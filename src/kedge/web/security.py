@@ -1,11 +1,11 @@
-"""Who may use the page, and what the page may do: a fence around every route.
+"""Access control and security headers of the page and the API.
 
 A page on loopback has no token, yet any web site in a browser on the same machine can try to reach it:
 by a name of its own that resolves to 127.0.0.1 (so the ``Host`` must be a loopback name), or by posting
 forms (so a write must come from the page itself, and as JSON, which no foreign form can send). Elsewhere
-a token is needed: as a bearer from programs, or typed once and kept as a signed cookie by browsers. What
-a model wrote can do nothing even if it got into the page as HTML: the policy runs no script and loads
-nothing but our own.
+a token is needed: as a bearer token from programs, or entered once and stored as a signed cookie by browsers.
+If text of a model got into the page as HTML, it could do nothing: the content security policy runs and loads
+only what the page itself serves.
 """
 
 import hashlib
@@ -176,10 +176,10 @@ class PageAuthMiddleware:
         except _Revoked:
             await guarded.end()
         except Exception as error:
-            # Its words may quote a conversation: they are for debugging only.
+            # The message of the error may quote a conversation: it is logged for debugging only.
             log_failure("internal error of the page", error)
             if guarded.started:
-                raise  # too late to say anything: the connection must break
+                raise  # an error response cannot be sent any more: the connection must break
             await error_response(500, "bug", "internal error; the log has the details")(
                 scope, receive, guarded
             )

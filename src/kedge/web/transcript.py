@@ -242,7 +242,7 @@ def _render_block(block: Block, names: Mapping[str, str]) -> MessageView:
             )
         case OpaqueBlock():
             text = json.dumps(thaw(block.item), indent=2, ensure_ascii=False)
-            return MessageView(block.id, "opaque", block.type, text=text, hint="kept as it came")
+            return MessageView(block.id, "opaque", block.type, text=text, hint="stored unchanged")
         case UnknownBlock():
             text = json.dumps(dump_block(block), indent=2, ensure_ascii=False)
             return MessageView(block.id, "unknown", "A block of a newer Kedge", text=text)

@@ -26,7 +26,7 @@ from kedge.workflows import (
     refine,
     steps,
 )
-from kedge.workflows.debate import JUDGE_ROLE
+from kedge.workflows.judges import JUDGE_ROLE
 from kedge.workflows.roles import new_workflow_id
 
 RunnableWorkflow = Awaitable[Any]

@@ -21,12 +21,11 @@ from kedge.workflows.events import (
     WorkflowStarted,
     ignore_event,
 )
-from kedge.workflows.judges import ModelJudge, ask_structured, judge_settings
+from kedge.workflows.judges import JUDGE_ROLE, ModelJudge, ask_structured, open_judge_role
 from kedge.workflows.refine import make_title
 from kedge.workflows.results import DebateArgument, DebateResult, Ruling, Side
 from kedge.workflows.roles import Role, load_schema, new_workflow_id
 
-JUDGE_ROLE = "judge"
 OPENING_PROMPT = """\
 You take part in a debate, as {name}. The question:
 {question}
@@ -84,7 +83,7 @@ async def debate(
         InvalidWorkflow: The sides, the judge or the rounds are invalid.
         WorkflowFailed: A side or the judge gave no usable answer.
     """
-    _validate_debate(sides, rounds)
+    _validate_debate(sides, rounds, judge)
     workflow = workflow or new_workflow_id()
     stored_spec = {
         "question": question,
@@ -109,14 +108,14 @@ async def debate(
             )
             open_roles.push_async_callback(role.aclose)
             roles.append(role)
-        bench = await _open_judge(workflow, judge, store, watch, settings)
-        if bench:
-            open_roles.push_async_callback(bench.aclose)
+        judge_role = await open_judge_role(workflow, "debate", judge, store, watch, settings)
+        if judge_role:
+            open_roles.push_async_callback(judge_role.aclose)
         watch(WorkflowStarted(workflow, "debate", rounds, roles[0].is_resumed))
-        return await _Debate(sides, roles, bench, judge, question, rounds).run()
+        return await _Debate(sides, roles, judge_role, judge, question, rounds).run()
 
 
-def _validate_debate(sides: Sequence[Side], rounds: int) -> None:
+def _validate_debate(sides: Sequence[Side], rounds: int, judge: object) -> None:
     names = [side.name for side in sides]
     if len(names) < 2 or len(set(names)) < len(names):
         raise InvalidWorkflow("a debate needs two or more sides with unique names")
@@ -126,31 +125,8 @@ def _validate_debate(sides: Sequence[Side], rounds: int) -> None:
         )
     if rounds < 1:
         raise InvalidWorkflow("a debate needs at least one round")
-
-
-async def _open_judge(
-    workflow: str,
-    judge: DebateJudge,
-    store: Store,
-    watch: WorkflowCallback,
-    settings: dict[str, Any],
-) -> Role | None:
-    if not isinstance(judge, ModelJudge):
-        if not callable(judge):
-            raise InvalidWorkflow("the judge of a debate must be a function or a ModelJudge")
-        return None
-    return await Role.open(
-        workflow,
-        "debate",
-        JUDGE_ROLE,
-        store=store,
-        engine=judge.engine,
-        lead=False,
-        spec={},
-        watch=watch,
-        title=f"The judge of {workflow}",
-        settings=judge_settings(settings),
-    )
+    if not isinstance(judge, ModelJudge) and not callable(judge):
+        raise InvalidWorkflow("the judge of a debate must be a function or a ModelJudge")
 
 
 class _Debate:

@@ -8,12 +8,15 @@ from typing import Any, cast
 from kedge.engines import Engine, OutputSchema
 from kedge.engines.output_schema import SchemaMismatch
 from kedge.errors import InvalidWorkflow, WorkflowFailed
+from kedge.store import Store
+from kedge.workflows.events import WorkflowCallback, WorkflowKind
 from kedge.workflows.results import Verdict
 from kedge.workflows.roles import Role, load_schema
 
 VerdictValue = Verdict | bool | float | str
 JudgeFunction = Callable[[str], VerdictValue | Awaitable[VerdictValue]]
 
+JUDGE_ROLE = "judge"
 ATTEMPTS = 3
 """How often a model judge is asked for an answer of the requested form."""
 PASSING_SCORE = 1.0
@@ -71,9 +74,34 @@ Write only the JSON object."""
 """The correction in workflows that version 0.1 stored."""
 
 
-def judge_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _judge_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a judge's conversation: those of the others, without tools."""
     return {name: settings[name] for name in ("lease", "price") if name in settings}
+
+
+async def open_judge_role(
+    workflow: str,
+    kind: WorkflowKind,
+    judge: object,
+    store: Store,
+    watch: WorkflowCallback,
+    settings: Mapping[str, Any],
+) -> Role | None:
+    """Open the chain of a judge that is a model; return None for any other judge."""
+    if not isinstance(judge, ModelJudge):
+        return None
+    return await Role.open(
+        workflow,
+        kind,
+        JUDGE_ROLE,
+        store=store,
+        engine=judge.engine,
+        lead=False,
+        spec={},
+        watch=watch,
+        title=f"The judge of {workflow}",
+        settings=_judge_settings(settings),
+    )
 
 
 def find_judge_schema(given: Any) -> OutputSchema[Any] | None:

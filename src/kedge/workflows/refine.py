@@ -3,6 +3,7 @@
 The prompts are part of stored idempotency keys and must not change.
 """
 
+from contextlib import AsyncExitStack
 from typing import Any
 
 from kedge.conversation import Conversation
@@ -21,16 +22,15 @@ from kedge.workflows.judges import (
     ModelJudge,
     check_judge_function,
     find_judge_schema,
-    judge_settings,
     judge_with_function,
     judge_with_model,
     judge_with_schema,
+    open_judge_role,
 )
 from kedge.workflows.results import RefineResult, Round, Verdict
 from kedge.workflows.roles import Role, new_workflow_id
 
 AUTHOR_ROLE = "author"
-JUDGE_ROLE = "judge"
 RETRY_PROMPT = """\
 That is not right yet.
 {critique}
@@ -79,68 +79,27 @@ async def refine(
         raise InvalidWorkflow("a refinement needs at least one round")
     workflow = workflow or new_workflow_id()
     stored_spec = {"task": task, "rounds": rounds, **(spec or {})}
-    author = await _open_author(
-        workflow, task, store, engine, conversation, stored_spec, watch, settings
-    )
-    bench: Role | None = None
-    try:
-        bench = await _open_judge(author, judge, watch, settings)
-        watch(WorkflowStarted(workflow, "refine", rounds, author.is_resumed))
-        return await _Refinement(author, bench, judge, task, rounds, again).run()
-    finally:
-        for role in (author, bench):
-            if role:
-                await role.aclose()
-
-
-async def _open_author(
-    workflow: str,
-    task: str,
-    store: Store | None,
-    engine: Engine | str | None,
-    conversation: Conversation | None,
-    spec: dict[str, Any],
-    watch: WorkflowCallback,
-    settings: dict[str, Any],
-) -> Role:
-    if conversation is not None:
-        return await Role.adopt(
-            workflow, "refine", AUTHOR_ROLE, conversation, spec=spec, watch=watch
+    async with AsyncExitStack() as open_roles:
+        author = await Role.open_lead(
+            workflow,
+            "refine",
+            AUTHOR_ROLE,
+            conversation,
+            store=store,
+            engine=engine,
+            spec=stored_spec,
+            watch=watch,
+            title=make_title(task),
+            settings=settings,
         )
-    if store is None or engine is None:
-        raise InvalidWorkflow("a workflow needs a conversation, or a store and an engine")
-    return await Role.open(
-        workflow,
-        "refine",
-        AUTHOR_ROLE,
-        store=store,
-        engine=engine,
-        lead=True,
-        spec=spec,
-        watch=watch,
-        title=make_title(task),
-        settings=settings,
-    )
-
-
-async def _open_judge(
-    author: Role, judge: Judge, watch: WorkflowCallback, settings: dict[str, Any]
-) -> Role | None:
-    """Open the judge's own chain, if it is a model."""
-    if not isinstance(judge, ModelJudge):
-        return None
-    return await Role.open(
-        author.workflow,
-        "refine",
-        JUDGE_ROLE,
-        store=author.conversation.store,
-        engine=judge.engine,
-        lead=False,
-        spec={},
-        watch=watch,
-        title=f"The judge of {author.workflow}",
-        settings=judge_settings(settings),
-    )
+        open_roles.push_async_callback(author.aclose)
+        judge_role = await open_judge_role(
+            workflow, "refine", judge, author.conversation.store, watch, settings
+        )
+        if judge_role:
+            open_roles.push_async_callback(judge_role.aclose)
+        watch(WorkflowStarted(workflow, "refine", rounds, author.is_resumed))
+        return await _Refinement(author, judge_role, judge, task, rounds, again).run()
 
 
 class _Refinement:

@@ -136,6 +136,43 @@ class Role:
         _check_notes(notes, workflow, kind)
         return adopted
 
+    @classmethod
+    async def open_lead(
+        cls,
+        workflow: str,
+        kind: WorkflowKind,
+        role: str,
+        conversation: Conversation | None,
+        *,
+        store: Store | None,
+        engine: Engine | str | None,
+        spec: Mapping[str, Any],
+        watch: WorkflowCallback,
+        title: str,
+        settings: Mapping[str, Any],
+    ) -> Self:
+        """Open the lead of a workflow: a conversation of the caller's, or one in a store.
+
+        Raises:
+            InvalidWorkflow: There is neither a conversation nor a store with an engine.
+        """
+        if conversation is not None:
+            return await cls.adopt(workflow, kind, role, conversation, spec=spec, watch=watch)
+        if store is None or engine is None:
+            raise InvalidWorkflow("a workflow needs a conversation, or a store and an engine")
+        return await cls.open(
+            workflow,
+            kind,
+            role,
+            store=store,
+            engine=engine,
+            lead=True,
+            spec=spec,
+            watch=watch,
+            title=title,
+            settings=settings,
+        )
+
     @property
     def is_resumed(self) -> bool:
         """Whether the workflow has sent a question before."""

@@ -62,25 +62,18 @@ async def steps(
     _validate_pipeline(pipeline, given)
     workflow = workflow or new_workflow_id()
     stored_spec = {"steps": [step.name for step in pipeline], "inputs": given, **(spec or {})}
-    if conversation is not None:
-        role = await Role.adopt(
-            workflow, "steps", STEPS_ROLE, conversation, spec=stored_spec, watch=watch
-        )
-    elif store is not None and engine is not None:
-        role = await Role.open(
-            workflow,
-            "steps",
-            STEPS_ROLE,
-            store=store,
-            engine=engine,
-            lead=True,
-            spec=stored_spec,
-            watch=watch,
-            title=" → ".join(step.name for step in pipeline),
-            settings=settings,
-        )
-    else:
-        raise InvalidWorkflow("a workflow needs a conversation, or a store and an engine")
+    role = await Role.open_lead(
+        workflow,
+        "steps",
+        STEPS_ROLE,
+        conversation,
+        store=store,
+        engine=engine,
+        spec=stored_spec,
+        watch=watch,
+        title=" → ".join(step.name for step in pipeline),
+        settings=settings,
+    )
     watch(WorkflowStarted(workflow, "steps", len(pipeline), role.is_resumed))
     try:
         return await _run_pipeline(role, pipeline, given)
