@@ -49,7 +49,9 @@ COMMANDS: dict[str, str] = {
 
 _MODULES = {
     "completion": "config",
+    "diff": "show",
     "gc": "delete",
+    "search": "conversations",
     **dict.fromkeys(("export", "import"), "import_export"),
     **dict.fromkeys(("archive", "fork", "redo", "rename", "tag", "undo"), "manage"),
 }

@@ -1,5 +1,6 @@
-"""``kedge conversations``: list the conversations in the store, newest first."""
+"""``kedge conversations`` and ``kedge search``: list conversations, and find text in them."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,8 +12,9 @@ from kedge.config import store_file, store_url
 from kedge.text_format import format_age, format_percent, sanitize_text, shorten_id
 
 if TYPE_CHECKING:
-    from kedge.store import Store
+    from kedge.store import Hit, Store
     from kedge.store.summaries import ConversationSummary
+
 
 STATUSES = ("active", "forked", "failed", "archived", "all")
 ORDERS = ("newest", "oldest", "turns", "tokens", "cost", "title")
@@ -117,3 +119,54 @@ def _format_marks(row: dict[str, Any]) -> str:
     marks += [f"(fork of {shorten_id(row['forked_from'])})"] if row["forked_from"] else []
     marks += [f"({row['failures']} failed)"] if row["failures"] else []
     return "".join(f" {mark}" for mark in marks)
+
+
+ROLES = ("user", "assistant", "system", "reasoning", "tool_call", "tool_result")
+
+
+@kedge_command("search", short_help="Search all conversations.")
+@click.argument("words", nargs=-1, required=True)
+@click.option("--role", type=click.Choice(ROLES), help="Only blocks of this kind.")
+@click.option("--tag", help="Only conversations with this tag.")
+@time_options
+@click.option(
+    "--order",
+    type=click.Choice(("newest", "rank")),
+    default="newest",
+    show_default=True,
+    help="Newest first, or the best matches first.",
+)
+@page_options(20)
+@store_option
+def search_command(words: tuple[str, ...], store: str, as_json: bool, **filters: Any) -> None:
+    """Find the blocks that contain all WORDS.
+
+    "a phrase" matches adjacent words, begin* words with this beginning, OR separates alternatives, and NOT
+    excludes the next word. Quote operators and phrases for the shell: kedge search 'ship* OR "old harbour"'.
+    """
+
+    async def work(opened: "Store") -> "tuple[list[Hit], dict[str, str]]":
+        hits = await opened.search(" ".join(words), **filters)
+        names = {hit.conversation for hit in hits}
+        return hits, {name: (await opened.conversation(name)).title for name in names}
+
+    hits, titles = run_with_store(work, given=store)
+    if as_json:
+        echo_json([_hit_to_json(hit, titles) for hit in hits])
+    elif hits:
+        rows = [
+            (
+                sanitize_text(titles[hit.conversation]) or shorten_id(hit.conversation),
+                hit.node,
+                hit.kind,
+                hit.excerpt,
+            )
+            for hit in hits
+        ]
+        print_table(("conversation", "node", "kind", "text"), rows)
+    else:
+        echo("No matches.")
+
+
+def _hit_to_json(hit: "Hit", titles: dict[str, str]) -> dict[str, Any]:
+    return {**asdict(hit), "title": titles[hit.conversation]}
