@@ -21,7 +21,7 @@ async def send_items(
     lost = 0
     engine = connect(f"responses:{server}#practice")
     async with await open_store(url) as store, engine:
-        common = await Conversation.open(store, shared, engine)
+        common = await Conversation.open(store, shared, engine, lease=300)
         reply = await common.send("What is 2+3?", key="once")
         assert reply.text == "2+3 = 5."
         for item in range(items):
