@@ -30,7 +30,7 @@ from kedge.planning import get_state
 from kedge.planning.canonical import canonical_json
 from kedge.store import Store
 from kedge.testing import TestServer
-from kedge.turns import Turn
+from kedge.turns import Block, Turn
 
 Connect = Callable[..., Engine]
 
@@ -559,6 +559,13 @@ async def test_a_key_belongs_to_one_request(conversation: Conversation, changed:
         assert (await stream.finish()).stored
     with pytest.raises(KeyReused):
         await conversation.send("What is 2+3?", key="k", **{"temperature": 0.1, **changed})
+
+
+@pytest.mark.parametrize("first", ["Hello", user("Hello")])
+async def test_a_conversation_can_start_with_one_block(store: Store, first: Block | str) -> None:
+    """A text is one message, not one for each character."""
+    conversation = await Conversation.create(store, "practice", blocks=first)
+    assert list(conversation.turn) == [user("Hello")]
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,17 @@ async def test_an_unknown_mode_is_rejected(model: str) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"retention": -5}, {"retention": float("nan")}, {"max_depth": 0}, {"max_depth": True}],
+    [
+        {"retention": -5},
+        {"retention": float("nan")},
+        {"max_depth": 0},
+        {"max_depth": True},
+        {"transport": "websockets"},
+        {"connections": 0, "transport": "websocket"},
+        {"lanes": 0, "transport": "websocket"},
+    ],
 )
-def test_an_impossible_limit_of_the_memory_of_a_server_is_rejected(settings: Any) -> None:
-    """It would switch chaining off, or never let a response expire."""
+def test_an_impossible_setting_of_an_engine_is_rejected(settings: Any) -> None:
+    """It would switch chaining off, never let a response expire, or wait for a connection forever."""
     with pytest.raises(InvalidSetting, match=next(iter(settings))):
         connect("openai:gpt-5.1", api_key="k", **settings)

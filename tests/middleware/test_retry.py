@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kedge.engines import Events, Request
-from kedge.errors import EngineError, RateLimited, StreamCut
+from kedge.errors import EngineError, InvalidSetting, RateLimited, StreamCut
 from kedge.events import TextDelta
 from kedge.middleware import retry, two_phase, with_middleware
 from kedge.turns import Turn, UserBlock, assistant, user
@@ -41,6 +41,13 @@ async def test_permanent_failures_are_reported(answers: Sequence[Any], tries: in
     with pytest.raises(EngineError):
         await with_middleware(engine, retry(2, sleep=_no_sleep)).run(Turn([user("hi")]))
     assert len(engine.turns) == tries
+
+
+@pytest.mark.parametrize("attempts", [0, -1])
+def test_there_is_at_least_one_attempt(attempts: int) -> None:
+    """Without an attempt there would be no answer and no error."""
+    with pytest.raises(InvalidSetting, match="attempts must be an integer of at least 1"):
+        retry(attempts)
 
 
 async def test_what_was_shown_is_never_retried() -> None:

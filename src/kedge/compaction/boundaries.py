@@ -6,22 +6,10 @@ question that was removed. A call without a result retains everything from itsel
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from kedge.errors import InvalidSetting
 from kedge.planning.tool_calls import ToolPairing
 from kedge.turns import Block, UserBlock
 
 OVER_LIMIT_NOTE = "the newest exchange alone exceeds the limit; it remains complete"
-
-
-def check_positive_int(name: str, value: int, *, maximum: int | None = None) -> int:
-    """Return a setting, or raise ``InvalidSetting`` if it is not an integer between 1 and a maximum."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidSetting(f"{name} must be an integer of at least 1, not {value!r}")
-    if maximum is not None and value > maximum:
-        raise InvalidSetting(
-            f"{name} must not be above its maximum: {value} is more than {maximum}"
-        )
-    return value
 
 
 def advance_to_first_user_message(blocks: Sequence[Block], start: int = 0) -> tuple[Block, ...]:

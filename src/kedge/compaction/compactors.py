@@ -17,13 +17,13 @@ from kedge.compaction.base import (
 )
 from kedge.compaction.boundaries import (
     OVER_LIMIT_NOTE,
-    check_positive_int,
     cut_points,
     find_first_fit,
 )
 from kedge.compaction.provider import ProviderCounter
 from kedge.compaction.run import run_compactor
 from kedge.events import Usage
+from kedge.planning.anchors import check_positive_int
 from kedge.tokens import TokenCounter
 from kedge.turns import Turn, diff
 

@@ -15,10 +15,11 @@ from kedge.compaction.base import (
     Replacement,
     compact_if_triggered,
 )
-from kedge.compaction.boundaries import check_positive_int, cut_points
+from kedge.compaction.boundaries import cut_points
 from kedge.engines import Engine, unwrap
 from kedge.errors import KedgeError
 from kedge.events import Usage
+from kedge.planning.anchors import check_positive_int
 from kedge.planning.digests import is_compaction
 from kedge.turns import ITEM_ID, OUTPUT_INDEX, RESPONSE_ID, Block, Turn
 

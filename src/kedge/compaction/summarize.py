@@ -19,10 +19,11 @@ from kedge.compaction.base import (
     Replacement,
     compact_if_triggered,
 )
-from kedge.compaction.boundaries import check_positive_int, cut_points, find_first_fit
+from kedge.compaction.boundaries import cut_points, find_first_fit
 from kedge.engines import Engine
 from kedge.errors import KedgeError
 from kedge.events import Usage
+from kedge.planning.anchors import check_positive_int
 from kedge.turns import Block, TextPart, UserBlock, user
 
 SUMMARY_HEADING = "[Summary of the conversation so far]"

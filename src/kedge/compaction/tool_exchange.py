@@ -17,7 +17,8 @@ from kedge.compaction.base import (
     Replacement,
     compact_if_triggered,
 )
-from kedge.compaction.boundaries import check_positive_int, cut_points
+from kedge.compaction.boundaries import cut_points
+from kedge.planning.anchors import check_positive_int
 from kedge.turns import (
     Block,
     FilePart,

@@ -181,7 +181,7 @@ class Conversation:
         *,
         title: str = "",
         tags: Iterable[str] = (),
-        blocks: Iterable[Block | str] = (),
+        blocks: Block | str | Iterable[Block | str] = (),
         mode: Mode | None = None,
         retention: float | None = None,
         ttl: float | None = None,
@@ -196,7 +196,7 @@ class Conversation:
             engine: An engine or a model string.
             title: Its title.
             tags: Its tags.
-            blocks: The blocks that it starts with.
+            blocks: The block or blocks that it starts with; text is a user block.
             mode: How requests are sent; ``"stateless"`` stores nothing with the provider.
             retention: Seconds for which the provider is relied on to hold a response.
             ttl: Seconds after its last change at which it expires; see ``Store.delete_expired``.
@@ -213,6 +213,7 @@ class Conversation:
         """
         engine = connect(engine) if isinstance(engine, str) else engine
         guarded = with_middleware(engine, *settings.get("middleware", ()))
+        messages = [blocks] if isinstance(blocks, str | Block) else blocks
         row = await store.create(
             title,
             tags=tags,
@@ -221,7 +222,7 @@ class Conversation:
             ttl=ttl,
             data=data,
             id=id,
-            blocks=_filter_blocks(guarded, map(_as_block, blocks)),
+            blocks=_filter_blocks(guarded, map(_as_block, messages)),
         )
         return await cls._load(store, row, engine, settings)
 

@@ -38,7 +38,7 @@ from kedge.engines.server_memory import ServerMemory
 from kedge.engines.telemetry import record_lost_context, record_plan
 from kedge.engines.token_evidence import SentTokens
 from kedge.engines.transport import RawResponse, Transport
-from kedge.errors import EngineError, RequestRefused, ResendTooLong
+from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
 from kedge.events import Event, Outcome, StreamEvent, StreamFailed, Usage
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import ServerForgot
@@ -54,7 +54,7 @@ from kedge.planning import (
     plan_request,
     set_state,
 )
-from kedge.planning.anchors import validate_depth, validate_seconds
+from kedge.planning.anchors import check_positive_int, validate_seconds
 from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         evidence_store: EvidenceStore | None = None,
         prompt_cache: bool = False,
     ) -> None:
+        if transport not in ("http", "websocket"):
+            raise InvalidSetting(f"transport must be http or websocket, not {transport!r}")
         sender = Transport(make_client, provider)
         if transport == "websocket":
             from kedge.engines.websocket import SocketTransport
@@ -130,7 +132,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             clock=clock,
         )
         self.retention = validate_seconds(retention, "retention")
-        self.max_depth = validate_depth(max_depth)
+        self.max_depth = None if max_depth is None else check_positive_int("max_depth", max_depth)
         self.verify_every = verify_every
         self._conversation_objects = ConversationObjects(self.transport)
         self.memory = ServerMemory(

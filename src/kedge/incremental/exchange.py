@@ -54,7 +54,7 @@ from kedge.incremental.rewrite import (
 from kedge.json_codec import decode
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION
-from kedge.planning.anchors import validate_depth, validate_seconds
+from kedge.planning.anchors import check_positive_int, validate_seconds
 
 log = get_logger("kedge.incremental")
 
@@ -91,7 +91,7 @@ class Chainer:
     ) -> None:
         self.index: AnchorIndex = MemoryIndex() if index is None else index
         self.retention = validate_seconds(retention, "retention")
-        self.max_depth = validate_depth(max_depth)
+        self.max_depth = None if max_depth is None else check_positive_int("max_depth", max_depth)
         self.clock = clock
         self.memories = ServerMemories(self.index, trust, clock)
         self._hash_key = self.index.hash_key

@@ -18,6 +18,7 @@ from kedge.events.run import VISIBLE_EVENTS, ToolStarted
 from kedge.middleware.base import BaseMiddleware
 from kedge.observe import get_logger
 from kedge.planning import get_state, set_state
+from kedge.planning.anchors import check_positive_int
 from kedge.turns import Turn
 
 log = get_logger(__name__)
@@ -39,7 +40,11 @@ def retry(
 
     Returns:
         A middleware for ``with_middleware``.
+
+    Raises:
+        InvalidSetting: The number of attempts is not at least 1.
     """
+    check_positive_int("attempts", attempts)
 
     def wrap(engine: Engine) -> Engine:
         return _RetryMiddleware(engine, attempts, first, longest, sleep)

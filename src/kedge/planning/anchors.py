@@ -61,13 +61,15 @@ def validate_seconds(seconds: object, field: str) -> float | None:
     return float(seconds)
 
 
-def validate_depth(depth: object) -> int | None:
-    """Return a limit of the length of chains, at least 1, or None; else raise InvalidSetting."""
-    if depth is None:
-        return None
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-        raise InvalidSetting(f"max_depth must be a number of responses from 1 on, not {depth!r}")
-    return depth
+def check_positive_int(name: str, value: int, *, maximum: int | None = None) -> int:
+    """Return a setting, or raise ``InvalidSetting`` if it is not an integer between 1 and a maximum."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidSetting(f"{name} must be an integer of at least 1, not {value!r}")
+    if maximum is not None and value > maximum:
+        raise InvalidSetting(
+            f"{name} must not be above its maximum: {value} is more than {maximum}"
+        )
+    return value
 
 
 class TokenCounts(NamedTuple):

@@ -24,6 +24,7 @@ from kedge.engines.websocket.pool import ConnectionPool
 from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable
 from kedge.event_loops import PerLoop
 from kedge.planning import AnchorRecord
+from kedge.planning.anchors import check_positive_int
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -104,6 +105,8 @@ class SocketTransport(Transport):
         lanes: int = DEFAULT_LANES,
     ) -> None:
         super().__init__(make_client, provider)
+        check_positive_int("connections", connections)
+        check_positive_int("lanes", lanes)
         self._pools = PerLoop(
             lambda: ConnectionPool(self._open_socket, connections=connections, lanes=lanes),
             lambda pool: pool.aclose(),
