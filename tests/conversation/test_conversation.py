@@ -562,9 +562,11 @@ async def test_a_key_belongs_to_one_request(conversation: Conversation, changed:
 
 
 @pytest.mark.parametrize("first", ["Hello", user("Hello")])
-async def test_a_conversation_can_start_with_one_block(store: Store, first: Block | str) -> None:
+async def test_a_conversation_can_start_with_one_block(
+    store: Store, connected: Connect, first: Block | str
+) -> None:
     """A text is one message, not one for each character."""
-    conversation = await Conversation.create(store, "practice", blocks=first)
+    conversation = await Conversation.create(store, connected(), blocks=first)
     assert list(conversation.turn) == [user("Hello")]
 
 
