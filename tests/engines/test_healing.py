@@ -37,6 +37,8 @@ async def test_healing_can_be_disabled(
         await engine.run(requested, heal=False)
     assert caught.value.turn == requested
     assert len(request_bodies(server)) == before + 1
+    # A rejection has the exception of the client library as its cause; a silent loss has none.
+    assert (caught.value.__cause__ is not None) == (fault == "forget_all")
 
 
 async def test_a_server_that_lost_its_memory_gets_everything_again(
