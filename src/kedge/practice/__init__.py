@@ -5,9 +5,7 @@ what a server remembers. It knows the items of the Responses API and nothing els
 ``docs/practice.md`` lists its phrases.
 """
 
-from kedge.practice.model import answer
-from kedge.practice.script import Script
-from kedge.practice.values import (
+from kedge.practice.context import (
     MessageOutput,
     OutputPart,
     PracticeOutput,
@@ -16,6 +14,8 @@ from kedge.practice.values import (
     RefusalOutput,
     ToolCallOutput,
 )
+from kedge.practice.model import answer
+from kedge.practice.script import Script
 
 __all__ = [
     "MessageOutput",

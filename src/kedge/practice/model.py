@@ -11,6 +11,13 @@ from typing import Any, cast
 
 from kedge.practice import arithmetic, echo_rules, recall_rules, tool_rules
 from kedge.practice.context import (
+    MessageOutput,
+    OutputPart,
+    PracticeOutput,
+    PracticeRequest,
+    ReasoningOutput,
+    RefusalOutput,
+    ToolCallOutput,
     is_model_item,
     items_after_last_user,
     message_count,
@@ -28,15 +35,6 @@ from kedge.practice.rule import (
 )
 from kedge.practice.schema_sample import sample_value
 from kedge.practice.sentence_values import SentenceValues
-from kedge.practice.values import (
-    MessageOutput,
-    OutputPart,
-    PracticeOutput,
-    PracticeRequest,
-    ReasoningOutput,
-    RefusalOutput,
-    ToolCallOutput,
-)
 
 
 def format_result(utterance: Utterance, result: TextResult) -> str:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.practice.context import last_user_text, message_texts
-from kedge.practice.values import PracticeRequest, ToolCallOutput
+from kedge.practice.context import PracticeRequest, ToolCallOutput, last_user_text, message_texts
 
 SLOW, VERY_SLOW, MAX_PACE = 0.05, 0.25, 10.0
 FLAGS = re.IGNORECASE | re.DOTALL

@@ -17,14 +17,6 @@ from typing import Any, Self, cast
 
 from kedge.errors import InvalidScript
 from kedge.practice.context import (
-    count_answers,
-    items_after_last_user,
-    last_user_text,
-    message_texts,
-    tool_results,
-)
-from kedge.practice.model import answer
-from kedge.practice.values import (
     MessageOutput,
     OutputPart,
     PracticeOutput,
@@ -32,7 +24,13 @@ from kedge.practice.values import (
     ReasoningOutput,
     RefusalOutput,
     ToolCallOutput,
+    count_answers,
+    items_after_last_user,
+    last_user_text,
+    message_texts,
+    tool_results,
 )
+from kedge.practice.model import answer
 
 ScriptCondition = Callable[[PracticeRequest, Any], bool]
 

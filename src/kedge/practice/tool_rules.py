@@ -11,11 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from kedge.practice.context import CALL_TYPES, is_model_item, items_after_last_user, tool_results
+from kedge.practice.context import (
+    CALL_TYPES,
+    Item,
+    PracticeRequest,
+    ToolCallOutput,
+    is_model_item,
+    items_after_last_user,
+    tool_results,
+)
 from kedge.practice.rule import TextResult, Utterance, prefix_rule, quote_text, search_rule
 from kedge.practice.schema_sample import as_schema, sample_value
 from kedge.practice.sentence_values import MAX_SENTENCE_LENGTH, QUOTED, SentenceValues
-from kedge.practice.values import Item, PracticeRequest, ToolCallOutput
 
 MAX_CALLS = 64
 VERBS = ("call", "use", "run", "invoke", "try", "execute")
