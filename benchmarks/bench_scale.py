@@ -26,6 +26,7 @@ from kedge.store.database import Tx
 from kedge.store.summaries import list_summaries
 from kedge.turns import user
 
+BASELINE = "a store with fewer conversations"
 CONVERSATIONS = int(os.environ.get("KEDGE_BENCH_CONVERSATIONS", "4000"))
 EXCHANGES = 20
 LONG = 200_000

@@ -20,6 +20,7 @@ from kedge.planning import plan_request, prefix_digest, record_response
 from kedge.tokens import TiktokenCounter
 from kedge.turns import Block, Turn, assistant, dump_block, tool_call, tool_result, user
 
+BASELINE = "json of the same data"
 SCOPE = "openai/api.openai.com/v1/0123456789abcdef"
 BLOCKS = 1_000
 
@@ -69,12 +70,8 @@ def _measure_speed(state: ChatState, data: bytes) -> list[Row]:
     encode = cpu_seconds(lambda: encode_state(state), number=5)
     decode = cpu_seconds(lambda: decode_state(data, "openai"), number=5)
     return [
-        Row(
-            f"encode {BLOCKS:,} blocks / json.dumps", encode / dumps, 2.0, detail=_format_ms(encode)
-        ),
-        Row(
-            f"decode {BLOCKS:,} blocks / json.loads", decode / loads, 3.5, detail=_format_ms(decode)
-        ),
+        Row(f"encode {BLOCKS:,} blocks", encode / dumps, 2.0, detail=_format_ms(encode)),
+        Row(f"decode {BLOCKS:,} blocks", decode / loads, 3.5, detail=_format_ms(decode)),
     ]
 
 
@@ -83,7 +80,7 @@ def _measure_size(turn: Turn, data: bytes) -> list[Row]:
     over = len(data) - sum(map(_escaped_size, turn.blocks))
     allowed = 200 * len(turn) + 320 * responses
     detail = f"{len(data):,} bytes, {over / len(turn):.0f} a block beyond its text"
-    return [Row("bytes beyond the text / allowed", over / allowed, 1.0, detail=detail)]
+    return [Row("bytes beyond the text", over / allowed, 1.0, "x", detail, "the allowed size")]
 
 
 def _escaped_size(block: Block) -> int:
@@ -150,8 +147,8 @@ def _measure_counting(turn: Turn) -> list[Row]:
         alone = min(alone, _measure(lambda f=fresh, t=turn: f.count_blocks(t.blocks[-2:])))
         grown = min(grown, _measure(lambda t=turn: counter.count_blocks(t.blocks)))
     return [
-        Row("count grown by 2 blocks / count all", grown / cold, 0.02, detail=_format_ms(grown)),
-        Row("count grown by 2 blocks / those 2 alone", grown / alone, detail=_format_ms(alone)),
+        Row("count 2 more blocks", grown / cold, 0.02, "x", _format_ms(grown), "counting all"),
+        Row("count 2 more blocks", grown / alone, None, "x", _format_ms(alone), "counting those 2"),
     ]
 
 

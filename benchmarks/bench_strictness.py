@@ -7,6 +7,7 @@ from benchmarks.table import Row, cpu_seconds
 from kedge.server.coherence import EMPTY_COHERENCE, Coherence, check_request
 from kedge.server.validation import check_create, parse_body
 
+BASELINE = "parsing the body"
 ITEMS: list[dict[str, Any]] = [
     {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello."}]},
     {
@@ -44,7 +45,7 @@ def measure_chains() -> list[Row]:
     near = cpu_seconds(lambda: check_turn(short), number=2_000)
     far = cpu_seconds(lambda: check_turn(long), number=2_000)
     return [
-        Row("a turn's coherence at depth 2,000 / at depth 5", far / near, limit=3),
+        Row("a turn's coherence at depth 2,000", far / near, limit=3, baseline="depth 5"),
         Row("a turn's coherence at depth 2,000", far * 1e6, unit="µs"),
     ]
 

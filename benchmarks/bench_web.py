@@ -34,6 +34,7 @@ from kedge.web.service import ConversationService
 if TYPE_CHECKING:
     from playwright.sync_api import CDPSession, Page
 
+BASELINE = "json.loads of the same tree"
 RESPONSES = 2_000
 CONVERSATIONS = 10_000
 

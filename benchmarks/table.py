@@ -5,7 +5,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
@@ -13,13 +13,17 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured figure. ``limit`` is what we aim for; it is shown, never asserted."""
+    """One measured figure. ``limit`` is what we aim for; it is shown, never asserted.
+
+    ``baseline`` is what a ratio is a ratio of, if it is not the ``BASELINE`` of the benchmark.
+    """
 
     what: str
     value: float
     limit: float | None = None
     unit: str = "x"
     detail: str = ""
+    baseline: str = ""
 
 
 def cpu_seconds(work: Callable[[], object], *, repeat: int = 5, number: int = 1) -> float:
@@ -38,13 +42,21 @@ def cpu_seconds(work: Callable[[], object], *, repeat: int = 5, number: int = 1)
     return best
 
 
-def print_and_save(name: str, rows: Sequence[Row]) -> None:
-    """Print the table and write it to ``benchmarks/results/<name>.json``."""
-    width = max(len(row.what) for row in rows)
-    print(f"\n{name}")
+def print_heading() -> None:
+    """Print the names of the columns."""
+    _print_line("benchmark", "what", "value", "aim", "baseline", "figures")
+
+
+def print_and_save(name: str, baseline: str, rows: Sequence[Row]) -> None:
+    """Print lines of the table and write them to ``benchmarks/results/<name>.json``."""
+    rows = [
+        replace(row, baseline=row.baseline or baseline) if row.unit == "x" else row for row in rows
+    ]
     for row in rows:
-        limit = "" if row.limit is None else f"aim {row.limit:g}{row.unit}"
-        print(f"  {row.what:<{width}}  {row.value:>10.4g}{row.unit:<3} {limit:<14} {row.detail}")
+        aim = "" if row.limit is None else f"{row.limit:g}{row.unit}"
+        _print_line(
+            name, row.what, f"{row.value:.4g}{row.unit}", aim, row.baseline or "none", row.detail
+        )
     RESULTS.mkdir(exist_ok=True)
     report = {
         "benchmark": name,
@@ -53,3 +65,7 @@ def print_and_save(name: str, rows: Sequence[Row]) -> None:
         "rows": [asdict(row) for row in rows],
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _print_line(name: str, what: str, value: str, aim: str, baseline: str, detail: str) -> None:
+    print(f"{name:<11} {what:<58} {value:>9} {aim:>7}  {baseline:<44} {detail}", flush=True)
