@@ -1,5 +1,6 @@
 """Typed answers of a conversation: stored with their corrections, once per key, continued after a failure."""
 
+import hashlib
 from collections.abc import Callable
 from typing import Any, assert_type
 
@@ -9,8 +10,10 @@ from kedge import Conversation
 from kedge.conversation import ConversationStream, Reply
 from kedge.engines import Engine
 from kedge.errors import KeyReused, OutputInvalid, OutputRefused
+from kedge.planning.canonical import canonical_json
 from kedge.store import Store
 from kedge.testing import TestServer
+from kedge.turns import user
 
 Connect = Callable[..., Engine]
 
@@ -76,13 +79,12 @@ async def test_resume_requests_an_answer_that_did_not_match_again(
     assert (await conversation.resume(asked, output=int)).stored
 
 
-async def test_a_settled_reply_of_another_type_is_an_error(
-    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A key of version 0.1 says nothing about the type."""
-    module = "kedge.conversation.conversation"
-    monkeypatch.setattr(f"{module}._hash_request", lambda blocks, options: b"x" * 32)
-    await conversation.send("Hello", key="k")
+async def test_settled_reply_of_another_type_is_rejected(conversation: Conversation) -> None:
+    """The hash of a key of version 0.1 covers the messages only, not the type."""
+    about = hashlib.sha256(canonical_json(user("Hello")) or b"").digest()
+    store, row = conversation.store, conversation.row
+    await store.claim(row, "k", about=about, owner="version 0.1", lease=60)
+    await store.settle(row, "k", (await conversation.send("Hello")).node)
     with pytest.raises(OutputInvalid, match="0 attempt"):
         await conversation.send("Hello", key="k", output=int)
 

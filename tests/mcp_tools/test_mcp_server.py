@@ -234,7 +234,7 @@ def test_the_command_offers_what_the_options_allow(
         served.append(listener.getsockname()[0])
 
     monkeypatch.setattr("kedge.mcp.server.serve_stdio", serve)
-    monkeypatch.setattr("kedge.cli.mcp._run_uvicorn", serve_http)
+    monkeypatch.setattr("kedge.cli.mcp.run_uvicorn", serve_http)
     done = run("--allow-write", *(["--http", "--port", "0", "--host", "::1"] if http else []))
     assert done.exit_code == 0, done.output
     assert served == (["::1"] if http else [[*READING, "ask", "fork"]])

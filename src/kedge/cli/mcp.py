@@ -83,10 +83,11 @@ async def _serve_http(
         url = f"http://{shown}:{bound}/mcp"
         click.echo(json.dumps({"url": url}) if as_json else f"Serving {url}")
         sys.stdout.flush()
-        await _run_uvicorn(create_http_app(server, policy), listener)
+        await run_uvicorn(create_http_app(server, policy), listener)
 
 
-async def _run_uvicorn(app: Any, listener: "socket.socket") -> None:
+async def run_uvicorn(app: Any, listener: "socket.socket") -> None:
+    """Serve an app on a bound socket until the process is interrupted."""
     import uvicorn
 
     config = uvicorn.Config(

@@ -511,9 +511,9 @@ def select_children(tx: Tx, node: Node) -> list[Node]:
     return sorted(map(node_from_row, tx.rows(_SELECT_CHILDREN, values)), key=lambda each: each.id)
 
 
-def find_newest_descendant(tx: Tx, node: int, tree: int) -> Node:
+def find_newest_descendant(tx: Tx, node: Node) -> Node:
     """Return the newest of the nodes that a question led to, itself included."""
-    rows = tx.rows(_SELECT_NEWEST_DESCENDANT, (node, tree))
+    rows = tx.rows(_SELECT_NEWEST_DESCENDANT, (node.id, node.tree))
     return node_from_row(rows[0])
 
 

@@ -705,19 +705,14 @@ class Store:
             NotInStore: The conversation was deleted, or its tree has no such node.
             StoreDamaged: A stored block cannot be read.
         """
-
-        def work(tx: Tx) -> list[str]:
-            at = conversation.head if node is None else node
-            found = nodes.select_node(tx, at, conversation.tree)
-            return nodes.load_last_bodies(tx, found, count)
-
-        return tuple(decode_blocks(await self._read(conversation, work)))
+        bodies = await self._read_at(
+            conversation, node, lambda tx, found: nodes.load_last_bodies(tx, found, count)
+        )
+        return tuple(decode_blocks(bodies))
 
     async def node(self, conversation: ConversationRow, node: int) -> Node:
         """Return a node of the conversation's tree, or raise `NotInStore`."""
-        return await self._read(
-            conversation, lambda tx: nodes.select_node(tx, node, conversation.tree)
-        )
+        return await self._read_at(conversation, node, lambda _, found: found)
 
     async def find_node(self, conversation: ConversationRow, at: int | str = "") -> Node:
         """Return the node at a position of the conversation's tree.
@@ -770,11 +765,7 @@ class Store:
         Raises:
             NotInStore: The conversation was deleted, or its tree has no such node.
         """
-
-        def work(tx: Tx) -> list[Node]:
-            return nodes.select_children(tx, nodes.select_node(tx, node, conversation.tree))
-
-        return await self._read(conversation, work)
+        return await self._read_at(conversation, node, nodes.select_children)
 
     async def pending(self, conversation: ConversationRow) -> list[Node]:
         """Return the questions of a conversation that have no answer, oldest first."""
@@ -782,12 +773,7 @@ class Store:
 
     async def newest_below(self, conversation: ConversationRow, node: int) -> Node:
         """Return the newest node that a question led to: itself, results of tools, or an answer."""
-
-        def work(tx: Tx) -> Node:
-            nodes.select_node(tx, node, conversation.tree)
-            return nodes.find_newest_descendant(tx, node, conversation.tree)
-
-        return await self._read(conversation, work)
+        return await self._read_at(conversation, node, nodes.find_newest_descendant)
 
     async def node_of_response(
         self, conversation: ConversationRow, response_id: str
@@ -1071,8 +1057,7 @@ class Store:
         """
         self._require_default("verify")
         damage = await self._run_check(verify.check_database)
-        ((newest,),) = await self.database.read(lambda tx: tx.rows("SELECT MAX(id) FROM blocks"))
-        for after in range(0, newest or 0, verify.BATCH_SIZE):
+        for after in await self.database.read(verify.list_batches):
             damage += await self._run_check(verify.check_blocks, after)
         damage += await self._run_check(verify.check_references)
         damage += await self._run_check(verify.check_search_index)
@@ -1095,6 +1080,15 @@ class Store:
     async def _read(self, conversation: ConversationRow, work: Callable[[Tx], T]) -> T:
         """Run queries about a conversation that must still exist."""
         return await self.database.read(conversations.checked(conversation, work))
+
+    async def _read_at(
+        self, conversation: ConversationRow, node: int | None, work: Callable[[Tx, Node], T]
+    ) -> T:
+        """Run queries about a node of the conversation's tree, by default the head."""
+        at = conversation.head if node is None else node
+        return await self._read(
+            conversation, lambda tx: work(tx, nodes.select_node(tx, at, conversation.tree))
+        )
 
     async def _write(self, conversation: ConversationRow, work: Callable[[Tx], T]) -> T:
         """Run a transaction on a conversation that must exist, and keep it from being deleted."""

@@ -28,6 +28,12 @@ def check_database(tx: Tx) -> list[Damage]:
     return [Damage("database", line) for line in found]
 
 
+def list_batches(tx: Tx) -> range:
+    """Return the block after which each batch of `check_blocks` begins."""
+    ((newest,),) = tx.rows("SELECT MAX(id) FROM blocks")
+    return range(0, newest or 0, BATCH_SIZE)
+
+
 def check_blocks(tx: Tx, after: int) -> list[Damage]:
     """Check the next blocks against their hashes."""
     rows = tx.rows(
