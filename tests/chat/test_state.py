@@ -334,6 +334,9 @@ def test_every_single_byte_matters() -> None:
         (bytearray(b"x"), b"x"),
         (memoryview(b"x"), b"x"),
         ("é", b"\xc3\xa9"),
+        ("x\n", b"x"),
+        (b" x\r\n", b"x"),
+        (bytearray(b"x\n"), b"x"),
     ],
 )
 def test_state_may_come_from_wherever_it_was_kept(given: Any, expected: bytes) -> None:

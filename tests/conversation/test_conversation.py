@@ -572,7 +572,15 @@ async def test_a_conversation_can_start_with_one_block(
 
 @pytest.mark.parametrize(
     "settings",
-    [{"mode": "bogus"}, {"retention": -5}, {"retention": 0}, {"retention": float("nan")}],
+    [
+        {"mode": "bogus"},
+        {"retention": -5},
+        {"retention": 0},
+        {"retention": float("nan")},
+        {"lease": float("nan")},
+        {"lease": 0},
+        {"concurrent": "wait"},
+    ],
 )
 async def test_impossible_settings_are_rejected(
     store: Store, connected: Connect, settings: Any

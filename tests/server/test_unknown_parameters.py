@@ -12,6 +12,7 @@ from anthropic import Anthropic, beta_tool
 from openai import OpenAI
 
 from kedge.backends import open_model
+from kedge.errors import InvalidSetting
 from kedge.testing import TestServer, serve
 from server.waiting import TIMEOUT
 from server.websocket.client import connect_client
@@ -235,6 +236,15 @@ async def test_a_websocket_ignores_them_as_well(server: TestServer) -> None:
 def get_weather(city: str) -> str:
     """Return the weather of a city."""
     return f"sunny in {city}"
+
+
+def test_an_unknown_policy_is_rejected() -> None:
+    """It would be taken for ``reject``."""
+    with (
+        pytest.raises(InvalidSetting, match="ignore or reject, not 'bogus'"),
+        serve(unknown_parameters="bogus"),
+    ):
+        pytest.fail("the server was started")
 
 
 @pytest.mark.parametrize("unknown_parameters", ["ignore", "reject"])

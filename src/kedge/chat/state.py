@@ -203,16 +203,19 @@ def decode_state(
 
 
 def as_bytes(state: object) -> bytes:
-    """Return a state as bytes; no state is empty bytes. Never raises."""
+    """Return a state as bytes; no state is empty bytes. Never raises.
+
+    Whitespace around a state, such as the line end that an editor adds to a file, is removed.
+    """
     match state:
         case None:
             return b""
         case bytes():
-            return state
+            return state.strip()
         case bytearray() | memoryview():
-            return bytes(cast("bytearray", state))
+            return bytes(cast("bytearray", state)).strip()
         case str():  # from a store that holds text
-            return state.encode(errors="replace")
+            return state.encode(errors="replace").strip()
         case _:
             return b"not bytes"
 

@@ -57,6 +57,7 @@ from kedge.events.run import TurnFinished
 from kedge.middleware import with_middleware
 from kedge.middleware.compose import Tools, with_default_middleware
 from kedge.planning import Mode, RequestPlan
+from kedge.planning.anchors import validate_seconds
 from kedge.planning.canonical import canonical_json
 from kedge.providers import connect
 from kedge.store import Claim, ConversationRow, Hit, Node, ResponseRow, Store
@@ -165,9 +166,7 @@ class Conversation:
             innermost=[with_stored_anchors(store, row.retention)],
         )
         self.price = price
-        if lease <= 0:
-            raise InvalidSetting("lease must be a number of seconds above 0")
-        self.lease = lease
+        self.lease = validate_seconds(lease, "lease") or DEFAULT_LEASE
         if concurrent not in get_args(Concurrency):
             choices = ", ".join(get_args(Concurrency))
             raise InvalidSetting(f"concurrent must be one of {choices}, not {concurrent!r}")
@@ -224,7 +223,11 @@ class Conversation:
             id=id,
             blocks=_filter_blocks(guarded, map(_as_block, messages)),
         )
-        return await cls._load(store, row, engine, settings)
+        try:
+            return await cls._load(store, row, engine, settings)
+        except InvalidSetting:  # the constructor checks the settings, and it needs the row
+            await store.delete(row)
+            raise
 
     @classmethod
     async def open(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kedge.errors import InvalidSetting
 from kedge.server.access import LOOPBACK_NAMES, CallerRegistry
 from kedge.server.faults import Faults
 from kedge.server.models import Model, PracticeModel
@@ -105,3 +106,10 @@ class Settings:
     shared: bool = False
     max_db_bytes: int | None = None
     callers: CallerRegistry | None = None
+
+    def __post_init__(self) -> None:
+        """Reject a value that would be taken for another one."""
+        if self.unknown_parameters not in ("ignore", "reject", None):
+            raise InvalidSetting(
+                f"unknown_parameters must be ignore or reject, not {self.unknown_parameters!r}"
+            )
