@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -258,6 +259,15 @@ async def test_the_server_ends_when_its_owner_is_cancelled_at_startup(
             group.start_soon(connect)
             await wait_for(pid_file.exists)
             scope.cancel()
+
+
+async def test_a_killed_process_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it exits later than the grace period: its exit status is read."""
+    monkeypatch.setattr(transports, "GRACE_SECONDS", 0.0)
+    process = await anyio.open_process(["sleep", "1000"], start_new_session=True)
+    await transports.stop_process(process)
+    assert process.returncode in (-signal.SIGTERM, -signal.SIGKILL)
+    await process.aclose()
 
 
 def test_the_server_ends_with_the_event_loop(open_raw: OpenRaw) -> None:

@@ -39,6 +39,8 @@ MAX_NOTE_CHARS = 500
 MAX_NAME_CHARS = 32
 GRACE_SECONDS = 2.0
 """How long a process may take to exit after its input is closed, after SIGTERM, and after SIGKILL."""
+REAP_SECONDS = 30.0
+"""How long to wait for the exit status of a process that was killed; a busy machine reports it late."""
 POLL_SECONDS = 0.01
 INHERITED_VARIABLES = ("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ")
 LAUNCHERS = frozenset(
@@ -296,7 +298,7 @@ async def stop_process(process: Process) -> None:
         if not _signal_group(process, number):
             break
         await _wait_until(lambda: not _signal_group(process, 0))
-    await _wait_until(lambda: process.returncode is not None)
+    await _wait_until(lambda: process.returncode is not None, REAP_SECONDS)
 
 
 def _close_transport(process: Process) -> None:
@@ -307,8 +309,8 @@ def _close_transport(process: Process) -> None:
             transport.close()
 
 
-async def _wait_until(is_true: Callable[[], bool]) -> None:
-    with anyio.move_on_after(GRACE_SECONDS):
+async def _wait_until(is_true: Callable[[], bool], seconds: float | None = None) -> None:
+    with anyio.move_on_after(GRACE_SECONDS if seconds is None else seconds):
         while not is_true():  # noqa: ASYNC110 - the death of a process group is no event
             await anyio.sleep(POLL_SECONDS)
 
