@@ -435,6 +435,10 @@ def test_doctor_looks_at_the_store(
     result = run_command("doctor", "--json")
     assert "cannot be opened" in result.stdout
     assert "planted" not in result.stdout
+    monkeypatch.setenv("KEDGE_SERVE_DB", "mysql://ada:planted@host/x")
+    result = run_command("doctor", "--json")
+    assert "unknown database address" in result.stdout
+    assert "planted" not in result.stdout
 
 
 def test_names_are_completed(server: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:

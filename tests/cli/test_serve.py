@@ -128,6 +128,8 @@ def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path
         (["--port", "70000"], 2, "port"),
         (["--unknown-parameters", "drop"], 2, "unknown-parameters"),
         (["--db", "/dev/null/x"], 1, "cannot be opened"),
+        (["--db", "mysql://user:secret@host/x"], 1, "unknown database address; use a file"),
+        (["--db", "sqlite:///"], 1, "unknown database address; use a file"),
         (["--host", "203.0.113.1", "--token", "x", "--db", ":memory:"], 1, "cannot listen"),
     ],
 )

@@ -203,17 +203,18 @@ def check_databases(config: Config) -> Iterator[Check]:
 def check_server_database(db: str) -> Check:
     """Check the database of the server's responses."""
     from kedge.database.postgres import PostgresPool, PostgresTransaction, is_postgresql
+    from kedge.server.storage.database import parse_sqlite_address
 
-    if not is_postgresql(db):
-        return check_sqlite("server.db", Path(db))
+    advice = "Check the address, the password and whether the database is running."
     try:
+        if not is_postgresql(db):
+            return check_sqlite("server.db", Path(parse_sqlite_address(db)))
         pool = PostgresPool(db, PostgresTransaction)
         try:
             pool.run_read(lambda tx: tx.rows("SELECT 1"))
         finally:
             pool.close()
     except KedgeError as error:
-        advice = "Check the address, the password and whether the database is running."
         return Check("server.db", "wrong", f"{mask_url(db)} cannot be opened: {error}", advice)
     return Check("server.db", "ok", mask_url(db))
 

@@ -316,6 +316,15 @@ def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
     assert text.read_text().startswith("not a database")
 
 
+def test_sqlite_address_is_a_file(tmp_path: Path) -> None:
+    """As for a store; an address of anything else is an error that does not repeat it."""
+    with serve(db=f"sqlite:///{tmp_path}/my%20server.db"):
+        assert (tmp_path / "my server.db").exists()
+    with pytest.raises(CannotServe, match="unknown database address") as wrong:
+        serve(db="mysql://user:planted@host/x").__enter__()
+    assert "planted" not in str(wrong.value)
+
+
 def test_the_database_is_private(tmp_path: Path, running: RunServer) -> None:
     """Other users of the machine cannot read it."""
     db = tmp_path / "folder" / "server.db"

@@ -13,8 +13,10 @@ changing what it is working on.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote
 
 from kedge.database.postgres import is_postgresql
+from kedge.errors import CannotServe
 
 if TYPE_CHECKING:
     from kedge.server.settings import Settings
@@ -100,7 +102,7 @@ def open_server_database(settings: "Settings") -> ServerDatabase:
     """Open the database of a server: a PostgreSQL address or a file.
 
     Raises:
-        CannotServe: If it cannot be opened.
+        CannotServe: If it cannot be opened, or is an address of another kind of database.
     """
     if is_postgresql(settings.db):
         from kedge.server.storage.postgres import PostgresServerDatabase
@@ -110,4 +112,19 @@ def open_server_database(settings: "Settings") -> ServerDatabase:
         )
     from kedge.server.storage.sqlite import SQLiteServerDatabase
 
-    return SQLiteServerDatabase(settings.db, clock=settings.clock, shared=settings.shared)
+    path = parse_sqlite_address(settings.db)
+    return SQLiteServerDatabase(path, clock=settings.clock, shared=settings.shared)
+
+
+def parse_sqlite_address(db: str) -> str:
+    """Return the file of a database that is not PostgreSQL: a path, or ``sqlite:///`` before one.
+
+    Raises:
+        CannotServe: If it is another address; it may contain a password and is not repeated.
+    """
+    path = unquote(db.removeprefix("sqlite:///")) if db.startswith("sqlite:///") else db
+    if not path or "://" in path:
+        raise CannotServe(
+            "unknown database address; use a file, :memory: or postgresql://user@host/database"
+        )
+    return path
