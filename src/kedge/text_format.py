@@ -1,4 +1,4 @@
-"""Format times, sizes, counts, ids and untrusted text for the command line and the page."""
+"""Format times, sizes, counts, ids and untrusted text for people."""
 
 import time
 from datetime import UTC, datetime

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from kedge.planning import ConversationState, get_state, set_state
-from kedge.planning.explain import MAX_LISTED, format_size
+from kedge.planning.explain import MAX_LISTED
 from kedge.turns import Turn, assistant, tool_call, user
 from planning.recorded_turns import NOW, add_response, make_exchanges, make_plan
 
@@ -11,7 +11,7 @@ from planning.recorded_turns import NOW, add_response, make_exchanges, make_plan
 def test_a_first_request() -> None:
     """Nothing is wrong: there is no response yet."""
     assert make_plan(Turn([user("hello")])).explain() == (
-        "Sending everything (1 block, about 104 bytes): "
+        "Sending everything (1 block, about 104 B): "
         "the server has no response of this conversation yet."
     )
 
@@ -20,7 +20,7 @@ def test_a_chained_request() -> None:
     """What is sent, and what that saves."""
     reported = make_plan(make_exchanges(20).append(user("next"))).explain()
     assert reported == (
-        "Chained on R20: sending 1 block, about 103 bytes; "
+        "Chained on R20: sending 1 block, about 103 B; "
         "its memory already holds the rest of 41 blocks, about 4.6 kB."
     )
 
@@ -47,7 +47,7 @@ def test_a_fallback_explains_what_to_do() -> None:
     turn = make_exchanges(1)
     late = make_plan(turn, now=NOW + 10_000_000).explain()
     assert late.splitlines() == [
-        "Sending everything (2 blocks, about 225 bytes): no stored response matches this history.",
+        "Sending everything (2 blocks, about 225 B): no stored response matches this history.",
         "Not used: R1, because the server no longer stores it, or is about to drop it.",
         "Nothing to do: the full conversation is stored locally and is sent again.",
     ]
@@ -77,13 +77,3 @@ def test_problems_are_listed_up_to_a_limit() -> None:
         ),
     )
     assert "Not used: 2 more." in make_plan(none).explain()
-
-
-def test_sizes_are_formatted_for_people() -> None:
-    """Bytes below a thousand, then kilobytes."""
-    assert [format_size(count) for count in (0, 999, 1000, 123_456)] == [
-        "0 bytes",
-        "999 bytes",
-        "1.0 kB",
-        "123.5 kB",
-    ]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kedge.planning.anchors import REASONS, RejectedAnchor
 from kedge.planning.prompt_cache import CACHE_HINTS, CachePlan
+from kedge.text_format import format_size, pluralize
 
 if TYPE_CHECKING:
     from kedge.planning.plan import RequestPlan
@@ -59,18 +60,13 @@ def explain(plan: "RequestPlan") -> str:
     return "\n".join(lines)
 
 
-def format_size(count: int) -> str:
-    """Format a number of bytes."""
-    return f"{count} bytes" if count < 1000 else f"{count / 1000:.1f} kB"
-
-
 def format_headline(plan: "RequestPlan") -> str:
     """Return one sentence: what is sent, and on which anchor."""
-    full = f"{_format_block_count(plan.full_blocks)}, about {format_size(plan.full_bytes)}"
+    full = f"{pluralize(plan.full_blocks, 'block')}, about {format_size(plan.full_bytes)}"
     if plan.anchor is None:
         return f"Sending everything ({full}): {describe_full_send(plan)}."
     where = f"conversation {plan.conversation_id}" if plan.conversation_id else "its memory"
-    sent = f"{_format_block_count(plan.delta_blocks)}, about {format_size(plan.delta_bytes)}"
+    sent = f"{pluralize(plan.delta_blocks, 'block')}, about {format_size(plan.delta_bytes)}"
     return (
         f"Chained on {plan.anchor.response_id}: sending {sent}; "
         f"{where} already holds the rest of {full}."
@@ -107,7 +103,7 @@ def _describe_omitted(plan: "RequestPlan") -> Iterator[str]:
     kinds = Counter(_KIND_NAMES.get(block.kind, "compaction") for block in plan.left_out)
     for kind, count in kinds.items():
         yield (
-            f"Left out: {_format_block_count(count)} of {kind}. It is sent only to the provider that generated "
+            f"Left out: {pluralize(count, 'block')} of {kind}. It is sent only to the provider that generated "
             "it, and only while the conversation it was generated from is unchanged."
         )
 
@@ -127,7 +123,3 @@ def _describe_cache(cache: CachePlan) -> Iterator[str]:
             "were cached are billed in full again."
         )
     yield from (f"Prevents prompt caching: {CACHE_HINTS[hint]}." for hint in cache.hints)
-
-
-def _format_block_count(count: int) -> str:
-    return f"{count} block{'' if count == 1 else 's'}"
