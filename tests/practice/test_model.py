@@ -239,7 +239,6 @@ TOOL_MENTIONS: list[tuple[str, list[str]]] = [
     ("never call add", []),
     ('call shout with "add"', ["shout"]),
     ("call add and add", ["add", "add"]),
-    ("call add twice", ["add", "add"]),
     ("call all tools", ["add", "shout", "ping"]),
     ("can you run ping?", ["ping"]),
     ("Say: call add", []),

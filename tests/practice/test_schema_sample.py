@@ -12,7 +12,7 @@ from kedge.practice.sentence_values import SentenceValues
 
 
 def make_sample(schema: Any, sentence: str = "", *facts: Any) -> Any:
-    return sample_value(schema, SentenceValues(sentence), lambda name: name, *facts)
+    return sample_value(schema, SentenceValues(sentence, facts=facts), lambda name: name)
 
 
 def check_value(schema: Any, value: Any) -> None:

@@ -126,7 +126,6 @@ def _check_bounds(value: Fraction) -> Fraction:
 RULES = (
     prefix_rule(
         "do a sum",
-        (*"-(.0123456789", "what", "how much", "calculate", "compute", "work out", "evaluate"),
         r"(?:what(?:'s| is)|how much is|calculate|compute|work out|evaluate)?\s*"
         rf"(?!.{{{MAX_LENGTH}}})(?P<sum>[-(.\d][^?=]*?)[\s?=.!]*\Z",
         calculate,

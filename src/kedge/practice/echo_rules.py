@@ -57,18 +57,11 @@ def refuse(_: Utterance, match: re.Match[str]) -> TextResult:
     return TextResult(f"I will not {what}." if what else "I will not do that.", is_refusal=True)
 
 
-SAY_VERBS = ("say", "repeat", "echo")
 LITERAL_RULES = (
-    prefix_rule(
-        "say something", SAY_VERBS, r"(?:say|repeat|echo|repeat after me)\s*:\s*(?P<text>.+)", echo
-    ),
-    prefix_rule("say something", SAY_VERBS, r"(?:say|repeat|echo)\s+(?P<text>[\"“'].+)", echo),
-    prefix_rule("refuse", ("refuse",), r"refuse\b(?:\s+to\b)?[\s:,]*(?P<what>.*)", refuse),
-    prefix_rule("write at length", ("write",), r"write\s+(\d{1,9})\s+words?\b", write_words),
-    prefix_rule(
-        "count to a number", ("count",), r"count\s+(?:from 1\s+)?to\s+(\d{1,9})\b", count_to
-    ),
+    prefix_rule("say something", r"(?:say|repeat|echo|repeat after me)\s*:\s*(?P<text>.+)", echo),
+    prefix_rule("say something", r"(?:say|repeat|echo)\s+(?P<text>[\"“'].+)", echo),
+    prefix_rule("refuse", r"refuse\b(?:\s+to\b)?[\s:,]*(?P<what>.*)", refuse),
+    prefix_rule("write at length", r"write\s+(\d{1,9})\s+words?\b", write_words),
+    prefix_rule("count to a number", r"count\s+(?:from 1\s+)?to\s+(\d{1,9})\b", count_to),
 )
-LOOSE_RULES = (
-    prefix_rule("say something", SAY_VERBS, r"(?:say|repeat|echo)\s+(?P<text>.+)", echo),
-)
+LOOSE_RULES = (prefix_rule("say something", r"(?:say|repeat|echo)\s+(?P<text>.+)", echo),)

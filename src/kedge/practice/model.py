@@ -29,12 +29,12 @@ from kedge.practice.rule import (
     Utterance,
     first_match,
     parse_utterance,
-    pluralize,
     prefix_rule,
     quote_text,
 )
 from kedge.practice.schema_sample import sample_value
 from kedge.practice.sentence_values import SentenceValues
+from kedge.text_format import pluralize
 
 
 def format_result(utterance: Utterance, result: TextResult) -> str:
@@ -56,9 +56,9 @@ def _fill_schema(utterance: Utterance, result: TextResult, schema: object) -> An
     extra: dict[str, Any] = {}
     for _, output in tool_results(items_after_last_user(utterance.request.items)):
         extra |= _parse_object(output)
-    return sample_value(
-        schema, SentenceValues(utterance.sentence, extra=extra), lambda _: result.text, result.value
-    )
+    facts = [] if result.value is None else [result.value]
+    values = SentenceValues(utterance.sentence, extra, facts)
+    return sample_value(schema, values, lambda _: result.text)
 
 
 def _parse_object(text: str) -> Mapping[str, Any]:
@@ -87,12 +87,7 @@ RULES: tuple[PhraseRule, ...] = (
     *recall_rules.RULES,
     *arithmetic.RULES,
     *echo_rules.LOOSE_RULES,
-    prefix_rule(
-        "give help",
-        ("help", "what can"),
-        r"(?:help|what can you do)\b",
-        lambda _, __: TextResult(HELP_TEXT),
-    ),
+    prefix_rule("give help", r"(?:help|what can you do)\b", lambda _, __: TextResult(HELP_TEXT)),
     *tool_rules.IMPLIED_RULES,
 )
 

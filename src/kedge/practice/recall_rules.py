@@ -7,14 +7,8 @@ by the first question about the past.
 import re
 
 from kedge.practice.context import extract_text, is_message, is_output, message_texts, tool_results
-from kedge.practice.rule import (
-    TextResult,
-    Utterance,
-    pluralize,
-    prefix_rule,
-    quote_text,
-    search_rule,
-)
+from kedge.practice.rule import TextResult, Utterance, prefix_rule, quote_text, search_rule
+from kedge.text_format import pluralize
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth",
             "tenth")  # fmt: skip
@@ -162,58 +156,44 @@ def quote_last_reasoning(utterance: Utterance, _: re.Match[str]) -> TextResult:
 RULES = (
     search_rule(
         "list the messages",
-        ("what",),
         rf"\bwhat (?:did|have) (?P<whose>i|you|we) {SPEECH_VERBS} (?:so far|until now|in all|altogether)",
         list_messages,
     ),
     prefix_rule(
         "list the messages",
-        ("repeat", "list"),
         r"(?:repeat|list) (?:everything|all|all the messages|the messages)"
         r"(?: (?:that )?(?P<whose>i|you|we)(?: have)? said)?(?: so far)?\W*\Z",
         list_messages,
     ),
     search_rule(
         "quote a message",
-        ("what",),
         rf"\bwhat (?:did|have) (?P<whose>i|you) (?:just )?{SPEECH_VERBS}\b(?P<which>[^?.!]*)",
         quote_message,
     ),
     search_rule(
         "quote a message",
-        ("what", "quote", "repeat"),
         r"\b(?:what (?:was|is)|quote|repeat) (?P<whose>my|your|the) "
         rf"(?P<which>{ORDINAL_PATTERN}) (?:message|question|answer|sentence|thing)\b",
         quote_message,
     ),
     search_rule(
-        "count the messages",
-        ("messages",),
-        r"\b(?:how many|count (?:the|my|our|all)) messages\b",
-        count_messages,
+        "count the messages", r"\b(?:how many|count (?:the|my|our|all)) messages\b", count_messages
     ),
     search_rule(
         "quote the instructions",
-        ("instructions",),
         r"\b(?:what (?:are|were)|repeat|quote) your instructions\b",
         quote_instructions,
     ),
     search_rule(
         "quote a tool result",
-        ("tool",),
         r"\bwhat (?:did (?:the|your|that)(?: last)? tool (?:say|answer|return)"
         r"|was the(?: last)? tool (?:result|output))\b",
         quote_last_result,
     ),
-    search_rule(
-        "quote a thought", ("think",), r"\bwhat did you (?:just )?think\b", quote_last_reasoning
-    ),
-    search_rule(
-        "recall a fact", (" my ",), r"\bwhat (?:is|are) my ([\w' -]{1,60}?)\s*\??\s*\Z", recall_fact
-    ),
+    search_rule("quote a thought", r"\bwhat did you (?:just )?think\b", quote_last_reasoning),
+    search_rule("recall a fact", r"\bwhat (?:is|are) my ([\w' -]{1,60}?)\s*\??\s*\Z", recall_fact),
     search_rule(
         "search the messages",
-        ("remember", "did i"),
         r"\b(?:do you remember|did i (?:mention|say anything about|tell you about))\b(.{1,200})",
         search_messages,
     ),

@@ -14,20 +14,15 @@ from kedge.practice.context import PracticeRequest, ToolCallOutput, last_user_te
 SLOW, VERY_SLOW, MAX_PACE = 0.05, 0.25, 10.0
 FLAGS = re.IGNORECASE | re.DOTALL
 
-POLITE_WORDS = (
-    "please", "now", "then", "ok", "okay", "and", "so", "thanks", "thank you", "can you",
-    "could you", "would you", "will you",
-)  # fmt: skip
-POLITE = re.compile(rf"(?:{'|'.join(POLITE_WORDS)})\b[,.!:]*\s+", re.IGNORECASE)
+POLITE = re.compile(
+    r"(?:please|ok|and|now|then|so|(?:can|could|would) you)\b[,.!:]*\s+", re.IGNORECASE
+)
 SLOWLY = re.compile(r"(very\s+)?slowly\b[\s,:.]*(?:and\s+)?", re.IGNORECASE)
 SLOWLY_AT_END = re.compile(r"[\s,]+(very\s+)?slowly\s*([.!?]?)\s*\Z", re.IGNORECASE)
 EVERY_SECONDS = re.compile(
-    r"(?:one word\s+)?every\s+(\d{1,3}(?:\.\d{1,4})?)\s*(?:s|seconds?)\b[\s,:]*", re.IGNORECASE
+    r"every\s+(\d{1,3}(?:\.\d{1,4})?)\s*(?:s|seconds?)\b[\s,:]*", re.IGNORECASE
 )
-THINK = re.compile(
-    r"think\b(?:\s+(?:hard|carefully|twice|first))*(?:\s+about\b|\s+and\b)?[\s,:.]*(?:then\s+)?",
-    re.IGNORECASE,
-)
+THINK = re.compile(r"think\b(?:\s+about\b|\s+and\b)?[\s,:.]*", re.IGNORECASE)
 INVALID = re.compile(r"(first|always)\s+invalid\b[\s,:.]*", re.IGNORECASE)
 CORRECTION = "That does not have the form asked for"
 """How a message starts that requests an answer again, because it did not match its schema."""
@@ -35,7 +30,6 @@ CORRECTION = "That does not have the form asked for"
 
 MAX_MODIFIERS = 8
 END_WINDOW = 40
-CUE_WINDOW = 20
 SEARCH_WINDOW = 500
 """A question is at the end of a long message, not in the middle of a pasted text."""
 
@@ -109,49 +103,34 @@ RuleHandler = Callable[[Utterance, "re.Match[str]"], TextResult | tuple[ToolCall
 
 @dataclass(frozen=True, slots=True)
 class PhraseRule:
-    """One phrase: its topic, its pattern and its handler.
-
-    Every form of the phrase starts with one of the cues or, if it may be anywhere, contains one.
-    Looking for a cue is fast, so most patterns are never searched for.
-    """
+    """One phrase: its topic, the function that finds it in a sentence, and its handler."""
 
     description: str
-    cues: tuple[str, ...]
-    pattern: re.Pattern[str]
+    match: Callable[[str], "re.Match[str] | None"]
     handler: RuleHandler
-    at_start: bool
-
-    def match(self, sentence: str, head: str, tail: str) -> re.Match[str] | None:
-        """Match the phrase; ``head`` and ``tail`` are the ends of the sentence in lower case."""
-        if self.at_start:
-            return self.pattern.match(sentence) if head.startswith(self.cues) else None
-        if not any(cue in tail for cue in self.cues):
-            return None
-        return self.pattern.search(sentence, max(0, len(sentence) - SEARCH_WINDOW))
 
 
-def prefix_rule(
-    description: str, cues: tuple[str, ...], pattern: str, handler: RuleHandler
-) -> PhraseRule:
+def prefix_rule(description: str, pattern: str, handler: RuleHandler) -> PhraseRule:
     """Make a rule for sentences that start with the phrase."""
-    return PhraseRule(description, cues, re.compile(pattern, FLAGS), handler, at_start=True)
+    return PhraseRule(description, re.compile(pattern, FLAGS).match, handler)
 
 
-def search_rule(
-    description: str, cues: tuple[str, ...], pattern: str, handler: RuleHandler
-) -> PhraseRule:
-    """Make a rule for sentences that contain the phrase."""
-    return PhraseRule(description, cues, re.compile(pattern, FLAGS), handler, at_start=False)
+def search_rule(description: str, pattern: str, handler: RuleHandler) -> PhraseRule:
+    """Make a rule for sentences that contain the phrase in their last ``SEARCH_WINDOW`` characters."""
+    search = re.compile(pattern, FLAGS).search
+    return PhraseRule(
+        description,
+        lambda sentence: search(sentence, max(0, len(sentence) - SEARCH_WINDOW)),
+        handler,
+    )
 
 
 def first_match(
     rules: Sequence[PhraseRule], utterance: Utterance
 ) -> tuple[TextResult | tuple[ToolCallOutput, ...], str] | None:
     """Try the rules in order; return the first answer and the topic of its rule."""
-    sentence = utterance.sentence
-    head, tail = sentence[:CUE_WINDOW].lower(), sentence[-SEARCH_WINDOW:].lower()
     for rule in rules:
-        found = rule.match(sentence, head, tail)
+        found = rule.match(utterance.sentence)
         if found and (response := rule.handler(utterance, found)) is not None:
             return response, rule.description
     return None
@@ -162,8 +141,3 @@ def quote_text(text: str, max_length: int | None = None) -> str:
     if max_length is not None and len(text) > max_length:
         text = text[:max_length].rstrip() + "…"
     return f'"{text}"'
-
-
-def pluralize(count: int, noun: str) -> str:
-    """Format a count with its noun."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -37,24 +37,20 @@ SHORTEST_BRANCH_DEPTH = 3
 NO_VALUE: Any = object()
 
 
-def sample_value(
-    schema: object, hints: SentenceValues, fallback_text: Callable[[str], str], *values: Any
-) -> Any:
+def sample_value(schema: object, hints: SentenceValues, fallback_text: Callable[[str], str]) -> Any:
     """Make a value for a schema.
 
     Args:
         schema: The JSON schema; a malformed one is tolerated.
-        hints: The values of the sentence.
+        hints: The values of the sentence; one without a name goes to the first member that it fits.
         fallback_text: Returns a text for a member's name, where no other value fits.
-        values: Facts, each of which goes to the first member that it fits.
 
     Returns:
         The value, or None if the schema is malformed.
     """
     root = as_schema(schema)
-    facts = [value for value in values if value is not None]
     try:
-        return _Sampler(root, hints, fallback_text, facts).sample(root, "", 0)
+        return _Sampler(root, hints, fallback_text).sample(root, "", 0)
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
         return None
 
@@ -189,22 +185,28 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and value - value == 0
 
 
-def coerce_value(value: Any, rules: JsonSchema, kind: str) -> Any:
-    """Convert a value to one of this type, or return NO_VALUE if it does not fit."""
-    match kind, value:
-        case (("integer" | "number"), _) if number_fits(value, rules, kind):
-            return value
-        case "string", str() | int() | float() if not isinstance(value, bool):
-            text = fit_length(str(value), rules)
-            return text if text_fits(text, rules) else NO_VALUE
-        case "boolean", bool():
-            return value
-        case "boolean", str():
-            return BOOLEAN_WORDS.get(value.lower(), NO_VALUE)
-        case "array", list() if _items_fit(cast("list[Any]", value), rules):
-            return cast("list[Any]", value)
+def value_fits(value: Any, rules: JsonSchema, kind: str) -> bool:
+    """Whether a value, other than an object, is allowed by a schema of this type."""
+    match kind:
+        case "string":
+            return isinstance(value, str) and text_fits(value, rules)
+        case "integer" | "number":
+            return number_fits(value, rules, kind)
+        case "boolean":
+            return isinstance(value, bool)
+        case "array":
+            return isinstance(value, list) and _items_fit(cast("list[Any]", value), rules)
         case _:
-            return value if kind == ANY_TYPE else NO_VALUE
+            return kind == ANY_TYPE
+
+
+def coerce_value(value: Any, rules: JsonSchema, kind: str) -> Any:
+    """Convert a named value to one of this type, or return NO_VALUE if it does not fit."""
+    if kind == "string" and (isinstance(value, str) or _is_number(value)):
+        value = fit_length(str(value), rules)
+    elif kind == "boolean":
+        value = BOOLEAN_WORDS.get(str(value).lower())
+    return value if value_fits(value, rules, kind) else NO_VALUE
 
 
 def _items_fit(values: list[Any], rules: JsonSchema) -> bool:
@@ -214,29 +216,19 @@ def _items_fit(values: list[Any], rules: JsonSchema) -> bool:
         return False
     minimum, maximum = rules.get("minItems", 0), rules.get("maxItems", MAX_ITEMS)
     return minimum <= len(values) <= maximum and all(
-        coerce_value(value, items, kind) == value for value in values
+        value_fits(value, items, kind) for value in values
     )
-
-
-def _fact_fits(fact: Any, rules: JsonSchema, kind: str) -> bool:
-    """Whether a fact fits unchanged: a number never becomes a text."""
-    return coerce_value(fact, rules, kind) == fact and isinstance(fact, str) == (kind == "string")
 
 
 class _Sampler:
     """One schema that is filled in; the number of values made is bounded."""
 
     def __init__(
-        self,
-        root: JsonSchema,
-        hints: SentenceValues,
-        fallback_text: Callable[[str], str],
-        facts: list[Any],
+        self, root: JsonSchema, hints: SentenceValues, fallback_text: Callable[[str], str]
     ) -> None:
         self._root = root
         self._hints = hints
         self._fallback_text = fallback_text
-        self._facts = facts
         self._steps = 0
 
     def sample(self, schema: object, name: str, depth: int) -> Any:
@@ -266,7 +258,9 @@ class _Sampler:
             case "array":
                 return self._sample_array(rules, name, depth)
             case "number" | "integer":
-                return self._sample_number(rules, types[0])
+                default = rules.get("default")
+                fits = number_fits(default, rules, types[0])
+                return default if fits else _find_number(rules, types[0])
             case "boolean":
                 return rules.get("default", True) is True
             case "null":
@@ -275,44 +269,32 @@ class _Sampler:
                 return self._sample_text(rules, name)
 
     def _find_value(self, rules: JsonSchema, kind: str, name: str) -> Any:
-        """Return what the sentence names so, or a fact that fits, or NO_VALUE."""
+        """Return what the sentence names so, or a value without a name that fits, or NO_VALUE."""
         named = self._hints.find_named(name)
         if named is not None and (value := coerce_value(named, rules, kind)) is not NO_VALUE:
             return value
-        for i, fact in enumerate(self._facts):
-            if _fact_fits(fact, rules, kind):
-                return self._facts.pop(i)
-        return NO_VALUE
+        value = self._hints.pop_unnamed(lambda value: value_fits(value, rules, kind))
+        return NO_VALUE if value is None else value
 
     def _has_value(self, rules: JsonSchema, name: str) -> bool:
-        """Whether the sentence holds a value of this type."""
+        """Whether the sentence has a value of this type."""
         kind = list_types(rules)[0]
         named = self._hints.find_named(name)
         if named is not None:
             return kind == "object" or coerce_value(named, rules, kind) is not NO_VALUE
         if self._hints.find_mentioned(rules.get("enum", ())) is not None:
             return True
-        if any(_fact_fits(fact, rules, kind) for fact in self._facts):
-            return True
-        if kind == "string":
-            return any(text_fits(text, rules) for text in self._hints.texts)
-        return any(
-            kind in ("integer", "number") and number_fits(number, rules, kind)
-            for number in self._hints.numbers
-        )
+        return any(value_fits(value, rules, kind) for value in self._hints.unnamed_values)
 
     def _choose_enum_value(self, rules: JsonSchema, name: str) -> Any:
-        """Choose a named value, else a mentioned one, a fact, the default, the first."""
-        choices = cast("Sequence[Any]", rules["enum"])
-        named = self._hints.find_named(name)
-        for choice in choices:
-            if named is not None and str(choice).lower() == str(named).lower():
-                return choice
-        mentioned = self._hints.find_mentioned(choices)
-        if mentioned is not None:
-            return mentioned
-        facts = (value for value in self._facts if value in choices)
-        return next(facts, rules.get("default", choices[0]))
+        """Choose the named value, else one of the sentence, the default, the first."""
+        choices = {str(choice).lower(): choice for choice in rules["enum"]}
+        mentioned = self._hints.find_mentioned(choices.values())
+        wanted = (self._hints.find_named(name), mentioned, *self._hints.unnamed_values)
+        for value in wanted:
+            if value is not None and str(value).lower() in choices:
+                return choices[str(value).lower()]
+        return rules.get("default", rules["enum"][0])
 
     def _choose_branch(self, branches: Sequence[JsonSchema], name: str, depth: int) -> JsonSchema:
         """Choose the branch that the sentence has a value for, else null, else the first.
@@ -372,19 +354,9 @@ class _Sampler:
             found = re.finditer(wanted.pattern, self._hints.sentence, re.IGNORECASE)
             texts = (match[0].rstrip(".,;") for match in found)
             return next((text for text in texts if text_fits(text, rules)), wanted.example)
-        text = self._hints.pop_text(lambda text: text_fits(text, rules))
-        if text is not None:
-            return text
         spare = (rules.get("default"), *(rules.get("examples") or ()))
         stated = next((text for text in spare if text and isinstance(text, str)), "")
         return fit_length(stated or self._fallback_text(name) or "text", rules)
-
-    def _sample_number(self, rules: JsonSchema, kind: str) -> Any:
-        default = rules.get("default")
-        if not self._hints.numbers and number_fits(default, rules, kind):
-            return default
-        number = self._hints.pop_number(lambda number: number_fits(number, rules, kind))
-        return _find_number(rules, kind) if number is None else number
 
 
 def _estimate_size(rules: JsonSchema) -> tuple[bool, int]:

@@ -7,9 +7,7 @@ go to the member of that name, mentioned ones to the first member that they fit,
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, cast
-
-T = TypeVar("T")
+from typing import Any, cast
 
 MAX_SENTENCE_LENGTH = 2_000
 _NUMBER = r"[-+]?\d{1,30}(?:\.\d{1,30})?(?:[eE][-+]?\d{1,2})?"
@@ -32,17 +30,26 @@ BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": Fa
 
 
 class SentenceValues:
-    """The values of one sentence; a mentioned value is used once."""
+    """The values of one sentence.
 
-    def __init__(self, sentence: str, *, extra: Mapping[str, Any] | None = None) -> None:
+    Args:
+        sentence: The sentence.
+        extra: More named values.
+        facts: Values without a name, used before those of the sentence.
+    """
+
+    def __init__(
+        self, sentence: str, extra: Mapping[str, Any] | None = None, facts: Iterable[Any] = ()
+    ) -> None:
         self.sentence = sentence[:MAX_SENTENCE_LENGTH]
         self.named_values: dict[str, Any] = dict(extra or {})
         rest = self._parse_object(self.sentence)
         rest = self._parse_named(rest)
-        self.texts = [found[0][1:-1] for found in QUOTED.finditer(rest)]
+        texts = [found[0][1:-1] for found in QUOTED.finditer(rest)]
         rest = QUOTED.sub(" ", rest)
-        self.numbers: list[float] = [parse_number(found[0]) for found in NUMBER.finditer(rest)]
-        self.texts += _find_phrases(NUMBER.sub(" ", rest))
+        numbers = [parse_number(found[0]) for found in NUMBER.finditer(rest)]
+        phrases = _find_phrases(NUMBER.sub(" ", rest))
+        self.unnamed_values: list[Any] = [*facts, *texts, *numbers, *phrases]
         self.remainder = _strip_links(rest)
 
     def _parse_object(self, text: str) -> str:
@@ -74,13 +81,12 @@ class SentenceValues:
                 return _parse_literal(found[1])
         return None
 
-    def pop_number(self, fits: Callable[[float], bool]) -> float | None:
-        """Remove and return the next number that fits."""
-        return _pop_first(self.numbers, fits)
-
-    def pop_text(self, fits: Callable[[str], bool]) -> str | None:
-        """Remove and return the next text that fits."""
-        return _pop_first(self.texts, fits)
+    def pop_unnamed(self, fits: Callable[[Any], bool]) -> Any:
+        """Remove and return the first value without a name that fits; None if there is none."""
+        for i, value in enumerate(self.unnamed_values):
+            if fits(value):
+                return self.unnamed_values.pop(i)
+        return None
 
     def find_mentioned(self, values: Iterable[Any]) -> Any:
         """Return the first of these values that the sentence contains as a word, or None."""
@@ -95,13 +101,6 @@ class SentenceValues:
 def parse_number(text: str) -> float:
     """Parse a number; an integer if it is written as one."""
     return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
-
-
-def _pop_first(values: list[T], fits: Callable[[T], bool]) -> T | None:
-    for i, value in enumerate(values):
-        if fits(value):
-            return values.pop(i)
-    return None
 
 
 def _parse_literal(text: str) -> Any:

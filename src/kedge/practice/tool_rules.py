@@ -25,8 +25,7 @@ from kedge.practice.schema_sample import as_schema, sample_value
 from kedge.practice.sentence_values import MAX_SENTENCE_LENGTH, QUOTED, SentenceValues
 
 MAX_CALLS = 64
-VERBS = ("call", "use", "run", "invoke", "try", "execute")
-VERB = rf"(?:{'|'.join(VERBS)})"
+VERB = "(?:call|use|run|invoke|try|execute)"
 CALL_PATTERN = re.compile(rf"\b{VERB}\b", re.IGNORECASE)
 NO_CALL_PATTERN = re.compile(
     rf"\b(?:do not|don't|never|without|not)\s+(?:{VERB}|calling|using)\b", re.IGNORECASE
@@ -35,7 +34,6 @@ EVERY_TOOL_PATTERN = re.compile(
     rf"\b{VERB}\s+(?:all|both|every|each)\b[\w\s]*\btools?\b", re.IGNORECASE
 )
 THEN_PATTERN = re.compile(r"\b(?:then|after that|afterwards)\b", re.IGNORECASE)
-TWICE_PATTERN = re.compile(r"\b(?:twice|two times)\b", re.IGNORECASE)
 RESULT_PATTERN = re.compile(r"\b(?:the|its|that)\s+(?:result|answer|output)\b", re.IGNORECASE)
 WORD_PATTERN = re.compile(r"[\w.-]*\w")
 CLAUSE_TAIL = re.compile(
@@ -140,7 +138,7 @@ def _make_next_calls(
 def _plan_calls(sentence: str, tools: Mapping[str, Item]) -> list[PlannedCall]:
     """Split the sentence at the tools that it names."""
     sentence = sentence[:MAX_SENTENCE_LENGTH]
-    if NO_CALL_PATTERN.search(sentence):
+    if not tools or NO_CALL_PATTERN.search(sentence):
         return []
     if every := EVERY_TOOL_PATTERN.search(sentence):
         return [PlannedCall(tool, sentence[every.end() :]) for tool in tools.values()][:MAX_CALLS]
@@ -151,8 +149,7 @@ def _plan_calls(sentence: str, tools: Mapping[str, Item]) -> list[PlannedCall]:
         stop = mentions[i + 1][1] if i + 1 < len(mentions) else len(sentence)
         words = sentence[end:stop]
         clause = words if stop == len(sentence) else CLAUSE_TAIL.sub("", words)
-        call = PlannedCall(tools[name], TWICE_PATTERN.sub("", clause), step)
-        planned += [call] * (2 if TWICE_PATTERN.search(clause) else 1)
+        planned.append(PlannedCall(tools[name], clause, step))
         step += bool(THEN_PATTERN.search(words[len(clause) :]))
     return planned[:MAX_CALLS]
 
@@ -193,11 +190,10 @@ def _make_call(utterance: Utterance, planned: PlannedCall) -> ToolCallOutput:
     result = known[-1][1] if known and RESULT_PATTERN.search(words) else None
     if planned.tool.get("type") == "custom":
         return ToolCallOutput(name, result or _read_custom_input(words), custom=True)
-    hints = SentenceValues(RESULT_PATTERN.sub(" ", words) if result else words)
+    facts = [result] if result else []
+    hints = SentenceValues(RESULT_PATTERN.sub(" ", words) if result else words, facts=facts)
     schema = {"type": "object", **as_schema(planned.tool.get("parameters"))}
-    arguments: Any = (
-        sample_value(schema, hints, lambda member: hints.remainder or member, result) or {}
-    )
+    arguments: Any = sample_value(schema, hints, lambda member: hints.remainder or member) or {}
     return ToolCallOutput(name, json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
 
 
@@ -253,17 +249,13 @@ def report_unknown_tool(utterance: Utterance, match: re.Match[str]) -> TextResul
 
 RULES = (
     search_rule(
-        "name the tools",
-        ("tools",),
-        r"\bwhat tools (?:do you have|can you (?:use|call))\b",
-        list_tools,
+        "name the tools", r"\bwhat tools (?:do you have|can you (?:use|call))\b", list_tools
     ),
-    prefix_rule("call tools by name", ("",), "", make_named_calls),
+    prefix_rule("call tools by name", "", make_named_calls),
     prefix_rule(
         "call tools by name",
-        VERBS,
         rf"{VERB}\s+(?:the\s+)?(?:tool\s+(?P<a>\w+)|(?P<b>\w+_\w+)|(?P<c>\w+)\s+tool)\b",
         report_unknown_tool,
     ),
 )
-IMPLIED_RULES = (prefix_rule("call a tool in plain words", ("",), "", make_implied_call),)
+IMPLIED_RULES = (prefix_rule("call a tool in plain words", "", make_implied_call),)
