@@ -122,9 +122,10 @@ def test_a_path_cannot_forge_a_line_of_the_access_log(written: io.StringIO, path
     """One request is one line, whatever its path holds; no token is needed to try."""
     log_to_stderr("info", "text", written)
     with serve() as server:
-        httpx2.get(server.base_url.removesuffix("/v1") + path, timeout=300)
+        answer = httpx2.get(server.base_url.removesuffix("/v1") + path, timeout=300)
     lines = [line for line in written.getvalue().split("\n") if "FAKE" in line]
     assert len(lines) == 1
+    assert lines[0].count(answer.headers["x-request-id"]) == 1
     assert " INFO kedge.access: GET /v1/" in lines[0]
     assert lines[0].isprintable()
 

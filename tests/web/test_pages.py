@@ -262,13 +262,26 @@ def test_with_a_token_the_door_is_a_form(tmp_path: Path) -> None:
 def test_requests_are_logged_without_content(
     page: PageServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By method, path and status, under an id; words that were looked for are not in the log."""
+    """By method, path and status, under an id; search terms are not in the log."""
     with caplog.at_level("INFO", "kedge.access"):
         answer = page.client.get("/?q=a+private+matter")
         page.client.get("/dashboard")  # by then the first one is in the log
     assert answer.headers["x-request-id"] in caplog.text
     assert "GET / 200" in caplog.text
     assert "private" not in caplog.text
+
+
+def test_routine_requests_are_logged_at_debug(
+    page: PageServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A health check and what an open page polls are not shown by default, unless they fail."""
+    with caplog.at_level("DEBUG", "kedge.access"):
+        for path in ("/healthz", "/static/page.css", "/static/none.css", "/"):
+            page.client.get(path)
+        page.client.get("/dashboard")  # by then the others are in the log
+    levels = {each.getMessage().split()[1]: each.levelname for each in caplog.records}
+    assert levels["/healthz"] == levels["/static/page.css"] == "DEBUG"
+    assert levels["/static/none.css"] == levels["/"] == "INFO"
 
 
 def test_static_files_are_cached_by_content(page: PageServer) -> None:

@@ -111,8 +111,12 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one escaped line, followed by its traceback if it has one."""
-        line = f"{_format_time(record)} {record.levelname} {record.name}: {record.getMessage()}"
-        lines = [line + _format_fields(get_fields(record))]
+        message = record.getMessage()
+        fields = dict(get_fields(record))
+        if fields.get("request_id", message) in message:  # the access log has it in the message
+            fields.pop("request_id", None)
+        line = f"{_format_time(record)} {record.levelname} {record.name}: {message}"
+        lines = [line + _format_fields(fields)]
         if record.exc_info:
             lines += self.formatException(record.exc_info).split("\n")
         if record.stack_info:

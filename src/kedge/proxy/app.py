@@ -38,7 +38,7 @@ from kedge.proxy.access import (
     build_error,
 )
 from kedge.server.access import CALLER_KEY, is_same_origin
-from kedge.server.request_log import record_metrics
+from kedge.server.request_log import choose_level, record_metrics
 from kedge.store import AccessToken, ProxiedRequest, Store, TokenRegistry
 from kedge.store.request_recorder import RequestRecorder
 
@@ -158,7 +158,8 @@ class _AccessLog:
         finally:
             seconds = time.perf_counter() - started
             record_metrics(scope, status, seconds)
-            access_log.info(
+            access_log.log(
+                choose_level(scope, status),
                 "%s %s %d %.1fms %s",
                 scope["method"],
                 scope["path"],

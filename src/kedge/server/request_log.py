@@ -5,6 +5,7 @@ everything, so it is only made if there is a listener.
 """
 
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,12 +14,14 @@ from typing import Any, Literal
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kedge.observe import bind_fields, count, measure
+from kedge.observe import bind_fields, count, get_logger, measure
 from kedge.server.error_response import build_error_response, is_anthropic
 from kedge.server.errors import INTERNAL_ERROR
 from kedge.server.json_codec import Item
 
-log = logging.getLogger("kedge.access")
+log = get_logger("kedge.access")
+ROUTINE_PATH = re.compile(r"/healthz|/metrics|/static/.*|/api/conversations/[^/]+/runs")
+"""Paths that monitoring and an open page request every few seconds."""
 server_log = logging.getLogger("kedge.server")
 
 
@@ -142,7 +145,8 @@ class AccessLogMiddleware:
             finally:
                 took = time.perf_counter() - started
                 record_metrics(scope, status, took)
-                log.info(
+                log.log(
+                    choose_level(scope, status),
                     "%s %s %d %.1fms %s",
                     "WS" if WEBSOCKET_SCOPE_KEY in scope else scope["method"],
                     scope["path"],
@@ -166,6 +170,12 @@ class AccessLogMiddleware:
         if self._listener is not None:
             self._listener(exchange)
         return exchange
+
+
+def choose_level(scope: Scope, status: int) -> int:
+    """Return the level at which a request is logged: DEBUG for routine ones that succeeded."""
+    is_routine = scope["method"] == "GET" and ROUTINE_PATH.fullmatch(scope["path"]) is not None
+    return logging.DEBUG if is_routine and 0 < status < 400 else logging.INFO
 
 
 def record_metrics(scope: Scope, status: int, seconds: float) -> None:
