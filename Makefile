@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start hundreds of Python processes, each of which would compile Kedge again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs install-size test suite style types test-fast test-clients chromium bytecode chat check fuzz campaign bench bench-peers fmt lock clean
+.PHONY: docs install-size test suite style types test-fast test-clients chromium chat check fuzz campaign bench bench-peers fmt lock clean
 .DEFAULT_GOAL := test
 
 # The dependency groups of pyproject.toml. The pip of Python 3.11 has no --group, which came with pip 25.1.
@@ -64,20 +64,16 @@ PYTEST := $(BIN)/$(if $(COVERAGE),coverage run,python) -m pytest
 # The order of tests/conftest.py, slow files first, keeps all workers busy to the end.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# The type check needs one core for minutes, so the tests run beside it.
+# The type check needs one core for minutes, so everything runs side by side.
 test: $(VENV)/.ready
-	$(MAKE) --no-print-directory --jobs=2 style chromium bytecode
-	$(MAKE) --no-print-directory --jobs=3 types docs suite
+	$(MAKE) --no-print-directory chromium
+	$(MAKE) --no-print-directory --jobs=4 style types docs suite
 
 suite:
 	$(if $(COVERAGE),$(BIN)/coverage erase)
 	$(PYTEST) $(PARALLEL) --durations=15 || { [ $$? = 1 ] && $(IF_TESTS_FAIL); }
 	$(if $(COVERAGE),$(BIN)/coverage combine --quiet)
 	$(if $(COVERAGE),$(BIN)/coverage report)
-
-# Compile the tests once, and not in each worker; errors are shown by the tests themselves.
-bytecode: $(VENV)/.ready
-	@$(BIN)/python -m pytest --collect-only -q -p no:cacheprovider > /dev/null 2>&1 || true
 
 test-fast: $(VENV)/.ready
 	$(BIN)/python -m pytest -q $(PARALLEL) -k "not postgres and not browser and not campaign"

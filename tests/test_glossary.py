@@ -5,6 +5,7 @@ concepts; docstrings, messages and docs are plain technical English. Exceptions 
 """
 
 import ast
+import functools
 import re
 import tokenize
 from collections import defaultdict
@@ -18,7 +19,6 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
 MODULES = sorted((SOURCE / "kedge").rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 ROW = re.compile(
     r"^\| \*\*(?P<term>[^*]+)\*\* \| (?P<meaning>.+) \| `(?P<home>kedge[\w.]*)` \|$", re.MULTILINE
@@ -95,6 +95,12 @@ QUOTED = re.compile(r"You said|have I said so far")
 BANNED = re.compile(rf"\b(?:{'|'.join(BANNED_PHRASES)})\b", re.IGNORECASE)
 
 
+@functools.cache
+def parse_modules() -> dict[Path, ast.Module]:
+    """Return the tree of every module: parsed by the first test that needs it, not by every worker."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+
+
 def module_name(path: Path) -> str:
     """Return the dotted name of a module."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
@@ -103,7 +109,7 @@ def module_name(path: Path) -> str:
 
 def iter_functions() -> Iterator[tuple[str, Function]]:
     """Yield every function and method with the name of its module."""
-    for path, tree in TREES.items():
+    for path, tree in parse_modules().items():
         for node in ast.walk(tree):
             if isinstance(node, Function):
                 yield module_name(path), node
@@ -141,7 +147,7 @@ def is_participle(word: str) -> bool:
 def count_importers() -> dict[str, set[str]]:
     """Return the modules that import each module, itself excluded."""
     importers: dict[str, set[str]] = defaultdict(set)
-    for path, tree in TREES.items():
+    for path, tree in parse_modules().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
                 for name in (node.module, *(f"{node.module}.{each.name}" for each in node.names)):
@@ -159,7 +165,7 @@ def iter_strings(path: Path) -> Iterator[tuple[int, str]]:
         prose = re.sub(r"<[^>]*>|{%.*?%}", " ", text) if path.suffix == ".html" else text
         yield from enumerate(prose.splitlines(), 1)
         return
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(parse_modules()[path]):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             for offset, line in enumerate(node.value.split("\n")):
                 yield node.lineno + offset, line
@@ -197,7 +203,7 @@ def test_a_name_that_does_not_exist_is_noticed() -> None:
 def test_one_class_name_has_one_meaning() -> None:
     """No class name is defined in two modules."""
     modules: dict[str, list[str]] = defaultdict(list)
-    for path, tree in TREES.items():
+    for path, tree in parse_modules().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 modules[node.name].append(module_name(path))
@@ -234,7 +240,7 @@ def test_limits_are_named_max_or_min() -> None:
     """Bounds have one prefix each."""
     names = {
         f"{module_name(path)}.{target.id}"
-        for path, tree in TREES.items()
+        for path, tree in parse_modules().items()
         for node in tree.body
         for target in assigned_names(node)
         if re.match(r"_?(?:MOST|LEAST|LONGEST|SHORTEST|LARGEST|SMALLEST|FEWEST)(?:_|$)", target.id)

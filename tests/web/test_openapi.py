@@ -4,35 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, settings
-from schemathesis.checks import not_a_server_error
-from schemathesis.config import SchemathesisConfig
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    negative_data_rejection,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
 from kedge.web.api import OPENAPI_DOCUMENT
 from web.conftest import PageServer, serve_page
 
 REJECTIONS = ["400", "404", "405", "409", "413", "415", "422"]
 """The statuses that reject a request; a body can be too large as well as wrong."""
+METHODS = {"get", "put", "post", "delete", "patch"}
 CONFIG = {"checks": {"negative_data_rejection": {"expected-statuses": REJECTIONS}}}
-schema = schemathesis.openapi.from_dict(
-    OPENAPI_DOCUMENT, config=SchemathesisConfig.from_dict(CONFIG)
-)
-CHECKS = (
-    not_a_server_error,
-    content_type_conformance,
-    negative_data_rejection,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +25,51 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServer
         yield page, name
 
 
-@schema.parametrize()
-@settings(
-    max_examples=6,
-    deadline=None,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-def test_api_matches_its_document(case: Any, known: tuple[PageServer, str]) -> None:
-    """For good and for bad requests, to a conversation that is there and to others."""
+def check_case(case: Any, known: tuple[PageServer, str]) -> None:
+    """Send one request: a good or a bad one, to a conversation that exists or to another."""
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi import checks
+
     page, name = known
     given = (case.path_parameters or {}).get("id", "")
     if case.method != "DELETE" and len(given) % 2:
         case.path_parameters["id"] = name
-    case.call_and_validate(base_url=page.url, checks=CHECKS, timeout=300)
+    expected = (
+        not_a_server_error,
+        checks.content_type_conformance,
+        checks.negative_data_rejection,
+        checks.response_headers_conformance,
+        checks.response_schema_conformance,
+        checks.status_code_conformance,
+    )
+    case.call_and_validate(base_url=page.url, checks=expected, timeout=300)
+
+
+def test_api_matches_its_document(known: tuple[PageServer, str], subtests: pytest.Subtests) -> None:
+    """For every operation; Schemathesis takes seconds to import, so only the process that runs this does."""
+    import schemathesis
+    from schemathesis.config import SchemathesisConfig
+    from schemathesis.core.result import Ok
+    from schemathesis.pytest.lazy import get_all_tests
+
+    schema = schemathesis.openapi.from_dict(
+        OPENAPI_DOCUMENT, config=SchemathesisConfig.from_dict(CONFIG)
+    )
+    limits = settings(
+        max_examples=6,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    count = 0
+    for built in get_all_tests(
+        schema=schema, test_func=check_case, settings=limits, given_kwargs=None
+    ):
+        assert isinstance(built, Ok), built
+        operation, run = built.ok()
+        with subtests.test(operation.label):
+            run(known=known)
+        count += 1
+    assert count == sum(
+        method in METHODS for path in OPENAPI_DOCUMENT["paths"].values() for method in path
+    )
