@@ -2,16 +2,28 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
+from collections.abc import Mapping, MutableMapping
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import Any, assert_type
 
 import pytest
 
 import kedge
 from kedge import turns
+from kedge.batch.conversation_task import BatchJob
+from kedge.batch.input_file import BatchLine
+from kedge.batch.results import LineResult, summarize_results
+from kedge.chat.inspect import build_report
+from kedge.incremental.json_splice import scan_object
+from kedge.incremental.report import ReportBuilder
+from kedge.server.faults import spec
+from kedge.tools.approval import Edit
 
 HEAVY_MODULES = (
     "anyio",
@@ -108,3 +120,55 @@ def test_the_pure_core_loads_no_sdk() -> None:
         "from kedge import Turn, user; Turn([user('hi')]); import sys; print(*sys.modules)"
     )
     assert not set(HEAVY_MODULES) & set(loaded.split())
+
+
+def list_frozen_classes() -> list[type[Any]]:
+    """The frozen dataclasses that Kedge and its packages export."""
+    packages = [
+        import_module(found.name)
+        for found in walk_packages(kedge.__path__, "kedge.")
+        if found.ispkg
+    ]
+    exported = [
+        getattr(package, name)
+        for package in (kedge, *packages)
+        for name in getattr(package, "__all__", ())
+    ]
+    classes = [each for each in exported if isinstance(each, type) and is_dataclass(each)]
+    return [each for each in dict.fromkeys(classes) if "__delattr__" in vars(each)]
+
+
+def test_frozen_classes_declare_no_mutable_members() -> None:
+    """The type of a public field is no ``dict``, ``list`` or ``set``, at any depth."""
+    mutable = re.compile(r"\b(dict|list|set|bytearray|deque|Counter|Mutable\w+)\b")
+    found = [
+        f"{each.__module__}.{each.__name__}.{field.name}: {field.type}"
+        for each in list_frozen_classes()
+        for field in fields(each)
+        if not field.name.startswith("_") and mutable.search(str(field.type))
+    ]
+    assert found == []
+
+
+FAILED_LINE = LineResult("1", "failed", kind="RateLimited")
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (BatchJob("b", "sqlite:///x.db", "practice", params={"n": 1}), "params"),
+        (BatchLine("1", ("Hello",), params={"n": 1}), "params"),
+        (summarize_results([FAILED_LINE], total=1, skipped=0, seconds=1), "errors"),
+        (build_report(b"", None, None), "kinds"),
+        (ReportBuilder().build(), "healed"),
+        (Edit({"path": "x"}), "arguments"),
+        (spec.parse("status=429,retry_after=1"), "options"),
+        (scan_object(b'{"a": 1}'), "members"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_mappings_of_frozen_values_are_read_only(value: Any, name: str) -> None:
+    """A member of a frozen value cannot be changed in place."""
+    members = getattr(value, name)
+    assert isinstance(members, Mapping)
+    assert not isinstance(members, MutableMapping)

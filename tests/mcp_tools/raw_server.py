@@ -16,6 +16,8 @@ from typing import Any
 MODE = sys.argv[1] if len(sys.argv) > 1 else "plain"
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
 HUGE = 3_000_000
+COMPLETE = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+"""What the newest version of the protocol requires of a result, and older ones ignore."""
 CALLS: list[str] = []
 
 
@@ -79,6 +81,8 @@ def call_tool(params: dict[str, Any]) -> dict[str, Any] | None:
             return {"content": [{"type": "text", "text": str(n)} for n in range(5_000)]}
         case "invalid":
             return {"content": "not a list"}
+        case "input":
+            return {"resultType": "input_required", "requestState": "x"}
         case "environment":
             text = json.dumps(dict(os.environ))
             return {"content": [{"type": "text", "text": text}]}
@@ -88,7 +92,7 @@ def call_tool(params: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def answer(request: dict[str, Any]) -> None:
-    """Answer a request; ``server/discover`` is unknown, as to every server before it existed."""
+    """Answer a request; only in the mode ``input`` is ``server/discover`` known, as since 2026-07-28."""
     number, params = request["id"], request.get("params", {})
     match request["method"]:
         case "initialize":
@@ -99,12 +103,18 @@ def answer(request: dict[str, Any]) -> None:
                 "capabilities": {} if MODE == "toolless" else listed,
                 "serverInfo": info,
             }
+        case "server/discover" if MODE == "input":
+            result = {
+                "supportedVersions": ["2026-07-28"],
+                "capabilities": {"tools": {}},
+                **COMPLETE,
+            }
         case "tools/list" if MODE == "pages":
             cursor = int(params.get("cursor", 0))
             tools = [{"name": f"t{cursor}", "inputSchema": SCHEMA}]
             result = {"tools": tools, "nextCursor": str(cursor + 1)}
         case "tools/list" if len(CALLS) < 2:
-            result = {"tools": list_tools()}
+            result = {"tools": list_tools(), **COMPLETE}
         case "tools/call" if MODE != "reject":
             result = call_tool(params)
         case _:

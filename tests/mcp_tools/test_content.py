@@ -14,9 +14,7 @@ from starlette.routing import Route
 from kedge import Chat, mcp_tools
 from kedge.errors import CannotConnect, ToolFailed
 from kedge.mcp import transports
-from kedge.mcp.client import McpConnection, McpOptions
 from kedge.mcp.content import MAX_LINK_CHARS, convert_result
-from kedge.mcp.transports import HttpAddress
 from kedge.middleware import guard, redact
 from kedge.turns import ImagePart, Part, TextPart, ToolResultBlock
 from mcp_tools.conftest import OpenRaw, serve_app
@@ -133,24 +131,3 @@ async def test_http_responses_are_bounded(
         with pytest.raises(CannotConnect, match=problem):
             async with mcp_tools(url):
                 pass
-
-
-async def test_a_server_that_requires_input_fails_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no one to ask."""
-    options = McpOptions("x", None, 1, None, None)
-    connection = McpConnection(HttpAddress("http://localhost/mcp"), options)
-
-    class Session:
-        """A session whose server requires input."""
-
-        async def send_request(self, *_: object) -> types.InputRequiredResult:
-            return types.InputRequiredResult(request_state="x")
-
-    class Stub:
-        """A client with that session."""
-
-        session = Session()
-
-    monkeypatch.setattr(connection, "_client", Stub())
-    with pytest.raises(ToolFailed, match="requires input from the user"):
-        await connection.call_tool("x", {})

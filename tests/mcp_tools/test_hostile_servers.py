@@ -182,6 +182,13 @@ async def test_an_invalid_result_is_a_failed_call(open_raw: OpenRaw) -> None:
         assert (await call(box)).text == "The server returned an invalid result."
 
 
+async def test_a_server_that_requires_input_fails_the_call(open_raw: OpenRaw) -> None:
+    """No user can be asked during a call."""
+    async with open_raw("input") as box:
+        text = (await call(box)).text
+    assert text == "The server requires input from the user, which is not supported."
+
+
 async def test_an_error_of_the_protocol_is_a_failed_call(open_raw: OpenRaw) -> None:
     """With the message of the server."""
     async with open_raw("reject") as box:

@@ -87,6 +87,7 @@ class Client:
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.name = name
         self.steps = 0
+        self.messages: Messages = []
         self.responses: dict[str, Any] = {}
         self.keys: list[str] = []
         self.error: BaseException | None = None
@@ -158,13 +159,29 @@ class Client:
         last = parse_events(answer.text)[-1]
         return last["response"] if last["type"] == "response.completed" else None
 
-    def check(self, response: Any, context: Messages) -> tuple[str, str]:
-        """Check that the model saw exactly this context, and return its answer as a message."""
+    @property
+    def text(self) -> str:
+        """The user message of the current step."""
+        return f"{self.name} {self.steps}"
+
+    def create_response(self, key: str = "", **context: Any) -> Any:
+        """Create a response in this context, streamed or not, and record it."""
+        body = {"model": "m", "input": self.text, "stream": self.steps % 2 == 1, **context}
+        response = self.call("POST", "/responses", body, key)
+        self.record(response, key)
+        return response
+
+    def record(self, response: Any, key: str) -> None:
+        """Check that the model saw exactly the context of the current step, and record its answer."""
+        self.messages.append(("user", self.text))
         text = response["output"][0]["content"][0]["text"]
         assert response["status"] == "completed"
-        assert text == digest_messages(context), f"{self.name} got an answer to another context"
+        seen = digest_messages(self.messages)
+        assert text == seen, f"{self.name} got an answer to another context"
+        self.messages.append(("assistant", text))
         self.responses[response["id"]] = response
-        return "assistant", text
+        if key:
+            self.keys.append(key)
 
 
 def parse_events(text: str) -> list[Any]:
@@ -178,21 +195,11 @@ class ConversationClient(Client):
     def prepare(self) -> None:
         """Create the conversation."""
         self.conversation = self.call("POST", "/conversations", {})["id"]
-        self.messages: Messages = []
+        self.messages = []
 
     def step(self) -> None:
         """Create a response in the conversation, streamed or not."""
-        text = f"{self.name} {self.steps}"
-        body = {
-            "model": "m",
-            "input": text,
-            "conversation": self.conversation,
-            "stream": self.steps % 2 == 1,
-        }
-        made = self.call("POST", "/responses", body, key=text)
-        self.keys.append(text)
-        self.messages.append(("user", text))
-        self.messages.append(self.check(made, self.messages))
+        self.create_response(self.text, conversation=self.conversation)
 
     def finish(self) -> None:
         """Compare the items of the conversation."""
@@ -217,21 +224,11 @@ class ChainClient(Client):
     def prepare(self) -> None:
         """Start without a response."""
         self.previous: str | None = None
-        self.messages: Messages = []
+        self.messages = []
 
     def step(self) -> None:
         """Create a response that continues the newest."""
-        text = f"{self.name} {self.steps}"
-        body = {
-            "model": "m",
-            "input": text,
-            "previous_response_id": self.previous,
-            "stream": self.steps % 2 == 1,
-        }
-        made = self.call("POST", "/responses", body)
-        self.previous = made["id"]
-        self.messages.append(("user", text))
-        self.messages.append(self.check(made, self.messages))
+        self.previous = self.create_response(previous_response_id=self.previous)["id"]
 
 
 class BackgroundClient(ChainClient):
@@ -239,26 +236,23 @@ class BackgroundClient(ChainClient):
 
     def step(self) -> None:
         """Create a response, wait for it, and read its events from other servers."""
-        text = f"{self.name} {self.steps}"
         body = {
             "model": "m",
-            "input": text,
+            "input": self.text,
             "previous_response_id": self.previous,
             "background": True,
         }
         if self.steps % 2:
-            id_ = self.repeat(lambda: self._start_stream({**body, "stream": True}, text))
+            id_ = self.repeat(lambda: self._start_stream({**body, "stream": True}, self.text))
             events = self.repeat(lambda: self._read_events(id_))
             numbers = [event["sequence_number"] for event in events]
             assert numbers == list(range(len(events)))
             made = events[-1]["response"]
         else:
-            id_ = self.call("POST", "/responses", body, key=text)["id"]
+            id_ = self.call("POST", "/responses", body, key=self.text)["id"]
             made = self.repeat(lambda: self._read_finished(id_))
-        self.keys.append(text)
         self.previous = id_
-        self.messages.append(("user", text))
-        self.messages.append(self.check(made, self.messages))
+        self.record(made, self.text)
 
     def _start_stream(self, body: Any, key: str) -> str | None:
         """Create a streamed response, and leave the stream after its first event."""

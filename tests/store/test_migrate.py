@@ -99,10 +99,13 @@ async def test_a_database_of_another_program_is_rejected(tmp_path: Path) -> None
         await open_store(f"sqlite:///{tmp_path}/other.db")
 
 
-def test_a_missing_migration_is_a_broken_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_migration_is_a_broken_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Steps that are not all there are never applied."""
-    only_one = re.compile(r"(?P<number>\d{4})_(?P<name>acc\w+)(?P<dialect>x)?\.sql")
-    monkeypatch.setattr(migrate_module, "_FILE", only_one)
+    (tmp_path / "migrations").mkdir()
+    (tmp_path / "migrations" / "0002_second.sql").write_text("SELECT 1;")
+    monkeypatch.setattr(migrate_module, "files", lambda _: tmp_path)
     load_migrations.cache_clear()
     try:
         with pytest.raises(BrokenInstallation):

@@ -73,8 +73,8 @@ def test_a_value_counts_as_its_compact_json(reference: Encoding) -> None:
 def test_equal_texts_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts are remembered, for short texts and for long ones."""
     counted: list[str] = []
-    real = counter._count_uncached
-    monkeypatch.setattr(counter, "_count_uncached", lambda text: counted.append(text) or real(text))
+    real = counter.split_text
+    monkeypatch.setattr(counter, "split_text", lambda text: counted.append(text) or real(text))
     fresh = TiktokenCounter()
     for text in ("short", "long " * 1_000):
         assert fresh.count_text(text) == fresh.count_text("".join(list(text)))

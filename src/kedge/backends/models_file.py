@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from kedge.backends.engine_model import DEFAULT_WINDOW, EngineModel
@@ -149,7 +150,7 @@ def load_models(path: str | Path) -> Models:
     if default is not None and default not in models:
         known = ", ".join(models)
         raise InvalidSetting(f"{where}: default must be one of {known}, not {default!r}")
-    return Models(models, default)
+    return Models(MappingProxyType(models), default)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

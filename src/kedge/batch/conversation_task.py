@@ -8,7 +8,7 @@ import hashlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from kedge.batch.input_file import BatchLine
@@ -21,7 +21,7 @@ from kedge.errors import KedgeError, KeyReused
 from kedge.middleware import retry, system_prompt
 from kedge.providers import connect
 from kedge.store import Store, open_store
-from kedge.turns.frozen_json import thaw
+from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 
 BATCH_KEY = "batch"
 DEFAULT_LEASE = 20.0
@@ -45,11 +45,14 @@ class BatchJob:
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     lease: float = DEFAULT_LEASE
-    params: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
+    params: Mapping[str, Any] = EMPTY
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "params", FrozenMap(self.params))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON values; ``BatchJob(**values)`` restores it."""
-        return asdict(self)
+        return {**asdict(self), "params": thaw(self.params)}
 
     def fingerprint(self, line: BatchLine) -> str:
         """Return a hash of everything that determines a line's answers: prompts, model and parameters.
@@ -60,7 +63,7 @@ class BatchJob:
             "prompts": line.prompts,
             "system": line.system,
             "model": line.model or self.model,
-            "params": {**self.params, **thaw(line.params)},
+            "params": {**thaw(self.params), **thaw(line.params)},
             **({} if line.schema is None else {"schema": thaw(line.schema)}),
         }
         encoded = json.dumps(request, sort_keys=True, separators=(",", ":")).encode()
@@ -130,7 +133,7 @@ class BatchContext:
     async def send_prompt(self, conversation: Conversation, line: BatchLine, number: int) -> str:
         """Send one turn of a line and return the answer; JSON if the line has a schema."""
         key = f"{self.work.name}/{line.id}/{number}"
-        options: dict[str, Any] = {**self.work.params, **thaw(line.params)}
+        options: dict[str, Any] = {**thaw(self.work.params), **thaw(line.params)}
         if line.schema is None:
             return (await conversation.send(line.prompts[number], key=key, **options)).text
         reply = await conversation.send(

@@ -9,12 +9,13 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, Self, cast
 
 from kedge.errors import InvalidBatch
+from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 # Defaults that are omitted, compared by type, because 0 is a count and not False.
 _OMITTED_VALUES: dict[type, tuple[Any, ...]] = {
@@ -83,7 +84,7 @@ class Summary:
     cost: float = 0.0
     unpriced: int = 0
     seconds: float = 0.0
-    errors: Mapping[str, int] = field(default_factory=dict[str, int], hash=False)
+    errors: Mapping[str, int] = EMPTY
     """Number of failed lines by error."""
 
 
@@ -200,5 +201,5 @@ def summarize_results(
         cost=sum(each.cost or 0.0 for each in listed),
         unpriced=sum(each.cost is None and bool(each.answers) for each in listed),
         seconds=seconds,
-        errors=errors,
+        errors=FrozenMap(errors),
     )

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kedge.chat.encryption import StateCipher, is_encrypted
 from kedge.chat.state import DiscardedState, DiscardReason, decode_state
+from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class StateReport:
     blocks: int = 0
     processed_length: int = 0
     responses: int = 0
-    kinds: Mapping[str, int] = field(default_factory=dict[str, int])
+    kinds: Mapping[str, int] = EMPTY
 
     @property
     def pending(self) -> int:
@@ -84,5 +85,5 @@ def build_report(data: bytes, provider: str | None, cipher: StateCipher | None) 
         blocks=len(found.blocks),
         processed_length=found.processed_length,
         responses=len(found.conversation_state.anchors),
-        kinds=Counter(block.kind for block in found.blocks),
+        kinds=FrozenMap(Counter(block.kind for block in found.blocks)),
     )

@@ -11,8 +11,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from typing import IO, Any, TextIO, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import IO, Any, TextIO, TypeVar, cast
 
 import click
 
@@ -91,7 +91,12 @@ def wrap_text(text: str, *, indent: str = "", err: bool = False) -> str:
 def echo_json(value: Any) -> None:
     """Print a value as JSON: indented on a terminal, else on one line."""
     indent = 2 if sys.stdout.isatty() else None
-    click.echo(format_json(value, indent=indent, default=str))
+    click.echo(format_json(value, indent=indent, default=_encode_other))
+
+
+def _encode_other(value: object) -> Any:
+    """Return what ``json`` cannot encode by itself as a dict, or else as text."""
+    return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else str(value)
 
 
 def format_json(value: Any, *, to_stderr: bool = False, **options: Any) -> str:

@@ -66,7 +66,7 @@ class OutputSchema(Generic[OutputT_co]):
     """
 
     name: str
-    schema: dict[str, Any]
+    schema: Mapping[str, Any]
     adapter: "TypeAdapter[OutputT_co] | None" = None
     wrapped: bool = False
 
@@ -127,10 +127,11 @@ class OutputSchema(Generic[OutputT_co]):
 
     def _build_strict(self) -> dict[str, Any] | None:
         """Return the strict form, or None if there is none."""
-        if not self.adapter and not _is_closed(self.schema):
+        schema = dict(self.schema)
+        if not self.adapter and not _is_closed(schema):
             return None
         try:
-            return to_strict_schema(self.schema, _NotStrict)
+            return to_strict_schema(schema, _NotStrict)
         except _NotStrict:
             return None
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from json.decoder import JSONDecoder
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from kedge.json_codec import reject_constant, split_array
@@ -79,7 +80,7 @@ def scan_object(content: bytes) -> ScannedObject:
         position = _skip(text, stop)
     if _skip(text, position + 1) != len(text):
         raise ValueError("text after the JSON object")
-    return ScannedObject(text, members)
+    return ScannedObject(text, MappingProxyType(members))
 
 
 def scan_elements(text: str, array: Span, after: int = 0) -> list[Span]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from kedge.observe import count, get_logger
+from kedge.turns.frozen_json import FrozenMap
 
 log = get_logger("kedge.incremental")
 
@@ -131,8 +132,8 @@ class ReportBuilder:
             return ChainReport(
                 self._requests,
                 self._chained,
-                dict(self._passed),
-                dict(self._healed),
+                FrozenMap(self._passed),
+                FrozenMap(self._healed),
                 self._lost,
                 self._sent,
                 self._full,

@@ -8,6 +8,7 @@ mean ``Allow()`` and ``Deny()``. If the approver raises, the call is denied.
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from inspect import isawaitable
+from types import MappingProxyType
 from typing import Any
 
 from anyio import to_thread
@@ -43,6 +44,11 @@ class Edit:
 
     arguments: str | Mapping[str, Any]
     tell: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.arguments, str):
+            arguments = MappingProxyType(dict(self.arguments))
+            object.__setattr__(self, "arguments", arguments)
 
 
 Decision = Allow | Deny | Edit

@@ -14,6 +14,7 @@ import anyio
 from kedge.errors import InvalidWorkflow, KedgeError
 from kedge.events import Usage
 from kedge.store import Store
+from kedge.turns.frozen_json import FrozenMap
 from kedge.workflows.events import (
     RoundRuled,
     WorkflowCallback,
@@ -262,7 +263,7 @@ class _Debate:
             arguments=arguments,
             ruling=ruling,
             rounds=rounds,
-            conversations={role.role: role.conversation.id for role in everyone},
+            conversations=FrozenMap({role.role: role.conversation.id for role in everyone}),
             usage=sum((role.usage for role in everyone), Usage()),
         )
 

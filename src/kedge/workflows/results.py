@@ -7,6 +7,7 @@ from typing import Any
 from kedge.engines import Engine
 from kedge.errors import InvalidWorkflow
 from kedge.events import Usage
+from kedge.turns.frozen_json import EMPTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class DebateResult:
     arguments: tuple[DebateArgument, ...]
     ruling: Ruling
     rounds: int
-    conversations: Mapping[str, str] = field(default_factory=dict[str, str])
+    conversations: Mapping[str, str] = EMPTY
     """The conversation of each side, and of the judge if it is a model."""
     usage: Usage = field(default_factory=Usage)
 

@@ -10,7 +10,6 @@ from openai import AsyncOpenAI
 from openai.resources.responses.responses import AsyncResponsesConnection
 from openai.types.responses import Response
 from openai.types.websocket_reconnection import ReconnectingEvent
-from starlette.types import Message
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from kedge.server.settings import Limits
@@ -586,12 +585,10 @@ async def test_a_bug_ends_the_connection_and_not_the_server(
 ) -> None:
     """The log tells of it without the words of the error."""
 
-    async def broken(*_: object) -> Message:
+    def broken(*_: object) -> None:
         raise ValueError("the words of a conversation")
 
-    monkeypatch.setattr(
-        "kedge.server.websocket.connection.ServerConnection._handle_message", broken
-    )
+    monkeypatch.setattr("kedge.server.websocket.connection.QueuedRequest", broken)
     async with connect_client(server) as wire:
         await wire.create()
         await wire.wait_closed()

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
+from types import MappingProxyType
 from typing import Any
 
 from kedge.errors import InvalidFault
@@ -179,6 +180,9 @@ class Fault:
     value: Any = None
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     times: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
 
 def parse(spec: str) -> Fault:
