@@ -35,7 +35,7 @@ class Upstream:
     left: threading.Event = field(default_factory=threading.Event)
 
     def build(self) -> Starlette:
-        methods = ["GET", "POST", "DELETE"]
+        methods = ["GET", "POST", "DELETE", "PROPFIND", "TRACE"]
         return Starlette(
             routes=[
                 Route("/v1/wait", self.wait, methods=methods),
@@ -144,6 +144,13 @@ def test_a_path_cannot_leave_the_base_url(upstream: Upstream, proxy: str, path: 
     """Only what is below the upstream's base URL is forwarded."""
     assert request(proxy, "GET", path) == 400
     assert upstream.seen == []
+
+
+@pytest.mark.parametrize("method", ["DELETE", "PROPFIND", "TRACE"])
+def test_every_method_is_forwarded(upstream: Upstream, proxy: str, method: str) -> None:
+    """Also those that no API of a model uses."""
+    assert request(proxy, method, "/v1/files") == 200
+    assert [(seen[0], seen[1]) for seen in upstream.seen] == [(method, "/v1/files")]
 
 
 @pytest.mark.parametrize(

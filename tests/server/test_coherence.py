@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from kedge.server.coherence import (
     CALL_TYPES,
     EMPTY_COHERENCE,
+    EMPTY_LOOKUP,
     OUTPUT_TYPES,
     IdSet,
-    check_context,
+    ItemLookup,
     check_encrypted_content,
     check_request,
     resolve_references,
@@ -39,6 +40,13 @@ class StoredItems:
 
 USER: Item = {"role": "user", "content": "hi"}
 ASSISTANT: Item = {"role": "assistant", "content": "hello"}
+
+
+def check_context(
+    context: Sequence[Item], new: Sequence[Item], lookup: ItemLookup = EMPTY_LOOKUP
+) -> None:
+    """Check new items against a complete context."""
+    check_request(EMPTY_COHERENCE.extend(context), new, lookup)
 
 
 def make_call(call_id: str = "call_1", **more: Any) -> Item:

@@ -1,5 +1,6 @@
 """Migrations: numbered, with reasons, applied once; older stores are upgraded, newer ones rejected."""
 
+import math
 import re
 import sqlite3
 from importlib.resources import files
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.errors import BrokenInstallation, CannotOpenStore
+from kedge.errors import BrokenInstallation, CannotOpenStore, InvalidSetting
 from kedge.store import migrate as migrate_module
 from kedge.store import open_store
 from kedge.store.database import Tx
@@ -131,3 +132,11 @@ async def test_a_wrong_address_is_rejected(url: str) -> None:
     """With the valid formats in the message."""
     with pytest.raises(CannotOpenStore, match=r"sqlite:///|postgresql://"):
         await open_store(url)
+
+
+@pytest.mark.parametrize("url", ["sqlite://:memory:", "postgresql://localhost/kedge"])
+@pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
+async def test_an_invalid_wait_is_rejected(url: str, seconds: float) -> None:
+    """Before anything is opened."""
+    with pytest.raises(InvalidSetting, match="wait_seconds must be 0 or more and finite"):
+        await open_store(url, wait_seconds=seconds)

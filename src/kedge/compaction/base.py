@@ -334,7 +334,16 @@ async def resolve(value: T | Awaitable[T]) -> T:
     return await value if isawaitable(value) else cast("T", value)
 
 
-class AnyTrigger:
+class TriggerGroup:
+    """The base class of triggers that combine others."""
+
+    def __init__(self, *triggers: CompactionTrigger) -> None:
+        for trigger in triggers:
+            check_component(f"a trigger of {type(self).__name__}", trigger, "should_compact")
+        self.triggers = triggers
+
+
+class AnyTrigger(TriggerGroup):
     """Compacts when any of its triggers does; later ones are called only if needed.
 
     Args:
@@ -344,11 +353,6 @@ class AnyTrigger:
         InvalidSetting: An argument is not a trigger.
     """
 
-    def __init__(self, *triggers: CompactionTrigger) -> None:
-        for trigger in triggers:
-            check_component("a trigger of AnyTrigger", trigger, "should_compact")
-        self.triggers = triggers
-
     async def should_compact(self, request: CompactionRequest) -> bool:
         """Return whether any of the triggers returns true."""
         for trigger in self.triggers:
@@ -357,7 +361,7 @@ class AnyTrigger:
         return False
 
 
-class AllTriggers:
+class AllTriggers(TriggerGroup):
     """Compacts when all of its triggers do; without any, never.
 
     Args:
@@ -366,11 +370,6 @@ class AllTriggers:
     Raises:
         InvalidSetting: An argument is not a trigger.
     """
-
-    def __init__(self, *triggers: CompactionTrigger) -> None:
-        for trigger in triggers:
-            check_component("a trigger of AllTriggers", trigger, "should_compact")
-        self.triggers = triggers
 
     async def should_compact(self, request: CompactionRequest) -> bool:
         """Return whether all of the triggers return true."""

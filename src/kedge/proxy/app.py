@@ -68,7 +68,6 @@ HANDSHAKE = frozenset({"host", "origin", "content-length"})
 """Headers of a WebSocket's handshake that are not forwarded, besides those of the protocol itself."""
 CLIENT_GONE = 499
 """The status that is logged for a client that disconnected before there was a response."""
-METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 TIMEOUT_SECONDS = 600.0
 
 
@@ -119,12 +118,14 @@ def create_proxy_app(
                 recorder.stop()
         await proxy.aclose()
 
+    forwarding = Route("/v1/{path:path}", _wrap(guard, "server", proxy.forward))
+    forwarding.methods = None  # every method, also those that HTTP does not define
     app = Starlette(
         routes=[
             Route("/healthz", _report_health),
             Route("/metrics", _wrap(guard, "metrics", _report_metrics)),
             Route("/report", _wrap(guard, "metrics", proxy.report)),
-            Route("/v1/{path:path}", _wrap(guard, "server", proxy.forward), methods=METHODS),
+            forwarding,
             WebSocketRoute("/v1/{path:path}", _wrap_socket(guard, proxy.forward_socket)),
         ],
         middleware=[Middleware(_AccessLog)],

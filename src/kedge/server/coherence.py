@@ -192,13 +192,6 @@ EMPTY_COHERENCE = Coherence(IdSet(), {})
 """The value for an empty context."""
 
 
-def check_context(
-    context: Sequence[Item], new: Sequence[Item], lookup: ItemLookup = EMPTY_LOOKUP
-) -> None:
-    """Check new items against a complete context."""
-    check_request(EMPTY_COHERENCE.extend(context), new, lookup)
-
-
 def check_request(
     before: Coherence, new: Sequence[Item], lookup: ItemLookup = EMPTY_LOOKUP
 ) -> None:

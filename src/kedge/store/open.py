@@ -1,11 +1,12 @@
 """`open_store`: open the store at an address and upgrade its schema."""
 
+import math
 import os
 import time
 from collections.abc import Callable
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from kedge.errors import CannotOpenStore
+from kedge.errors import CannotOpenStore, InvalidSetting
 from kedge.store.database import Database, NamespaceDatabase
 from kedge.store.migrate import load_migrations, migrate, read_schema_version
 from kedge.store.records import validate_namespace
@@ -45,7 +46,7 @@ async def open_store(
         CannotOpenStore: The address or the password is wrong, the database is not a store, or a newer
             version of Kedge wrote it.
         StoreUnreachable: The database server does not answer.
-        InvalidSetting: The name of the namespace is not valid.
+        InvalidSetting: ``wait_seconds`` or the name of the namespace is not valid.
     """
     if namespace:
         validate_namespace(namespace)
@@ -62,6 +63,8 @@ async def open_store(
 
 def open_database(url: str, wait_seconds: float = 10.0) -> Database:
     """Return the database at an address, without an upgrade."""
+    if not 0 <= wait_seconds < math.inf:
+        raise InvalidSetting(f"wait_seconds must be 0 or more and finite, not {wait_seconds}")
     scheme = url.partition(":")[0]
     if scheme not in _OPENERS:
         raise CannotOpenStore(f"unknown store address; use one of {URL_FORMATS}")

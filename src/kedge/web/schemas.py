@@ -152,12 +152,6 @@ class BucketQuery(RangeQuery):
     buckets: Annotated[int, Field(ge=1, le=1_000)] = 30
 
 
-class LiveQuery(QueryParams):
-    """A range that ends now."""
-
-    range: Literal["15m", "1h", "24h", "7d", "30d"] = "24h"
-
-
 class NewConversation(RequestBody):
     """A conversation to create."""
 
