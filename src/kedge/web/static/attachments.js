@@ -1,6 +1,6 @@
 // Attachments of the next message: chosen, pasted or dropped; their types and sizes are checked here and again
 // by the server.
-import { toast } from "./tell.js";
+import { toast } from "./api.js";
 
 const MAX_BYTES = 5_000_000;
 const MAX_TOTAL = 10_000_000;

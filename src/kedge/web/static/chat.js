@@ -2,7 +2,7 @@
 // that the server renders. Text is only set as text; markup comes from the server alone.
 import { restoreAttachments, showAttachments, takeAttachments } from "./attachments.js";
 import { events } from "./sse.js";
-import { call, request, toast, Unreachable } from "./tell.js";
+import { call, request, toast, Unreachable } from "./api.js";
 
 let running = null; // the id of the run that this page follows
 let lost = () => {}; // reports that the connection is lost
@@ -30,9 +30,9 @@ export async function send(form) {
   addSettings(body);
   const attached = takeAttachments();
   if (attached.length) body.attachments = attached;
-  const left = await start(grid.dataset.conversation, "turns", body, text);
-  if (left && !area.value) {
-    area.value = left;
+  const unsent = await start(grid.dataset.conversation, "turns", body, text);
+  if (unsent && !area.value) {
+    area.value = unsent;
     restoreAttachments(attached);
   }
 }
@@ -110,7 +110,7 @@ export function showStale(head) {
   notice.hidden = false;
 }
 
-export function newest() {
+export function visitNewest() {
   const grid = document.querySelector("[data-conversation]");
   visit(`/conversations/${encodeURIComponent(grid.dataset.conversation)}`, { end: true });
 }
@@ -143,20 +143,20 @@ export function edit(button) {
   const area = document.createElement("textarea");
   area.value = source?.content.textContent ?? "";
   area.setAttribute("aria-label", "Your message");
-  const ends = document.createElement("div");
-  ends.className = "ends";
+  const actions = document.createElement("div");
+  actions.className = "ends";
   const cancel = document.createElement("button");
   cancel.textContent = "Cancel";
-  const again = document.createElement("button");
-  again.className = "primary";
-  again.value = "send";
-  again.textContent = "Send as a new branch";
-  const keep = document.createElement("button");
-  keep.value = "save";
-  keep.textContent = "Save without sending";
-  ends.append(cancel, keep);
-  if (button.dataset.kind === "user") ends.append(again);
-  form.append(title, area, ends);
+  const sendAgain = document.createElement("button");
+  sendAgain.className = "primary";
+  sendAgain.value = "send";
+  sendAgain.textContent = "Send as a new branch";
+  const saveOnly = document.createElement("button");
+  saveOnly.value = "save";
+  saveOnly.textContent = "Save without sending";
+  actions.append(cancel, saveOnly);
+  if (button.dataset.kind === "user") actions.append(sendAgain);
+  form.append(title, area, actions);
   dialog.append(form);
   document.body.append(dialog);
   dialog.addEventListener("close", () => {
@@ -195,7 +195,7 @@ export function attach() {
   const grid = document.querySelector("[data-run]");
   if (!grid || running) return;
   const path = `${base(grid.dataset.conversation)}/runs/${encodeURIComponent(grid.dataset.run)}`;
-  follow(show(grid.dataset.runText), () => request("GET", path));
+  follow(addExchange(grid.dataset.runText), () => request("GET", path));
 }
 
 function base(conversation) {
@@ -203,55 +203,55 @@ function base(conversation) {
 }
 
 // Start a turn; returns the text if nothing was stored.
-function start(conversation, action, body, text, instead) {
-  return follow(show(text, instead), () => request("POST", `${base(conversation)}/${action}`, body), text);
+function start(conversation, action, body, text, replaced) {
+  return follow(addExchange(text, replaced), () => request("POST", `${base(conversation)}/${action}`, body), text);
 }
 
 // Show the events of a run. The run belongs to the server: if the connection is lost it continues, and the
 // page attaches to it again as soon as the server can be reached.
-async function follow(place, open, text = "") {
+async function follow(view, open, text = "") {
   running = "starting";
-  busy(true);
+  setBusy(true);
   let next = "";
-  let left = "";
+  let unsent = "";
   let stale = false;
   try {
     const answer = await open();
     running = answer.headers.get("x-kedge-run") ?? "";
-    busy(true);
+    setBusy(true);
     for await (const event of events(answer.body)) {
-      if (event.type === "text") place.say(event.delta);
-      else if (event.type === "plan") place.note(event.words);
-      else if (event.type === "tool") place.note(`calling ${event.name}`);
-      else if (event.type === "healed") place.note(event.words);
+      if (event.type === "text") view.append(event.delta);
+      else if (event.type === "plan") view.note(event.words);
+      else if (event.type === "tool") view.note(`calling ${event.name}`);
+      else if (event.type === "healed") view.note(event.words);
       else if (event.type === "error") {
         if (event.url) toast(event.message);
-        else place.fail(event.message);
-        left = event.url ? "" : text;
+        else view.fail(event.message);
+        unsent = event.url ? "" : text;
         next = event.url;
       } else if (event.type === "stopped") {
         toast("Stopped. The beginning of the answer is stored.");
-        left = event.url ? "" : text;
+        unsent = event.url ? "" : text;
         next = event.url || location.href;
       } else if (event.type === "done") next = event.url;
     }
   } catch (error) {
     if (error instanceof Unreachable || running !== "starting") lost();
-    else left = text;
+    else unsent = text;
     if (error.status === 409) {
-      place.remove();
+      view.remove();
       stale = true;
-    } else place.fail(error.message);
+    } else view.fail(error.message);
   } finally {
     running = null;
-    busy(false);
+    setBusy(false);
   }
   if (stale) lost();
   if (next) await visit(next, { end: true, sent: true }).catch((error) => toast(error.message));
-  return left;
+  return unsent;
 }
 
-function busy(on) {
+function setBusy(on) {
   const form = document.querySelector("[data-composer]");
   if (!form) return;
   form.querySelector("[data-send]").hidden = on;
@@ -260,25 +260,25 @@ function busy(on) {
   stop.disabled = !running || running === "starting";
 }
 
-function show(text, instead) {
+function addExchange(text, replaced) {
   const stream = document.getElementById("stream");
   stream.querySelector(".empty")?.remove();
-  if (instead) while (instead.nextElementSibling) instead.nextElementSibling.remove();
-  instead?.remove();
+  if (replaced) while (replaced.nextElementSibling) replaced.nextElementSibling.remove();
+  replaced?.remove();
   const exchange = document.createElement("div");
   exchange.className = "exchange";
-  const asked = said("user", "You", text);
+  const question = buildMessage("user", "You", text);
   const note = document.createElement("p");
   note.className = "hint pad";
   note.textContent = "sending";
-  const answered = said("assistant fresh", "Assistant", "");
-  answered.querySelector(".prose").setAttribute("aria-live", "polite");
-  exchange.append(asked, note, answered);
+  const answer = buildMessage("assistant fresh", "Assistant", "");
+  answer.querySelector(".prose").setAttribute("aria-live", "polite");
+  exchange.append(question, note, answer);
   stream.append(exchange);
   stream.scrollTop = stream.scrollHeight;
-  const prose = answered.querySelector(".prose");
+  const prose = answer.querySelector(".prose");
   return {
-    say(delta) {
+    append(delta) {
       const near = stream.scrollHeight - stream.scrollTop - stream.clientHeight < 80;
       prose.append(delta);
       if (near) stream.scrollTop = stream.scrollHeight;
@@ -286,33 +286,33 @@ function show(text, instead) {
     remove() {
       exchange.remove();
     },
-    note(words) {
-      note.textContent = words;
+    note(text) {
+      note.textContent = text;
     },
-    fail(words) {
-      answered.classList.remove("fresh");
-      const trouble = document.createElement("p");
-      trouble.className = "trouble";
-      trouble.setAttribute("role", "alert");
-      trouble.textContent = words;
-      note.replaceWith(trouble);
+    fail(text) {
+      answer.classList.remove("fresh");
+      const error = document.createElement("p");
+      error.className = "trouble";
+      error.setAttribute("role", "alert");
+      error.textContent = text;
+      note.replaceWith(error);
     },
   };
 }
 
-function said(kind, who, text) {
+function buildMessage(kind, author, text) {
   const article = document.createElement("article");
   article.className = `said ${kind}`;
   const header = document.createElement("header");
   const name = document.createElement("span");
   name.className = "who";
-  name.textContent = who;
+  name.textContent = author;
   header.append(name);
   const prose = document.createElement("div");
   prose.className = "prose";
-  const words = document.createElement("p");
-  words.textContent = text;
-  prose.append(text ? words : "");
+  const paragraph = document.createElement("p");
+  paragraph.textContent = text;
+  prose.append(text ? paragraph : "");
   article.append(header, prose);
   return article;
 }
@@ -335,7 +335,7 @@ export async function visit(url, { end = false, sent = false } = {}) {
   if (models && model) models.value = model;
   restoreSettings(settings);
   showAttachments();
-  settle();
+  showNewest();
   const side = document.querySelector(".chain");
   if (side) side.scrollTop = chain;
   document.querySelector(".rows [aria-current]")?.scrollIntoView({ block: "nearest" });
@@ -344,7 +344,7 @@ export async function visit(url, { end = false, sent = false } = {}) {
 }
 
 // Show the newest message. On a narrow screen the page itself scrolls, and the graph is collapsed.
-export function settle() {
+export function showNewest() {
   const stream = document.getElementById("stream");
   if (!stream) return;
   stream.scrollTop = stream.scrollHeight;

@@ -1,6 +1,6 @@
 // The connection to the server: a banner while it is lost, and what changed in the conversation meanwhile.
 import { attach, isRunning, onLost, showStale, visit } from "./chat.js";
-import { call, Unreachable } from "./tell.js";
+import { call, Unreachable } from "./api.js";
 
 const INTERVAL = 2000;
 const UNREACHABLE = "The server cannot be reached. Messages that were sent are stored; trying to reconnect…";
@@ -22,13 +22,13 @@ function schedule() {
 async function check() {
   clearTimeout(timer);
   try {
-    if (!document.hidden || isLost) await look();
+    if (!document.hidden || isLost) await poll();
   } finally {
     schedule();
   }
 }
 
-async function look() {
+async function poll() {
   const grid = document.querySelector("[data-conversation]");
   const path = grid ? `/api/conversations/${encodeURIComponent(grid.dataset.conversation)}/runs` : "/healthz";
   let state = null;

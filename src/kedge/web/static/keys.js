@@ -1,4 +1,4 @@
-// Keys: j and k walk the rows of the page, whatever they are; the rest is in the help.
+// Keyboard shortcuts: j and k select the next and the previous row of the page; the help lists the others.
 
 export function press(event, actions) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, textarea, select, dialog")) {
@@ -33,9 +33,9 @@ function plans() {
 function step(by) {
   const rows = [...document.querySelectorAll("[data-row] .what > a:first-child, .rows a")];
   if (!rows.length) return;
-  let place = rows.indexOf(document.activeElement);
-  if (place < 0) place = rows.findIndex((row) => row.getAttribute("aria-current"));
-  const next = rows[Math.min(Math.max(place + by, 0), rows.length - 1)];
+  let index = rows.indexOf(document.activeElement);
+  if (index < 0) index = rows.findIndex((row) => row.getAttribute("aria-current"));
+  const next = rows[Math.min(Math.max(index + by, 0), rows.length - 1)];
   next.focus();
   next.scrollIntoView({ block: "nearest" });
   if (next.dataset.node) next.click();

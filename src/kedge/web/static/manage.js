@@ -1,5 +1,5 @@
-// Manage conversations: rename, tag, archive, and delete with a time in which it can be undone.
-import { call, toast } from "./tell.js";
+// Manage conversations: rename, tag, archive, and delete with a period in which it can be undone.
+import { call, toast } from "./api.js";
 
 const UNDO_SECONDS = 30;
 const KEY = "kedge-deleted";
@@ -69,12 +69,12 @@ async function attempt(work) {
 // After a deletion: a notice with the time that is left, and a button that undoes it.
 export function offerUndo() {
   const stored = JSON.parse(sessionStorage.getItem(KEY) ?? "null");
-  const place = document.getElementById("undo");
-  if (!stored || !place) return;
+  const notice = document.getElementById("undo");
+  if (!stored || !notice) return;
   const left = Math.ceil((stored.until - Date.now()) / 1000);
-  place.hidden = left <= 0;
+  notice.hidden = left <= 0;
   if (left <= 0) return sessionStorage.removeItem(KEY);
-  place.querySelector("[data-undo-text]").textContent =
+  notice.querySelector("[data-undo-text]").textContent =
     `${stored.ids.length === 1 ? "The conversation is" : `${stored.ids.length} conversations are`} deleted for good in ${left} s.`;
   setTimeout(offerUndo, 1000);
 }

@@ -1,12 +1,12 @@
-// What every page can do: act on buttons, copy, switch colours, listen to keys. Handlers hang on the
-// document, so whatever is drawn later works too.
+// Common to every page: buttons, copying, themes and keyboard shortcuts. Handlers are attached to the
+// document, so that they also apply to elements added later.
 import "./attachments.js";
-import { again, attach, branch, edit, fork, newest, resize, send, settle, showPlan, split, stop } from "./chat.js";
+import { again, attach, branch, edit, fork, resize, send, showNewest, showPlan, split, stop, visitNewest } from "./chat.js";
 import { watchConnection } from "./connection.js";
 import { press } from "./keys.js";
 import { watch } from "./live.js";
 import { bulk, manage, offerUndo, undo } from "./manage.js";
-import { call, toast } from "./tell.js";
+import { call, toast } from "./api.js";
 import { chooseKind, followWorkflow, startWorkflow, stopWorkflow } from "./workflows.js";
 
 const actions = {
@@ -22,7 +22,7 @@ const actions = {
   manage,
   undo,
   stopWorkflow,
-  newest,
+  newest: visitNewest,
   branch,
   retry: again,
   resume: again,
@@ -97,7 +97,7 @@ document.addEventListener("keydown", (event) => {
 });
 
 watch(document.querySelector("[data-live]"));
-if (!location.hash) settle();
+if (!location.hash) showNewest();
 document.querySelector(".rows [aria-current]")?.scrollIntoView({ block: "center" });
 attach();
 if (document.querySelector("nav")) watchConnection();

@@ -1,6 +1,6 @@
 // Workflows: start one from the form, and follow one while it runs.
 import { events } from "./sse.js";
-import { call, request, toast } from "./tell.js";
+import { call, request, toast } from "./api.js";
 
 export function chooseKind(form) {
   for (const each of form.querySelectorAll("[data-for]")) {
@@ -38,10 +38,10 @@ function lines(text) {
 }
 
 export async function followWorkflow() {
-  const place = document.querySelector("[data-workflow]");
-  if (!place) return;
+  const element = document.querySelector("[data-workflow]");
+  if (!element) return;
   try {
-    const answer = await request("GET", `/api/workflows/${encodeURIComponent(place.dataset.workflow)}/events`);
+    const answer = await request("GET", `/api/workflows/${encodeURIComponent(element.dataset.workflow)}/events`);
     for await (const event of events(answer.body)) {
       if (event.type === "error") toast(event.message);
       await refresh();

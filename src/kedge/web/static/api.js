@@ -1,4 +1,4 @@
-// Talking with the API, and with the person: errors are the API's own words.
+// Requests to the API, and notifications; an error shows the message of the API.
 
 export class Unreachable extends Error {}
 
@@ -20,11 +20,11 @@ export async function request(method, path, body, signal) {
     if (error.name === "AbortError") throw error;
     throw new Unreachable("The server cannot be reached. Is kedge serve still running?");
   }
-  if (!answer.ok) throw Object.assign(new Error(await words(answer)), { status: answer.status });
+  if (!answer.ok) throw Object.assign(new Error(await readError(answer)), { status: answer.status });
   return answer;
 }
 
-async function words(answer) {
+async function readError(answer) {
   try {
     return (await answer.json()).error.message;
   } catch {
@@ -32,13 +32,13 @@ async function words(answer) {
   }
 }
 
-let fading = 0;
+let hideTimer = 0;
 
 export function toast(text) {
-  const place = document.getElementById("toast");
-  if (!place) return;
-  place.textContent = text;
-  place.classList.add("shown");
-  clearTimeout(fading);
-  fading = setTimeout(() => place.classList.remove("shown"), 3500);
+  const element = document.getElementById("toast");
+  if (!element) return;
+  element.textContent = text;
+  element.classList.add("shown");
+  clearTimeout(hideTimer);
+  hideTimer = setTimeout(() => element.classList.remove("shown"), 3500);
 }
