@@ -361,7 +361,7 @@ def _describes_account(header: str) -> bool:
 
 def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
     """Send once. The result is the response, or None if the original request must be sent instead."""
-    response = yield "send", _rebuild(request, exchange.content)
+    response = yield "send", _rebuild(library, request, exchange.content)
     response.request = request
     response.extensions[EXCHANGE] = exchange
     if response.status_code >= 400:
@@ -371,7 +371,7 @@ def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
             return None
         yield "call", partial(_finish, exchange, None)
         return response
-    observer = exchange.observe({k.lower(): v for k, v in response.headers.items()})
+    observer = exchange.observe(dict(response.headers.items()))
     source = response.stream
     chunks = yield "open", source
     held: list[bytes] = []
@@ -454,7 +454,7 @@ def _prepare(
 
 def _begin(chainer: Chainer, request: Any) -> Exchange | None:
     try:
-        headers = {name.lower(): value for name, value in request.headers.items()}
+        headers = dict(request.headers.items())  # with lower-case names
         content = b"".join(request.stream)
         user = request.extensions.get(USER, "")
         return chainer.begin(request.method, str(request.url), headers, content, user)
@@ -463,18 +463,21 @@ def _begin(chainer: Chainer, request: Any) -> Exchange | None:
         return None
 
 
-def _rebuild(request: Any, content: bytes) -> Any:
+def _rebuild(library: Any, request: Any, content: bytes) -> Any:
     """Return a request with another body; everything else stays."""
     if content == b"".join(request.stream):
         return request
-    headers = [(k, v) for k, v in request.headers.multi_items() if k.lower() != "content-length"]
-    return type(request)(
+    headers = [pair for pair in request.headers.raw if pair[0].lower() != b"content-length"]
+    headers.append((b"Content-Length", str(len(content)).encode()))
+    rebuilt = type(request)(
         request.method,
         request.url,
         headers=headers,
-        content=content,
-        extensions=dict(request.extensions),
+        stream=library.ByteStream(content),
+        extensions=request.extensions,
     )
+    rebuilt.read()
+    return rebuilt
 
 
 def _feed(observer: ResponseObserver | None, chunk: bytes) -> bool:

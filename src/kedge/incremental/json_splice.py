@@ -62,7 +62,17 @@ def scan_object(content: bytes) -> ScannedObject:
     Raises:
         ValueError: The text is not one JSON object, or a member occurs twice.
     """
-    text = content.decode()
+    return scan_text(content.decode())
+
+
+def scan_text(text: str, known: Span | None = None) -> ScannedObject:
+    """Parse the text of a JSON object; see `scan_object`.
+
+    Args:
+        text: The complete text of one JSON object.
+        known: A part of an array member that was parsed before: from its bracket to the end of an element.
+            The value of this member has only the elements after it.
+    """
     position = _skip(text, 0)
     if text[position : position + 1] != "{":
         raise ValueError("not a JSON object")
@@ -75,12 +85,27 @@ def scan_object(content: bytes) -> ScannedObject:
         if not isinstance(name, str) or name in members:
             raise ValueError("a member without a name, or with the name of another one")
         start = _expect(text, _skip(text, end), ":")
-        value, stop = _decode_value(text, start)
+        if known is not None and known.start == start:
+            value, stop = _decode_rest(text, known.end)
+        else:
+            value, stop = _decode_value(text, start)
         members[name] = Member(value, Span(position, end), Span(start, stop))
         position = _skip(text, stop)
     if _skip(text, position + 1) != len(text):
         raise ValueError("text after the JSON object")
     return ScannedObject(text, MappingProxyType(members))
+
+
+def _decode_rest(text: str, after: int) -> tuple[list[Any], int]:
+    """Return the elements of an array after one that ends here, and where the array ends."""
+    position = _skip(text, after)
+    if text[position : position + 1] == "]":
+        return [], position + 1
+    first = _expect(text, position, ",")
+    elements, end = _decode_value(f"[{text[first:]}")
+    if not elements:
+        raise ValueError("a comma without an element after it")
+    return elements, first - 1 + end
 
 
 def scan_elements(text: str, array: Span, after: int = 0) -> list[Span]:

@@ -103,6 +103,9 @@ class MemoryCheck:
     way: Way = "direct"
     _plan: RequestPlan | None = field(default=None, init=False)
     _members: Mapping[str, Any] = field(default_factory=dict[str, Any], init=False)
+    _measured: dict[tuple[float, bool], SentTokens | None] = field(
+        default_factory=dict[tuple[float, bool], SentTokens | None], init=False
+    )
 
     @property
     def doubt(self) -> Doubt:
@@ -150,6 +153,7 @@ class MemoryCheck:
     ) -> RequestPlan:
         """Describe the request that is sent in the end; the arguments are those of `choose_way`."""
         self.way, self._members = "direct", members
+        self._measured.clear()
         self._plan = RequestPlan(
             mode="chained",
             scope=anchor.scope if anchor else "",
@@ -170,9 +174,12 @@ class MemoryCheck:
             return None
         # Exact bounds are not needed for a server that needs no proof, or while it gets none.
         crude = self.evidence.proof == "table" or bool(self.doubt)
-        return measure_blocks(
-            self._plan.delta, self._members, share=self.evidence.share, crude=crude
-        )
+        key = (self.evidence.share, crude)
+        if key not in self._measured:
+            self._measured[key] = measure_blocks(
+                self._plan.delta, self._members, share=key[0], crude=crude
+            )
+        return self._measured[key]
 
     def identify(self, headers: Mapping[str, str]) -> None:
         """Learn from response headers whether the server is a known one."""

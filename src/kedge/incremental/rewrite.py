@@ -31,7 +31,7 @@ from kedge.incremental.json_splice import (
     normalize_json,
     replace_array,
     scan_elements,
-    scan_object,
+    scan_text,
 )
 from kedge.json_codec import decode
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, TokenCounts
@@ -185,16 +185,18 @@ def parse_request(content: bytes) -> ParsedRequest | PassThroughReason:
     if len(content) > MAX_BODY_BYTES:
         return "too_large"
     try:
-        scanned = scan_object(content)
+        text = content.decode()
+        found = _recent_inputs.find(text)
+        scanned = scan_text(text, found and found.span)
     except (ValueError, RecursionError):
         return "not_json"
     given = scanned.get("input")
     try:
         if isinstance(given, str):
             blocks = (normalize_block(user(given)),)
-            read = _ReadInput("", (), blocks, _index_blocks(blocks))
+            read = _ReadInput(0, "", (), blocks, _index_blocks(blocks))
         elif isinstance(given, list):
-            read = _read_input(scanned, cast("list[Any]", given))
+            read = _read_input(scanned, cast("list[Any]", given), found)
         else:
             return "input"
     except (KedgeError, ValueError, TypeError, RecursionError):
@@ -204,12 +206,18 @@ def parse_request(content: bytes) -> ParsedRequest | PassThroughReason:
 
 
 class _ReadInput(NamedTuple):
-    """The input items of a request: the text up to their end, positions, blocks and digests."""
+    """The input items of a request: where their array begins, the text up to their end, and what they are."""
 
+    start: int
     text: str
     items: tuple[Span, ...]
     blocks: tuple[Block, ...]
     prefixes: PrefixIndex
+
+    @property
+    def span(self) -> Span:
+        """The array from its bracket to the end of the last item."""
+        return Span(self.start, self.items[-1].end)
 
 
 class _RecentInputs:
@@ -223,8 +231,8 @@ class _RecentInputs:
         self._entries: OrderedDict[str, _ReadInput] = OrderedDict()
         self._lock = threading.Lock()
 
-    def find(self, text: str) -> tuple[_ReadInput, int] | None:
-        """Return an input, and how many of its first items this text has at the same positions."""
+    def find(self, text: str) -> _ReadInput | None:
+        """Return the first items of a recent input that this text has at the same positions, if any."""
         with self._lock:
             recent = self._entries.get(text[:REPLAY_KEY_CHARS])
         if recent is None:
@@ -235,7 +243,9 @@ class _RecentInputs:
         )
         if count and not ends_element(text, items[count - 1].end):
             count -= 1  # a number that continues
-        return recent, count
+        if not count:
+            return None
+        return recent._replace(items=items[:count], blocks=recent.blocks[:count])
 
     def put(self, read: _ReadInput) -> None:
         """Remember an input, if it is long enough to be worth it and short enough to be stored."""
@@ -250,23 +260,20 @@ class _RecentInputs:
 _recent_inputs = _RecentInputs()
 
 
-def _read_input(scanned: ScannedObject, given: list[Any]) -> _ReadInput:
+def _read_input(scanned: ScannedObject, new: list[Any], recent: _ReadInput | None) -> _ReadInput:
+    """Return the input of a request: the first items of a recent one, and these."""
     text, array = scanned.text, scanned.members["input"].span
-    items: tuple[Span, ...] = ()
-    blocks: tuple[Block, ...] = ()
-    prefixes = PrefixIndex()
-    if found := _recent_inputs.find(text):
-        # The text before an item is the same, so it is an item of the same array.
-        recent, count = found
-        items, blocks, prefixes = recent.items[:count], recent.blocks[:count], recent.prefixes
-    new = scan_elements(text, array, items[-1].end if items else 0)
+    # The text before a recent item is the same, so it is an item of the same array.
+    _, _, items, blocks, prefixes = recent or _ReadInput(0, "", (), (), PrefixIndex())
+    spans = scan_elements(text, array, items[-1].end if items else 0)
     known = len(blocks)
     blocks += tuple(
         _read_block(text[span.start : span.end], item)
-        for span, item in zip(new, given[known:], strict=True)
+        for span, item in zip(spans, new, strict=True)
     )
-    items += tuple(new)
+    items += tuple(spans)
     read = _ReadInput(
+        array.start,
         text[: items[-1].end] if items else "",
         items,
         blocks,

@@ -5,6 +5,7 @@ Every route, method, stream and WebSocket below `/v1` is forwarded. `POST /v1/re
 are passed on and never stored.
 """
 
+import asyncio
 import json
 import logging
 import time
@@ -290,26 +291,33 @@ class _Proxy:
         self, request: Request, outgoing: "httpx2.Request", body_read: Event
     ) -> "httpx2.Response | Response":
         """Send a request, and abandon it if the client disconnects before there is a response."""
-        async with create_task_group() as group:
+        # Plain tasks of asyncio: a task group for each request costs as much as reading its headers.
+        sender, is_gone = asyncio.current_task(), False
 
-            async def watch_client() -> None:
-                await body_read.wait()
-                while (await request.receive())["type"] != "http.disconnect":
-                    pass
-                group.cancel_scope.cancel()
+        async def watch_client() -> None:
+            nonlocal is_gone
+            await body_read.wait()
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            is_gone = True
+            if sender is not None:
+                sender.cancel()
 
-            group.start_soon(watch_client)
-            try:
-                return await self._client.send(outgoing, stream=True)
-            except self._errors as error:
-                reason = str(error) or type(error).__name__
-                log.warning("the upstream could not be reached: %s", reason)
-                return build_error(502, f"the upstream could not be reached: {reason}")
-            except ClientDisconnect:
-                return Response(status_code=CLIENT_GONE)
-            finally:
-                group.cancel_scope.cancel()
-        return Response(status_code=CLIENT_GONE)
+        watcher = asyncio.create_task(watch_client())
+        try:
+            return await self._client.send(outgoing, stream=True)
+        except self._errors as error:
+            reason = str(error) or type(error).__name__
+            log.warning("the upstream could not be reached: %s", reason)
+            return build_error(502, f"the upstream could not be reached: {reason}")
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_GONE)
+        except asyncio.CancelledError:
+            if not is_gone or sender is None or sender.uncancel():
+                raise
+            return Response(status_code=CLIENT_GONE)
+        finally:
+            watcher.cancel()
 
     def _record(
         self, exchange: Exchange, response: "_PassedOn", started: float, namespace: str

@@ -147,7 +147,7 @@ class Database(ABC):
         return False
 
     def read_inline(self, work: Callable[[Tx], T]) -> T:
-        """Run queries in the calling thread, if that is possible."""
+        """Run queries in the calling thread, if that is possible, each on the newest state."""
         return self.read_sync(work)
 
     def write_inline(self, work: Callable[[Tx], T]) -> T:

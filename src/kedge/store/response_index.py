@@ -13,6 +13,10 @@ from kedge.json_codec import decode
 from kedge.store.database import Tx
 
 _CHUNK = 500
+_INSERT_ENTRY = (
+    "INSERT INTO response_index (scope, response_id, digest, entry, created_at) "
+    "VALUES (?, ?, ?, ?, ?) ON CONFLICT (scope, response_id)"
+)
 
 
 def _qualify(tx: Tx, name: str) -> str:
@@ -47,12 +51,14 @@ def put_entry(
     tx: Tx, scope: str, response_id: str, digest: str, entry: str, created_at: float
 ) -> str | None:
     """Store the entry of a response, and return the one it replaces."""
+    values = (_qualify(tx, scope), response_id, digest, entry, created_at)
+    if tx.run(f"{_INSERT_ENTRY} DO NOTHING", values):
+        return None
     older = select_entry(tx, scope, response_id)
     tx.run(
-        "INSERT INTO response_index (scope, response_id, digest, entry, created_at) "
-        "VALUES (?, ?, ?, ?, ?) ON CONFLICT (scope, response_id) DO UPDATE SET "
+        f"{_INSERT_ENTRY} DO UPDATE SET "
         "digest = excluded.digest, entry = excluded.entry, created_at = excluded.created_at",
-        (_qualify(tx, scope), response_id, digest, entry, created_at),
+        values,
     )
     return older
 

@@ -167,20 +167,20 @@ class SQLiteDatabase(Database):
         return not (self.path == MEMORY or self._read_only or self._write_lock.locked())
 
     def read_inline(self, work: Callable[[Tx], T]) -> T:
-        """Run queries in the calling thread."""
+        """Run queries in the calling thread, each on the newest state."""
         if self.path == MEMORY:
             return self.read_sync(work)
         with OperationTimer("read"), self._inline_lock:
-            return self._run_inline("BEGIN", work)
+            return self._run_inline(lambda connection: work(_SQLiteTx(connection)))
 
     def write_inline(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the calling thread; it survives the process, not a power cut."""
         if self.path == MEMORY:
             return self.write_sync(work)
         with OperationTimer("write"), self._write_lock, self._inline_lock:
-            return self._run_inline("BEGIN IMMEDIATE", work)
+            return self._run_inline(partial(_run_transaction, begin="BEGIN IMMEDIATE", work=work))
 
-    def _run_inline(self, begin: str, work: Callable[[Tx], T]) -> T:
+    def _run_inline(self, run_on: Callable[[sqlite3.Connection], T]) -> T:
         if self._is_closed:
             raise _closed_error()
 
@@ -192,7 +192,7 @@ class SQLiteDatabase(Database):
                 connection.execute("PRAGMA wal_autocheckpoint = 0")
                 self._connections.append(connection)
                 self._inline = connection
-            return _run_transaction(self._inline, begin, work)
+            return run_on(self._inline)
 
         return self._translate_errors(run)
 
