@@ -101,11 +101,30 @@ def test_numbers_that_continue_are_other_items() -> None:
     text = f"{padding}[10,20"
     start = len(padding)
     spans = (rewrite.Span(start + 1, start + 3), rewrite.Span(start + 4, start + 6))
-    recent.put(rewrite._ReadInput(text, spans, (), rewrite.PrefixIndex()))
-    for written, count in (("[10,20]", 2), ("[10,20 ,3]", 2), ("[10,200]", 1), ("[11,20]", 0)):
+    recent.put(rewrite._ReadInput(start, text, spans, (), rewrite.PrefixIndex()))
+    for written, count in (("[10,20]", 2), ("[10,20 ,3]", 2), ("[10,200]", 1), ("[10,20", 1)):
         found = recent.find(padding + written)
         assert found is not None
-        assert found[1] == count
+        assert found.span == (start, spans[count - 1].end)
+    assert recent.find(f"{padding}[11,20]") is None
+
+
+def test_an_invalid_body_is_rejected_after_a_valid_one_that_begins_equally() -> None:
+    """Known items are not parsed again; everything after them is."""
+    history = [{"role": "user", "content": LONG}, {"role": "user", "content": "Hi"}]
+    body = json.dumps({"model": "m", "input": history, "stream": False})
+    end = body.index("]")
+    cut = [body[:length] for length in range(body.index("Hi"), len(body))]
+    extended = [
+        f"{body[:end]}{added}{body[end:]}" for added in (",", ", ", ",,1", " 1", ",NaN", ",}")
+    ]
+    for written in (*cut, *extended, f"{body}]", body.replace("false", "NaN")):
+        read(body.encode())
+        assert parse_request(written.encode()) == "not_json", written[end - 20 :]
+    new = {"role": "user", "content": "New"}
+    again = read(f"{body[:end]} , {json.dumps(new)}{body[end:]}".encode())
+    assert again.scanned.get("input") == [new]
+    assert len(again.items) == len(again.blocks) == 3
 
 
 def test_recent_inputs_are_bounded() -> None:
@@ -113,11 +132,14 @@ def test_recent_inputs_are_bounded() -> None:
     recent = rewrite._RecentInputs()
     for number in range(rewrite.MAX_REPLAYS + 1):
         text = f"{number:08}" + " " * rewrite.REPLAY_KEY_CHARS
-        recent.put(rewrite._ReadInput(text, (), (), rewrite.PrefixIndex()))
-    recent.put(rewrite._ReadInput("short", (), (), rewrite.PrefixIndex()))
-    recent.put(
-        rewrite._ReadInput("x" * (rewrite.MAX_REPLAY_CHARS + 1), (), (), rewrite.PrefixIndex())
-    )
+        recent.put(_read_input(text))
+    recent.put(_read_input("short"))
+    recent.put(_read_input("x" * (rewrite.MAX_REPLAY_CHARS + 1)))
     assert len(recent._entries) == rewrite.MAX_REPLAYS
-    assert recent.find("00000000" + " " * rewrite.REPLAY_KEY_CHARS) is None
-    assert recent.find("00000001" + " " * rewrite.REPLAY_KEY_CHARS) is not None
+    assert recent.find("00000000" + " " * rewrite.REPLAY_KEY_CHARS + "]") is None
+    assert recent.find("00000001" + " " * rewrite.REPLAY_KEY_CHARS + "]") is not None
+
+
+def _read_input(text: str) -> rewrite._ReadInput:
+    """An input with one item, which is all of its text."""
+    return rewrite._ReadInput(0, text, (rewrite.Span(0, len(text)),), (), rewrite.PrefixIndex())

@@ -1,5 +1,6 @@
 """What reaches the upstream of a proxy: nothing of another client, nothing outside of its base URL."""
 
+import asyncio
 import http.client
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -18,6 +19,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
+from kedge.proxy import create_proxy_app
 from proxy.running import serve_app, serve_proxy
 
 LIMIT = 300
@@ -166,6 +168,31 @@ def test_a_client_that_gives_up_closes_its_request(
     assert upstream.waiting.wait(LIMIT)
     connection.close()
     assert upstream.left.wait(LIMIT)
+
+
+async def test_a_request_that_is_cancelled_ends() -> None:
+    """A server that stops cancels its requests, whose clients are still connected."""
+    waiting, left = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: httpx2.Request) -> httpx2.Response:
+        waiting.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+        return httpx2.Response(200)
+
+    client = httpx2.AsyncClient(transport=httpx2.MockTransport(wait))
+    app = create_proxy_app("http://upstream/v1", client=client, any_host=True)
+    async with httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app), base_url="http://proxy"
+    ) as http:
+        task = asyncio.create_task(http.get("/v1/models"))
+        await asyncio.wait_for(waiting.wait(), LIMIT)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, LIMIT)
+    assert left.is_set()
 
 
 def test_an_upload_that_is_cut_is_no_error(

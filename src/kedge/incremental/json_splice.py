@@ -152,7 +152,8 @@ def _scan_elements_slowly(text: str, position: int) -> list[Span]:
 
 def ends_element(text: str, position: int) -> bool:
     """Return whether the element of an array that begins before this position can end here."""
-    return text[_skip(text, position)] in ",]"
+    position = _skip(text, position)
+    return text[position : position + 1] in (",", "]")
 
 
 def replace_array(

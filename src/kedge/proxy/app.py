@@ -12,9 +12,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
 from anyio import CancelScope, Event, create_task_group
@@ -70,6 +70,7 @@ HANDSHAKE = frozenset({"host", "origin", "content-length"})
 CLIENT_GONE = 499
 """The status that is logged for a client that disconnected before there was a response."""
 TIMEOUT_SECONDS = 600.0
+MAX_CACHED_URLS = 256
 
 
 def create_proxy_app(
@@ -218,6 +219,7 @@ class _Proxy:
         import httpx2
 
         self._upstream = upstream
+        self._parse_url = lru_cache(maxsize=MAX_CACHED_URLS)(httpx2.URL)
         self._recorder = recorder
         self._guard = guard
         self._errors = (httpx2.HTTPError, httpx2.InvalidURL)
@@ -258,7 +260,7 @@ class _Proxy:
         computed = () if isinstance(body, AsyncIterator) else ("content-length",)
         outgoing = self._client.build_request(
             request.method,
-            self._build_url(request.scope),
+            self._parse_url(self._build_url(request.scope)),
             headers=_filter_headers(request.headers.items(), "host", TOKEN_HEADER, *computed),
             content=body,
             extensions={USER: caller.namespace if caller else ""},
@@ -292,7 +294,7 @@ class _Proxy:
     ) -> "httpx2.Response | Response":
         """Send a request, and abandon it if the client disconnects before there is a response."""
         # Plain tasks of asyncio: a task group for each request costs as much as reading its headers.
-        sender, is_gone = asyncio.current_task(), False
+        sender, is_gone = cast("asyncio.Task[Any]", asyncio.current_task()), False
 
         async def watch_client() -> None:
             nonlocal is_gone
@@ -300,8 +302,7 @@ class _Proxy:
             while (await request.receive())["type"] != "http.disconnect":
                 pass
             is_gone = True
-            if sender is not None:
-                sender.cancel()
+            sender.cancel()
 
         watcher = asyncio.create_task(watch_client())
         try:
@@ -313,7 +314,7 @@ class _Proxy:
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
         except asyncio.CancelledError:
-            if not is_gone or sender is None or sender.uncancel():
+            if not is_gone or sender.uncancel():
                 raise
             return Response(status_code=CLIENT_GONE)
         finally:
@@ -500,9 +501,9 @@ class _PassedOn(StreamingResponse):
                 await super().__call__(scope, receive, send)
             else:
                 self._retain(body)
-                response = Response(body, self.status_code)
-                response.raw_headers = self.raw_headers
-                await response(scope, receive, send)
+                start = {"status": self.status_code, "headers": self.raw_headers}
+                await send({"type": "http.response.start", **start})
+                await send({"type": "http.response.body", "body": body})
         except HTTPError as error:  # the server closes the connection, as the upstream did
             log.warning("the upstream cut off its response: %s", str(error) or type(error).__name__)
         finally:
