@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import cache, lru_cache, partial
@@ -50,22 +50,24 @@ if TYPE_CHECKING:
 log = get_logger("kedge.proxy")
 access_log = logging.getLogger("kedge.access")
 
-PLAN_HEADER = "x-kedge-plan"
+PLAN_HEADER = b"x-kedge-plan"
 HOP_BY_HOP = frozenset(
     {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
     }
 )
 """Headers that belong to one connection and are not forwarded."""
-HANDSHAKE = frozenset({"host", "origin", "content-length"})
+REQUEST_ONLY = frozenset({b"host", TOKEN_HEADER.encode()})
+"""Headers of a request that are for the proxy itself and not forwarded."""
+HANDSHAKE = frozenset({b"host", b"origin", b"content-length", TOKEN_HEADER.encode()})
 """Headers of a WebSocket's handshake that are not forwarded, besides those of the protocol itself."""
 CLIENT_GONE = 499
 """The status that is logged for a client that disconnected before there was a response."""
@@ -153,7 +155,7 @@ class _AccessLog:
             nonlocal status, plan
             if message["type"] == "http.response.start":
                 status = message["status"]
-                plan = dict(message["headers"]).get(PLAN_HEADER.encode(), b"")
+                plan = dict(message["headers"]).get(PLAN_HEADER, b"")
             await send(message)
 
         try:
@@ -223,6 +225,7 @@ class _Proxy:
         self._recorder = recorder
         self._guard = guard
         self._errors = (httpx2.HTTPError, httpx2.InvalidURL)
+        self._build_request = client.build_request if client else _build_request
         self._client = chain(client or _create_client(), index=index, trust=trust)
 
     async def aclose(self) -> None:
@@ -257,11 +260,11 @@ class _Proxy:
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
         # A body of known length that is only passed on keeps its length: some upstreams need it.
-        computed = () if isinstance(body, AsyncIterator) else ("content-length",)
-        outgoing = self._client.build_request(
+        computed = () if isinstance(body, AsyncIterator) else (b"content-length",)
+        outgoing = self._build_request(
             request.method,
             self._parse_url(self._build_url(request.scope)),
-            headers=_filter_headers(request.headers.items(), "host", TOKEN_HEADER, *computed),
+            headers=_filter_headers(request.headers.raw, {*REQUEST_ONLY, *computed}),
             content=body,
             extensions={USER: caller.namespace if caller else ""},
         )
@@ -271,11 +274,11 @@ class _Proxy:
         if isinstance(incoming, Response):
             return incoming
         # An error whose body was examined is passed on decoded.
-        decoded = ("content-encoding", "content-length") if incoming.is_stream_consumed else ()
-        headers = _filter_headers(incoming.headers.multi_items(), *decoded)
+        decoded = {b"content-encoding", b"content-length"} if incoming.is_stream_consumed else ()
+        headers = _filter_headers(incoming.headers.raw, decoded)
         exchange = incoming.extensions.get(EXCHANGE)
         if isinstance(exchange, Exchange) and exchange.pending is None:
-            headers.append((PLAN_HEADER, _format_plan(exchange)))
+            headers.append((PLAN_HEADER, _format_plan(exchange).encode()))
         store = self._recorder.store if self._recorder else None
         response = _PassedOn(incoming, store.body_bytes if store and store.keep_bodies else 0)
         if isinstance(exchange, Exchange):
@@ -286,7 +289,7 @@ class _Proxy:
         if caller is not None and is_limited and is_new:
             response.usage = UsageReader(incoming.headers.get("content-type", ""))
             response.on_usage = partial(self._guard.count_tokens, caller)
-        response.raw_headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers]
+        response.raw_headers = headers
         return response
 
     async def _send(
@@ -357,9 +360,9 @@ class _Proxy:
             await socket.close(1008)
             return
         headers = [
-            (name, value)
-            for name, value in _filter_headers(socket.headers.items(), *HANDSHAKE, TOKEN_HEADER)
-            if not name.startswith("sec-websocket-")
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in _filter_headers(socket.headers.raw, HANDSHAKE)
+            if not name.startswith(b"sec-websocket-")
         ]
         try:
             upstream = await _get_connect()(
@@ -440,6 +443,16 @@ def _create_client() -> "httpx2.AsyncClient":
     client = httpx2.AsyncClient(timeout=TIMEOUT_SECONDS, cookies=cookies)
     client.headers.clear()
     return client
+
+
+def _build_request(
+    method: str, url: "httpx2.URL", *, extensions: dict[str, Any], **options: Any
+) -> "httpx2.Request":
+    """Build a request for the client of `_create_client`: it has no defaults that would be merged into it."""
+    import httpx2
+
+    timeout = dict.fromkeys(("connect", "read", "write", "pool"), TIMEOUT_SECONDS)
+    return httpx2.Request(method, url, extensions={**extensions, "timeout": timeout}, **options)
 
 
 @cache
@@ -540,17 +553,16 @@ async def _stream_body(request: Request, body_read: Event) -> AsyncIterator[byte
     body_read.set()
 
 
-def _filter_headers(headers: Iterable[tuple[str, str]], *names: str) -> list[tuple[str, str]]:
+def _filter_headers(
+    headers: Iterable[tuple[bytes, bytes]], names: Collection[bytes]
+) -> list[tuple[bytes, bytes]]:
     """Return the headers that are passed on: not those of one connection, nor these."""
-    listed = list(headers)
-    named = {
-        name.strip().lower()
-        for key, value in listed
-        if key.lower() == "connection"
-        for name in value.split(",")
-    }
-    dropped = HOP_BY_HOP | named | set(names)
-    return [(key.lower(), value) for key, value in listed if key.lower() not in dropped]
+    listed = [(key.lower(), value) for key, value in headers]
+    dropped = HOP_BY_HOP.union(names)
+    for key, value in listed:
+        if key == b"connection":
+            dropped |= {name.strip().lower() for name in value.split(b",")}
+    return [pair for pair in listed if pair[0] not in dropped]
 
 
 def _format_plan(exchange: Exchange) -> str:
