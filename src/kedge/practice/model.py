@@ -163,8 +163,4 @@ def _reasoning_text(utterance: Utterance, about: str) -> str:
 
 def _replace_surrogates(text: str) -> str:
     """Replace lone surrogates, which no encoding can represent."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -16,7 +16,10 @@ ORDINAL_PATTERN = rf"{'|'.join(ORDINALS)}|\d{{1,6}}(?:st|nd|rd|th)|last|previous
 SPEECH_VERBS = (
     r"(?:say|said|write|written|ask|asked|answer|answered|reply|replied|tell you|told you)"
 )
-ROLES_BY_PRONOUN = {"i": ("user",), "my": ("user",), "you": ("assistant",), "your": ("assistant",)}
+USER, MODEL = (("user",), "You", " of yours"), (("assistant",), "I", " of mine")
+SPEAKERS = {"i": USER, "my": USER, "you": MODEL, "your": MODEL}
+"""Whose messages a pronoun names: their roles, who wrote them, and how they are counted."""
+ANY_SPEAKER = ("user", "assistant"), "", ""
 FACT_PATTERN = re.compile(r"\bmy ([\w' -]{1,60}?) (?:is|are) ([^.!?\n]{1,200})", re.IGNORECASE)
 
 
@@ -31,18 +34,17 @@ def earlier_texts(utterance: Utterance, *roles: str) -> list[str]:
 
 def quote_message(utterance: Utterance, match: re.Match[str]) -> TextResult:
     """Quote one message: the first, the last, the n-th, of the user or of the model."""
-    whose = match["whose"].lower()
+    roles, subject, owner = SPEAKERS.get(match["whose"].lower(), ANY_SPEAKER)
     found = re.search(rf"\b({ORDINAL_PATTERN})\b", match["which"] or "", re.IGNORECASE)
     which = found[1].lower() if found else "last"
-    texts = earlier_texts(utterance, *ROLES_BY_PRONOUN.get(whose, ("user", "assistant")))
+    texts = earlier_texts(utterance, *roles)
     position = _find_index(which, len(texts))
     if not 0 <= position < len(texts):
-        return TextResult(f"I cannot see it: {_describe_count(len(texts), whose)} before this one.")
-    subject = {"i": "You", "my": "You", "you": "I", "your": "I"}.get(whose)
+        number = f"only {pluralize(len(texts), 'message')}" if texts else "no message"
+        return TextResult(f"I cannot see it: there is {number}{owner} before this one.")
     text = texts[position]
-    if subject is None:
-        return TextResult(f"The {which} message is: {quote_text(text)}", text)
-    return TextResult(f"{subject} said {which}: {quote_text(text)}", text)
+    start = f"{subject} said {which}" if subject else f"The {which} message is"
+    return TextResult(f"{start}: {quote_text(text)}", text)
 
 
 def _find_index(which: str, count: int) -> int:
@@ -53,16 +55,10 @@ def _find_index(which: str, count: int) -> int:
     return count - 1
 
 
-def _describe_count(count: int, whose: str) -> str:
-    owner = {"i": " of yours", "my": " of yours", "you": " of mine", "your": " of mine"}
-    number = "no message" if count == 0 else f"only {pluralize(count, 'message')}"
-    return f"there is {number}{owner.get(whose, '')}"
-
-
 def list_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
     """List the messages so far, with numbers."""
-    whose = (match["whose"] or "").lower()
-    texts = earlier_texts(utterance, *ROLES_BY_PRONOUN.get(whose, ("user", "assistant")))
+    roles, *_ = SPEAKERS.get((match["whose"] or "").lower(), ANY_SPEAKER)
+    texts = earlier_texts(utterance, *roles)
     if not texts:
         return TextResult("Nothing has been said before this message.", [])
     return TextResult("\n".join(f"{i}. {text}" for i, text in enumerate(texts, 1)), texts)

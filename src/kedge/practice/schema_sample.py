@@ -276,15 +276,16 @@ class _Sampler:
         value = self._hints.pop_unnamed(lambda value: value_fits(value, rules, kind))
         return NO_VALUE if value is None else value
 
-    def _has_value(self, rules: JsonSchema, name: str) -> bool:
-        """Whether the sentence has a value of this type."""
+    def _has_value(self, rules: JsonSchema, name: str, *, is_named: bool = False) -> bool:
+        """Whether the sentence has a value of this type; one without a name unless ``is_named``."""
         kind = list_types(rules)[0]
         named = self._hints.find_named(name)
         if named is not None:
             return kind == "object" or coerce_value(named, rules, kind) is not NO_VALUE
         if self._hints.find_mentioned(rules.get("enum", ())) is not None:
             return True
-        return any(value_fits(value, rules, kind) for value in self._hints.unnamed_values)
+        values = () if is_named else self._hints.unnamed_values
+        return any(value_fits(value, rules, kind) for value in values)
 
     def _choose_enum_value(self, rules: JsonSchema, name: str) -> Any:
         """Choose the named value, else one of the sentence, the default, the first."""
@@ -316,21 +317,11 @@ class _Sampler:
         for key in sorted(dict.fromkeys(required), key=lambda key: key not in members):
             made[key] = self.sample(members.get(key, {}), key, depth + 1)
         for key, schema in members.items():
-            if key not in made and self._is_mentioned(schema, key, is_only=not made):
+            # A value without a name goes to an optional member only if there is no other one.
+            rules = resolve_schema(self._root, schema)
+            if key not in made and self._has_value(rules, key, is_named=bool(made)):
                 made[key] = self.sample(schema, key, depth + 1)
         return {key: made[key] for key in (*members, *made) if key in made}
-
-    def _is_mentioned(self, schema: object, name: str, *, is_only: bool) -> bool:
-        """Whether the sentence has a value for an optional member.
-
-        Naming it is enough; a mere mention counts for a member that would be the only one.
-        """
-        rules = resolve_schema(self._root, schema)
-        return (
-            self._hints.find_named(name) is not None
-            or self._hints.find_mentioned(rules.get("enum", ())) is not None
-            or (is_only and self._has_value(rules, name))
-        )
 
     def _sample_array(self, rules: JsonSchema, name: str, depth: int) -> list[Any]:
         fixed = cast("Sequence[object]", rules.get("prefixItems", ()))

@@ -42,12 +42,14 @@ CLAUSE_TAIL = re.compile(
 )
 CLAUSE_HEAD = re.compile(r"\A(?:\s*\btools?\b)?(?:\s*\bwith\b)?[\s:,]*", re.IGNORECASE)
 # Words of a tool's name that tell it from no other, and words that open a request.
-COMMON_WORDS = set(
-    re.findall(r"\w+", "a an the get set fetch find do make show tell lookup tool of and")
-)
-REQUEST_WORDS = set(
-    re.findall(r"\w+", "get show tell find check look fetch give search book send create")
-)
+COMMON_WORDS = {
+    "a", "an", "and", "do", "fetch", "find", "get", "lookup", "make", "of", "set", "show", "tell",
+    "the", "tool",
+}  # fmt: skip
+REQUEST_WORDS = {
+    "book", "check", "create", "fetch", "find", "get", "give", "look", "search", "send", "show",
+    "tell",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
