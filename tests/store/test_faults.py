@@ -1,9 +1,12 @@
 """Faults: a process killed while it writes, a full disk, a file that may only be read, two at once."""
 
+import asyncio
+import gc
 import os
 import shutil
 import sqlite3
 import sys
+import threading
 from pathlib import Path
 
 import anyio
@@ -12,6 +15,8 @@ import pytest
 from kedge import user
 from kedge.errors import CannotOpenStore, StoreBusy, StoreError, StoreFull, StoreReadOnly
 from kedge.store import Store, open_store
+from kedge.store.database import Tx
+from kedge.store.sqlite import SQLiteDatabase
 from store.crash_writer import check_store
 from store.sample_conversations import count_rows, create_conversation
 
@@ -198,6 +203,58 @@ async def test_a_closed_store_raises(store: Store) -> None:
     await store.aclose()
     with pytest.raises(StoreError, match="closed"):
         await store.create()
+
+
+async def test_a_cancelled_write_does_not_start(tmp_path: Path) -> None:
+    """A write that still waits for the writer thread is dropped; one that runs is completed."""
+    async with await open_store(f"sqlite:///{tmp_path}/a.db") as store:
+        started, release = threading.Event(), threading.Event()
+        calls: list[str] = []
+
+        def hold(tx: Tx) -> None:
+            started.set()
+            assert release.wait(300)
+            calls.append("first")
+
+        first = asyncio.create_task(store.database.write(hold))
+        assert await asyncio.to_thread(started.wait, 300)
+        second = asyncio.create_task(store.database.write(lambda _: calls.append("second")))
+        await asyncio.sleep(0)  # it is in the queue now
+        for task in (first, second):
+            task.cancel()
+        for task in (first, second):
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        release.set()
+        await store.database.write(lambda _: calls.append("third"))
+        assert calls == ["first", "third"]
+
+
+async def test_readers_run_side_by_side(tmp_path: Path) -> None:
+    """A query does not wait for another one, nor for a write."""
+    async with await open_store(f"sqlite:///{tmp_path}/a.db") as store:
+        everyone = threading.Barrier(3)
+
+        def meet(_: Tx) -> None:
+            everyone.wait(300)
+
+        database = store.database
+        work = (database.read(meet), database.read(meet), database.write(meet))
+        await asyncio.gather(*work)
+
+
+def test_a_forgotten_database_stops_its_threads(tmp_path: Path) -> None:
+    """A store that is not closed leaves no thread behind, and errors of its work reach the caller."""
+    before = set(threading.enumerate())
+    database = SQLiteDatabase(f"{tmp_path}/a.db")
+    assert database.write_sync(lambda tx: tx.rows("SELECT 1")) == [(1,)]
+    with pytest.raises(StoreError, match="no such table"):
+        database.read_sync(lambda tx: tx.rows("SELECT * FROM missing"))
+    threads = set(threading.enumerate()) - before
+    assert {thread.name for thread in threads} >= {"kedge-store-writer_0", "kedge-store-reader_0"}
+    del database
+    gc.collect()
+    assert not any(thread.is_alive() for thread in threads if "kedge-store" in thread.name)
 
 
 async def test_a_copied_file_is_a_store(tmp_path: Path) -> None:

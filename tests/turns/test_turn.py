@@ -26,7 +26,7 @@ from kedge.turns import (
     system,
     user,
 )
-from kedge.turns.turn import cache_index, count_leading, get_cached_index
+from kedge.turns.turn import cache_index, count_leading, get_cached_index, has_prefix
 from strategies import blocks, json_objects
 
 FEW_IDS = st.sampled_from("abcdefgh")
@@ -436,3 +436,16 @@ def test_all_blocks_may_be_changed_at_once(before: list[int], after: list[int]) 
     assert changed.blocks == tuple(pool[i] for i in after)
     assert (changed.id, changed.data["k"]) == (turn.id, 1)
     assert prefix_digest(changed) == prefix_digest(Turn(changed.blocks))
+
+
+def test_has_prefix_compares_identical_blocks() -> None:
+    """By the shared lineage where a Turn was appended to, block by block elsewhere."""
+    start = Turn([user("a"), user("b")])
+    longer, other = start.append(user("c")), start.append(user("d"))
+    assert has_prefix(longer, start)
+    assert has_prefix(start, start)
+    assert has_prefix(other, start)
+    assert not has_prefix(other, longer)
+    assert not has_prefix(start, longer)
+    assert has_prefix(Turn([*longer]), start)
+    assert not has_prefix(Turn([user("a"), user("b")]), start)

@@ -7,8 +7,9 @@ from kedge.planning import AnchorRecord, get_state, set_state
 from kedge.planning.state import STATE_KEY
 from kedge.store import ConversationRow, Node, ResponseRow, Store, Telemetry
 from kedge.store.records import NodeKind
-from kedge.turns import Block, Turn
+from kedge.turns import Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap
+from kedge.turns.turn import has_prefix
 
 
 @dataclass(slots=True)
@@ -32,11 +33,11 @@ class Checkpoint:
         answer_key: str = "",
     ) -> Node:
         """Add a node for what is new in the Turn, and move to it."""
-        kept = common_prefix_length(self.turn.blocks, turn.blocks)
+        kept = common_prefix_length(self.turn, turn)
         self.node = await self.store.append(
             self.row,
             self.node,
-            turn.blocks[kept:],
+            turn[kept:],
             kind=kind,
             kept=kept,
             response=response,
@@ -55,17 +56,17 @@ class Checkpoint:
         return has_same_blocks(self.turn, turn)
 
 
-def common_prefix_length(old: tuple[Block, ...], new: tuple[Block, ...]) -> int:
+def common_prefix_length(old: Turn, new: Turn) -> int:
     """Return the number of identical blocks at the start of both."""
-    shorter = min(len(old), len(new))
-    different = map(is_not, old, new)
-    return next((index for index, differs in enumerate(different) if differs), shorter)
+    if has_prefix(new, old):
+        return len(old)
+    different = enumerate(map(is_not, old.blocks, new.blocks))
+    return next((index for index, differs in different if differs), min(len(old), len(new)))
 
 
 def has_same_blocks(one: Turn, other: Turn) -> bool:
     """Whether both consist of the identical blocks."""
-    length = len(one.blocks)
-    return length == len(other.blocks) and common_prefix_length(one.blocks, other.blocks) == length
+    return len(one) == len(other) and has_prefix(other, one)
 
 
 def limit_retention(turn: Turn, retention: float | None) -> Turn:

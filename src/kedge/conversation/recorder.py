@@ -32,6 +32,12 @@ from kedge.store.records import ResponseStatus
 MAX_ERROR_LENGTH = 500
 WITHHELD_BODY = b"[not stored: guard rules apply, and this body is a stream]"
 
+_RECORD_MEMBERS = (
+    "scope", "stored", "created_at", "expires_at", "digest", "block_count", "depth",
+    "root_created_at", "barrier", "derived", "counted",
+)  # fmt: skip
+"""What a row has of the anchor of its response, under the same names."""
+
 CostFunction = Callable[[ResponseRow], float | None]
 """Returns the cost of a response, or None if it is not known."""
 
@@ -94,38 +100,26 @@ class RunRecorder:
 
     def build_response_row(self, event: AnswerFinished, price: CostFunction | None) -> ResponseRow:
         """Return the row of a finished answer."""
-        outcome = event.outcome
-        row = self._build_row(event.plan, outcome.usage)
+        outcome, usage = event.outcome, event.outcome.usage
         record = get_state(event.turn).anchor(outcome.response_id) if outcome.response_id else None
-        row = replace(
-            row,
+        members = self._collect_members(event.plan, usage)
+        members.update(
             provider_response_id=outcome.response_id,
             model=outcome.model or self.model,
             status="completed",
         )
         if record:
-            row = replace(
-                row,
-                scope=record.scope,
-                status="lost" if record.status == "lost" else "completed",
-                lost_reason="forgot" if record.status == "lost" else "",
-                stored=record.stored,
-                created_at=record.created_at,
-                expires_at=record.expires_at,
-                digest=record.digest,
-                block_count=record.block_count,
-                depth=record.depth,
-                root_created_at=record.root_created_at,
-                barrier=record.barrier,
-                derived=record.derived,
-                counted=record.counted,
-            )
+            members.update({name: getattr(record, name) for name in _RECORD_MEMBERS})
+            if record.status == "lost":
+                members.update(status="lost", lost_reason="forgot")
         self.healed = ""
-        return replace(
-            row,
-            cost=price(row) if price else _compute_cost(row, outcome.usage),
-            cache_savings=_compute_savings(row, outcome.usage),
-        )
+        if usage:
+            priced = (usage, self.provider, members["model"])
+            members["cache_savings"] = cache_savings(*priced, at=members["created_at"])
+            if price is None:
+                members["cost"] = cost(*priced, at=members["created_at"])
+        row = ResponseRow(**members)
+        return replace(row, cost=price(row)) if price else row
 
     def build_failure_row(self, error: EngineError) -> ResponseRow | None:
         """Return the row of a failed request; None if no request was made."""
@@ -142,33 +136,38 @@ class RunRecorder:
         if plan is None:
             return None
         self.healed = ""
-        return replace(self._build_row(plan, None), model=self.model, status=status, error=error)
+        members = self._collect_members(plan, None)
+        return ResponseRow(**members, model=self.model, status=status, error=error)
 
-    def _build_row(self, plan: RequestPlan, usage: Usage | None) -> ResponseRow:
-        return ResponseRow(
-            provider=self.provider,
-            scope=plan.scope,
-            mode=plan.mode,
-            anchor=plan.previous_response_id,
-            reason=_full_send_reason(plan, self.healed),
-            healed=self.healed,
-            sent_blocks=plan.delta_blocks,
-            sent_bytes=plan.delta_bytes,
-            saved_blocks=plan.full_blocks - plan.delta_blocks,
-            saved_bytes=plan.full_bytes - plan.delta_bytes,
-            input_tokens=usage.input_tokens if usage else None,
-            cached_tokens=usage.cached_tokens if usage else None,
-            output_tokens=usage.output_tokens if usage else None,
-            reasoning_tokens=usage.reasoning_tokens if usage else None,
-            predicted_cached_tokens=plan.cache.cached_tokens if plan.cache else None,
-            cache_write_tokens=usage.cache_write_tokens if usage else None,
-            first_token_seconds=self.first_token_seconds,
-            seconds=time.perf_counter() - self.timer_start,
-            created_at=self.requested_at or self.clock(),
-            stored=plan.mode != "stateless",
-            settings=self._encode_settings(),
-            request_bytes=self.request_bytes,
-        )
+    def _collect_members(self, plan: RequestPlan, usage: Usage | None) -> dict[str, Any]:
+        """Return the members of a row that every request has.
+
+        A dict and no `ResponseRow`: to replace members of so many costs as much as a database statement.
+        """
+        return {
+            "provider": self.provider,
+            "scope": plan.scope,
+            "mode": plan.mode,
+            "anchor": plan.previous_response_id,
+            "reason": _full_send_reason(plan, self.healed),
+            "healed": self.healed,
+            "sent_blocks": plan.delta_blocks,
+            "sent_bytes": plan.delta_bytes,
+            "saved_blocks": plan.full_blocks - plan.delta_blocks,
+            "saved_bytes": plan.full_bytes - plan.delta_bytes,
+            "input_tokens": usage.input_tokens if usage else None,
+            "cached_tokens": usage.cached_tokens if usage else None,
+            "output_tokens": usage.output_tokens if usage else None,
+            "reasoning_tokens": usage.reasoning_tokens if usage else None,
+            "predicted_cached_tokens": plan.cache.cached_tokens if plan.cache else None,
+            "cache_write_tokens": usage.cache_write_tokens if usage else None,
+            "first_token_seconds": self.first_token_seconds,
+            "seconds": time.perf_counter() - self.timer_start,
+            "created_at": self.requested_at or self.clock(),
+            "stored": plan.mode != "stateless",
+            "settings": self._encode_settings(),
+            "request_bytes": self.request_bytes,
+        }
 
     def _encode_settings(self) -> str:
         """Return the settings as the guards of the stack leave them; those that are no JSON as text."""
@@ -207,16 +206,6 @@ def _filter_json(value: Any, filters: ContentFilters) -> Any:
             return {name: _filter_json(each, filters) for name, each in members.items()}
         case _:
             return value
-
-
-def _compute_cost(row: ResponseRow, usage: Usage | None) -> float | None:
-    """Return the cost by the current prices, at the time of the response."""
-    return cost(usage, row.provider, row.model, at=row.created_at) if usage else None
-
-
-def _compute_savings(row: ResponseRow, usage: Usage | None) -> float | None:
-    """Return what prompt caching saved by the current prices, at the time of the response."""
-    return cache_savings(usage, row.provider, row.model, at=row.created_at) if usage else None
 
 
 def _full_send_reason(plan: RequestPlan, healed: str) -> str:

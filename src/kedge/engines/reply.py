@@ -39,6 +39,7 @@ from kedge.turns import (
     snapshot_block_ids,
     user,
 )
+from kedge.turns.turn import has_prefix
 
 log = get_logger("kedge.engines.output")
 
@@ -227,9 +228,13 @@ def find_refusal(turn: Turn, sent: Turn | None = None) -> str:
 
 def _answer_blocks(turn: Turn, sent: Turn | None) -> list[AssistantBlock]:
     """Return the assistant blocks at the end of a Turn."""
-    known = snapshot_block_ids(sent) if sent is not None else frozenset[str]()
+    start, known = 0, frozenset[str]()
+    if sent is not None and has_prefix(turn, sent):
+        start = len(sent)
+    elif sent is not None:
+        known = snapshot_block_ids(sent)
     found: list[AssistantBlock] = []
-    for block in reversed(turn.blocks):
+    for block in reversed(turn[start:]):
         if block.id in known:
             break
         if isinstance(block, AssistantBlock):

@@ -17,7 +17,6 @@ repair next to the engine.
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from operator import is_
 from typing import Any
 
 from kedge.compaction import Compactor
@@ -33,6 +32,7 @@ from kedge.planning import RequestPlan
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import AnyTool, Approver, Toolbox
 from kedge.turns import Turn, TurnDiff, diff
+from kedge.turns.turn import has_prefix
 
 FILTERED_BY = "guard"
 """The name under which changes by content filters are reported."""
@@ -170,9 +170,8 @@ def _track_edits(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:
 
 def _diff_turns(before: Turn, after: Turn) -> TurnDiff:
     """Return the difference; fast where nothing changed or blocks were only appended."""
-    shared = len(before.blocks)
-    if len(after.blocks) >= shared and all(map(is_, before.blocks, after.blocks)):
-        return TurnDiff(added=after.blocks[shared:])
+    if has_prefix(after, before):
+        return TurnDiff(added=after[len(before) :])
     return diff(before, after)
 
 

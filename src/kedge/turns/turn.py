@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import index as op_index
+from operator import is_
 from typing import Any, NoReturn, final, overload
 
 from kedge.errors import InvalidTurn
@@ -430,6 +431,14 @@ def rename_turn(turn: Turn, id: str) -> Turn:  # noqa: A002
     if turn.id == id:
         return turn
     return _build_turn(turn._memo, turn.lead, id, turn.data, turn.extra)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+def has_prefix(turn: Turn, earlier: Turn) -> bool:
+    """Return whether a Turn begins with the identical blocks of another; at once if it was appended to."""
+    memo, before = turn._memo, earlier._memo  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    if before.length > memo.length:
+        return False
+    return memo.lineage is before.lineage or all(map(is_, earlier.blocks, turn.blocks))
 
 
 def get_cached_index(turn: Turn) -> tuple[object, int]:
