@@ -90,6 +90,12 @@ def test_other_packages_add_providers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(connect("practice"), ResponsesEngine)
 
 
+def test_own_providers_need_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are found without reading the metadata of every installed package."""
+    monkeypatch.setattr(kedge.providers, "entry_points", None)
+    assert isinstance(connect("practice"), ResponsesEngine)
+
+
 def test_an_installed_package_adds_a_provider(
     kedge_server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,8 @@ def connect(model: str, **settings: Any) -> Engine:
     providers ``api_key`` and ``base_url``.
     """
     name, _, rest = model.partition(":")
-    known = providers()
+    # Entry points are in the metadata of every installed package, which takes milliseconds to read.
+    known = PROVIDERS if name in PROVIDERS else providers()
     if name not in known:
         close = get_close_matches(name, known, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(known))}"
