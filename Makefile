@@ -19,6 +19,7 @@ BIN := $(VENV)/bin
 CLIENTS := .venv-clients
 CHAT := .venv-chat
 LITELLM := .venv-litellm
+WEBUI := .venv-webui
 PEERS := .venv-peers
 NODE_CLIENTS := .node-clients
 WORKERS ?= 3
@@ -114,7 +115,8 @@ $(CHAT)/.ready: pyproject.toml constraints.txt
 	echo "$(CURDIR)/src" > "$$($(CHAT)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kedge.pth"
 	@touch $@
 
-test-clients: $(CLIENTS)/.ready $(LITELLM)/.ready $(NODE_CLIENTS)/.ready
+# Open WebUI is large, so it is installed only to be run.
+test-clients: $(CLIENTS)/.ready $(LITELLM)/.ready $(NODE_CLIENTS)/.ready $(if $(and $(ONLY),$(if $(findstring WebUI,$(ONLY)),,other)),,$(WEBUI)/.ready)
 	$(CLIENTS)/bin/python tests/clients/check_clients.py $(if $(ONLY),"$(ONLY)")
 
 $(CLIENTS)/.ready: pyproject.toml tests/clients/requirements.txt
@@ -125,6 +127,21 @@ $(CLIENTS)/.ready: pyproject.toml tests/clients/requirements.txt
 $(LITELLM)/.ready: tests/clients/requirements-litellm.txt
 	$(PYTHON) -m venv $(LITELLM)
 	$(LITELLM)/bin/pip install --quiet -r tests/clients/requirements-litellm.txt
+	@touch $@
+
+# What Open WebUI needs, without the packages that run models locally: these are larger than everything else.
+LIST_WEBUI := import re; from importlib.metadata import requires; \
+  local = {"accelerate", "faster-whisper", "opencv-python-headless", "rapidocr", "sentence-transformers"}; \
+  print(*(line for line in requires("open-webui") if "extra ==" not in line and re.split(r"[=\[]", line)[0] not in local), sep="\n")
+
+$(WEBUI)/.ready: tests/clients/requirements-webui.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || \
+	  { echo "Open WebUI needs Python 3.11 or 3.12; say which with: make PYTHON=/path/to/python3.12"; exit 1; }
+	@echo "Installing Open WebUI (once): about 1.5 GB, which takes several minutes"
+	$(PYTHON) -m venv $(WEBUI)
+	$(WEBUI)/bin/pip install --quiet --no-deps -r tests/clients/requirements-webui.txt
+	$(WEBUI)/bin/python -c '$(LIST_WEBUI)' > $(WEBUI)/requirements.txt
+	$(WEBUI)/bin/pip install --quiet --no-warn-conflicts -r $(WEBUI)/requirements.txt
 	@touch $@
 
 $(NODE_CLIENTS)/.ready: tests/clients/package.json
@@ -169,4 +186,4 @@ lock:
 	touch $(VENV)/.ready
 
 clean:
-	rm -rf $(VENV) $(CHAT) $(PEERS) .pytest_cache .ruff_cache .hypothesis .coverage* benchmarks/results site
+	rm -rf $(VENV) $(CHAT) $(CLIENTS) $(LITELLM) $(WEBUI) $(NODE_CLIENTS) $(PEERS) .pytest_cache .ruff_cache .hypothesis .coverage* benchmarks/results site

@@ -92,7 +92,8 @@ def test_the_page_of_clients_names_the_versions_that_are_run() -> None:
         pinned |= set(re.findall(r"==(\S+)$", path.read_text(), re.MULTILINE))
     page = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| \[[^|]+\| ([^|]+) \|", page, re.MULTILINE))
-    assert named - pinned == {"not run"}
+    assert named
+    assert named <= pinned
 
 
 def hide_ids(text: str) -> str:

@@ -2,9 +2,9 @@
 
 Run by ``make test-clients``, which installs the clients in environments of their own. Each section of the page
 is run as a reader would do it: a block that begins with a comment naming a file is written to that file, a ``sh``
-block is executed, and the ``text`` block behind it is what it prints. This is done on the practice model, in
-front of a model of each API, and through ``kedge proxy``. A table shows the results; the exit code is the
-number of failures.
+block is executed, the ``text`` block behind it is what it prints, and a ``console`` block is an interactive session
+(see ``terminal.py``; for Open WebUI, see ``check_webui.py``). This is done on the practice model, in front of a
+model of each API, and through ``kedge proxy``. A table shows the results; the exit code is the number of failures.
 
     check_clients.py [SECTION ...]   only these sections
 """
@@ -24,6 +24,8 @@ from typing import Any
 
 import httpx2
 from check_frameworks import check_frameworks, serve_proxy
+from check_webui import run_webui
+from terminal import run_session
 
 from kedge.backends import open_model
 from kedge.testing import serve
@@ -32,7 +34,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "clients.md"
 NODE = ROOT / ".node-clients" / "node_modules"
 VENV = ROOT / ".venv-clients"
-LITELLM_VENV = ROOT / ".venv-litellm"
+OWN_VENVS = {"litellm": ROOT / ".venv-litellm", "open-webui": ROOT / ".venv-webui"}
+"""Environments of clients that need older packages than the others."""
 ADDRESS = "http://127.0.0.1:8484"
 TIMEOUT = 300
 SECTIONS = {
@@ -48,6 +51,7 @@ SECTIONS = {
     "agent-framework": "agent-framework-openai",
     "llm": "llm",
     "LiteLLM": "litellm",
+    "Open WebUI": "open-webui",
 }
 """Sections of the page that are run, each with the package that it is about."""
 BLOCK = re.compile(r"^```(?P<lang>\w+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -69,8 +73,9 @@ def find_version(package: str) -> str:
     if package.startswith(("@", "npm:")):
         manifest = NODE / package.removeprefix("npm:") / "package.json"
         return json.loads(manifest.read_text())["version"]
-    if package == "litellm":
-        found = distributions(name=package, path=[str(*LITELLM_VENV.glob("lib/*/site-packages"))])
+    if package in OWN_VENVS:
+        packages = map(str, OWN_VENVS[package].glob("lib/*/site-packages"))
+        found = distributions(name=package, path=list(packages))
         return next(iter(found)).version
     return version(package)
 
@@ -128,26 +133,33 @@ def list_ways(package: str) -> "list[AbstractContextManager[tuple[str, Callable[
 
 def run_blocks(blocks: list[tuple[str, str]], url: str, package: str) -> str:
     """Write and run the blocks of a section; return what went wrong, or nothing."""
-    printed = ""
+    printed = exports = ""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         home = Path(folder)
         work = home / "work"
         work.mkdir()
         (work / "node_modules").symlink_to(NODE)
         subprocess.run(["git", "init", "-q", work], check=True)
+        environment = make_environment(home, package)
         for lang, written in blocks:
             text = written.replace(ADDRESS, url)
             if lang == "text":
                 if printed.strip() != text.strip():
                     return f"printed {printed!r}, not {text!r}"
+            elif lang == "sh" and package == "open-webui":
+                return run_webui(text, url, work, environment)
             elif lang == "sh":
                 try:
-                    done = run_shell(text, home, package)
+                    done = run_shell(text, work, environment)
                 except subprocess.TimeoutExpired as error:
                     return str(error)
                 if done.returncode:
                     return f"exit code {done.returncode}\n{done.stdout}\n{done.stderr[-3000:]}"
                 printed = done.stdout
+                exports = "\n".join(re.findall(r"^export .*", text, re.MULTILINE))
+            elif lang == "console":
+                if failure := run_session(text, home, environment, exports, TIMEOUT):
+                    return failure
             elif found := FILE_COMMENT.match(text):
                 path = work / found["path"].replace("~", str(home))
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,18 +169,23 @@ def run_blocks(blocks: list[tuple[str, str]], url: str, package: str) -> str:
     return ""
 
 
-def run_shell(script: str, home: Path, package: str) -> "subprocess.CompletedProcess[str]":
-    """Run a block of commands, with the clients on the path and an empty home."""
-    python = LITELLM_VENV if package == "litellm" else VENV
-    path = [str(NODE / ".bin"), str(python / "bin"), os.environ["PATH"]]
-    environment = {
+def make_environment(home: Path, package: str) -> dict[str, str]:
+    """Return the variables for the commands of a client, with the clients on the path and an empty home."""
+    path = [str(NODE / ".bin"), str(OWN_VENVS.get(package, VENV) / "bin"), os.environ["PATH"]]
+    return {
         "HOME": str(home),
         "PATH": os.pathsep.join(path),
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # instead of downloading it
     }
+
+
+def run_shell(
+    script: str, folder: Path, environment: dict[str, str]
+) -> "subprocess.CompletedProcess[str]":
+    """Run a block of commands."""
     return subprocess.run(
         ["bash", "-e", "-o", "pipefail", "-c", script],
-        cwd=home / "work",
+        cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
