@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from kedge.server.app import ROUTES
 from kedge.server.settings import Limits
+from kedge.server.uvicorn_server import HeadBuffer
 from kedge.testing import TestServer, serve
 from server.waiting import TIMEOUT
 
@@ -178,6 +179,50 @@ def test_a_connection_that_goes_on_asking_stays_open(monkeypatch: pytest.MonkeyP
         look(server)
         assert first.recv(1) == b""
         connection.close()
+
+
+class RecordingTransport(asyncio.Transport):
+    """A transport that records what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def resume_reading(self) -> None:
+        raise NotImplementedError
+
+
+async def test_the_head_of_a_response_is_sent_with_its_body() -> None:
+    """In one write; alone only if nothing follows in the same turn of the loop, or at the end."""
+    transport = RecordingTransport()
+    buffer = HeadBuffer(transport, asyncio.get_running_loop())
+    for body in (b"one", b"HTTP/1.0"):
+        buffer.write(b"HTTP/1.1 200 OK ")
+        buffer.write(b"")
+        assert transport.written == []
+        buffer.write(body)
+        buffer.write(b"more")
+        assert transport.written == [b"HTTP/1.1 200 OK " + body, b"more"]
+        await asyncio.sleep(0)
+        assert transport.written == [b"HTTP/1.1 200 OK " + body, b"more"]
+        transport.written.clear()
+    buffer.write(b"HTTP/1.1 200 OK ")
+    await asyncio.sleep(0)
+    assert transport.written == [b"HTTP/1.1 200 OK "]
+    buffer.write(b"HTTP/1.1 204 ")
+    buffer.close()
+    assert transport.written == [b"HTTP/1.1 200 OK ", b"HTTP/1.1 204 "]
+    assert buffer.is_closing()
 
 
 def test_parameters_nested_too_deeply_are_refused(http: httpx2.Client) -> None:

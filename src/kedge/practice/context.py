@@ -5,6 +5,7 @@ or as parts. Nothing here raises on a malformed item; what has no text is an emp
 and files become a short mark.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -16,7 +17,7 @@ def _read_nothing(_: Item) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PracticeRequest:
     """One request to the practice model.
 
@@ -142,8 +143,21 @@ def message_texts(items: Sequence[Item], *roles: str) -> list[str]:
     return [extract_text(item.get("content")) for item in items if is_message(item, *roles)]
 
 
+class CountedItems(Sequence[Item]):
+    """Items whose messages were counted when they were stored."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def message_count(self) -> int:
+        """The number of messages, as the function of this name counts them."""
+
+
 def message_count(items: Sequence[Item]) -> int:
     """Count the messages."""
+    if isinstance(items, CountedItems):
+        return items.message_count
     return [item.get("type", "message") for item in items].count("message")
 
 

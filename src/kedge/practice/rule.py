@@ -7,7 +7,7 @@ None if it has no answer and the next rule applies.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kedge.practice.context import PracticeRequest, ToolCallOutput, last_user_text, message_texts
 
@@ -71,8 +71,7 @@ def parse_utterance(request: PracticeRequest) -> "Utterance":
     return Utterance(request, message, sentence, **fields)
 
 
-@dataclass(frozen=True, slots=True)
-class Utterance:
+class Utterance(NamedTuple):
     """The newest user message as a rule sees it."""
 
     request: PracticeRequest

@@ -109,17 +109,22 @@ def make_forced_calls(utterance: Utterance) -> tuple[ToolCallOutput, ...]:
 
 def make_named_calls(utterance: Utterance, _: object = None) -> tuple[ToolCallOutput, ...] | None:
     """Make the calls that the sentence names."""
-    planned = _plan_calls(utterance.sentence, offered_tools(utterance.request))
-    return _make_next_calls(utterance, planned) or None
+    tools = offered_tools(utterance.request)
+    if not tools:
+        return None
+    return _make_next_calls(utterance, _plan_calls(utterance.sentence, tools)) or None
 
 
 def make_implied_call(utterance: Utterance, _: re.Match[str]) -> tuple[ToolCallOutput, ...] | None:
     """Make the call of the tool whose name's words are in a question or a request."""
+    tools = offered_tools(utterance.request)
+    if not tools:
+        return None
     sentence = utterance.sentence
     first_word = sentence.lower().partition(" ")[0]
     if not sentence.rstrip().endswith("?") and first_word not in REQUEST_WORDS:
         return None
-    tool = _match_tool(sentence, offered_tools(utterance.request))
+    tool = _match_tool(sentence, tools)
     return (_make_next_calls(utterance, [PlannedCall(tool, sentence)]) or None) if tool else None
 
 

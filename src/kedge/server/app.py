@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Generator
+from functools import partial
 
 from anyio.lowlevel import checkpoint
 from starlette.applications import Starlette
@@ -29,7 +30,12 @@ from kedge.server.faults.effects import MEMORY_FAULTS
 from kedge.server.faults.middleware import FaultMiddleware
 from kedge.server.faults.spec import Faults
 from kedge.server.http import get_service, respond_bytes, respond_json
-from kedge.server.request_log import AccessLogMiddleware, FinishListener, Listener
+from kedge.server.request_log import (
+    RESPONSE_HEADERS_KEY,
+    AccessLogMiddleware,
+    FinishListener,
+    Listener,
+)
 from kedge.server.routes import chat_completions, conversations, messages, models, responses
 from kedge.server.settings import Settings
 from kedge.server.state import ServerState
@@ -142,16 +148,20 @@ class IdentityMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and mark its answer."""
-        if self._faults is not None and MEMORY_FAULTS & self._faults.armed.keys():
+        is_hidden = self._faults is not None and MEMORY_FAULTS & self._faults.armed.keys()
+        if is_hidden or scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-            return
+        elif scope["type"] == "http":
+            scope[RESPONSE_HEADERS_KEY].append(IDENTITY_HEADER)
+            await self._app(scope, receive, send)
+        else:
+            await self._app(scope, receive, partial(_accept_marked, send))
 
-        async def send_marked(message: Message) -> None:
-            if message["type"] in ("http.response.start", "websocket.accept"):
-                message["headers"] = [*message.get("headers", ()), IDENTITY_HEADER]
-            await send(message)
 
-        await self._app(scope, receive, send_marked)
+async def _accept_marked(send: Send, message: Message) -> None:
+    if message["type"] == "websocket.accept":
+        message["headers"] = [*message.get("headers", ()), IDENTITY_HEADER]
+    await send(message)
 
 
 def create_app(

@@ -17,7 +17,7 @@ before they are normalized: an id in them is one that the client sent.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kedge.server import errors
 from kedge.server.json_codec import Item
@@ -133,8 +133,7 @@ OrphanOutput = tuple[str, str]
 """An output without a call: its type and its key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Coherence:
+class Coherence(NamedTuple):
     """What must be known of a context to check the items after it."""
 
     ids: IdSet

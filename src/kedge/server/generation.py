@@ -7,13 +7,13 @@ shuts down.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Generic, TypeVar
 
 from kedge.errors import StoreError
 from kedge.server.deadline import Deadline
 from kedge.server.errors import DATABASE_UNAVAILABLE, INTERNAL_ERROR, ApiError
-from kedge.server.models import Model, OutputEvent, Prompt, stream_output
+from kedge.server.models import Model, OutputEvent, Prompt
 from kedge.server.output_writer import OutputWriter, precount_output
 from kedge.server.request_log import log_failure
 from kedge.server.state import ServerState
@@ -136,9 +136,13 @@ class Generation(ABC, Generic[Chunk]):
         if self._model is None:
             return
         stops = self._prompt.stop
-        async with stream_output(self._model, self._prompt) as pieces:
+        pieces = self._model.answer(self._prompt)
+        try:
             async for piece in apply_stop_sequences(pieces, stops) if stops else pieces:
                 yield piece
+        finally:
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()  # stops the model
 
     def _handle_wait(self) -> None:
         """Handle the first time that the generation waits for something."""

@@ -19,6 +19,8 @@ from kedge.server.validation import parse_body
 if TYPE_CHECKING:
     from kedge.server.background import BackgroundJobs
 
+SERVICE_KEY = "kedge.service"
+"""The key of a request's scope for the state of the server as its caller sees it."""
 JSON_HEADERS = {"content-type": "application/json"}
 IGNORED_HEADER = b"x-kedge-ignored-parameters"
 MAX_LOGGED_PARAMETERS = 1_000
@@ -31,8 +33,11 @@ T = TypeVar("T")
 
 def get_service(request: HTTPConnection) -> ServerState:
     """Return the state of the server that received a request, as its caller sees it."""
-    service: ServerState = request.app.state.service
-    return service.view_as(request.scope.get(CALLER_KEY))
+    found: ServerState | None = request.scope.get(SERVICE_KEY)
+    if found is None:
+        service: ServerState = request.app.state.service
+        found = request.scope[SERVICE_KEY] = service.view_as(request.scope.get(CALLER_KEY))
+    return found
 
 
 def get_background(request: HTTPConnection) -> "BackgroundJobs":

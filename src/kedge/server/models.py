@@ -5,8 +5,7 @@ closed. A model behind a provider's API implements the same interface as the pra
 """
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, assert_never
 
@@ -94,7 +93,7 @@ def _no_model_data(_: str) -> Any:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prompt:
     """One request to a model.
 
@@ -152,17 +151,6 @@ class Model(Protocol):
     async def aclose(self) -> None:
         """Close connections."""
         ...
-
-
-@asynccontextmanager
-async def stream_output(model: Model, prompt: Prompt) -> AsyncGenerator[AsyncIterator[OutputEvent]]:
-    """Iterate over the output of a model, and stop the model when the block is left."""
-    pieces = model.answer(prompt)
-    try:
-        yield pieces
-    finally:
-        if isinstance(pieces, AsyncGenerator):
-            await pieces.aclose()
 
 
 DEFAULT_WINDOW = 400_000

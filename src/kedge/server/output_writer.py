@@ -6,7 +6,7 @@ events that close it. Without streaming the same writer builds the items only.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, assert_never
 
 from kedge.server.encrypted_content import ReasoningPayload
@@ -330,4 +330,4 @@ def count_usage(writer: OutputWriter, input: ModelUsage) -> ModelUsage:
         return writer.usage
     reasoning = sum(map(count_text, writer.reasoning_texts))
     output = count_items(item for item in writer.items if item["type"] != "reasoning")
-    return replace(input, output=reasoning + output, reasoning=reasoning)
+    return ModelUsage(input.input, reasoning + output, input.cached, reasoning, input.cache_write)

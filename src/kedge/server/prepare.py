@@ -4,8 +4,8 @@ The checks run in the documented order (``docs/strictness.md``). Nothing is writ
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kedge.practice import PracticeRequest
 from kedge.server import errors, response_object
@@ -26,12 +26,18 @@ from kedge.server.json_codec import Item, decode
 from kedge.server.models import Model, Prompt
 from kedge.server.prompt_cache import (
     DEFAULT_LIFETIME,
+    MIN_CACHED_TOKENS,
     RETENTIONS,
     hash_settings,
     iter_prefixes,
 )
 from kedge.server.state import ServerState
-from kedge.server.storage.context import Context, UnstoredResponses, truncate_history
+from kedge.server.storage.context import (
+    Context,
+    ContextItems,
+    UnstoredResponses,
+    truncate_history,
+)
 from kedge.server.storage.ids import make_response_id, new_key
 from kedge.server.storage.items import has_compaction, slice_from_compaction
 from kedge.server.token_counts import count_items, count_json, count_text, precount
@@ -51,8 +57,7 @@ CHAINABLE_STATUSES = frozenset({"completed", "incomplete"})
 """Statuses of responses that can be continued."""
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(NamedTuple):
     """What a request continues: a context, and the node at its end.
 
     A history that is ``in_memory`` has no node: only a connection remembers it, and a stored response
@@ -65,8 +70,7 @@ class History:
     in_memory: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ModelInput:
+class ModelInput(NamedTuple):
     """The items that a model sees, their tokens, and the tokens of each new item among them."""
 
     items: Sequence[Item]
@@ -79,8 +83,7 @@ class ModelInput:
         return sum(self.new_counts)
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseDraft:
+class ResponseDraft(NamedTuple):
     """A prepared response.
 
     ``input`` has the items of the request itself. ``compacted`` is set if this response compacts its
@@ -143,7 +146,7 @@ def prepare_claimed(service: ServerState, claimed: "ClaimedResponse") -> Respons
     history = History(context, claimed.parent, claimed.conversation)
     items: list[Item] = decode(claimed.input)
     draft = _build_draft(service, decode(claimed.body), claimed.key, history, items)
-    return replace(draft, request_fields=decode(claimed.request_json))
+    return draft._replace(request_fields=decode(claimed.request_json))
 
 
 def _build_draft(
@@ -310,7 +313,7 @@ def build_model_input(
     context = truncate_history(history.context)
     counts = tuple(count_items((item,)) for item in items)
     tokens = settings + context.tokens + sum(counts)
-    return ModelInput([*context.list_model_items(), *items], tokens, counts)
+    return ModelInput(ContextItems(context, items), tokens, counts)
 
 
 def count_instruction_tokens(body: Body) -> int:
@@ -356,7 +359,7 @@ async def add_summary(draft: ResponseDraft) -> ResponseDraft:
     has_note = list(ask.items[:1]) == compacted.items[:1]
     items = [*summarized.items[:1], *ask.items[1:]] if has_note else ask.items
     prompt = replace(draft.prompt, ask=replace(ask, items=items))
-    return replace(draft, compacted=summarized, prompt=prompt)
+    return draft._replace(compacted=summarized, prompt=prompt)
 
 
 def _apply_compaction(model_input: ModelInput, compacted: CompactedContext | None) -> ModelInput:
@@ -387,6 +390,8 @@ def read_prompt_cache(
     model_input: ModelInput,
 ) -> int:
     """Cache a prompt automatically; return how many of its tokens were cached before."""
+    if model_input.tokens < MIN_CACHED_TOKENS:
+        return 0  # too short to be cached, and so is every prefix of it
     context = truncate_history(context)
     settings = model_input.tokens - context.tokens - model_input.new_tokens
     prefixes = iter_prefixes(

@@ -27,8 +27,62 @@ CLOSE_SECONDS = 2.0
 PING_TIMEOUT_SECONDS = 60.0
 """Seconds for which a WebSocket client may leave a ping unanswered; slow readers are not gone."""
 
+HEAD_START = b"HTTP/1."
+"""How the head of a response starts."""
+
 ACCEPT_LOOP_TURNS = 3
 """Turns of the loop after which asyncio has announced an accepted connection."""
+
+
+class HeadBuffer:
+    """A transport that sends the head of a response together with the beginning of its body.
+
+    uvicorn writes them one after the other, which is two system calls and two packets. The head of a
+    response whose body does not follow at once is sent in the next turn of the loop.
+
+    Args:
+        transport: The transport of the connection; everything else is passed on to it.
+        loop: The event loop.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+        self._flush_handle: asyncio.Handle | None = None
+        self.is_closing = transport.is_closing
+        self.resume_reading = transport.resume_reading
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send data, or hold it if it is the head of a response."""
+        if self._flush_handle is None and data.startswith(HEAD_START):
+            self._head = data
+            self._flush_handle = self._loop.call_soon(self._flush)
+        elif data:
+            self._flush(data)
+
+    def close(self) -> None:
+        """Send what is held, and close the connection."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self, data: bytes = b"") -> None:
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+            data, self._head, self._flush_handle = self._head + data, b"", None
+        if data:
+            self._transport.write(data)
+
+
+class BufferedH11Protocol(H11Protocol):
+    """An HTTP connection that sends a short response as one packet."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Handle a new connection."""
+        super().connection_made(cast("asyncio.Transport", HeadBuffer(transport, self.loop)))
 
 
 class UvicornServer(uvicorn.Server):
@@ -48,7 +102,7 @@ class UvicornServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=BufferedH11Protocol,
                 ws="websockets-sansio",
                 ws_max_size=self._limits.body_bytes,
                 ws_ping_timeout=PING_TIMEOUT_SECONDS,

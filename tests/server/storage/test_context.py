@@ -1,20 +1,27 @@
 """Contexts share their past, and the cache of them keeps within its bounds."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kedge.practice.context import Item, message_count
 from kedge.server.storage.context import (
     EMPTY_CONTEXT,
     ITEM_OVERHEAD_BYTES,
     PART_OVERHEAD_BYTES,
     Context,
     ContextCache,
+    ContextItems,
     extend_context,
 )
 
 
 def make_item(number: int) -> dict[str, int]:
     return {"number": number}
+
+
+def make_message(text: str) -> Item:
+    return {"id": f"msg_{text}", "type": "message", "role": "user", "content": text}
 
 
 SIZE = 10 + PART_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES
@@ -47,6 +54,44 @@ def test_the_last_parts_can_be_cut_off() -> None:
     assert last.last_parts(2).tokens == 2
     assert last.last_parts(0).list_items() == []
     assert last.last_parts(9).list_items() == last.list_items()
+
+
+def test_model_items_are_those_of_the_context_and_the_new_ones() -> None:
+    """They equal the list of all items, however they are read, and their messages are counted."""
+    context = EMPTY_CONTEXT
+    for number in range(3):
+        items: list[Item] = [make_message(f"{number}"), {"id": f"rs_{number}", "type": "reasoning"}]
+        context = extend_context(context, items, items, tokens=1, size=1)
+    new = [make_message("new"), make_message("newer")]
+    expected = [*context.list_model_items(), *new]
+    positions = range(-len(expected), len(expected))
+    assert [ContextItems(context, new)[index] for index in positions] == [
+        expected[index] for index in positions
+    ]
+    for cut in (slice(-1), slice(1), slice(1, None), slice(6, None), slice(7, 9), slice(7, 2)):
+        assert list(ContextItems(context, new)[cut]) == expected[cut]
+    assert list(ContextItems(context, new)[::-2]) == expected[::-2]
+    assert list(reversed(ContextItems(context, new))) == expected[::-1]
+    assert list(ContextItems(context, new)) == expected
+    with pytest.raises(IndexError):
+        ContextItems(context, new)[len(expected)]
+    assert message_count(ContextItems(context, new)) == message_count(expected) == 5
+
+
+def test_digests_do_not_depend_on_when_they_are_computed() -> None:
+    """A context has the same prefixes whether its parents have computed theirs or not."""
+
+    def extend(*, compute: bool) -> list[tuple[bytes, int]]:
+        context = EMPTY_CONTEXT
+        for number in range(4):
+            items = [make_message(f"{number}")] if number else []
+            context = extend_context(context, items, items, tokens=number, size=1)
+            if compute:
+                context.compute_digests()
+        return list(context.iter_prefixes())
+
+    assert extend(compute=True) == extend(compute=False)
+    assert len(extend(compute=False)) == 3
 
 
 def test_the_cache_drops_the_ends_of_old_chains_first() -> None:

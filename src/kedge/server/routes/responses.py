@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -50,8 +50,7 @@ MAX_KEY_LENGTH = 255
 """The maximum length of an ``Idempotency-Key``."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedRun:
+class OpenedRun(NamedTuple):
     """A response that is about to be generated, and the events so far of one in the background."""
 
     run: ResponseRun

@@ -13,22 +13,24 @@ from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, overload
 
+from kedge.practice.context import CountedItems, message_count
 from kedge.server.coherence import EMPTY_COHERENCE, Coherence
 from kedge.server.json_codec import Item
 from kedge.server.prompt_cache import EMPTY_DIGEST, Prefix, hash_items
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Context:
     """One point of a chain: everything up to and including ``items``.
 
     ``model_items`` is what a model sees of ``items``: the same, except that a compaction is replaced
-    by the items in it. ``tokens`` and ``coherence`` are those of the complete context, ``size`` that
-    of this part alone. ``digests`` identify the context up to each of the items, for the prompt cache.
+    by the items in it. ``tokens``, ``coherence``, ``length`` (the number of the items that a model sees)
+    and ``messages`` (the messages among them) are those of the complete context, ``size`` that of this
+    part alone. Nothing changes after it is built; the digests are computed when they are first needed.
     """
 
     parent: "Context | None"
@@ -37,7 +39,9 @@ class Context:
     tokens: int
     coherence: Coherence
     size: int
-    digests: tuple[bytes, ...] = ()
+    length: int = 0
+    messages: int = 0
+    known_digests: tuple[bytes, ...] | None = field(default=None, init=False)
 
     @property
     def own_tokens(self) -> int:
@@ -57,9 +61,32 @@ class Context:
         part: Context | None = self
         while part is not None:
             tokens = part.tokens
-            for digest in reversed(part.digests):
+            for digest in part.compute_digests()[:0:-1]:
                 yield digest, tokens
                 tokens = 0
+            part = part.parent
+
+    def compute_digests(self) -> tuple[bytes, ...]:
+        """Return the digest of the context before this part, then that up to each item of the part.
+
+        A context that is too short for the prompt cache, or is never continued, needs none.
+        """
+        pending: list[Context] = []
+        part: Context | None = self
+        while part is not None and part.known_digests is None:
+            pending.append(part)
+            part = part.parent
+        digests = part.known_digests if part and part.known_digests else (EMPTY_DIGEST,)
+        for each in reversed(pending):
+            digests = (digests[-1], *hash_items(digests[-1], each.model_items))
+            each.known_digests = digests
+        return digests
+
+    def iter_reversed(self) -> Iterator[Item]:
+        """Yield every item as a model sees it, newest first."""
+        part: Context | None = self
+        while part is not None:
+            yield from reversed(part.model_items)
             part = part.parent
 
     def total_size(self) -> int:
@@ -92,23 +119,71 @@ def extend_context(
 ) -> Context:
     """Add one part to a context; ``tokens`` and ``size`` (its length as JSON) are those of the part."""
     own = tuple(items)
+    seen = own if model_items is items else tuple(model_items)
     return Context(
         parent=parent,
         items=own,
-        model_items=own if model_items is items else tuple(model_items),
+        model_items=seen,
         tokens=parent.tokens + tokens,
         coherence=parent.coherence.extend(own),
         size=size + PART_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES * len(own),
-        digests=tuple(hash_items(_last_digest(parent), model_items)),
+        length=parent.length + len(seen),
+        messages=parent.messages + message_count(seen),
     )
 
 
-def _last_digest(context: Context | None) -> bytes:
-    while context is not None:
-        if context.digests:
-            return context.digests[-1]
-        context = context.parent
-    return EMPTY_DIGEST
+class ContextItems(CountedItems):
+    """What a model sees: the items of a context, and the new items after them.
+
+    A model that reads only the newest items, or only counts the messages, costs the same at any depth:
+    the list of all items is built when one before the new ones is read.
+
+    Args:
+        context: The context.
+        new: The items after it.
+    """
+
+    __slots__ = ("_context", "_list", "_new", "_start")
+
+    def __init__(self, context: Context, new: Sequence[Item]) -> None:
+        self._context = context
+        self._start = context.length
+        self._new = new
+        self._list: list[Item] | None = None
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages."""
+        return self._context.messages + message_count(self._new)
+
+    def __len__(self) -> int:
+        return self._start + len(self._new)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | Sequence[Item]:
+        if isinstance(index, slice):
+            first, stop, step = index.indices(len(self))
+            if step == 1 and first >= self._start:
+                return self._new[first - self._start : max(stop - self._start, 0)]
+        elif -len(self._new) <= index < 0:
+            return self._new[index]
+        elif index >= self._start:
+            return self._new[index - self._start]
+        return self._build_list()[index]
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._build_list())
+
+    def __reversed__(self) -> Iterator[Item]:
+        return chain(reversed(self._new), self._context.iter_reversed())
+
+    def _build_list(self) -> list[Item]:
+        if self._list is None:
+            self._list = [*self._context.list_model_items(), *self._new]
+        return self._list
 
 
 class UnstoredResponses(Protocol):

@@ -10,6 +10,7 @@ that they are no longer its own.
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from kedge.server.errors import (
     CONVERSATION_LOCKED,
@@ -46,8 +47,7 @@ MOVE_CONVERSATION = "UPDATE conversations SET node = ? WHERE id = ? AND coalesce
 """Moves the end of a conversation, if it is where it was read; nodes are numbered from 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseEntry:
+class ResponseEntry(NamedTuple):
     """What is known of a response before its model runs."""
 
     key: str
@@ -61,8 +61,7 @@ class ResponseEntry:
     background: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseResult:
+class ResponseResult(NamedTuple):
     """The result of a response."""
 
     status: str
