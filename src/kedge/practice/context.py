@@ -156,7 +156,7 @@ class CountedItems(Sequence[Item]):
 
 def message_count(items: Sequence[Item]) -> int:
     """Count the messages."""
-    if isinstance(items, CountedItems):
+    if not isinstance(items, list | tuple) and isinstance(items, CountedItems):
         return items.message_count
     return [item.get("type", "message") for item in items].count("message")
 

@@ -46,6 +46,10 @@ MODIFIERS: tuple[tuple[re.Pattern[str], Callable[["re.Match[str]"], dict[str, An
     (INVALID, lambda found: {"invalid": found[1].lower()}),
 )
 """Words before a sentence, and the fields of ``Utterance`` that they set."""
+ANY_MODIFIER = re.compile(
+    "|".join(f"(?:{pattern.pattern})" for pattern, _ in MODIFIERS), re.IGNORECASE
+)
+"""Matches where one of them does, which is rare."""
 
 
 def parse_utterance(request: PracticeRequest) -> "Utterance":
@@ -57,7 +61,7 @@ def parse_utterance(request: PracticeRequest) -> "Utterance":
         message = next((text for text in texts[::-1] if not text.startswith(CORRECTION)), message)
     sentence, fields = message.strip(), dict[str, Any](is_corrected=is_corrected)
     for _ in range(MAX_MODIFIERS):
-        for pattern, read in MODIFIERS:
+        for pattern, read in MODIFIERS if ANY_MODIFIER.match(sentence) else ():
             if found := pattern.match(sentence):
                 sentence = sentence[found.end() :].strip()
                 fields |= read(found)

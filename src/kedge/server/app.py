@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from functools import partial
 
 from anyio.lowlevel import checkpoint
@@ -69,32 +69,50 @@ async def serve_websocket(websocket: WebSocket) -> None:
     await ServerConnection(service, websocket.scope, websocket.receive, websocket.send).serve()
 
 
+class Endpoint:
+    """A handler as an ASGI app, whose errors the middleware for exceptions converts to responses.
+
+    Starlette's own wrapper of a function does that once more for each request.
+
+    Args:
+        handler: Returns the response to a request, which is itself an ASGI app.
+    """
+
+    def __init__(self, handler: Callable[[Request], Awaitable[ASGIApp]]) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        response = await self._handler(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+
 _CONVERSATION_PATH = "/v1/conversations/{id}"
 _ITEM_PATH = "/v1/conversations/{id}/items/{item}"
 
 ROUTES = [
-    Route("/v1/responses", responses.create, methods=["POST"]),
-    Route("/v1/responses/input_tokens", responses.count_input_tokens, methods=["POST"]),
-    Route("/v1/responses/compact", responses.compact_context, methods=["POST"]),
-    Route("/v1/responses/{id}", responses.retrieve, methods=["GET"]),
-    Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
-    Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
-    Route("/v1/responses/{id}/input_items", responses.list_input_items, methods=["GET"]),
-    Route("/v1/conversations", conversations.create, methods=["POST"]),
-    Route(_CONVERSATION_PATH, conversations.retrieve, methods=["GET"]),
-    Route(_CONVERSATION_PATH, conversations.update, methods=["POST"]),
-    Route(_CONVERSATION_PATH, conversations.delete, methods=["DELETE"]),
-    Route(f"{_CONVERSATION_PATH}/items", conversations.list_items, methods=["GET"]),
-    Route(f"{_CONVERSATION_PATH}/items", conversations.add_items, methods=["POST"]),
-    Route(_ITEM_PATH, conversations.retrieve_item, methods=["GET"]),
-    Route(_ITEM_PATH, conversations.delete_item, methods=["DELETE"]),
-    Route("/v1/chat/completions", chat_completions.create, methods=["POST"]),
-    Route("/v1/messages", messages.create, methods=["POST"]),
-    Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
-    Route("/v1/models", models.list_models, methods=["GET"]),
-    Route("/v1/models/{id:path}", models.retrieve_model, methods=["GET"]),
-    Route("/healthz", healthz, methods=["GET"]),
-    Route("/metrics", metrics, methods=["GET"]),
+    Route("/v1/responses", Endpoint(responses.create), methods=["POST"]),
+    Route("/v1/responses/input_tokens", Endpoint(responses.count_input_tokens), methods=["POST"]),
+    Route("/v1/responses/compact", Endpoint(responses.compact_context), methods=["POST"]),
+    Route("/v1/responses/{id}", Endpoint(responses.retrieve), methods=["GET"]),
+    Route("/v1/responses/{id}", Endpoint(responses.delete), methods=["DELETE"]),
+    Route("/v1/responses/{id}/cancel", Endpoint(responses.cancel), methods=["POST"]),
+    Route("/v1/responses/{id}/input_items", Endpoint(responses.list_input_items), methods=["GET"]),
+    Route("/v1/conversations", Endpoint(conversations.create), methods=["POST"]),
+    Route(_CONVERSATION_PATH, Endpoint(conversations.retrieve), methods=["GET"]),
+    Route(_CONVERSATION_PATH, Endpoint(conversations.update), methods=["POST"]),
+    Route(_CONVERSATION_PATH, Endpoint(conversations.delete), methods=["DELETE"]),
+    Route(f"{_CONVERSATION_PATH}/items", Endpoint(conversations.list_items), methods=["GET"]),
+    Route(f"{_CONVERSATION_PATH}/items", Endpoint(conversations.add_items), methods=["POST"]),
+    Route(_ITEM_PATH, Endpoint(conversations.retrieve_item), methods=["GET"]),
+    Route(_ITEM_PATH, Endpoint(conversations.delete_item), methods=["DELETE"]),
+    Route("/v1/chat/completions", Endpoint(chat_completions.create), methods=["POST"]),
+    Route("/v1/messages", Endpoint(messages.create), methods=["POST"]),
+    Route("/v1/messages/count_tokens", Endpoint(messages.count_tokens), methods=["POST"]),
+    Route("/v1/models", Endpoint(models.list_models), methods=["GET"]),
+    Route("/v1/models/{id:path}", Endpoint(models.retrieve_model), methods=["GET"]),
+    Route("/healthz", Endpoint(healthz), methods=["GET"]),
+    Route("/metrics", Endpoint(metrics), methods=["GET"]),
 ]
 """All HTTP routes."""
 

@@ -15,6 +15,7 @@ it starts with exactly the same segments. Hosted APIs compare tokens; this serve
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate, chain
 from json import dumps
@@ -44,6 +45,8 @@ EMPTY_DIGEST = b""
 _DIGEST_BYTES = 16
 _UNSEEN_MEMBERS = frozenset({"id", "status", "encrypted_content", "cache_control"})
 """Members of a segment that are not part of the prompt."""
+MAX_REMEMBERED_LENGTH = 1024
+"""The maximum length of instructions whose digest is remembered."""
 _SETTINGS = ("model", "prompt_cache_key", "tools", "instructions", "text")
 
 
@@ -132,7 +135,9 @@ class PromptCache:
         entry = self._entries.get(digest)
         if entry is None or entry.expires_at <= now:
             return None
-        self._entries[digest] = entry._replace(expires_at=now + entry.lifetime)
+        self._entries[digest] = _Entry(
+            entry.tokens, entry.lifetime, now + entry.lifetime, entry.renewed_at
+        )
         return entry
 
     def _store(
@@ -157,7 +162,16 @@ class _Entry(NamedTuple):
 
 def hash_settings(body: Mapping[str, Any]) -> bytes:
     """Return the digest of what comes before the items of a prompt."""
-    return _hash_segment(EMPTY_DIGEST, {name: body.get(name) for name in _SETTINGS})
+    settings = {name: body.get(name) for name in _SETTINGS}
+    is_short = len(settings["instructions"] or "") <= MAX_REMEMBERED_LENGTH
+    if is_short and settings["tools"] is None and settings["text"] is None:
+        return _hash_plain_settings(*settings.values())
+    return _hash_segment(EMPTY_DIGEST, settings)
+
+
+@lru_cache(maxsize=1024)
+def _hash_plain_settings(*values: str | None) -> bytes:
+    return _hash_segment(EMPTY_DIGEST, dict(zip(_SETTINGS, values, strict=True)))
 
 
 def hash_items(digest: bytes, items: Iterable[Item]) -> Iterator[bytes]:

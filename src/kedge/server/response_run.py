@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from kedge.json_codec import encode_plain
 from kedge.observe import count
 from kedge.server import errors, response_object
 from kedge.server.compaction import build_compaction_item
@@ -281,7 +282,7 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
             ),
         )
         self._service.remember_reasoning(writer.items, writer.reasoning_texts)
-        result, output = encode(self._result_fields), encode(writer.items)
+        result, output = encode_plain(self._result_fields), encode(writer.items)
         if draft.store:
             if self.before_settle is not None:
                 self.before_settle()

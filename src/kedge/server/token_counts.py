@@ -6,10 +6,10 @@ when the same code runs on the loop it finds them there.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 from kedge import tokens
 from kedge.server.json_codec import Item
@@ -60,16 +60,20 @@ def _record_counts(count: Callable[[], object]) -> Mapping[str, int]:
     return recorded
 
 
+_get_type: Callable[[object], object] = type
+
+
 def _measure(value: object) -> int:
-    """Add up the lengths of all texts in a value."""
+    """Add up the lengths of all texts in a value of plain JSON types."""
     size = 0
     pending: list[Any] = [value]
     while pending:
         each = pending.pop()
-        if isinstance(each, str):
+        kind = _get_type(each)
+        if kind is str:
             size += len(each)
-        elif isinstance(each, dict):
-            pending += cast("dict[str, Any]", each).values()
-        elif isinstance(each, list | tuple):
-            pending += cast("Sequence[Any]", each)
+        elif kind is dict:
+            pending += each.values()
+        elif kind is list or kind is tuple:
+            pending += each
     return size
