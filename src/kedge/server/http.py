@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 
 from kedge.server import errors
-from kedge.server.access import CALLER_KEY
+from kedge.server.access import CALLER_KEY, read_header
 from kedge.server.deadline import Deadline
 from kedge.server.json_codec import Item, encode
 from kedge.server.request_log import RESPONSE_HEADERS_KEY, RecordedRequest
@@ -66,7 +66,7 @@ async def read_json(request: Request, *, empty: object = None) -> Any:
         exchange.raw = raw
     if not raw and empty is not None:
         return empty
-    got = request.headers.get("content-type", "")
+    got = read_header(request.scope, b"content-type").decode("latin-1")
     if got.partition(";")[0].strip().lower() != "application/json":
         # This also prevents requests from forms of other web sites.
         raise errors.UNSUPPORTED_CONTENT_TYPE(got=got)
@@ -117,8 +117,8 @@ def _log_ignored(service: ServerState, paths: Iterable[str]) -> None:
 
 async def _read_body(request: Request) -> bytes:
     limits = get_service(request).settings.limits
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limits.body_bytes:
+    declared = read_header(request.scope, b"content-length")
+    if declared.isdigit() and int(declared) > limits.body_bytes:
         raise errors.BODY_TOO_LARGE(most=limits.body_bytes)
     with Deadline(limits.read_seconds):
         return await _collect_body(request, limits.body_bytes)

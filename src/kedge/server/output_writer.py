@@ -145,6 +145,13 @@ class OutputWriter:
         self._call_prefix = call_prefix
         self._format = ITEM_FORMATS["text"]
         self._text_chunks: list[str] | None = None
+        self._item_tokens: list[int] = []
+
+    def count_each(self) -> list[int]:
+        """Return the tokens of each item, which are counted once: the output must be complete."""
+        if len(self._item_tokens) != len(self.items):
+            self._item_tokens = [count_items((item,)) for item in self.items]
+        return self._item_tokens
 
     def consume(self, event: OutputEvent) -> None:
         """Add an event to the items."""
@@ -329,5 +336,6 @@ def count_usage(writer: OutputWriter, input: ModelUsage) -> ModelUsage:
     if writer.usage is not None:
         return writer.usage
     reasoning = sum(map(count_text, writer.reasoning_texts))
-    output = count_items(item for item in writer.items if item["type"] != "reasoning")
+    counted = zip(writer.items, writer.count_each(), strict=True)
+    output = sum(tokens for item, tokens in counted if item["type"] != "reasoning")
     return ModelUsage(input.input, reasoning + output, input.cached, reasoning, input.cache_write)

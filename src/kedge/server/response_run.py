@@ -325,7 +325,7 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         items = [*draft.input, *self._writer.items]
         if has_compaction(items):
             return self._build_compacted_context(items, size)
-        tokens = draft.new_tokens + count_items(self._writer.items)
+        tokens = draft.new_tokens + sum(self._writer.count_each())
         if not (draft.history.in_memory and draft.store):
             return extend_context(before, items, items, tokens, size)
         return extend_context(

@@ -125,10 +125,12 @@ def _open_run(
 
 
 def _get_idempotency_key(request: Request) -> str | None:
-    key = request.headers.get("idempotency-key")
-    if key is not None and len(key) > MAX_KEY_LENGTH:
-        raise errors.IDEMPOTENCY_KEY_TOO_LONG(most=MAX_KEY_LENGTH)
-    return key
+    for name, value in request.scope["headers"]:
+        if name == b"idempotency-key":
+            if len(value) > MAX_KEY_LENGTH:
+                raise errors.IDEMPOTENCY_KEY_TOO_LONG(most=MAX_KEY_LENGTH)
+            return value.decode("latin-1")
+    return None
 
 
 def _find_repeated(service: ServerState, body: Any, idempotency_key: str) -> StoredResponse | None:
