@@ -186,8 +186,14 @@ class TokenRegistry:
         if not self._is_required and now >= self._recheck_at:
             self._recheck_at = now + RECHECK_SECONDS
             query = "SELECT 1 FROM access_tokens LIMIT 1"
+            database = self._database
             try:
-                self._is_required = bool(await self._database.read(lambda tx: tx.rows(query)))
+                # On SQLite the way to a reader thread and back takes longer than the query.
+                self._is_required = bool(
+                    database.read_inline(lambda tx: tx.rows(query))
+                    if database.can_run_inline
+                    else await database.read(lambda tx: tx.rows(query))
+                )
             except StoreError as error:
                 log.warning("the tokens of the store could not be read: %s", error)
         return self._is_required
