@@ -13,7 +13,7 @@ log = get_logger("kedge.proxy")
 
 MAX_WAITING = 1_000
 """How many requests wait to be recorded at most."""
-WRITE_DELAY = 0.5
+WRITE_DELAY = 2.0
 """Seconds after which a request is written at the latest; a page that lists requests does not wait."""
 
 
