@@ -42,8 +42,11 @@ def test_a_client_uses_the_proxy(tmp_path: Path) -> None:
             assert process.stdout is not None
             facts = json.loads(process.stdout.readline())
             with OpenAI(base_url=facts["base_url"], api_key="k", max_retries=5) as client:
-                response = client.responses.create(model="practice", input="What is 2+3?")
-            assert response.output_text == "2+3 = 5."
+                answer = client.responses.with_raw_response.create(
+                    model="practice", input="What is 2+3?"
+                )
+            assert answer.parse().output_text == "2+3 = 5."
+            assert len(answer.headers.get_list("date")) == 1  # of the upstream server
             process.send_signal(signal.SIGTERM)
             process.wait(300)
     assert index.exists()

@@ -93,7 +93,12 @@ async def _serve(app: Any, listener: Any) -> None:
     import uvicorn
 
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, server_header=False, ws="websockets-sansio"
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,  # the upstream server's is forwarded
+        ws="websockets-sansio",
     )
     await uvicorn.Server(config).serve(sockets=[listener])
 
