@@ -2,13 +2,15 @@
 
 from typing import Any
 
+import pytest
 from openai import OpenAI
 
 from engines.conftest import open_engine
 from engines.runs import last_text, request_bodies, send_lines
+from kedge.events.run import Healed, ServerForgot
 from kedge.planning import get_state
 from kedge.testing import TestServer
-from kedge.turns import user
+from kedge.turns import Turn, user
 from normalization import expected_context, normalize_items
 
 
@@ -71,3 +73,43 @@ async def test_chaining_never_builds_on_an_object(server: TestServer) -> None:
         plan = engine.plan(turn.append(user("Two")), mode="chained")
     assert plan.anchor is None
     assert plan.fallback == "scope"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("echo", ["no", "missing"])
+async def test_an_answer_outside_the_object_is_healed(
+    server: TestServer, echo: str, *, streaming: bool
+) -> None:
+    """A server that named the object before and now does not has not read it."""
+    async with open_engine(server, mode="conversation") as engine:
+        turn = await engine.run(Turn([user("One")]), streaming=streaming)
+        object_id = get_state(turn).conversation_id
+        server.faults.set(f"forget_silently,echo={echo}", times=1)
+        asked = turn.append(user("What did I say first?"))
+        async with engine.stream(asked, streaming=streaming) as stream:
+            events = [event async for event in stream]
+    assert [event.reason for event in events if isinstance(event, Healed)] == ["forgot"]
+    assert normalize_items(server.requests[-1].context) == expected_context(stream.turn)
+    assert "One" in last_text(stream.turn)
+    assert get_state(stream.turn).conversation_id != object_id
+
+
+async def test_an_object_that_is_missing_at_the_end_is_reported(server: TestServer) -> None:
+    """The answer was shown by then, so that it is flagged."""
+    async with open_engine(server, mode="conversation") as engine:
+        turn = await engine.run(Turn([user("One")]), streaming=True)
+        server.faults.set("forget_silently,echo=late", times=1)
+        async with engine.stream(turn.append(user("Two")), streaming=True) as stream:
+            events = [event async for event in stream]
+    assert any(isinstance(event, ServerForgot) for event in events)
+
+
+async def test_a_server_that_never_names_objects_is_not_doubted(server: TestServer) -> None:
+    """Without a name nothing is known: the object's items are checked before each request."""
+    server.faults.set("forget_silently,echo=missing", times=1)
+    async with open_engine(server, mode="conversation") as engine:
+        turn = await engine.run(Turn([user("One")]), streaming=False)
+        server.faults.set("forget_silently,echo=missing", times=1)
+        async with engine.stream(turn.append(user("Two")), streaming=False) as stream:
+            events = [event async for event in stream]
+    assert not any(isinstance(event, Healed | ServerForgot) for event in events)

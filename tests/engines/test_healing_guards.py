@@ -13,7 +13,7 @@ from kedge.engines.evidence import (
     ServerEvidence,
 )
 from kedge.engines.response_reader import record_outcome
-from kedge.engines.token_evidence import SentTokens, can_prove, judge_usage
+from kedge.engines.token_evidence import SentTokens, can_disprove, can_prove, judge_usage
 from kedge.errors import RequestRefused
 from kedge.events import Outcome, Usage
 from kedge.planning import AnchorRecord, TokenCounts, get_state, plan_request
@@ -104,6 +104,21 @@ def test_a_request_is_chained_only_where_its_count_would_prove() -> None:
     assert can_prove(anchor, SENT, 400)
     assert not can_prove(anchor, SENT, 480)
     assert not can_prove(AnchorRecord("r", "s", "d", 2), SENT, 0)
+
+
+def test_a_loss_must_show_in_the_count_of_a_chained_request() -> None:
+    """A short context before a long delta would be lost without a trace: the delta is sent in full."""
+    short = BASE._replace(input=10, output=17)
+    anchor, long_one = AnchorRecord("r", "s", "d", 2, counted=BASE), SENT
+    assert can_disprove(anchor, long_one, 400, exact=False)
+    assert not can_disprove(anchor, long_one, 470, exact=False)
+    assert can_disprove(anchor, long_one, 470, exact=True)
+    many = SentTokens(lower=415, upper=2_400, estimate=455, blocks=20, settings=1)
+    assert can_disprove(anchor, many, 3, exact=True)
+    assert not can_disprove(anchor, many, 3, exact=False)
+    assert not can_disprove(AnchorRecord("r", "s", "d", 2, counted=short), many, 3, exact=True)
+    assert not can_disprove(anchor, many, None, exact=True)
+    assert not can_disprove(AnchorRecord("r", "s", "d", 2), many, 3, exact=True)
 
 
 def test_the_delay_after_a_loss_doubles_up_to_an_hour() -> None:

@@ -149,6 +149,8 @@ class ServerEvidence:
     failed_probes: int = 0
     echoes: bool = False
     """Whether the server has named the previous response in an answer before."""
+    names_conversations: bool = False
+    """Whether the server has named the conversation object at the start of an answer before."""
     counts: bool = True
     """Whether its token counts can be relied on; not if an audit contradicts them."""
     matched: int = 0
@@ -170,8 +172,12 @@ class ServerEvidence:
     @property
     def share(self) -> float:
         """The share of our own count of a text that the server needs at least."""
-        exact = self.matched >= MIN_MATCHED_TOKENS and not self.mismatched
-        return 1.0 if exact else UNKNOWN_SHARE
+        return 1.0 if self.counts_exactly else UNKNOWN_SHARE
+
+    @property
+    def counts_exactly(self) -> bool:
+        """Whether the server was seen to count tokens as we do."""
+        return self.matched >= MIN_MATCHED_TOKENS and not self.mismatched
 
     def open_doubt(self, now: float) -> Doubt:
         """Return why the server must not be chained on now; empty if it may be tried."""

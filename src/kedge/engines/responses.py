@@ -40,9 +40,10 @@ from kedge.engines.token_evidence import SentTokens
 from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
 from kedge.events import Event, Outcome, StreamEvent, StreamFailed, Usage
+from kedge.events.fields import read_conversation
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import ServerForgot
-from kedge.events.types import ResponseFacts
+from kedge.events.types import ResponseFacts, ResponseStarted
 from kedge.observe import get_logger, measure
 from kedge.planning import (
     DEFAULT_RETENTION,
@@ -229,9 +230,16 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         return error
 
     def _check_event(self, attempt: ResponsesAttempt, event: StreamEvent) -> None:
-        if isinstance(event, ResponseFacts) and detect_echo_mismatch(event, attempt.plan):
-            self.memory.record_loss("lost", attempt.plan, attempt.evidence)
-            raise lost_context("forgot", self.name)
+        if isinstance(event, ResponseFacts):
+            named = read_conversation(event.response)
+            if detect_echo_mismatch(event, attempt.plan) or self.memory.is_other_conversation(
+                named, attempt.plan, attempt.evidence
+            ):
+                self.memory.record_loss("lost", attempt.plan, attempt.evidence)
+                raise lost_context("forgot", self.name)
+            is_start = isinstance(event, ResponseStarted) or not self._is_streaming(attempt.request)
+            if is_start and named and named == attempt.body.get("conversation"):
+                attempt.evidence.names_conversations = True
         if isinstance(event, StreamFailed):
             failure = as_healable(error_from_event(event, self.name), attempt.summary)
             if failure is not None:
@@ -302,6 +310,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             case "gone" | "unsupported" | "forgot" | "audit":
                 lost = find_lost(state, plan, all_older=reason == "gone")
                 turn = set_state(turn, state.mark_lost(lost, plan.scope if plan else None))
+                if plan is not None and plan.conversation_id:
+                    turn = set_state(turn, replace(get_state(turn), conversation_id=""))
                 options = replace(options, full=True)
                 if reason == "gone" and not is_live_only(state, plan):
                     evidence.record_missing(self._clock())

@@ -170,7 +170,12 @@ class ServerMemory:
         anchor = self._with_counts(plan.anchor)
         overhead = evidence.overheads.get(sent.settings) if sent else None
         needs_proof = self.needs_verdict(plan, evidence)
-        if can_prove(anchor, sent, overhead) if needs_proof else can_disprove(anchor, sent):
+        is_judged = (
+            can_prove(anchor, sent, overhead)
+            if needs_proof
+            else can_disprove(anchor, sent, overhead, exact=evidence.counts_exactly)
+        )
+        if is_judged:
             return plan
         untrusted = RejectedAnchor(plan.anchor.response_id, "untrusted", plan.anchor)
         return replace(full, mode=plan.mode, rejected=(*plan.rejected, untrusted))
@@ -194,7 +199,12 @@ class ServerMemory:
             counts_outweigh_audits: Whether a count that shows a loss holds against an audit. Otherwise
                 the audit holds, and the counts of this server are not used any more.
         """
-        if plan.anchor is None or plan.conversation_id or outcome.status in ("failed", "cut"):
+        if outcome.status in ("failed", "cut"):
+            return ""
+        if plan.conversation_id:
+            named = outcome.conversation_id
+            return "lost" if self.is_other_conversation(named, plan, evidence) else ""
+        if plan.anchor is None:
             return ""
         silent = evidence.echoes and not outcome.echoed
         if detect_echo_mismatch(outcome, plan) or (silent and self.trust != "always"):
@@ -220,6 +230,20 @@ class ServerMemory:
         if outcome.usage and base and sent and base.settings == sent.settings:
             evidence.record_agreement(outcome.usage, base, sent)
         return verdict
+
+    def is_other_conversation(
+        self, named: str | None, plan: RequestPlan, evidence: ServerEvidence
+    ) -> bool:
+        """Return whether a server answered without the conversation object that the request continues.
+
+        Args:
+            named: The object that the answer names; empty for none, None if it does not say.
+            plan: The plan of the request.
+            evidence: Says whether the server names objects; only then is a missing name a loss.
+        """
+        if not plan.conversation_id or named == plan.conversation_id:
+            return False
+        return bool(named) or evidence.names_conversations
 
     def record_loss(self, verdict: Verdict, plan: RequestPlan, evidence: ServerEvidence) -> None:
         """Record that the server answered without the context, or without a part of it."""

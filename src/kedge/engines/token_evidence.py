@@ -223,10 +223,24 @@ def can_prove(anchor: AnchorRecord, sent: SentTokens | None, overhead: int | Non
     return expected_tokens(base, sent) > overhead + sent.upper
 
 
-def can_disprove(anchor: AnchorRecord, sent: SentTokens | None) -> bool:
-    """Return whether the count of a server without the anchor's context would show the loss."""
+def can_disprove(
+    anchor: AnchorRecord, sent: SentTokens | None, overhead: int | None, *, exact: bool
+) -> bool:
+    """Return whether the count of a server without the anchor's context would show the loss.
+
+    A short context before a long delta is lost without a trace: the delta's own tolerance is larger.
+
+    Args:
+        anchor: The anchor, with what the server counted for it.
+        sent: The bounds of what the request sends.
+        overhead: The upper bound of what the server counts beside the items, for these settings.
+        exact: Whether the server was seen to count as we do.
+    """
     base = anchor.counted
-    return base is not None and sent is not None and base.settings == sent.settings
+    if base is None or sent is None or overhead is None or base.settings != sent.settings:
+        return False
+    alone = sent.estimate + BLOCK_TOLERANCE * (sent.blocks + 1) if exact else sent.upper
+    return overhead + alone < expected_tokens(base, sent)
 
 
 def agrees_with_estimate(usage: Usage, base: TokenCounts, sent: SentTokens) -> bool:

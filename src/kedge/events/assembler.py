@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kedge.errors import InvalidTurn
+from kedge.events.fields import read_conversation
 from kedge.events.output_items import EVENT_HANDLERS, MESSAGE, REASONING, ItemBuilder, OutputBuilder
 from kedge.events.types import (
     AnomalyNoted,
@@ -106,6 +107,7 @@ class Assembler:
             message,
             self._anchor_problem or self._output.anchor_problem,
             self._is_stored(),
+            self._read_conversation(),
         )
 
     def _is_stored(self) -> bool | None:
@@ -114,6 +116,14 @@ class Assembler:
             stored = facts.response.get("store") if facts else None
             if isinstance(stored, bool):
                 return stored
+        return None
+
+    def _read_conversation(self) -> str | None:
+        """Return the conversation object of the response, by the last event that names one or none."""
+        for facts in (self._terminal, self._started):
+            named = read_conversation(facts.response) if facts else None
+            if named is not None:
+                return named
         return None
 
     def _update_response(self, event: Event) -> None:

@@ -74,6 +74,16 @@ def read_facts(response: JsonObject) -> JsonObject:
     }
 
 
+def read_conversation(response: Mapping[str, Any]) -> str | None:
+    """Return the conversation object that a response names: empty for none, None without the member."""
+    if "conversation" not in response:
+        return None
+    named = response["conversation"]
+    if isinstance(named, dict):
+        named = cast("JsonObject", named).get("id")
+    return named if isinstance(named, str) else ""
+
+
 def read_usage(response: JsonObject) -> Usage | None:
     """Return the token counts of a response, if there are any."""
     counts = response.get("usage")

@@ -401,6 +401,8 @@ class Outcome:
         anchor_problem: Why a completed response must not become an anchor; empty if nothing is known
             against it.
         stored: Whether the server stored the response; None if it does not say.
+        conversation_id: The conversation object that the server names; empty if it names none, None if
+            it does not say.
     """
 
     status: OutcomeStatus
@@ -416,6 +418,7 @@ class Outcome:
     message: str = ""
     anchor_problem: str = ""
     stored: bool | None = None
+    conversation_id: str | None = None
 
     @property
     def completed(self) -> bool:

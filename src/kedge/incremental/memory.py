@@ -145,7 +145,10 @@ class MemoryCheck:
             else:
                 self.way = "untrusted"
         elif self.memory.needs_count(plan, self.evidence):
-            self.way = "direct" if can_disprove(anchor, self._measure()) else "untrusted"
+            bounds, exact = self._measure(), self.evidence.counts_exactly
+            overhead = self.evidence.overheads.get(bounds.settings) if bounds else None
+            is_judged = can_disprove(anchor, bounds, overhead, exact=exact)
+            self.way = "direct" if is_judged else "untrusted"
         return self.way
 
     def describe(

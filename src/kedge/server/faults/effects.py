@@ -236,12 +236,14 @@ def _omit_response_id(event: Body) -> bool:
 
 def _omit_echo(fault: Fault, event: Body) -> bool:
     echo, response = fault.options["echo"], event.get("response", {})
-    if echo == "yes" or not response.get("previous_response_id"):
+    names = [name for name in ("previous_response_id", "conversation") if response.get(name)]
+    if echo == "yes" or not names:
         return False
-    if echo == "missing":
-        del response["previous_response_id"]
-    elif echo == "no" or response.get("status") != "in_progress":
-        response["previous_response_id"] = None
+    for name in names:
+        if echo == "missing":
+            del response[name]
+        elif echo == "no" or response.get("status") != "in_progress":
+            response[name] = None
     return True
 
 

@@ -88,8 +88,8 @@ KINDS: Mapping[str, FaultKind] = {
     "forget_all": FaultKind("All stored responses are deleted before the request is handled."),
     "forget_silently": FaultKind(
         "The model sees no earlier response, yet the status is 200; with echo=no the response does "
-        "not name the previous response either, with echo=late it does at its start only, with "
-        "echo=missing the member is absent.",
+        "not name the previous response or conversation either, with echo=late it does at its start "
+        "only, with echo=missing the member is absent.",
         options={
             "echo": FaultArgument(
                 "yes|no|late|missing", _choice_parser("yes", "no", "late", "missing"), "yes"
