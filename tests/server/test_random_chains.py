@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.server.coherence import check_context, resolve_references
+from kedge.server.coherence import EMPTY_COHERENCE, check_request, resolve_references
 from kedge.server.errors import ApiError
 from kedge.server.settings import Limits
 from kedge.testing import TestServer, serve
@@ -47,7 +47,8 @@ class ServerModel:
             return f"Previous response with id '{previous}' not found."
         context = self.contexts[previous] if previous else []
         try:
-            check_context(context, resolve_references(new, self), self)
+            before = EMPTY_COHERENCE.extend(context)
+            check_request(before, resolve_references(new, self), self)
         except ApiError as error:
             return error.message
         return "taken"
