@@ -56,6 +56,28 @@ def test_a_server_without_memory_gets_one(
     assert [item["role"] for item in last_context(upstream)] == ["user", "assistant", "user"]
 
 
+def test_a_call_that_is_sent_again_before_its_result_is_passed_on_once(
+    client: OpenAI, upstream: TestServer
+) -> None:
+    """Open WebUI chains on the response of a call and repeats the call; APIs reject two equal calls."""
+    more: Any = {"model": "any", "tools": [WEATHER]}
+    first = client.responses.create(input="call get_weather in Paris", **more)
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    repeated: Any = {
+        "type": "function_call",
+        "call_id": call.call_id,
+        "name": call.name,
+        "arguments": call.arguments,
+    }
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    second = client.responses.create(
+        input=[repeated, result], previous_response_id=first.id, **more
+    )
+    assert "sunny" in second.output_text
+    kinds = [item.get("type") for item in last_context(upstream)]
+    assert kinds.count("function_call") == 1
+
+
 def test_conversations_work_too(client: OpenAI) -> None:
     """The object is kept here."""
     conversation = client.conversations.create()

@@ -21,6 +21,8 @@ from kedge.turns import (
     RESPONSE_ID,
     Block,
     ReasoningBlock,
+    ToolCallBlock,
+    ToolResultBlock,
     Turn,
     block_from_item,
     dump_block,
@@ -60,6 +62,8 @@ class _TurnBuilder:
     """The blocks so far, and the spans among them that start with a reasoning block."""
 
     decrypt_reasoning: DecryptReasoning
+    open_calls: dict[str, Block] = field(default_factory=dict[str, Block])
+    """Tool calls without a result so far, by their ids."""
     blocks: list[Block] = field(default_factory=list[Block])
     spans: list[_ResponseSpan] = field(default_factory=list[_ResponseSpan])
     current: _ResponseSpan | None = None
@@ -70,6 +74,13 @@ class _TurnBuilder:
             self._add_reasoning(item)
             return
         block = block_from_item(_strip_id(item))
+        if isinstance(block, ToolCallBlock):
+            # Some clients chain on a response and send its call again before the result; APIs reject that.
+            if block == self.open_calls.get(block.call_id):
+                return
+            self.open_calls[block.call_id] = block
+        elif isinstance(block, ToolResultBlock):
+            self.open_calls.pop(block.call_id, None)
         if self.current is not None and is_model_output(item):
             self.current.output_index += 1
             self.current.stop += 1
