@@ -104,6 +104,16 @@ async def test_an_object_that_is_missing_at_the_end_is_reported(server: TestServ
     assert any(isinstance(event, ServerForgot) for event in events)
 
 
+async def test_an_answer_with_null_for_the_object_is_healed_at_once(server: TestServer) -> None:
+    """Servers name the object at the start of an answer, so that null means that it was not read."""
+    server.faults.set("forget_silently,echo=no", times=2)
+    async with open_engine(server, mode="conversation") as engine:
+        turn = await engine.run(Turn([user("One")]), streaming=True)
+        turn = await engine.run(turn.append(user("What did I say first?")), streaming=True)
+    assert normalize_items(server.requests[-1].context) == expected_context(turn)
+    assert "One" in last_text(turn)
+
+
 async def test_a_server_that_never_names_objects_is_not_doubted(server: TestServer) -> None:
     """Without a name nothing is known: the object's items are checked before each request."""
     server.faults.set("forget_silently,echo=missing", times=1)

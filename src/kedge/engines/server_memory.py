@@ -239,11 +239,11 @@ class ServerMemory:
         Args:
             named: The object that the answer names; empty for none, None if it does not say.
             plan: The plan of the request.
-            evidence: Says whether the server names objects; only then is a missing name a loss.
+            evidence: Says whether the server names objects; only then is a missing member a loss.
         """
         if not plan.conversation_id or named == plan.conversation_id:
             return False
-        return bool(named) or evidence.names_conversations
+        return named is not None or evidence.names_conversations
 
     def record_loss(self, verdict: Verdict, plan: RequestPlan, evidence: ServerEvidence) -> None:
         """Record that the server answered without the context, or without a part of it."""
