@@ -125,6 +125,13 @@ def test_nothing_at_all_is_answered() -> None:
     assert answer_text(system) == "You have said nothing. I can see 1 message."
 
 
+def test_many_messages_are_counted_in_plain_digits() -> None:
+    """Programs read the number, so that it has no thousands separator."""
+    items = [user_item(f"Line {number}") for number in range(1_001)]
+    assert answer_text(*items).endswith("(I can see 1001 messages.)")
+    assert "I can see 1002 messages" in answer_text(*items, "How many messages are there?")
+
+
 def test_a_long_message_is_echoed_truncated() -> None:
     """The echo is clipped; the memory is not."""
     assert len(answer_text("x" * 10_000)) < 300

@@ -28,13 +28,13 @@ from kedge.practice.rule import (
     TextResult,
     Utterance,
     first_match,
+    format_count,
     parse_utterance,
     prefix_rule,
     quote_text,
 )
 from kedge.practice.schema_sample import sample_value
 from kedge.practice.sentence_values import SentenceValues
-from kedge.text_format import pluralize
 
 
 def format_result(utterance: Utterance, result: TextResult) -> str:
@@ -148,7 +148,7 @@ def _report_nothing_new(request: PracticeRequest) -> TextResult:
 
 
 def _describe_visible(request: PracticeRequest) -> str:
-    return f"I can see {pluralize(message_count(request.items), 'message')}."
+    return f"I can see {format_count(message_count(request.items), 'message')}."
 
 
 def _has_reasoning(utterance: Utterance) -> bool:

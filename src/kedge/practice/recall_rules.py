@@ -7,8 +7,14 @@ by the first question about the past.
 import re
 
 from kedge.practice.context import extract_text, is_message, is_output, message_texts, tool_results
-from kedge.practice.rule import TextResult, Utterance, prefix_rule, quote_text, search_rule
-from kedge.text_format import pluralize
+from kedge.practice.rule import (
+    TextResult,
+    Utterance,
+    format_count,
+    prefix_rule,
+    quote_text,
+    search_rule,
+)
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth",
             "tenth")  # fmt: skip
@@ -40,7 +46,7 @@ def quote_message(utterance: Utterance, match: re.Match[str]) -> TextResult:
     texts = earlier_texts(utterance, *roles)
     position = _find_index(which, len(texts))
     if not 0 <= position < len(texts):
-        number = f"only {pluralize(len(texts), 'message')}" if texts else "no message"
+        number = f"only {format_count(len(texts), 'message')}" if texts else "no message"
         return TextResult(f"I cannot see it: there is {number}{owner} before this one.")
     text = texts[position]
     start = f"{subject} said {which}" if subject else f"The {which} message is"
@@ -81,7 +87,7 @@ def count_messages(utterance: Utterance, _: re.Match[str]) -> TextResult:
     total = sum(number for number, _ in counts)
     shares = ", ".join(f"{number} {owner}" for number, owner in counts if number)
     more = [
-        pluralize(number, noun)
+        format_count(number, noun)
         for number, noun in (
             (sum(map(is_output, items)), "tool result"),
             (sum(item.get("type") == "reasoning" for item in items), "thought"),
@@ -89,7 +95,7 @@ def count_messages(utterance: Utterance, _: re.Match[str]) -> TextResult:
         if number
     ]
     also = f" Also {' and '.join(more)}." if more else ""
-    return TextResult(f"I can see {pluralize(total, 'message')}: {shares}.{also}", total)
+    return TextResult(f"I can see {format_count(total, 'message')}: {shares}.{also}", total)
 
 
 def recall_fact(utterance: Utterance, match: re.Match[str]) -> TextResult | None:

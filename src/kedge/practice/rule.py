@@ -139,6 +139,11 @@ def first_match(
     return None
 
 
+def format_count(count: int, noun: str) -> str:
+    """Return a count with its noun, in plain digits: programs read the number."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def quote_text(text: str, max_length: int | None = None) -> str:
     """Quote a text, truncated to ``max_length`` characters if that is given."""
     if max_length is not None and len(text) > max_length:
