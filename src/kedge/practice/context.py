@@ -17,7 +17,7 @@ def _read_nothing(_: Item) -> str:
     return ""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PracticeRequest:
     """One request to the practice model.
 

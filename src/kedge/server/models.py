@@ -93,7 +93,7 @@ def _no_model_data(_: str) -> Any:
     return None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """One request to a model.
 
