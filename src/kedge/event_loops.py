@@ -189,7 +189,7 @@ class SyncCall(Generic[T]):
         try:
             return self.start().wait()
         except BaseException:
-            self._end()  # an interrupt can also come between the start and the wait
+            self.end()  # an interrupt can also come between the start and the wait
             raise
 
     def wait(self) -> T:
@@ -211,7 +211,7 @@ class SyncCall(Generic[T]):
             return future.result()
         except BaseException:
             if not future.done():
-                self._end()
+                self.end()
             raise
 
     def cancel(self) -> None:
@@ -221,7 +221,7 @@ class SyncCall(Generic[T]):
         else:
             self._task.cancel()
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """Cancel the coroutine and wait for its end."""
         if not self.done:
             self.loop.call_soon_threadsafe(self.cancel)

@@ -1,9 +1,11 @@
 """The methods of engines, Chat and Conversation for sync code."""
 
+import asyncio
 import inspect
 import subprocess
 import sys
 import textwrap
+from collections.abc import AsyncGenerator
 from typing import assert_type
 
 import pytest
@@ -13,10 +15,11 @@ from kedge.chat import Answer
 from kedge.chat.chat import SyncChat
 from kedge.conversation import Reply
 from kedge.conversation.sync import SyncConversation
-from kedge.engines import Engine
+from kedge.engines import Engine, RunStream
 from kedge.engines.sync import SyncEngine, SyncStream
 from kedge.errors import KedgeError
-from kedge.events import TextDelta
+from kedge.event_loops import SyncCall
+from kedge.events import Event, TextDelta
 from kedge.testing import TestServer
 
 
@@ -97,6 +100,31 @@ def test_every_async_method_has_a_sync_version(source: type, facade: type) -> No
         if inspect.iscoroutinefunction(value) and not name.startswith("_")
     }
     assert methods - {"aclose"} <= vars(facade).keys()
+
+
+def test_an_interrupt_between_a_request_and_its_wait_closes_a_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run works on the request by then, and would never read that it is to end."""
+
+    async def events() -> AsyncGenerator[Event]:
+        yield TextDelta("first")
+        await asyncio.Event().wait()
+
+    class Endless(RunStream[None]):
+        def _result(self) -> None:
+            return None
+
+    def interrupt(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    stream = SyncStream(Endless(events))
+    next(stream)
+    monkeypatch.setattr(SyncCall, "wait_for", interrupt)
+    with pytest.raises(KeyboardInterrupt), stream:
+        next(stream)
+    assert list(stream) == []
 
 
 def test_an_interrupt_closes_a_stream() -> None:

@@ -123,8 +123,14 @@ class SyncStream(Generic[R]):
         if self._call is None or self._call.done:
             self._call = SyncCall(_serve(self.source, self._requests)).start()
         answer: Future[T] = Future()
-        self._call.loop.call_soon_threadsafe(self._requests.put_nowait, (work, answer))
-        return self._call.wait_for(answer)
+        try:
+            self._call.loop.call_soon_threadsafe(self._requests.put_nowait, (work, answer))
+            return self._call.wait_for(answer)
+        except BaseException:
+            # An interrupt can also come before the wait, and the run would not read another request then.
+            if not answer.done():
+                self._call.end()
+            raise
 
 
 async def _serve(source: RunStream[Any], requests: "asyncio.Queue[_Request | None]") -> None:
