@@ -179,6 +179,10 @@ class ServerEvidence:
         """Whether the server was seen to count tokens as we do."""
         return self.matched >= MIN_MATCHED_TOKENS and not self.mismatched
 
+    def get_overhead(self, sent: SentTokens | None) -> int | None:
+        """Return the upper bound of what the server counts beside the items of a request, if it is known."""
+        return self.overheads.get(sent.settings) if sent else None
+
     def open_doubt(self, now: float) -> Doubt:
         """Return why the server must not be chained on now; empty if it may be tried."""
         if self.doubt == "unsupported" or now < self.retry_at:

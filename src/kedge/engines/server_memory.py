@@ -168,7 +168,7 @@ class ServerMemory:
         if plan.anchor is None:
             return plan
         anchor = self._with_counts(plan.anchor)
-        overhead = evidence.overheads.get(sent.settings) if sent else None
+        overhead = evidence.get_overhead(sent)
         needs_proof = self.needs_verdict(plan, evidence)
         is_judged = (
             can_prove(anchor, sent, overhead)
@@ -214,7 +214,7 @@ class ServerMemory:
             evidence.record_chained()
             return ""
         base = self._with_counts(plan.anchor).counted
-        overhead = evidence.overheads.get(sent.settings) if sent else None
+        overhead = evidence.get_overhead(sent)
         verdict = judge_usage(outcome.usage, base, sent, overhead)
         if verdict in ("lost", "partial"):
             if evidence.proof != "audit":

@@ -137,7 +137,7 @@ class MemoryCheck:
         plan = self.describe(anchor, sent, members)
         if self.memory.needs_verdict(plan, self.evidence):
             bounds = None if self.streaming else self._measure()
-            overhead = self.evidence.overheads.get(bounds.settings) if bounds else None
+            overhead = self.evidence.get_overhead(bounds)
             if can_prove(anchor, bounds, overhead):
                 self.way = "judged"
             elif self.memories.clock() >= self.evidence.next_probe_at:
@@ -146,7 +146,7 @@ class MemoryCheck:
                 self.way = "untrusted"
         elif self.memory.needs_count(plan, self.evidence):
             bounds, exact = self._measure(), self.evidence.counts_exactly
-            overhead = self.evidence.overheads.get(bounds.settings) if bounds else None
+            overhead = self.evidence.get_overhead(bounds)
             is_judged = can_disprove(anchor, bounds, overhead, exact=exact)
             self.way = "direct" if is_judged else "untrusted"
         return self.way

@@ -112,9 +112,11 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one escaped line, followed by its traceback if it has one."""
         message = record.getMessage()
-        fields = dict(get_fields(record))
-        if fields.get("request_id", message) in message:  # the access log has it in the message
-            fields.pop("request_id", None)
+        fields = {
+            name: value
+            for name, value in get_fields(record).items()
+            if name != "request_id" or str(value) not in message  # the access log has it there
+        }
         line = f"{_format_time(record)} {record.levelname} {record.name}: {message}"
         lines = [line + _format_fields(fields)]
         if record.exc_info:
