@@ -2,7 +2,7 @@
 
 A slow machine is no failure. Only the tests of ``tests/live`` may reach a provider, and only when asked.
 The examples are the same in every run, so that a failure belongs to the change that caused it;
-``HYPOTHESIS_PROFILE=random`` tries others, ``thorough`` thirty times as many. See CONTRIBUTING.md.
+``HYPOTHESIS_PROFILE=random`` tries others, ``thorough`` fifty times as many. See CONTRIBUTING.md.
 """
 
 import functools
@@ -11,36 +11,25 @@ import inspect
 import os
 import signal
 from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
-import anthropic
 import coverage
-import httpcore2
-import httpx2
-import openai
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from kedge.testing import forbid_network
 
+if TYPE_CHECKING:
+    from postgresql import ReusableStore
+
 # Without a tracer of its own: the phase "explain" doubles the time of every example.
 PHASES = [phase for phase in Phase if phase is not Phase.explain]
-settings.register_profile("kedge", deadline=None, derandomize=True, phases=PHASES)
+settings.register_profile("kedge", deadline=None, derandomize=True, phases=PHASES, max_examples=60)
 settings.register_profile("random", deadline=None)
 settings.register_profile(
     "thorough", deadline=None, max_examples=3_000, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kedge"))
-
-# The default of 5 seconds, for a connection or for everything, is short for a busy machine.
-for timeout in (
-    openai.DEFAULT_TIMEOUT,
-    anthropic.DEFAULT_TIMEOUT,
-    inspect.signature(httpx2.Client).parameters["timeout"].default,
-):
-    vars(timeout).update(connect=300.0, read=300.0, write=300.0, pool=300.0)
-
-# Every client that a test makes would read the certificates of this machine again, which takes longer than most tests.
-httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)  # what a worker starts is not measured
@@ -48,6 +37,30 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background deaf to Ctrl-C, and so would be our commands.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare the clients in every process that runs tests; the one that only distributes them needs none."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        _prepare_clients()
+
+
+def _prepare_clients() -> None:
+    import anthropic
+    import httpcore2
+    import httpx2
+    import openai
+
+    # The default of 5 seconds, for a connection or for everything, is short for a busy machine.
+    for timeout in (
+        openai.DEFAULT_TIMEOUT,
+        anthropic.DEFAULT_TIMEOUT,
+        inspect.signature(httpx2.Client).parameters["timeout"].default,
+    ):
+        vars(timeout).update(connect=300.0, read=300.0, write=300.0, pool=300.0)
+
+    # Every client that a test makes would read the certificates again, which takes longer than most tests.
+    httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
 
 # Tests that start processes and browsers. They begin, so that none of them is left over for one worker at the end.
@@ -105,3 +118,13 @@ def postgres_url() -> Iterator[str]:
 
     with provide_server_url() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def postgres_store(postgres_url: str) -> Iterator["ReusableStore"]:
+    """A store on PostgreSQL for one test after another."""
+    from postgresql import ReusableStore
+
+    store = ReusableStore(postgres_url)
+    yield store
+    store.drop()

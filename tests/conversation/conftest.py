@@ -10,7 +10,6 @@ from kedge import connect
 from kedge.engines import Engine
 from kedge.store import Store, open_store
 from kedge.testing import TestServer
-from postgresql import create_schema
 
 Connect = Callable[..., Engine]
 
@@ -20,7 +19,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The address of an empty store."""
     match request.param:
         case "postgresql":
-            with create_schema(request.getfixturevalue("postgres_url")) as url:
+            with request.getfixturevalue("postgres_store").borrow() as url:
                 yield url
         case "memory":
             yield "sqlite://:memory:"

@@ -4,16 +4,16 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+
+from app_thread import serve_app
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -23,18 +23,8 @@ def serve_handler(handler: Handler) -> Iterator[str]:
     """Run it for as long as the block lasts; gives its base URL."""
     methods = ["GET", "POST", "DELETE"]
     app = Starlette(routes=[Route("/{path:path}", handler, methods=methods)])
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.005)
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        finally:
-            server.should_exit = True
-            thread.join(300)
+    with serve_app(app) as url:
+        yield f"{url}/v1"
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from planning.simulation import Planner, Script, Simulation, find_broken_law, sc
 
 
 @settings(
-    max_examples=3 * settings.default.max_examples,  # pyright: ignore[reportOptionalMemberAccess]
+    max_examples=5 * settings.default.max_examples,  # pyright: ignore[reportOptionalMemberAccess]
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(scripts())

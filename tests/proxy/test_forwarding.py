@@ -19,8 +19,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
+from app_thread import serve_app
 from kedge.proxy import create_proxy_app
-from proxy.running import serve_app, serve_proxy
+from proxy.running import serve_proxy
 
 LIMIT = 300
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from kedge.store import Store, open_store
-from postgresql import create_schema
 
 
 @pytest.fixture(params=["sqlite", "memory", "postgresql"])
@@ -14,7 +13,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The address of an empty store."""
     match request.param:
         case "postgresql":
-            with create_schema(request.getfixturevalue("postgres_url")) as url:
+            with request.getfixturevalue("postgres_store").borrow() as url:
                 yield url
         case "memory":
             yield "sqlite://:memory:"
@@ -35,5 +34,5 @@ def lasting_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/store.db"
         return
-    with create_schema(request.getfixturevalue("postgres_url")) as url:
+    with request.getfixturevalue("postgres_store").borrow() as url:
         yield url

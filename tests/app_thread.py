@@ -1,0 +1,59 @@
+"""An app on a real socket, in a thread of the tests."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from kedge.server.uvicorn_server import bind
+
+
+class ThreadServer(uvicorn.Server):
+    """A uvicorn server that starts and stops at once: uvicorn itself looks ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Wait until the server is stopped; nothing in the tests needs uvicorn's clock."""
+        self._loop = asyncio.get_running_loop()
+        await self.on_tick(0)  # sets the headers of all responses
+        self.ready.set()
+        await self._stopping.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close everything as soon as the last request is finished."""
+        for closable in (*self.servers, *(sockets or ())):
+            closable.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - uvicorn has no event
+            await asyncio.sleep(0.001)
+        await self.lifespan.shutdown()
+
+    def stop(self) -> None:
+        """Stop the server, from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stopping.set)
+
+
+@contextmanager
+def serve_app(app: Any) -> Iterator[str]:
+    """Serve an app in a thread, and give its address: ``http://127.0.0.1:<port>``."""
+    with bind("127.0.0.1", 0) as listener:
+        server = ThreadServer(uvicorn.Config(app, log_config=None, ws="websockets-sansio"))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+        thread.start()
+        try:
+            assert server.ready.wait(300)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.stop()
+            thread.join(300)
