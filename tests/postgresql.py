@@ -73,6 +73,7 @@ class PostgresServer:
             "--encoding=UTF8",
             "--locale=C",
             "--no-sync",
+            "--set=scram_iterations=1",  # thousands are for passwords that are worth guessing
         )
 
     @property

@@ -56,7 +56,7 @@ def test_api_matches_its_document(known: tuple[PageServer, str], subtests: pytes
         OPENAPI_DOCUMENT, config=SchemathesisConfig.from_dict(CONFIG)
     )
     limits = settings(
-        max_examples=6,
+        max_examples=4,
         deadline=None,
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
