@@ -18,13 +18,16 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from kedge.testing import forbid_network
+from strategies import BASE_EXAMPLES
 
 if TYPE_CHECKING:
     from postgresql import ReusableStore
 
 # Without a tracer of its own: the phase "explain" doubles the time of every example.
 PHASES = [phase for phase in Phase if phase is not Phase.explain]
-settings.register_profile("kedge", deadline=None, derandomize=True, phases=PHASES, max_examples=60)
+settings.register_profile(
+    "kedge", deadline=None, derandomize=True, phases=PHASES, max_examples=BASE_EXAMPLES
+)
 settings.register_profile("random", deadline=None)
 settings.register_profile(
     "thorough", deadline=None, max_examples=3_000, suppress_health_check=list(HealthCheck)

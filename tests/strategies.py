@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from kedge.turns import (
@@ -31,6 +32,17 @@ from kedge.turns.frozen_json import MAX_INTEGER_BITS
 from kedge.turns.turn import TURN_MEMBERS
 
 Strategy = st.SearchStrategy
+
+BASE_EXAMPLES = 60
+"""The examples of a test in ``make test``, unless it says otherwise."""
+
+
+def scale_examples(count: int) -> int:
+    """Return the number of examples for a test that has this many in ``make test``."""
+    profile = settings.default
+    assert profile
+    return count * profile.max_examples // BASE_EXAMPLES
+
 
 # Names that a member of `extra`, of an unknown block or of an opaque part may not have.
 RESERVED_NAMES = frozenset(

@@ -18,10 +18,11 @@ from planning.faulty_planners import (
     trust_latest,
 )
 from planning.simulation import Planner, Script, Simulation, find_broken_law, scripts
+from strategies import scale_examples
 
 
 @settings(
-    max_examples=5 * settings.default.max_examples,  # pyright: ignore[reportOptionalMemberAccess]
+    max_examples=scale_examples(300),
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(scripts())

@@ -11,6 +11,7 @@ from kedge.server.anthropic import parse as messages
 from kedge.server.anthropic.errors import error_body
 from kedge.server.chat_completions import parse as chat
 from kedge.server.errors import ApiError
+from strategies import scale_examples
 
 if TYPE_CHECKING:
     from kedge.server.stateless_run import StatelessRequest
@@ -103,14 +104,14 @@ def damage(body: Any, path: tuple[Any, ...], junk: Any, *, remove: bool) -> Any:
     return body
 
 
-@settings(max_examples=300)
+@settings(max_examples=scale_examples(300))
 @given(place=st.sampled_from(json_paths(CHAT)), junk=st.sampled_from(JUNK), gone=st.booleans())
 def test_a_damaged_chat_is_read_or_refused(place: Any, junk: Any, gone: bool) -> None:
     """With an error of the API, and nothing else."""
     check_parse(chat.parse_request, damage(CHAT, place, junk, remove=gone))
 
 
-@settings(max_examples=300)
+@settings(max_examples=scale_examples(300))
 @given(place=st.sampled_from(json_paths(MESSAGE)), junk=st.sampled_from(JUNK), gone=st.booleans())
 def test_a_damaged_message_is_read_or_refused(place: Any, junk: Any, gone: bool) -> None:
     """In Anthropic's words, whatever it was."""

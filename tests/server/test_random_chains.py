@@ -19,6 +19,7 @@ from kedge.server.errors import ApiError
 from kedge.server.settings import Limits
 from kedge.testing import TestServer, serve
 from server.waiting import TIMEOUT
+from strategies import scale_examples
 
 Item = dict[str, Any]
 
@@ -142,7 +143,7 @@ def build_input(plan: dict[str, Any], model: ServerModel, previous: str | None) 
     return items
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=scale_examples(25), deadline=None)
 @given(plans=st.lists(request_plans(), min_size=1, max_size=10))
 def test_the_server_and_a_plain_model_agree_on_every_chain(
     server: TestServer, http: httpx.Client, plans: list[dict[str, Any]]

@@ -34,6 +34,7 @@ from kedge.server.settings import DAY, Limits, Settings
 from kedge.server.state import ServerState
 from kedge.server.storage.ids import new_key
 from postgresql import create_schema
+from strategies import scale_examples
 
 words = st.text("abc", min_size=1, max_size=3)
 
@@ -254,12 +255,14 @@ def test_the_same_holds_on_postgresql(postgres_url: str) -> None:
     """Random lives of a server that shares its database with others."""
     with create_schema(postgres_url) as url:
         machine: Any = partial(ServerStateMachine, url)
-        steps = settings(max_examples=6, stateful_step_count=15)
+        steps = settings(max_examples=scale_examples(6), stateful_step_count=15)
         run_state_machine_as_test(machine, settings=steps)
 
 
 TestServerState = ServerStateMachine.TestCase
-TestServerState.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+TestServerState.settings = settings(
+    max_examples=scale_examples(20), stateful_step_count=30, deadline=None
+)
 
 
 def test_reasoning_texts_are_remembered_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from kedge.web.api import OPENAPI_DOCUMENT
+from strategies import scale_examples
 from web.conftest import PageServer, serve_page
 
 REJECTIONS = ["400", "404", "405", "409", "413", "415", "422"]
@@ -56,7 +57,7 @@ def test_api_matches_its_document(known: tuple[PageServer, str], subtests: pytes
         OPENAPI_DOCUMENT, config=SchemathesisConfig.from_dict(CONFIG)
     )
     limits = settings(
-        max_examples=4,
+        max_examples=scale_examples(4),
         deadline=None,
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
