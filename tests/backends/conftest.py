@@ -1,4 +1,4 @@
-"""Kedge before Kedge: one server as the upstream, another with a backend that asks it."""
+"""Fixtures for one server as the upstream and a second server whose backend sends requests to it."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,19 +16,21 @@ BACKEND_KINDS = ("chat", "anthropic", "responses", "responses, stateless")
 
 @contextmanager
 def serve_backend(upstream: TestServer, kind: str, **settings: Any) -> Generator[TestServer]:
-    """Serve a backend of this kind that asks the upstream server."""
+    """Serve a backend of this kind that sends its requests to the upstream server."""
     with serve(model=make_model(kind, upstream.base_url, **settings)) as server:
         yield server
 
 
 def make_model(kind: str, base_url: str, **settings: Any) -> Model:
-    """Make a backend of this kind that asks the server at this address.
+    """Create a backend of this kind that sends its requests to the server at this address.
 
-    The client's own limit for a connection, 5 seconds, is short for a busy machine.
+    The client's default connection timeout of 5 seconds is too short for a busy machine.
     """
     settings.setdefault("timeout", 300)
     if kind == "anthropic":
-        versions = {"anthropic-version": "2023-06-01"}  # which still samples
+        versions = {
+            "anthropic-version": "2023-06-01"
+        }  # this version still accepts sampling parameters
         own: Any = {"base_url": base_url, "api_key": "any", "default_headers": versions}
         return open_model("anthropic:practice", **own, **settings)
     name, _, way = kind.partition(", ")
@@ -44,7 +46,7 @@ def shared() -> Iterator[TestServer]:
 
 @pytest.fixture
 def upstream(shared: TestServer) -> Iterator[TestServer]:
-    """The server that has the model."""
+    """Yield the upstream server, which runs the model."""
     shared.requests.clear()
     yield shared
     shared.faults.clear()
@@ -52,13 +54,13 @@ def upstream(shared: TestServer) -> Iterator[TestServer]:
 
 @pytest.fixture(scope="session", params=BACKEND_KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """How the backend asks."""
+    """Return the kind of the backend."""
     return request.param
 
 
 @pytest.fixture(scope="session")
 def fronts(shared: TestServer) -> Iterator[Callable[[str], TestServer]]:
-    """One server before the upstream for every kind of backend."""
+    """Yield a lookup for the server in front of the upstream, one per kind of backend."""
     with serve_backends(shared) as found:
         yield found.__getitem__
 
@@ -73,7 +75,7 @@ def serve_backends(shared: TestServer) -> Generator[dict[str, TestServer]]:
 def server(
     kind: str, fronts: Callable[[str], TestServer], upstream: TestServer
 ) -> Iterator[TestServer]:
-    """The server before it, with a memory of its own."""
+    """Yield the server in front of the upstream, with its own stored responses."""
     front = fronts(kind)
     front.requests.clear()
     yield front

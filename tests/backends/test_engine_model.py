@@ -1,4 +1,4 @@
-"""Every backend, with the official clients over real sockets, before a second Kedge."""
+"""Test every backend with the official clients over real sockets, in front of a second Kedge server."""
 
 import json
 import socket
@@ -34,15 +34,13 @@ IMAGE_URL = "data:image/png;base64,iVBORw0KGgo="
 
 
 def last_context(upstream: TestServer) -> Any:
-    """What the model behind everything saw last."""
+    """Return the context of the newest request to the upstream model."""
     return upstream.requests[-1].context
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_server_without_memory_gets_one(
-    client: OpenAI, upstream: TestServer, streamed: bool
-) -> None:
-    """Chained by ``previous_response_id`` here, whatever is behind it."""
+def test_stateless_backend_is_chained(client: OpenAI, upstream: TestServer, streamed: bool) -> None:
+    """Responses are chained by ``previous_response_id`` with every kind of backend."""
     first = client.responses.create(model="any", input="My name is Ada.")
     more: Any = {"model": "any", "previous_response_id": first.id}
     if streamed:
@@ -56,9 +54,7 @@ def test_a_server_without_memory_gets_one(
     assert [item["role"] for item in last_context(upstream)] == ["user", "assistant", "user"]
 
 
-def test_a_call_that_is_sent_again_before_its_result_is_passed_on_once(
-    client: OpenAI, upstream: TestServer
-) -> None:
+def test_repeated_call_is_forwarded_once(client: OpenAI, upstream: TestServer) -> None:
     """Open WebUI chains on the response of a call and repeats the call; APIs reject two equal calls."""
     more: Any = {"model": "any", "tools": [WEATHER]}
     first = client.responses.create(input="call get_weather in Paris", **more)
@@ -78,8 +74,8 @@ def test_a_call_that_is_sent_again_before_its_result_is_passed_on_once(
     assert kinds.count("function_call") == 1
 
 
-def test_conversations_work_too(client: OpenAI) -> None:
-    """The object is kept here."""
+def test_conversation_objects_are_supported(client: OpenAI) -> None:
+    """This server stores the conversation object itself, with every kind of backend."""
     conversation = client.conversations.create()
     client.responses.create(model="any", input="One", conversation=conversation.id)
     last = client.responses.create(
@@ -92,8 +88,8 @@ def test_conversations_work_too(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_round_of_parallel_tools(client: OpenAI, upstream: TestServer, streamed: bool) -> None:
-    """Calls come with the ids of the model behind, and their results find them."""
+def test_parallel_tool_calls(client: OpenAI, upstream: TestServer, streamed: bool) -> None:
+    """Calls have the ids of the upstream model, and their results are matched to them."""
     more: Any = {"model": "any", "tools": [WEATHER], "reasoning": {"effort": "low"}}
 
     def ask(**members: Any) -> Any:
@@ -115,8 +111,8 @@ def test_a_round_of_parallel_tools(client: OpenAI, upstream: TestServer, streame
     assert kinds == ["message", *["function_call"] * 2, *["function_call_output"] * 2]
 
 
-def test_streamed_items_are_stored_items(client: OpenAI) -> None:
-    """The deltas of each item add up to it, and the whole can be retrieved."""
+def test_streamed_items_equal_stored_items(client: OpenAI) -> None:
+    """The deltas of an item add up to its text, and the complete response can be retrieved."""
     texts: dict[str, str] = {}
     final: Any = None
     for event in client.responses.create(model="any", input="Say these words back", stream=True):
@@ -130,7 +126,7 @@ def test_streamed_items_are_stored_items(client: OpenAI) -> None:
 
 
 def test_an_answer_fits_its_schema(client: OpenAI) -> None:
-    """The format goes upstream in the words of its API."""
+    """The output format is sent upstream in the form of the upstream API."""
     schema: Any = {
         "type": "object",
         "properties": {"answer": {"type": "integer"}},
@@ -142,8 +138,8 @@ def test_an_answer_fits_its_schema(client: OpenAI) -> None:
     assert json.loads(made.output_text) == {"answer": 42}
 
 
-def test_a_developer_message_in_several_parts(client: OpenAI, upstream: TestServer) -> None:
-    """Codex sends its rules this way; not every API has such a message."""
+def test_developer_message_with_several_parts(client: OpenAI, upstream: TestServer) -> None:
+    """Codex sends its rules as a developer message, which not every API supports."""
     first, second = ({"type": "input_text", "text": text} for text in ("Be brief.", "Be kind."))
     rules: Any = {"type": "message", "role": "developer", "content": [first, second]}
     made = client.responses.create(model="any", input=[rules, {"role": "user", "content": "Hi"}])
@@ -152,8 +148,8 @@ def test_a_developer_message_in_several_parts(client: OpenAI, upstream: TestServ
     assert seen.index("Be brief.") < seen.index("Be kind.")
 
 
-def test_pictures_reach_the_model(client: OpenAI, upstream: TestServer) -> None:
-    """Through both servers."""
+def test_images_reach_the_model(client: OpenAI, upstream: TestServer) -> None:
+    """An image in a user message passes through both servers unchanged."""
     parts: Any = [
         {"type": "input_text", "text": "What is this?"},
         {"type": "input_image", "image_url": IMAGE_URL, "detail": "low"},
@@ -165,10 +161,10 @@ def test_pictures_reach_the_model(client: OpenAI, upstream: TestServer) -> None:
 
 
 @pytest.mark.parametrize("texts", [[], ["A picture:"]])
-def test_pictures_in_results_of_parallel_tools(
+def test_images_in_results_of_parallel_tools(
     client: OpenAI, upstream: TestServer, texts: list[str]
 ) -> None:
-    """Agents look at files this way; results of Chat Completions are text, so a message follows."""
+    """Agents read files this way; results of Chat Completions are text, so a message follows."""
     more: Any = {"model": "any", "tools": [WEATHER]}
     first = client.responses.create(input=TWO_CALLS, **more)
     picture = {"type": "input_image", "image_url": IMAGE_URL}
@@ -186,7 +182,7 @@ def test_pictures_in_results_of_parallel_tools(
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_truncated_answer_is_incomplete(client: OpenAI, streamed: bool) -> None:
-    """It is incomplete, with the words that there were."""
+    """An answer cut off by its token limit is incomplete and contains the text up to the limit."""
     more: Any = {"model": "any", "input": "Write 100 words", "max_output_tokens": 16}
     if streamed:
         made: Any = list(client.responses.create(**more, stream=True))[-1]
@@ -200,8 +196,8 @@ def test_truncated_answer_is_incomplete(client: OpenAI, streamed: bool) -> None:
     assert len(made.output[0].content[0].text.split()) >= 5
 
 
-def test_settings_go_upstream(client: OpenAI, upstream: TestServer) -> None:
-    """Those that change the answer."""
+def test_settings_are_sent_upstream(client: OpenAI, upstream: TestServer) -> None:
+    """Sampling and tool settings, which change the answer, are sent upstream."""
     client.responses.create(
         model="any",
         input="Hello",
@@ -227,8 +223,10 @@ ACCOUNT_PARAMS = {
 ANTHROPIC_PARAMS = {"metadata": {"user_id": "user-1"}, "service_tier": "standard_only"}
 
 
-def test_account_parameters_go_upstream(kind: str, client: OpenAI, upstream: TestServer) -> None:
-    """Every one that the API behind this server accepts."""
+def test_account_parameters_are_sent_upstream(
+    kind: str, client: OpenAI, upstream: TestServer
+) -> None:
+    """Every account parameter that the upstream API accepts is sent upstream."""
     expected: dict[str, Any] = ANTHROPIC_PARAMS if kind == "anthropic" else ACCOUNT_PARAMS
     more: Any = ACCOUNT_PARAMS
     client.responses.create(model="any", input="Hello", **more)
@@ -242,10 +240,10 @@ def test_account_parameters_go_upstream(kind: str, client: OpenAI, upstream: Tes
     assert kind != "anthropic" or "prompt_cache_key" not in sent
 
 
-def test_parameters_of_a_message_go_upstream(
+def test_message_parameters_are_sent_upstream(
     kind: str, server: TestServer, upstream: TestServer
 ) -> None:
-    """The user and the service tier, in the names of the API behind this server."""
+    """The user and the service tier of a message are sent under the upstream API's names."""
     anthropic_kind = kind == "anthropic"
     expected: Any = ANTHROPIC_PARAMS if anthropic_kind else {"user": "u", "service_tier": "default"}
     with Anthropic(base_url=server.url, api_key="any", max_retries=0) as other:
@@ -261,7 +259,7 @@ def test_parameters_of_a_message_go_upstream(
 
 
 def test_an_unknown_service_tier_of_anthropic_is_rejected(upstream: TestServer) -> None:
-    """It is not dropped."""
+    """A service tier that Anthropic does not have raises an error instead of being dropped."""
     with (
         serve_backend(upstream, "anthropic") as server,
         OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
@@ -271,7 +269,7 @@ def test_an_unknown_service_tier_of_anthropic_is_rejected(upstream: TestServer) 
     assert caught.value.param == "service_tier"
 
 
-def test_hosted_tools_go_only_to_a_server_that_has_them(
+def test_hosted_tools_are_sent_to_responses_apis_only(
     kind: str, client: OpenAI, upstream: TestServer
 ) -> None:
     """Agents offer web search to every model; a chat server would reject the request."""
@@ -286,8 +284,8 @@ def test_hosted_tools_go_only_to_a_server_that_has_them(
 
 
 @pytest.mark.parametrize("kind", ["chat", "anthropic"])
-def test_a_hosted_tool_that_must_be_called_is_rejected(client: OpenAI) -> None:
-    """Left out, the answer would be another than the one that was requested."""
+def test_required_hosted_tool_is_rejected(client: OpenAI) -> None:
+    """A hosted tool that must be called is not dropped, because that would change the answer."""
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(
             model="any",
@@ -299,7 +297,7 @@ def test_a_hosted_tool_that_must_be_called_is_rejected(client: OpenAI) -> None:
 
 
 def test_a_long_context_is_compacted(client: OpenAI, upstream: TestServer) -> None:
-    """The model sums up what is left out, and the next turn goes on from there."""
+    """The model summarizes the removed items, and the next response continues from the summary."""
     words = "The river runs from the mountains to the sea. " * 150
     first = client.responses.create(model="any", input=f"Remember this: {words}")
     second = client.responses.create(
@@ -336,7 +334,7 @@ STATUSES = {
 def test_upstream_error_is_mapped(
     client: OpenAI, upstream: TestServer, fault: str, streamed: bool
 ) -> None:
-    """With a proper status, also where a stream was asked for."""
+    """An upstream error has a matching status and code, also for a streaming request."""
     upstream.faults.set(fault, times=1)
     status, code = STATUSES[fault]
     with pytest.raises(openai.APIStatusError) as caught:
@@ -351,10 +349,10 @@ CUT_FAULTS = ("cut_after_events=7", "cut_in_event=7", "fail_after_events=7")
 
 
 @pytest.mark.parametrize("fault", CUT_FAULTS)
-def test_a_stream_that_breaks_upstream_fails_here(
+def test_broken_upstream_stream_fails_the_response(
     client: OpenAI, upstream: TestServer, fault: str
 ) -> None:
-    """What was begun is failed, is kept as failed, and nothing can be built on it."""
+    """A response whose upstream stream breaks ends as failed and is stored as failed."""
     upstream.faults.set(fault, times=1)
     events: list[Any] = list(
         client.responses.create(model="any", input="Write 40 words", stream=True)
@@ -372,8 +370,8 @@ HARMLESS_FAULTS = ("slow_first_byte=0.05", "omit_call_id", "empty_call_id")
 
 
 @pytest.mark.parametrize("fault", HARMLESS_FAULTS)
-def test_odd_servers_behind_are_borne(client: OpenAI, upstream: TestServer, fault: str) -> None:
-    """The answer is right all the same, and calls can be answered."""
+def test_upstream_quirks_are_tolerated(client: OpenAI, upstream: TestServer, fault: str) -> None:
+    """With a slow server or missing call ids, the answer is correct and calls can be answered."""
     upstream.faults.set(fault)
     events: list[Any] = list(
         client.responses.create(model="any", input=TWO_CALLS, tools=[WEATHER], stream=True)
@@ -391,8 +389,8 @@ def test_odd_servers_behind_are_borne(client: OpenAI, upstream: TestServer, faul
     assert last.output_text.count("sunny") == 2
 
 
-def test_numbered_events_may_come_twice(upstream: TestServer) -> None:
-    """Those of the Responses API; the chunks of a chat have no numbers to tell it by."""
+def test_duplicate_numbered_events_are_ignored(upstream: TestServer) -> None:
+    """Repeated events of the Responses API are detected by their sequence numbers; chat chunks have none."""
     upstream.faults.set("duplicate_events")
     with (
         serve_backend(upstream, "responses") as server,
@@ -406,8 +404,8 @@ LLAMA_CPP = Path(__file__).parents[1] / "events" / "transcripts" / "llama_cpp.ss
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_stream_without_output_indexes_is_served_once(streamed: bool) -> None:
-    """llama.cpp sends none; each item is emitted and stored once, and its calls can be answered."""
+def test_stream_without_output_indexes_is_emitted_once(streamed: bool) -> None:
+    """llama.cpp sends no `output_index`; each item is emitted and stored once, and calls can be answered."""
     stream = Response(LLAMA_CPP.read_bytes(), media_type="text/event-stream")
     answer = json_response(CITY_ANSWER)
     replies = [stream, answer]
@@ -471,7 +469,7 @@ CITY_ANSWER: dict[str, Any] = {
 def test_a_chat_and_a_message_reach_the_same_model(
     server: TestServer, client: OpenAI, upstream: TestServer
 ) -> None:
-    """The stateless endpoints stand before any backend, thoughts included."""
+    """The stateless endpoints work with every kind of backend, including reasoning."""
     chat = client.chat.completions.create(
         model="any",
         messages=[{"role": "user", "content": "Think about 6 * 7"}],
@@ -497,8 +495,8 @@ def test_a_chat_and_a_message_reach_the_same_model(
     assert message.content[1].text == "6 * 7 = 42."
 
 
-def test_reasoning_can_be_requested_of_any_model(upstream: TestServer) -> None:
-    """A round of tools goes on without a thought where there never was one."""
+def test_reasoning_can_be_requested_after_turns_without_it(upstream: TestServer) -> None:
+    """A tool result can be sent with thinking enabled although the call came without reasoning."""
     tool: Any = {"name": "get_weather", "input_schema": WEATHER["parameters"]}
     messages: list[Any] = [{"role": "user", "content": "call get_weather in Rome"}]
     asking: Any = {"model": "any", "max_tokens": 3000, "messages": messages, "tools": [tool]}
@@ -519,7 +517,7 @@ def test_reasoning_can_be_requested_of_any_model(upstream: TestServer) -> None:
 
 
 def test_a_stop_sequence_ends_the_answer(client: OpenAI) -> None:
-    """Whether the model behind knows such things or not."""
+    """A stop sequence works whether the upstream API supports stop sequences or not."""
     made = client.chat.completions.create(
         model="any", messages=[{"role": "user", "content": "one two three"}], stop="two"
     )
@@ -529,7 +527,7 @@ def test_a_stop_sequence_ends_the_answer(client: OpenAI) -> None:
 def test_client_disconnect_cancels_upstream_request(
     client: OpenAI, server: TestServer, upstream: TestServer
 ) -> None:
-    """The upstream server sees the connection close, and stops writing."""
+    """When the client disconnects, the upstream connection is closed and the upstream model stops."""
     stream = client.responses.create(
         model="any", input="Count to 5000, very slowly", stream=True, timeout=TIMEOUT
     )
@@ -542,10 +540,10 @@ def test_client_disconnect_cancels_upstream_request(
     wait_until(lambda: server.running == 0)
 
 
-def test_the_stateless_endpoints_end_their_work_upstream_too(
+def test_disconnect_from_stateless_endpoints_cancels_upstream_request(
     client: OpenAI, server: TestServer, upstream: TestServer
 ) -> None:
-    """A chat and a message, left in the middle."""
+    """Closing the stream of a chat completion or a message cancels the upstream request."""
     slow: Any = [{"role": "user", "content": "Count to 5000, very slowly"}]
     chat = client.chat.completions.create(model="any", messages=slow, stream=True)
     next(chunk for chunk in chat if chunk.choices[0].delta.content)
@@ -560,10 +558,10 @@ def test_the_stateless_endpoints_end_their_work_upstream_too(
         wait_until(lambda: upstream.running == 0)
 
 
-def test_a_background_response_is_written_and_cancelled_upstream(
+def test_background_response_completes_fails_or_is_cancelled(
     client: OpenAI, upstream: TestServer
 ) -> None:
-    """Polled to its end, failed as its model failed, or ended on request."""
+    """A background response completes, fails with the upstream error, or is cancelled on request."""
     more: Any = {"model": "any", "background": True}
 
     def status(name: str) -> str | None:
@@ -585,8 +583,8 @@ def test_a_background_response_is_written_and_cancelled_upstream(
     events.close()
 
 
-def test_a_socket_has_its_memory_before_any_model(client: OpenAI, upstream: TestServer) -> None:
-    """What is not stored is chained within the connection, and refusals come as they are."""
+def test_websocket_chains_unstored_responses(client: OpenAI, upstream: TestServer) -> None:
+    """Responses that are not stored are chained within a connection, and errors are passed on."""
     more: Any = {"model": "any", "store": False}
     with client.responses.connect() as socket:
 
@@ -603,10 +601,10 @@ def test_a_socket_has_its_memory_before_any_model(client: OpenAI, upstream: Test
     assert (refused.status, refused.error.code) == (429, "rate_limit_exceeded")
 
 
-def test_a_client_that_leaves_before_an_answer_ends_it(
+def test_disconnect_before_the_answer_cancels_it(
     client: OpenAI, server: TestServer, upstream: TestServer
 ) -> None:
-    """Also where nothing is streamed."""
+    """A disconnect cancels the upstream request also when the response is not streamed."""
     upstream.faults.set("slow_first_byte=600", times=1)
     body = json.dumps({"model": "any", "input": "Hello"}).encode()
     host, port = server.url.removeprefix("http://").split(":")
@@ -622,8 +620,8 @@ def test_a_client_that_leaves_before_an_answer_ends_it(
     assert client.responses.create(model="any", input="Hello").output_text
 
 
-def test_a_server_that_is_not_there_is_named(kind: str) -> None:
-    """With a status that says to come back, and what to do."""
+def test_unreachable_upstream_is_reported(kind: str) -> None:
+    """An unreachable upstream server is reported with status 503 and what to check."""
     with (
         serve(model=make_model(kind, "http://127.0.0.1:9/v1")) as server,
         OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
@@ -636,7 +634,7 @@ def test_a_server_that_is_not_there_is_named(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["chat"])
 def test_fifty_streams_do_not_wait_for_a_slow_reader(server: TestServer, client: OpenAI) -> None:
-    """One client that reads nothing holds up nobody."""
+    """One client that does not read its stream does not block fifty others."""
     slow = client.responses.create(model="any", input="Write 20000 words", stream=True)
     next(iter(slow))
     answers: list[str] = []
@@ -661,13 +659,13 @@ def test_fifty_streams_do_not_wait_for_a_slow_reader(server: TestServer, client:
 
 
 def test_a_stateful_server_is_chained_by_content(upstream: TestServer) -> None:
-    """Only what is new travels, although the client knows nothing of the ids behind."""
+    """Only new items are sent upstream, although the client does not know the upstream response ids."""
     with (
         serve_backend(upstream, "responses") as server,
         OpenAI(base_url=server.base_url, api_key="any") as client,
     ):
         first = client.responses.create(model="any", input="One")
-        for _ in range(2):  # a fork: both go on from the same place
+        for _ in range(2):  # a fork: both continue from the same response
             client.responses.create(model="any", input="Two", previous_response_id=first.id)
             sent = upstream.requests[-1].body
             assert len(sent["input"]) == 1
@@ -691,7 +689,7 @@ def test_a_stateful_server_is_chained_by_content(upstream: TestServer) -> None:
 def test_reasoning_is_returned_to_its_model(
     upstream: TestServer, server: TestServer, client: OpenAI
 ) -> None:
-    """Sealed by this server, opened for the upstream, and only where nothing was changed."""
+    """Reasoning, encrypted by this server, is sent back upstream only if its context is unchanged."""
     more: Any = {"model": "any", "reasoning": {"effort": "low"}, "tools": [WEATHER]}
 
     def kinds() -> list[str]:
@@ -700,7 +698,7 @@ def test_reasoning_is_returned_to_its_model(
     first = client.responses.create(input="call get_weather in Rome", **more)
     thought, call = first.output
     assert thought.type == "reasoning"
-    assert thought.encrypted_content  # kept for the model, so it is always there
+    assert thought.encrypted_content  # sent back to the model later, so it is always included
     assert call.type == "function_call"
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
     last = client.responses.create(input=[result], previous_response_id=first.id, **more)
@@ -715,8 +713,8 @@ def test_reasoning_is_returned_to_its_model(
     assert "reasoning" not in kinds()
 
 
-def test_what_a_model_cannot_be_asked_is_refused(upstream: TestServer) -> None:
-    """As the client's mistake, with the parameter to blame."""
+def test_unsupported_parameter_is_rejected(upstream: TestServer) -> None:
+    """A parameter that the backend cannot send is a client error that names the parameter."""
     with (
         serve_backend(upstream, "chat") as server,
         OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
@@ -727,8 +725,8 @@ def test_what_a_model_cannot_be_asked_is_refused(upstream: TestServer) -> None:
     assert caught.value.code == "unsupported_parameter"
 
 
-def test_a_context_beyond_the_window_is_refused_or_cut(upstream: TestServer) -> None:
-    """By the window that was set for this model, in its own tokens."""
+def test_context_beyond_the_window_is_rejected(upstream: TestServer) -> None:
+    """The context is limited by the window set for this model, counted in its own tokens."""
     with (
         serve_backend(upstream, "chat", window=600, tokens=2.0) as server,
         OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
@@ -740,8 +738,8 @@ def test_a_context_beyond_the_window_is_refused_or_cut(upstream: TestServer) -> 
         assert client.responses.create(model="any", input="many words here " * 50).output_text
 
 
-def test_tools_in_the_input_reach_a_responses_api_only(client: OpenAI, kind: str) -> None:
-    """Codex sends them for model names that it knows; without its tools it would do nothing."""
+def test_tools_in_the_input_are_sent_to_responses_apis_only(client: OpenAI, kind: str) -> None:
+    """Codex sends tools as input items for known model names; other APIs reject them with advice."""
     item: Any = {"type": "additional_tools", "role": "developer", "tools": [WEATHER]}
     asked: Any = {"model": "any", "input": [item, {"role": "user", "content": "Hi"}]}
     if kind.startswith("responses"):

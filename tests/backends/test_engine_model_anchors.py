@@ -1,4 +1,4 @@
-"""Responses of a stateful server, found by content and forgotten in time."""
+"""Test the cache of upstream responses, which are looked up by content and evicted by age."""
 
 from kedge.backends.engine_model import AnchorCache
 from kedge.planning import AnchorRecord, ConversationState, covered_count, prefix_digest, set_state
@@ -6,7 +6,7 @@ from kedge.turns import Turn, assistant, user
 
 
 def record_anchor(turn: Turn, name: str, **changes: object) -> Turn:
-    """A Turn whose newest response has this id."""
+    """Return a Turn whose newest response has this id."""
     record = AnchorRecord(name, "s", prefix_digest(turn), covered_count(turn), **changes)  # pyright: ignore[reportArgumentType]
     return set_state(turn, ConversationState(anchors=(record,)))
 
@@ -14,8 +14,8 @@ def record_anchor(turn: Turn, name: str, **changes: object) -> Turn:
 FIRST_TURN = Turn([user("One"), assistant("Yes")])
 
 
-def test_a_response_is_found_by_what_it_remembers() -> None:
-    """By any Turn that begins with the same content, the longest first."""
+def test_response_is_found_by_its_context() -> None:
+    """Any Turn that starts with the context of a response finds it, and the longest context comes first."""
     anchors = AnchorCache()
     anchors.record(record_anchor(FIRST_TURN, "r1"))
     longer = FIRST_TURN.append(user("Two"), assistant("Well"))
@@ -27,7 +27,7 @@ def test_a_response_is_found_by_what_it_remembers() -> None:
 
 
 def test_a_response_is_found_by_its_user_only() -> None:
-    """The same content of another user leads to no response."""
+    """The same content sent by another user finds no response."""
     anchors = AnchorCache()
     anchors.record(record_anchor(FIRST_TURN, "r1"), "alice")
     assert anchors.find_candidates(FIRST_TURN) == ()
@@ -35,8 +35,8 @@ def test_a_response_is_found_by_its_user_only() -> None:
     assert [each.response_id for each in anchors.find_candidates(FIRST_TURN, "alice")] == ["r1"]
 
 
-def test_what_is_lost_or_was_never_stored_is_no_candidate() -> None:
-    """The engine tells which are gone."""
+def test_lost_or_unstored_responses_are_no_candidates() -> None:
+    """Responses that the engine reports as lost or not stored are not candidates."""
     anchors = AnchorCache()
     anchors.record(record_anchor(FIRST_TURN, "r1", stored=False))
     assert len(anchors) == 0
@@ -45,8 +45,8 @@ def test_what_is_lost_or_was_never_stored_is_no_candidate() -> None:
     assert len(anchors) == 0
 
 
-def test_the_notes_are_bounded() -> None:
-    """The oldest go first."""
+def test_cache_size_is_bounded() -> None:
+    """A full cache evicts its oldest responses first."""
     anchors = AnchorCache(max_size=2)
     for number in range(5):
         anchors.record(record_anchor(Turn([user(f"{number}"), assistant("Yes")]), f"r{number}"))

@@ -1,4 +1,4 @@
-"""Failures of the model behind the server, mapped to errors of the API."""
+"""Test how failures of the upstream model are mapped to API errors."""
 
 import logging
 from typing import Any
@@ -37,7 +37,7 @@ FAILED: Any = {
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("kind", ["chat", "responses", "anthropic"])
-def test_a_permanent_failure_is_a_client_error_with_its_reason(
+def test_permanent_failure_is_a_client_error_with_its_reason(
     kind: str, streamed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """llama.cpp reports an image that its model cannot read as HTTP 500; a retry cannot help."""
@@ -54,8 +54,8 @@ def test_a_permanent_failure_is_a_client_error_with_its_reason(
     assert REASON in caplog.text
 
 
-def test_a_failed_response_with_a_permanent_reason_is_a_client_error() -> None:
-    """Also where the upstream reports it in its stream, before any output."""
+def test_permanent_failure_in_a_stream_is_a_client_error() -> None:
+    """A permanent failure that the upstream reports in its stream before any output is a client error."""
     with (
         serve_handler(make_handler(lambda: sse_response(FAILED))) as upstream,
         serve(model=make_model("responses", upstream)) as server,
@@ -81,27 +81,27 @@ def test_a_failed_response_with_a_permanent_reason_is_a_client_error() -> None:
     ],
 )
 def test_status_and_code_of_a_failure(error: KedgeError, status: int, code: str) -> None:
-    """Only failures of the request are 4xx; what may pass later stays 5xx."""
+    """Only failures caused by the request are 4xx; failures that may be temporary are 5xx."""
     mapped = to_api_error(error)
     assert (mapped.status, mapped.code) == (status, code)
 
 
-def test_a_retryable_failure_reports_its_reason(caplog: pytest.LogCaptureFixture) -> None:
-    """In the log; a client can only try again, and needs no details of the upstream server."""
+def test_reason_of_a_retryable_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The reason is logged and not sent: a client can only retry and needs no upstream details."""
     error = ServerFailed("CUDA out of memory", provider="x", status=500, retryable=True)
     assert "may succeed later" in to_api_error(error).message
     assert "CUDA out of memory" in caplog.text
 
 
 def test_a_rejected_key_is_not_quoted(caplog: pytest.LogCaptureFixture) -> None:
-    """A provider's message may contain a part of the key."""
+    """The upstream message about a rejected key is not passed on; it may contain a part of the key."""
     error = NotAuthorised("Incorrect API key provided: sk-ab***yz", provider="x", status=401)
     assert "sk-ab" not in to_api_error(error).message
     assert "sk-ab" not in caplog.text
 
 
 def test_a_long_reason_is_truncated_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """A message may quote a long input."""
+    """A long upstream message is truncated in the log, because it may quote a long input."""
     to_api_error(RequestRefused("x" * 2000, provider="x", status=400))
     assert "x" * 300 in caplog.text
     assert "x" * 600 not in caplog.text

@@ -1,4 +1,4 @@
-"""From events to pieces, one item at a time, however a provider mixes them."""
+"""Test the conversion of engine events to output items, one item at a time, for interleaved events."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ from kedge.turns import Block, opaque, tool_call
 
 
 def convert_events(events: Sequence[Event], blocks: tuple[Block, ...] = ()) -> list[OutputEvent]:
-    """Tell some events, and the end of the answer."""
+    """Convert these events and the end of the answer to output events."""
     telling = OutputEmitter("before")
     pieces = [piece for event in events for piece in telling.feed(event)]
     outcome = Outcome("completed", blocks, usage=Usage(1, 0, 2))
@@ -37,7 +37,7 @@ def convert_events(events: Sequence[Event], blocks: tuple[Block, ...] = ()) -> l
 
 
 def summarize_items(pieces: Sequence[OutputEvent]) -> list[tuple[str, str]]:
-    """The items that pieces make: each kind or name, and its text."""
+    """Return the kind or name and the text of each item in these output events."""
     items: list[tuple[str, str]] = []
     is_open = False
     for piece in pieces:
@@ -55,8 +55,8 @@ def summarize_items(pieces: Sequence[OutputEvent]) -> list[tuple[str, str]]:
     return items
 
 
-def test_text_is_streamed_as_written() -> None:
-    """A thought ends where the text begins, and the text where a call does."""
+def test_items_are_streamed_in_order() -> None:
+    """Reasoning is closed when the text starts, and the text is closed when a call starts."""
     pieces = convert_events(
         [
             ReasoningDelta("Hm", "reasoning", output_index=0),
@@ -78,8 +78,8 @@ def test_text_is_streamed_as_written() -> None:
     assert pieces[-1] == ModelUsage(1, 2)
 
 
-def test_calls_that_are_written_at_once_come_one_after_another() -> None:
-    """What is written beside an open call waits for its end."""
+def test_interleaved_calls_are_emitted_one_after_another() -> None:
+    """Output that arrives while a call is open is held back until the call is closed."""
     pieces = convert_events(
         [
             ToolCallStarted("c1", "f", output_index=0),
@@ -96,8 +96,8 @@ def test_calls_that_are_written_at_once_come_one_after_another() -> None:
     assert summarize_items(pieces) == [("f", '{"a":1}'), ("g", '{"b":2}'), ("text", "aside")]
 
 
-def test_calls_that_never_end_are_ended_with_the_answer() -> None:
-    """As from servers that do not say when a call is whole."""
+def test_unfinished_calls_are_closed_with_the_answer() -> None:
+    """Calls of servers that do not report when a call is complete are closed at the end of the answer."""
     pieces = convert_events(
         [
             ToolCallStarted("c1", "f", output_index=0),
@@ -108,8 +108,8 @@ def test_calls_that_never_end_are_ended_with_the_answer() -> None:
     assert summarize_items(pieces) == [("f", "{}"), ("g", "")]
 
 
-def test_call_retains_its_name() -> None:
-    """A client has seen the first id, and answers by it."""
+def test_renamed_call_retains_its_first_id() -> None:
+    """A call keeps its first id, because a client has seen it and sends the result with it."""
     pieces = convert_events(
         [
             ToolCallStarted("made_up", "f", output_index=0),
@@ -123,7 +123,7 @@ def test_call_retains_its_name() -> None:
 
 
 def test_missing_stream_parts_are_sent_at_the_end() -> None:
-    """The rest of a part, and whole items that only the finished answer has."""
+    """The rest of a part and items that only the finished answer contains are sent at the end."""
     late = tool_call("g", "{}", call_id="c9").with_metadata(output_index=7)
     pieces = convert_events(
         [TextDelta("Hel", output_index=0), PartCompleted("text", "Hello", output_index=0)],
@@ -133,7 +133,7 @@ def test_missing_stream_parts_are_sent_at_the_end() -> None:
 
 
 def test_an_item_of_another_type_is_passed_on() -> None:
-    """Only the Responses API can tell it, and it does."""
+    """An item type that only the Responses API has is passed on unchanged."""
     search = opaque({"type": "web_search_call", "id": "ws_1", "status": "completed"})
     pieces = list(emit_block(search, ""))
     assert isinstance(pieces[0], ItemAdded)
@@ -146,8 +146,8 @@ def test_an_item_of_another_type_is_passed_on() -> None:
     assert writer.items[0]["id"] == "ws_1"
 
 
-def test_a_stream_without_output_indexes_gives_every_item_once() -> None:
-    """llama.cpp sends no `output_index`; its message and calls were emitted twice."""
+def test_stream_without_output_indexes_emits_every_item_once() -> None:
+    """llama.cpp sends no `output_index`; each item of its stream is still emitted only once."""
     events = decode(read_transcript("llama_cpp"))
     pieces = convert_events(events, assemble(events).blocks)
     assert summarize_items(pieces) == [

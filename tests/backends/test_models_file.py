@@ -1,4 +1,4 @@
-"""Several models from a file, and what is said when the file is wrong."""
+"""Test loading several models from a file, and the errors for an invalid file."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def write_models(folder: Path, text: str) -> Path:
 
 
 def test_models_are_found_by_their_names(tmp_path: Path, upstream: TestServer) -> None:
-    """Each answers for itself, all are listed, and an unknown one is refused."""
+    """Each model is served under its name, all are listed, and an unknown name is rejected."""
     path = write_models(
         tmp_path,
         f"""
@@ -55,8 +55,8 @@ def test_models_are_found_by_their_names(tmp_path: Path, upstream: TestServer) -
             client.responses.create(model="here", input="words " * 2000)
 
 
-def test_a_default_answers_to_every_other_name(tmp_path: Path) -> None:
-    """For clients whose model cannot be chosen."""
+def test_default_model_serves_unknown_names(tmp_path: Path) -> None:
+    """The default model serves clients whose model name cannot be configured."""
     found = load_models(write_models(tmp_path, 'default = "a"\n[models.a]\nmodel = "practice"\n'))
     with (
         serve(models=found.models, default=found.default) as server,
@@ -86,7 +86,7 @@ INVALID_FILES = [
 
 @pytest.mark.parametrize(("text", "words"), INVALID_FILES)
 def test_an_error_is_one_line(tmp_path: Path, text: str, words: str) -> None:
-    """Where it is, and what would be right; never the secret itself."""
+    """An error names the key and the correct form in one line and never contains the secret."""
     with pytest.raises((InvalidSetting, CannotConnect)) as caught:
         load_models(write_models(tmp_path, text))
     assert words in str(caught.value)
@@ -94,14 +94,14 @@ def test_an_error_is_one_line(tmp_path: Path, text: str, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """With the reason."""
+def test_missing_file_is_reported(tmp_path: Path) -> None:
+    """A models file that does not exist raises an error with the reason."""
     with pytest.raises(InvalidSetting, match="cannot read"):
         load_models(tmp_path / "nowhere.toml")
 
 
-def test_a_key_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the name of its variable."""
+def test_key_is_read_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's key is read from the environment variable named by ``key_env``."""
     monkeypatch.setenv("MY_KEY", "secret")
     with serve(token="secret") as guarded:
         path = write_models(

@@ -1,4 +1,4 @@
-"""Two processes of ``kedge serve``: one has the model, the other the memory."""
+"""Test two processes of ``kedge serve``: one runs the model, the other stores the responses."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ SERVE_COMMAND = [
 
 @contextmanager
 def run_serve(*options: str) -> Generator[str]:
-    """Run the command until the block ends; give its address."""
+    """Run the command until the block ends, and yield its base URL."""
     running = subprocess.Popen(
         [*SERVE_COMMAND, "--json", *options],
         stdout=subprocess.PIPE,
@@ -52,8 +52,8 @@ def upstream() -> Generator[str]:
         yield address
 
 
-def test_a_stateless_process_gets_a_memory(upstream: str, tmp_path: Path) -> None:
-    """By one flag, or by a file of several models, under its names and a default."""
+def test_stateless_process_is_chained(upstream: str, tmp_path: Path) -> None:
+    """A models file with a default adds stored responses to a stateless server in another process."""
     models = tmp_path / "models.toml"
     models.write_text(
         f"""
@@ -82,8 +82,8 @@ def test_a_stateless_process_gets_a_memory(upstream: str, tmp_path: Path) -> Non
             assert second.response.output_text == 'You said first: "My name is Ada."'
 
 
-def test_missing_model_is_reported() -> None:
-    """With a proper status, and nothing is added to the conversation."""
+def test_unreachable_model_is_reported() -> None:
+    """An unreachable model is reported with status 503, and the conversation stays empty."""
     with (
         run_serve("--model", "chat:http://127.0.0.1:9/v1#practice") as address,
         OpenAI(base_url=address, api_key="any", max_retries=0, timeout=TIMEOUT) as client,
