@@ -1,4 +1,4 @@
-"""A server that answers as a test says: for what no real server should do, and some do."""
+"""A server with responses defined by a test, for behavior that real servers should not have."""
 
 import json
 import re
@@ -20,7 +20,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @contextmanager
 def serve_handler(handler: Handler) -> Iterator[str]:
-    """Run it for as long as the block lasts; gives its base URL."""
+    """Serve a handler until the block ends, and yield its base URL."""
     methods = ["GET", "POST", "DELETE"]
     app = Starlette(routes=[Route("/{path:path}", handler, methods=methods)])
     with serve_app(app) as url:
@@ -29,9 +29,9 @@ def serve_handler(handler: Handler) -> Iterator[str]:
 
 @contextmanager
 def serve_bytes(data: bytes, *, keep_open: bool = False) -> Iterator[str]:
-    """A server that says these bytes to whoever connects, whatever was asked, and hangs up.
+    """Serve these bytes to every connection, whatever the request, and then close it.
 
-    If it ``stays``, it keeps the connection instead.
+    With ``keep_open`` the connection stays open instead.
     """
     held: list[socket.socket] = []
 
@@ -39,7 +39,7 @@ def serve_bytes(data: bytes, *, keep_open: bool = False) -> Iterator[str]:
         while True:
             try:
                 connection, _ = listener.accept()
-            except OSError:  # closed: the test is over
+            except OSError:  # closed: the test has ended
                 return
             held.append(connection)
             with suppress(OSError):  # the client did not wait
@@ -76,7 +76,7 @@ def _read_request(connection: socket.socket) -> None:
 
 
 def make_handler(make_response: Callable[[], Response]) -> Handler:
-    """The same answer to everything."""
+    """Return a handler that gives the same response to every request."""
 
     async def answer(request: Request) -> Response:
         await request.body()
@@ -86,25 +86,25 @@ def make_handler(make_response: Callable[[], Response]) -> Handler:
 
 
 def json_response(body: Any, status: int = 200) -> Response:
-    """JSON."""
+    """Return a JSON response."""
     return Response(json.dumps(body), status, media_type="application/json")
 
 
 def sse_response(*messages: dict[str, Any]) -> Response:
-    """A stream of these events."""
+    """Return a stream of these events."""
     lines = (f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in messages)
     return Response("".join(lines), media_type="text/event-stream")
 
 
 class ScriptedServer:
-    """Gives these outputs in turn, each as a whole response; keeps what it was asked."""
+    """A server that returns these outputs in order, each as a complete response, and records requests."""
 
     def __init__(self, *outputs: list[dict[str, Any]]) -> None:
         self.outputs = outputs
         self.bodies: list[dict[str, Any]] = []
 
     async def handle(self, request: Request) -> Response:
-        """The next answer."""
+        """Return the next response."""
         self.bodies.append(await request.json())
         number = len(self.bodies)
         output = self.outputs[number - 1]

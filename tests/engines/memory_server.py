@@ -1,6 +1,6 @@
-"""A small server of the Responses API whose memory misbehaves as a test says.
+"""A small server of the Responses API with configurable faults of its stored context.
 
-It records, for each request, the items that its model read: the judge of every test of memory.
+For each request it records the items that its model read, which the tests compare with the Turn.
 """
 
 import json
@@ -17,11 +17,11 @@ Item = dict[str, Any]
 Body = dict[str, Any]
 
 ORDINARY = "Please tell me a little more about the rivers of the north, and about number {}."
-"""A message of ordinary length: the token count of a request with it can prove memory."""
+"""A message of ordinary length: the token count of a request with it can prove that the context was used."""
 
 
 class FakeClock:
-    """A clock that a test moves; every reading is a little later than the one before."""
+    """A clock set by a test; every reading is a little later than the one before."""
 
     def __init__(self) -> None:
         self.now = 1_700_000_000.0
@@ -33,20 +33,20 @@ class FakeClock:
 
 @dataclass
 class MemoryServer:
-    """One server; its attributes can be changed between requests."""
+    """A server whose attributes can be changed between requests."""
 
     stores: bool = True
     """Whether responses are stored; if not, a previous response is ignored."""
     rejects_unknown: bool = False
-    """Whether an unknown previous response is a 404, as vLLM words it."""
+    """Whether an unknown previous response is a 404 with the message of vLLM."""
     cap: int | None = None
     """How many responses of a chain the model reads."""
     echo: str = "request"
-    """What an answer says of its previous response: request, null, late or missing."""
+    """How an answer reports its previous response: request, null, late or missing."""
     usage: str = "honest"
-    """What is counted: honest, none, constant, new, apart (cached tokens) or llama."""
+    """Which tokens are counted: honest, none, constant, new, apart (cached tokens) or llama."""
     counter_ids: bool = False
-    """Whether ids are counted, from one again after each restart."""
+    """Whether ids are numbers that start from one again after each restart."""
     lists: bool = True
     """Whether stored responses can be fetched."""
     reports_unstored: bool = False
@@ -63,7 +63,7 @@ class MemoryServer:
     made: int = 0
 
     def restart(self) -> None:
-        """Forget everything, ids included."""
+        """Forget everything, including the ids."""
         self.stored.clear()
         self.made = 0
 
@@ -147,7 +147,7 @@ class MemoryServer:
             case "apart":
                 cached = count_items(history)
                 tokens -= cached
-            case "llama":  # another tokenizer, and a longer frame
+            case "llama":  # another tokenizer, and more tokens per item
                 tokens = int(tokens * 1.2) + 3 * (len(history) + len(given))
             case _:
                 pass

@@ -1,4 +1,4 @@
-"""Checks and tools that the contract tests of every engine share."""
+"""Checks and tools shared by the contract tests of every engine."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ ADD: dict[str, Any] = {
 
 
 def flatten(items: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Messages part by part, and arguments as values: what no API's form can change."""
+    """Return one entry per message part, with parsed arguments, so that all APIs compare equal."""
     found: list[tuple[Any, ...]] = []
     for kind, *rest in items:
         if kind == "function call":
@@ -36,7 +36,7 @@ def flatten(items: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def check_law(server: TestServer, turn: Turn) -> None:
-    """What the model saw is what the Turn says, but for its last answer and its leading system text."""
+    """Check that the model's context equals the Turn without its last answer and leading system text."""
     saw = flatten(normalize_items(server.requests[-1].context))
     while saw and saw[0][0] == "system":
         saw.pop(0)

@@ -1,6 +1,6 @@
-"""Every engine on one strict local server, through its provider's own client, on a real socket.
+"""Fixtures that run every engine against one strict local server, through its provider's own client.
 
-The contract is that of ``kedge.engines.Engine``: the same Turn in, the same Turn out, whoever answers.
+The contract is that of ``kedge.engines.Engine``: the same Turn in, the same Turn out, for every provider.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -33,14 +33,14 @@ STATELESS = ("chat", "anthropic")
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[TestServer]:
-    """One server for a module."""
+    """Yield one server for a module."""
     with serve() as made:
         yield made
 
 
 @pytest.fixture
 def server(running: TestServer) -> Iterator[TestServer]:
-    """The server, without what an earlier test did to it."""
+    """Yield the server, and clear its faults and requests after the test."""
     yield running
     running.faults.clear()
     running.requests.clear()
@@ -48,19 +48,19 @@ def server(running: TestServer) -> Iterator[TestServer]:
 
 @pytest.fixture(params=ENGINES)
 def name(request: pytest.FixtureRequest) -> str:
-    """Which engine."""
+    """Return the name of the engine."""
     return request.param
 
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """One event loop for a module, because a client costs more than what most tests ask of it."""
+    """Use one event loop per module, because creating a client costs more than most tests."""
     return "asyncio"
 
 
 @pytest.fixture(scope="module")
 async def engines(running: TestServer) -> AsyncIterator[dict[str, Engine]]:
-    """An engine of each kind, with default settings."""
+    """Yield an engine of each kind, with default settings."""
     made = {name: open_engine(running, name) for name in ENGINES}
     yield made
     for engine in made.values():
@@ -69,13 +69,13 @@ async def engines(running: TestServer) -> AsyncIterator[dict[str, Engine]]:
 
 @pytest.fixture
 def engine(engines: dict[str, Engine], name: str, server: TestServer) -> Engine:
-    """An engine with default settings, on a server that was asked nothing yet."""
+    """Return an engine with default settings, on a server that has received no requests yet."""
     assert server.requests == []
     return engines[name]
 
 
 def open_engine(server: TestServer, name: str, **settings: Any) -> Engine:
-    """An engine of this kind, with any settings."""
+    """Create an engine of this kind with these settings."""
     model, own = ENGINES[name](server)
-    # The client's own limit for a connection, 5 seconds, is short for a busy machine.
+    # The client's default connection timeout of 5 seconds is too short for a busy machine.
     return connect(model, **{"max_retries": 0, "timeout": 300, **own, **settings})

@@ -1,4 +1,4 @@
-"""The same Turn in, the same Turn out: words, tools, pictures, thoughts, formats and tokens."""
+"""Test text, tools, images, reasoning, formats and token counts on every engine."""
 
 import json
 from typing import Any
@@ -53,7 +53,7 @@ TWO_CALLS = "Call add with 2 and 3 and get_weather in Rome."
 
 
 def block_contents(blocks: tuple[Block, ...]) -> list[Any]:
-    """What blocks say, whoever gave their ids: one message for neighbouring words of one side."""
+    """Return the contents of blocks without their ids, with arguments as parsed values."""
     found: list[Any] = []
     for block in blocks:
         match block:
@@ -67,14 +67,14 @@ def block_contents(blocks: tuple[Block, ...]) -> list[Any]:
 
 
 def last_text(turn: Turn) -> str:
-    """The last words of the model."""
+    """Return the text of the last answer."""
     block = turn.blocks[-1]
     assert isinstance(block, AssistantBlock)
     return block.text
 
 
-async def test_a_conversation_is_remembered(engine: Engine, server: TestServer) -> None:
-    """Every request says everything that was said, by memory or in full."""
+async def test_conversation_context_is_complete(engine: Engine, server: TestServer) -> None:
+    """Every request has the complete conversation as its context, by an anchor or sent in full."""
     turn = Turn([system("Be kind.")])
     for line in ("My ship is the Erebus.", "Hello", "What is my ship?"):
         turn = await engine.run(turn.append(user(line)))
@@ -86,7 +86,7 @@ async def test_a_conversation_is_remembered(engine: Engine, server: TestServer) 
 
 
 async def test_a_turn_loaded_from_json_continues(engine: Engine, server: TestServer) -> None:
-    """Thoughts and tags survive being written down."""
+    """Reasoning and metadata survive being written to JSON and read again."""
     options = {"reasoning": {"effort": "low"}}
     turn = await engine.run(Turn([user("Think about 6 * 7")]), **options)
     again = loads(dumps(turn))
@@ -96,7 +96,7 @@ async def test_a_turn_loaded_from_json_continues(engine: Engine, server: TestSer
 
 
 async def test_a_stream_yields_events_and_ends_with_the_turn(engine: Engine) -> None:
-    """Events come in order, deltas add up to the answer, and the Turn is there at the end."""
+    """Events arrive in order, deltas add up to the answer, and the Turn is available at the end."""
     turn = Turn([user("What is 6 * 7?")])
     async with engine.stream(turn) as stream:
         events = [event async for event in stream]
@@ -124,7 +124,7 @@ async def test_a_stream_yields_events_and_ends_with_the_turn(engine: Engine) -> 
 async def test_run_and_stream_give_the_same(
     engine: Engine, line: str, options: dict[str, Any]
 ) -> None:
-    """Whether anybody watches makes no difference."""
+    """`run` and `stream` return the same blocks in the same order."""
     turn = Turn([user(line)])
     complete = await engine.run(turn, **options)
     async with engine.stream(turn, **options) as stream:
@@ -139,8 +139,8 @@ async def test_run_and_stream_give_the_same(
     assert bool(received) == ("reasoning" in options)
 
 
-async def test_parallel_calls_keep_their_words_apart(engine: Engine, server: TestServer) -> None:
-    """Every call has an id under which its pieces come and its result goes back."""
+async def test_arguments_of_parallel_calls_are_separate(engine: Engine, server: TestServer) -> None:
+    """Every call has an id that its argument deltas and its result refer to."""
     async with engine.stream(Turn([user(TWO_CALLS)]), tools=(ADD, WEATHER)) as stream:
         events = [event async for event in stream]
     calls = [block for block in stream.turn if isinstance(block, ToolCallBlock)]
@@ -170,7 +170,7 @@ async def test_parallel_calls_keep_their_words_apart(engine: Engine, server: Tes
 async def test_the_name_of_a_call_is_inferred(
     engine: Engine, server: TestServer, streaming: bool
 ) -> None:
-    """From its arguments; the server has a call without a name, so nothing is chained on it."""
+    """A missing name is inferred from the arguments; the server stored no name, so no anchor is recorded."""
     server.faults.set("omit_call_name")
     turn = await engine.run(
         Turn([user("Call add with 2 and 3")]), tools=(ADD, WEATHER), streaming=streaming
@@ -187,7 +187,7 @@ async def test_the_name_of_a_call_is_inferred(
 
 
 async def test_a_reply_has_the_id_of_its_response(engine: Engine, server: TestServer) -> None:
-    """Also through the sync API, in a thread beside the event loop."""
+    """A reply has the id of its response, also with the sync API in another thread."""
     reply = await engine.ask(Turn([user("What is 2+3?")]))
     assert reply.response_id == server.requests[-1].response_id != ""
     again = await to_thread.run_sync(engine.sync.ask, reply.turn.append(user("What is 3+4?")))
@@ -206,16 +206,16 @@ async def test_a_reply_has_the_id_of_its_response(engine: Engine, server: TestSe
     ],
     ids=["one by one", "none", "named", "auto", "required"],
 )
-async def test_how_tools_may_be_called_is_understood(
+async def test_tool_choice_is_supported(
     engine: Engine, options: dict[str, Any], calls: list[str]
 ) -> None:
-    """The same words of the Responses API for every provider."""
+    """The tool options of the Responses API work with every provider."""
     turn = await engine.run(Turn([user(TWO_CALLS)]), tools=(ADD, WEATHER), **options)
     assert [block.name for block in turn if isinstance(block, ToolCallBlock)] == calls
 
 
 async def test_pictures_and_files_reach_the_model(engine: Engine, server: TestServer) -> None:
-    """As they were given, in their place among the words."""
+    """Images and files are sent unchanged, in their position among the text parts."""
     shown = user(["Look:", image(b"png"), "and", file(b"%PDF", filename="a.pdf"), "What is 2+3?"])
     turn = await engine.run(Turn([shown]))
     check_law(server, turn)
@@ -225,7 +225,7 @@ async def test_pictures_and_files_reach_the_model(engine: Engine, server: TestSe
 async def test_audio_reaches_the_model_or_is_rejected(
     engine: Engine, name: str, server: TestServer
 ) -> None:
-    """Where an API has no audio input, the error is raised before anything is sent."""
+    """An API without audio input raises an error before anything is sent."""
     turn = Turn([user(["Listen:", audio(b"RIFF"), "What is 2+3?"])])
     if name == "anthropic":
         with pytest.raises(UnsupportedBlock, match=turn.blocks[0].id):
@@ -235,10 +235,10 @@ async def test_audio_reaches_the_model_or_is_rejected(
         check_law(server, await engine.run(turn))
 
 
-async def test_a_picture_as_a_result_reaches_the_model_or_is_refused(
+async def test_image_in_a_result_is_sent_or_rejected(
     engine: Engine, name: str, server: TestServer
 ) -> None:
-    """Where results are text only, that is said before anything is sent."""
+    """An API whose tool results are text only raises an error before anything is sent."""
     turn = await engine.run(Turn([user("Call get_weather in Rome")]), tools=(WEATHER,))
     call = turn.blocks[-1]
     assert isinstance(call, ToolCallBlock)
@@ -252,7 +252,7 @@ async def test_a_picture_as_a_result_reaches_the_model_or_is_refused(
 
 
 async def test_a_refusal_is_an_answer(engine: Engine) -> None:
-    """It can be told from other words, and the conversation goes on after it."""
+    """A refusal is distinguishable from other text, and the conversation continues after it."""
     async with engine.stream(Turn([user("Refuse to sing")])) as stream:
         events = [event async for event in stream]
     block = stream.turn.blocks[-1]
@@ -263,8 +263,8 @@ async def test_a_refusal_is_an_answer(engine: Engine) -> None:
     assert "I cannot see it" not in last_text(finished)
 
 
-async def test_an_answer_can_be_asked_for_in_json(engine: Engine) -> None:
-    """By its schema."""
+async def test_json_schema_output(engine: Engine) -> None:
+    """An answer in JSON can be requested with a schema."""
     schema = {
         "type": "object",
         "required": ["question", "result"],
@@ -277,8 +277,8 @@ async def test_an_answer_can_be_asked_for_in_json(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_an_answer_at_its_limit_is_incomplete(engine: Engine, streaming: bool) -> None:
-    """The error holds the Turn to go on from, and what arrived."""
+async def test_truncated_answer_raises_incomplete_error(engine: Engine, streaming: bool) -> None:
+    """The error contains the Turn to continue from and the partial answer."""
     turn = Turn([user("Write 100 words")])
     with pytest.raises(AnswerIncomplete) as caught:
         await engine.run(turn, max_output_tokens=16, streaming=streaming)
@@ -293,7 +293,7 @@ async def test_an_answer_at_its_limit_is_incomplete(engine: Engine, streaming: b
 async def test_reasoning_is_shown_counted_and_resent_only_to_its_provider(
     engine: Engine, name: str, server: TestServer
 ) -> None:
-    """An edit before a thought keeps it at home."""
+    """Reasoning is not sent again after an edit of a block before it."""
     options = {"reasoning": {"effort": "low"}}
     async with engine.stream(Turn([user("Think about 6 * 7")]), **options) as stream:
         await stream.finish()
@@ -315,7 +315,7 @@ async def test_reasoning_is_shown_counted_and_resent_only_to_its_provider(
 
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_tokens_are_counted(engine: Engine, streaming: bool) -> None:
-    """Of the whole context, whether it was sent or remembered."""
+    """The input tokens are those of the complete context, also if it was stored and not sent."""
     turn, counts = Turn(), []
     for line in ("What is 2+3?", "What is 3+4?"):
         async with engine.stream(turn.append(user(line)), streaming=streaming) as stream:
@@ -326,8 +326,8 @@ async def test_tokens_are_counted(engine: Engine, streaming: bool) -> None:
     assert counts[1] > counts[0] > 0
 
 
-async def test_a_plan_is_a_true_account(engine: Engine, name: str, server: TestServer) -> None:
-    """What is said to be sent is what is sent; without a memory that is everything."""
+async def test_plan_matches_what_is_sent(engine: Engine, name: str, server: TestServer) -> None:
+    """The delta of the plan equals what is sent; a stateless engine sends everything."""
     turn = await engine.run(Turn([user("One")]))
     turn = turn.append(user("Two"))
     plan = engine.plan(turn)
@@ -344,8 +344,8 @@ async def test_a_plan_is_a_true_account(engine: Engine, name: str, server: TestS
     assert stream.plan.delta == plan.delta
 
 
-async def test_the_scope_of_every_engine_is_its_own(name: str, engine: Engine) -> None:
-    """What one provider remembers or seals is nothing to another."""
+async def test_every_engine_has_its_own_scope(name: str, engine: Engine) -> None:
+    """Response ids and encrypted reasoning of one provider are not valid for another."""
     scope = getattr(engine, "scope", "")
     assert scope.startswith(name.partition(",")[0])
     assert (name in STATELESS) == ("responses" not in scope)

@@ -1,4 +1,4 @@
-"""System text for one run: every engine sends it, and no Turn, digest or later request has it."""
+"""Test system text for one run: every engine sends it, and no Turn, digest or later request has it."""
 
 from typing import Any
 
@@ -18,8 +18,10 @@ def body(server: TestServer) -> str:
     return str(server.requests[-1].body)
 
 
-async def test_it_is_sent_once_and_stored_nowhere(engine: Engine, server: TestServer) -> None:
-    """The next request knows nothing of it."""
+async def test_ephemeral_text_is_sent_once_and_not_stored(
+    engine: Engine, server: TestServer
+) -> None:
+    """The ephemeral text is part of one request, and not of the Turn or the next request."""
     turn = await engine.run(
         Turn([system("Be brief."), user("Hello")]), ephemeral=[NOTE, system("And be kind.")]
     )
@@ -31,7 +33,7 @@ async def test_it_is_sent_once_and_stored_nowhere(engine: Engine, server: TestSe
 
 
 async def test_later_deltas_do_not_grow(server: TestServer) -> None:
-    """The response is an anchor like any other: with a reminder every time, only new blocks are sent."""
+    """The response is an anchor: with ephemeral text in every request, only new blocks are sent."""
     async with open_engine(server, "responses") as engine:
         turn = Turn([system("Be brief.")])
         for number in range(4):
@@ -45,8 +47,8 @@ async def test_later_deltas_do_not_grow(server: TestServer) -> None:
             assert request["instructions"] == f"Be brief.\n\n{NOTE}"
 
 
-async def test_guards_see_it(server: TestServer) -> None:
-    """What is redacted or blocked in a Turn is redacted or blocked here."""
+async def test_guards_apply_to_ephemeral_text(server: TestServer) -> None:
+    """Ephemeral text is redacted or blocked by the same guards as the blocks of a Turn."""
     async with open_engine(server, "responses") as engine:
         shy = with_middleware(engine, guard(redact("five")))
         await shy.run(Turn([user("Hello")]), ephemeral=NOTE)
@@ -57,7 +59,7 @@ async def test_guards_see_it(server: TestServer) -> None:
 
 
 async def test_only_system_text_can_be_ephemeral(server: TestServer) -> None:
-    """Other blocks would be part of what the server remembers."""
+    """Other blocks are rejected, because the server would store them as part of the context."""
     async with open_engine(server, "responses") as engine:
         with pytest.raises(UnsupportedParameter, match="append other blocks to the Turn"):
             await engine.run(Turn([user("Hello")]), ephemeral=[user("Hi")])

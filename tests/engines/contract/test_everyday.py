@@ -1,4 +1,4 @@
-"""What programs use every day, on every engine: functions as tools, edits of a history, and sync streams."""
+"""Test common uses on every engine: functions as tools, edits of a history, and sync streams."""
 
 import asyncio
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ def last_text(turn: Turn) -> str:
 
 
 async def test_functions_are_tools_of_one_run(engine: Engine, server: TestServer) -> None:
-    """They are called until the model has its answer."""
+    """Functions passed as tools are called until the model has its answer."""
     turn = await engine.run(Turn([user("Call add with 2 and 3")]), tools=[add])
     assert "5" in last_text(turn)
     check_law(server, turn)
 
 
 async def test_the_tools_may_depend_on_the_turn(engine: Engine) -> None:
-    """A toolbox is selected for every request."""
+    """A callable toolbox selects the tools for every request."""
 
     def select(turn: Turn) -> Sequence[Any]:
         return [add] if "sums" in str(turn.blocks[0]) else []
@@ -45,10 +45,8 @@ async def test_the_tools_may_depend_on_the_turn(engine: Engine) -> None:
         assert last_text(turn) == expected
 
 
-async def test_an_edited_conversation_is_sent_within_the_law(
-    engine: Engine, server: TestServer
-) -> None:
-    """After each editing verb the server knows the path to the head, and nothing else."""
+async def test_edited_conversation_obeys_the_law(engine: Engine, server: TestServer) -> None:
+    """After each edit, the server's context is exactly the path to the head."""
     async with await open_store("sqlite://:memory:") as store:
         conversation = await Conversation.create(store, engine)
         await conversation.send("My ship is the Erebus.")
@@ -71,8 +69,8 @@ async def test_an_edited_conversation_is_sent_within_the_law(
         check_law(server, reply.turn)
 
 
-async def test_an_edited_state_is_sent_within_the_law(engine: Engine, server: TestServer) -> None:
-    """With the verbs of `Chat`, whose answers carry the complete conversation."""
+async def test_edited_chat_state_obeys_the_law(engine: Engine, server: TestServer) -> None:
+    """A state edited with the methods of `Chat` is sent as the complete edited conversation."""
     chat = Chat(engine)
     state = (await chat.chat_with_state(None, "My ship is the Erebus.")).state
     answer = await chat.chat_with_state(state, "What is 2+3?")
@@ -86,8 +84,8 @@ async def test_an_edited_state_is_sent_within_the_law(engine: Engine, server: Te
     assert answer.response_id == server.requests[-1].response_id != ""
 
 
-async def test_sync_code_reads_the_text_as_it_arrives(engine: Engine) -> None:
-    """In a thread of its own, here beside the event loop of the test."""
+async def test_sync_stream_yields_text_deltas(engine: Engine) -> None:
+    """A sync stream, read in a thread beside the event loop, yields the same deltas as an async one."""
 
     def read() -> list[str]:
         with engine.sync.stream(Turn([user("Count to 3")])) as stream:

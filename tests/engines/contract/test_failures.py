@@ -1,4 +1,4 @@
-"""Cancellation, errors, retries and faults: nothing of a Turn is lost, and half an answer is none."""
+"""Test cancellation, errors, retries and faults: no Turn is lost, and no partial answer is accepted."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ WEATHER: dict[str, Any] = {
 async def test_a_stream_left_early_leaves_the_turn_usable(
     engine: Engine, server: TestServer
 ) -> None:
-    """Whoever stops listening keeps a Turn that can be sent again, and the server stops writing."""
+    """After closing a stream early the Turn can be sent again, and the server stops generating."""
     turn = Turn([user("Count to 1000, slowly")])
     async with engine.stream(turn) as stream:
         async for event in stream:
@@ -53,7 +53,7 @@ async def test_a_stream_left_early_leaves_the_turn_usable(
 
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_a_cancelled_run_leaves_the_engine_usable(name: str, streaming: bool) -> None:
-    """Its connection is closed, and the next request gets its own answer."""
+    """The connection of a cancelled run is closed, and the next request gets its own answer."""
     model = GatedModel()
     with serve(model=model) as server:
         async with open_engine(server, name) as engine:
@@ -66,8 +66,8 @@ async def test_a_cancelled_run_leaves_the_engine_usable(name: str, streaming: bo
     assert "answer to Hi" in str(turn.blocks[-1])
 
 
-async def test_many_runs_at_once_do_not_mix(engine: Engine) -> None:
-    """One engine serves many conversations side by side."""
+async def test_concurrent_runs_do_not_mix(engine: Engine) -> None:
+    """One engine serves many conversations concurrently."""
     found: dict[int, str] = {}
 
     async def ask(number: int) -> None:
@@ -81,7 +81,7 @@ async def test_many_runs_at_once_do_not_mix(engine: Engine) -> None:
 
 
 async def test_an_unreachable_server_is_reported(name: str) -> None:
-    """With the Turn to go on from."""
+    """The error for an unreachable server contains the Turn to continue from."""
     kind = name.partition(",")[0]
     model, own = f"{kind}:http://127.0.0.1:1/v1#m", dict[str, Any]()
     if kind == "anthropic":
@@ -94,8 +94,10 @@ async def test_an_unreachable_server_is_reported(name: str) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_refusal_of_the_server_is_typed(engine: Engine, name: str, streaming: bool) -> None:
-    """Its words, status and request id, the plan and the Turn."""
+async def test_rejected_request_raises_typed_error(
+    engine: Engine, name: str, streaming: bool
+) -> None:
+    """A rejected request raises a typed error with the message, status, request id, plan and Turn."""
     with pytest.raises(RequestRefused) as caught:
         await engine.run(SUM, max_output_tokens=-5, streaming=streaming)
     error = caught.value
@@ -118,14 +120,14 @@ async def test_a_refusal_of_the_server_is_typed(engine: Engine, name: str, strea
         ("status=401", NotAuthorised),
     ],
 )
-async def test_a_failure_is_typed(
+async def test_http_error_raises_typed_error(
     engine: Engine,
     server: TestServer,
     fault: str,
     expected: type[EngineError],
     streaming: bool,
 ) -> None:
-    """Whether it is worth another try, and after how long."""
+    """A failure raises a typed error that states whether it is retryable and after what delay."""
     server.faults.set(fault, times=1)
     with pytest.raises(expected) as caught:
         await engine.run(SUM, streaming=streaming)
@@ -140,7 +142,7 @@ async def test_a_failure_is_typed(
 async def test_what_may_succeed_later_is_tried_again(
     server: TestServer, name: str, fault: str
 ) -> None:
-    """By the provider's own client, as often as it was told."""
+    """The provider's own client retries temporary errors, as often as ``max_retries`` allows."""
     server.faults.set(fault, times=1)
     async with open_engine(server, name, max_retries=1) as engine:
         assert len(await engine.run(SUM)) == 2
@@ -151,24 +153,26 @@ async def test_what_may_succeed_later_is_tried_again(
     "fault",
     [*(f"cut_after_events={n}" for n in (0, 1, 3, 5)), "cut_in_event=1", "cut_in_event=4"],
 )
-async def test_a_cut_stream_is_never_an_answer(
+async def test_cut_stream_raises_error(
     engine: Engine, server: TestServer, name: str, fault: str
 ) -> None:
-    """Wherever the connection breaks; what arrived is kept aside, and the Turn can be sent again."""
+    """A cut stream raises an error with the partial blocks, and the Turn can be sent again."""
     server.faults.set(fault, times=1)
     turn = Turn([user("Write 40 words")])
     with pytest.raises((StreamCut, Unreachable)) as caught:
         await engine.run(turn, streaming=True)
     error = caught.value
-    assert isinstance(error, StreamCut) or "socket" in name  # whose streams begin with an event
+    assert (
+        isinstance(error, StreamCut) or "socket" in name
+    )  # a WebSocket stream begins with an event
     assert error.turn == turn
     assert all(block.metadata.get("partial") for block in error.partial)
     finished = await engine.run(turn, streaming=True)
     assert len(finished) == 2
 
 
-async def test_an_error_in_the_stream_is_a_failure(engine: Engine, server: TestServer) -> None:
-    """Status 200 promises nothing."""
+async def test_error_event_raises_server_failed(engine: Engine, server: TestServer) -> None:
+    """An error event in a stream with status 200 raises an error."""
     server.faults.set("fail_after_events=4", times=1)
     with pytest.raises(ServerFailed) as caught:
         await engine.run(Turn([user("Write 40 words")]), streaming=True)
@@ -181,7 +185,7 @@ async def test_an_error_in_the_stream_is_a_failure(engine: Engine, server: TestS
 async def test_a_call_without_an_id_gets_one(
     engine: Engine, server: TestServer, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is said in the log, and the result goes back under the same id."""
+    """A call without an id gets a generated one, with a warning, and its result is sent under that id."""
     server.faults.set(fault)
     turn = Turn([user("Call get_weather in Rome")])
     for streaming in (True, False):
@@ -200,7 +204,7 @@ async def test_a_call_without_an_id_gets_one(
 async def test_duplicate_and_unordered_events_are_tolerated(
     engine: Engine, server: TestServer, name: str, fault: str
 ) -> None:
-    """Where events are numbered they are sorted out; where not, what comes is a Turn or an error."""
+    """Numbered events are deduplicated and sorted; otherwise the result is a Turn or an error."""
     server.faults.set(fault, times=1)
     turn = SUM
     try:
@@ -212,8 +216,8 @@ async def test_duplicate_and_unordered_events_are_tolerated(
     assert len(await engine.run(turn.append(user("Go on")))) == len(turn) + 2
 
 
-async def test_a_response_without_an_id_is_an_answer(engine: Engine, server: TestServer) -> None:
-    """It can be shown and sent, and nothing is built upon it."""
+async def test_response_without_an_id_is_accepted(engine: Engine, server: TestServer) -> None:
+    """An answer without a response id is part of the Turn, and is not used as an anchor."""
     server.faults.set("omit_response_id", times=1)
     turn = await engine.run(SUM, streaming=True)
     assert turn.blocks[-1].response_id == ""
@@ -222,17 +226,17 @@ async def test_a_response_without_an_id_is_an_answer(engine: Engine, server: Tes
 
 
 async def test_calls_without_results_are_not_sent(engine: Engine, server: TestServer) -> None:
-    """The error names them; nothing goes out."""
+    """A Turn with an unanswered call raises an error that names the call, and nothing is sent."""
     with pytest.raises(Unsendable, match="has no result"):
         await engine.run(SUM.append(tool_call("add", "{}", call_id="c1")))
     assert server.requests == []
 
 
 @pytest.mark.parametrize("engine_name", ENGINES)
-async def test_a_wrong_key_is_refused_and_stays_out_of_sight(
+async def test_wrong_key_is_rejected_and_not_shown(
     engine_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither the error nor our log holds it, or what the user wrote."""
+    """Neither the error nor the log contains the key or the user's text."""
     caplog.set_level(TRACE, "kedge")
     with serve(token="sk-the-right-one") as strict:
         model, own = ENGINES[engine_name](strict)
@@ -249,8 +253,8 @@ async def test_a_wrong_key_is_refused_and_stays_out_of_sight(
     assert "planted words" not in received
 
 
-async def test_a_slow_reader_does_not_hold_up_the_others(engine: Engine) -> None:
-    """Fifty streams at once; one of them stops reading until all the others are done."""
+async def test_slow_reader_does_not_block_others(engine: Engine) -> None:
+    """Of fifty concurrent streams, one stops reading until all the others have ended."""
     others_done = anyio.Event()
     left = [49]
     lengths: list[int] = []

@@ -1,4 +1,4 @@
-"""Tools of an MCP server with every engine: the same call, and its result as the API takes it."""
+"""Test tools of an MCP server with every engine: the same call, with a result in the form of the API."""
 
 from collections.abc import AsyncIterator
 
@@ -14,13 +14,13 @@ from mcp_tools.tool_server import build_server
 
 @pytest.fixture(scope="module")
 async def box() -> AsyncIterator[Toolbox]:
-    """The tools of a server."""
+    """Yield the tools of an MCP server."""
     async with serve_app(build_server().streamable_http_app()) as url, mcp_tools(url) as opened:
         yield opened
 
 
 async def test_a_tool_of_a_server_is_called(engine: Engine, box: Toolbox) -> None:
-    """``tools=`` of a run takes the toolbox; its result reaches the model."""
+    """``tools=`` of a run accepts the toolbox of an MCP server, and the result reaches the model."""
     requested = Turn([user('Call add with {"a": 2, "b": 3}')])
     turn = await engine.run(requested, tools=box)
     [result] = [block for block in turn.blocks if isinstance(block, ToolResultBlock)]
@@ -29,7 +29,7 @@ async def test_a_tool_of_a_server_is_called(engine: Engine, box: Toolbox) -> Non
 
 
 async def test_an_image_is_sent_or_described(engine: Engine, name: str, box: Toolbox) -> None:
-    """Where results are text only, the image is described, so that the conversation goes on."""
+    """Where tool results are text only, an image is replaced by a description."""
     turn = await engine.run(Turn([user("Call picture with {}")]), tools=[box])
     [result] = [block for block in turn.blocks if isinstance(block, ToolResultBlock)]
     caption, picture = result.parts

@@ -1,4 +1,4 @@
-"""What stands on engines works on every one: middleware, Chat and compaction."""
+"""Test middleware, Chat, Conversation and compaction on every engine."""
 
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,8 @@ def get_weather(city: str) -> str:
 TWO_CALLS = "Call add with 2 and 3 and get_weather in Rome."
 
 
-async def test_a_stack_of_middleware_runs_tools_to_the_end(
-    engine: Engine, server: TestServer
-) -> None:
-    """Instructions, repair, a guard, a log and tools, with everything told on the way."""
+async def test_middleware_stack_runs_tools(engine: Engine, server: TestServer) -> None:
+    """Instructions, repair, a guard, a log, retries and tools work together and report their events."""
     stack = with_middleware(
         engine,
         log(),
@@ -80,24 +78,26 @@ async def test_a_stack_of_middleware_runs_tools_to_the_end(
     assert len(stream.answers) == 2
 
 
-async def test_calls_of_an_unknown_tool_and_a_limit_of_rounds_end_well(engine: Engine) -> None:
-    """At the limit open calls are answered and the model is asked for words."""
+async def test_open_calls_are_answered_at_the_round_limit(engine: Engine) -> None:
+    """At the limit of rounds, open calls are answered and the model is asked for text."""
     stack = with_middleware(engine, tools(add, max_rounds=0))
     turn = await stack.run(Turn([user("Call add with 2 and 3")]))
     assert find_problems(turn) == ()
     assert any(isinstance(block, ToolCallBlock) for block in turn)
 
 
-async def test_a_guard_stops_a_turn_before_it_leaves(engine: Engine, server: TestServer) -> None:
-    """Nothing is sent."""
+async def test_guard_blocks_before_sending(engine: Engine, server: TestServer) -> None:
+    """A blocked Turn raises an error, and nothing is sent."""
     stack = with_middleware(engine, guard(block("launch codes")))
     with pytest.raises(Blocked):
         await stack.run(Turn([user("The launch codes are 0000")]))
     assert server.requests == []
 
 
-async def test_retry_tries_again_what_may_succeed_later(engine: Engine, server: TestServer) -> None:
-    """As the error says it may."""
+async def test_retry_middleware_retries_temporary_errors(
+    engine: Engine, server: TestServer
+) -> None:
+    """A retryable error is retried up to the limit and then raised."""
     server.faults.set("status=429,retry_after=0", times=1)
     assert len(await with_middleware(engine, retry(2)).run(Turn([user("What is 2+3?")]))) == 2
     server.faults.set("status=429,retry_after=0", times=2)
@@ -108,7 +108,7 @@ async def test_retry_tries_again_what_may_succeed_later(engine: Engine, server: 
 async def test_a_chat_continues_from_its_state(
     server: TestServer, name: str, engine: Engine
 ) -> None:
-    """Bytes out, bytes in; the state belongs to its provider."""
+    """A chat continues from its returned bytes; a state of another provider starts a new conversation."""
     chat = Chat(engine, tools=[add])
     first = await chat.chat_with_state(None, "My ship is the Erebus.")
     async with chat.stream_with_state(first.state, "What is my ship?") as stream:
@@ -137,7 +137,7 @@ async def test_a_chat_continues_from_its_state(
     ids=["messages", "tokens", "tokens, counted by the provider"],
 )
 async def test_conversations_are_compacted(engine: Engine, compactor: Any) -> None:
-    """What is left is sent and understood, at every size."""
+    """After compaction by messages or tokens, the remaining blocks are sent and answered."""
     chat = Chat(engine, compactor=compactor)
     state: bytes | None = None
     for number in range(5):
@@ -148,8 +148,8 @@ async def test_conversations_are_compacted(engine: Engine, compactor: Any) -> No
     assert len(answer.turn) < 12
 
 
-async def test_a_summary_of_the_past_is_understood(engine: Engine) -> None:
-    """The summariser is the engine itself; its words stand for what was before."""
+async def test_summary_replaces_old_blocks(engine: Engine) -> None:
+    """The engine itself writes the summary, which replaces the older blocks."""
     summarise = SummarisingCompactor(90, engine=engine, ask="Say Past. 1 time")
     stack = with_middleware(engine, compact(summarise))
     turn = Turn()
@@ -164,7 +164,7 @@ async def test_a_summary_of_the_past_is_understood(engine: Engine) -> None:
 async def test_a_stored_conversation_continues_in_another_process(
     engine: Engine, name: str, server: TestServer, tmp_path: Path
 ) -> None:
-    """Thoughts with their seals, calls and results survive being stored; the law holds after it."""
+    """Encrypted reasoning, calls and results survive being stored, and the law holds afterwards."""
     options: dict[str, Any] = {"reasoning": {"effort": "low"}}
     async with await open_store(f"sqlite:///{tmp_path}/kedge.db") as store:
         conversation = await Conversation.create(store, engine, tools=[add])

@@ -1,4 +1,4 @@
-"""Every engine predicts what the server then counts as cached, by the rules of its API."""
+"""Test that every engine predicts the cached tokens that the server then reports."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def predicted(plan: RequestPlan) -> int:
 
 
 async def test_prediction_and_count_agree(server: TestServer, name: str) -> None:
-    """For every request of a conversation, and after an edit in it."""
+    """The prediction is correct for every request of a conversation, and after an edit in it."""
     async with open_engine(server, name, prompt_cache=True) as engine:
         turn = Turn([system("Be brief."), user(f"{name}. Remember this: {LONG}")])
         turn, plan, usage = await send(engine, turn, tools=TOOLS)
@@ -46,8 +46,8 @@ async def test_prediction_and_count_agree(server: TestServer, name: str) -> None
         assert 0 <= usage.cached_tokens - predicted(plan) <= 128
 
 
-async def test_an_edit_at_the_start_loses_the_cache(server: TestServer, name: str) -> None:
-    """The plan says so, and how many tokens it costs."""
+async def test_edit_at_the_start_invalidates_the_cache(server: TestServer, name: str) -> None:
+    """The plan reports that the cache is lost, and how many tokens that costs."""
     async with open_engine(server, name, prompt_cache=True) as engine:
         turn, _, before = await send(engine, Turn([user(f"{name} {LONG}")]))
         edited = turn.replace(turn.blocks[0].id, user(f"{name}! {LONG}")).append(user("Next?"))
@@ -75,8 +75,8 @@ async def test_changed_settings_are_predicted_and_reported(server: TestServer, n
         assert predicted(plan) == usage.cached_tokens == 0
 
 
-async def test_a_late_request_expects_nothing(server: TestServer, name: str) -> None:
-    """After the lifetime of the provider's cache."""
+async def test_expired_cache_is_not_predicted(server: TestServer, name: str) -> None:
+    """After the lifetime of the provider's cache, no cached tokens are predicted."""
     now = [1_000_000.0]
     async with open_engine(server, name, prompt_cache=True, clock=lambda: now[0]) as engine:
         turn, _, _ = await send(engine, Turn([user(f"{LONG} {name}")]))
@@ -88,7 +88,7 @@ async def test_a_late_request_expects_nothing(server: TestServer, name: str) -> 
 
 
 async def test_caching_can_be_switched_off(server: TestServer, name: str) -> None:
-    """Then nothing about it is sent, predicted or recorded."""
+    """With ``prompt_cache=False`` nothing about caching is sent, predicted or recorded."""
     async with open_engine(server, name, prompt_cache=False) as engine:
         turn, plan, _ = await send(engine, Turn([system(LONG), user(LONG)]))
         assert plan.cache is None
@@ -97,8 +97,8 @@ async def test_caching_can_be_switched_off(server: TestServer, name: str) -> Non
             assert get_state(turn).anchors[-1].counted is None
 
 
-async def test_the_key_is_the_same_for_all_requests_of_a_conversation(server: TestServer) -> None:
-    """Also for a rebuilt Turn, a fork, and after edits behind its first block."""
+async def test_cache_key_is_stable_within_a_conversation(server: TestServer) -> None:
+    """The key is the same for a rebuilt Turn, a fork, and after edits behind the first block."""
     async with (
         open_engine(server, "responses", prompt_cache=True) as engine,
         open_engine(server, "chat", prompt_cache=True) as chat,

@@ -1,4 +1,4 @@
-"""A Turn moves from one provider to another and back: the law holds, and old anchors still prove."""
+"""Test a Turn that moves between providers: the law holds, and old anchors remain valid."""
 
 import random
 from typing import Any
@@ -24,7 +24,7 @@ REASONING_OPTIONS: dict[str, Any] = {"reasoning": {"effort": "low"}}
 
 
 async def run_to_answer(engine: Engine, turn: Turn, **options: Any) -> Turn:
-    """The Turn with an answer in words: calls are answered on the way."""
+    """Run the Turn, answering tool calls, until it ends with a text answer."""
     turn = await engine.run(turn, tools=(ADD,), **REASONING_OPTIONS, **options)
     while isinstance(call := turn.blocks[-1], ToolCallBlock):
         turn = turn.append(tool_result(call.call_id, "5"))
@@ -33,14 +33,16 @@ async def run_to_answer(engine: Engine, turn: Turn, **options: Any) -> Turn:
 
 
 def newest_body(server: TestServer, path: str) -> dict[str, Any]:
-    """The body of the newest request to an endpoint."""
+    """Return the body of the newest request to an endpoint."""
     bodies = [each.body for each in server.requests if each.path == f"/v1/{path}"]
     assert isinstance(bodies[-1], dict)
     return bodies[-1]
 
 
-async def test_there_and_back_again(engines: dict[str, Engine], server: TestServer) -> None:
-    """Back home the newest response of one's own is the anchor, and the others' blocks the delta."""
+async def test_returning_to_a_provider_uses_its_anchor(
+    engines: dict[str, Engine], server: TestServer
+) -> None:
+    """The anchor is the provider's own newest response, and the blocks of other providers are the delta."""
     turn = await run_to_answer(engines["responses"], Turn([system("Be kind."), user("One")]))
     own = turn.blocks[-1].response_id
     there = len(turn)
@@ -74,7 +76,7 @@ async def test_there_and_back_again(engines: dict[str, Engine], server: TestServ
 async def test_reasoning_is_resent_when_the_turn_returns_to_its_provider(
     engines: dict[str, Engine], server: TestServer
 ) -> None:
-    """Signatures go out to their maker after a stay elsewhere, and nothing goes out after an edit."""
+    """Signatures are sent again after requests to another provider, but not after an edit."""
     anthropic, chat = engines["anthropic"], engines["chat"]
     turn = await run_to_answer(anthropic, Turn([user("Call add with 2 and 3")]))
     signatures = [b.encrypted_content for b in turn if isinstance(b, ReasoningBlock)]
@@ -94,10 +96,10 @@ async def test_reasoning_is_resent_when_the_turn_returns_to_its_provider(
     assert "signature" not in str(newest_body(server, "messages"))
 
 
-async def test_a_conversation_object_waits_for_its_turn(
+async def test_conversation_object_is_reused_after_a_switch(
     engines: dict[str, Engine], server: TestServer
 ) -> None:
-    """What happened elsewhere is added to it when the Turn comes back."""
+    """Blocks added with another provider are added to the object when the Turn returns."""
     turn = await run_to_answer(engines["responses"], Turn([user("One")]), mode="conversation")
     retained = get_state(turn).conversation_id
     turn = await run_to_answer(engines["chat"], turn.append(user("Two")))
@@ -111,10 +113,10 @@ async def test_a_conversation_object_waits_for_its_turn(
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_the_law_holds_on_any_way_through_the_providers(
+async def test_law_holds_for_random_provider_sequences(
     engines: dict[str, Engine], server: TestServer, seed: int
 ) -> None:
-    """Random providers, calls and edits; the strict server opens every seal, or refuses."""
+    """With random providers, calls and edits, a strict server decrypts all reasoning it is sent."""
     rng = random.Random(seed)
     turn = Turn([system("Be kind.")])
     for step in range(10):
@@ -125,5 +127,5 @@ async def test_the_law_holds_on_any_way_through_the_providers(
         requested = turn.append(user(f"{line} ({step})"))
         finished = await run_to_answer(engines[rng.choice(list(ENGINES))], requested)
         check_law(server, finished)
-        if rng.random() < 0.8:  # else the branch is left, and the next begins before it
+        if rng.random() < 0.8:  # otherwise this branch is dropped, and the next starts before it
             turn = finished

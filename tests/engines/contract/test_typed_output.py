@@ -1,4 +1,4 @@
-"""Typed answers on every engine: enforced by the server, validated, corrected, partial while they arrive."""
+"""Test typed output on every engine: enforced by the server, validated, corrected and streamed in parts."""
 
 import enum
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from kedge.turns import Turn, user
 
 
 class Mode(enum.Enum):
-    """How to travel."""
+    """A means of travel."""
 
     TRAIN = "train"
     SHIP = "ship"
@@ -57,7 +57,7 @@ SUM = Turn([user("What is 2 + 3?")])
 async def test_an_answer_has_the_requested_type(
     engine: Engine, server: TestServer, output: Any, turn: Turn, expected: Any
 ) -> None:
-    """The server gets a schema that it accepts and enforces."""
+    """The server gets a schema that it accepts and enforces, and the answer has the type."""
     reply = await engine.ask(turn, output=output)
     assert reply.output == expected
     assert len(server.requests) == 1
@@ -67,7 +67,7 @@ async def test_an_answer_has_the_requested_type(
 async def test_an_invalid_answer_is_corrected_within_the_law(
     engine: Engine, server: TestServer, name: str
 ) -> None:
-    """The correction is sent on the anchor of the invalid answer, where the server remembers."""
+    """The correction is chained to the invalid answer where the server stores responses."""
     question = user("First invalid: What is 2 + 3?")
     reply = await engine.ask(Turn([question]), output=int)
     assert reply.output == 5
@@ -83,7 +83,7 @@ async def test_an_invalid_answer_is_corrected_within_the_law(
 
 
 async def test_an_answer_that_never_matches_is_an_error(engine: Engine, server: TestServer) -> None:
-    """After the last retry, with the text and the problems of the last answer."""
+    """After the last retry, the error has the text and the problems of the last answer."""
     turn = Turn([user("Always invalid: What is 2 + 3?")])
     with pytest.raises(OutputInvalid) as caught:
         await engine.run(turn, output=int, output_retries=1)
@@ -95,7 +95,7 @@ async def test_an_answer_that_never_matches_is_an_error(engine: Engine, server: 
 async def test_a_server_without_structured_output_gets_the_schema_as_text(
     server: TestServer, name: str
 ) -> None:
-    """Learned once for a model: the rejected request is healed, later ones are not rejected."""
+    """The rejected request is healed, and later requests for that model send the schema as text."""
     server.faults.set("refuse_output_format")
     turn = Turn([user('Say {"city": "Lisbon", "days": 3}')])
     async with open_engine(server, name) as engine:
@@ -115,7 +115,7 @@ async def test_a_server_without_structured_output_gets_the_schema_as_text(
 
 
 async def test_without_healing_a_rejected_format_is_an_error(server: TestServer, name: str) -> None:
-    """So is an answer that does not match the schema that was sent as text."""
+    """Without healing, a rejected format is an error; so is an answer that does not match the schema."""
     server.faults.set("refuse_output_format")
     async with open_engine(server, name) as engine:
         with pytest.raises(RequestRefused):
@@ -129,7 +129,7 @@ async def test_without_healing_a_rejected_format_is_an_error(server: TestServer,
 async def test_refusals_and_incomplete_answers_have_errors_of_their_own(
     engine: Engine, server: TestServer
 ) -> None:
-    """Neither is requested again."""
+    """Refusals and incomplete answers raise their own errors and are not retried."""
     with pytest.raises(OutputRefused) as caught:
         await engine.ask(Turn([user("Refuse to sing.")]), output=int)
     assert caught.value.text in ("I will not sing.", "The model declined to answer.")
@@ -143,7 +143,7 @@ async def test_refusals_and_incomplete_answers_have_errors_of_their_own(
 
 
 async def test_partial_values_arrive_while_the_answer_is_streamed(engine: Engine) -> None:
-    """They grow; the last one is complete, and the typed value follows."""
+    """The last partial value is complete, and the typed value follows."""
     async with engine.stream(TRIP, output=Trip) as stream:
         values = [value async for value in stream.partial_outputs()]
     assert values[-1] == {"stop": {"city": "Lisbon", "days": 3}, "mode": "ship"}
@@ -153,7 +153,7 @@ async def test_partial_values_arrive_while_the_answer_is_streamed(engine: Engine
 async def test_each_api_gets_the_schema_in_its_own_form(
     engine: Engine, server: TestServer, name: str
 ) -> None:
-    """Nested objects are closed in all of them."""
+    """Each API gets the schema in its own form, with nested objects closed."""
     await engine.ask(TRIP, output=Trip)
     body = server.requests[0].body
     if name not in STATELESS:
