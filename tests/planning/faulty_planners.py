@@ -1,6 +1,6 @@
-"""Planners that are wrong on purpose, each in a way that a good engineer fell into.
+"""Intentionally incorrect planners, each with a plausible mistake.
 
-They stand in for the real one in the same machinery, to show that the laws can fail.
+They replace the real planner in the simulation, to show that the laws can fail.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from kedge.turns import ReasoningBlock, Turn, dump_block
 
 
 def contiguity_only(turn: Turn, **options: Any) -> RequestPlan:
-    """Chain on the newest response whose blocks stand together: tags, and no digest."""
+    """Chain on the newest response whose tagged blocks are contiguous, without checking a digest."""
     positions: dict[str, list[int]] = {}
     for index, block in enumerate(turn.blocks):
         positions.setdefault(block.response_id, []).append(index)
@@ -24,7 +24,7 @@ def contiguity_only(turn: Turn, **options: Any) -> RequestPlan:
 
 
 def latest_only(turn: Turn, **options: Any) -> RequestPlan:
-    """Check the digest of the latest response, and send everything if it does not hold."""
+    """Check the digest of the latest response only, and send everything if it does not match."""
     plan = plan_request(turn, **options)
     latest = get_state(turn).previous_response_id
     if not plan.anchor or plan.anchor.response_id == latest:
@@ -33,30 +33,30 @@ def latest_only(turn: Turn, **options: Any) -> RequestPlan:
 
 
 def trust_latest(turn: Turn, **options: Any) -> RequestPlan:
-    """Chain on the last response that finished, and ask no questions."""
+    """Chain on the latest completed response without any check."""
     latest = get_state(turn).previous_response_id
     return _plan_chained(turn, latest, options) if latest else plan_request(turn, **options)
 
 
 def resend_encrypted(turn: Turn, **options: Any) -> RequestPlan:
-    """Replay all that a server ever sealed, wherever it came from."""
+    """Send all encrypted content again, whichever server it came from."""
     plan = plan_request(turn, **options)
     sealed = (b for b in plan.delta if isinstance(b, ReasoningBlock) or is_compaction(b))
     return replace(plan, intact=frozenset(block.id for block in sealed))
 
 
 class RawDigests:
-    """Compare prefixes as they are stored, ids and metadata included."""
+    """A planner that compares prefixes as they are stored, including ids and metadata."""
 
     def __init__(self) -> None:
         self.recorded: dict[str, list[Any]] = {}
 
     def on_record(self, turn: Turn, response_id: str) -> None:
-        """Keep what the Turn looked like."""
+        """Store the JSON form of the Turn's blocks for a response."""
         self.recorded[response_id] = [dump_block(block) for block in turn.body]
 
     def __call__(self, turn: Turn, **options: Any) -> RequestPlan:
-        """Chain only where nothing at all has changed."""
+        """Chain only if no stored block has changed at all."""
         plan = plan_request(turn, **options)
         retained = self.recorded.get(plan.anchor.response_id, []) if plan.anchor else []
         if retained == [dump_block(block) for block in turn.body[: len(retained)]]:
@@ -65,7 +65,7 @@ class RawDigests:
 
 
 def _plan_chained(turn: Turn, response_id: str, options: dict[str, Any]) -> RequestPlan:
-    """A plan that chains on this response, come what may."""
+    """Return a plan that chains on this response without any check."""
     full = plan_request(turn, **{**options, "mode": "stateless"})
     record = get_state(turn).anchor(response_id)
     if record is None or options["mode"] != "chained":

@@ -1,7 +1,7 @@
-"""The laws of planning, each a function that raises ``Broken`` where it does not hold.
+"""The laws of planning, each a function that raises ``LawViolation`` if the law does not hold.
 
-Whoever plays a conversation (``planning.play``) hands in what was planned and what is true: the Turn,
-the servers' memories, and a note on every response from when it was made.
+The caller (``planning.simulation``) passes the plan and the facts: the Turn, the servers' stored
+responses, and a snapshot of every response from when it was created.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from planning.reference_server import (
 
 
 class LawViolation(AssertionError):
-    """A law does not hold."""
+    """An error that reports a law that does not hold."""
 
     def __init__(self, law: str, *details: object) -> None:
         super().__init__("\n".join([law, *map(str, details)]))
@@ -40,17 +40,17 @@ class LawViolation(AssertionError):
 
 @dataclass(frozen=True)
 class ResponseSnapshot:
-    """What was true when a response was taken down."""
+    """The normal forms of a Turn at the time a response was recorded."""
 
     visible: list[normal_form.NormalForm]
-    """Every block up to and including the output, but reasoning."""
+    """Every block up to and including the output, except reasoning."""
     output: list[object]
-    """The output as it stood there, reasoning included."""
+    """The output at that time, including reasoning."""
 
 
 @dataclass(frozen=True)
 class PlanCase:
-    """One plan, and what is true around it."""
+    """One plan, with the Turn and the servers' state it is checked against."""
 
     turn: Turn
     plan: RequestPlan
@@ -61,17 +61,17 @@ class PlanCase:
 
     @property
     def sent_items(self) -> list[Item]:
-        """The items of the request, whether or not it may be sent."""
+        """Return the items of the request, even if the plan has problems."""
         return build_input_from_blocks(self.plan.delta, self.plan.intact)
 
     @property
     def full_items(self) -> list[Item]:
-        """The items of a request that sends everything."""
+        """Return the items of a request that sends everything."""
         return render(self.turn, scope=self.server.scope)
 
     @property
     def server_context(self) -> list[Item]:
-        """What the server holds before the request."""
+        """Return the items the server has stored before the request."""
         if self.plan.conversation_id:
             return effective_items(self.server.conversations[self.plan.conversation_id])
         if not self.plan.anchor:
@@ -81,14 +81,14 @@ class PlanCase:
         except ResponseNotFound as gone:
             known = self.server.responses.get(str(gone))
             if known and known.forgotten:
-                raise  # behind our back: nobody could know
+                raise  # lost by the server: a client cannot know
             raise LawViolation("coherence", "anchored on what is gone", self.plan) from None
         except RequestRejected as refusal:
             raise LawViolation("coherence", refusal, self.plan) from None
 
 
 def check_coherence(case: PlanCase) -> None:
-    """What the server holds and what it is sent are together what the Turn says."""
+    """Check that the server's context plus the input equals the content of the Turn."""
     reported = normal_form.normalize_turn(case.turn, case.servers)
     if normal_form.normalize_items(case.full_items, case.server) != reported:
         raise LawViolation("coherence", "a full send differs", reported, case.full_items)
@@ -100,10 +100,10 @@ def check_coherence(case: PlanCase) -> None:
 
 
 def check_minimality(case: PlanCase) -> None:
-    """No longer provable prefix was passed over, nor a newer one of the same length.
+    """Check that no longer proved prefix was ignored, nor a newer one of the same length.
 
-    The one exception: if the best record is deeper than the server remembers, a full send starts a new
-    chain. An older and shallower record would stay the anchor forever, with an ever longer delta.
+    The one exception: if the best record is deeper than the server's maximum depth, a full send starts a
+    new chain. An older and shallower record would stay the anchor forever, with an ever longer delta.
     """
     state = get_state(case.turn)
     if case.plan.mode != "chained":
@@ -132,7 +132,7 @@ def check_minimality(case: PlanCase) -> None:
 
 
 def check_no_leak(case: PlanCase) -> None:
-    """Nothing derived goes out unless all that it was made from still stands (laws 4 and 6)."""
+    """Check that derived content is sent only if everything it was made from is unchanged (laws 4 and 6)."""
     present = marked_words(dump_block(block) | {"metadata": {}} for block in case.turn.blocks)
     for item in (*case.sent_items, *case.full_items):
         if not marked_words([item]) <= present:
@@ -151,7 +151,7 @@ def check_no_leak(case: PlanCase) -> None:
 
 
 def check_problems(case: PlanCase) -> None:
-    """A plan has problems exactly if a server would refuse the conversation for its calls."""
+    """Check that a plan has problems exactly if a server would reject its calls and results."""
     try:
         check_pairs(effective_items(case.full_items))
         refused = None
@@ -162,7 +162,7 @@ def check_problems(case: PlanCase) -> None:
 
 
 def check_sizes(case: PlanCase) -> None:
-    """The counts of a plan are those of what it sends."""
+    """Check that the counts of a plan match the items it sends."""
     plan = case.plan
     complete = (plan.delta_blocks, plan.delta_bytes) <= (plan.full_blocks, plan.full_bytes)
     if not complete or len(case.sent_items) != plan.delta_blocks - len(plan.left_out):
@@ -175,7 +175,7 @@ LAWS = (check_coherence, check_minimality, check_no_leak, check_problems, check_
 
 
 def _is_usable(record: AnchorRecord, case: PlanCase) -> bool:
-    """Whether the server can be asked for a response, as far as a client can know; at any depth."""
+    """Return whether a client may use a response as an anchor, ignoring its depth."""
     memory = case.server
     response = memory.responses.get(record.response_id)
     if response is None or record.scope != memory.scope or record.status == "lost":
@@ -187,13 +187,13 @@ def _is_usable(record: AnchorRecord, case: PlanCase) -> bool:
 
 
 def _is_too_deep(record: AnchorRecord, server: ReferenceServer) -> bool:
-    """Whether the server sees only the end of a response's chain."""
+    """Return whether a response's chain is longer than the server's maximum depth."""
     chain = _get_chain(server.responses[record.response_id])
     return server.max_depth is not None and len(chain) > server.max_depth
 
 
 def _get_chain(response: StoredResponse) -> list[StoredResponse]:
-    """A response and its ancestors, newest first."""
+    """Return a response and its ancestors, newest first."""
     chain = [response]
     while (parent := chain[-1].parent) is not None:
         chain.append(parent)
@@ -201,7 +201,7 @@ def _get_chain(response: StoredResponse) -> list[StoredResponse]:
 
 
 def _stored_context(record: AnchorRecord, server: ReferenceServer) -> list[Item]:
-    """What the server holds for a response."""
+    """Return the items the server has stored for a response."""
     items: list[Item] = []
     response = server.responses.get(record.response_id)
     while response is not None:
@@ -211,14 +211,14 @@ def _stored_context(record: AnchorRecord, server: ReferenceServer) -> list[Item]
 
 
 def _leading_compaction(items: Sequence[Item]) -> str:
-    """The compaction with which items begin, if any."""
+    """Return the encrypted content of the compaction at the start of the items, if any."""
     if items and items[0]["type"] == "compaction":
         return items[0]["encrypted_content"]
     return ""
 
 
 def _is_intact(response_id: str, case: PlanCase) -> bool:
-    """Whether a response's prefix and its own output, reasoning included, stand as they were."""
+    """Return whether a response's prefix and its output, including reasoning, are unchanged."""
     note = case.snapshots[response_id]
     if normal_form.normalize_visible(case.turn)[: len(note.visible)] != note.visible:
         return False
@@ -226,7 +226,7 @@ def _is_intact(response_id: str, case: PlanCase) -> bool:
 
 
 def response_output(turn: Turn, response_id: str, end: int) -> list[object]:
-    """What stands of a response's output before visible block number ``ends``, reasoning included."""
+    """Return a response's output before visible block number ``end``, including reasoning."""
     found: list[object] = []
     for block in turn.body:
         if not end:

@@ -1,8 +1,8 @@
-"""The normal form in which the laws compare what a server sees with what a Turn says.
+"""The normal form in which the laws compare a server's context with the content of a Turn.
 
-Written apart from ``kedge.planning.canonical`` and ``kedge.turns.responses_items``: an item and a block become the
-same tuple if a model would read them alike. Reasoning has none, and neither has leading system text. A
-compaction item that a server made stands for what it was made from.
+Independent of ``kedge.planning.canonical`` and ``kedge.turns.responses_items``: an item and a block
+have the same tuple if a model sees no difference. Reasoning and leading system text have no normal form.
+A compaction item created by a server is replaced by the items it was made from.
 """
 
 import json
@@ -36,7 +36,7 @@ NormalForm = tuple[Any, ...]
 
 
 def normalize_items(items: list[Item], server: ReferenceServer) -> list[NormalForm]:
-    """What a server sees of these items, compactions unfolded."""
+    """Return the normal forms of the items a server uses, with compactions expanded."""
     seen: list[NormalForm] = []
     for item in effective_items(items):
         folded = server.compacted.get(item.get("encrypted_content", ""))
@@ -48,7 +48,7 @@ def normalize_items(items: list[Item], server: ReferenceServer) -> list[NormalFo
 
 
 def normalize_turn(turn: Turn, servers: Iterable[ReferenceServer]) -> list[NormalForm]:
-    """What a Turn says: everything in it, from a compaction that somebody put there on."""
+    """Return the normal forms of a Turn, starting at the last compaction added by the caller."""
     folded = {content for memory in servers for content in memory.compacted}
     reported: list[NormalForm] = []
     for block in turn.body:
@@ -61,12 +61,12 @@ def normalize_turn(turn: Turn, servers: Iterable[ReferenceServer]) -> list[Norma
 
 
 def normalize_visible(turn: Turn) -> list[NormalForm]:
-    """Every block of the body but reasoning, compactions as they are."""
+    """Return the normal forms of all body blocks except reasoning, without expanding compactions."""
     return [normalize_block(block) for block in turn.body if not isinstance(block, ReasoningBlock)]
 
 
 def is_compaction(block: Block) -> TypeGuard[OpaqueBlock]:
-    """Whether this is a compaction item."""
+    """Return whether a block is a compaction item."""
     return isinstance(block, OpaqueBlock) and block.item["type"] == "compaction"
 
 

@@ -14,14 +14,14 @@ NOW = 1_000.0
 
 
 def make_plan(turn: Turn, **options: Any) -> RequestPlan:
-    """Plan a request to the usual server at the usual time."""
+    """Plan a request to the default server at the default time."""
     return plan_request(turn, **{"scope": SCOPE, "now": NOW, **options})
 
 
 def add_response(
     turn: Turn, response_id: str, *blocks: Block, scope: str = SCOPE, **facts: Any
 ) -> Turn:
-    """The Turn after it was sent and answered by these blocks."""
+    """Return the Turn after it was sent and answered with these blocks."""
     planned = make_plan(turn, scope=scope, mode=facts.pop("mode", "chained"))
     facts.setdefault("created_at", NOW)
     blocks = blocks or (assistant(f"answer of {response_id}"),)
@@ -29,7 +29,7 @@ def add_response(
 
 
 def make_exchanges(count: int, **facts: Any) -> Turn:
-    """A Turn of so many questions and answers, R1 and R2 and so on."""
+    """Return a Turn with this many questions and answers, with response ids R1, R2 and so on."""
     turn = Turn()
     for number in range(1, count + 1):
         turn = add_response(turn.append(user(f"question {number}")), f"R{number}", **facts)
@@ -37,7 +37,7 @@ def make_exchanges(count: int, **facts: Any) -> Turn:
 
 
 def reasoning_block(name: str, *, summary: str = "", encrypted: str | None = None) -> Block:
-    """Reasoning as a server sends it."""
+    """Return a reasoning block as received from a server."""
     return block_from_item(
         {
             "type": "reasoning",
@@ -49,41 +49,41 @@ def reasoning_block(name: str, *, summary: str = "", encrypted: str | None = Non
 
 
 def message_block(name: str) -> Block:
-    """A message as a server sends it."""
+    """Return an assistant message as received from a server."""
     content = [{"type": "output_text", "text": f"answer {name}", "annotations": []}]
     item = {"type": "message", "id": f"msg_{name}", "role": "assistant", "content": content}
     return block_from_item(item)
 
 
 def call_block(name: str) -> Block:
-    """A call as a server sends it."""
+    """Return a tool call as received from a server."""
     item = {"type": "function_call", "id": f"fc_{name}", "call_id": f"call_{name}", "name": "f"}
     return block_from_item({**item, "arguments": "{}"})
 
 
 def compaction_block(name: str, **identity: Any) -> Block:
-    """A compaction item as a server sends it."""
+    """Return a compaction item as received from a server."""
     item = {"type": "compaction", "id": f"cmp_{name}", "encrypted_content": f"folded {name}"}
     return block_from_item(item, **identity)
 
 
 def item_ids(items: Sequence[dict[str, Any]]) -> list[str]:
-    """The ids of items, those without one as an empty string."""
+    """Return the ids of items, with an empty string for an item without one."""
     return [item.get("id", "") for item in items]
 
 
 def item_types(items: list[dict[str, Any]]) -> list[str]:
-    """What items are, in short."""
+    """Return the type of each item, or the role of a message."""
     return [item["role"] if item["type"] == "message" else item["type"] for item in items]
 
 
 def render_full(turn: Turn, scope: str = SCOPE) -> list[dict[str, Any]]:
-    """What a full send to the usual server holds."""
+    """Return the items of a full send to the default server."""
     return render(turn, scope=scope)
 
 
 def make_reasoning_turn() -> Turn:
-    """Reasoning before a call, its result, and reasoning before the answer."""
+    """Return a Turn with reasoning before a call, its result, and reasoning before the answer."""
     turn = add_response(Turn([user("u")]), "R1", reasoning_block("a"), call_block("a"))
     turn = turn.append(tool_result("call_a", "1"))
     return add_response(turn, "R2", reasoning_block("b"), message_block("b"))
@@ -93,7 +93,7 @@ times = st.floats(0, 1e10)
 
 
 def records() -> st.SearchStrategy[AnchorRecord]:
-    """Records of every kind."""
+    """Return a strategy for anchor records with arbitrary values."""
     return st.builds(
         AnchorRecord,
         response_id=st.sampled_from(["R1", "R2", "R3"]),

@@ -1,4 +1,4 @@
-"""Digests computed anew from their definition, with nothing remembered."""
+"""Digests computed directly from their definition, without caching."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from kedge.turns import Turn
 
 
 def naive_digests(turn: Turn) -> list[str]:
-    """The rolling digest of every prefix, computed anew from the definition."""
+    """Return the rolling digest of every prefix, computed directly from the definition."""
     last = hashlib.sha256(b"kedge.turn/1").digest()
     digests = [f"sha256:{last.hex()}"]
     for form in map(canonical, turn.body):
@@ -21,6 +21,6 @@ def naive_digests(turn: Turn) -> list[str]:
 
 
 def canonical_bytes(form: dict[str, Any]) -> bytes:
-    """The JSON of a canonical form, as everybody would write it."""
+    """Return the JSON of a canonical form, written with ``json.dumps``."""
     text = json.dumps(form, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return text.encode()

@@ -1,10 +1,10 @@
-"""A server's memory, as small as it can be: responses, what each remembers, and what is refused.
+"""A minimal model of a Responses server: responses, their stored context, and rejected requests.
 
-It deals in wire items only and imports nothing of Kedge, so it can judge what planning sends. It is a
-strict server: it resolves ``previous_response_id`` itself, forgets what is past its time together
-with everything chained on it, pairs calls with results over the whole context, verifies every
-piece of encrypted content, and knows which reasoning stood before which item. One thing it does
-silently, as some servers do: past ``remembers`` responses it no longer sees the beginning.
+It handles wire items only and imports nothing from Kedge, so it is independent of the planner. It is
+strict: it resolves ``previous_response_id`` itself, drops expired responses together with everything
+chained on them, pairs calls with results over the complete context, verifies all encrypted content,
+and checks which reasoning precedes which item. As some servers do, it silently ignores responses
+beyond ``max_depth``.
 """
 
 import json
@@ -33,16 +33,16 @@ STATUS_IS_CONTENT = frozenset({"apply_patch_call_output"})
 
 
 class RequestRejected(Exception):
-    """The server does not accept a request."""
+    """An error for a request that the server does not accept."""
 
 
 class ResponseNotFound(RequestRejected):
-    """The server does not know the previous response (any more)."""
+    """An error for a previous response that is unknown or no longer stored."""
 
 
 @dataclass
 class StoredResponse:
-    """What the server keeps of one response."""
+    """A response as stored by the server."""
 
     id: str
     parent: "StoredResponse | None"
@@ -56,27 +56,27 @@ class StoredResponse:
 
 @dataclass
 class ReferenceServer:
-    """One server: its scope, how long it keeps what, and how far back it sees."""
+    """A server with a scope, a retention time and a maximum chain depth."""
 
     scope: str
     new_word: Callable[[], str]
-    """Makes a word that was never said before."""
+    """Returns a unique word."""
     retention: float = 30 * DAY
     max_depth: int | None = None
     responses: dict[str, StoredResponse] = field(default_factory=dict[str, StoredResponse])
     conversations: dict[str, list[Item]] = field(default_factory=dict[str, list[Item]])
     issued_items: dict[str, tuple[Item, str]] = field(default_factory=dict[str, tuple[Item, str]])
-    """Items by their id, with the response that made them."""
+    """Items by id, with the id of the response that created them."""
     reasoning_before: dict[str, str] = field(default_factory=dict[str, str])
-    """The item directly before one in its response's output, where that is reasoning."""
+    """The id of the reasoning directly before an item in its response's output."""
     item_after: dict[str, str] = field(default_factory=dict[str, str])
     compacted: dict[str, list[Item]] = field(default_factory=dict[str, list[Item]])
-    """What a compaction item stands for, by its encrypted content."""
+    """The items a compaction item replaces, by its encrypted content."""
     source_words: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
-    """The words that encrypted content was made from."""
+    """The marked words that encrypted content was made from."""
 
     def context(self, previous: str, now: float) -> list[Item]:
-        """All that the server sees of a response and what came before it."""
+        """Return the items the server uses for a response and its ancestors."""
         chain: list[StoredResponse] = []
         at: StoredResponse | None = self._get_response(previous, now)
         while at is not None:
@@ -98,7 +98,7 @@ class ReferenceServer:
         status: str = "completed",
         shape: tuple[str, ...] = ("message",),
     ) -> StoredResponse:
-        """Answer a request with an output of this shape, or refuse it."""
+        """Answer a request with output of this shape, or reject the request."""
         parent = self._get_response(previous, now) if previous else None
         context = self.context(previous, now) if previous else []
         if conversation:
@@ -118,7 +118,7 @@ class ReferenceServer:
         return response
 
     def open_conversation(self) -> str:
-        """Begin a conversation object."""
+        """Create a conversation object and return its id."""
         name = f"conv_{len(self.conversations)}"
         self.conversations[name] = []
         return name
@@ -213,7 +213,7 @@ class ReferenceServer:
 
 
 def effective_items(items: list[Item]) -> list[Item]:
-    """What is left of items: those from the newest compaction on."""
+    """Return the items from the newest compaction on."""
     for index in range(len(items) - 1, -1, -1):
         if items[index]["type"] == "compaction":
             return items[index:]
@@ -221,7 +221,7 @@ def effective_items(items: list[Item]) -> list[Item]:
 
 
 def check_pairs(items: list[Item]) -> None:
-    """Refuse a context in which a call has no result, or a result no call."""
+    """Reject a context in which a call has no result, or a result no call."""
     waiting: set[tuple[str, str]] = set()
     for item in items:
         kind = item["type"]
@@ -240,7 +240,7 @@ def check_pairs(items: list[Item]) -> None:
 
 
 def check_no_nulls(value: Any) -> None:
-    """Refuse nulls anywhere, and the status of an item."""
+    """Reject nulls anywhere, and an item's status."""
     if value is None:
         raise RequestRejected("a null")
     if isinstance(value, dict):
@@ -254,5 +254,5 @@ def check_no_nulls(value: Any) -> None:
 
 
 def marked_words(items: Iterable[Any]) -> frozenset[str]:
-    """All marked words in these values."""
+    """Return all marked words in these values."""
     return frozenset(re.findall(r"<\d+>", json.dumps(list(items))))

@@ -1,8 +1,8 @@
-"""A conversation under random hands: what users, middlewares, servers and time do to a Turn.
+"""A random simulation of the changes that users, middlewares, servers and time make to a Turn.
 
-A script is a list of steps, each a name and a few numbers; a step picks what it acts on by the numbers,
-so every script can be played and a failing one shrinks. Before every send, and around every change
-that changes nothing, the laws are asked.
+A script is a list of steps, each a name and a few numbers; a step uses the numbers to select what it
+changes, so every script can be run and a failing one shrinks. The laws are checked before every send
+and around every change that must have no effect.
 """
 
 from collections.abc import Callable
@@ -99,11 +99,11 @@ class Simulation:
         )
 
     def new_word(self) -> str:
-        """A word that was never said before."""
+        """Return a unique word."""
         return f"<{next(self._word_numbers)}>"
 
     def run(self, script: Script) -> None:
-        """Take every step, asking the laws on the way."""
+        """Run every step, checking the laws before each send."""
         for name, which, b, c in script:
             index = which % len(self.branches)
             turn = self.branches[index]
@@ -113,24 +113,24 @@ class Simulation:
                 self.branches[index] = changed
 
     def plan(self, turn: Turn, server: ReferenceServer, mode: Mode = "chained") -> RequestPlan:
-        """Plan with the planner under test."""
+        """Plan a request with the planner under test."""
         depth = server.max_depth
         return self.planner(turn, scope=server.scope, mode=mode, now=self.now, max_depth=depth)
 
     def check_laws(self, turn: Turn, plan: RequestPlan, server: ReferenceServer) -> None:
-        """Ask every law about a plan."""
+        """Check every law for a plan."""
         case = PlanCase(turn, plan, server, self.servers, self.snapshots, self.now)
         for law in LAWS:
             law(case)
 
-    # What a conversation is made of.
+    # Steps that extend a conversation.
 
     def say(self, turn: Turn, b: int, c: int) -> Turn:
-        """Somebody says something."""
+        """Append a block to the Turn."""
         return turn.append(self._make_block(b))
 
     def send(self, turn: Turn, b: int, c: int) -> Turn:
-        """The Turn goes to a server, and comes back with its answer."""
+        """Send the Turn to a server, and return it with the answer."""
         memory, mode = self.servers[b % 2], MODES[b // 2 % len(MODES)] or self.mode
         fate, shape = (
             OUTCOMES[c % len(OUTCOMES)],
@@ -148,7 +148,7 @@ class Simulation:
         if plan.problems:
             return self._check_unsendable(turn, plan)
         if not plan.anchor and len(plan.left_out) == plan.delta_blocks:
-            return turn  # nothing to say
+            return turn  # nothing to send
         return self._send_plan(turn, plan, memory, fate, shape)
 
     def _send_plan(
@@ -209,7 +209,7 @@ class Simulation:
         return turn
 
     def _check_conversation(self, turn: Turn, server: ReferenceServer) -> Turn:
-        """As an engine does: a conversation object that moved on is not ours any more."""
+        """Drop a conversation object that another client has changed, as an engine does."""
         state = get_state(turn)
         items = server.conversations.get(state.conversation_id, [])
         last = server.responses.get(state.previous_response_id)
@@ -230,7 +230,7 @@ class Simulation:
         raise LawViolation("problems", "a plan with problems can be sent", plan)
 
     def _answer_open_calls(self, turn: Turn) -> Turn:
-        """Answer every call that waits."""
+        """Append a result for every call without one."""
         plan = plan_request(turn, scope="", now=0.0)
         waiting = {each.block_id for each in plan.problems if each.kind == "unanswered"}
         return turn.append(*(self._make_result(block) for block in turn if block.id in waiting))
@@ -263,10 +263,10 @@ class Simulation:
             case _:
                 return user(f"said {word}")
 
-    # What users and middlewares do to it.
+    # Steps of users and middlewares.
 
     def edit(self, turn: Turn, b: int, c: int) -> Turn | None:
-        """A block is edited in place; its tags stay or go."""
+        """Edit a block in place, with or without its metadata."""
         if not turn.blocks:
             return None
         block = turn.blocks[b % len(turn)]
@@ -298,7 +298,7 @@ class Simulation:
                 return block
 
     def insert(self, turn: Turn, b: int, c: int) -> Turn:
-        """A block appears somewhere."""
+        """Insert a block at any position."""
         match c % 8:
             case 0:
                 item = {"type": "compaction", "encrypted_content": f"by hand {self.new_word()}"}
@@ -314,49 +314,49 @@ class Simulation:
         return turn.insert(b % (len(turn) + 1), block)
 
     def remove(self, turn: Turn, b: int, c: int) -> Turn | None:
-        """A block disappears."""
+        """Remove a block."""
         return turn.remove(turn[b % len(turn)].id) if turn.blocks else None
 
     def move(self, turn: Turn, b: int, c: int) -> Turn | None:
-        """A block goes elsewhere."""
+        """Move a block to another position."""
         if not turn.blocks:
             return None
         block = turn[b % len(turn)]
         return turn.remove(block.id).insert(c % len(turn), block)
 
     def copy(self, turn: Turn, b: int, c: int) -> Turn | None:
-        """Some blocks are there a second time, tags and all."""
+        """Append copies of some blocks, including their metadata."""
         if not turn.blocks:
             return None
         first = b % len(turn)
         return turn.append(*(replace(each, id="") for each in turn[first : first + c % 4]))
 
     def truncate(self, turn: Turn, b: int, c: int) -> Turn:
-        """The end is cut off."""
+        """Remove blocks from the end."""
         return turn.take(len(turn) - min(b % 6, len(turn)))
 
     def instruct(self, turn: Turn, b: int, c: int) -> Turn:
-        """The leading system text changes."""
+        """Change the leading system text."""
         if turn.lead and b % 2:
             return turn.remove(turn[0].id)
         return turn.insert(0, system(f"be {self.new_word()}"))
 
     def fork(self, turn: Turn, b: int, c: int) -> None:
-        """From here on there are two."""
+        """Add a second branch that starts from this Turn."""
         if len(self.branches) < 4:
             self.branches.append(turn)
 
     def back(self, turn: Turn, b: int, c: int) -> Turn | None:
-        """An earlier Turn is taken up again, with what was known then or with what is known now."""
+        """Return to an earlier Turn, with its own state or with the current state."""
         if not self.history:
             return None
         earlier = self.history[b % len(self.history)]
         return set_state(earlier, get_state(turn)) if c % 2 else earlier
 
-    # What changes nothing.
+    # Steps that must have no effect.
 
     def rebuild(self, turn: Turn, b: int, c: int) -> Turn:
-        """The same conversation in other clothes: no anchor may be lost by that."""
+        """Rebuild an equal conversation, and check that the plan uses the same anchor."""
         rebuilt = REBUILDS[b % len(REBUILDS)](turn)
         for memory in self.servers:
             old, new = self.plan(turn, memory), self.plan(rebuilt, memory)
@@ -364,24 +364,24 @@ class Simulation:
                 raise LawViolation("stability", turn, old.explain(), new.explain())
         return rebuilt
 
-    # What time and servers do.
+    # Steps of time and servers.
 
     def wait(self, turn: Turn, b: int, c: int) -> None:
-        """Time passes."""
+        """Advance the clock."""
         self.now += b % 32 * DAY
 
     def switch(self, turn: Turn, b: int, c: int) -> None:
-        """The mode changes from here on."""
+        """Change the mode of later requests."""
         self.mode = MODES[b % len(MODES)] or "chained"
 
     def forget(self, turn: Turn, b: int, c: int) -> None:
-        """A server loses a response."""
+        """Make a server lose a response."""
         retained = list(self.servers[b % 2].responses.values())
         if retained:
             retained[c % len(retained)].forgotten = True
 
     def intrude(self, turn: Turn, b: int, c: int) -> None:
-        """Somebody else appends to a conversation object."""
+        """Append to a server's conversation objects as another client would."""
         for items in self.servers[b % 2].conversations.values():
             text = [{"type": "input_text", "text": "from elsewhere"}]
             items.append({"type": "message", "role": "user", "content": text, "id": "it_other"})
@@ -430,7 +430,7 @@ STEPS: dict[str, Callable[[Simulation, Turn, int, int], Turn | None]] = {
 
 
 def scripts(episodes: int = 9) -> st.SearchStrategy[Script]:
-    """Scripts of so many episodes: something is said, sent, and meddled with."""
+    """Return a strategy for scripts of up to this many episodes of adding, sending and changing blocks."""
     episode = st.tuples(
         st.lists(say_steps(), max_size=1), send_steps(), st.lists(change_steps(), max_size=2)
     )
@@ -440,12 +440,12 @@ def scripts(episodes: int = 9) -> st.SearchStrategy[Script]:
 
 
 def say_steps() -> st.SearchStrategy[Step]:
-    """Somebody says something."""
+    """Return a strategy for steps that append a block."""
     return st.builds(lambda which, b: ("say", which, b, 0), _branches, st.integers(0, 7))
 
 
 def send_steps() -> st.SearchStrategy[Step]:
-    """A Turn goes to a server, mostly to the same one and mostly with success."""
+    """Return a strategy for sends, most of them to one server and most of them successful."""
     return st.builds(
         lambda which, scope, mode, fate, shape: ("send", which, scope + 2 * mode, fate + 7 * shape),
         _branches,
@@ -457,7 +457,7 @@ def send_steps() -> st.SearchStrategy[Step]:
 
 
 def change_steps() -> st.SearchStrategy[Step]:
-    """Somebody changes something, or time does."""
+    """Return a strategy for steps that change a Turn, a server or the clock."""
     names = st.sampled_from([name for name in STEPS if name not in ("say", "send")])
     return st.tuples(names, _branches, _numbers, _numbers)
 
@@ -467,7 +467,7 @@ FIRST_STEP: Step = ("say", 0, 4, 0)
 
 
 def find_broken_law(planner: Planner, script: Script) -> str:
-    """The law that a planner breaks in a script, or an empty string."""
+    """Return the name of the law that a planner breaks in a script, or an empty string."""
     try:
         Simulation(planner, getattr(planner, "on_record", None)).run(script)
     except LawViolation as broken:

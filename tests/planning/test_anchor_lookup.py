@@ -1,7 +1,7 @@
-"""The structural view of anchors: the fourteen scenarios, and where digests see more than tags.
+"""Anchor lookup by tags: the fourteen reference scenarios, and the changes only digests detect.
 
-The scenarios are those of the document that began it all; their names are kept. It held three changes
-to be harmless that are not: each has its test here.
+The scenarios and their names come from the original specification. It considered three changes
+harmless that are not; each of them has a test here.
 """
 
 import logging
@@ -31,17 +31,17 @@ from planning.recorded_turns import (
 
 
 def tagged_answer(response_id: str) -> Block:
-    """What a model said, tagged."""
+    """Return an assistant block tagged with a response id."""
     return assistant("said", metadata={"response_id": response_id})
 
 
 def tagged_call(response_id: str) -> Block:
-    """A tool call of a model, tagged."""
+    """Return a tool call tagged with a response id."""
     return tool_call("f", "{}", call_id="c", metadata={"response_id": response_id})
 
 
 def untagged_result() -> Block:
-    """The result of a tool, without a response id."""
+    """Return a tool result without a response id."""
     return tool_result("c", "1")
 
 
@@ -99,45 +99,45 @@ BLOCKS_AFTER_CASES = {
 
 @pytest.mark.parametrize("name", BEST_ANCHOR_CASES)
 def test_find_best_anchor(name: str) -> None:
-    """The six scenarios of ``findBestAnchor``."""
+    """``find_best_anchor`` returns the newest contiguous response in the six reference scenarios."""
     blocks, expected = BEST_ANCHOR_CASES[name]
     assert find_best_anchor(Turn(blocks)) == expected
 
 
 @pytest.mark.parametrize("name", VALID_ANCHOR_CASES)
 def test_is_valid_anchor(name: str) -> None:
-    """The four scenarios of ``isValidAnchor``."""
+    """``is_valid_anchor`` accepts only contiguous responses in the four reference scenarios."""
     blocks, response_id, expected = VALID_ANCHOR_CASES[name]
     assert is_valid_anchor(Turn(blocks), response_id) is expected
 
 
 @pytest.mark.parametrize("name", BLOCKS_AFTER_CASES)
 def test_blocks_after_response(name: str) -> None:
-    """The four scenarios of ``getBlocksAfterResponse``: what comes after its last block."""
+    """``blocks_after_response`` returns the blocks after a response's last block."""
     blocks, response_id, count = BLOCKS_AFTER_CASES[name]
     after = blocks_after_response(Turn(blocks), response_id)
     assert after == blocks[len(blocks) - count :]
 
 
 def remove_the_last_call(turn: Turn) -> Turn:
-    """Take the call out of a response: what is left of it still stands together."""
+    """Remove the call of a response; its remaining blocks are still contiguous."""
     return turn.remove(turn[3].id)
 
 
 def edit_in_place(turn: Turn) -> Turn:
-    """Change what the model said, under the same id and tags."""
+    """Change the model's text and leave the block's id and tags unchanged."""
     block = turn[2]
     return turn.replace(block.id, assistant("edited", id=block.id, metadata=block.metadata))
 
 
 def edit_before(turn: Turn) -> Turn:
-    """Change what the user said before the response."""
+    """Change the user's message before the response."""
     return turn.replace(turn[1].id, user("redacted"))
 
 
 @pytest.mark.parametrize("change", [remove_the_last_call, edit_in_place, edit_before])
-def test_digests_see_what_contiguity_does_not(change: Callable[[Turn], Turn]) -> None:
-    """A removed call, an edit in place and an edit before the anchor: the server holds another past."""
+def test_digests_detect_changes_that_tags_do_not(change: Callable[[Turn], Turn]) -> None:
+    """A removed call or an edit in or before a response invalidates the anchor, but not its tags."""
     turn = add_response(
         Turn([system("s"), user("u")]), "resp_A", message_block("a"), call_block("a")
     )
@@ -151,8 +151,8 @@ def test_digests_see_what_contiguity_does_not(change: Callable[[Turn], Turn]) ->
     assert make_plan(changed).anchor is None
 
 
-def test_the_problem_with_an_anchor_has_a_name() -> None:
-    """Every reason of the structural view, and none for a sound one."""
+def test_anchor_problem_names_the_reason() -> None:
+    """``anchor_problem`` returns the reason why a response is no anchor, and ``None`` for a valid one."""
     turn = make_exchanges(3)
     assert anchor_problem(turn, "R3") is None
     assert anchor_problem(turn, "") == anchor_problem(turn, "R9") == "unproven"
@@ -168,15 +168,15 @@ def test_the_problem_with_an_anchor_has_a_name() -> None:
 
 
 def test_tags_on_other_blocks_do_not_move_an_anchor() -> None:
-    """A response ends where its record says, not where somebody tagged a block."""
+    """A response ends where its record says, even if later blocks have its tag."""
     turn = make_exchanges(2)
     tagged = turn.append(tagged_answer("R2"))
     assert anchor_problem(tagged, "R2") == "changed"
     assert find_best_anchor(tagged) == "R1"
 
 
-def test_looking_for_an_anchor_reads_a_turn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of spoilt responses are refused in one pass, not in one pass each."""
+def test_anchor_lookup_reads_a_turn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of invalid responses are rejected in a single pass over the Turn."""
     turn = make_exchanges(300)
     spoilt = turn.replace(turn[0].id, user("edited"))
     monkeypatch.setattr(module, "_block_indices", None)
@@ -185,7 +185,7 @@ def test_looking_for_an_anchor_reads_a_turn_once(monkeypatch: pytest.MonkeyPatch
 
 
 def test_decisions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """At DEBUG what was decided, at TRACE why each candidate was not; ids are fields."""
+    """The result is logged at DEBUG and each rejected candidate at TRACE, with ids as fields."""
     turn = make_exchanges(2)
     spoilt = turn.replace(turn[2].id, user("edited"))
     with caplog.at_level(TRACE, "kedge.planning"):
@@ -208,7 +208,7 @@ def test_decisions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_tagging_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Including a response that cannot be an anchor."""
+    """Tagging blocks is logged, also for a response without an id, which cannot be an anchor."""
     with caplog.at_level(logging.DEBUG, "kedge.planning"):
         add_response(Turn([user("u")]), "R1")
         add_response(Turn([user("u")]), "")

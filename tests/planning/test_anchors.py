@@ -1,4 +1,4 @@
-"""Anchor records: what they prove, and when the server may be asked for them."""
+"""Anchor records: matching a prefix of the Turn, expiry, and reasons for rejection."""
 
 from typing import get_args
 
@@ -21,7 +21,7 @@ MONTH = 30 * 24 * 3600.0
 
 
 def make_record(**facts: object) -> AnchorRecord:
-    """A record of the first two covered blocks, with these facts."""
+    """Return a record of the first two covered blocks, with these fields replaced."""
     known = {"response_id": "R", "scope": "here", "digest": prefix_digest(TURN, 2)}
     return AnchorRecord(**{**known, "block_count": 2, **facts})  # pyright: ignore[reportArgumentType]
 
@@ -42,18 +42,16 @@ def make_record(**facts: object) -> AnchorRecord:
         ({"digest": prefix_digest(TURN), "block_count": 3}, True),
     ],
 )
-def test_a_record_proves_its_own_prefix_and_nothing_else(
-    facts: dict[str, object], expected: bool
-) -> None:
-    """The digest at its length, for a length that the Turn has."""
+def test_record_matches_only_its_own_prefix(facts: dict[str, object], expected: bool) -> None:
+    """A record matches if its digest is that of the prefix of its length."""
     assert (
         matches_prefix(make_record(**facts), get_prefix_index(TURN), covered_count(TURN))
         is expected
     )
 
 
-def test_a_longer_turn_that_shares_the_ledger_proves_nothing_for_a_shorter_one() -> None:
-    """A record of the longer Turn does not hold for the one it grew from."""
+def test_record_of_a_longer_turn_does_not_match_the_shorter_one() -> None:
+    """A record of a longer Turn does not match the Turn it grew from, although they share a prefix index."""
     longer = TURN.append(user("d"))
     later = make_record(digest=prefix_digest(longer), block_count=4)
     assert get_prefix_index(longer) is get_prefix_index(TURN)
@@ -69,22 +67,22 @@ def test_a_longer_turn_that_shares_the_ledger_proves_nothing_for_a_shorter_one()
         ({"created_at": 0.0, "expires_at": MONTH}, MONTH - 3601, False),
         ({"created_at": 0.0, "expires_at": MONTH}, MONTH - 3600, True),
         ({"created_at": 0.0, "expires_at": MONTH}, MONTH, True),
-        # The margin is an hour, or less where little is kept.
+        # The margin is an hour, or less for a short retention.
         ({"created_at": 0.0, "expires_at": 100.0}, 94.0, False),
         ({"created_at": 0.0, "expires_at": 100.0}, 95.0, True),
-        # A chain is kept for as long as its root is.
+        # A chain expires with its root.
         ({"root_created_at": 10.0, "created_at": 50.0, "expires_at": 150.0}, 104.0, False),
         ({"root_created_at": 10.0, "created_at": 50.0, "expires_at": 150.0}, 105.0, True),
         ({"root_created_at": 0.0, "created_at": 50.0, "expires_at": 150.0}, 144.0, False),
-        # What never was valid is expired at once.
+        # A record that expires before it was created is always expired.
         ({"created_at": 50.0, "expires_at": 10.0}, 10.0, True),
         ({"created_at": 50.0, "expires_at": 50.0}, 50.0, True),
     ],
 )
-def test_a_response_expires_with_a_margin_and_with_its_root(
+def test_response_expires_with_a_margin_and_with_its_root(
     facts: dict[str, object], now: float, expired: bool
 ) -> None:
-    """Nothing is relied on that the server may have dropped."""
+    """A response that the server may have dropped is expired before its time, and when its root expires."""
     assert is_expired(make_record(**facts), now) is expired
 
 
@@ -104,20 +102,18 @@ def test_a_response_expires_with_a_margin_and_with_its_root(
         ({"depth": 4}, "too_deep"),
     ],
 )
-def test_what_a_server_cannot_be_asked_for_has_a_reason(
-    facts: dict[str, object], reason: Reason | None
-) -> None:
-    """Whatever the Turn says."""
+def test_unavailable_response_has_a_reason(facts: dict[str, object], reason: Reason | None) -> None:
+    """A response that the server cannot continue from has a reason, independent of the Turn."""
     assert unavailable_reason(make_record(**facts), scope="here", now=20.0, max_depth=3) == reason
 
 
-def test_depth_matters_only_where_it_is_known_to() -> None:
-    """A server that is not known to cap its memory is trusted with any chain."""
+def test_depth_is_unlimited_by_default() -> None:
+    """A chain of any depth is accepted if the server has no known maximum depth."""
     assert unavailable_reason(make_record(depth=10_000), scope="here", now=0.0) is None
 
 
-def test_every_reason_has_its_words() -> None:
-    """A refused candidate can always say why."""
+def test_every_reason_has_a_message() -> None:
+    """Every reason for rejecting a candidate has a message."""
     assert set(REASONS) == set(get_args(Reason))
     for reason, texts in REASONS.items():
         assert str(RejectedAnchor("R", reason, make_record())) == f"R: {texts}"

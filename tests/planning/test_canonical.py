@@ -1,4 +1,4 @@
-"""The canonical form: only what a model can see, and the same however a block was made."""
+"""The canonical form contains only what a model can see, independent of how a block was created."""
 
 import json
 from dataclasses import replace
@@ -36,22 +36,22 @@ from strategies import blocks, json_objects, known_blocks, sample_blocks
 
 
 def reverse_members(value: Any) -> Any:
-    """The same JSON value with the members of its objects in another order."""
+    """Return the same JSON value with the members of its objects in reverse order."""
     if isinstance(value, dict):
         return {name: reverse_members(value[name]) for name in sorted(value, reverse=True)}
     return [reverse_members(member) for member in value] if isinstance(value, list) else value
 
 
 @given(blocks())
-def test_the_bytes_that_are_hashed_are_those_of_json_dumps(block: Block) -> None:
-    """The common kinds are written by hand for speed; nobody can tell."""
+def test_canonical_json_equals_json_dumps(block: Block) -> None:
+    """The optimized encoding of common block types gives the same bytes as ``json.dumps``."""
     form = canonical(block)
     assert canonical_json(block) == (None if form is None else canonical_bytes(form))
 
 
 @given(known_blocks())
-def test_a_replayed_wire_item_has_the_canonical_form_of_its_block(block: Block) -> None:
-    """What goes out and comes back from a server is the same to a model."""
+def test_wire_item_has_the_canonical_form_of_its_block(block: Block) -> None:
+    """A block that is sent and read back from a server keeps its canonical form."""
     item = item_from_block(block)
     received = dict(item)
     if item["type"] not in ID_IS_CONTENT:
@@ -64,42 +64,42 @@ def test_a_replayed_wire_item_has_the_canonical_form_of_its_block(block: Block) 
 
 @given(blocks())
 def test_a_json_round_trip_keeps_the_canonical_form(block: Block) -> None:
-    """The JSON form loses nothing that a model can see."""
+    """A block loaded from its JSON form has the same canonical form."""
     (again,) = loads(dumps(Turn([block]))).blocks
     assert canonical_json(again) == canonical_json(block)
 
 
 @given(blocks(), json_objects())
-def test_identity_has_no_part_in_the_canonical_form(block: Block, noise: dict[str, Any]) -> None:
-    """Local ids, metadata and origin may change as they like."""
+def test_canonical_form_ignores_id_metadata_and_origin(block: Block, noise: dict[str, Any]) -> None:
+    """Local ids, metadata and origin do not change the canonical form."""
     other = replace(block, id="", metadata=noise, origin="a middleware")
     assert canonical_json(other) == canonical_json(block)
 
 
 @given(blocks(), blocks())
 def test_equal_blocks_have_equal_forms(one: Block, other: Block) -> None:
-    """Where ``==`` sees no difference, no digest does."""
+    """Equal blocks have equal canonical forms, and only reasoning has none."""
     if one == other:
         assert canonical_json(one) == canonical_json(other)
     assert (canonical_json(one) is None) == isinstance(one, ReasoningBlock)
 
 
 @given(st.lists(known_blocks(), min_size=2, max_size=2))
-def test_blocks_that_go_out_differently_have_different_forms(pair: list[Block]) -> None:
-    """No edit that a server would notice is invisible to a digest."""
+def test_different_wire_items_have_different_forms(pair: list[Block]) -> None:
+    """Blocks with different wire items have different canonical forms, so a digest detects every edit."""
     one, other = pair
     if not isinstance(one, ReasoningBlock) and canonical_json(one) == canonical_json(other):
         assert _comparable_item(one) == _comparable_item(other)
 
 
 def _comparable_item(block: Block) -> Any:
-    """The item, under one local id: some types go out with a name that is made from it."""
+    """Return a block's item with a fixed local id, because some types derive a name from it."""
     item = item_from_block(replace(block, id="blk_same", extra={}))
     return {name: value for name, value in item.items() if name != "status"}
 
 
-def test_a_canonical_form_is_what_a_model_can_see() -> None:
-    """Spelled out for every kind, once."""
+def test_canonical_form_of_every_kind() -> None:
+    """The canonical form of each kind of block has the expected members."""
     picture = ImagePart("https://example.com/a.png")
     forms = [
         canonical(block)
@@ -175,8 +175,8 @@ def test_a_canonical_form_is_what_a_model_can_see() -> None:
         ),
     ],
 )
-def test_however_it_was_made_it_is_the_same(one: Block, other: Block) -> None:
-    """Constructors, strings or parts, wire items with and without nulls, ids and statuses."""
+def test_canonical_form_is_independent_of_construction(one: Block, other: Block) -> None:
+    """Constructors, strings, parts, and items with or without nulls, ids and statuses give the same form."""
     assert canonical_json(one) == canonical_json(other)
 
 
@@ -205,11 +205,11 @@ def test_however_it_was_made_it_is_the_same(one: Block, other: Block) -> None:
         (user("é"), user("e\u0301")),
     ],
 )
-def test_what_a_model_would_notice_makes_a_difference(one: Block, other: Block) -> None:
-    """Roles, parts, exact arguments, ids that others join on, true and 1 and 1.0."""
+def test_visible_differences_change_the_canonical_form(one: Block, other: Block) -> None:
+    """Roles, parts, exact arguments, referenced ids, and the types of numbers change the canonical form."""
     assert canonical_json(one) != canonical_json(other)
 
 
-def test_every_kind_of_block_has_a_form_but_reasoning() -> None:
-    """Nobody forgot a kind."""
+def test_every_kind_except_reasoning_has_a_form() -> None:
+    """Every kind of block except reasoning has a canonical form."""
     assert [block.kind for block in sample_blocks() if canonical(block) is None] == ["reasoning"]

@@ -1,4 +1,4 @@
-"""The canonical form and ``==`` agree about what a block says."""
+"""The canonical form agrees with ``==`` about the content of a block."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,26 +21,26 @@ from strategies import blocks, known_blocks
 
 
 @given(blocks(), blocks())
-def test_equal_blocks_have_one_canonical_form_and_others_do_not(one: Block, other: Block) -> None:
-    """Whatever ids, metadata, origin and extra they have."""
+def test_canonical_form_agrees_with_equality(one: Block, other: Block) -> None:
+    """Equal blocks have equal canonical forms, whatever their ids, metadata and origin."""
     alike = replace(one, id="other", metadata=FrozenMap(a=1), origin="elsewhere")
     assert canonical(alike) == canonical(one)
     if one == other:
         assert canonical(one) == canonical(other)
     elif canonical(one) == canonical(other):
-        # Reasoning has no canonical form, and nulls in an opaque part or an unknown block no say.
+        # Reasoning has no canonical form, and nulls in opaque parts and unknown blocks are ignored.
         assert canonical(one) is None or one.kind in {"user", "assistant", "tool_result", "unknown"}
 
 
 @given(known_blocks())
 def test_json_and_the_wire_keep_the_canonical_form(block: Block) -> None:
-    """A block that was stored, or sent and read back, is the same to a model."""
+    """A block that was stored, or sent and read back, has the same canonical form."""
     assert canonical(load_block(dump_block(block))) == canonical(block)
     assert canonical(block_from_item(item_from_block(block))) == canonical(block)
 
 
-def test_the_outcome_of_a_patch_is_content() -> None:
-    """Here the status is the answer: a failed patch is not an applied one."""
+def test_patch_status_is_content() -> None:
+    """The status of an ``apply_patch_call_output`` is part of its canonical form, unlike that of a search."""
     done = {"type": "apply_patch_call_output", "call_id": "c", "status": "completed"}
     assert canonical(opaque(done)) != canonical(opaque({**done, "status": "failed"}))
     assert canonical(opaque({**done, "a": 1})) != canonical(opaque({**done, "a": True}))
@@ -54,8 +54,8 @@ class JsonValue:
         return {"a": None, "b": 1}
 
 
-def test_a_value_with_its_own_json_form_is_encoded_by_it() -> None:
-    """Planning never raises, also where an item or a part holds a value of a higher layer."""
+def test_value_with_to_json_is_encoded_by_it() -> None:
+    """A value with ``to_json`` in an item or a part is encoded by it, so planning does not raise."""
     block = opaque({"type": "x", "told": JsonValue()})
     assert canonical(block) == canonical(opaque({"type": "x", "told": {"b": 1}}))
     part = OpaquePart(FrozenMap(type="x", told=[JsonValue()]))

@@ -1,4 +1,4 @@
-"""The ledger: what is remembered along a Turn is what would be computed anew, always."""
+"""The prefix index: cached digests, sizes and problems equal those computed from scratch."""
 
 import random
 import sys
@@ -48,13 +48,13 @@ Operation = tuple[str, int, int, int]
 
 
 def operations() -> st.SearchStrategy[list[Operation]]:
-    """Changes of a family of Turns: which one, what is done to it, where, and with what."""
+    """Return a strategy for lists of changes: operation, Turn, position, and block."""
     numbers = st.integers(0, 40)
     return st.lists(st.tuples(st.sampled_from(OPERATIONS), numbers, numbers, numbers), max_size=40)
 
 
 def apply_operation(turn: Turn, operation: Operation) -> Turn:
-    """The Turn after one operation."""
+    """Return the Turn after one operation."""
     name, _, position, what = operation
     block, here = (
         BLOCK_FACTORIES[what % len(BLOCK_FACTORIES)](),
@@ -80,7 +80,7 @@ def apply_operation(turn: Turn, operation: Operation) -> Turn:
 
 
 def check_digests(turn: Turn) -> None:
-    """Hold what the ledger remembers against a computation from nothing."""
+    """Compare the cached values of a Turn's prefix index with values computed from scratch."""
     body, fresh = turn.body, get_prefix_index(Turn(turn.blocks))
     covered = [block for block in body if not isinstance(block, ReasoningBlock)]
     ledger, digests = get_prefix_index(turn), naive_digests(turn)
@@ -104,8 +104,8 @@ def check_digests(turn: Turn) -> None:
 
 
 @given(operations(), st.integers(0, 3))
-def test_memory_never_changes_an_answer(script: list[Operation], skipped: int) -> None:
-    """Appends, edits, cuts, forks, new system texts, in any order, planned at any time."""
+def test_caching_does_not_change_results(script: list[Operation], skipped: int) -> None:
+    """Cached digests are correct after any sequence of appends, edits, truncations and forks."""
     family = [Turn()]
     for index, operation in enumerate(script):
         turn = apply_operation(family[operation[1] % len(family)], operation)
@@ -116,8 +116,8 @@ def test_memory_never_changes_an_answer(script: list[Operation], skipped: int) -
         check_digests(turn)
 
 
-def test_the_digest_is_the_one_that_the_design_defines() -> None:
-    """``d0 = H(tag)``, ``di = H(d(i-1) || H(canonical(block_i)))``, under its algorithm's name."""
+def test_digest_definition() -> None:
+    """A digest is ``d0 = H(tag)``, ``di = H(d(i-1) || H(canonical(block_i)))``, prefixed by ``sha256:``."""
     turn = Turn([system("not covered"), user("a"), reasoning("nor this"), assistant("b")])
     assert [prefix_digest(turn, count) for count in (0, 1, 2)] == naive_digests(turn)
     assert prefix_digest(turn) == prefix_digest(turn, 2) == prefix_digest(turn, 99)
@@ -126,8 +126,8 @@ def test_the_digest_is_the_one_that_the_design_defines() -> None:
     assert covered_count(turn) == 2
 
 
-def test_a_turn_that_grows_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planning a Turn that grew by one block costs one block."""
+def test_appending_does_not_rehash_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning a Turn that grew by one block hashes one block."""
     seen: list[Block] = []
     write = ledgers.canonical_json
     monkeypatch.setattr(ledgers, "canonical_json", lambda b: (seen.append(b), write(b))[1])
@@ -144,8 +144,8 @@ def test_a_turn_that_grows_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) 
     assert get_prefix_index(turn.with_data(a=1)) is ledger
 
 
-def test_an_interrupted_ledger_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever breaks off in the middle of its growth, nobody ever reads half a block of it."""
+def test_interrupted_extension_leaves_no_partial_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interruption while the prefix index is extended leaves no partially added block."""
     turn = Turn([user("a"), assistant("b")])
     get_prefix_index(turn)
     longer = turn.append(reasoning("hm"), tool_call("f", "{}", call_id="c1"), user("d"))
@@ -166,7 +166,7 @@ def test_an_interrupted_ledger_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
 
 @contextmanager
 def switch_threads_often() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Make the interpreter switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -175,8 +175,8 @@ def switch_threads_often() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def test_threads_that_plan_forks_of_one_turn_do_not_disturb_each_other() -> None:
-    """Each sees the digests and problems of its own Turn, whoever extends what they share."""
+def test_threads_can_plan_forks_of_one_turn() -> None:
+    """Threads that extend forks of one Turn each get the digests and problems of their own fork."""
     with switch_threads_often(), ThreadPoolExecutor(4) as pool:
         for attempt in range(12):
             base = Turn([user("a"), *(make() for make in BLOCK_FACTORIES)])
@@ -198,8 +198,8 @@ def test_threads_that_plan_forks_of_one_turn_do_not_disturb_each_other() -> None
                 check_digests(grown[3])
 
 
-def test_threads_that_plan_the_same_turn_agree() -> None:
-    """A Turn that branched off what others share has one ledger, whoever asks first."""
+def test_threads_that_plan_one_turn_agree() -> None:
+    """Threads that plan one branch at the same time get the same digests from one prefix index."""
     with switch_threads_often(), ThreadPoolExecutor(4) as pool:
         for _ in range(20):
             base = Turn([user("a")])
@@ -220,8 +220,8 @@ def test_threads_that_plan_the_same_turn_agree() -> None:
 
 @settings(max_examples=20)
 @given(st.lists(st.sampled_from(BLOCK_FACTORIES), max_size=30), st.integers(0, 30))
-def test_a_ledger_grows_in_any_steps(makers: list[Callable[[], Block]], cut: int) -> None:
-    """One block at a time, all at once, or in two parts: the same account."""
+def test_index_can_be_extended_in_any_steps(makers: list[Callable[[], Block]], cut: int) -> None:
+    """Adding blocks one at a time, all at once, or in two parts gives the same prefix index."""
     blocks = tuple(make() for make in makers)
     complete, parts, single = PrefixIndex(), PrefixIndex(), PrefixIndex()
     complete.extend(blocks)

@@ -1,4 +1,4 @@
-"""A plan in plain English: a few lines that a user can act on."""
+"""``RequestPlan.explain`` describes a plan in a few lines of plain English."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from planning.recorded_turns import NOW, add_response, make_exchanges, make_plan
 
 
 def test_a_first_request() -> None:
-    """Nothing is wrong: there is no response yet."""
+    """The explanation of a first request says that the server has no response yet."""
     assert make_plan(Turn([user("hello")])).explain() == (
         "Sending everything (1 block, about 104 B): "
         "the server has no response of this conversation yet."
@@ -17,7 +17,7 @@ def test_a_first_request() -> None:
 
 
 def test_a_chained_request() -> None:
-    """What is sent, and what that saves."""
+    """The explanation of a chained request says what is sent and what the server already has."""
     reported = make_plan(make_exchanges(20).append(user("next"))).explain()
     assert reported == (
         "Chained on R20: sending 1 block, about 103 B; "
@@ -26,7 +26,7 @@ def test_a_chained_request() -> None:
 
 
 def test_an_edit_names_the_blocks_between_two_records() -> None:
-    """One digest tells between which two records something changed."""
+    """The explanation of an edit names the range of blocks between two records that contains it."""
     turn = make_exchanges(3)
     edited = turn.replace(turn[3].id, assistant("edited"))
     texts = "because the conversation before or in it was edited since"
@@ -36,14 +36,14 @@ def test_an_edit_names_the_blocks_between_two_records() -> None:
     ]
 
 
-def test_a_turn_that_was_cut_is_marked() -> None:
-    """Blocks that are no longer there are not pointed at."""
+def test_truncated_turn_is_reported() -> None:
+    """The explanation of a truncated Turn names the block where it now ends."""
     reported = make_plan(make_exchanges(3).take(4)).explain()
     assert "Not used: R3, because the conversation now ends before it (after block 4)." in reported
 
 
 def test_a_fallback_explains_what_to_do() -> None:
-    """Or that nothing needs to be."""
+    """The explanation of a full send says what to do, or that no action is needed."""
     turn = make_exchanges(1)
     late = make_plan(turn, now=NOW + 10_000_000).explain()
     assert late.splitlines() == [
@@ -56,14 +56,14 @@ def test_a_fallback_explains_what_to_do() -> None:
 
 
 def test_a_conversation_object_is_named() -> None:
-    """It holds the rest."""
+    """The explanation names the conversation object that holds the rest."""
     turn = add_response(Turn([user("a")]), "R1", mode="conversation", conversation_id="conv_7")
     reported = make_plan(turn.append(user("b")), mode="conversation").explain()
     assert "conversation conv_7 already holds the rest" in reported
 
 
 def test_problems_are_listed_up_to_a_limit() -> None:
-    """So are refused candidates; the rest is counted."""
+    """Problems and rejected candidates beyond the limit are only counted."""
     calls = [tool_call("f", "{}", call_id=f"c{number}") for number in range(MAX_LISTED + 3)]
     lines = make_plan(Turn(calls)).explain().splitlines()
     assert lines[1] == "Cannot be sent: call c0 (f) has no result; add one or remove the call."

@@ -1,7 +1,7 @@
-"""The laws of planning hold in every conversation that a random hand can play, and they can fail.
+"""The laws of planning hold in randomly generated conversations, and they can fail.
 
-``planning.play`` plays scripts of sends, edits, forks, losses and rebuilds against a pure model of a
-server's memory (``planning.memory``); ``planning.laws`` judges every plan on the way.
+``planning.simulation`` runs scripts of sends, edits, forks, losses and rebuilds against a model of a
+server (``planning.reference_server``); ``planning.laws`` checks every plan.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ from strategies import scale_examples
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(scripts())
-def test_the_laws_hold_in_every_conversation(script: Script) -> None:
-    """Coherence, minimality, stability, no leak: over sends, edits, forks, time and losses."""
+def test_laws_hold_in_random_conversations(script: Script) -> None:
+    """All laws hold for random sequences of sends, edits, forks, expiry and losses."""
     Simulation().run(script)
 
 
@@ -41,15 +41,15 @@ FAULTY_PLANNERS: dict[str, tuple[Callable[[], Planner], str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTY_PLANNERS)
-def test_the_laws_catch_a_wrong_planner(name: str) -> None:
-    """For each there is a conversation in which the law that it breaks is seen to break."""
+def test_laws_detect_a_faulty_planner(name: str) -> None:
+    """For each faulty planner a random search finds a conversation in which it breaks the expected law."""
     make, law = FAULTY_PLANNERS[name]
     script = find(
         scripts(),
         lambda script: find_broken_law(make(), script) == law,
         settings=settings(
             max_examples=3_000,
-            phases=[Phase.generate],  # any will do: looking for the shortest takes a minute
+            phases=[Phase.generate],  # no shrinking: finding the shortest script takes a minute
             database=None,
             derandomize=True,
             deadline=None,

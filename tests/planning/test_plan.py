@@ -1,4 +1,4 @@
-"""The plan: the longest proved prefix, the reason for every refusal, and never an exception."""
+"""Request plans use the longest proved prefix, give a reason for each rejection, and never raise."""
 
 import contextlib
 import json
@@ -51,8 +51,8 @@ from strategies import json_objects, json_values, turns
 DAY = 24 * 3600.0
 
 
-def test_the_first_request_sends_everything() -> None:
-    """There is nothing to chain on yet."""
+def test_first_request_sends_everything() -> None:
+    """Without any recorded response the plan is a full send."""
     turn = Turn([system("s"), user("a"), assistant("b"), user("c")])
     planned = make_plan(turn)
     assert planned.is_full
@@ -66,8 +66,8 @@ def test_the_first_request_sends_everything() -> None:
     assert planned.planned_at == NOW
 
 
-def test_the_next_request_sends_what_is_new() -> None:
-    """Chained on the newest response."""
+def test_next_request_sends_only_new_blocks() -> None:
+    """The next request chains on the newest response and sends only the new blocks."""
     turn = make_exchanges(3).append(user("next"))
     planned = make_plan(turn)
     assert planned.previous_response_id == "R3"
@@ -77,18 +77,18 @@ def test_the_next_request_sends_what_is_new() -> None:
     assert planned.digest == prefix_digest(turn)
 
 
-def test_without_new_blocks_an_empty_input_is_sent_with_the_anchor() -> None:
-    """The model is asked to go on."""
+def test_empty_delta_is_sent_with_the_anchor() -> None:
+    """Without new blocks an empty input is sent, so that the model continues from the anchor."""
     planned = make_plan(make_exchanges(1))
     assert planned.previous_response_id == "R1"
     assert planned.input() == []
     assert (planned.delta_blocks, planned.delta_bytes) == (0, 0)
 
 
-def test_an_older_intact_anchor_beats_a_full_send() -> None:
-    """What no other library does: an edit near the end costs the end."""
+def test_edit_falls_back_to_an_older_anchor() -> None:
+    """After an edit near the end, the plan chains on an older response instead of sending everything."""
     turn = make_exchanges(4)
-    edited = turn.replace(turn[5].id, assistant("edited"))  # what R3 said
+    edited = turn.replace(turn[5].id, assistant("edited"))  # the answer of R3
     planned = make_plan(edited.append(user("next")))
     assert planned.previous_response_id == "R2"
     assert [(each.response_id, each.reason) for each in planned.rejected] == [
@@ -111,8 +111,8 @@ REJECTIONS: dict[str, tuple[Callable[[AnchorRecord], AnchorRecord], dict[str, An
 
 
 @pytest.mark.parametrize("reason", REJECTIONS)
-def test_a_candidate_is_refused_with_its_reason_and_an_older_one_serves(reason: str) -> None:
-    """Every reason except ``split``, which is structural, and ``too_deep``, which starts a new chain."""
+def test_rejected_candidate_has_a_reason_and_an_older_one_is_used(reason: str) -> None:
+    """Covers every reason except ``split`` (tags only) and ``too_deep`` (starts a new chain)."""
     spoil, options = REJECTIONS[reason]
     turn = make_exchanges(2).append(user("next"))
     first, last = get_state(turn).anchors
@@ -125,8 +125,8 @@ def test_a_candidate_is_refused_with_its_reason_and_an_older_one_serves(reason: 
     assert alone.fallback == reason
 
 
-def test_a_chain_at_its_maximum_depth_is_followed_by_a_full_send() -> None:
-    """A shallower ancestor would remain the anchor forever, with a longer delta each time."""
+def test_chain_at_its_maximum_depth_causes_a_full_send() -> None:
+    """A full send follows, because a shallower ancestor would stay the anchor with an ever longer delta."""
     turn = make_exchanges(2).append(user("next"))
     first, last = get_state(turn).anchors
     deep = set_state(turn, ConversationState(anchors=(first, replace(last, depth=5))))
@@ -139,8 +139,8 @@ def test_a_chain_at_its_maximum_depth_is_followed_by_a_full_send() -> None:
     assert make_plan(edited, max_depth=4).previous_response_id == "R1"
 
 
-def test_a_record_that_covers_nothing_proves_nothing() -> None:
-    """Counts below one are no prefix."""
+def test_record_without_blocks_is_unproven() -> None:
+    """A record with a block count below one does not prove a prefix."""
     turn = Turn([user("a")])
     for count in (0, -1, -99):
         record = AnchorRecord("R", SCOPE, prefix_digest(turn, 0), count)
@@ -149,8 +149,8 @@ def test_a_record_that_covers_nothing_proves_nothing() -> None:
         assert planned.fallback == "unproven"
 
 
-def test_the_longest_prefix_wins_and_then_the_newest() -> None:
-    """Whatever the order in which records were written down."""
+def test_longest_prefix_wins_then_newest() -> None:
+    """The longest prefix is used, then the newest record, regardless of the order of the records."""
     turn = make_exchanges(2)
     digest, count = prefix_digest(turn), covered_count(turn)
     made = [AnchorRecord(f"S{at}", SCOPE, digest, count, created_at=float(at)) for at in (3, 9, 5)]
@@ -160,8 +160,8 @@ def test_the_longest_prefix_wins_and_then_the_newest() -> None:
     assert make_plan(set_state(turn, state.mark_lost(["S9"]))).previous_response_id == "S5"
 
 
-def test_trailing_reasoning_of_the_anchor_is_not_sent_again() -> None:
-    """It is in the delta, because no digest covers it, and stays home."""
+def test_trailing_reasoning_of_the_anchor_is_not_resent() -> None:
+    """Reasoning at the end of the anchor is in the delta, because no digest covers it, but is not sent."""
     turn = add_response(Turn([user("u")]), "R1", message_block("a"), reasoning_block("b")).append(
         user("next")
     )
@@ -171,8 +171,8 @@ def test_trailing_reasoning_of_the_anchor_is_not_sent_again() -> None:
     assert [item["type"] for item in planned.input()] == ["message"]
 
 
-def test_an_anchor_before_reasoning_sends_that_reasoning() -> None:
-    """A response that cannot be asked for goes out whole, sealed reasoning and ids included."""
+def test_reasoning_after_the_anchor_is_sent() -> None:
+    """An unstored response is sent completely, including its encrypted reasoning and ids."""
     turn = add_response(Turn([user("u")]), "R1", message_block("a"))
     turn = add_response(
         turn.append(user("v")), "R2", reasoning_block("b"), message_block("b"), stored=False
@@ -182,8 +182,8 @@ def test_an_anchor_before_reasoning_sends_that_reasoning() -> None:
     assert [item.get("id", "") for item in planned.input()] == ["", "rs_b", "msg_b", ""]
 
 
-def test_leading_system_text_is_sent_afresh_and_costs_no_anchor() -> None:
-    """It may change at any time; a system block in the middle may not."""
+def test_leading_system_text_does_not_affect_the_anchor() -> None:
+    """Changing the leading system text keeps the anchor; inserting a system block in the middle does not."""
     turn = make_exchanges(2)
     instructed = turn.insert(0, system("be brief"))
     planned = make_plan(instructed.append(user("next")))
@@ -196,8 +196,8 @@ def test_leading_system_text_is_sent_afresh_and_costs_no_anchor() -> None:
     assert make_plan(turn.append(system("from here on"))).previous_response_id == "R2"
 
 
-def test_two_providers_keep_their_own_chains() -> None:
-    """An id of one is never sent to the other; each goes on from where it was."""
+def test_two_providers_have_separate_chains() -> None:
+    """Each provider is sent only its own response ids and continues from its own last response."""
     turn = add_response(Turn([user("a")]), "A1", scope="alpha")
     turn = add_response(turn.append(user("b")), "B1", scope="beta")
     turn = turn.append(user("c"))
@@ -207,7 +207,7 @@ def test_two_providers_keep_their_own_chains() -> None:
     assert make_plan(turn, scope="gamma").fallback == "scope"
 
 
-def test_forks_do_not_see_each_other() -> None:
+def test_forks_have_separate_chains() -> None:
     """Two branches of one Turn chain on their own responses."""
     base = make_exchanges(1)
     one = add_response(base.append(user("left")), "L").append(user("x"))
@@ -221,7 +221,7 @@ def test_forks_do_not_see_each_other() -> None:
 
 
 def test_stateless_mode_sends_everything() -> None:
-    """And asks no record, except about reasoning."""
+    """Stateless mode sends all blocks, and uses records only to decide about reasoning."""
     turn = add_response(Turn([user("u")]), "R1", reasoning_block("a"), message_block("a")).append(
         user("next")
     )
@@ -236,8 +236,8 @@ def test_stateless_mode_sends_everything() -> None:
     ]
 
 
-def test_conversation_mode_continues_only_from_the_newest_response_of_its_object() -> None:
-    """An object holds all that was ever put into it: an edit anywhere starts a new one."""
+def test_conversation_mode_needs_the_newest_response_of_its_object() -> None:
+    """A conversation object holds everything ever added to it, so an edit anywhere starts a new one."""
     turn = add_response(Turn([user("a")]), "R1", mode="conversation", conversation_id="c1")
     turn = add_response(turn.append(user("b")), "R2", mode="conversation", conversation_id="c1")
     turn = turn.append(user("c"))
@@ -253,16 +253,16 @@ def test_conversation_mode_continues_only_from_the_newest_response_of_its_object
     assert make_plan(nowhere, mode="conversation").is_full
 
 
-def test_an_unstored_response_is_not_in_its_conversation_object() -> None:
-    """With ``store=false`` nothing is added to it."""
+def test_unstored_response_is_not_in_its_conversation_object() -> None:
+    """A response with ``store=false`` is not added to the conversation object, so it is no anchor."""
     turn = add_response(
         Turn([user("a")]), "R1", mode="conversation", conversation_id="c1", stored=False
     )
     assert make_plan(turn.append(user("b")), mode="conversation").fallback == "unstored"
 
 
-def test_candidates_from_elsewhere_are_judged_alike() -> None:
-    """The store's index may know what this Turn's state does not."""
+def test_extra_candidates_are_checked_in_the_same_way() -> None:
+    """Records passed as ``extra``, such as those of a store's index, are checked like those of the state."""
     turn = make_exchanges(3).append(user("next"))
     known = get_state(turn).anchors
     fresh = set_state(turn, ConversationState())
@@ -275,8 +275,8 @@ def test_candidates_from_elsewhere_are_judged_alike() -> None:
     assert make_plan(turn, extra=known).rejected == ()
 
 
-def test_what_the_state_knows_to_be_lost_is_not_tried_again() -> None:
-    """An index that has not heard of it yet changes nothing."""
+def test_lost_response_is_not_tried_again() -> None:
+    """A response marked as lost in the state is rejected, even if ``extra`` lists it as completed."""
     turn = make_exchanges(2).append(user("next"))
     lost = set_state(turn, get_state(turn).mark_lost(["R2"]))
     planned = make_plan(lost, extra=get_state(turn).anchors)
@@ -284,8 +284,8 @@ def test_what_the_state_knows_to_be_lost_is_not_tried_again() -> None:
     assert [(each.response_id, each.reason) for each in planned.rejected] == [("R2", "lost")]
 
 
-def test_a_live_socket_may_serve_what_was_not_stored() -> None:
-    """It says so with a record of its own."""
+def test_extra_record_can_mark_a_response_as_stored() -> None:
+    """A live socket can continue an unstored response, and passes a record of its own for it."""
     turn = make_exchanges(1, stored=False).append(user("next"))
     assert make_plan(turn).fallback == "unstored"
     (record,) = get_state(turn).anchors
@@ -293,10 +293,10 @@ def test_a_live_socket_may_serve_what_was_not_stored() -> None:
 
 
 @given(st.lists(records(), max_size=8), st.lists(records(), max_size=4))
-def test_candidates_are_tried_by_reach_and_then_by_age(
+def test_candidates_are_tried_by_length_then_age(
     known: list[AnchorRecord], extra: list[AnchorRecord]
 ) -> None:
-    """From the state and from elsewhere, merged."""
+    """Candidates from the state and from ``extra`` are merged and tried longest first, then newest first."""
     turn = set_state(Turn([user("a")]), ConversationState(anchors=tuple(known)))
     planned = make_plan(turn, extra=extra)
     tried = [anchor_sort_key(each.record) for each in planned.rejected]
@@ -305,7 +305,7 @@ def test_candidates_are_tried_by_reach_and_then_by_age(
 
 
 def test_problems_are_listed_and_only_sending_raises() -> None:
-    """The plan can be read; its input cannot be had."""
+    """A plan with problems can be inspected, but its ``input`` raises ``Unsendable``."""
     turn = add_response(Turn([user("u")]), "R1", call_block("a"))
     planned = make_plan(turn.append(user("never mind")))
     assert [str(problem) for problem in planned.problems] == [
@@ -319,8 +319,8 @@ def test_problems_are_listed_and_only_sending_raises() -> None:
     make_plan(mended).check()
 
 
-def test_bytes_are_about_those_of_the_request() -> None:
-    """Near enough to tell what chaining saves."""
+def test_byte_count_approximates_the_request_size() -> None:
+    """The byte count of a plan is close enough to the request size to show what chaining saves."""
     turn = Turn(
         [user("x" * 500), tool_call("f", {"a": 1}, call_id="c"), tool_result("c", "y" * 80)]
     )
@@ -370,7 +370,7 @@ invalid_states = st.one_of(
     st.data(),
 )
 def test_planning_never_raises(turn: Turn, state: Any, mode: Any, data: st.DataObject) -> None:
-    """On any Turn, with any state, in any mode; only sending may."""
+    """Planning does not raise for any Turn, state or mode; only building the input may."""
     if state is not None:
         turn = turn.with_data({STATE_KEY: state})
     extra = data.draw(st.lists(records(), max_size=3))
@@ -385,8 +385,8 @@ def test_planning_never_raises(turn: Turn, state: Any, mode: Any, data: st.DataO
 
 
 @given(turns(), st.lists(records(), max_size=4))
-def test_true_records_among_garbage_are_found(turn: Turn, noise: list[AnchorRecord]) -> None:
-    """Duplicates and nonsense beside it do not hide an anchor, before and after a round trip."""
+def test_valid_record_among_invalid_ones_is_found(turn: Turn, noise: list[AnchorRecord]) -> None:
+    """Duplicate and invalid records do not hide a valid anchor, before and after a JSON round trip."""
     covered = covered_count(turn)
     if not covered:
         return
@@ -401,8 +401,8 @@ def test_true_records_among_garbage_are_found(turn: Turn, noise: list[AnchorReco
         assert make_plan(turn).previous_response_id == "R"
 
 
-def test_reasoning_by_hand_changes_nothing() -> None:
-    """It has no part in any digest, and no server is told of it."""
+def test_reasoning_added_by_the_caller_has_no_effect() -> None:
+    """Reasoning added by the caller is not part of a digest and is not sent."""
     turn = make_exchanges(1).append(reasoning("I think"), user("next"))
     planned = make_plan(turn)
     assert planned.previous_response_id == "R1"

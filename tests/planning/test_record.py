@@ -1,4 +1,4 @@
-"""After a response: blocks are tagged and appended, and its anchor is written down, or not."""
+"""Recording a response: its blocks are tagged and appended, and its anchor record is added if valid."""
 
 import random
 from dataclasses import replace
@@ -28,8 +28,8 @@ from planning.recorded_turns import (
 )
 
 
-def test_blocks_are_tagged_with_their_response_and_place() -> None:
-    """Everything else about them stays: ids, content, what the engine noted before."""
+def test_blocks_are_tagged_with_response_and_index() -> None:
+    """Tagging adds the response id, output index and origin, and leaves ids, content and metadata unchanged."""
     blocks = [assistant("a", id="b1"), assistant("b", metadata={"mine": 1, "output_index": 7})]
     tagged = tag_blocks(blocks, "R1")
     assert tagged == blocks
@@ -41,7 +41,7 @@ def test_blocks_are_tagged_with_their_response_and_place() -> None:
 
 
 def test_a_response_becomes_an_anchor() -> None:
-    """The record holds all that the next plan needs."""
+    """The anchor record of a response contains everything the next plan needs."""
     turn = add_response(
         Turn([system("s"), user("u")]), "R1", reasoning_block("a"), message_block("a")
     )
@@ -56,8 +56,8 @@ def test_a_response_becomes_an_anchor() -> None:
     assert [block.kind for block in turn] == ["system", "user", "reasoning", "assistant"]
 
 
-def test_a_chain_remembers_how_deep_it_is_and_when_it_began() -> None:
-    """A full send begins a new chain."""
+def test_record_contains_chain_depth_and_start() -> None:
+    """A chained response has its parent's root and a greater depth; a full send starts a new chain."""
     turn = add_response(Turn([user("u")]), "R1", created_at=10.0)
     turn = add_response(turn.append(user("v")), "R2", created_at=20.0)
     turn = add_response(turn.append(user("w")), "R3", created_at=30.0, mode="stateless")
@@ -65,8 +65,8 @@ def test_a_chain_remembers_how_deep_it_is_and_when_it_began() -> None:
     assert found == [(1, 10.0, 10.0), (2, 10.0, 20.0), (1, 30.0, 30.0)]
 
 
-def test_a_parent_that_does_not_know_its_root_is_its_own() -> None:
-    """A record from elsewhere may lack what we write down."""
+def test_parent_without_a_root_counts_as_root() -> None:
+    """A parent record from another source without ``root_created_at`` is used as the root."""
     turn = add_response(Turn([user("u")]), "R1", created_at=10.0).append(user("v"))
     planned = make_plan(turn)
     assert planned.anchor is not None
@@ -76,7 +76,7 @@ def test_a_parent_that_does_not_know_its_root_is_its_own() -> None:
 
 
 def test_a_response_without_an_id_is_no_anchor() -> None:
-    """Its blocks are there, and the next request is planned as if it had never been recorded."""
+    """Blocks of a response without an id are appended, and the state does not change."""
     turn = make_exchanges(1).append(user("u"))
     answered = add_response(turn, "", assistant("nameless"))
     assert answered[-1] == assistant("nameless")
@@ -85,8 +85,8 @@ def test_a_response_without_an_id_is_no_anchor() -> None:
     assert make_plan(answered).previous_response_id == "R1"
 
 
-def test_a_plan_of_another_turn_makes_no_anchor() -> None:
-    """What the server then remembers is not this Turn: the blocks are kept, the chain is not."""
+def test_plan_of_another_turn_creates_no_anchor() -> None:
+    """If the Turn was edited after planning, the blocks are appended but no anchor is recorded."""
     turn = make_exchanges(1).append(user("u"))
     planned = make_plan(turn)
     other = turn.replace(turn[0].id, user("edited meanwhile"))
@@ -99,8 +99,8 @@ def test_a_plan_of_another_turn_makes_no_anchor() -> None:
 
 
 @pytest.mark.parametrize("status", ["incomplete", "failed", "cancelled", "lost"])
-def test_an_unfinished_response_does_not_become_the_previous_one(status: str) -> None:
-    """It is written down with its status, and refused for it."""
+def test_unfinished_response_is_not_the_previous_response(status: str) -> None:
+    """An unfinished response is recorded with its status and rejected as an anchor."""
     turn = add_response(make_exchanges(1).append(user("u")), "R2", status=status)
     assert get_state(turn).previous_response_id == "R1"
     refused = make_plan(turn.append(user("v"))).rejected[0]
@@ -110,14 +110,14 @@ def test_an_unfinished_response_does_not_become_the_previous_one(status: str) ->
     )
 
 
-def test_a_server_without_retention_keeps_its_responses() -> None:
-    """No time after which they are refused."""
+def test_responses_without_retention_do_not_expire() -> None:
+    """Responses of a server without a retention time do not expire."""
     turn = make_exchanges(1, retention=None).append(user("u"))
     assert make_plan(turn, now=1e12).previous_response_id == "R1"
 
 
-def test_where_the_memory_of_a_server_begins_is_written_down() -> None:
-    """With a compaction in the output, or with the one it was sent, by its place among the covered."""
+def test_barrier_is_recorded() -> None:
+    """A record contains the index of the compaction in its output or input among the covered blocks."""
     turn = add_response(
         Turn([user("u")]), "R1", reasoning_block("a"), compaction_block("c"), call_block("b")
     )
@@ -130,8 +130,8 @@ def test_where_the_memory_of_a_server_begins_is_written_down() -> None:
     assert get_state(put).anchors[-1].derived == ()
 
 
-def test_a_conversation_object_has_a_scope_of_its_own() -> None:
-    """A chained request never builds on what a conversation object holds."""
+def test_conversation_object_has_its_own_scope() -> None:
+    """A chained request never uses a response of a conversation object as its anchor."""
     turn = add_response(Turn([user("u")]), "R1", mode="conversation", conversation_id="conv_1")
     turn = turn.append(user("v"))
     assert get_state(turn).conversation_id == "conv_1"
@@ -145,8 +145,8 @@ def test_a_conversation_object_has_a_scope_of_its_own() -> None:
     assert make_plan(left.append(user("w")), mode="conversation").anchor is None
 
 
-def test_records_that_no_longer_prove_do_not_pile_up() -> None:
-    """A conversation that is cut short time and again keeps the newest of them, and all that prove."""
+def test_number_of_stale_records_is_limited() -> None:
+    """Repeated truncation leaves all valid records and only the newest stale ones."""
     turn = make_exchanges(3)
     hand = random.Random(1)
     for number in range(400):
@@ -158,8 +158,8 @@ def test_records_that_no_longer_prove_do_not_pile_up() -> None:
     assert {record.response_id for record in anchors} >= {"R1", "R2", "R3", "S398", "S399"}
 
 
-def test_an_edit_that_is_undone_finds_its_anchor_again() -> None:
-    """Records that do not prove now may prove later."""
+def test_undone_edit_restores_the_anchor() -> None:
+    """A record that does not match after an edit matches again when the edit is undone."""
     turn = make_exchanges(2).append(user("u"))
     edited = turn.replace(turn[0].id, user("edited"))
     edited = add_response(edited, "R3")

@@ -1,4 +1,4 @@
-"""What may go out again: compactions by their records, and scopes that belong together."""
+"""Compactions that may be sent again according to their records, and scopes of conversation objects."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from planning.recorded_turns import (
 
 
 def test_scopes_of_conversation_objects_belong_to_their_provider() -> None:
-    """Whatever characters a scope is made of."""
+    """The base scope of a conversation object is its provider's scope, whatever characters it contains."""
     scope = "https://host/v1 key 12"
     inside = conversation_scope(scope, "conv_1")
     assert base_scope(inside) == base_scope(scope) == scope
@@ -29,8 +29,8 @@ def test_scopes_of_conversation_objects_belong_to_their_provider() -> None:
     assert "reasoning" not in item_types(render_full(other))
 
 
-def test_rendering_starts_at_the_newest_compaction_that_holds() -> None:
-    """A server's own, while its record proves."""
+def test_rendering_starts_at_the_newest_valid_compaction() -> None:
+    """Rendering starts at a compaction created by the server while its record matches the Turn."""
     turn = add_response(
         make_exchanges(2).append(user("u")), "R3", compaction_block("c"), message_block("c")
     )
@@ -40,8 +40,8 @@ def test_rendering_starts_at_the_newest_compaction_that_holds() -> None:
     assert make_plan(turn, mode="stateless").full_blocks == 3
 
 
-def test_a_compaction_falls_with_what_it_was_made_from() -> None:
-    """After an edit before it everything is sent itself, and the compaction never again."""
+def test_edit_before_a_compaction_invalidates_it() -> None:
+    """After an edit before a compaction all blocks are sent, and the compaction is never sent again."""
     turn = add_response(
         make_exchanges(2).append(user("u")), "R3", compaction_block("c"), message_block("c")
     )
@@ -54,7 +54,7 @@ def test_a_compaction_falls_with_what_it_was_made_from() -> None:
         *complete,
         "assistant",
         "user",
-    ]  # the new record does not revive it
+    ]  # the new record does not make it valid again
     assert make_plan(answered).previous_response_id == "R4"
     assert item_types(render_full(add_response(answered, "R5"))) == [
         *complete,
@@ -65,7 +65,7 @@ def test_a_compaction_falls_with_what_it_was_made_from() -> None:
 
 
 def test_a_compaction_of_another_provider_is_left_out() -> None:
-    """Only who made it can read it; its own chain goes on from it."""
+    """A compaction is sent only to the provider that created it, which continues its own chain from it."""
     turn = add_response(
         make_exchanges(1).append(user("u")), "R2", compaction_block("c"), message_block("c")
     )
@@ -77,7 +77,7 @@ def test_a_compaction_of_another_provider_is_left_out() -> None:
 
 
 def test_a_compaction_added_by_the_caller_is_a_barrier() -> None:
-    """It stands for what is before it from then on, whatever happens to that."""
+    """A compaction added by the caller replaces everything before it, even if that is edited later."""
     turn = make_exchanges(2).append(compaction_block("c", origin="compact"), user("u"))
     assert item_types(make_plan(turn).input()) == ["compaction", "user"]
     assert make_plan(turn).anchor is None
@@ -88,15 +88,15 @@ def test_a_compaction_added_by_the_caller_is_a_barrier() -> None:
     assert item_types(make_plan(edited).input()) == ["compaction", "user", "assistant", "user"]
 
 
-def test_a_compaction_put_there_survives_an_unfinished_answer() -> None:
-    """That a response was cut off says nothing about what was sent."""
+def test_added_compaction_is_valid_after_an_incomplete_response() -> None:
+    """A compaction added by the caller is still sent after an incomplete response."""
     turn = make_exchanges(1).append(compaction_block("c", origin="compact"), user("u"))
     cut = add_response(turn, "R2", status="incomplete").append(user("again"))
     assert item_types(make_plan(cut).input()) == ["compaction", "user", "assistant", "user"]
 
 
-def test_a_rebuilt_turn_does_not_make_a_compaction_deliberate() -> None:
-    """Its record remembers that a response made it, though all tags are gone."""
+def test_untagged_compaction_is_recognized_by_its_record() -> None:
+    """The record identifies a compaction created by a response, even if all tags were removed."""
     turn = add_response(
         make_exchanges(2).append(user("u")), "R3", compaction_block("c"), message_block("c")
     )
@@ -108,16 +108,16 @@ def test_a_rebuilt_turn_does_not_make_a_compaction_deliberate() -> None:
     assert make_plan(edited).previous_response_id == "R1"
 
 
-def test_a_compaction_without_any_record_is_judged_by_its_tags() -> None:
-    """One that an engine received and nobody wrote down is not relied on."""
+def test_compaction_without_a_record_is_judged_by_its_tags() -> None:
+    """A compaction with the origin or tag of a response but without a record is not used."""
     received = compaction_block("c", origin="engine")
     assert item_types(render(Turn([user("u"), received, user("v")]))) == ["user", "user"]
     tagged = compaction_block("c", metadata={"response_id": "R9"})
     assert item_types(render(Turn([user("u"), tagged, user("v")]))) == ["user", "user"]
 
 
-def test_calls_before_a_barrier_are_no_problem_after_it() -> None:
-    """The server has folded them away; a result for one of them is an orphan, though."""
+def test_calls_before_a_barrier_are_no_problem() -> None:
+    """A call before a compaction needs no result, and a result for it after the compaction is an orphan."""
     turn = Turn([tool_call("f", "{}", call_id="c"), compaction_block("c"), user("u")])
     assert make_plan(turn).problems == ()
     late = turn.append(tool_result("c", "1"))

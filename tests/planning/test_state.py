@@ -1,4 +1,4 @@
-"""The state that a Turn carries: sorted, immutable, and read with care from anywhere."""
+"""The conversation state of a Turn: sorted, immutable, and loaded leniently."""
 
 import json
 import pickle
@@ -25,7 +25,7 @@ from strategies import json_values, texts
 
 
 def states() -> st.SearchStrategy[ConversationState]:
-    """States of every kind."""
+    """Return a strategy for states with arbitrary values."""
     return st.builds(
         ConversationState,
         st.sampled_from([None, "chained", "stateless", "conversation"]),
@@ -36,19 +36,19 @@ def states() -> st.SearchStrategy[ConversationState]:
 
 
 @given(states())
-def test_a_state_survives_the_json_form_of_its_turn(state: ConversationState) -> None:
-    """Written with the Turn and read back, twice the same."""
+def test_state_json_round_trip(state: ConversationState) -> None:
+    """A state is unchanged after a JSON round trip of its Turn and after pickling."""
     turn = set_state(Turn([user("a")]), state)
     assert get_state(turn) is state
     again = loads(dumps(turn))
     assert get_state(again) == state
     assert get_state(again).to_json() == state.to_json()
-    assert pickle.loads(pickle.dumps(state)) == state  # noqa: S301 - our own bytes
+    assert pickle.loads(pickle.dumps(state)) == state  # noqa: S301 - bytes from pickle.dumps above
 
 
 @given(records())
-def test_a_record_survives_its_json_form(record: AnchorRecord) -> None:
-    """A store may keep records as JSON; members at their default take no room."""
+def test_record_json_round_trip(record: AnchorRecord) -> None:
+    """A record is unchanged after a JSON round trip, and its JSON form omits default values."""
     form = json.loads(json.dumps(dump_record(record)))
     assert load_record(form) == record
     bare = AnchorRecord("R", "s", "d", 1)
@@ -57,10 +57,10 @@ def test_a_record_survives_its_json_form(record: AnchorRecord) -> None:
 
 
 @given(states(), records())
-def test_records_are_sorted_by_reach_and_then_by_age(
+def test_records_are_sorted_by_length_then_age(
     state: ConversationState, record: AnchorRecord
 ) -> None:
-    """Also after one is added, which takes the place of an earlier one of its response."""
+    """Records stay sorted when one is added, and it replaces an earlier record of the same response."""
     more = state.with_anchor(record)
     for each in (state, more, more.mark_lost(["R1"]), replace(more, mode=None)):
         assert list(each.anchors) == sorted(each.anchors, key=anchor_sort_key)
@@ -69,14 +69,12 @@ def test_records_are_sorted_by_reach_and_then_by_age(
     ]
     assert sorted(more.anchors, key=repr) == sorted([*others, record], key=repr)
     equals = [e for e in more.anchors if anchor_sort_key(e) == anchor_sort_key(record)]
-    assert equals[-1] == record  # what was written down last counts as the newest
+    assert equals[-1] == record  # the last record added counts as the newest
 
 
 @given(states(), records())
-def test_what_the_state_knows_of_a_record_is_found(
-    state: ConversationState, record: AnchorRecord
-) -> None:
-    """A record from elsewhere finds its twin, and only that."""
+def test_find_matching_record(state: ConversationState, record: AnchorRecord) -> None:
+    """``find_matching`` returns the record with the same response id and scope, if there is one."""
     twin = state.with_anchor(record).find_matching(record)
     assert twin == record
     assert state.with_anchor(record).find_matching(replace(record, scope="c")) is None
@@ -86,8 +84,8 @@ def test_what_the_state_knows_of_a_record_is_found(
         assert (found.response_id, found.scope) == (each.response_id, each.scope)
 
 
-def test_lost_responses_are_marked_and_not_returned_to() -> None:
-    """The record stays, for what it proves; an unfinished one stays unfinished."""
+def test_lost_responses_are_marked() -> None:
+    """A lost response is marked and is no longer the previous response; an incomplete one stays incomplete."""
     anchors = (
         AnchorRecord("R1", "s", "d", 1),
         AnchorRecord("R2", "s", "d", 2, status="incomplete"),
@@ -100,8 +98,8 @@ def test_lost_responses_are_marked_and_not_returned_to() -> None:
     assert retained.previous_response_id == "R1"
 
 
-def test_a_state_finds_a_record_by_its_response() -> None:
-    """Or says that there is none."""
+def test_find_record_by_response_id() -> None:
+    """``anchor`` returns the record of a response, or ``None``."""
     record = AnchorRecord("R1", "s", "d", 1)
     state = ConversationState(anchors=(record,))
     assert state.anchor("R1") is record
@@ -110,8 +108,8 @@ def test_a_state_finds_a_record_by_its_response() -> None:
 
 
 @given(json_values())
-def test_garbage_in_the_place_of_a_state_is_no_state(garbage: Any) -> None:
-    """State that cannot be read costs a full send, never an error."""
+def test_invalid_state_is_ignored(garbage: Any) -> None:
+    """A state that cannot be parsed causes a full send, not an error."""
     if garbage is not None:
         state = get_state(Turn([user("a")], data={STATE_KEY: garbage}))
         assert isinstance(state, ConversationState)
@@ -121,8 +119,8 @@ names = st.sampled_from([each.name for each in fields(AnchorRecord)])
 
 
 @given(st.dictionaries(names, json_values()))
-def test_a_record_that_cannot_be_read_is_left_out(form: dict[str, Any]) -> None:
-    """Each member is what it must be, or there is no record."""
+def test_invalid_record_is_ignored(form: dict[str, Any]) -> None:
+    """A record with an invalid member is left out of the state."""
     loaded = load_record(form)
     if loaded is not None:
         assert load_record(dump_record(loaded)) == loaded
@@ -147,8 +145,8 @@ def test_a_record_that_cannot_be_read_is_left_out(form: dict[str, Any]) -> None:
         {"digest": None},
     ],
 )
-def test_one_wrong_member_spoils_a_record(wrong: dict[str, Any]) -> None:
-    """Nothing is guessed."""
+def test_record_with_an_invalid_member_is_rejected(wrong: dict[str, Any]) -> None:
+    """A record with one invalid member is not loaded, instead of being repaired."""
     form = {"response_id": "R", "scope": "s", "digest": "d", "block_count": 2}
     assert load_record(form) == AnchorRecord("R", "s", "d", 2)
     assert load_record({**form, **wrong}) is None
@@ -156,8 +154,8 @@ def test_one_wrong_member_spoils_a_record(wrong: dict[str, Any]) -> None:
     assert load_record({"response_id": "R"}) is None
 
 
-def test_anchors_of_another_party_can_be_dropped() -> None:
-    """Blocks, data and mode stay; everything that names a server's memory goes."""
+def test_drop_anchors() -> None:
+    """``drop_anchors`` removes everything that refers to a server, but not the blocks, data and mode."""
     record = AnchorRecord("R", "s", "d", 1)
     state = ConversationState("stateless", "R", "conv_1", (record,))
     turn = set_state(Turn([user("Hi")], data={"mine": 1}), state)

@@ -1,4 +1,4 @@
-"""Calls and results: what opens, what answers, and what stands in the way of sending."""
+"""Pairing tool calls with results, and the problems that prevent sending."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from kedge.turns import Block, Turn, block_from_item, opaque, tool_call, tool_re
 
 
 def make_call(call_id: str = "c", **more: Any) -> Block:
-    """A call of a tool."""
+    """Return a tool call."""
     return tool_call("look", "{}", call_id=call_id, **more)
 
 
 def problem_kinds(*blocks: Block) -> list[tuple[str, str]]:
-    """The problems of a Turn of these blocks, in short."""
+    """Return the kind and call id of each problem of a Turn with these blocks."""
     return [(problem.kind, problem.call_id) for problem in find_problems(Turn(blocks))]
 
 
@@ -42,7 +42,7 @@ def problem_kinds(*blocks: Block) -> list[tuple[str, str]]:
     ],
 )
 def test_calls_and_results_are_paired(blocks: list[Block], expected: list[tuple[str, str]]) -> None:
-    """By call id and kind, each call once, in the order of the blocks."""
+    """Calls and results are paired by call id and kind, each call once, in the order of the blocks."""
     assert problem_kinds(*blocks) == expected
 
 
@@ -57,8 +57,8 @@ OPAQUE = [
 
 
 @pytest.mark.parametrize(("calls", "key", "answers", "join"), OPAQUE)
-def test_items_of_hosted_tools_take_part(calls: str, key: str, answers: str, join: str) -> None:
-    """Every item that a client must answer waits for its answer, under the id that joins them."""
+def test_opaque_calls_are_paired(calls: str, key: str, answers: str, join: str) -> None:
+    """An opaque item that a client must answer is paired with its answer by the id they share."""
     opening = opaque({"type": calls, key: "k"})
     answer = opaque({"type": answers, join: "k"})
     assert problem_kinds(opening) == [("unanswered", "k")]
@@ -66,8 +66,8 @@ def test_items_of_hosted_tools_take_part(calls: str, key: str, answers: str, joi
     assert problem_kinds(answer) == [("orphan", "k")]
 
 
-def test_a_local_shell_call_is_answered_under_either_of_its_ids() -> None:
-    """Clients send the id of the call or its call_id; one answer is enough."""
+def test_local_shell_call_accepts_either_of_its_ids() -> None:
+    """A local shell call can be answered by its id or its call_id, but only once."""
     opening = opaque({"type": "local_shell_call", "id": "i", "call_id": "c"})
     for key in ("i", "c"):
         assert problem_kinds(opening, opaque({"type": "local_shell_call_output", "id": key})) == []
@@ -75,8 +75,8 @@ def test_a_local_shell_call_is_answered_under_either_of_its_ids() -> None:
     assert problem_kinds(opening, *both) == [("answered_twice", "c")]
 
 
-def test_a_call_that_may_wait_is_no_problem() -> None:
-    """The model made it to be answered later; its answer still belongs to it."""
+def test_async_call_needs_no_result() -> None:
+    """An asynchronous call can be answered later, and is still paired with its result."""
     item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "", "async": True}
     waiting = block_from_item(item)
     assert problem_kinds(waiting) == []
@@ -87,15 +87,15 @@ def test_a_call_that_may_wait_is_no_problem() -> None:
     assert problem_kinds(opaque({"type": "shell_call", "call_id": "s", "async": True})) == []
 
 
-def test_an_item_without_its_id_neither_opens_nor_answers() -> None:
-    """What cannot be joined to anything is left to the server to judge."""
+def test_item_without_an_id_is_not_paired() -> None:
+    """An item without an id is not paired, and the server decides whether to accept it."""
     assert call_effect(opaque({"type": "shell_call"})) is None
     assert call_effect(opaque({"type": "shell_call", "call_id": 3})) is None
     assert call_effect(user("a")) is None
 
 
 def test_problems_explain_what_to_do() -> None:
-    """A sentence for every kind, with the name of the tool where there is one."""
+    """The message of each kind of problem says what to do, and names the tool if it is known."""
     blocks = [
         make_call("a"),
         make_call("b"),
@@ -113,8 +113,8 @@ def test_problems_explain_what_to_do() -> None:
     assert next(problem.block_id for problem in find_problems(Turn(blocks))) == blocks[0].id
 
 
-def test_many_open_calls_cost_no_more_than_one_look_each() -> None:
-    """Thousands of calls in a row, answered in a row, add up."""
+def test_many_open_calls() -> None:
+    """Thousands of calls followed by all their results are paired in linear time."""
     names = [f"c{number}" for number in range(3_000)]
     blocks = [*map(make_call, names), *(tool_result(name, "1") for name in names)]
     assert problem_kinds(*blocks) == []
