@@ -1,4 +1,4 @@
-"""An engine without a server: it answers as it is told, for tests of what stands around it."""
+"""An engine that returns scripted answers without a server, for tests of middleware."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ ScriptedAnswer = Sequence[Block] | Exception | Callable[[Turn], Sequence[Block]]
 
 
 class ScriptedEngine(Engine):
-    """Gives these answers in turn; ``turns`` and ``requests`` keep what it was asked."""
+    """Returns the given answers in order and records the turns and requests it receives."""
 
     name = "scripted"
 
@@ -23,11 +23,11 @@ class ScriptedEngine(Engine):
         self.requests: list[Request] = []
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """A plan for nobody in particular."""
+        """Return a plan for the scope ``scripted``."""
         return plan_request(turn, scope="scripted", now=0.0)
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """The next answer."""
+        """Yield the events of the next answer."""
         self.turns.append(turn)
         self.requests.append(request)
         plan = self.plan(turn)

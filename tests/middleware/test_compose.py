@@ -1,4 +1,4 @@
-"""Middlewares compose like functions, and everybody can see what each of them did."""
+"""Tests of the composition of middleware and of the trace of its changes."""
 
 from kedge.engines import Engine, Middleware
 from kedge.middleware import BaseMiddleware, two_phase, with_middleware
@@ -7,7 +7,7 @@ from middleware.scripted_engine import ScriptedEngine
 
 
 def make_tagger(word: str) -> Middleware:
-    """A middleware that adds its word on the way in and on the way out."""
+    """Return a middleware that appends a block before and after the engine."""
 
     def before(turn: Turn) -> Turn:
         return turn.append(user(f"in {word}"))
@@ -19,7 +19,7 @@ def make_tagger(word: str) -> Middleware:
 
 
 async def test_the_first_middleware_is_the_outermost() -> None:
-    """It sees the Turn first on the way in and last on the way out."""
+    """The first middleware receives the Turn first, and the result last."""
     engine = ScriptedEngine([assistant("hello")])
     stack = with_middleware(engine, make_tagger("outer"), make_tagger("inner"))
     turn = await stack.run(Turn([user("hi")]))
@@ -35,21 +35,21 @@ async def test_the_first_middleware_is_the_outermost() -> None:
 
 
 async def test_no_middleware_is_the_engine_itself() -> None:
-    """An empty stack adds nothing."""
+    """A stack without middleware returns the engine itself."""
     engine = ScriptedEngine()
     assert with_middleware(engine) is engine
     assert with_middleware(engine, lambda inner: inner) is engine
 
 
-async def test_each_block_knows_which_middleware_added_it() -> None:
-    """A middleware need not say so: blocks that it adds are marked with its name."""
+async def test_each_block_has_the_name_of_its_middleware() -> None:
+    """Blocks that a middleware adds get its name as their origin."""
     engine = ScriptedEngine([assistant("hello")])
     turn = await with_middleware(engine, make_tagger("careful")).run(Turn([user("hi")]))
     assert [block.origin for block in turn.blocks] == ["user", "careful", "engine", "careful"]
 
 
 async def test_the_trace_lists_the_changes_of_each_middleware() -> None:
-    """Added, removed, edited and moved blocks are told by name and direction."""
+    """Added, removed, modified and moved blocks are traced with the middleware's name and direction."""
 
     def edit(turn: Turn) -> Turn:
         first, second = turn.blocks
@@ -69,8 +69,8 @@ async def test_the_trace_lists_the_changes_of_each_middleware() -> None:
     assert len(pruned.removed) == 1
 
 
-async def test_a_middleware_that_does_nothing_leaves_no_trace() -> None:
-    """Passing a Turn on is no change, whatever the engine appends."""
+async def test_a_middleware_without_changes_is_not_traced() -> None:
+    """A middleware that passes the Turn on is not in the trace, even if the engine appends blocks."""
     engine = ScriptedEngine([assistant("hello")])
     async with with_middleware(engine, BaseMiddleware).stream(Turn([user("hi")])) as stream:
         await stream.finish()
@@ -78,7 +78,7 @@ async def test_a_middleware_that_does_nothing_leaves_no_trace() -> None:
 
 
 async def test_a_class_or_a_function_may_be_a_middleware() -> None:
-    """Whatever takes an engine and gives one is a middleware."""
+    """A class and a function that take an engine and return one are both middleware."""
 
     class Shout(BaseMiddleware):
         name = "shout"
@@ -96,14 +96,14 @@ async def test_a_class_or_a_function_may_be_a_middleware() -> None:
         assert turn.blocks[-1].origin == "shout"
 
 
-async def test_a_dry_run_passes_the_middlewares() -> None:
-    """The plan is that of the Turn as it would be sent."""
+async def test_a_dry_run_applies_the_middleware() -> None:
+    """The plan is computed for the Turn after all middleware."""
     stack = with_middleware(ScriptedEngine(), make_tagger("careful"))
     assert stack.plan(Turn([user("hi")])).full_blocks == 2
 
 
 async def test_async_phases_are_awaited() -> None:
-    """Both phases may be async; a dry run passes an async one over."""
+    """Both phases may be async; a dry run skips an async phase."""
 
     async def before(turn: Turn) -> Turn:
         return turn.append(user("more"))

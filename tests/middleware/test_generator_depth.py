@@ -1,4 +1,4 @@
-"""How many generators one event passes: each of them costs time for every chunk of every stream."""
+"""Tests of the number of nested generators of an event, each of which costs time per chunk."""
 
 import sys
 from inspect import CO_ASYNC_GENERATOR
@@ -34,7 +34,7 @@ def count_generators() -> int:
 
 
 class MeasuringEngine(ScriptedEngine):
-    """Records how many generators are around its own."""
+    """Records the number of generators around its own."""
 
     depth = 0
 
@@ -47,7 +47,7 @@ class MeasuringEngine(ScriptedEngine):
 
 
 async def test_a_middleware_adds_one_generator_besides_its_own() -> None:
-    """And none of its own if it changes nothing on the way out."""
+    """A middleware that changes nothing after the engine adds only one generator."""
     depths: list[int] = []
     for stack in [], [repair()], [repair(), repair()], [repair(), repair(), tools(add)]:
         engine = MeasuringEngine([assistant("hello")])
@@ -59,7 +59,7 @@ async def test_a_middleware_adds_one_generator_besides_its_own() -> None:
 
 @pytest.mark.parametrize("key", ["", "k"])
 async def test_a_conversation_with_a_tool_passes_few_generators(key: str) -> None:
-    """With those of an engine, at most eleven."""
+    """A conversation with a tool has at most eleven generators, including those of an engine."""
     engine = MeasuringEngine([assistant("hello")])
     async with await open_store("sqlite://:memory:") as store:
         conversation = await Conversation.create(store, engine, tools=[add])
@@ -76,7 +76,7 @@ def connect_api(api: str, url: str) -> Engine:
 
 @pytest.mark.parametrize("api", ["responses", "chat", "anthropic"])
 async def test_an_engine_passes_few_generators(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted where the events of a chunk are decoded, next to the connection."""
+    """The generators are counted where the events of a chunk are decoded, next to the connection."""
     depths: list[int] = []
     feed = StreamDecoder.feed
 

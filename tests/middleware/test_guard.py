@@ -1,4 +1,4 @@
-"""Guards redact and block, and what was redacted never comes back."""
+"""Tests of guards, which redact and block content."""
 
 from dataclasses import replace
 from operator import is_
@@ -43,8 +43,8 @@ async def test_redaction_changes_what_is_sent_and_stored() -> None:
     assert "4711" not in str([repr(each) for each in turn.blocks])
 
 
-async def test_redacted_reasoning_loses_its_seal() -> None:
-    """Reasoning that holds the secret is emptied, encrypted content included."""
+async def test_redacted_reasoning_loses_its_encrypted_content() -> None:
+    """Reasoning that contains the secret is emptied, including its encrypted content."""
     thought = reasoning("the code is 4711", encrypted_content="seal")
     engine = ScriptedEngine([thought, assistant("ok")])
     turn = await with_middleware(engine, guard(redact(r"\d{4}"))).run(Turn([user("hi")]))
@@ -53,8 +53,8 @@ async def test_redacted_reasoning_loses_its_seal() -> None:
     assert retained.content == ((), (), "")
 
 
-async def test_nothing_is_shown_that_is_redacted_a_moment_later() -> None:
-    """With rules for the way out, text is shown only when it is whole and clean."""
+async def test_no_text_is_streamed_before_its_redaction() -> None:
+    """With rules for output, text is streamed only after it is complete and redacted."""
     engine = ScriptedEngine([assistant("the code is 4711")])
     async with with_middleware(engine, guard(redact(r"\d{4}"))).stream(Turn([user("?")])) as stream:
         shown = [event.delta async for event in stream if isinstance(event, TextDelta)]
@@ -66,7 +66,7 @@ async def test_nothing_is_shown_that_is_redacted_a_moment_later() -> None:
 
 
 async def test_a_blocked_turn_is_not_sent() -> None:
-    """The error names the rule and never the content."""
+    """The error contains the name of the rule and not the content."""
     engine = ScriptedEngine([assistant("ok")])
     stack = with_middleware(engine, guard(block("hunter2", name="passwords", direction="in")))
     with pytest.raises(Blocked) as caught:
@@ -77,15 +77,15 @@ async def test_a_blocked_turn_is_not_sent() -> None:
 
 
 async def test_an_answer_can_be_blocked() -> None:
-    """A rule for the way out stops an answer."""
+    """A rule for output rejects an answer."""
     engine = ScriptedEngine([assistant("it is hunter2")])
     stack = with_middleware(engine, guard(block("hunter2", name="passwords", direction="out")))
     with pytest.raises(Blocked, match="passwords"):
         await stack.run(Turn([user("what is it?")]))
 
 
-async def test_half_an_answer_is_guarded_as_well() -> None:
-    """What an error brings back holds no more than an answer would."""
+async def test_a_partial_answer_is_redacted() -> None:
+    """The Turn and the partial answer of an error are redacted like a complete answer."""
     error = StreamCut("cut")
     error.turn = Turn([user("?"), assistant("the code is 4711")])
     error.partial = (assistant("the code is 4711"),)
@@ -98,8 +98,8 @@ async def test_half_an_answer_is_guarded_as_well() -> None:
     assert "[redacted]" in repr(retained)
 
 
-async def test_tool_results_are_shown_guarded() -> None:
-    """The events of a tool's run hold neither arguments nor results that the guard redacts."""
+async def test_tool_events_are_redacted() -> None:
+    """The events of a tool run contain neither arguments nor results that the guard redacts."""
 
     def code() -> str:
         """Tell the code."""
@@ -129,8 +129,8 @@ SEARCH = FrozenMap(
 )
 
 
-async def test_words_inside_unknown_items_are_redacted() -> None:
-    """At any depth; ids stay what they are, and what is sealed goes with what was in it."""
+async def test_text_inside_unknown_items_is_redacted() -> None:
+    """Text is redacted at any depth; ids are unchanged, and encrypted content is removed."""
     engine = ScriptedEngine([OpaqueBlock(SEARCH), assistant("ok")])
     turn = await with_middleware(engine, guard(redact(r"\d{4}"))).run(Turn([user("hi")]))
     retained = turn.blocks[1]
@@ -147,8 +147,8 @@ async def test_words_inside_unknown_items_are_redacted() -> None:
     }
 
 
-async def test_what_does_not_match_is_left_as_it_is() -> None:
-    """Blocks of every kind come back as the very same values."""
+async def test_blocks_without_a_match_are_unchanged() -> None:
+    """Blocks of every kind without a match are returned as the same objects."""
     reported = TextPart("ok", extra=FrozenMap({"annotations": [{"title": "t"}]}))
     blocks = [
         OpaqueBlock(SEARCH),
@@ -166,8 +166,8 @@ async def test_what_does_not_match_is_left_as_it_is() -> None:
     assert all(map(is_, apply_rules(turn, (redact("hunter2"),)).blocks, blocks))
 
 
-def test_no_corner_of_a_block_keeps_a_secret() -> None:
-    """Annotations, unknown parts, file names, members that nobody reads, blocks of a newer Kedge."""
+def test_every_field_of_a_block_is_redacted() -> None:
+    """Annotations, unknown parts, file names, extra fields and unknown blocks are redacted."""
     secret = "hunter2"
     turn = Turn(
         [
@@ -189,7 +189,7 @@ def test_no_corner_of_a_block_keeps_a_secret() -> None:
 
 
 async def test_a_redacted_item_does_not_leak_over_the_wire() -> None:
-    """The server said it in an item of its own kind; nothing that is sent later holds it."""
+    """A secret in a server's own item type is not in the next request, which is sent in full."""
     bodies: list[bytes] = []
 
     async def answer(request: StarletteRequest) -> Response:

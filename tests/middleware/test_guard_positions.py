@@ -1,4 +1,4 @@
-"""The rules of a guard hold at every position of every stack, for all content that tools make."""
+"""Tests that a guard's rules apply at every position of a stack to all content of tools."""
 
 import json
 from collections.abc import Callable
@@ -94,7 +94,7 @@ def assert_clean(*values: object) -> None:
 async def test_no_tool_result_is_sent_or_shown_in_any_order(
     order: tuple[str, ...], direction: Any, streaming: bool
 ) -> None:
-    """Neither what the engine receives nor what the caller gets holds the secret."""
+    """Neither the engine nor the caller receives the secret from a tool result."""
     engine = ScriptedEngine(
         call("read_file", f'{{"path": "{SECRET}"}}'), call("fail"), [assistant(f"It is {SECRET}.")]
     )
@@ -119,15 +119,15 @@ async def test_no_tool_result_is_sent_or_shown_in_any_order(
 
 
 async def test_hand_composed_middleware_is_guarded_too() -> None:
-    """A guard needs no ``with_middleware`` to reach what is inside of it."""
+    """A guard applies to the middleware inside it without ``with_middleware``."""
     engine = ScriptedEngine(call(), [assistant("done")])
     inner: Engine = tools(read_file)(system_prompt(f"It is {SECRET}")(engine))
     turn = await guard(redact(PATTERN))(inner).run(Turn([user("?")]))
     assert_clean(*engine.turns, turn)
 
 
-async def test_a_guard_inside_of_an_engine_guards_what_is_around_it() -> None:
-    """An engine that is a stack already brings its rules along."""
+async def test_a_guard_inside_an_engine_applies_to_outer_middleware() -> None:
+    """The rules of an engine that is already a stack apply to middleware added around it."""
     engine = ScriptedEngine(call(), [assistant("done")])
     guarded = with_middleware(engine, guard(redact(PATTERN)))
     async with with_middleware(guarded, tools(read_file)).stream(Turn([user("?")])) as run:
@@ -139,8 +139,8 @@ async def test_a_guard_inside_of_an_engine_guards_what_is_around_it() -> None:
     "decision", [Deny(f"not with {SECRET}"), Edit({"path": "y" * 1_985 + SECRET})]
 )
 @pytest.mark.parametrize("order", [("guard", "tools"), ("tools", "guard")], ids="-".join)
-async def test_the_reason_of_an_approver_is_guarded(order: tuple[str, ...], decision: Any) -> None:
-    """Reasons and changed arguments are redacted before they are cut to a length."""
+async def test_approver_output_is_redacted(order: tuple[str, ...], decision: Any) -> None:
+    """Reasons and changed arguments are redacted before they are truncated."""
 
     @tool(approval=True)
     def act(path: str = "") -> str:
@@ -157,8 +157,8 @@ async def test_the_reason_of_an_approver_is_guarded(order: tuple[str, ...], deci
     assert "sk-" not in write_out(engine.turns[1])
 
 
-async def test_a_tool_inside_of_a_guard_gets_its_arguments_as_written() -> None:
-    """The position decides who sees content before redaction."""
+async def test_a_tool_inside_a_guard_gets_unredacted_arguments() -> None:
+    """The position of the guard determines whether a tool receives redacted arguments."""
     paths: list[str] = []
 
     def open_path(path: str) -> str:
@@ -177,7 +177,7 @@ async def test_a_tool_inside_of_a_guard_gets_its_arguments_as_written() -> None:
 
 @pytest.mark.parametrize("order", [("guard", "tools"), ("tools", "guard")], ids="-".join)
 async def test_a_result_can_be_blocked(order: tuple[str, ...]) -> None:
-    """The run stops before the result is sent."""
+    """The run ends before a blocked tool result is sent."""
     made = {"guard": guard(block(PATTERN, name="keys")), "tools": tools(read_file)}
     engine = ScriptedEngine(call(), [assistant("done")])
     with pytest.raises(Blocked, match="keys"):
@@ -185,8 +185,8 @@ async def test_a_result_can_be_blocked(order: tuple[str, ...]) -> None:
     assert len(engine.turns) == 1
 
 
-async def test_redaction_by_filters_is_reported() -> None:
-    """What is redacted away from the guard's own position is in the trace under its name."""
+async def test_redactions_by_filters_are_traced() -> None:
+    """Redactions outside the guard's own position are traced under its name."""
 
     class Noting(BaseMiddleware):
         name = "noting"
@@ -201,8 +201,8 @@ async def test_redaction_by_filters_is_reported() -> None:
     assert_clean(*engine.turns)
 
 
-async def test_a_middleware_with_a_run_of_its_own_is_guarded() -> None:
-    """One that calls ``run`` instead of passing the request on loses no rules."""
+async def test_a_middleware_that_calls_run_is_guarded() -> None:
+    """The rules apply to a middleware that calls ``run`` instead of passing the request on."""
     engine = ScriptedEngine([assistant("draft")], [assistant("done")])
 
     async def draft(turn: Turn) -> Turn:
@@ -219,7 +219,7 @@ async def test_a_middleware_with_a_run_of_its_own_is_guarded() -> None:
 
 
 class _Summarizer(Compactor):
-    """Records what it is given."""
+    """A compactor that records its input."""
 
     def __init__(self) -> None:
         self.given: list[Any] = []
@@ -232,8 +232,8 @@ class _Summarizer(Compactor):
 
 
 @pytest.mark.parametrize("order", list(permutations(("guard", "compact", "tools"))), ids="-".join)
-async def test_a_compactor_gets_and_leaves_guarded_content(order: tuple[str, ...]) -> None:
-    """In any order, before a resend and after an answer."""
+async def test_a_compactor_receives_and_returns_redacted_content(order: tuple[str, ...]) -> None:
+    """Compaction before a resend and after an answer is redacted in any order of the stack."""
     summarizer = _Summarizer()
     made = {
         "guard": guard(redact(PATTERN)),
@@ -248,8 +248,10 @@ async def test_a_compactor_gets_and_leaves_guarded_content(order: tuple[str, ...
 
 
 @pytest.mark.parametrize("order", [("guard", "compact"), ("compact", "guard")], ids="-".join)
-async def test_a_provider_counts_and_compacts_guarded_content(order: tuple[str, ...]) -> None:
-    """The requests that count and compact are not those of the run, and are guarded as well."""
+async def test_content_for_provider_counts_and_compaction_is_redacted(
+    order: tuple[str, ...],
+) -> None:
+    """The separate requests that count tokens and compact are redacted as well."""
     compactors = [
         ServerCompactor(1, "endpoint"),
         TokenLimitCompactor(1, counter=ProviderCounter()),
@@ -272,7 +274,7 @@ async def test_a_provider_counts_and_compacts_guarded_content(order: tuple[str, 
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("inside", [True, False])
 async def test_a_chat_state_holds_no_secret(inside: bool, streaming: bool) -> None:
-    """At no time: while it streams, at its end, after an error, and for what is appended."""
+    """The state has no secret during a stream, after it, after an error and after an append."""
     failure = StreamCut("cut")
     engine = ScriptedEngine(call(), [assistant(f"It is {SECRET}")], call(), failure)
     rules = guard(redact(PATTERN))
@@ -296,7 +298,7 @@ async def test_a_chat_state_holds_no_secret(inside: bool, streaming: bool) -> No
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("inside", [True, False])
 async def test_a_store_holds_no_secret(inside: bool, streaming: bool) -> None:
-    """Nothing in an export: questions, results, answers, failures, edits, summaries."""
+    """An export has no secret in questions, results, answers, failures, edits and summaries."""
     failure = StreamCut(f"cut after {SECRET}")
     answers = [
         call(),
@@ -325,8 +327,8 @@ async def test_a_store_holds_no_secret(inside: bool, streaming: bool) -> None:
     assert_clean([row.error for row in rows])
 
 
-async def test_bodies_are_stored_guarded() -> None:
-    """A reply in JSON is redacted; a stream, in which a text is in pieces, is withheld."""
+async def test_stored_bodies_are_redacted() -> None:
+    """A JSON reply is redacted, and a stream, which splits text into deltas, is withheld."""
     from kedge.conversation.recorder import WITHHELD_BODY, RunRecorder
     from kedge.engines import ContentFilters, find_filters
 

@@ -1,4 +1,4 @@
-"""The log tells what passes, at the right level, and never what was said."""
+"""Tests of the log middleware: its levels, its fields, and the absence of content."""
 
 import logging
 
@@ -16,7 +16,7 @@ from middleware.scripted_engine import ScriptedEngine
 async def test_the_log_records_requests_without_content(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Records have levels from TRACE to ERROR and ids as fields; the words said are in none."""
+    """Records have levels from TRACE to ERROR and ids as fields, and contain no message text."""
     caplog.set_level(TRACE, "kedge.run")
     engine = ScriptedEngine([assistant("the answer is 4711")], EngineError("broken"))
     stack = with_middleware(engine, log())
@@ -39,6 +39,6 @@ async def test_the_log_records_requests_without_content(
         ServerForgot("resp_1"),
     ],
 )
-def test_what_a_user_should_know_of_is_a_warning(event: object) -> None:
-    """Fallbacks, healing, changes of mode and forgetting are told at warning level."""
+def test_important_events_are_warnings(event: object) -> None:
+    """Fallbacks, healing, mode changes and lost responses are logged as warnings."""
     assert describe_event(event)[0] == logging.WARNING  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Ids are told as soon as the server has acknowledged a response."""
+"""Tests of ``on_response_started``, which reports the id of a response as soon as it has one."""
 
 from kedge.events import TextDelta
 from kedge.middleware import on_response_started, with_middleware
@@ -7,7 +7,7 @@ from middleware.scripted_engine import ScriptedEngine
 
 
 async def test_the_listener_receives_the_id_before_the_answer() -> None:
-    """Sync or async, the listener is called once a response, early."""
+    """A sync or async listener is called once per response, before the first text."""
     received: list[str] = []
 
     async def listen(response_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Repair changes the Turn itself, visibly, so that it can be sent."""
+"""Tests of ``repair``, which changes a Turn so that it can be sent."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -21,21 +21,21 @@ from kedge.turns import (
 from middleware.scripted_engine import ScriptedEngine
 
 
-def test_a_dangling_call_is_completed_visibly() -> None:
-    """The missing result is there to be seen, and says what happened."""
+def test_an_open_call_gets_a_result() -> None:
+    """The added tool result is a block of the Turn with the origin ``repair``."""
     turn = repair_turn(Turn([user("go"), tool_call("f", {}, call_id="c1")]))
     assert turn.blocks[-1].origin == "repair"
     assert find_problems(turn) == ()
 
 
-def test_a_dangling_call_can_be_removed_instead() -> None:
-    """Whoever prefers it loses the call."""
+def test_an_open_call_can_be_removed() -> None:
+    """With the mode ``remove`` a tool call without a result is removed."""
     turn = repair_turn(Turn([user("go"), tool_call("f", {}, call_id="c1")]), "remove")
     assert [each.kind for each in turn.blocks] == ["user"]
 
 
 def test_results_are_appended_after_the_complete_answer() -> None:
-    """Two calls of one response are not torn apart, so its anchor holds."""
+    """Results are added after both calls of a response, so that its anchor remains valid."""
     requested = Turn([user("go")])
     plan = plan_request(requested, scope="s", now=0.0)
     calls = [tool_call("f", {}, call_id="c1"), tool_call("f", {}, call_id="c2")]
@@ -64,22 +64,22 @@ repair_modes: st.SearchStrategy[Literal["complete", "remove"]] = st.sampled_from
 def test_any_turn_can_be_repaired(
     blocks: Sequence[Block], how: Literal["complete", "remove"]
 ) -> None:
-    """Whatever is wrong with the calls, the repaired Turn can be sent, and repair is final."""
+    """A Turn with random calls can be sent after a repair, and a second repair changes nothing."""
     turn = repair_turn(Turn(blocks), how)
     assert find_problems(turn) == ()
     assert repair_turn(turn) is turn
 
 
 async def test_repair_works_before_planning() -> None:
-    """As a middleware it mends what would be unsendable."""
+    """As a middleware, repair corrects a Turn that could not be sent."""
     engine = ScriptedEngine([assistant("fine")])
     turn = Turn([user("go"), tool_result("c9", "orphan")])
     await with_middleware(engine, repair()).run(turn)
     assert find_problems(engine.turns[0]) == ()
 
 
-def test_several_problems_are_repaired_in_the_order_of_the_calls() -> None:
-    """A Turn is rebuilt once or twice, however many calls dangle, and results follow their calls."""
+def test_many_problems_are_repaired_in_order() -> None:
+    """Results are added in the order of their calls, and the Turn is rebuilt at most twice."""
     calls = [tool_call("f", "{}", call_id=f"call_{i}") for i in range(5_000)]
     mended = repair_turn(Turn([user("?"), *calls, user("!")]))
     answered = [b.call_id for b in mended.blocks if isinstance(b, ToolResultBlock)]

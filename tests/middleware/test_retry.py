@@ -1,4 +1,4 @@
-"""Retry: what may succeed later is tried again, as long as nothing was shown."""
+"""Tests of ``retry``, which repeats temporary failures until the first output is shown."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from middleware.scripted_engine import ScriptedEngine
 
 
 async def test_what_may_succeed_later_is_tried_again() -> None:
-    """A cut stream before the first word is retried after a pause, a limit after its own."""
+    """A cut stream is retried after a backoff, and a rate limit after the pause it names."""
     pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -36,7 +36,7 @@ async def test_what_may_succeed_later_is_tried_again() -> None:
     ],
 )
 async def test_permanent_failures_are_reported(answers: Sequence[Any], tries: int) -> None:
-    """A refusal is told at once; attempts are counted."""
+    """A permanent error is raised at once, a temporary one after the last attempt."""
     engine = ScriptedEngine(*answers)
     with pytest.raises(EngineError):
         await with_middleware(engine, retry(2, sleep=_no_sleep)).run(Turn([user("hi")]))
@@ -45,13 +45,13 @@ async def test_permanent_failures_are_reported(answers: Sequence[Any], tries: in
 
 @pytest.mark.parametrize("attempts", [0, -1])
 def test_there_is_at_least_one_attempt(attempts: int) -> None:
-    """Without an attempt there would be no answer and no error."""
+    """Fewer than one attempt raises ``InvalidSetting``."""
     with pytest.raises(InvalidSetting, match="attempts must be an integer of at least 1"):
         retry(attempts)
 
 
-async def test_what_was_shown_is_never_retried() -> None:
-    """Once a word was shown, a second answer would contradict it."""
+async def test_a_stream_is_not_retried_after_its_first_text() -> None:
+    """A second answer could contradict text that was already shown."""
 
     class Half(ScriptedEngine):
         async def events(self, turn: Turn, request: Request) -> Events:
@@ -70,8 +70,8 @@ async def _no_sleep(_: float) -> None:
     pass
 
 
-async def test_middlewares_inside_see_the_same_turn_again() -> None:
-    """What they added to the first attempt is not there twice in the second."""
+async def test_inner_middleware_gets_the_original_turn_again() -> None:
+    """Blocks added by inner middleware in the first attempt are not duplicated in the second."""
 
     async def sleep(_: float) -> None:
         pass

@@ -1,4 +1,4 @@
-"""A system prompt is put at the front once, and may change with every request."""
+"""Tests of ``system_prompt``, which inserts one system block and may change it with every request."""
 
 from kedge.middleware import system_prompt, with_middleware
 from kedge.turns import Turn, assistant, system, user
@@ -6,7 +6,7 @@ from middleware.scripted_engine import ScriptedEngine
 
 
 async def test_running_again_replaces_the_prompt() -> None:
-    """There is never more than one prompt of ours, and the caller's own stays."""
+    """The middleware's own prompt is replaced, and the caller's system block is unchanged."""
     engine = ScriptedEngine([assistant("a")], [assistant("b")])
     texts = iter(["one", "two"])
     stack = with_middleware(engine, system_prompt(lambda _: next(texts)))

@@ -1,4 +1,4 @@
-"""The tool loop: calls are run, results sent, and nothing is left dangling."""
+"""Tests of the tool loop: calls are run, results are sent, and no call remains open."""
 
 import anyio
 import pytest
@@ -34,17 +34,17 @@ def add(a: int, b: int) -> int:
 
 
 def make_call(number: int, name: str = "add", arguments: str = '{"a": 1, "b": 2}') -> Block:
-    """A call of a tool."""
+    """Return a tool call."""
     return tool_call(name, arguments, call_id=f"call_{number}")
 
 
 def result_texts(turn: Turn) -> list[str]:
-    """The texts of the tool results, in order."""
+    """Return the texts of the tool results, in order."""
     return [block.text for block in turn.blocks if isinstance(block, ToolResultBlock)]
 
 
 async def test_calls_are_run_until_the_model_answers() -> None:
-    """Each round's results go back, and the loop ends with an answer without calls."""
+    """The results of each round are sent, and the loop ends with an answer without calls."""
     engine = ScriptedEngine(
         [make_call(1)], [make_call(2, arguments='{"a": 3, "b": 4}')], [assistant("done")]
     )
@@ -57,8 +57,8 @@ async def test_calls_are_run_until_the_model_answers() -> None:
     assert all(b.origin == "tools" for b in stream.turn.blocks if isinstance(b, ToolResultBlock))
 
 
-async def test_parallel_calls_keep_their_order() -> None:
-    """Results stand in the order of the calls, whichever finishes first."""
+async def test_results_of_parallel_calls_are_in_order() -> None:
+    """Results are in the order of the calls, whichever finishes first."""
     first_done = anyio.Event()
 
     async def slow() -> str:
@@ -76,8 +76,8 @@ async def test_parallel_calls_keep_their_order() -> None:
     assert result_texts(turn) == ["slow", "fast"]
 
 
-async def test_wrong_arguments_and_exceptions_become_results() -> None:
-    """The model is told what was wrong, and may try again."""
+async def test_invalid_arguments_and_exceptions_become_results() -> None:
+    """Invalid arguments, exceptions and unknown tools are answered with results that name the problem."""
 
     def broken() -> str:
         raise ValueError("no luck")
@@ -99,7 +99,7 @@ async def test_wrong_arguments_and_exceptions_become_results() -> None:
 
 
 async def test_the_limit_of_rounds_ends_in_an_answer_without_tools() -> None:
-    """Open calls are answered with words that say so, and the model is asked for words."""
+    """Open calls are answered with a note about the limit, and the model is asked for an answer."""
     engine = ScriptedEngine([make_call(1)], [make_call(2)], [assistant("done")])
     turn = await with_middleware(engine, tools(add, max_rounds=1)).run(Turn([user("go")]))
     assert result_texts(turn)[0] == "3"
@@ -108,24 +108,24 @@ async def test_the_limit_of_rounds_ends_in_an_answer_without_tools() -> None:
     assert find_problems(turn) == ()
 
 
-async def test_a_model_that_cannot_stop_leaves_no_dangling_call_either() -> None:
-    """Even the answer after the limit may call; it is answered, and the run ends."""
+async def test_calls_after_the_limit_are_answered() -> None:
+    """Calls in the answer after the limit are answered as well, and the run ends."""
     engine = ScriptedEngine([make_call(1)], [make_call(2)])
     turn = await with_middleware(engine, tools(add, max_rounds=0)).run(Turn([user("go")]))
     assert find_problems(turn) == ()
     assert len(engine.turns) == 2
 
 
-async def test_a_forced_choice_is_made_once() -> None:
-    """After the first round the model is free to answer."""
+async def test_a_forced_tool_choice_applies_once() -> None:
+    """A required tool choice becomes ``auto`` after the first round."""
     engine = ScriptedEngine([make_call(1)], [assistant("done")])
     await with_middleware(engine, tools(add)).run(Turn([user("go")]), tool_choice="required")
     choices = [request.params.get("tool_choice") for request in engine.requests]
     assert choices == ["required", "auto"]
 
 
-async def test_calls_of_the_callers_own_tools_are_left_to_the_caller() -> None:
-    """What the toolbox does not have and the caller offered comes back open; the rest is run."""
+async def test_calls_of_the_callers_tools_are_left_open() -> None:
+    """Calls of tools that the caller defined stay open, and calls of the toolbox are run."""
     engine = ScriptedEngine([make_call(1), make_call(2, "mine", "{}")])
     own = {"type": "function", "name": "mine", "parameters": {}}
     turn = await with_middleware(engine, tools(add)).run(Turn([user("go")]), tools=(own,))
@@ -133,8 +133,8 @@ async def test_calls_of_the_callers_own_tools_are_left_to_the_caller() -> None:
     assert [each.name for each in find_open_calls(turn)] == ["mine"]
 
 
-async def test_a_refused_call_is_not_run() -> None:
-    """The approver's refusal is what the model hears."""
+async def test_a_denied_call_is_not_run() -> None:
+    """The approver's reason is the result of the call."""
     ran: list[int] = []
 
     def act() -> None:
@@ -149,8 +149,8 @@ async def test_a_refused_call_is_not_run() -> None:
     assert "not today" in result_texts(turn)[0]
 
 
-async def test_an_error_in_a_later_round_keeps_the_results_so_far() -> None:
-    """The Turn that the error carries holds every answer and result before it."""
+async def test_an_error_in_a_later_round_has_the_results_so_far() -> None:
+    """The Turn of the error contains all earlier answers and results."""
 
     def fail(turn: Turn) -> list[Block]:
         error = EngineError("gone")
@@ -164,16 +164,16 @@ async def test_an_error_in_a_later_round_keeps_the_results_so_far() -> None:
     assert result_texts(caught.value.turn) == ["3"]
 
 
-async def test_a_call_that_was_answered_by_hand_is_not_run_again() -> None:
-    """Only open calls are run."""
+async def test_an_answered_call_is_not_run_again() -> None:
+    """Only calls without a result are run."""
     engine = ScriptedEngine([assistant("done")])
     turn = Turn([user("go"), make_call(1), tool_result("call_1", "by hand")])
     turn = await with_middleware(engine, tools(add)).run(turn)
     assert result_texts(turn) == ["by hand"]
 
 
-async def test_a_call_for_the_caller_at_the_limit_ends_the_run() -> None:
-    """Ours are answered with the limit; the model is not asked before the caller has answered his."""
+async def test_an_open_call_of_the_caller_at_the_limit_ends_the_run() -> None:
+    """The toolbox's calls are answered with the limit, and the model waits for the caller's result."""
     engine = ScriptedEngine([make_call(1), make_call(2, "theirs")])
     offered = ({"type": "function", "name": "theirs"},)
     turn = await with_middleware(engine, tools(add, max_rounds=0)).run(
@@ -184,7 +184,7 @@ async def test_a_call_for_the_caller_at_the_limit_ends_the_run() -> None:
     assert [b.call_id for b in find_open_calls(turn)] == ["call_2"]
 
 
-async def test_tools_of_a_source_are_offered_as_they_are_in_each_round() -> None:
+async def test_tools_of_a_source_are_offered_as_of_each_round() -> None:
     """A source may change between rounds; a guard's rules apply to its descriptions."""
     source = ToolSource()
 
@@ -204,16 +204,16 @@ async def test_tools_of_a_source_are_offered_as_they_are_in_each_round() -> None
     assert engine.requests[1].tools[0]["description"] == "adds for [redacted]"
 
 
-async def test_an_approver_of_a_chat_decides_about_every_call() -> None:
-    """``approve`` of the default stack reaches the tools."""
+async def test_the_approver_of_the_default_stack_is_used() -> None:
+    """The ``approve`` option of the default stack applies to its tools."""
     engine = ScriptedEngine([make_call(1)], [assistant("done")])
     stack = with_default_middleware(engine, tools=[add], approve=lambda _: Deny("not now"))
     turn = await stack.run(Turn([user("go")]))
     assert result_texts(turn) == ["The call was denied and did not run: not now"]
 
 
-async def test_images_are_described_for_an_api_that_takes_text_only() -> None:
-    """An image in a result would make the conversation unsendable there."""
+async def test_images_are_described_for_text_only_apis() -> None:
+    """Images and files in a result are replaced by text for an API that rejects them."""
 
     def draw() -> list[Part]:
         return [TextPart("here:"), image(PNG), image("https://example.com/a.png"), file(b"x")]
@@ -246,7 +246,7 @@ async def test_a_toolbox_may_be_a_function_of_the_turn() -> None:
     assert offered == [["add"], ["stop"], ["stop"]]
 
 
-async def test_a_toolbox_function_may_return_functions_and_adds_to_those_given() -> None:
+async def test_a_toolbox_function_may_return_functions() -> None:
     """The functions given to the middleware are always offered."""
     engine = ScriptedEngine([assistant("done")])
 
@@ -274,7 +274,7 @@ async def test_run_accepts_functions_toolboxes_and_definitions() -> None:
 
 
 async def test_run_accepts_a_toolbox_beside_the_tools_of_a_stack() -> None:
-    """Each loop runs its own tools."""
+    """Each tool loop runs the calls of its own tools."""
 
     def double(a: int) -> int:
         return 2 * a
@@ -287,5 +287,5 @@ async def test_run_accepts_a_toolbox_beside_the_tools_of_a_stack() -> None:
 
 
 def test_a_dry_run_accepts_functions() -> None:
-    """They become definitions of the request."""
+    """Functions become tool definitions of the request."""
     assert [each["name"] for each in Request.of(tools=[add]).tools] == ["add"]

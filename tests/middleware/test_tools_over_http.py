@@ -1,4 +1,4 @@
-"""The tool loop on a real socket: what a server is sent of approvals, texts, pictures and accidents."""
+"""Tests of the tool loop over HTTP: approvals, custom tools, images, duplicate ids and cancellation."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ FINAL_OUTPUT: list[dict[str, Any]] = [
 
 @pytest.fixture
 async def strict() -> AsyncIterator[tuple[TestServer, Engine]]:
-    """A strict server and an engine for it."""
+    """Yield a strict server and an engine for it."""
     with serve() as server:
         async with connect(f"responses:{server.base_url}#practice", max_retries=0) as engine:
             yield server, engine
@@ -39,7 +39,7 @@ def add(a: int, b: int) -> int:
 
 
 def make_call_items(*calls: tuple[str, str, str]) -> list[dict[str, Any]]:
-    """An answer that calls: (call id, tool, arguments)."""
+    """Return an answer with the tool calls (call id, tool, arguments)."""
     return [
         {
             "type": "function_call",
@@ -53,17 +53,17 @@ def make_call_items(*calls: tuple[str, str, str]) -> list[dict[str, Any]]:
 
 
 def tool_results(turn: Turn) -> list[ToolResultBlock]:
-    """The tool results, in order."""
+    """Return the tool results, in order."""
     return [block for block in turn.blocks if isinstance(block, ToolResultBlock)]
 
 
 def check_law(server: TestServer, turn: Turn) -> None:
-    """The model saw exactly what the Turn says before its answer."""
+    """Check that the context of the last request equals the Turn before its answer."""
     assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
-async def test_an_approver_edits_and_refuses(strict: tuple[TestServer, Engine]) -> None:
-    """The call stands as the model wrote it; what ran is what was approved, and the model is told."""
+async def test_an_approver_edits_and_denies(strict: tuple[TestServer, Engine]) -> None:
+    """The call is unchanged, the approved arguments are used, and the result states the change."""
     server, engine = strict
 
     def approve(call: ToolCallBlock) -> Edit | Deny:
@@ -83,7 +83,7 @@ async def test_an_approver_edits_and_refuses(strict: tuple[TestServer, Engine]) 
 
 
 async def test_a_custom_tool_takes_free_text(strict: tuple[TestServer, Engine]) -> None:
-    """Its call and its output go out under their own types."""
+    """A custom tool call and its output are sent as items of their own types."""
     server, engine = strict
 
     @tool(custom=True)
@@ -102,10 +102,10 @@ async def test_a_custom_tool_takes_free_text(strict: tuple[TestServer, Engine]) 
     check_law(server, again)
 
 
-async def test_a_picture_that_a_tool_returns_is_sent_as_one(
+async def test_an_image_returned_by_a_tool_is_sent_as_an_image(
     strict: tuple[TestServer, Engine],
 ) -> None:
-    """The strict server takes it, and the Turn says the same."""
+    """The strict server accepts the image, and its context equals the Turn."""
     server, engine = strict
 
     def draw() -> list[object]:
@@ -120,7 +120,7 @@ async def test_a_picture_that_a_tool_returns_is_sent_as_one(
 
 
 async def test_two_calls_with_one_id_are_distinguished() -> None:
-    """Each gets a result of its own; what the server remembers of them is not built upon."""
+    """Each call gets its own result, and the next request is not chained to the ambiguous response."""
     twice = make_call_items(("c1", "add", '{"a": 1, "b": 1}'), ("c1", "add", '{"a": 2, "b": 1}'))
     script = ScriptedServer(twice, FINAL_OUTPUT)
     with serve_handler(script.handle) as url:
@@ -137,8 +137,8 @@ async def test_two_calls_with_one_id_are_distinguished() -> None:
     assert get_state(turn).previous_response_id == "resp_2"
 
 
-async def test_a_cancelled_run_keeps_the_results_that_had_come() -> None:
-    """One tool has answered and one is at work: the Turn reached has the answer and can go on."""
+async def test_a_cancelled_run_preserves_finished_results() -> None:
+    """The Turn reached has the result of the finished tool, and the next run completes the other call."""
     started, received = anyio.Event(), anyio.Event()
 
     async def quick() -> str:
@@ -179,7 +179,7 @@ async def test_a_cancelled_run_keeps_the_results_that_had_come() -> None:
 
 
 async def test_results_are_reported_as_they_arrive() -> None:
-    """A quick tool is told before a slow one; the results stand in the order of the calls."""
+    """A faster tool is reported before a slower one, and the results are in the order of the calls."""
     received = anyio.Event()
 
     async def slow() -> str:

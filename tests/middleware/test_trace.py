@@ -1,4 +1,4 @@
-"""``trace``: the spans of real runs on the practice server, as an exporter gets them."""
+"""Tests of the spans that ``trace`` exports for runs on the practice server."""
 
 from collections.abc import AsyncIterator, Iterator
 from itertools import permutations
@@ -23,13 +23,13 @@ SECRET = "the harbour code is 4711"
 
 @pytest.fixture
 def spans() -> InMemorySpanExporter:
-    """Where the spans of a test go."""
+    """Return the exporter that collects the spans of a test."""
     return InMemorySpanExporter()
 
 
 @pytest.fixture
 def tracer(spans: InMemorySpanExporter) -> Iterator[otel_trace.Tracer]:
-    """A tracer that exports at once."""
+    """Yield a tracer that exports spans immediately."""
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
     yield provider.get_tracer("tests")
@@ -48,31 +48,31 @@ def broken(text: str) -> str:
 
 @pytest.fixture
 async def practice() -> AsyncIterator[Engine]:
-    """The engine that everything here wraps."""
+    """Yield an engine for the practice model."""
     with serve() as server:
         async with connect(f"responses:{server.base_url}#practice") as engine:
             yield engine
 
 
 def spans_by_name(spans: InMemorySpanExporter) -> dict[str, ReadableSpan]:
-    """The finished spans; the newest where several have one name."""
+    """Return the finished spans by name; the newest of several with the same name."""
     return {span.name: span for span in spans.get_finished_spans()}
 
 
 def is_child(child: ReadableSpan, parent: ReadableSpan) -> bool:
-    """Whether one span is directly below the other."""
+    """Return whether one span is a direct child of the other."""
     return child.parent is not None and child.parent == parent.get_span_context()
 
 
 def spans_text(spans: InMemorySpanExporter) -> str:
-    """All that the spans tell, as one text."""
+    """Return all finished spans as JSON text."""
     return "\n".join(span.to_json() for span in spans.get_finished_spans())
 
 
 async def test_a_run_with_tools_is_a_tree_of_spans(
     practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter
 ) -> None:
-    """A turn with two requests and a tool between them, in the words of the conventions."""
+    """A turn with two requests and a tool call has spans that follow the semantic conventions."""
     engine = with_middleware(practice, trace(tracer, agent="harbour"), tools(add))
     await engine.run(Turn([user("Please call add with a=2 and b=3")]))
     names = [span.name for span in spans.get_finished_spans()]
@@ -102,13 +102,13 @@ async def test_a_run_with_tools_is_a_tree_of_spans(
     assert run.status.status_code is StatusCode.UNSET
 
 
-async def test_no_content_unless_it_is_asked_for(
+async def test_content_is_exported_only_on_request(
     practice: Engine,
     tracer: otel_trace.Tracer,
     spans: InMemorySpanExporter,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By default neither messages nor arguments nor results; with the switch, all of them."""
+    """By default no messages, arguments or results are exported; with the setting, all of them are."""
     turn = Turn([system("Be brief."), user(SECRET), user("Please call add with a=2 and b=3")])
     await with_middleware(practice, trace(tracer), tools(add)).run(turn)
     assert "harbour" not in spans_text(spans)
@@ -127,10 +127,10 @@ async def test_no_content_unless_it_is_asked_for(
     assert SECRET not in spans_text(spans)
 
 
-async def test_the_conversation_is_named(
+async def test_spans_have_the_conversation_id(
     practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter
 ) -> None:
-    """By what is bound for the log, or by the server's conversation object."""
+    """The id is the one bound for logging, or that of the server's conversation object."""
     engine = with_middleware(practice, trace(tracer))
     with bind_fields(conversation_id="harbour-talk"):
         await engine.run(Turn([user("Hello")]))
@@ -145,7 +145,7 @@ async def test_the_conversation_is_named(
 async def test_a_tool_that_fails_is_marked(
     practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter
 ) -> None:
-    """The tool's span is an error, without the words of the exception; the turn is none."""
+    """The tool's span has the error status without the exception message; the turn's span has not."""
     engine = with_middleware(practice, trace(tracer), tools(broken))
     await engine.run(Turn([user("Please call broken with text=harbour")]))
     tool, run = spans_by_name(spans)["execute_tool broken"], spans_by_name(spans)["invoke_agent"]
@@ -155,10 +155,10 @@ async def test_a_tool_that_fails_is_marked(
     assert "harbour" not in spans_text(spans)
 
 
-async def test_a_refused_request_is_marked(
+async def test_a_rejected_request_is_marked(
     tracer: otel_trace.Tracer, spans: InMemorySpanExporter
 ) -> None:
-    """Request and turn are errors of the kind that the server told, and nobody's key is told."""
+    """The spans of request and turn have the server's error code and do not contain the API key."""
     with serve(token="right") as server:
         engine = connect(f"responses:{server.base_url}#practice", api_key="wrong-key")
         with pytest.raises(EngineError):
@@ -174,7 +174,7 @@ async def test_a_refused_request_is_marked(
 async def test_a_healed_request_is_two_spans(
     tracer: otel_trace.Tracer, spans: InMemorySpanExporter
 ) -> None:
-    """The one that was refused says why, and the turn says that it was healed."""
+    """The rejected request's span has the reason, and the turn's span has an event for the healing."""
     with serve() as server:
         engine = with_middleware(connect(f"responses:{server.base_url}#practice"), trace(tracer))
         turn = await engine.run(Turn([user("Hello")]))
@@ -188,10 +188,10 @@ async def test_a_healed_request_is_two_spans(
     assert [event.name for event in run.events] == ["kedge.healed"]
 
 
-async def test_a_stream_that_is_left_early_closes_its_spans(
+async def test_closing_a_stream_early_ends_its_spans(
     practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter
 ) -> None:
-    """Nothing stays open, and between two events the caller's own span is the current one."""
+    """All spans are ended, and between two events the caller's span is the current one."""
     engine = with_middleware(practice, trace(tracer))
     async with engine.stream(Turn([user("Write 50 words.")])) as stream:
         async for _ in stream:
@@ -202,10 +202,10 @@ async def test_a_stream_that_is_left_early_closes_its_spans(
     assert (spans_by_name(spans)["invoke_agent"].attributes or {})[otel.ERROR_TYPE] == "cancelled"
 
 
-async def test_what_tools_trace_nests_below_the_turn(
+async def test_spans_of_tools_are_children_of_the_turn(
     practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter
 ) -> None:
-    """While the engine works, the turn's span is current."""
+    """The turn's span is the current one while a tool runs."""
 
     def look(text: str) -> str:
         """Look."""
@@ -219,16 +219,16 @@ async def test_what_tools_trace_nests_below_the_turn(
 
 
 async def test_without_an_sdk_nothing_happens(practice: Engine) -> None:
-    """The API alone makes no spans and costs no answer."""
+    """Without an SDK the API creates no spans, and the answer is unchanged."""
     turn = await with_middleware(practice, trace()).run(Turn([user("What is 2+3?")]))
     assert "5" in str(turn.blocks[-1])
 
 
 @pytest.mark.parametrize("order", list(permutations(("trace", "guard", "tools"))), ids="-".join)
-async def test_content_is_exported_as_guards_leave_it(
+async def test_exported_content_is_redacted_by_guards(
     order: tuple[str, ...], tracer: otel_trace.Tracer, spans: InMemorySpanExporter
 ) -> None:
-    """In any order: messages, instructions, arguments and results."""
+    """Messages, instructions, arguments and results are redacted in any order of the stack."""
 
     def look(text: str) -> str:
         """Return the text."""

@@ -1,4 +1,4 @@
-"""Before a call runs somebody may look at it: allow, refuse or edit."""
+"""Tests of approvals: an approver allows, denies or edits a tool call before it runs."""
 
 import logging
 from typing import Any
@@ -28,7 +28,7 @@ async def run_call(
 
 @pytest.mark.parametrize("answer", [Allow(), True])
 async def test_an_allowed_call_runs(answer: Any) -> None:
-    """The approver sees the call."""
+    """The approver receives the call, and a call that it allows runs."""
     seen: list[ToolCallBlock] = []
 
     def approve(call: ToolCallBlock) -> Any:
@@ -49,13 +49,13 @@ async def test_an_allowed_call_runs(answer: Any) -> None:
     ],
 )
 async def test_a_rejected_call_does_not_run_and_reports_it(answer: Any, text: str) -> None:
-    """The model learns the reason."""
+    """The result of a denied call contains the approver's reason."""
     done = await run_call(lambda _: answer)
     assert (done.outcome, done.attempts, done.result.text) == ("refused", 0, text)
 
 
 async def test_an_edited_call_runs_with_other_arguments() -> None:
-    """The model is told, for otherwise it would wonder; the call itself is not touched."""
+    """The result states the changed arguments, and the call itself is not modified."""
 
     async def approve(call: ToolCallBlock) -> Edit:
         return Edit({"path": "/tmp/b"})  # noqa: S108
@@ -71,14 +71,14 @@ async def test_an_edited_call_runs_with_other_arguments() -> None:
     assert done.edited.call_id == "c1"
 
 
-async def test_an_edit_may_be_silent() -> None:
-    """``tell=False`` keeps it between the approver and the tool."""
+async def test_an_edit_can_be_omitted_from_the_result() -> None:
+    """An edit with ``tell=False`` is not mentioned in the result."""
     done = await run_call(lambda _: Edit('{"path": "/tmp/b"}', tell=False))
     assert done.result.text == "deleted /tmp/b"
 
 
-async def test_free_text_may_be_edited_too() -> None:
-    """A note before a picture is a part of its own."""
+async def test_free_text_can_be_edited() -> None:
+    """The note about an edit is a separate part before an image."""
 
     @tool(custom=True)
     def draw(text: str) -> Any:
@@ -105,10 +105,10 @@ class BrokenApprover:
         (lambda _: Edit("{"), "the approver's arguments are invalid"),
     ],
 )
-async def test_an_approver_that_fails_has_not_approved(
+async def test_a_failing_approver_does_not_approve(
     approve: Any, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The call does not run, and whoever reads the log learns it."""
+    """If the approver fails, the call does not run and the error is logged without its message."""
     done = await run_call(approve)
     assert (done.outcome, done.attempts) == ("refused", 0)
     assert done.result.text == f"The call was not approved and did not run: {why}."
@@ -118,7 +118,7 @@ async def test_an_approver_that_fails_has_not_approved(
 
 
 async def test_no_approval_is_requested_for_a_call_that_cannot_run() -> None:
-    """Wrong arguments and unknown tools are answered without bothering anyone."""
+    """Calls with invalid arguments and calls of unknown tools are answered without an approval."""
 
     def approve(call: ToolCallBlock) -> bool:
         raise AssertionError
@@ -142,7 +142,7 @@ async def test_no_approval_is_requested_for_a_call_that_cannot_run() -> None:
 async def test_a_tool_has_its_approval_requirement(
     approval: bool | None, asked: bool, outcome: str
 ) -> None:
-    """True never runs unapproved, False is never asked about, None asks if there is who to ask."""
+    """True requires an approver, False never asks it, and None asks it if there is one."""
     approve = (lambda _: False) if asked else None  # pyright: ignore[reportUnknownLambdaType]
     done = await run_call(approve, tool(delete, approval=approval))
     assert done.outcome == outcome
@@ -150,8 +150,8 @@ async def test_a_tool_has_its_approval_requirement(
         assert done.result.text == "delete requires approval, and no approver is configured."
 
 
-async def test_one_question_at_a_time_while_others_run() -> None:
-    """A person is asked about one call, then the next; what needs no answer does not wait."""
+async def test_approvals_are_requested_one_at_a_time() -> None:
+    """The approver gets one call at a time, and calls that need no approval do not wait for it."""
     answers = {"c0": anyio.Event(), "c1": anyio.Event()}
     requested: list[str] = []
     ran: list[str] = []
@@ -186,8 +186,8 @@ async def test_one_question_at_a_time_while_others_run() -> None:
     assert ran == ["c2", "c0", "c1"]
 
 
-async def test_cancelled_while_being_asked_about_means_it_never_ran() -> None:
-    """The call is answered all the same."""
+async def test_a_call_cancelled_during_its_approval_does_not_run() -> None:
+    """A call that is cancelled during its approval gets a result that says it did not run."""
     runs: list[ToolRun] = []
 
     async def approve(call: ToolCallBlock) -> bool:

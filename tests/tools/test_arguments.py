@@ -1,4 +1,4 @@
-"""What is wrong with the arguments of a call, in words that a model can act on."""
+"""Tests of the problems reported for the arguments of a tool call, which a model uses to correct them."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -87,12 +87,12 @@ def argument_problems(arguments: str | dict[str, Any]) -> tuple[str, ...]:
 def test_each_problem_names_the_argument_and_what_is_expected(
     arguments: str | dict[str, Any], problem: str
 ) -> None:
-    """Which argument, what was wrong, what belongs there."""
+    """A problem names the argument, what is wrong with it and which schema it should match."""
     assert problem in "\n".join(argument_problems(arguments))
 
 
 def test_all_problems_are_reported_together() -> None:
-    """A model corrects everything in one go; the branches of a union are one problem."""
+    """All problems are in one report, and the alternatives of a union are one problem."""
     received = argument_problems({"days": 0, "mode": "plane", "where": "?", "dayz": 1})
     assert [line.partition(":")[0] for line in received] == [
         "start",
@@ -104,14 +104,14 @@ def test_all_problems_are_reported_together() -> None:
 
 
 def test_the_list_of_problems_is_bounded() -> None:
-    """A thousand mistakes are not told one by one."""
+    """The list ends after ``MAX_PROBLEMS`` entries with the number of the remaining ones."""
     received = argument_problems({f"x{i}": 1 for i in range(1000)})
     assert len(received) == MAX_PROBLEMS + 1
     assert received[-1] == f"and {1001 - MAX_PROBLEMS} more"
 
 
-def test_values_are_not_repeated() -> None:
-    """The model knows what it wrote, and a log need not know it."""
+def test_values_are_not_quoted() -> None:
+    """Neither the problems nor the error message quote the values of the arguments."""
     arguments = {"days": "hush", "mode": "hush", "legs": "hush", "where": "hush"}
     with pytest.raises(InvalidArguments) as error:
         SCHEMA.parse_arguments(tool_call("trip", arguments))
@@ -132,10 +132,10 @@ fields = st.sampled_from(["start", "days", "legs", "mode", "where", "seats", "pr
 
 
 @given(st.dictionaries(fields, json_values) | st.text(max_size=20))
-def test_any_arguments_are_read_or_their_problem_is_reported(
+def test_any_arguments_are_parsed_or_rejected(
     arguments: str | dict[str, Any],
 ) -> None:
-    """Nothing that a model writes breaks the reading."""
+    """Random arguments are either parsed or rejected with ``InvalidArguments``."""
     received: tuple[str, ...] = ("it fits",)
     try:
         SCHEMA.parse_arguments(tool_call("trip", arguments))

@@ -1,4 +1,4 @@
-"""How many run at once: never more than allowed, in the order they came, and nobody waits in vain."""
+"""Tests of the concurrency limiter: its limit, the order of waiting tasks, and abandoned threads."""
 
 from collections.abc import Awaitable, Callable
 
@@ -17,7 +17,7 @@ from kedge.tools.concurrency import (
 
 
 class GateRunner:
-    """Tasks at a gate that stay inside until they are let go."""
+    """Tasks that hold a permit of a limiter until the test ends them."""
 
     def __init__(self, gate: ConcurrencyLimiter, group: TaskGroup) -> None:
         self.gate = gate
@@ -28,22 +28,22 @@ class GateRunner:
         self.scopes: dict[str, anyio.CancelScope] = {}
 
     async def start(self, name: str) -> None:
-        """Start a task and let it come as far as it can."""
+        """Start a task and wait until all tasks are blocked."""
         self.group.start_soon(self._run, name)
         await anyio.wait_all_tasks_blocked()
 
     async def leave(self, name: str) -> None:
-        """Let a task go; those who follow come as far as they can."""
+        """End a task and wait until all tasks are blocked."""
         self.inside.pop(name).set()
         await anyio.wait_all_tasks_blocked()
 
     async def leave_thread(self, name: str) -> None:
-        """Let a task go whose thread stays behind."""
+        """End a task whose thread is still running."""
         self.places[name].transfer_to_thread()
         await self.leave(name)
 
     async def cancel(self, name: str) -> None:
-        """Cancel a task, wherever it is."""
+        """Cancel a task that waits for a permit or holds one."""
         self.inside.pop(name, None)
         self.scopes[name].cancel()
         await anyio.wait_all_tasks_blocked()
@@ -68,8 +68,8 @@ async def run_at_gate(size: int, scenario: Callable[[GateRunner], Awaitable[None
             group.cancel_scope.cancel()
 
 
-async def test_no_more_than_the_limit_run_and_the_first_come_first() -> None:
-    """Those who wait are let in one for one, in order."""
+async def test_waiting_tasks_run_in_order_within_the_limit() -> None:
+    """At most ``size`` tasks run, and waiting tasks get permits in the order of their arrival."""
 
     async def story(at: GateRunner) -> None:
         for name in "abcd":
@@ -83,8 +83,8 @@ async def test_no_more_than_the_limit_run_and_the_first_come_first() -> None:
     await run_at_gate(2, story)
 
 
-async def test_who_gives_up_waiting_leaves_no_hole() -> None:
-    """A cancelled task in the queue is passed over; a cancelled one inside frees its place."""
+async def test_cancelled_tasks_free_their_permits() -> None:
+    """A cancelled task in the queue is skipped, and a cancelled task that runs frees its permit."""
 
     async def story(at: GateRunner) -> None:
         for name in "abcd":
@@ -98,8 +98,8 @@ async def test_who_gives_up_waiting_leaves_no_hole() -> None:
     await run_at_gate(1, story)
 
 
-async def test_a_slot_of_a_cancelled_task_is_given_to_the_next() -> None:
-    """Cancelled in the very moment of being let in: the place is not lost."""
+async def test_the_permit_of_a_cancelled_task_is_given_to_the_next() -> None:
+    """A permit is not lost if its task is cancelled at the moment it gets the permit."""
 
     async def story(at: GateRunner) -> None:
         for name in "abc":
@@ -113,8 +113,8 @@ async def test_a_slot_of_a_cancelled_task_is_given_to_the_next() -> None:
     await run_at_gate(1, story)
 
 
-async def test_a_stray_thread_keeps_its_place_until_it_ends() -> None:
-    """A tool that may run once does not run beside a thread that was given up."""
+async def test_an_abandoned_thread_holds_its_permit_until_it_ends() -> None:
+    """A tool limited to one call does not run while an abandoned thread of it is still running."""
 
     async def story(at: GateRunner) -> None:
         for name in "abc":
@@ -130,7 +130,7 @@ async def test_a_stray_thread_keeps_its_place_until_it_ends() -> None:
 
 
 async def test_abandoned_threads_alone_do_not_block_calls() -> None:
-    """Who waits, and who comes, is told when all places are held by stray threads."""
+    """If abandoned threads hold all permits, waiting and new calls fail instead of blocking."""
 
     async def story(at: GateRunner) -> None:
         for name in "abc":
@@ -147,7 +147,7 @@ async def test_abandoned_threads_alone_do_not_block_calls() -> None:
 
 
 async def test_a_thread_that_ends_during_notification_admits_waiting_calls() -> None:
-    """Woken to be told, they find a place free after all."""
+    """A waiting call gets the permit of a thread that ends while the calls are notified."""
 
     async def story(at: GateRunner) -> None:
         await at.start("a")
@@ -172,7 +172,7 @@ steps = st.lists(st.sampled_from(["start", "leave", "cancel", "stray", "end"]), 
 async def test_any_sequence_of_events_respects_the_limit_and_ends_all_waits(
     size: int, events: list[str]
 ) -> None:
-    """At most ``size`` run or are astray; who waits, waits for someone who runs."""
+    """At most ``size`` permits are in use, and a task waits only while another task is running."""
     waiting: set[str] = set()
 
     async def story(at: GateRunner) -> None:
@@ -205,8 +205,8 @@ async def test_any_sequence_of_events_respects_the_limit_and_ends_all_waits(
     await run_at_gate(size, story)
 
 
-def test_each_event_loop_counts_for_itself() -> None:
-    """A tool may be used in one event loop after another; a limit left behind holds nobody up."""
+def test_each_event_loop_has_its_own_limiter() -> None:
+    """A permit that is never released in one event loop does not block calls in the next one."""
     limit = ConcurrencyLimit(1)
 
     async def hold() -> ConcurrencyLimiter:
@@ -219,6 +219,6 @@ def test_each_event_loop_counts_for_itself() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-async def test_different_limits_do_not_share(size: int) -> None:
-    """Two tools with the same limit each have their own."""
+async def test_limits_of_the_same_size_are_independent(size: int) -> None:
+    """Two limits of the same size have separate limiters."""
     assert ConcurrencyLimit(size).current_limiter() is not ConcurrencyLimit(size).current_limiter()

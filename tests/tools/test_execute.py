@@ -1,4 +1,4 @@
-"""The calls of a model, each run to exactly one result."""
+"""Tests of ``run_calls``: every tool call is run and gets exactly one result."""
 
 import contextvars
 import logging
@@ -22,7 +22,7 @@ def make_calls(*names: str, **arguments: Any) -> list[ToolCallBlock]:
 
 
 async def run_one(function: Any, **arguments: Any) -> ToolRun:
-    """Run one call and give its record."""
+    """Run one call and return its record."""
     box = Toolbox(function)
     runs: list[ToolRun] = []
     (result,) = await run_calls(box, make_calls(*box, **arguments), on_run=runs.append)
@@ -31,7 +31,7 @@ async def run_one(function: Any, **arguments: Any) -> ToolRun:
 
 
 async def test_results_are_in_the_order_of_the_calls() -> None:
-    """However they finish: here each call waits for the one after it."""
+    """Results are in the order of the calls, even if the calls finish in reverse order."""
     done = [anyio.Event() for _ in range(4)]
     done[3].set()
 
@@ -54,8 +54,8 @@ async def test_results_are_in_the_order_of_the_calls() -> None:
     assert finished == ["c2", "c1", "c0"]
 
 
-async def test_sync_functions_run_side_by_side_in_threads() -> None:
-    """They meet at a barrier, which no two could in one thread; the context goes with them."""
+async def test_sync_functions_run_concurrently_in_threads() -> None:
+    """Two sync functions wait for each other in separate threads and see the caller's context variables."""
     barrier = threading.Barrier(2, timeout=300)
     event_loop_thread = threading.get_ident()
 
@@ -69,8 +69,8 @@ async def test_sync_functions_run_side_by_side_in_threads() -> None:
     assert [result.text for result in results] == ["somebody", "somebody"]
 
 
-async def test_a_sync_function_may_give_something_to_await() -> None:
-    """A plain function that returns a coroutine is a tool as well."""
+async def test_a_sync_function_may_return_an_awaitable() -> None:
+    """The coroutine that a sync function returns is awaited."""
 
     async def later() -> str:
         return "here"
@@ -81,8 +81,8 @@ async def test_a_sync_function_may_give_something_to_await() -> None:
     assert (await run_one(sooner)).result.text == "here"
 
 
-async def test_a_result_knows_its_call_and_who_made_it() -> None:
-    """Call id, kind, origin and outcome."""
+async def test_a_result_has_the_call_id_kind_and_origin_of_its_call() -> None:
+    """A result has the call id, kind and origin of its call, and the outcome in its metadata."""
 
     @tool(custom=True)
     def shout(text: str) -> list[Any]:
@@ -98,12 +98,12 @@ async def test_a_result_knows_its_call_and_who_made_it() -> None:
 
 
 async def test_no_calls_give_no_results() -> None:
-    """Nothing asked, nothing done."""
+    """An empty list of calls returns an empty list of results."""
     assert await run_calls(Toolbox(), []) == []
 
 
-async def test_an_unknown_tool_is_answered_with_those_there_are() -> None:
-    """The model can choose again."""
+async def test_an_unknown_tool_is_answered_with_the_known_tools() -> None:
+    """The result for an unknown tool suggests the nearest name and lists all tools."""
 
     def get_weather() -> None: ...
 
@@ -115,8 +115,8 @@ async def test_an_unknown_tool_is_answered_with_those_there_are() -> None:
     assert (runs[0].outcome, runs[0].attempts) == ("unknown", 0)
 
 
-async def test_wrong_arguments_are_answered_with_what_is_wrong() -> None:
-    """The function is not called, and the answer says what to do."""
+async def test_invalid_arguments_are_answered_with_their_problems() -> None:
+    """The function is not called, and the result lists the problems of the arguments."""
 
     def add(a: int, b: int) -> int:
         raise AssertionError
@@ -133,8 +133,8 @@ async def test_wrong_arguments_are_answered_with_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("custom", [True, False])
-async def test_free_text_and_json_are_not_mixed_up(custom: bool) -> None:
-    """A custom call of a function tool, and the other way round, are told apart."""
+async def test_free_text_and_json_are_distinguished(custom: bool) -> None:
+    """A custom call of a function tool, and a JSON call of a custom tool, are answered as invalid."""
 
     def shout(text: str) -> str:
         raise AssertionError
@@ -149,7 +149,7 @@ async def test_free_text_and_json_are_not_mixed_up(custom: bool) -> None:
 async def test_an_exception_is_reported_without_its_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The model gets type and message, less secrets; the log the type, the place and the call."""
+    """The result has the type and redacted message; the log has the type, the source line and the call id."""
 
     async def fetch(url: str) -> str:
         raise ConnectionError(f"no way to {url}")
@@ -169,8 +169,8 @@ async def test_an_exception_is_reported_without_its_traceback(
     assert "Traceback" not in caplog.text
 
 
-async def test_a_tool_may_choose_its_words() -> None:
-    """``ToolFailed`` goes to the model as it is, and is not tried again."""
+async def test_tool_failed_sets_the_result() -> None:
+    """The message of ``ToolFailed`` is the result, and the call is not retried."""
 
     @tool(retries=3)
     def book() -> str:
@@ -181,8 +181,8 @@ async def test_a_tool_may_choose_its_words() -> None:
     assert run.result.text == "All seats are taken; try another day."
 
 
-async def test_errors_inside_a_function_are_not_argument_errors() -> None:
-    """A tool that itself looks for a tool, or validates, fails as any other."""
+async def test_library_errors_raised_by_a_tool_are_tool_failures() -> None:
+    """An ``UnknownTool`` error raised by the function itself has the outcome ``failed``."""
 
     def nested() -> None:
         raise UnknownTool("x", [])
@@ -193,7 +193,7 @@ async def test_errors_inside_a_function_are_not_argument_errors() -> None:
 
 
 async def test_the_errors_of_a_group_are_listed() -> None:
-    """A task group in a tool does not hide what went wrong."""
+    """An exception group of a tool's task group is reported as its individual errors."""
 
     async def many() -> None:
         async with anyio.create_task_group() as group:
@@ -206,7 +206,7 @@ async def test_the_errors_of_a_group_are_listed() -> None:
 
 
 async def test_an_exception_that_cannot_be_encoded_is_still_reported() -> None:
-    """Lone surrogates in a message do not break the result."""
+    """A lone surrogate in an exception message is replaced."""
 
     def odd() -> None:
         raise ValueError("half \ud800 pair")
@@ -214,8 +214,8 @@ async def test_an_exception_that_cannot_be_encoded_is_still_reported() -> None:
     assert (await run_one(odd)).result.text == "odd failed: ValueError: half \ufffd pair"
 
 
-async def test_failed_attempts_are_made_again() -> None:
-    """As often as allowed, each with fresh arguments."""
+async def test_failed_calls_are_retried() -> None:
+    """A failing call is retried up to ``retries`` times, each time with newly parsed arguments."""
     seen: list[list[int]] = []
 
     @tool(retries=2, retry_wait=0)
@@ -231,8 +231,10 @@ async def test_failed_attempts_are_made_again() -> None:
     assert seen == [[1, 2]] * 3
 
 
-async def test_attempts_end_with_the_last_error(caplog: pytest.LogCaptureFixture) -> None:
-    """When all failed, the model is told once, and the log of every attempt."""
+async def test_the_last_error_is_reported_after_all_retries(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """If all attempts fail, the result has the last error, and each retry is logged."""
 
     @tool(retries=2, retry_wait=0)
     def broken() -> None:
@@ -247,8 +249,8 @@ async def test_attempts_end_with_the_last_error(caplog: pytest.LogCaptureFixture
     assert "tool broken failed, attempt 2 of 3, retrying in 0 s (call c0): OSError" in retried[1]
 
 
-async def test_only_named_exceptions_are_tried_again() -> None:
-    """``retry_on`` says which."""
+async def test_only_exceptions_in_retry_on_are_retried() -> None:
+    """An exception that is not in ``retry_on`` is not retried."""
 
     @tool(retries=2, retry_wait=0, retry_on=(OSError,))
     def broken() -> None:
@@ -257,8 +259,8 @@ async def test_only_named_exceptions_are_tried_again() -> None:
     assert (await run_one(broken)).attempts == 1
 
 
-async def test_long_output_is_cut_visibly() -> None:
-    """Whatever a tool returns, a result has a bound, which the caller sets."""
+async def test_long_output_is_truncated_with_a_note() -> None:
+    """Output longer than ``max_output`` is truncated, and a note states both lengths."""
 
     def talk() -> str:
         return "word " * 100
@@ -267,8 +269,8 @@ async def test_long_output_is_cut_visibly() -> None:
     assert result.text == "word word\n[truncated: 9 of 500 characters are shown]"
 
 
-async def test_a_value_that_cannot_be_shown_is_a_failure() -> None:
-    """A result whose ``str`` raises is told as the exception it is."""
+async def test_a_return_value_without_text_is_a_failure() -> None:
+    """A return value whose ``__str__`` raises is reported as a failure with that exception."""
 
     class Odd:
         def __str__(self) -> str:
@@ -282,7 +284,7 @@ async def test_a_value_that_cannot_be_shown_is_a_failure() -> None:
 
 
 async def test_a_record_has_outcome_attempts_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Running and waiting are measured separately; ``repr`` shows neither arguments nor output."""
+    """Running and waiting times are measured separately; ``repr`` has neither arguments nor output."""
     now = [0.0]
     monkeypatch.setattr("kedge.tools.call_runner.time.perf_counter", lambda: now[0])
 
@@ -305,7 +307,7 @@ async def test_a_record_has_outcome_attempts_and_times(monkeypatch: pytest.Monke
 
 
 async def test_a_validator_that_breaks_is_a_failure() -> None:
-    """Code that a tool brings along for its arguments may fail like the tool itself."""
+    """An exception raised by a validator of an argument is reported as a failure of the tool."""
     from typing import Annotated
 
     from pydantic import AfterValidator
@@ -320,7 +322,7 @@ async def test_a_validator_that_breaks_is_a_failure() -> None:
 
 
 async def test_an_exception_of_a_callback_is_raised_unchanged() -> None:
-    """``on_run`` must not fail; if it does, the error is not wrapped in a group."""
+    """An exception raised by ``on_run`` is not wrapped in an exception group."""
 
     def f() -> None: ...
 
@@ -349,7 +351,7 @@ def _bad(x: int = 0) -> int:
     )
 )
 async def test_every_call_gets_one_result(asked: list[tuple[str, str]]) -> None:
-    """Whatever is called with whatever: as many results as calls, with their ids, in order."""
+    """For random calls there is one result for each call, with its id and in its order."""
     wanted = [tool_call(name, text, call_id=f"c{i}") for i, (name, text) in enumerate(asked)]
     delivered: list[str] = []
     results = await run_calls(

@@ -1,4 +1,4 @@
-"""One attempt: time, limits, threads, and cancellation from without and within."""
+"""Tests of one attempt of a tool call: timeouts, limits, threads and cancellation."""
 
 import asyncio
 import threading
@@ -33,7 +33,7 @@ async def run_one(function: Any) -> ToolRun:
 async def run_in_background(
     *wanted: tuple[Toolbox, list[ToolCallBlock]], on_run: Callable[[ToolRun], object]
 ) -> AsyncGenerator[anyio.CancelScope]:
-    """Calls that run in the background until they end or are cancelled."""
+    """Run calls in the background until they end or the yielded scope is cancelled."""
     async with anyio.create_task_group() as group:
         for box, some in wanted:
             group.start_soon(_run, box, some, on_run)
@@ -47,8 +47,8 @@ async def _run(
     await run_calls(box, some, on_run=on_run)
 
 
-async def test_an_async_function_is_stopped_when_its_time_is_up() -> None:
-    """It is cancelled, cleans up, and the model is told."""
+async def test_an_async_function_is_cancelled_at_its_timeout() -> None:
+    """The function is cancelled, its cleanup runs, and the result reports the timeout."""
     cleaned = False
 
     @tool(timeout=SOON)
@@ -65,8 +65,8 @@ async def test_an_async_function_is_stopped_when_its_time_is_up() -> None:
     assert run.result.text == "slow timed out: it took longer than 0.01 s."
 
 
-async def test_running_out_of_time_may_be_tried_again() -> None:
-    """It counts as a ``TimeoutError``."""
+async def test_a_timeout_can_be_retried() -> None:
+    """A timeout counts as a ``TimeoutError`` for ``retry_on``."""
     starts = 0
 
     @tool(timeout=SOON, retries=1, retry_wait=0, retry_on=(TimeoutError,))
@@ -81,8 +81,8 @@ async def test_running_out_of_time_may_be_tried_again() -> None:
     assert (run.outcome, run.attempts, run.result.text) == ("ok", 2, "there")
 
 
-async def test_a_timeout_of_the_functions_own_is_a_failure() -> None:
-    """Not ours, so its own words are told."""
+async def test_a_timeout_error_raised_by_the_function_is_a_failure() -> None:
+    """A ``TimeoutError`` raised by the function is a failure with its own message, not a timeout."""
 
     @tool(timeout=30)
     async def impatient() -> None:
@@ -95,8 +95,8 @@ async def test_a_timeout_of_the_functions_own_is_a_failure() -> None:
     )
 
 
-async def test_a_function_that_ends_in_spite_of_the_clock_counts() -> None:
-    """Whoever catches the cancellation and returns a value has returned a value."""
+async def test_a_value_returned_after_the_timeout_counts() -> None:
+    """A function that catches the cancellation and returns a value succeeds."""
 
     @tool(timeout=SOON)
     async def stubborn() -> str:
@@ -110,14 +110,14 @@ async def test_a_function_that_ends_in_spite_of_the_clock_counts() -> None:
 
 
 class ManualTimeout:
-    """Time that is up when the test says so, and not when a machine is slow."""
+    """A timeout that expires when the test says so, independent of the speed of the machine."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.scopes: list[anyio.CancelScope] = []
         monkeypatch.setattr("kedge.tools.invoke.move_on_after", self._open_scope)
 
     def expire(self) -> None:
-        """Be up, for all who run. Called in a thread."""
+        """Expire the timeouts of all running calls; called in a thread."""
         anyio.from_thread.run_sync(self._cancel)
 
     def _open_scope(self, delay: float) -> anyio.CancelScope:
@@ -134,8 +134,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualTimeout:
     return ManualTimeout(monkeypatch)
 
 
-async def test_a_thread_is_abandoned_when_its_time_is_up(clock: ManualTimeout) -> None:
-    """The caller goes on; the thread ends when it ends."""
+async def test_a_thread_is_abandoned_at_its_timeout(clock: ManualTimeout) -> None:
+    """The call times out at once, and its thread ends later."""
     release, ended = threading.Event(), threading.Event()
 
     @tool(timeout=1)
@@ -152,8 +152,8 @@ async def test_a_thread_is_abandoned_when_its_time_is_up(clock: ManualTimeout) -
     assert await anyio.to_thread.run_sync(ended.wait, 300)
 
 
-async def test_a_thread_runs_out_of_time_by_the_clock_on_the_wall() -> None:
-    """The same with a real clock, whether the thread came to start or not."""
+async def test_a_thread_times_out_by_the_real_clock() -> None:
+    """A thread times out by the real clock, whether or not it has started."""
     release = threading.Event()
 
     @tool(timeout=SOON)
@@ -165,8 +165,8 @@ async def test_a_thread_runs_out_of_time_by_the_clock_on_the_wall() -> None:
     assert (run.outcome, run.attempts) == ("timeout", 1)
 
 
-async def test_an_abandoned_thread_keeps_its_place(clock: ManualTimeout) -> None:
-    """A tool that may run once never runs twice, and says that it is busy until the thread ends."""
+async def test_an_abandoned_thread_holds_its_permit(clock: ManualTimeout) -> None:
+    """A tool limited to one call is reported as busy until the abandoned thread ends."""
     release = threading.Event()
     running: list[int] = []
 
@@ -188,15 +188,15 @@ async def test_an_abandoned_thread_keeps_its_place(clock: ManualTimeout) -> None
     release.set()
     assert slow.limit
     with anyio.fail_after(300):
-        while slow.limit.current_limiter().abandoned:  # noqa: ASYNC110 - a thread tells no loop that it ended
+        while slow.limit.current_limiter().abandoned:  # noqa: ASYNC110 - threads notify no event loop
             await anyio.sleep(0.001)
         async with slow.limit.current_limiter().acquire():
             assert slow.limit.current_limiter().running == 1
 
 
 @pytest.mark.parametrize("first", ["the thread ends", "the caller goes"])
-async def test_the_second_holder_returns_the_slot(first: str) -> None:
-    """A thread that ends, or starts, in the moment of being abandoned leaves no place taken."""
+async def test_the_last_holder_releases_the_permit(first: str) -> None:
+    """The permit is released if a thread starts or ends at the moment it is abandoned."""
     called: list[int] = []
 
     @tool(concurrency=1)
@@ -219,7 +219,7 @@ async def test_the_second_holder_returns_the_slot(first: str) -> None:
 
 
 async def test_a_limit_holds_across_runs_and_toolboxes() -> None:
-    """Two runs of three calls each, in two toolboxes: never more than two at once."""
+    """At most two of six calls run at once in two concurrent runs with separate toolboxes."""
     gates = [anyio.Event() for _ in range(6)]
     entered: list[int] = []
     inside = most = 0
@@ -246,7 +246,7 @@ async def test_a_limit_holds_across_runs_and_toolboxes() -> None:
 
 
 async def test_a_limit_holds_for_threads() -> None:
-    """One at a time means one at a time, also in threads."""
+    """A sync tool limited to one call runs in one thread at a time."""
     running: list[int] = []
 
     @tool(concurrency=1)
@@ -281,8 +281,8 @@ async def test_waiting_for_a_slot_does_not_count_towards_the_timeout(
     assert runs[0].waited > 0
 
 
-async def test_cancellation_loses_nothing_and_leaves_no_call_open() -> None:
-    """What was completed is delivered; what ran or waited is answered as cancelled."""
+async def test_cancellation_answers_every_call() -> None:
+    """Completed results are delivered, and running and waiting calls are answered as cancelled."""
     cleaned = threading.Event()
     started = anyio.Event()
     release = threading.Event()
@@ -325,8 +325,8 @@ async def test_cancellation_loses_nothing_and_leaves_no_call_open() -> None:
     ]
 
 
-async def test_a_task_cancelled_the_asyncio_way_answers_its_calls_too() -> None:
-    """``task.cancel()`` is a cancellation like any other."""
+async def test_task_cancel_answers_running_calls() -> None:
+    """Cancellation with ``task.cancel()`` answers running calls as cancelled."""
     started = anyio.Event()
 
     async def slow() -> None:
@@ -344,7 +344,7 @@ async def test_a_task_cancelled_the_asyncio_way_answers_its_calls_too() -> None:
 
 
 async def test_a_function_that_is_cancelled_from_within_has_failed() -> None:
-    """It waited for something that was cancelled; nobody cancelled the call, so it is answered."""
+    """A call whose awaitable was cancelled inside the function is answered as failed."""
 
     async def waits() -> None:
         inner = asyncio.ensure_future(anyio.sleep_forever())
@@ -372,7 +372,7 @@ async def test_a_function_that_is_cancelled_from_within_has_failed() -> None:
 
 
 async def test_a_function_that_cancels_its_own_task_has_failed() -> None:
-    """The other calls go on."""
+    """If a function cancels its own task, its call fails and the other calls continue."""
 
     async def rash() -> None:
         task = asyncio.current_task()
@@ -390,15 +390,15 @@ async def test_a_function_that_cancels_its_own_task_has_failed() -> None:
 
 
 class Stop(BaseException):
-    """What no tool result can stand for."""
+    """An exception that is not reported as a tool result."""
 
 
 @pytest.mark.parametrize("exception", [KeyboardInterrupt, SystemExit, Stop])
 @pytest.mark.parametrize("in_thread", [True, False])
-async def test_what_is_no_exception_passes_through(
+async def test_base_exceptions_are_raised_unchanged(
     exception: type[BaseException], in_thread: bool
 ) -> None:
-    """Plainly, not in a group; the other calls are cancelled, and all are delivered."""
+    """The exception is not wrapped in a group, and all calls are delivered as cancelled."""
 
     def stop() -> None:
         raise exception

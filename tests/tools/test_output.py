@@ -1,4 +1,4 @@
-"""What a tool returned becomes the parts of a result."""
+"""Tests of the conversion of a tool's return value to the parts of a result."""
 
 import datetime as dt
 import enum
@@ -36,7 +36,7 @@ class Shade(enum.StrEnum):
     DARK = "dark"
 
 
-class Tone(str, enum.Enum):  # noqa: UP042 - the older way is still met
+class Tone(str, enum.Enum):  # noqa: UP042 - the older form is still used
     LOW = "low"
 
 
@@ -88,13 +88,13 @@ class Odd:
         ("whole \ud83d\ude42 pair", "whole 🙂 pair"),
     ],
 )
-def test_what_is_no_picture_is_text(value: Any, text: str) -> None:
-    """Text as it is, JSON where JSON can say it, ``str`` where it cannot."""
+def test_values_other_than_images_become_text(value: Any, text: str) -> None:
+    """Strings are unchanged, other values become JSON, and values without JSON become their ``str``."""
     assert to_parts(value) == (TextPart(text),)
 
 
-def test_a_value_that_holds_itself_is_shown_somehow() -> None:
-    """A cycle is no JSON and no reason to fail."""
+def test_a_cyclic_value_becomes_its_repr() -> None:
+    """A value that contains itself is converted without an error although it has no JSON."""
     cycle: list[Any] = []
     cycle.append(cycle)
     assert to_parts(cycle) == (TextPart("[[...]]"),)
@@ -110,18 +110,18 @@ def test_a_value_that_holds_itself_is_shown_somehow() -> None:
         (b"RIFF\0\0\0\0WEBPVP8 ", "image/webp"),
     ],
 )
-def test_the_bytes_of_a_picture_are_a_picture(content: bytes, media_type: str) -> None:
-    """Pictures are known by their first bytes."""
+def test_image_bytes_become_an_image(content: bytes, media_type: str) -> None:
+    """The type of an image is detected from its first bytes."""
     assert to_parts(content) == (image(content, media_type=media_type),)
 
 
 def test_a_pdf_is_a_file() -> None:
-    """A model can read a PDF, but not as text."""
+    """The bytes of a PDF become a file part."""
     assert to_parts(b"%PDF-1.7") == (file(b"%PDF-1.7", filename="result.pdf"),)
 
 
-def test_parts_and_lists_with_pictures_stay_parts() -> None:
-    """A list is several parts when one of them is a picture, and JSON otherwise."""
+def test_lists_with_images_become_parts() -> None:
+    """A list with an image becomes several parts, and a list without one becomes JSON."""
     part = ImagePart("https://kedge.example/a.png")
     assert to_parts(part) == (part,)
     assert to_parts(["look:", PNG, 3]) == (TextPart("look:"), image(PNG), TextPart("3"))
@@ -132,7 +132,7 @@ def test_parts_and_lists_with_pictures_stay_parts() -> None:
 
 
 def test_text_is_truncated_at_the_limit_with_a_note() -> None:
-    """The bound is for all text of a result together."""
+    """The limit applies to all text of a result together."""
     assert truncate_parts((TextPart("12345"),), 5) == (TextPart("12345"),)
     assert truncate_parts((TextPart("123456"),), 5) == (
         TextPart("12345\n[truncated: 5 of 6 characters are shown]"),
@@ -146,8 +146,8 @@ def test_text_is_truncated_at_the_limit_with_a_note() -> None:
     )
 
 
-def test_a_picture_beyond_its_bound_is_named_instead() -> None:
-    """Half a picture is none."""
+def test_an_attachment_beyond_the_limit_is_replaced_by_a_note() -> None:
+    """An attachment larger than the limit is omitted completely and replaced by a note."""
     huge = FilePart(data="data:," + "x" * MAX_ATTACHMENT)
     (left,) = truncate_parts((huge,), 5)
     assert left == TextPart(f"[omitted: an attachment of {MAX_ATTACHMENT + 6:,} characters]")
@@ -166,7 +166,7 @@ json_values = st.recursive(
 
 @given(json_values)
 def test_json_is_sent_unchanged(value: Any) -> None:
-    """What JSON can say comes back equal, and every result can be sent."""
+    """A JSON value can be sent as a result and parsed back to an equal value."""
     parts = to_parts(value)
     item = item_from_block(tool_result("c1", list(parts)))
     text = item["output"]

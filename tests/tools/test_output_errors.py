@@ -1,4 +1,4 @@
-"""What a model and a log are told about an exception."""
+"""Tests of the descriptions of exceptions in results and logs."""
 
 import pytest
 
@@ -30,7 +30,7 @@ from kedge.tools.output import MAX_MESSAGE_CHARS, describe_error, locate_error, 
         ("see https://kedge.example/@someone", "see https://kedge.example/@someone"),
     ],
 )
-def test_secrets_are_struck_out(text: str, told: str) -> None:
+def test_secrets_are_redacted(text: str, told: str) -> None:
     """Keys, tokens, passwords and tracebacks in a message do not reach the model."""
     assert redact_secrets(text) == told
 
@@ -54,18 +54,18 @@ class Mute(Exception):
         (ExceptionGroup("twice", [ValueError("a"), ValueError("a")]), "ValueError: a"),
     ],
 )
-def test_an_exception_is_its_type_and_its_message(error: Exception, told: str) -> None:
-    """Of a group, each one's."""
+def test_an_exception_is_described_by_type_and_message(error: Exception, told: str) -> None:
+    """An exception group is described by the types and messages of its exceptions."""
     assert describe_error(error) == told
 
 
-def test_a_long_message_is_cut() -> None:
-    """A message of a megabyte helps nobody."""
+def test_a_long_message_is_truncated() -> None:
+    """A message longer than ``MAX_MESSAGE_CHARS`` is truncated."""
     assert describe_error(ValueError("x" * 10**6)) == f"ValueError: {'x' * MAX_MESSAGE_CHARS} [cut]"
 
 
 def test_locate_error_returns_the_source_location_without_the_message() -> None:
-    """File, line and function, without the path."""
+    """The location has the file name, line and function, without the directory."""
     with pytest.raises(ValueError, match="hush") as error:
         raise ValueError("hush")
     position = locate_error(error.value)

@@ -1,4 +1,4 @@
-"""A toolbox holds tools by name."""
+"""Tests of ``Toolbox``, a mapping of names to tools."""
 
 import pytest
 
@@ -17,7 +17,7 @@ async def clock() -> str:
     return "12:00"
 
 
-def test_functions_and_tools_keep_their_order() -> None:
+def test_a_toolbox_preserves_the_order_of_its_tools() -> None:
     """A toolbox is a mapping of names to tools; plain functions become tools."""
     box = Toolbox(get_weather, clock)
     assert list(box) == ["get_weather", "get_time"]
@@ -30,14 +30,14 @@ def test_functions_and_tools_keep_their_order() -> None:
     assert repr(Toolbox()) == "<Toolbox empty>"
 
 
-def test_two_tools_of_one_name_are_refused() -> None:
-    """A model could not say which it means."""
+def test_two_tools_of_one_name_are_rejected() -> None:
+    """A toolbox with two tools of the same name raises ``InvalidTool``."""
     with pytest.raises(InvalidTool, match="already has a tool of that name"):
         Toolbox(get_weather, tool(clock.function, name="get_weather"))
 
 
-def test_an_unknown_name_brings_a_suggestion() -> None:
-    """The error names the nearest tool and all there are, and it is a ``KeyError``."""
+def test_an_unknown_name_has_a_suggestion() -> None:
+    """The error suggests the nearest tool, lists all tools and is a ``KeyError``."""
     box = Toolbox(get_weather, clock)
     with pytest.raises(UnknownTool) as error:
         box["functions.get_wether"]
@@ -54,8 +54,8 @@ def test_an_unknown_name_brings_a_suggestion() -> None:
         Toolbox()["zzz"]
 
 
-def test_toolboxes_are_made_from_others() -> None:
-    """More tools or fewer, in a new toolbox; the tools themselves are the same."""
+def test_a_toolbox_is_derived_from_another() -> None:
+    """``with_tools`` and ``without`` return a new toolbox with the same tool objects."""
     box = Toolbox(get_weather)
     more = box.with_tools(clock)
     assert (list(box), list(more)) == (["get_weather"], ["get_weather", "get_time"])
@@ -66,7 +66,7 @@ def test_toolboxes_are_made_from_others() -> None:
 
 
 class Remote(ToolSource):
-    """A source whose tools the test sets."""
+    """A tool source whose tools are set by the test."""
 
     def __init__(self, name: str, *names: str) -> None:
         self.name = name
@@ -94,8 +94,8 @@ def test_a_toolbox_follows_the_tools_of_its_sources() -> None:
         box["write"]
 
 
-def test_names_that_are_used_twice_are_prefixed() -> None:
-    """Functions have their own names; all sources with a name get prefixes, so none takes over another's."""
+def test_names_used_by_several_sources_are_prefixed() -> None:
+    """Functions keep their names, and every source that shares a name gets its prefix."""
     files, web = Remote("files", "search", "read", "get_time"), Remote("web", "search", "fetch")
     box = Toolbox(clock, files, web)
     assert list(box) == [
@@ -110,7 +110,7 @@ def test_names_that_are_used_twice_are_prefixed() -> None:
     assert list(box) == ["get_time", "search", "read", "files_get_time", "fetch"]
 
 
-def test_prefixed_names_are_numbered_when_they_are_used_as_well() -> None:
+def test_prefixed_names_in_use_are_numbered() -> None:
     """Two sources may have the same name, and a source may have a tool with a prefixed name."""
     box = Toolbox(Remote("a", "x"), Remote("a", "x"), Remote("b", "a_x", "y" * 64))
     assert list(box) == ["a_x", "a_x_2", "a_x_3", "y" * 64]
@@ -121,7 +121,7 @@ def test_prefixed_names_are_numbered_when_they_are_used_as_well() -> None:
 
 
 def test_a_removed_tool_of_a_source_stays_removed() -> None:
-    """Also after the source changes, and only the tool of that source."""
+    """A removed tool is not restored by a change of its source, and other sources keep theirs."""
     files, web = Remote("files", "search", "read"), Remote("web", "search")
     box = Toolbox(get_weather, files, web).without("files_search", "get_weather")
     assert list(box) == ["read", "search"]
@@ -131,7 +131,7 @@ def test_a_removed_tool_of_a_source_stays_removed() -> None:
 
 
 def test_descriptions_of_sources_are_edited() -> None:
-    """An edit applies to every description of a source's tool, and to none of the program's."""
+    """The filter is applied to all descriptions of a source's tools, but not to the program's own tools."""
     remote = Remote("files")
     schema = {
         "type": "object",

@@ -1,4 +1,4 @@
-"""What can be a tool, and what a refusal says."""
+"""Tests of the signatures that can be tools, and of the errors for the others."""
 
 import functools
 import math
@@ -44,7 +44,7 @@ class Silent:
 
 
 def test_a_signature_becomes_arguments() -> None:
-    """Names, types, defaults and texts; who takes the call gives no argument."""
+    """Arguments have names, types, defaults and descriptions; the parameter for the call is left out."""
     signature = parse_signature(find)
     assert signature.description == "Find it."
     assert signature.call_parameter == "call"
@@ -55,22 +55,22 @@ def test_a_signature_becomes_arguments() -> None:
 
 
 def test_a_bound_method_has_no_self() -> None:
-    """A method of an object is a tool like any other."""
+    """The ``self`` of a bound method is not an argument."""
     signature = parse_signature(Shelf().find)
     assert [argument.name for argument in signature.arguments] == ["query"]
     assert signature.description == "Find it here."
 
 
 def test_a_callable_object_is_named_by_its_class() -> None:
-    """An object with ``__call__`` may be a tool, described there or by its class."""
+    """An object with ``__call__`` can be a tool, described by the method or by its class."""
     assert get_function_name(Shelf()) == "Shelf"
     assert is_async(Shelf())
     assert parse_signature(Shelf()).description == "A shelf that can be asked."
     assert parse_signature(Silent()).description == "Find it in silence."
 
 
-def test_what_a_partial_has_bound_is_no_argument() -> None:
-    """A bound key never reaches the model, not even as a default."""
+def test_bound_parameters_of_a_partial_are_not_arguments() -> None:
+    """A bound value is not part of the signature, not even as a default."""
 
     async def fetch(url: str, api_key: str, tries: int = 1) -> str:
         """Fetch it."""
@@ -87,8 +87,8 @@ def test_what_a_partial_has_bound_is_no_argument() -> None:
     assert [argument.name for argument in parse_signature(first).arguments] == ["api_key", "tries"]
 
 
-def test_a_decorated_function_keeps_its_signature() -> None:
-    """A wrapper made with ``functools.wraps`` is seen through."""
+def test_a_decorated_function_has_its_original_signature() -> None:
+    """The signature of a wrapper made with ``functools.wraps`` is that of the wrapped function."""
 
     @functools.wraps(find)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -97,8 +97,8 @@ def test_a_decorated_function_keeps_its_signature() -> None:
     assert parse_signature(wrapper) == parse_signature(find)
 
 
-def test_a_doc_is_a_description() -> None:
-    """``Annotated[int, Doc("…")]`` says the same as a plain text."""
+def test_a_doc_annotation_is_a_description() -> None:
+    """``Annotated[int, Doc("…")]`` describes a parameter as a plain string does."""
 
     def f(x: Annotated[int, Doc("The x.")], y: Annotated[int, 3, "The y."]) -> int:
         return x + y
@@ -146,8 +146,10 @@ REJECTED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("function", "message"), REJECTED)
-def test_what_no_model_could_call_is_refused(function: Callable[..., Any], message: str) -> None:
-    """The refusal names the function, the parameter and the way out."""
+def test_functions_that_cannot_be_tools_are_rejected(
+    function: Callable[..., Any], message: str
+) -> None:
+    """The error names the function, the parameter and the correction."""
     with pytest.raises(InvalidTool) as error:
         parse_signature(function)
     assert message in str(error.value)

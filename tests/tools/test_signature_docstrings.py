@@ -1,4 +1,4 @@
-"""Docstrings in three styles become a description and the meaning of each parameter."""
+"""Tests of the parsing of docstrings in Google, NumPy and Sphinx style."""
 
 import pytest
 
@@ -63,8 +63,8 @@ SPHINX = """Look something up.
 START = "Look something up.\n\nIt may take a while."
 
 
-def test_google_style_is_understood() -> None:
-    """Sections by indentation; types and continued lines are no trouble."""
+def test_google_style_is_parsed() -> None:
+    """Sections are found by indentation, with types and continuation lines."""
     read = parse_docstring(GOOGLE)
     assert read.parameters == {
         "query": "What to look for: words. They may be many.",
@@ -74,8 +74,8 @@ def test_google_style_is_understood() -> None:
     assert read.description == (f'{START}\n\nExamples: look("x")\n\nReturns: What was found.')
 
 
-def test_numpy_style_is_understood() -> None:
-    """Sections by underline; two parameters may share one text."""
+def test_numpy_style_is_parsed() -> None:
+    """Sections are found by their underlines, and two parameters may share a description."""
     read = parse_docstring(NUMPY)
     assert read.parameters == {
         "query": "What to look for: words. They may be many.",
@@ -85,8 +85,8 @@ def test_numpy_style_is_understood() -> None:
     assert read.description == (f'{START}\n\nExamples: look("x")\n\nReturns: What was found.')
 
 
-def test_sphinx_style_is_understood() -> None:
-    """Fields between colons; the type may stand before the name."""
+def test_sphinx_style_is_parsed() -> None:
+    """Fields are found between colons, and a type may precede the name."""
     read = parse_docstring(SPHINX)
     assert read.parameters == {
         "query": "What to look for: words. They may be many.",
@@ -114,13 +114,13 @@ def test_sphinx_style_is_understood() -> None:
         ("\nReturns:\n    A thing.\nEnd.", "End.\n\nReturns: A thing."),
     ],
 )
-def test_what_is_no_section_is_description(text: str | None, description: str) -> None:
-    """Prose that only looks like a section is kept as it is."""
+def test_text_that_is_not_a_section_is_description(text: str | None, description: str) -> None:
+    """Text that only resembles a section remains in the description."""
     read = parse_docstring(text)
     assert (read.description, read.parameters) == (description, {})
 
 
 def test_a_section_that_cannot_be_parsed_stays_in_the_description() -> None:
-    """Nothing of a docstring is lost to the model."""
+    """The description contains a section that cannot be parsed."""
     text = "Do.\n\nArgs:\n    All optional\n    x: The x."
     assert parse_docstring(text).description == text

@@ -1,4 +1,4 @@
-"""Strict schemas: closed objects, everything required, and null for what may be left out."""
+"""Tests of strict schemas: closed objects, required properties, and null for omitted values."""
 
 import enum
 from collections.abc import Callable, Iterator
@@ -62,7 +62,7 @@ def iter_schemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_every_object_is_closed_and_every_property_required() -> None:
-    """At every depth, in definitions and in unions."""
+    """Objects in definitions and unions are closed, with all properties required, at every depth."""
     objects = [
         s for s in iter_schemas(make_strict_schema(paint).json_schema) if s.get("type") == "object"
     ]
@@ -72,15 +72,15 @@ def test_every_object_is_closed_and_every_property_required() -> None:
         assert schema["required"] == list(schema["properties"])
 
 
-def test_what_strict_mode_has_no_words_for_is_left_unsaid() -> None:
-    """No defaults, no lengths, no ``oneOf``, no reference with members beside it."""
+def test_unsupported_keywords_are_removed() -> None:
+    """A strict schema has no defaults, lengths or ``oneOf``, and no keywords beside a ``$ref``."""
     for schema in iter_schemas(make_strict_schema(paint).json_schema):
         assert not schema.keys() & (DROPPED_KEYWORDS | UNSUPPORTED_KEYWORDS.keys() | {"oneOf"})
         assert "$ref" not in schema or schema.keys() == {"$ref"}
 
 
-def test_texts_and_bounds_are_respected() -> None:
-    """What the model should know and the server can hold it to."""
+def test_descriptions_and_bounds_are_preserved() -> None:
+    """Descriptions, and bounds that strict mode supports, remain in the schema."""
     properties = make_strict_schema(paint).json_schema["properties"]
     assert properties["where"]["description"] == "The place."
     assert properties["size"] == {
@@ -90,7 +90,7 @@ def test_texts_and_bounds_are_respected() -> None:
 
 
 def test_null_means_the_default() -> None:
-    """Nothing can be left out in strict mode, so null means: take the default."""
+    """Strict mode requires every property, so null selects the default."""
     schema = make_strict_schema(paint)
     nulls = dict.fromkeys(("color", "size", "note", "tree", "pet", "many"))
     call = tool_call("paint", {"where": {"x": 1, "y": 2}, **nulls})
@@ -108,7 +108,7 @@ def test_null_means_the_default() -> None:
 
 @pytest.mark.parametrize("arguments", ['{"x": null', "null", "[null]"])
 def test_a_value_that_is_not_an_object_is_reported(arguments: str) -> None:
-    """Looking for nulls does not get in the way of the error."""
+    """Arguments that are not a JSON object raise ``InvalidArguments``."""
 
     def f(x: int = 1) -> None: ...
 
@@ -116,8 +116,8 @@ def test_a_value_that_is_not_an_object_is_reported(arguments: str) -> None:
         make_strict_schema(f).parse_arguments(tool_call("f", arguments))
 
 
-def test_a_default_in_the_annotation_is_a_default_too() -> None:
-    """``Annotated[int, Field(default=4)]`` without a default of Python's own."""
+def test_a_default_in_the_annotation_is_used() -> None:
+    """``Annotated[int, Field(default=4)]`` defines a default without a Python default."""
 
     def f(x: Annotated[int, Field(default=4)]) -> None: ...
 
@@ -149,7 +149,7 @@ def pair(x: tuple[int, str]) -> None: ...
 def test_schemas_beyond_strict_mode_are_rejected(
     function: Callable[..., Any], message: str
 ) -> None:
-    """The error names the place, so that the type there can be changed."""
+    """The error names the path of the unsupported type."""
     with pytest.raises(InvalidTool) as error:
         make_strict_schema(function)
     assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""A tool is a function with what a model must know and how its calls are run."""
+"""Tests of ``Tool``: a function with its definition for a model and its execution options."""
 
 import dataclasses
 import json
@@ -25,16 +25,16 @@ def add(a: int, b: int = 1) -> int:
     return a + b
 
 
-def test_the_decorator_makes_a_tool_that_can_still_be_called() -> None:
-    """Name and description come from the function; a call of the tool is a call of it."""
+def test_a_decorated_function_can_still_be_called() -> None:
+    """The name and description come from the function, and calling the tool calls the function."""
     assert isinstance(add, Tool)
     assert (add.name, add.description) == ("add", "Add two numbers.")
     assert add(2, b=3) == 5
     assert repr(add) == "<tool add>"
 
 
-def test_the_definition_is_what_the_responses_api_wants() -> None:
-    """A function tool says whether it is strict, for the API takes silence for yes."""
+def test_the_definition_matches_the_responses_api() -> None:
+    """A function tool always has ``strict``, because the API treats a missing value as true."""
     assert add.definition() == {
         "type": "function",
         "name": "add",
@@ -52,8 +52,8 @@ def test_the_definition_is_what_the_responses_api_wants() -> None:
     }
 
 
-def test_options_may_be_given_to_the_decorator_or_to_the_function() -> None:
-    """``@tool(…)`` and ``tool(f, …)`` say the same."""
+def test_options_may_be_passed_to_the_decorator_or_the_function() -> None:
+    """``@tool(…)`` and ``tool(f, …)`` accept the same options."""
 
     @tool(name="plus", description="Sum.", timeout=2.5, retries=1, strict=True)
     def one(a: int, b: int = 1) -> int:
@@ -66,8 +66,8 @@ def test_options_may_be_given_to_the_decorator_or_to_the_function() -> None:
     assert one.definition()["parameters"]["required"] == ["a", "b"]
 
 
-def test_a_tool_cannot_change() -> None:
-    """A tool is a value; another is made by ``replace``. Its definition may be changed freely."""
+def test_a_tool_is_immutable() -> None:
+    """A tool is changed by ``replace``, and changes of its definition do not affect it."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         add.timeout = 3  # pyright: ignore[reportAttributeAccessIssue]
     patient = dataclasses.replace(add, timeout=3, concurrency=2)
@@ -80,7 +80,7 @@ def test_a_tool_cannot_change() -> None:
 
 
 def test_a_custom_tool_takes_free_text() -> None:
-    """Without a grammar any text will do; with one the server holds the model to it."""
+    """The definition of a custom tool contains the grammar if there is one."""
 
     @tool(custom=True)
     def shout(text: str) -> str:
@@ -104,8 +104,8 @@ def test_a_custom_tool_takes_free_text() -> None:
     }
 
 
-def test_a_tool_may_bring_its_own_schema() -> None:
-    """Somebody else's tool: the schema is sent as it is, the function takes what comes."""
+def test_a_tool_may_have_an_explicit_schema() -> None:
+    """An explicit schema is sent unchanged, and the function receives the arguments as keywords."""
     schema = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
 
     def remote(**arguments: Any) -> str:
@@ -128,8 +128,8 @@ def test_a_tool_may_bring_its_own_schema() -> None:
         tool(lambda: None, name="a-b_C9"),
     ],
 )
-def test_the_sdk_reads_every_definition(made: Tool[..., Any]) -> None:
-    """The openai package's own types take the definition without losing anything."""
+def test_the_openai_sdk_parses_every_definition(made: Tool[..., Any]) -> None:
+    """The types of the openai package parse the definition without loss."""
     definition = made.definition()
     read = ON_THE_WIRE.validate_python(definition)
     assert ON_THE_WIRE.dump_python(read, exclude_unset=True) == definition
@@ -148,20 +148,20 @@ def test_the_sdk_reads_every_definition(made: Tool[..., Any]) -> None:
         ({"concurrency": 0}, "its concurrency must be at least 1"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    """When the tool is made, not when it is called."""
+def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> None:
+    """Invalid options are rejected when the tool is created, not when it is called."""
     with pytest.raises(InvalidTool) as error:
         tool(add.function, **options)
     assert message in str(error.value)
 
 
 def test_a_lambda_needs_a_name() -> None:
-    """What has no name of its own must be given one."""
+    """A function without a usable name requires the ``name`` option."""
     with pytest.raises(InvalidTool, match="set name="):
         tool(lambda: None)
 
 
-def test_a_tool_is_not_made_into_a_tool() -> None:
-    """Whoever wants other terms is told how."""
+def test_a_tool_is_not_wrapped_again() -> None:
+    """Passing a tool to ``tool`` raises an error that suggests ``dataclasses.replace``."""
     with pytest.raises(InvalidTool, match=r"dataclasses\.replace"):
         tool(add)
