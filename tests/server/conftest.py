@@ -1,4 +1,4 @@
-"""A real server on a real socket, the real client of the API, and the oracle of its schema."""
+"""Fixtures: a server on a real socket, the official client, and validators for its responses."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,14 +21,14 @@ CheckResponse = Callable[[Any], dict[str, Any]]
 
 @pytest.fixture
 def server() -> Iterator[TestServer]:
-    """A server of its own for the test."""
+    """Yield a server that only this test uses."""
     with serve() as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def transport() -> Iterator[httpx2.Client]:
-    """The connections of every client: making their TLS context takes longer than most tests."""
+    """Yield the HTTP client shared by all OpenAI clients: creating a TLS context is slow."""
     with httpx2.Client(timeout=TIMEOUT) as made:
         yield made
 
@@ -38,7 +38,7 @@ Connect = Callable[[TestServer], OpenAI]
 
 @pytest.fixture
 def connect(transport: httpx2.Client) -> Connect:
-    """Point the official client at a server."""
+    """Return a function that creates the official client for a server."""
 
     def made(server: TestServer) -> OpenAI:
         return OpenAI(base_url=server.base_url, api_key="any", max_retries=0, http_client=transport)
@@ -48,20 +48,20 @@ def connect(transport: httpx2.Client) -> Connect:
 
 @pytest.fixture
 def client(server: TestServer, connect: Connect) -> OpenAI:
-    """The official client, pointed at the server."""
+    """Return the official client, connected to the server."""
     return connect(server)
 
 
 @pytest.fixture
 def http(server: TestServer) -> Iterator[httpx2.Client]:
-    """A plain HTTP client, for what the official client would not send."""
+    """Yield a plain HTTP client, for requests that the official client does not send."""
     with httpx2.Client(base_url=server.url, verify=False, timeout=TIMEOUT) as made:
         yield made
 
 
 @pytest.fixture
 def scripted() -> Callable[..., PracticeModel]:
-    """Make a model that answers by a script."""
+    """Return a function that creates a model with scripted answers."""
 
     def make(*answers: dict[str, Any], **options: Any) -> PracticeModel:
         return PracticeModel(Script.from_data({"answers": list(answers)}), **options)
@@ -70,13 +70,13 @@ def scripted() -> Callable[..., PracticeModel]:
 
 
 def check_response_object(body: dict[str, Any]) -> dict[str, Any]:
-    """Check a response body with the Open Responses schema."""
+    """Validate a response body against the Open Responses schema."""
     shown = dict(body)
     form = shown["text"]["format"]
     if form["type"] == "json_schema":
-        # The schema package knows this member only as null, which no server could send.
+        # The schema package accepts only null for this member, which no server can send.
         shown["text"] = {**shown["text"], "format": {**form, "schema": None}}
-    # It knows only function tools and the items that they bring.
+    # It accepts only function tools and their items.
     shown["tools"] = [tool for tool in shown["tools"] if tool["type"] == "function"]
     shown["output"] = [item for item in shown["output"] if item["type"] != "custom_tool_call"]
     ResponseResource.model_validate(shown)
@@ -112,14 +112,14 @@ HOSTED_ONLY = {
     "response.custom_tool_call_input.done",
     "response.compaction.compacting",
 }
-"""Events of the hosted API that the specification does not have, or has otherwise."""
+"""Events of the hosted API that are missing from the specification or differ from it."""
 
 HOSTED_EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 @pytest.fixture
 def check_event() -> Callable[[dict[str, Any]], None]:
-    """Check one event of a stream with both oracles."""
+    """Return a function that validates a stream event against both schemas."""
 
     def check(event: dict[str, Any]) -> None:
         HOSTED_EVENTS.validate_python(event)
@@ -133,7 +133,7 @@ def check_event() -> Callable[[dict[str, Any]], None]:
 
 @pytest.fixture
 def checked() -> CheckResponse:
-    """Check a raw answer of the official client with both oracles; give its body."""
+    """Return a function that validates a raw response of the official client and returns its body."""
 
     def check(raw: Any) -> dict[str, Any]:
         assert raw.parse().id

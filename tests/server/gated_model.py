@@ -1,4 +1,4 @@
-"""Models for tests: what they write comes when the test says so."""
+"""Models for tests that continue writing only when the test allows it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,12 +14,12 @@ from kedge.server.models import (
 
 
 def last_user_text(prompt: Prompt) -> str:
-    """The last thing that was said to the model."""
+    """Return the text of the last item of the prompt."""
     return str(prompt.ask.items[-1]["content"][0]["text"])
 
 
 class GatedModel(PracticeModel):
-    """Stops at a gate, after its first word, for a prompt that starts with "wait"."""
+    """A model that waits after its first delta if the prompt starts with "wait"."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,12 +30,12 @@ class GatedModel(PracticeModel):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def open_gate(self) -> None:
-        """Open the gate, from the thread of the test."""
+        """Open the gate from the thread of the test."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._gate.set)
 
     async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
-        """Write an answer in two pieces, with the gate between them."""
+        """Yield an answer in two deltas, with the gate between them."""
         self._loop = asyncio.get_running_loop()
         said = last_user_text(prompt)
         self.started.append(said)

@@ -1,7 +1,7 @@
-"""Servers on a PostgreSQL database, whose model answers with a digest of what it saw.
+"""Servers on a PostgreSQL database, whose model answers with a digest of its context.
 
-Usage: ``python replica_process.py URL``. Every line on standard input starts one more server, which writes
-its address and process id as a line of JSON. The servers are forks of this process, so that a test which
+Usage: ``python replica_process.py URL``. Each line on standard input starts another server, which writes
+its address and process id as a line of JSON. The servers are forks of this process, so that a test that
 kills many of them does not wait for imports.
 """
 
@@ -30,7 +30,7 @@ from kedge.tokens import count_text
 
 LEASE_SECONDS = 5.0
 PIECE_SECONDS = 0.01
-"""The model pauses between two pieces, so that a server can be killed in between."""
+"""Pause of the model between two deltas, so that a server can be killed in between."""
 
 
 def digest_messages(messages: Iterable[tuple[str, str]]) -> str:
@@ -40,15 +40,15 @@ def digest_messages(messages: Iterable[tuple[str, str]]) -> str:
 
 
 def list_messages(items: Iterable[Any]) -> list[tuple[str, str]]:
-    """Return the roles and texts of items."""
+    """Return the roles and texts of message items."""
     return [(item["role"], item["content"][0]["text"]) for item in items]
 
 
 class DigestModel(PracticeModel):
-    """Answers with the digest of its context, in four pieces."""
+    """A model that answers with the digest of its context in four deltas."""
 
     async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
-        """Write the answer."""
+        """Yield the answer."""
         digest = digest_messages(list_messages(prompt.ask.items))
         yield ItemOpened("text")
         for start in range(0, len(digest), 16):
@@ -73,7 +73,7 @@ def serve_replica(url: str) -> None:
 
 
 def main() -> None:
-    """Fork a server for every line, until the input ends; then end them all."""
+    """Fork a server for each line of the input; kill all servers when the input ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # servers that were killed leave no zombies
     count_text("hello")
     pids: list[int] = []

@@ -1,4 +1,4 @@
-"""A server for the package, and the official client pointed at it."""
+"""Fixtures: a server for the package, and the official client connected to it."""
 
 from collections.abc import Iterator
 

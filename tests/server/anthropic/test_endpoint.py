@@ -33,7 +33,7 @@ def make_message(text: str, role: str = "user") -> Any:
 
 
 def create_message(client: Anthropic, **asked: Any) -> dict[str, Any]:
-    """Ask for a whole message; check it with the client's own types, strictly."""
+    """Create a message without streaming and validate it strictly with the client's own types."""
     raw = client.messages.with_raw_response.create(**REQUEST | asked)
     body = raw.http_response.json()
     Message.model_validate_json(raw.http_response.content, strict=True)
@@ -41,7 +41,7 @@ def create_message(client: Anthropic, **asked: Any) -> dict[str, Any]:
 
 
 def stream_events(client: Anthropic, **asked: Any) -> list[dict[str, Any]]:
-    """Stream a message, checking each event with the client's own types."""
+    """Stream a message and validate each event with the client's own types."""
     with client.messages.with_streaming_response.create(stream=True, **REQUEST | asked) as raw:
         text = "\n".join(raw.iter_lines())
     found: list[dict[str, Any]] = []
@@ -55,9 +55,7 @@ def stream_events(client: Anthropic, **asked: Any) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_conversation_is_answered_with_everything_that_it_holds(
-    server: TestServer, client: Anthropic
-) -> None:
+def test_model_sees_the_complete_conversation(server: TestServer, client: Anthropic) -> None:
     """The model sees every message, and the system text as instructions."""
     body = create_message(
         client,
@@ -79,10 +77,10 @@ def test_a_conversation_is_answered_with_everything_that_it_holds(
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("thinking", [{"type": "disabled"}, THINKING])
-def test_tools_are_called_in_parallel_and_their_results_told(
+def test_parallel_tool_calls_and_results(
     server: TestServer, client: Anthropic, streamed: bool, thinking: Any
 ) -> None:
-    """The round of tools that every agent makes, with its thoughts replayed as they came."""
+    """The model calls two tools in parallel and uses their results, with its reasoning resent unchanged."""
     messages = [make_message("call get_weather in Paris and get_weather in Rome")]
     asked: Any = {**REQUEST, "messages": messages, "tools": [WEATHER], "thinking": thinking}
     if streamed:
@@ -108,8 +106,8 @@ def test_tools_are_called_in_parallel_and_their_results_told(
     assert kinds.count("reasoning") == (thinking is THINKING)
 
 
-def test_a_stream_tells_the_same_as_the_whole(client: Anthropic) -> None:
-    """Each block opens, grows and closes; the end says why and what it took."""
+def test_streamed_message_equals_unstreamed_message(client: Anthropic) -> None:
+    """The streamed blocks, stop reason and usage equal those of the message without streaming."""
     asked: Any = {"messages": [make_message("Hello there")], "thinking": THINKING}
     told = stream_events(client, **asked)
     body = create_message(client, **asked)
@@ -125,8 +123,8 @@ def test_a_stream_tells_the_same_as_the_whole(client: Anthropic) -> None:
     assert told[-2]["usage"] == body["usage"]
 
 
-def test_thoughts_are_told_only_where_they_are_asked_for(client: Anthropic) -> None:
-    """Even when the model thought."""
+def test_thinking_is_sent_only_if_enabled(client: Anthropic) -> None:
+    """Without ``thinking`` in the request, reasoning of the model is not sent."""
     body = create_message(client, messages=[make_message("Think about 6 * 7")])
     assert [block["type"] for block in body["content"]] == ["text"]
     told = stream_events(client, messages=[make_message("Think about 6 * 7")])
@@ -134,8 +132,8 @@ def test_thoughts_are_told_only_where_they_are_asked_for(client: Anthropic) -> N
     assert opened == ["text"]
 
 
-def test_an_omitted_thought_is_only_signed(client: Anthropic) -> None:
-    """Its text stays here, and what comes back is taken."""
+def test_omitted_thinking_has_only_a_signature(client: Anthropic) -> None:
+    """With ``display`` omitted, a thinking block has an empty text and is accepted when it is sent back."""
     thinking: Any = {"type": "adaptive", "display": "omitted"}
     asked: Any = {"messages": [make_message("Hello")], "thinking": thinking}
     body = create_message(client, **asked)
@@ -156,10 +154,8 @@ def test_an_omitted_thought_is_only_signed(client: Anthropic) -> None:
         {"thinking": ""},
     ],
 )
-def test_a_thought_comes_back_as_it_was_or_not_at_all(
-    client: Anthropic, damage: dict[str, str]
-) -> None:
-    """The signature proves the text."""
+def test_modified_thinking_is_rejected(client: Anthropic, damage: dict[str, str]) -> None:
+    """A thinking block whose text or signature was modified is rejected."""
     thought, text = create_message(client, messages=[make_message("Hello")], thinking=THINKING)[
         "content"
     ]
@@ -170,8 +166,8 @@ def test_a_thought_comes_back_as_it_was_or_not_at_all(
         )
 
 
-def test_a_round_of_tools_goes_on_with_its_thought(client: Anthropic) -> None:
-    """While thinking is enabled, the thought before the calls may not be left out."""
+def test_tool_use_requires_its_thinking_block(client: Anthropic) -> None:
+    """While thinking is enabled, the thinking block before a tool call must be sent back."""
     messages = [make_message("call get_weather in Rome")]
     asked: Any = {**REQUEST, "messages": messages, "tools": [WEATHER], "thinking": THINKING}
     call: Any = client.messages.create(**asked).content[-1]
@@ -184,7 +180,7 @@ def test_a_round_of_tools_goes_on_with_its_thought(client: Anthropic) -> None:
 
 
 def test_an_answer_fits_its_schema(client: Anthropic) -> None:
-    """As asked for in ``output_config``."""
+    """The answer matches the JSON schema of ``output_config``."""
     schema = {
         "type": "object",
         "properties": {"answer": {"type": "integer"}},
@@ -199,8 +195,8 @@ def test_an_answer_fits_its_schema(client: Anthropic) -> None:
     assert json.loads(body["content"][0]["text"]) == {"answer": 42}
 
 
-def test_pictures_and_documents_reach_the_model(server: TestServer, client: Anthropic) -> None:
-    """In the form in which the Responses API has them; a result may hold them too."""
+def test_images_and_documents_reach_the_model(server: TestServer, client: Anthropic) -> None:
+    """Images and documents reach the model as parts of the Responses API."""
     picture = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
     document = {"type": "url", "url": "https://example.com/a.pdf"}
     parts: Any = [
@@ -229,18 +225,18 @@ def test_pictures_and_documents_reach_the_model(server: TestServer, client: Anth
         ({"tools": [WEATHER], "tool_choice": {"type": "none"}}, ("end_turn", None)),
     ],
 )
-def test_every_ending_has_its_reason(
+def test_stop_reason(
     client: Anthropic, asked: dict[str, Any], ending: tuple[str, str | None]
 ) -> None:
-    """Whole and streamed."""
+    """The stop reason is correct with and without streaming."""
     body = create_message(client, messages=[make_message("one two three")], **asked)
     assert (body["stop_reason"], body["stop_sequence"]) == ending
     delta = stream_events(client, messages=[make_message("one two three")], **asked)[-2]["delta"]
     assert (delta["stop_reason"], delta["stop_sequence"]) == ending
 
 
-def test_a_refusal_is_told_as_one() -> None:
-    """As text, with a reason of its own."""
+def test_refusal_has_its_own_stop_reason() -> None:
+    """A refusal of the model is sent as text with the stop reason ``refusal``."""
     script = Script.from_data({"answers": [{"refuse": "No."}]})
     with (
         serve(model=PracticeModel(script)) as server,
@@ -250,18 +246,16 @@ def test_a_refusal_is_told_as_one() -> None:
     assert (made.content[0].text, made.stop_reason) == ("No.", "refusal")
 
 
-def test_tokens_are_counted_without_asking(client: Anthropic) -> None:
-    """The count is that of the answer's own usage."""
+def test_count_tokens(client: Anthropic) -> None:
+    """The token count of a request equals the input tokens in the usage of its message."""
     messages = [make_message("Hello there")]
     counted = client.messages.count_tokens(model="practice", messages=messages, tools=[WEATHER])
     made = client.messages.create(**REQUEST, messages=messages, tools=[WEATHER])
     assert counted.input_tokens == made.usage.input_tokens
 
 
-def test_models_are_listed_in_the_shape_of_the_api_that_asks(
-    server: TestServer, client: Anthropic
-) -> None:
-    """Anthropic's clients say which version they mean; nobody else does."""
+def test_models_are_listed_in_anthropic_format(server: TestServer, client: Anthropic) -> None:
+    """A request with the header ``anthropic-version`` gets the models in Anthropic's format."""
     assert [model.id for model in client.models.list()] == ["practice"]
     assert client.models.retrieve("practice").max_input_tokens == 400_000
     raw = httpx2.get(
@@ -283,8 +277,8 @@ FAULTS: dict[str, tuple[type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_strike_a_message_too(server: TestServer, client: Anthropic, fault: str) -> None:
-    """The client meets what it would meet in the wild, and the next request is answered."""
+def test_faults_apply_to_messages(server: TestServer, client: Anthropic, fault: str) -> None:
+    """A fault raises the client's matching error, and the next request succeeds."""
     server.faults.set(fault, times=1)
     kind, words = FAULTS[fault]
     with pytest.raises(kind, match=words):
@@ -292,8 +286,8 @@ def test_faults_strike_a_message_too(server: TestServer, client: Anthropic, faul
     assert create_message(client, messages=[make_message("Hello")])["content"]
 
 
-def test_thoughts_can_be_refused_on_purpose(server: TestServer, client: Anthropic) -> None:
-    """As if they came from another account."""
+def test_fault_rejects_thinking(server: TestServer, client: Anthropic) -> None:
+    """A fault rejects thinking blocks, as if they came from another account."""
     content = create_message(client, messages=[make_message("Hello")], thinking=THINKING)["content"]
     server.faults.set("refuse_encrypted_reasoning")
     messages: Any = [
@@ -306,8 +300,8 @@ def test_thoughts_can_be_refused_on_purpose(server: TestServer, client: Anthropi
 
 
 @pytest.mark.parametrize("fault", ["omit_call_id", "empty_call_id", "omit_response_id"])
-def test_ids_can_be_left_out(server: TestServer, client: Anthropic, fault: str) -> None:
-    """Streamed and whole."""
+def test_fault_omits_ids(server: TestServer, client: Anthropic, fault: str) -> None:
+    """A fault omits or empties ids with and without streaming."""
     server.faults.set(fault)
     asked: Any = {"messages": [make_message("call get_weather in Rome")], "tools": [WEATHER]}
     raw = client.messages.with_raw_response.create(**REQUEST, **asked)
@@ -320,8 +314,8 @@ def test_ids_can_be_left_out(server: TestServer, client: Anthropic, fault: str) 
     assert not (told[0]["message"] if fault == "omit_response_id" else opened).get("id")
 
 
-def test_events_come_twice_or_out_of_order(server: TestServer, client: Anthropic) -> None:
-    """Nothing is lost, not even the last one."""
+def test_faults_duplicate_and_reorder_events(server: TestServer, client: Anthropic) -> None:
+    """Faults duplicate or reorder events without losing any."""
     usual = stream_events(client, messages=[make_message("a b c")])
     server.faults.set("duplicate_events")
     assert len(stream_events(client, messages=[make_message("a b c")])) == 2 * len(usual)

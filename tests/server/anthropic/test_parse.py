@@ -1,4 +1,4 @@
-"""What a request to ``/v1/messages`` may not be, and in which words that is said."""
+"""Validation of requests to ``/v1/messages`` and its error messages."""
 
 from typing import Any
 
@@ -145,8 +145,8 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "words"), INVALID_REQUESTS)
-def test_a_wrong_request_is_refused_in_anthropics_words(body: dict[str, Any], words: str) -> None:
-    """The place first, spelt with dots."""
+def test_invalid_request_is_rejected(body: dict[str, Any], words: str) -> None:
+    """An invalid request is rejected with Anthropic's message, which starts with the path of the field."""
     with pytest.raises(ApiError) as caught:
         parse_request(body, decrypt_nothing)
     told = error_body(caught.value, "req_1")
@@ -171,19 +171,19 @@ VALID_REQUESTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("body", VALID_REQUESTS)
-def test_a_right_request_is_taken(body: dict[str, Any]) -> None:
-    """Strict, but no stricter than the API; messages of one role may follow each other."""
+def test_valid_request_is_accepted(body: dict[str, Any]) -> None:
+    """Requests that the API accepts are accepted, including consecutive messages of one role."""
     assert parse_request(body, decrypt_nothing).input
 
 
-def test_sampling_parameters_left_with_the_newest_version() -> None:
-    """Older versions still take them."""
+def test_older_versions_accept_sampling_parameters() -> None:
+    """Older API versions still accept sampling parameters."""
     question = parse_request(make_request(temperature=0.5, top_k=3), decrypt_nothing, "2023-06-01")
     assert (question.body["temperature"], question.body["top_k"]) == (0.5, 3)
 
 
-def test_parameters_get_the_names_of_the_responses_api() -> None:
-    """A model behind the server need not know which endpoint was asked."""
+def test_parameters_are_converted_to_the_responses_api() -> None:
+    """Parameters are converted to those of the Responses API, so that a model sees one format."""
     question = parse_request(
         make_request(
             system="Be kind.",
@@ -232,10 +232,10 @@ def test_parameters_get_the_names_of_the_responses_api() -> None:
         ({"anthropic-version": "1999"}, 'anthropic-version: "1999" is not a valid version'),
     ],
 )
-def test_a_request_says_which_version_it_means(
+def test_version_header_is_required(
     server: TestServer, headers: dict[str, str], words: str
 ) -> None:
-    """Before anything else is looked at."""
+    """A missing or invalid version header is rejected before the body is validated."""
     answer = httpx2.post(f"{server.base_url}/messages", json={}, headers=headers, timeout=TIMEOUT)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == words
@@ -251,8 +251,8 @@ def test_a_request_says_which_version_it_means(
         ({}, 401),
     ],
 )
-def test_a_key_comes_by_either_name(headers: dict[str, str], status: int) -> None:
-    """And is refused in Anthropic's shape."""
+def test_key_is_accepted_in_either_header(headers: dict[str, str], status: int) -> None:
+    """The key is read from ``x-api-key`` or ``authorization``; a wrong key gets Anthropic's error format."""
     with serve(token="secret") as server:
         answer = httpx2.post(
             f"{server.base_url}/messages",
@@ -278,10 +278,10 @@ def test_a_key_comes_by_either_name(headers: dict[str, str], status: int) -> Non
         ("POST", "/messages", b"[]", 400, "invalid_request_error"),
     ],
 )
-def test_the_http_around_it_speaks_the_same_language(
+def test_http_errors_have_anthropics_format(
     server: TestServer, method: str, path: str, raw: bytes, status: int, kind: str
 ) -> None:
-    """Routes, methods and bodies."""
+    """Errors about routes, methods and malformed bodies have Anthropic's format."""
     answer = httpx2.request(
         method,
         f"{server.base_url}{path}",
@@ -293,8 +293,8 @@ def test_the_http_around_it_speaks_the_same_language(
     assert answer.json()["error"]["type"] == kind
 
 
-def test_blocks_that_hold_others_are_read_out() -> None:
-    """A search result and a document made of blocks become their parts."""
+def test_nested_blocks_are_flattened() -> None:
+    """A search result and a document made of blocks are converted to their parts."""
     found = {"type": "search_result", "title": "T", "source": "S", "content": [TEXT]}
     document = {"type": "document", "source": {"type": "content", "content": [TEXT]}}
     body = make_request(messages=[{"role": "user", "content": [found, document]}])

@@ -31,14 +31,14 @@ def make_message(text: str, role: str = "user") -> Any:
 
 
 def check_completion(raw: Any) -> dict[str, Any]:
-    """Check a raw answer with the client's own types, strictly; give its body."""
+    """Validate a raw response strictly with the client's own types and return its body."""
     body = raw.http_response.json()
     ChatCompletion.model_validate(body, strict=True)
     return body
 
 
 def stream_chunks(client: OpenAI, **asked: Any) -> list[dict[str, Any]]:
-    """Stream an answer, checking each chunk with the client's own types."""
+    """Stream a completion and validate each chunk with the client's own types."""
     found = []
     with client.chat.completions.with_streaming_response.create(
         model="practice", stream=True, **asked
@@ -52,10 +52,8 @@ def stream_chunks(client: OpenAI, **asked: Any) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_chat_is_answered_with_everything_that_it_holds(
-    server: TestServer, client: OpenAI
-) -> None:
-    """The model sees every message, and the record of the request shows what it saw."""
+def test_model_sees_the_complete_chat(server: TestServer, client: OpenAI) -> None:
+    """The model sees every message, and the recorded request contains its context."""
     messages = [
         make_message("Be kind.", "system"),
         make_message("One"),
@@ -75,8 +73,8 @@ def test_a_chat_is_answered_with_everything_that_it_holds(
     assert [item["role"] for item in context] == ["system", "user", "assistant", "user", "user"]
 
 
-def test_usage_counts_what_went_in_and_came_out(client: OpenAI) -> None:
-    """Thoughts are a part of what came out."""
+def test_usage_counts_input_and_output_tokens(client: OpenAI) -> None:
+    """Usage counts input and output tokens; reasoning tokens are part of the output tokens."""
     made = client.chat.completions.create(
         model="practice", messages=[make_message("Hello")], reasoning_effort="high"
     )
@@ -89,10 +87,8 @@ def test_usage_counts_what_went_in_and_came_out(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_tools_are_called_in_parallel_and_their_results_told(
-    client: OpenAI, streamed: bool
-) -> None:
-    """The round of tools that every agent makes, whole and as the client's own stream helper."""
+def test_parallel_tool_calls_and_results(client: OpenAI, streamed: bool) -> None:
+    """The model calls two tools in parallel and uses their results, with and without streaming."""
     messages = [make_message("call get_weather in Paris and get_weather in Rome")]
     asked: Any = {"model": "practice", "messages": messages, "tools": [WEATHER]}
     if streamed:
@@ -115,15 +111,15 @@ def test_tools_are_called_in_parallel_and_their_results_told(
     ]
     for call in answered[-1]["tool_calls"]:
         call["function"].pop("parsed_arguments", None)
-        call.pop("index", None)  # the client's helper leaves it there
+        call.pop("index", None)  # added by the client's helper
     last = client.chat.completions.create(
         model="practice", messages=[*answered, *results], tools=[WEATHER]
     )
     assert last.choices[0].message.content == "get_weather says: sunny. get_weather says: sunny."
 
 
-def test_a_stream_tells_the_same_as_the_whole(client: OpenAI) -> None:
-    """Role first, then text, then the reason, then usage, where that was asked for."""
+def test_streamed_completion_equals_unstreamed_completion(client: OpenAI) -> None:
+    """A stream sends the role, the text, the finish reason and then, if requested, the usage."""
     asked: Any = {
         "messages": [make_message("Hello there")],
         "stream_options": {"include_usage": True},
@@ -142,17 +138,15 @@ def test_a_stream_tells_the_same_as_the_whole(client: OpenAI) -> None:
     assert len({chunk["id"] for chunk in told}) == 1
 
 
-def test_a_stream_without_usage_never_mentions_it(client: OpenAI) -> None:
-    """Usage comes only where it was asked for."""
+def test_stream_has_no_usage_by_default(client: OpenAI) -> None:
+    """Chunks contain no usage unless the request asks for it."""
     assert not any(
         "usage" in chunk for chunk in stream_chunks(client, messages=[make_message("Hello")])
     )
 
 
-def test_thoughts_are_told_as_reasoning_content_and_taken_back(
-    server: TestServer, client: OpenAI
-) -> None:
-    """As the open servers do that think aloud."""
+def test_reasoning_content_is_sent_and_accepted(server: TestServer, client: OpenAI) -> None:
+    """Reasoning is sent as ``reasoning_content``, as open model servers do, and accepted in a request."""
     asked: Any = {"messages": [make_message("Think about 6 * 7")], "reasoning_effort": "low"}
     body = check_completion(
         client.chat.completions.with_raw_response.create(model="practice", **asked)
@@ -169,7 +163,7 @@ def test_thoughts_are_told_as_reasoning_content_and_taken_back(
 
 
 def test_an_answer_fits_its_schema(client: OpenAI) -> None:
-    """The format of a chat is that of the Responses API under another name."""
+    """The answer matches the JSON schema of ``response_format``."""
     schema = {
         "type": "object",
         "properties": {"answer": {"type": "integer"}},
@@ -188,7 +182,7 @@ def test_an_answer_fits_its_schema(client: OpenAI) -> None:
 
 
 def test_pictures_and_files_reach_the_model(server: TestServer, client: OpenAI) -> None:
-    """In the form in which the Responses API has them."""
+    """Images and files reach the model as parts of the Responses API."""
     parts: Any = [
         {"type": "text", "text": "What is this?"},
         {"type": "image_url", "image_url": {"url": PICTURE, "detail": "low"}},
@@ -214,10 +208,10 @@ def test_pictures_and_files_reach_the_model(server: TestServer, client: OpenAI) 
         ({"stop": ["two", "said"]}, "stop", "You "),
     ],
 )
-def test_an_answer_ends_early_where_it_is_told_to(
+def test_token_limit_and_stop_sequences_end_the_answer(
     client: OpenAI, asked: dict[str, Any], reason: str, text: str
 ) -> None:
-    """At its limit of tokens, or before a stop sequence."""
+    """An answer ends at its token limit, or before a stop sequence."""
     made = client.chat.completions.create(
         model="practice", messages=[make_message("one two three")], **asked
     )
@@ -226,8 +220,8 @@ def test_an_answer_ends_early_where_it_is_told_to(
     assert len(made.choices[0].message.content or "") < 20
 
 
-def test_a_refusal_is_told_as_one() -> None:
-    """In its own member, not as text."""
+def test_refusal_has_its_own_member() -> None:
+    """A refusal of the model is in ``refusal``, and ``content`` is null."""
     script = Script.from_data({"answers": [{"refuse": "No."}]})
     with (
         serve(model=PracticeModel(script)) as server,
@@ -239,7 +233,7 @@ def test_a_refusal_is_told_as_one() -> None:
 
 
 def test_custom_tools_are_called_with_text(client: OpenAI) -> None:
-    """And answered like any other call."""
+    """A custom tool is called with text, and its result is accepted like any other."""
     tool: Any = {"type": "custom", "custom": {"name": "run_code", "description": "Runs code"}}
     messages: list[Any] = [make_message('call run_code with "print(1)"')]
     made = client.chat.completions.create(model="practice", messages=messages, tools=[tool])
@@ -253,8 +247,8 @@ def test_custom_tools_are_called_with_text(client: OpenAI) -> None:
     assert last.choices[0].message.content == "run_code says: 1."
 
 
-def test_a_chat_that_is_too_long_is_refused() -> None:
-    """With the code that every client knows."""
+def test_chat_above_the_context_window_is_rejected() -> None:
+    """A chat longer than the context window is rejected with ``context_length_exceeded``."""
     with (
         serve(model=PracticeModel(window=50)) as server,
         OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
@@ -277,8 +271,8 @@ FAULTS: dict[str, type[Exception]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_strike_a_chat_too(server: TestServer, client: OpenAI, fault: str) -> None:
-    """The client meets what it would meet in the wild, and the next request is answered."""
+def test_faults_apply_to_chats(server: TestServer, client: OpenAI, fault: str) -> None:
+    """A fault raises the client's matching error, and the next request succeeds."""
     server.faults.set(fault, times=1)
     with pytest.raises(FAULTS[fault]) as caught:
         list(
@@ -294,10 +288,10 @@ def test_faults_strike_a_chat_too(server: TestServer, client: OpenAI, fault: str
 
 
 @pytest.mark.parametrize(("fault", "expected"), [("omit_call_id", None), ("empty_call_id", "")])
-def test_calls_can_come_without_their_ids(
+def test_fault_omits_call_ids(
     server: TestServer, client: OpenAI, fault: str, expected: object
 ) -> None:
-    """Streamed and whole."""
+    """A fault omits or empties the ids of tool calls with and without streaming."""
     server.faults.set(fault)
     asked: Any = {"messages": [make_message("call get_weather in Rome")], "tools": [WEATHER]}
     made = client.chat.completions.with_raw_response.create(model="practice", **asked)
@@ -312,8 +306,8 @@ def test_calls_can_come_without_their_ids(
     assert opening["function"]["name"] == "get_weather"
 
 
-def test_events_come_twice_or_out_of_order(server: TestServer, client: OpenAI) -> None:
-    """Nothing is lost, not even the last one."""
+def test_faults_duplicate_and_reorder_chunks(server: TestServer, client: OpenAI) -> None:
+    """Faults duplicate or reorder chunks without losing any."""
     usual = stream_chunks(client, messages=[make_message("a b c")])
     server.faults.set("duplicate_events")
     assert len(stream_chunks(client, messages=[make_message("a b c")])) == 2 * len(usual)
@@ -324,8 +318,8 @@ def test_events_come_twice_or_out_of_order(server: TestServer, client: OpenAI) -
     assert len(mixed) == len(usual)
 
 
-def test_an_answer_may_come_without_its_id(server: TestServer, client: OpenAI) -> None:
-    """As from servers that forget to name their answers."""
+def test_fault_omits_the_completion_id(server: TestServer, client: OpenAI) -> None:
+    """A fault omits the id of a completion."""
     server.faults.set("omit_response_id")
     raw = client.chat.completions.with_raw_response.create(
         model="practice", messages=[make_message("Hello")]
@@ -333,10 +327,10 @@ def test_an_answer_may_come_without_its_id(server: TestServer, client: OpenAI) -
     assert "id" not in raw.http_response.json()
 
 
-def test_what_has_to_do_with_memory_does_not_strike_a_chat(
+def test_faults_of_stored_responses_do_not_apply_to_chats(
     server: TestServer, client: OpenAI
 ) -> None:
-    """A fault that finds nothing to do is not spent."""
+    """A fault that does not apply to a request is not consumed."""
     for fault in ("forget_all", "refuse_empty_input", "refuse_previous_response_id=zdr"):
         server.faults.set(fault, times=1)
     made = client.chat.completions.create(model="practice", messages=[make_message("Hello")])

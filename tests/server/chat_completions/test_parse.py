@@ -1,4 +1,4 @@
-"""What a chat request may not be, and in which words that is said."""
+"""Validation of chat completion requests and its error messages."""
 
 import json
 from typing import Any
@@ -127,10 +127,8 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str | None, str]] = [
 
 
 @pytest.mark.parametrize(("body", "param", "words"), INVALID_REQUESTS)
-def test_a_wrong_request_is_refused_at_its_place(
-    body: dict[str, Any], param: str | None, words: str
-) -> None:
-    """With the parameter that is to blame, in the words of the API."""
+def test_invalid_request_is_rejected(body: dict[str, Any], param: str | None, words: str) -> None:
+    """An invalid request is rejected with the API's message and the invalid parameter."""
     with pytest.raises(ApiError) as caught:
         parse_request(body)
     assert caught.value.status == 400
@@ -164,13 +162,13 @@ VALID_REQUESTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("body", VALID_REQUESTS)
-def test_a_right_request_is_taken(body: dict[str, Any]) -> None:
-    """Strict, but no stricter than the API."""
+def test_valid_request_is_accepted(body: dict[str, Any]) -> None:
+    """Requests that the API accepts are accepted."""
     assert parse_request(body).input
 
 
-def test_parameters_get_the_names_of_the_responses_api() -> None:
-    """A model behind the server need not know which endpoint was asked."""
+def test_parameters_are_converted_to_the_responses_api() -> None:
+    """Parameters are converted to those of the Responses API, so that a model sees one format."""
     schema = {"name": "s", "schema": {"type": "object"}, "strict": True}
     question = parse_request(
         make_request(
@@ -197,8 +195,8 @@ def test_parameters_get_the_names_of_the_responses_api() -> None:
     }
 
 
-def test_errors_reach_the_client_in_openais_shape(server: TestServer) -> None:
-    """Four members, and a request id in the headers."""
+def test_errors_have_openais_format(server: TestServer) -> None:
+    """An error has OpenAI's four members, and a request id in the headers."""
     answer = httpx2.post(
         f"{server.base_url}/chat/completions", json={"model": "x"}, timeout=TIMEOUT
     )

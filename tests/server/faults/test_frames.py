@@ -1,4 +1,4 @@
-"""Streams taken apart and put together wrongly."""
+"""Rewriting of event streams by faults."""
 
 import json
 from typing import Any
@@ -20,7 +20,7 @@ STREAM = b"".join(map(encode_frame, EVENTS)) + DONE
 
 
 def apply_steps(steps: list[StreamStep], size: int = 7) -> str:
-    """Feed a stream in pieces; show the numbers of the events that come out."""
+    """Feed the stream in chunks of a size and return the sequence numbers of the resulting events."""
     frames = FrameRewriter(steps)
     out = [
         frame for at in range(0, len(STREAM), size) for frame in frames.feed(STREAM[at : at + size])
@@ -43,16 +43,16 @@ def apply_steps(steps: list[StreamStep], size: int = 7) -> str:
     ],
 )
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_events_pass_in_the_order_that_the_steps_make(
+def test_steps_determine_the_order_of_events(
     steps: list[StreamStep], expected: str, size: int
 ) -> None:
-    """However the bytes are chunked, nothing is lost and the terminator comes last."""
+    """For any chunk size, no event is lost and the terminator comes last."""
     again = [type(step)(step._only) for step in steps]  # type: ignore[attr-defined]
     assert apply_steps(list(again), size) == expected
 
 
 def test_an_edit_changes_each_event() -> None:
-    """What an edit does to an event is what is sent."""
+    """An edit step changes each event before it is sent."""
 
     def edit(event: dict[str, Any]) -> None:
         event["sequence_number"] += 5

@@ -1,4 +1,4 @@
-"""Every fault, seen from the client's side of a real socket."""
+"""Every fault, as a client sees it over a real socket."""
 
 import json
 import socket
@@ -55,7 +55,7 @@ def closed() -> Iterator[None]:
 
 
 def raw_post(server: TestServer, body: dict[str, Any]) -> bytes:
-    """Send a request over a bare socket and read until the server hangs up."""
+    """Send a request over a plain socket and read until the server closes the connection."""
     data = json.dumps(body).encode()
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=TIMEOUT) as connection:
@@ -70,7 +70,7 @@ def raw_post(server: TestServer, body: dict[str, Any]) -> bytes:
 
 
 def decode_chunked(received: bytes) -> tuple[bytes, bool]:
-    """Take the chunks of an answer apart; say whether it came to its proper end."""
+    """Return the body of a chunked response, and whether it has its final chunk."""
     rest = received.partition(b"\r\n\r\n")[2]
     body = b""
     while rest:
@@ -97,8 +97,8 @@ USUAL_EVENTS = [
 ]
 
 
-def test_a_stream_without_a_fault_comes_to_its_end(server: TestServer) -> None:
-    """The measure for what follows: all events, the terminator, the proper end of the body."""
+def test_stream_without_a_fault_is_complete(server: TestServer) -> None:
+    """Without a fault, a stream has all events, the terminator and the final chunk."""
     body, ended = decode_chunked(raw_post(server, STREAM_REQUEST))
     assert ended
     assert body.endswith(b"data: [DONE]\n\n")
@@ -107,8 +107,8 @@ def test_a_stream_without_a_fault_comes_to_its_end(server: TestServer) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])
-def test_a_stream_breaks_off_after_so_many_events(server: TestServer, number: int) -> None:
-    """Exactly so many whole events come, and then the connection ends without its proper end."""
+def test_stream_is_cut_after_events(server: TestServer, number: int) -> None:
+    """Exactly N complete events arrive before the connection closes without the final chunk."""
     server.faults.set(f"cut_after_events={number}", times=1)
     body, ended = decode_chunked(raw_post(server, STREAM_REQUEST))
     assert (event_names(body), ended) == (USUAL_EVENTS[:number], False)
@@ -117,8 +117,8 @@ def test_a_stream_breaks_off_after_so_many_events(server: TestServer, number: in
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_a_stream_breaks_off_in_the_middle_of_an_event(server: TestServer, number: int) -> None:
-    """After so many whole events half of the next one comes."""
+def test_stream_is_cut_inside_an_event(server: TestServer, number: int) -> None:
+    """After N complete events, only a part of the next one arrives."""
     server.faults.set(f"cut_in_event={number}", times=1)
     body, ended = decode_chunked(raw_post(server, STREAM_REQUEST))
     assert not ended
@@ -128,15 +128,15 @@ def test_a_stream_breaks_off_in_the_middle_of_an_event(server: TestServer, numbe
     assert not half.endswith(b"}")
 
 
-def test_the_real_client_sees_a_cut_stream_as_an_error(server: TestServer, client: OpenAI) -> None:
-    """The openai package notices that the connection broke."""
+def test_official_client_raises_for_a_cut_stream(server: TestServer, client: OpenAI) -> None:
+    """The openai package raises a connection error for a cut stream."""
     server.faults.set("cut_after_events=3")
     with pytest.raises(openai.APIConnectionError):
         list(client.responses.create(model="practice", input="Hello", stream=True))
 
 
-def test_a_cut_that_is_beyond_the_end_does_not_strike(server: TestServer) -> None:
-    """A fault that had nothing to do is not spent."""
+def test_cut_after_the_end_is_not_consumed(server: TestServer) -> None:
+    """A cut that is not reached, or a response without streaming, does not consume the fault."""
     server.faults.set("cut_after_events=500", times=1)
     assert decode_chunked(raw_post(server, STREAM_REQUEST))[1]
     server.faults.set("cut_after_events=1", times=1)
@@ -146,8 +146,8 @@ def test_a_cut_that_is_beyond_the_end_does_not_strike(server: TestServer) -> Non
     assert set(server.faults.armed) == {"cut_after_events"}
 
 
-def test_what_was_cut_off_may_yet_have_been_finished(server: TestServer, client: OpenAI) -> None:
-    """The server went on: its client cannot know, and the response is there."""
+def test_response_of_a_cut_stream_is_stored(server: TestServer, client: OpenAI) -> None:
+    """The response of a cut stream is stored with a final status."""
     server.faults.set("cut_after_events=1", times=1)
     body, _ = decode_chunked(raw_post(server, STREAM_REQUEST))
     created = json.loads(body.partition(b"data: ")[2])
@@ -166,10 +166,10 @@ def test_what_was_cut_off_may_yet_have_been_finished(server: TestServer, client:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_is_refused_with_any_status(
+def test_request_is_rejected_with_any_status(
     server: TestServer, spec: str, status: int, after: str | None, code: str | None, stream: bool
 ) -> None:
-    """Before anything else, in the API's shape, with the header if one is asked for."""
+    """A status fault rejects a request in the API's error format, with ``retry-after`` if set."""
     server.faults.set(spec)
     answer = HTTP.post(f"{server.base_url}/responses", json=STREAM_REQUEST | {"stream": stream})
     assert answer.status_code == status
@@ -178,24 +178,24 @@ def test_a_request_is_refused_with_any_status(
     assert answer.headers["content-type"] == "application/json"
 
 
-def test_a_limit_on_times_lets_the_clients_own_retry_succeed(server: TestServer) -> None:
-    """The openai package waits as it is told and gets its answer at the third attempt."""
+def test_times_limit_lets_the_clients_retry_succeed(server: TestServer) -> None:
+    """With ``times=2``, the openai package waits as requested and succeeds at the third attempt."""
     server.faults.set("status=429,retry_after=0.05", times=2)
     with OpenAI(base_url=server.base_url, api_key="any", max_retries=2) as client:
         assert client.responses.create(model="practice", input="Hi").status == "completed"
     assert not server.faults.armed
 
 
-def test_the_first_byte_can_be_slow(server: TestServer) -> None:
-    """A client with less patience than the server gives up."""
+def test_slow_first_byte(server: TestServer) -> None:
+    """A client with a shorter read timeout than the delay times out."""
     server.faults.set("slow_first_byte=30", times=1)
     impatient = httpx.Timeout(TIMEOUT, read=0.1)  # only once the request has been sent
     with pytest.raises(httpx.ReadTimeout):
         HTTP.post(f"{server.base_url}/responses", json=STREAM_REQUEST, timeout=impatient)
 
 
-def test_all_responses_can_be_forgotten(server: TestServer, client: OpenAI) -> None:
-    """What was stored is gone for good, and says so."""
+def test_forget_all(server: TestServer, client: OpenAI) -> None:
+    """All stored responses are deleted, and continuing or fetching one is an error."""
     first = client.responses.create(model="practice", input="My name is Ada")
     server.faults.set("forget_all", times=1)
     with pytest.raises(openai.BadRequestError) as caught:
@@ -207,10 +207,8 @@ def test_all_responses_can_be_forgotten(server: TestServer, client: OpenAI) -> N
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("echo", ["yes", "no"])
-def test_a_server_can_forget_without_a_word(
-    server: TestServer, client: OpenAI, echo: str, stream: bool
-) -> None:
-    """The answer is 200; only the model, the usage and perhaps the echo give it away."""
+def test_forget_silently(server: TestServer, client: OpenAI, echo: str, stream: bool) -> None:
+    """A silently lost context shows only in the context, the usage and optionally the echoed id."""
     first = client.responses.create(model="practice", input="My name is Ada. " * 20)
     server.faults.set(f"forget_silently,echo={echo}", times=1)
     answer = HTTP.post(
@@ -236,10 +234,8 @@ def test_a_server_can_forget_without_a_word(
     assert again.usage.input_tokens > 60
 
 
-def test_a_forgetful_server_takes_the_output_of_a_call_that_it_forgot(
-    server: TestServer, client: OpenAI
-) -> None:
-    """Silence is silence: no other check gives the lost memory away."""
+def test_forget_silently_accepts_results_of_lost_calls(server: TestServer, client: OpenAI) -> None:
+    """A tool result whose call was silently lost is accepted."""
     asked = client.responses.create(model="practice", input=PROMPT, tools=[WEATHER])
     call = asked.output[0]
     assert call.type == "function_call"
@@ -253,10 +249,8 @@ def test_a_forgetful_server_takes_the_output_of_a_call_that_it_forgot(
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 9])
-def test_a_server_can_remember_only_the_last_ancestors(
-    server: TestServer, client: OpenAI, number: int
-) -> None:
-    """Older turns are missing from what the model sees, and nothing says so."""
+def test_remember_only_the_last_ancestors(server: TestServer, client: OpenAI, number: int) -> None:
+    """Older turns are missing from the model's context, and the response does not show it."""
     previous = None
     for turn in range(3):
         previous = client.responses.create(
@@ -282,8 +276,8 @@ def sequence_numbers(events: list[dict[str, Any]]) -> list[int]:
     return [event["sequence_number"] for event in events]
 
 
-def test_events_can_come_twice(server: TestServer) -> None:
-    """All of them, or those of one type."""
+def test_duplicate_events(server: TestServer) -> None:
+    """All events, or those of one type, are sent twice."""
     usual = stream_events(server)
     server.faults.set("duplicate_events")
     assert sequence_numbers(stream_events(server)) == [
@@ -295,8 +289,8 @@ def test_events_can_come_twice(server: TestServer) -> None:
     assert len(kinds) == len(usual) + 1
 
 
-def test_events_can_come_out_of_order(server: TestServer) -> None:
-    """Every two change places, or those of one type come after the next."""
+def test_reorder_events(server: TestServer) -> None:
+    """Adjacent events are swapped, or events of one type are sent after the next event."""
     server.faults.set("reorder_events")
     assert sequence_numbers(stream_events(server))[:4] == [1, 0, 3, 2]
     server.faults.set("reorder_events,only=response.output_item.added")
@@ -311,10 +305,10 @@ def test_events_can_come_out_of_order(server: TestServer) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("fault", "call_id"), [("omit_call_id", None), ("empty_call_id", "")])
-def test_a_call_can_lack_its_call_id(
+def test_missing_or_empty_call_id(
     server: TestServer, client: OpenAI, fault: str, call_id: str | None, stream: bool
 ) -> None:
-    """It is missing or empty wherever the call is shown; the item's id then stands in for it."""
+    """The call id is missing or empty in every event, and a result may use the item's id instead."""
     server.faults.set(fault, times=1)
     if stream:
         events = stream_events(server, input=PROMPT, tools=[WEATHER])
@@ -345,8 +339,8 @@ def test_a_call_can_lack_its_call_id(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_can_lack_its_id(server: TestServer, stream: bool) -> None:
-    """Wherever the response is shown."""
+def test_missing_response_id(server: TestServer, stream: bool) -> None:
+    """The response id is missing from the body and from every event."""
     server.faults.set("omit_response_id", times=1)
     if stream:
         responses = [e["response"] for e in stream_events(server) if "response" in e]
@@ -361,8 +355,8 @@ def test_a_response_can_lack_its_id(server: TestServer, stream: bool) -> None:
     assert not server.faults.armed
 
 
-def test_encrypted_reasoning_can_be_refused(server: TestServer, client: OpenAI) -> None:
-    """Even what the server sealed itself; a request without it passes."""
+def test_encrypted_reasoning_can_be_rejected(server: TestServer, client: OpenAI) -> None:
+    """A fault rejects any encrypted reasoning; a request without reasoning succeeds."""
     server.faults.set("refuse_encrypted_reasoning", times=1)
     assert client.responses.create(model="practice", input="Hi").status == "completed"
     reasoning: Any = {
@@ -401,10 +395,10 @@ def test_encrypted_reasoning_can_be_refused(server: TestServer, client: OpenAI) 
         ),
     ],
 )
-def test_chaining_can_be_refused_altogether(
+def test_chaining_can_be_rejected(
     server: TestServer, client: OpenAI, server_name: str, body: dict[str, Any]
 ) -> None:
-    """With any previous id, in the words of a server that takes none."""
+    """Any previous id is rejected with the error of a server that does not support chaining."""
     first = client.responses.create(model="practice", input="Hi")
     server.faults.set(f"refuse_previous_response_id={server_name}")
     answer = HTTP.post(
@@ -415,8 +409,8 @@ def test_chaining_can_be_refused_altogether(
     assert client.responses.create(model="practice", input="Hi").status == "completed"
 
 
-def test_empty_input_can_be_refused(server: TestServer, client: OpenAI) -> None:
-    """Also after a response that would carry it."""
+def test_empty_input_can_be_rejected(server: TestServer, client: OpenAI) -> None:
+    """A fault rejects empty input, even with a previous response that makes it valid otherwise."""
     first = client.responses.create(model="practice", input="Hi")
     client.responses.create(model="practice", input=[], previous_response_id=first.id)
     server.faults.set("refuse_empty_input")
@@ -425,8 +419,8 @@ def test_empty_input_can_be_refused(server: TestServer, client: OpenAI) -> None:
     assert caught.value.code == "missing_required_parameter"
 
 
-def test_structured_output_can_be_refused(server: TestServer, client: OpenAI) -> None:
-    """Only a JSON schema: other formats and requests without one are answered."""
+def test_structured_output_can_be_rejected(server: TestServer, client: OpenAI) -> None:
+    """A fault rejects a JSON schema; other formats and requests without a format succeed."""
     server.faults.set("refuse_output_format")
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
     with pytest.raises(openai.BadRequestError) as caught:
@@ -440,8 +434,8 @@ def test_structured_output_can_be_refused(server: TestServer, client: OpenAI) ->
     assert client.responses.create(model="practice", input="Hi", text=text).output_text
 
 
-def test_a_call_can_lack_its_name(server: TestServer) -> None:
-    """Wherever the call is shown."""
+def test_missing_call_name(server: TestServer) -> None:
+    """The name of a tool call is missing from every event and from the response."""
     server.faults.set("omit_call_name")
     events = stream_events(server, input=PROMPT, tools=[WEATHER])
     calls = [event["item"] for event in events if "item" in event]
@@ -499,10 +493,10 @@ def error_body(message: str, param: str | None, code: str | int | None) -> dict[
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_not_found_can_be_said_in_many_ways(
+def test_not_found_errors_of_other_servers(
     server: TestServer, name: str, status: int, body: dict[str, Any], stream: bool
 ) -> None:
-    """Wording, shape and status are those of the server that is named."""
+    """The error has the message, format and status of the given server."""
     server.faults.set(f"not_found={name}", times=1)
     assert stream_events(server)
     answer = HTTP.post(
@@ -513,10 +507,8 @@ def test_not_found_can_be_said_in_many_ways(
     assert not server.faults.armed
 
 
-def test_faults_strike_the_making_of_responses_and_nothing_else(
-    server: TestServer, client: OpenAI
-) -> None:
-    """Every other endpoint works as if nothing were wrong."""
+def test_faults_apply_only_to_creating_responses(server: TestServer, client: OpenAI) -> None:
+    """Every other endpoint works normally while a fault is armed."""
     first = client.responses.create(model="practice", input="Hi")
     server.faults.set("status=500")
     assert client.responses.retrieve(first.id).id == first.id
@@ -524,8 +516,8 @@ def test_faults_strike_the_making_of_responses_and_nothing_else(
     assert client.conversations.create().id
 
 
-def test_several_faults_can_strike_at_once(server: TestServer) -> None:
-    """Each does its own, from the content to the order to the connection."""
+def test_several_faults_apply_at_once(server: TestServer) -> None:
+    """Faults of content, order and connection apply to one response together."""
     server.faults.set("omit_response_id")
     server.faults.set("duplicate_events")
     server.faults.set("cut_after_events=2")
@@ -534,8 +526,8 @@ def test_several_faults_can_strike_at_once(server: TestServer) -> None:
     assert b'"resp_' not in body
 
 
-def test_a_request_that_is_not_json_is_still_told_so(server: TestServer) -> None:
-    """Faults do not hide what is wrong with a request."""
+def test_invalid_json_is_reported_despite_a_fault(server: TestServer) -> None:
+    """A malformed body is still rejected as such while a fault is armed."""
     server.faults.set("omit_call_id")
     answer = HTTP.post(
         f"{server.base_url}/responses",
@@ -547,7 +539,7 @@ def test_a_request_that_is_not_json_is_still_told_so(server: TestServer) -> None
 
 
 def test_a_stream_ends_with_an_error_event(server: TestServer, client: OpenAI) -> None:
-    """The connection ends properly; what broke is said in the stream."""
+    """A stream that fails sends an error event and ends with the final chunk."""
     server.faults.set("fail_after_events=3", times=1)
     body, ended = decode_chunked(raw_post(server, STREAM_REQUEST))
     assert ended
@@ -560,7 +552,7 @@ def test_a_stream_ends_with_an_error_event(server: TestServer, client: OpenAI) -
 
 
 def test_a_server_can_be_anonymous(server: TestServer, client: OpenAI) -> None:
-    """Otherwise every answer names the server, so that a client knows what it remembers."""
+    """A fault removes the header that identifies the server in every response."""
     create = client.responses.with_raw_response.create
     assert create(model="practice", input="Hi").headers["kedge-server"] == "kedge"
     server.faults.set("anonymous")
@@ -568,8 +560,8 @@ def test_a_server_can_be_anonymous(server: TestServer, client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("echo", ["late", "missing"])
-def test_an_echo_can_be_late_or_missing(server: TestServer, client: OpenAI, echo: str) -> None:
-    """At the start it is right or absent, at the end it is null or absent."""
+def test_echoed_id_can_be_late_or_missing(server: TestServer, client: OpenAI, echo: str) -> None:
+    """The echoed previous id is correct and then null, or missing from all events."""
     first = client.responses.create(model="practice", input="Hi")
     server.faults.set(f"forget_silently,echo={echo}")
     with client.responses.create(
@@ -584,7 +576,7 @@ def test_an_echo_can_be_late_or_missing(server: TestServer, client: OpenAI, echo
 
 @pytest.mark.parametrize("usage", ["none", "constant", "new", "uncached"])
 def test_usage_can_be_misreported(server: TestServer, client: OpenAI, usage: str) -> None:
-    """The model sees everything; only the count is wrong."""
+    """The model sees the complete context, but the reported usage is wrong or missing."""
     first = client.responses.create(model="practice", input="My name is Ada. " * 400)
     server.faults.set(f"report_usage={usage}")
     ask: Any = [{"type": "message", "role": "user", "content": "What is my name?"}]
@@ -596,13 +588,13 @@ def test_usage_can_be_misreported(server: TestServer, client: OpenAI, usage: str
 
 
 def test_a_response_can_be_reported_as_unstored(server: TestServer, client: OpenAI) -> None:
-    """Whatever the request asked for."""
+    """A fault reports ``store`` as false for every request."""
     server.faults.set("report_unstored")
     assert client.responses.create(model="practice", input="Hi").to_dict()["store"] is False
 
 
-def test_an_id_can_be_issued_twice(server: TestServer, client: OpenAI) -> None:
-    """It continues the newest response that has it."""
+def test_response_id_can_be_reused(server: TestServer, client: OpenAI) -> None:
+    """A reused id continues the newest response that has it."""
     server.faults.set("reuse_response_id")
     first = client.responses.create(model="practice", input="My name is Ada.")
     second = client.responses.create(model="practice", input="My name is Bob.")
@@ -612,8 +604,8 @@ def test_an_id_can_be_issued_twice(server: TestServer, client: OpenAI) -> None:
     assert "Bob" in again.output_text
 
 
-def test_whitespace_can_be_left_out_of_the_usage(server: TestServer, client: OpenAI) -> None:
-    """A message of spaces then counts almost nothing."""
+def test_usage_can_exclude_whitespace(server: TestServer, client: OpenAI) -> None:
+    """With ``report_usage=trimmed``, a message of spaces counts almost no tokens."""
     ask: Any = [{"type": "message", "role": "user", "content": " " * 4_500}]
     usual = client.responses.create(model="practice", input=ask).usage
     server.faults.set("report_usage=trimmed")
@@ -624,7 +616,7 @@ def test_whitespace_can_be_left_out_of_the_usage(server: TestServer, client: Ope
 
 
 def test_stored_responses_can_be_hidden(server: TestServer, client: OpenAI) -> None:
-    """They cannot be fetched, but continued."""
+    """Hidden responses cannot be fetched, but they can be continued."""
     first = client.responses.create(model="practice", input="My name is Ada.")
     server.faults.set("hide_stored", times=2)
     with pytest.raises(openai.NotFoundError, match=f"Response with id '{first.id}' not found"):
@@ -639,7 +631,7 @@ def test_stored_responses_can_be_hidden(server: TestServer, client: OpenAI) -> N
 
 
 def streamed_and_listed(server: TestServer, prompt: str) -> tuple[list[Any], list[Any]]:
-    """The output items of a stream, and those of its last event."""
+    """Return the output items of the stream's events and those of its last event."""
     events = stream_events(server, input=prompt, tools=[WEATHER])
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     return done, events[-1]["response"]["output"]
@@ -649,7 +641,7 @@ def streamed_and_listed(server: TestServer, prompt: str) -> tuple[list[Any], lis
     ("fault", "prompt"), [("text", "Hello"), ("arguments", PROMPT), ("missing", "Hello")]
 )
 def test_the_completed_event_can_differ(server: TestServer, fault: str, prompt: str) -> None:
-    """In a text, in the arguments of a call, or by one item; a response as one piece does not."""
+    """The completed event differs in text, arguments or items; a response without streaming does not."""
     server.faults.set(f"change_completed={fault}")
     streamed, listed = streamed_and_listed(server, prompt)
     assert streamed != listed
@@ -662,18 +654,16 @@ def test_the_completed_event_can_differ(server: TestServer, fault: str, prompt: 
     assert len(answer.json()["output"]) == 1
 
 
-def test_events_can_lack_their_output_index(server: TestServer) -> None:
-    """None of them has one."""
+def test_missing_output_index(server: TestServer) -> None:
+    """A fault removes the output index from every event."""
     assert any("output_index" in event for event in stream_events(server))
     server.faults.set("omit_output_index")
     assert not any("output_index" in event for event in stream_events(server))
 
 
 @pytest.mark.parametrize(("value", "expected"), [("none", None), ("plain", "text/plain")])
-def test_a_stream_can_come_without_its_content_type(
-    server: TestServer, value: str, expected: str | None
-) -> None:
-    """Only a stream: a JSON response is sent as always."""
+def test_wrong_stream_content_type(server: TestServer, value: str, expected: str | None) -> None:
+    """A fault changes or removes the content type of a stream, but not that of a JSON response."""
     server.faults.set(f"stream_content_type={value}")
     url = f"{server.base_url}/responses"
     assert HTTP.post(url, json=STREAM_REQUEST).headers.get("content-type") == expected
@@ -681,8 +671,8 @@ def test_a_stream_can_come_without_its_content_type(
     assert answer.headers["content-type"] == "application/json"
 
 
-def test_deltas_can_come_again_after_the_finish_reason(server: TestServer, client: OpenAI) -> None:
-    """A client that appends them has the answer twice."""
+def test_deltas_repeated_after_the_finish_reason(server: TestServer, client: OpenAI) -> None:
+    """A client that appends the repeated deltas has the answer twice."""
 
     def read() -> str:
         messages: Any = [{"role": "user", "content": "Hello"}]
@@ -695,8 +685,8 @@ def test_deltas_can_come_again_after_the_finish_reason(server: TestServer, clien
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_can_have_half_a_surrogate_pair(server: TestServer, stream: bool) -> None:
-    """In the deltas and in the complete text; arguments of calls remain."""
+def test_lone_surrogate(server: TestServer, stream: bool) -> None:
+    """The deltas and the complete text have a lone surrogate; arguments of tool calls do not."""
     server.faults.set("lone_surrogate")
     request = STREAM_REQUEST | {"stream": stream, "tools": [WEATHER]}
     url = f"{server.base_url}/responses"
@@ -704,7 +694,7 @@ def test_an_answer_can_have_half_a_surrogate_pair(server: TestServer, stream: bo
     assert "\\ud83d" not in HTTP.post(url, json=request | {"input": PROMPT}).text
 
 
-def test_every_fault_is_shown_above() -> None:
-    """No fault of the language goes untested."""
+def test_every_fault_is_tested() -> None:
+    """The name of every fault occurs in this file."""
     text = Path(__file__).read_text()
     assert [name for name in KINDS if f'"{name}' not in text] == []

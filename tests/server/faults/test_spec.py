@@ -1,4 +1,4 @@
-"""The language of faults: what can be said, and what is said when it cannot."""
+"""The syntax of fault specifications and its error messages."""
 
 from pathlib import Path
 
@@ -30,8 +30,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "faults.md"
         ),
     ],
 )
-def test_a_fault_is_read_as_it_is_written(spec: str, fault: Fault) -> None:
-    """Name, value, options, times."""
+def test_parse_fault(spec: str, fault: Fault) -> None:
+    """A specification is parsed into name, value, options and times."""
     assert parse(spec) == fault
 
 
@@ -54,14 +54,14 @@ def test_a_fault_is_read_as_it_is_written(spec: str, fault: Fault) -> None:
     ],
 )
 def test_an_invalid_fault_lists_what_is_valid(spec: str, complaint: str) -> None:
-    """Every mistake is answered with what is expected in its place."""
+    """The error for an invalid specification says what is expected instead."""
     with pytest.raises(InvalidFault) as caught:
         parse(spec)
     assert complaint in str(caught.value)
 
 
-def test_every_fault_stands_on_its_page_and_nothing_else_does() -> None:
-    """The page's table is the language's own table: names, values, options, sentences."""
+def test_documentation_lists_exactly_the_faults() -> None:
+    """The table of the documentation has the same names, values, options and descriptions as the code."""
     written = {line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
     spoken: set[str] = set()
     for name, kind in KINDS.items():
@@ -74,8 +74,8 @@ def test_every_fault_stands_on_its_page_and_nothing_else_does() -> None:
     assert written == spoken
 
 
-def test_faults_are_armed_replaced_spent_and_disarmed() -> None:
-    """One of each name at most; ``times`` counts down to nothing."""
+def test_faults_are_armed_replaced_consumed_and_cleared() -> None:
+    """A name has at most one armed fault, and ``times`` counts down until it is removed."""
     faults = Faults(["status=500", "remember=1"])
     assert set(faults.armed) == {"status", "remember"}
     fault = faults.set("status=429", times=2)
