@@ -1,6 +1,6 @@
-"""Real clients, unmodified, on Kedge: the commands and files of ``docs/clients.md``, and frameworks.
+"""Run real, unmodified clients on Kedge: the commands and files of ``docs/clients.md``, and frameworks.
 
-Run by ``make test-clients``, which installs the clients in environments of their own. Each section of the page
+Run by ``make test-clients``, which installs the clients in separate environments. Each section of the page
 is run as a reader would do it: a block that begins with a comment naming a file is written to that file, a ``sh``
 block is executed, the ``text`` block behind it is what it prints, and a ``console`` block is an interactive session
 (see ``terminal.py``; for Open WebUI, see ``check_webui.py``). This is done on the practice model, in front of a
@@ -60,7 +60,7 @@ FILE_COMMENT = re.compile(r"(?:#|//) (?P<path>\S+\.\w+)\n")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """One row of the table."""
 
     client: str
     version: str
@@ -90,7 +90,7 @@ def read_sections(page: str) -> dict[str, list[tuple[str, str]]]:
 
 @contextmanager
 def serve_practice(unknown_parameters: str) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Serve the practice model with this setting."""
+    """Serve the practice model with this setting of ``unknown_parameters``."""
     with serve(unknown_parameters=unknown_parameters) as server:
         yield server.url, lambda: f"practice ({unknown_parameters})"
 
@@ -132,7 +132,7 @@ def list_ways(package: str) -> "list[AbstractContextManager[tuple[str, Callable[
 
 
 def run_blocks(blocks: list[tuple[str, str]], url: str, package: str) -> str:
-    """Write and run the blocks of a section; return what went wrong, or nothing."""
+    """Write and run the blocks of a section; return a description of the failure, or an empty string."""
     printed = exports = ""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         home = Path(folder)
@@ -170,7 +170,7 @@ def run_blocks(blocks: list[tuple[str, str]], url: str, package: str) -> str:
 
 
 def make_environment(home: Path, package: str) -> dict[str, str]:
-    """Return the variables for the commands of a client, with the clients on the path and an empty home."""
+    """Return the environment of a client's commands, with the clients on the path and an empty home."""
     path = [str(NODE / ".bin"), str(OWN_VENVS.get(package, VENV) / "bin"), os.environ["PATH"]]
     return {
         "HOME": str(home),
@@ -196,7 +196,7 @@ def run_shell(
 
 
 def check_page(page: str, chosen: list[str]) -> Iterator[Row]:
-    """Run the sections of the page in every way."""
+    """Run the sections of the page on every server."""
     blocks = read_sections(page)
     for section in chosen:
         package = SECTIONS[section]

@@ -1,9 +1,9 @@
-"""Agent frameworks, unmodified, on a strict server: bare, through `kedge.chain` and through `kedge proxy`.
+"""Run unmodified agent frameworks on a strict server: bare, through `kedge.chain` and through `kedge proxy`.
 
-Run by `check_clients.py`, in an environment of its own: none of these packages is a dependency. Each
-framework replays its history, also one that is edited at random between requests. Its answers must be the
-same in all three ways, the model must see the same context for each request, and with Kedge the bodies must be
-smaller; for the edited histories, hardly larger than those of the best plan.
+Run by `check_clients.py` in a separate environment: none of these packages is a dependency. Each
+framework resends its history, also one that is edited at random between requests. Its answers must be the
+same in all three setups, the model must see the same context for each request, and with Kedge the bodies must
+be smaller; for the edited histories, hardly larger than those of the best plan.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -49,13 +49,13 @@ def add(a: int, b: int) -> int:
 
 
 def make_client(base_url: str, chained: bool) -> AsyncOpenAI:
-    """The client that a framework gets."""
+    """Return the client that a framework gets."""
     client = AsyncOpenAI(base_url=base_url, api_key="key", max_retries=0)
     return kedge.chain(client) if chained else client
 
 
 async def run_bare(script: Sequence[Step], base_url: str, chained: bool) -> list[str]:
-    """The `openai` client, with a history kept by hand."""
+    """Run the `openai` client with a history in a list."""
     parameters = {"a": {"type": "integer"}, "b": {"type": "integer"}}
     tool: Any = {"type": "function", "name": "add", "strict": False}
     tool["parameters"] = {"type": "object", "properties": parameters, "required": ["a", "b"]}
@@ -84,7 +84,7 @@ def _edit_item(turn: list[Any], text: str) -> list[Any]:
 
 
 async def run_pydantic_ai(script: Sequence[Step], base_url: str, chained: bool) -> list[str]:
-    """pydantic-ai with `message_history`."""
+    """Run pydantic-ai with `message_history`."""
     from pydantic_ai import Agent
     from pydantic_ai.messages import UserPromptPart
     from pydantic_ai.models.openai import OpenAIResponsesModel
@@ -109,7 +109,7 @@ async def run_pydantic_ai(script: Sequence[Step], base_url: str, chained: bool) 
 
 
 async def run_openai_agents(script: Sequence[Step], base_url: str, chained: bool) -> list[str]:
-    """openai-agents with `to_input_list`."""
+    """Run openai-agents with `to_input_list`."""
     from agents import (
         Agent,
         OpenAIResponsesModel,
@@ -131,7 +131,7 @@ async def run_openai_agents(script: Sequence[Step], base_url: str, chained: bool
 
 
 async def run_langchain(script: Sequence[Step], base_url: str, chained: bool) -> list[str]:
-    """langchain-openai, which takes an HTTP client."""
+    """Run langchain-openai with an HTTP client."""
     from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
     from langchain_openai import ChatOpenAI
 
@@ -158,7 +158,7 @@ async def run_langchain(script: Sequence[Step], base_url: str, chained: bool) ->
 
 
 async def run_agent_framework(script: Sequence[Step], base_url: str, chained: bool) -> list[str]:
-    """agent-framework with a history of its messages; in a tool loop it chains by itself."""
+    """Run agent-framework with a history of its messages; it chains the requests of a tool loop itself."""
     from agent_framework import Agent, Message
     from agent_framework.openai import OpenAIChatClient
 
@@ -187,7 +187,7 @@ FRAMEWORKS: dict[str, Run] = {
 
 @contextmanager
 def serve_proxy(upstream: str) -> Iterator[str]:
-    """Run the proxy in a thread; give its base URL."""
+    """Run the proxy in a thread and yield its base URL."""
     with bind("127.0.0.1", 0) as listener:
         started = threading.Event()
 
@@ -210,7 +210,7 @@ def serve_proxy(upstream: str) -> Iterator[str]:
 
 
 def observe(run: Run, script: Sequence[Step], way: str) -> tuple[list[str], list[Any], int, int]:
-    """The texts, the contexts that the model saw, the bytes uploaded and those of the best plan."""
+    """Return the texts, the contexts of the model, the bytes uploaded and those of the best plan."""
     with serve() as server:
         if way == "proxy":
             with serve_proxy(server.base_url) as base_url:
@@ -224,7 +224,7 @@ def observe(run: Run, script: Sequence[Step], way: str) -> tuple[list[str], list
 
 
 def check_frameworks() -> Iterator[tuple[str, str, bool]]:
-    """Run every framework in every way; yield its package, what was run, and whether it passed."""
+    """Run every framework in every setup; yield its package, what was run, and whether it passed."""
     scripts = [make_script(seed, STEPS) for seed in range(SEEDS)]
     for name, run in FRAMEWORKS.items():
         bare = observe(run, TALK, "bare")

@@ -1,7 +1,7 @@
-"""Open WebUI on Kedge: started as ``docs/clients.md`` says, then used over its own HTTP API.
+"""Run Open WebUI on Kedge: start it as ``docs/clients.md`` says, then use its HTTP API.
 
-Both of its ways to ask a model are checked, the Responses API and Chat Completions: with its API for programs, and
-in a saved chat with a tool, by the requests that its page sends.
+Both APIs that it uses are checked, the Responses API and Chat Completions: with its API for programs, and
+in a saved chat with a tool, by the requests that its web page sends.
 """
 
 import json
@@ -33,7 +33,7 @@ TOOL = "get_current_timestamp"
 
 
 class CheckFailed(Exception):
-    """Open WebUI did not do what it should."""
+    """Open WebUI did not behave as expected."""
 
 
 def expect(value: str, expected: str) -> None:
@@ -76,7 +76,7 @@ def start_webui(
 
 
 def wait_until_ready(client: httpx2.Client, process: "subprocess.Popen[bytes]") -> None:
-    """Return when the server answers."""
+    """Wait until the server answers."""
     end = time.monotonic() + TIMEOUT
     while time.monotonic() < end and process.poll() is None:
         try:
@@ -89,7 +89,7 @@ def wait_until_ready(client: httpx2.Client, process: "subprocess.Popen[bytes]") 
 
 
 def select_api(client: httpx2.Client, url: str, api_type: str) -> None:
-    """Set the API of the connection, as the administrator's page does."""
+    """Set the API of the connection, as the settings page does."""
     settings = {
         "ENABLE_OPENAI_API": True,
         "OPENAI_API_BASE_URLS": [f"{url}/v1"],
@@ -125,7 +125,7 @@ def read_delta(event: dict[str, Any]) -> str:
 
 
 def check_saved_chat(client: httpx2.Client, model: str) -> None:
-    """Send the messages of a saved chat, whose history and tool calls are up to Open WebUI."""
+    """Send the messages of a saved chat, whose history and tool calls Open WebUI manages."""
     chat_id, parent_id = None, None
     for text, expected in ((FIRST, "You said"), (f"Please call {TOOL}", TOOL), (QUESTION, ANSWER)):
         user_id, answer_id = str(uuid4()), str(uuid4())
@@ -147,7 +147,7 @@ def check_saved_chat(client: httpx2.Client, model: str) -> None:
 
 
 def wait_for_answer(client: httpx2.Client, chat_id: str, answer_id: str) -> str:
-    """Return the text of an answer when it is complete."""
+    """Wait until an answer is complete and return its text."""
     end = time.monotonic() + TIMEOUT
     while time.monotonic() < end:
         chat = client.get(f"/api/v1/chats/{chat_id}").raise_for_status().json()["chat"]
@@ -161,7 +161,7 @@ def wait_for_answer(client: httpx2.Client, chat_id: str, answer_id: str) -> str:
 
 
 def run_webui(script: str, url: str, folder: Path, environment: Mapping[str, str]) -> str:
-    """Start Open WebUI with the commands of the page and use it; return what went wrong, or nothing."""
+    """Start Open WebUI with the commands of the page and use it; return the failure, or an empty string."""
     try:
         with start_webui(script, folder, environment) as client:
             model = client.get("/api/models").raise_for_status().json()["data"][0]["id"]

@@ -1,6 +1,6 @@
-"""Random edit scripts for programs that replay their history, and the best that could be uploaded for them.
+"""Random edit scripts for programs that resend their history, and the smallest upload for them.
 
-A script is a list of steps: each may edit, drop or rewind turns that are there already, and then sends a
+A script is a list of steps: each may edit, drop or rewind existing turns, and then sends a
 message. A program is described by two functions, so that the same scripts run on every framework.
 """
 
@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from kedge.incremental.json_splice import replace_array, scan_elements, scan_object
 
 Send = Callable[[list[Any], str], Awaitable[tuple[str, list[Any]]]]
-"""Replays a history with a new message; returns the text, and the messages of the new turn."""
+"""Resends a history with a new message; returns the text, and the messages of the new turn."""
 Edit = Callable[[list[Any], str], list[Any]]
-"""Returns the messages of a turn with another text of the user."""
+"""Returns the messages of a turn with a different user text."""
 
 ANCHOR = {"previous_response_id": f"resp_{'0' * 32}"}
 _OUTPUT_TYPES = ("function_call", "message")
@@ -24,11 +24,11 @@ _NOTE = " Here is a longer note about the rivers of the north, their bridges and
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a program does next: change a turn, then send a message."""
+    """One step of a program: change a turn, then send a message."""
 
     change: str
     turn: float
-    """Which turn, as a share of the turns that are there."""
+    """The position of the turn, as a fraction of the existing turns."""
     text: str
 
 
@@ -40,7 +40,7 @@ class SeenRequest(Protocol):
 
 
 def make_script(seed: int, length: int) -> list[Step]:
-    """Make a script; equal seeds give equal scripts."""
+    """Return a random script; equal seeds give equal scripts."""
     rng = random.Random(seed)
     changes = ["", "", "", "", "edit", "drop", "rewind"]
     messages = ["Say {0}." + _NOTE, "Please call add with a={0} and b=3", "What is {0}*5?"]
@@ -69,7 +69,7 @@ async def run_script(script: Sequence[Step], send: Send, edit: Edit) -> list[str
 
 
 def describe_item(item: Any) -> str:
-    """What a model sees of an item: ids differ between runs, and members may come in any order."""
+    """Return what a model sees of an item, without ids and independent of the order of members."""
     seen = {k: v for k, v in item.items() if k not in ("id", "call_id", "status")}
     if "arguments" in seen:
         seen["arguments"] = json.loads(seen["arguments"])
@@ -91,7 +91,7 @@ def sum_best_bytes(requests: Sequence[SeenRequest]) -> int:
         for earlier in known:
             if context[: len(earlier)] == earlier:
                 covered = max(covered, _skip_output(request.context, len(earlier)))
-        covered -= len(context) - len(elements)  # instructions are no part of the input
+        covered -= len(context) - len(elements)  # instructions are not part of the input
         content = replace_array(scanned, "input", elements[covered:], ANCHOR)
         total += len(content) if 0 < covered < len(elements) else len(request.raw)
         known.append(context)

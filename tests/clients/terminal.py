@@ -1,4 +1,4 @@
-"""Sessions of a terminal program, as ``docs/clients.md`` shows them.
+"""Sessions of terminal programs, as shown in ``docs/clients.md``.
 
 The first line of a session is the command. A line that begins with the prompt of the program is typed, and any
 other line must appear on the screen. Afterwards the program must end by itself.
@@ -27,16 +27,16 @@ PROMPTS = (
 )
 """The prompts of Codex and Claude Code."""
 UNSUPPORTED = re.compile(rb"\x1b\[(?:[<>=][\d;:]*[a-zA-Z]|\?[\d;:]*u)")
-"""Sequences that pyte would print: keyboard protocols and questions about the terminal."""
+"""Sequences that pyte would print: keyboard protocols and queries about the terminal."""
 UNFINISHED = re.compile(rb"\x1b(?:\[[\d;:<>=?]*)?$")
 
 
 class SessionFailed(Exception):
-    """The program ended, or did not show in time what the session has."""
+    """The program ended early, or did not show the text of the session in time."""
 
 
 class Screen(pyte.Screen):
-    """A screen that answers the questions of the program, such as for the position of the cursor."""
+    """A screen that answers queries of the program, such as for the position of the cursor."""
 
     def __init__(self, answer: Callable[[bytes], object]) -> None:
         super().__init__(COLUMNS, ROWS)
@@ -76,7 +76,7 @@ class Terminal:
         return [line.replace("\N{NO-BREAK SPACE}", " ").rstrip() for line in self._screen.display]
 
     def receive(self, seconds: float) -> bool:
-        """Wait for output and show it; return False at its end."""
+        """Wait for output and display it; return False at the end of the output."""
         if not select.select([self._file], [], [], seconds)[0]:
             raise SessionFailed("timeout")
         try:
@@ -97,7 +97,7 @@ class Terminal:
                 raise SessionFailed(f"it ended before {text!r}")
 
     def type(self, prompt: str, text: str, limit: float) -> None:
-        """Paste a line at the prompt, and send it when it is shown: programs ignore a key that comes too early."""
+        """Paste a line at the prompt and send it once it is shown, because programs ignore an early key."""
         self.wait_for(prompt, limit)
         self.write(b"\x1b[200~" + text.encode() + b"\x1b[201~")
         self.wait_for(f"{prompt} {text}", limit)
@@ -111,7 +111,7 @@ class Terminal:
 
 
 def accept_first_questions(home: Path, folder: Path) -> None:
-    """Write what Codex and Claude Code store after the questions of their first start: trust in the folder, the key."""
+    """Write what Codex and Claude Code store at their first start: trust in the folder, and the key."""
     codex = home / ".codex" / "config.toml"
     if codex.exists():
         trust = f'\n[projects."{folder}"]\ntrust_level = "trusted"\n'
@@ -129,7 +129,7 @@ def accept_first_questions(home: Path, folder: Path) -> None:
 def run_session(
     session: str, home: Path, environment: Mapping[str, str], exports: str, limit: float
 ) -> str:
-    """Run a session in ``home/work``; return what went wrong, or nothing."""
+    """Run a session in ``home/work``; return a description of the failure, or an empty string."""
     folder = (home / "work").resolve()
     accept_first_questions(home, folder)
     command, *lines = session.splitlines()

@@ -1,4 +1,4 @@
-"""Databases, chat states and Turn JSON written by version 0.1 stay readable and usable."""
+"""Tests that databases, chat states and Turn JSON written by version 0.1 stay readable and usable."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ FACTS: dict[str, Any] = json.loads((DATA / "facts.json").read_text())
 
 @pytest.fixture
 def store_url(tmp_path: Path) -> str:
-    """A copy of the 0.1 store: opening it may upgrade it in place."""
+    """Return the URL of a copy of the 0.1 store, because opening it may upgrade it."""
     shutil.copy(DATA / "store.db", tmp_path / "store.db")
     return f"sqlite:///{tmp_path / 'store.db'}"
 
@@ -42,8 +42,8 @@ async def test_a_conversation_is_loaded_and_continued(store_url: str, title: str
         assert await store.verify() == []
 
 
-async def test_a_deleted_conversation_is_gone_and_search_works(store_url: str) -> None:
-    """The search index of 0.1 is used and extended; deleted text is not in it."""
+async def test_deleted_conversations_are_not_found_by_search(store_url: str) -> None:
+    """The search index of 0.1 is used and extended, and deleted text is not in it."""
     async with await open_store(store_url) as store:
         known = {each["id"] for each in FACTS["conversations"].values()}
         assert {hit.conversation for hit in await store.search("ship")} <= known
@@ -54,7 +54,7 @@ async def test_a_deleted_conversation_is_gone_and_search_works(store_url: str) -
 
 
 async def test_row_numbers_of_0_1_are_not_used_again(store_url: str) -> None:
-    """A row read before the conversation was deleted does not lead to a later one."""
+    """A row read before its conversation was deleted does not refer to a later conversation."""
     async with await open_store(store_url) as store:
         newest = max(await store.conversations(archived=None), key=lambda row: row.number)
         await store.delete(newest)
@@ -113,7 +113,7 @@ async def test_an_export_is_imported(tmp_path: Path) -> None:
 
 
 async def test_a_chat_state_is_continued() -> None:
-    """A plain and an encrypted state go on with their blocks."""
+    """A plain and an encrypted state are continued with their blocks."""
     async with Chat("practice") as chat:
         state = (DATA / "state_v2.txt").read_bytes()
         assert chat.inspect_state(state).blocks == FACTS["state_blocks"]
@@ -126,7 +126,7 @@ async def test_a_chat_state_is_continued() -> None:
 
 
 def test_turn_json_is_read_and_written_back() -> None:
-    """The JSON form of a Turn is unchanged."""
+    """The JSON form of a Turn is unchanged after loading and writing it."""
     text = (DATA / "turn.json").read_text()
     assert json.loads(dumps(loads(text))) == json.loads(text)
 
@@ -148,14 +148,14 @@ def test_a_server_database_is_served(tmp_path: Path) -> None:
 
 @pytest.fixture
 def encrypted_client(tmp_path: Path) -> Iterator[openai.OpenAI]:
-    """A client of a server whose database has content that version 0.1 encrypted."""
+    """Yield a client of a server whose database has content encrypted by version 0.1."""
     shutil.copy(DATA / "server_encrypted.db", tmp_path / "server.db")
     with serve(db=str(tmp_path / "server.db"), retention=36_500 * 86_400.0) as server:
         yield openai.OpenAI(base_url=server.base_url, api_key="x", max_retries=0)
 
 
 def test_content_encrypted_by_0_1_is_rejected(encrypted_client: openai.OpenAI) -> None:
-    """Reasoning and compaction items give the error on which clients resend without them."""
+    """Encrypted reasoning and compaction items give the error on which clients resend without them."""
     known = FACTS["encrypted"]
     message = {"role": "user", "content": "What is 2+3?"}
     for items in (
@@ -168,7 +168,7 @@ def test_content_encrypted_by_0_1_is_rejected(encrypted_client: openai.OpenAI) -
 
 
 def test_a_context_compacted_by_0_1_is_not_found(encrypted_client: openai.OpenAI) -> None:
-    """Chaining on it gives the error on which clients resend; the response itself is still there."""
+    """Chaining on a compacted response gives the error on which clients resend; it can still be retrieved."""
     known = FACTS["encrypted"]
     for response in (known["compacted"], known["after"]):
         assert encrypted_client.responses.retrieve(response).status == "completed"

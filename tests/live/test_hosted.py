@@ -1,7 +1,7 @@
-"""Against hosted APIs, when asked to: set KEDGE_LIVE to model strings, such as "openai:gpt-5.1-mini".
+"""Tests against hosted APIs: set KEDGE_LIVE to model strings, such as "openai:gpt-5.1-mini", to run them.
 
 The key comes from the provider's usual variable. These tests cost a little money and are skipped
-otherwise; no other test may leave this machine.
+otherwise; no other test may connect to another host.
 """
 
 import os
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.skipif(not MODELS, reason="set KEDGE_LIVE to model stri
 
 @pytest.fixture(params=MODELS or ["none"])
 async def any_engine(request: pytest.FixtureRequest) -> Engine:
-    """An engine for each model asked for, with a memory or without."""
+    """Return an engine for each of the models, with or without stored responses."""
     return connect(request.param)
 
 
 @pytest.fixture(params=CHAINED or ["none"])
 async def engine(request: pytest.FixtureRequest) -> ResponsesEngine:
-    """An engine for each model asked for whose server remembers."""
+    """Return an engine for each of the models whose server stores responses."""
     if not CHAINED:
         pytest.skip("none of the models in KEDGE_LIVE has a server that remembers")
     made = connect(request.param)
@@ -54,7 +54,7 @@ async def test_ten_chained_requests(engine: ResponsesEngine) -> None:
 
 
 async def test_a_tool_loop(any_engine: Engine) -> None:
-    """The model calls a tool, and its result comes back under the right call."""
+    """The model calls a tool, and its result is sent with the id of the call."""
 
     def secret_number() -> int:
         """Tell the secret number."""
@@ -68,7 +68,7 @@ async def test_a_tool_loop(any_engine: Engine) -> None:
 
 
 async def test_expiry_by_deletion(engine: ResponsesEngine) -> None:
-    """A response that was deleted is healed by a full send."""
+    """A request after its anchor was deleted is healed by sending it in full."""
     async with engine:
         turn = await engine.run(Turn([user("Remember the word heron. Answer with OK.")]))
         deleted = turn.blocks[-1].response_id

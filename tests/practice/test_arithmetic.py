@@ -1,4 +1,4 @@
-"""Arithmetic is exact, bounded and never evaluated as code."""
+"""Tests of the practice model's arithmetic, which is exact, bounded and never evaluated as code."""
 
 import re
 from fractions import Fraction
@@ -30,8 +30,8 @@ sums = st.recursive(
 
 
 @given(sums)
-def test_a_sum_equals_that_of_python(text: str) -> None:
-    """Precedence, parentheses and signs, in exact numbers."""
+def test_an_expression_equals_pythons_result(text: str) -> None:
+    """Precedence, parentheses and signs match Python's arithmetic with fractions."""
     value = evaluate(text)
     if value is not None:
         complete = "".join(f"Fraction('{t}')" if t[0].isdigit() else t for t in tokenize(text))
@@ -70,8 +70,8 @@ SUM_CASES = [
 
 
 @pytest.mark.parametrize(("sentence", "answered"), SUM_CASES)
-def test_a_sum_is_worked_out_or_left_alone(sentence: str, answered: str | None) -> None:
-    """What is no sum is said back like any sentence."""
+def test_an_expression_is_evaluated_or_echoed(sentence: str, answered: str | None) -> None:
+    """A sentence that is not an expression is echoed like any other message."""
     text = answer_text(sentence)
     if answered is None:
         assert text.startswith("You said: ") or " = " in text
@@ -80,5 +80,5 @@ def test_a_sum_is_worked_out_or_left_alone(sentence: str, answered: str | None) 
 
 
 def test_a_long_product_stays_within_bounds() -> None:
-    """Growth by repeated squaring stops at the bound."""
+    """Repeated powers stop at the maximum size of a number."""
     assert answer_text("((99999999 ** 9) ** 9) ** 9") == "That number is too big for me."

@@ -1,4 +1,4 @@
-"""The page about the practice model is true: each of its conversations is held here."""
+"""Tests that run every conversation shown in docs/practice.md."""
 
 import json
 import re
@@ -36,7 +36,7 @@ CONVERSATIONS = code_blocks("practice")
 
 
 def split_lines(box: str) -> Iterator[tuple[str, str]]:
-    """Speaker and words of each line; an indented line goes on with the one before."""
+    """Yield the speaker and text of each line; an indented line continues the one before."""
     for line in re.sub(r"\n {2}(?=\S)", "\n\t", box).split("\n"):
         if line:
             speaker, _, texts = line.partition(": ")
@@ -58,7 +58,7 @@ def join_lines(box: str) -> Iterator[tuple[str, str]]:
 
 
 def is_same_text(shown: str, given: str) -> bool:
-    """A break in the page is a break or a blank in the answer."""
+    """Return whether two texts are equal, where a line break of the page may be a space in the answer."""
     return re.sub(r"\t", "\n", shown) == given or re.sub(r"\t", " ", shown) == given
 
 
@@ -76,7 +76,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass
 class DocumentedConversation:
-    """One conversation: the request so far, and the parts of the answer still to be shown."""
+    """A conversation of the page: the request so far, and the parts of the answer still to be compared."""
 
     ask: PracticeRequest = field(default_factory=lambda: PracticeRequest([]))
     reply: PracticeOutput = field(default_factory=lambda: PracticeOutput(()))
@@ -145,19 +145,19 @@ def run_conversation(box: str) -> DocumentedConversation:
 
 
 @pytest.mark.parametrize("box", CONVERSATIONS, ids=range(len(CONVERSATIONS)))
-def test_the_examples_of_the_page_hold(box: str) -> None:
-    """Every conversation of the page, word for word."""
+def test_the_examples_of_the_page_are_correct(box: str) -> None:
+    """Every conversation of the page gives exactly the answers shown."""
     run_conversation(box)
 
 
 def test_the_page_shows_every_rule() -> None:
-    """A phrase that is not on the page does not exist for anyone."""
+    """The conversations of the page use every rule of the practice model."""
     shown = set[str]().union(*(run_conversation(box).topics for box in CONVERSATIONS))
     assert {rule.description for rule in model.RULES} - shown == set()
 
 
-def test_the_script_of_the_page_is_a_script() -> None:
-    """The example loads, and answers as its comments say."""
+def test_the_script_of_the_page_is_valid() -> None:
+    """The example script loads and answers as its comments say."""
     script = Script.from_data(tomllib.loads(code_blocks("toml")[0]))
     reply = script.answer(PracticeRequest([{"role": "user", "content": "How is the weather?"}]))
     assert reply.parts[0] == ReasoningOutput("They want the weather.")

@@ -1,4 +1,4 @@
-"""The practice model is a pure function of the context, and survives any of it."""
+"""Tests of the practice model, a pure function of the context that accepts any items."""
 
 import copy
 import json
@@ -81,7 +81,7 @@ asks = st.builds(
 
 @given(asks)
 def test_the_same_context_gives_the_same_answer(ask: PracticeRequest) -> None:
-    """However odd the items are; and the answer can always be written."""
+    """The answer to random items is deterministic and can be encoded, and the request is not modified."""
     before = copy.deepcopy(ask)
     reply = answer(ask)
     assert isinstance(reply, PracticeOutput)
@@ -94,7 +94,7 @@ def test_the_same_context_gives_the_same_answer(ask: PracticeRequest) -> None:
 
 @given(st.text(max_size=60))
 def test_any_sentence_has_an_answer(sentence: str) -> None:
-    """With tools or without, nothing raises."""
+    """A random sentence raises no error, with and without tools."""
     answer_parts(sentence, tools=[ADD, SHOUT, PING])
     answer_parts(sentence, text_format={"type": "json_object"})
 
@@ -107,69 +107,69 @@ MESSAGE_FORMS: list[Item] = [
 
 
 @pytest.mark.parametrize("first", MESSAGE_FORMS)
-def test_every_form_of_a_message_is_read(first: Item) -> None:
-    """Content as a string, as a part, as parts."""
+def test_every_form_of_a_message_is_parsed(first: Item) -> None:
+    """The content of a message may be a string, one part or a list of parts."""
     assert answer_text(first, "What did I say first?") == 'You said first: "Ahoy"'
 
 
-def test_pictures_and_files_leave_a_mark() -> None:
-    """What has no text is told as what it is."""
+def test_images_and_files_are_named() -> None:
+    """Images and files in a message are echoed as ``[image]`` and ``[file …]``."""
     content = [{"type": "input_image"}, {"type": "input_file", "filename": "a.pdf"}, {"type": "x"}]
     assert answer_text(user_item(content)).startswith('You said: "[image] [file a.pdf]"')
 
 
-def test_nothing_at_all_is_answered() -> None:
-    """An empty context, and one without a user."""
+def test_an_empty_context_is_answered() -> None:
+    """An empty context and one without a user message get an answer."""
     assert answer_text() == "You have said nothing. I can see 0 messages."
     system = {"type": "message", "role": "system", "content": "Be kind."}
     assert answer_text(system) == "You have said nothing. I can see 1 message."
 
 
 def test_many_messages_are_counted_in_plain_digits() -> None:
-    """Programs read the number, so that it has no thousands separator."""
+    """The count has no thousands separator, because programs parse it."""
     items = [user_item(f"Line {number}") for number in range(1_001)]
     assert answer_text(*items).endswith("(I can see 1001 messages.)")
     assert "I can see 1002 messages" in answer_text(*items, "How many messages are there?")
 
 
 def test_a_long_message_is_echoed_truncated() -> None:
-    """The echo is clipped; the memory is not."""
+    """The echo of a long message is truncated, and a quotation of it is not."""
     assert len(answer_text("x" * 10_000)) < 300
     assert len(answer_text("x" * 10_000, "What did I say first?")) > 10_000
 
 
-def test_what_cannot_be_written_is_replaced() -> None:
-    """A lone surrogate in a message does not break the answer."""
+def test_lone_surrogates_are_replaced() -> None:
+    """A lone surrogate in a message is replaced in the answer."""
     assert answer_text("Say: a\ud800b") == "a\ufffdb"
 
 
 def test_a_question_at_the_end_of_a_long_message_is_answered() -> None:
-    """Pasted text before a question does not hide it."""
+    """A question after a long pasted text is found and answered."""
     assert answer_text("Ahoy", "x " * 5_000 + "What did I say first?") == 'You said first: "Ahoy"'
 
 
-def test_the_newest_fact_wins() -> None:
-    """A fact told twice is the one told last."""
+def test_the_newest_fact_is_used() -> None:
+    """If a fact is given twice, the answer contains the last one."""
     received = ["My name is Ada.", "No wait, my name is Grace!"]
     assert answer_text(*received, "What is my name?") == "Your name is Grace."
 
 
 def test_encrypted_reasoning_is_counted_but_not_quoted() -> None:
-    """Reasoning without readable text is there, and that is all one can tell."""
+    """The model reports that its encrypted reasoning exists but cannot be read."""
     sealed = {"type": "reasoning", "summary": [], "encrypted_content": "AAAA"}
     assert answer_text("Hi", sealed, "What did you think?") == "My last thought is sealed."
     assert answer_text("What did you think?") == "I can see no thought of mine."
 
 
-def test_efforts_decide_about_reasoning() -> None:
-    """None and minimal are no thought; every other effort is."""
+def test_the_effort_determines_reasoning() -> None:
+    """The efforts none and minimal give no reasoning, and every other effort does."""
     for effort, thinks in ((None, False), ("none", False), ("minimal", False), ("xhigh", True)):
         found = answer_parts("Hi", reasoning={"effort": effort, "summary": "auto"})
         assert isinstance(found[0], ReasoningOutput) == thinks
 
 
-def test_the_ninth_message_is_not_there() -> None:
-    """A position past the end is answered with what is there."""
+def test_a_message_position_past_the_end_is_answered() -> None:
+    """The answer to a position past the end states how many messages there are."""
     text = answer_text("One", "What did I say 9th?")
     assert text == "I cannot see it: there is only 1 message of yours before this one."
     assert "no message before" in answer_text("What was the first message?")
@@ -183,8 +183,8 @@ def output_item(text: Any, call_id: str = "c1") -> Item:
     return {"type": "function_call_output", "call_id": call_id, "output": text}
 
 
-def test_results_without_a_call_are_reported() -> None:
-    """A history from elsewhere is used like one's own."""
+def test_tool_results_of_a_given_history_are_reported() -> None:
+    """Tool results in a history that the model did not write are used like its own."""
     assert answer_text("Hi", call_item("f"), output_item("done!")) == "f says: done!"
     assert (
         answer_text("Hi", output_item([{"type": "input_text", "text": "x"}])) == "the tool says: x."
@@ -192,15 +192,15 @@ def test_results_without_a_call_are_reported() -> None:
 
 
 def test_tool_results_fill_a_schema() -> None:
-    """A result that is JSON gives its members to the members of the same name."""
+    """The members of a JSON result fill the properties of the same names."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     wanted = {"type": "json_schema", "name": "s", "schema": schema}
     text = answer_text("Hi", call_item("f"), output_item('{"n": 7}'), text_format=wanted)
     assert json.loads(text) == {"n": 7}
 
 
-def test_a_refusal_is_no_json() -> None:
-    """A refusal stays a refusal in every format."""
+def test_a_refusal_is_not_json() -> None:
+    """A refusal remains a refusal in every text format."""
     assert answer_parts("Refuse", text_format={"type": "json_object"}) == (
         RefusalOutput("I will not do that."),
     )
@@ -223,8 +223,8 @@ TOOL_CHOICES: list[tuple[Any, str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("choice", "sentence", "names"), TOOL_CHOICES)
-def test_tool_choice_is_obeyed(choice: Any, sentence: str, names: list[str]) -> None:
-    """None, auto, required, a name, a list of names."""
+def test_tool_choice_is_respected(choice: Any, sentence: str, names: list[str]) -> None:
+    """The model respects none, auto, required, a tool name and a list of allowed tools."""
     found = answer_parts(
         sentence, tools=[ADD, SHOUT, PING, {"type": "web_search"}], tool_choice=choice
     )
@@ -232,7 +232,7 @@ def test_tool_choice_is_obeyed(choice: Any, sentence: str, names: list[str]) -> 
 
 
 def test_a_forced_call_is_forced_again_after_its_result() -> None:
-    """As the hosted models do; a client changes ``tool_choice`` after the first round."""
+    """As with hosted models, a required call is repeated until the client changes ``tool_choice``."""
     again = answer_parts(
         "Hi", call_item("ping"), output_item("pong"), tools=[PING], tool_choice="required"
     )
@@ -256,14 +256,14 @@ TOOL_MENTIONS: list[tuple[str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("sentence", "names"), TOOL_MENTIONS)
-def test_tools_are_called_when_asked_for(sentence: str, names: list[str]) -> None:
-    """A name alone is no request; a verb, the first place or a question makes it one."""
+def test_tools_are_called_on_request(sentence: str, names: list[str]) -> None:
+    """A tool is called for a verb, a leading name or a question, but not for a mere mention."""
     found = answer_parts(sentence, tools=[ADD, SHOUT, PING])
     assert [part.name for part in found if isinstance(part, ToolCallOutput)] == names
 
 
-def test_steps_wait_for_each_other() -> None:
-    """Then means after the result; the result is handed on."""
+def test_steps_run_one_after_another() -> None:
+    """A step after "then" waits for the result of the one before and receives it."""
     text = {"properties": {"text": {"type": "string"}}, "required": ["text"]}
     tools = [ADD, {"type": "function", "name": "shout", "parameters": text}]
     sentence = "call add with 1 and 2, then shout the result"
@@ -281,8 +281,8 @@ def test_steps_wait_for_each_other() -> None:
     assert done == "add says: 3. shout says: !"
 
 
-def test_a_malformed_tool_is_called_with_nothing() -> None:
-    """Parameters that are no schema give an empty object."""
+def test_a_malformed_tool_is_called_without_arguments() -> None:
+    """Parameters that are not a valid schema give an empty object."""
     broken = {"type": "function", "name": "f", "parameters": {"properties": 1, "required": 2}}
     assert answer_parts("call f", tools=[broken]) == (ToolCallOutput("f", "{}"),)
 
@@ -290,13 +290,13 @@ def test_a_malformed_tool_is_called_with_nothing() -> None:
 @pytest.mark.parametrize(
     ("sentence", "size"), [("write 500 words", 500), ("count to 1000", 1_000), ("write 1 word", 1)]
 )
-def test_answers_have_the_size_asked_for(sentence: str, size: int) -> None:
-    """So many words, to try out streams and limits."""
+def test_answers_have_the_requested_length(sentence: str, size: int) -> None:
+    """The answer has the requested number of words."""
     assert len(answer_text(sentence).split()) == size
 
 
-def test_sizes_are_bounded() -> None:
-    """A million words are cut at a hundred thousand, and repetition too."""
+def test_lengths_are_bounded() -> None:
+    """Answers are limited to 100,000 words, and repetitions to 1,000."""
     assert len(answer_text("write 999999999 words").split()) == 100_000
     assert len(answer_text("say a 9999 times").split()) == 1_000
 
@@ -305,6 +305,6 @@ def test_sizes_are_bounded() -> None:
     ("sentence", "pace"),
     [("Hi", 0), ("slowly: hi", 0.05), ("Please say hi very slowly!", 0.25), ("every 99 s: hi", 10)],
 )
-def test_the_pace_is_as_asked(sentence: str, pace: float) -> None:
-    """Seconds between chunks, bounded."""
+def test_the_pace_is_parsed(sentence: str, pace: float) -> None:
+    """The pace is the number of seconds between chunks, limited to 10."""
     assert answer(PracticeRequest([user_item(sentence)])).pace == pace

@@ -1,4 +1,4 @@
-"""What the practice model makes for a JSON schema satisfies it, whatever the schema."""
+"""Tests that the values the practice model generates for a JSON schema satisfy it."""
 
 from typing import Any
 
@@ -102,14 +102,14 @@ SENTENCE_CASES: list[tuple[Any, str, Any]] = [
 
 
 @pytest.mark.parametrize(("schema", "sentence", "value"), SENTENCE_CASES)
-def test_values_of_the_sentence_go_where_they_fit(schema: Any, sentence: str, value: Any) -> None:
-    """By name, by mention, by kind; what is missing is made up."""
+def test_values_of_the_sentence_fill_the_schema(schema: Any, sentence: str, value: Any) -> None:
+    """Values are assigned by name, by mention and by type, and missing ones are generated."""
     assert make_sample(schema, sentence) == value
     check_value(schema, value)
 
 
-def test_facts_go_first_and_keep_their_kind() -> None:
-    """A fact goes to the first member that takes it as it is."""
+def test_facts_are_used_first() -> None:
+    """A fact is assigned to the first property whose type it has."""
     schema = object_schema(text={"type": "string"}, number={"type": "number"})
     assert make_sample(schema, "2 + 3", 5) == {"text": "text", "number": 5}
     assert make_sample(schema, "x", "fact") == {"text": "fact", "number": 1}
@@ -151,8 +151,8 @@ EDGE_CASES: list[Any] = [
 
 @pytest.mark.parametrize("schema", EDGE_CASES, ids=lambda schema: str(schema)[:80])
 @pytest.mark.parametrize("sentence", ["", "take 3 of them to Paris, on 2026-02-30, at a@b.c"])
-def test_tricky_schemas_are_satisfied(schema: Any, sentence: str) -> None:
-    """Bounds, tuples, references, recursion, formats."""
+def test_edge_case_schemas_are_satisfied(schema: Any, sentence: str) -> None:
+    """Values satisfy schemas with bounds, tuples, references, recursion and formats."""
     check_value(schema, make_sample(schema, sentence))
 
 
@@ -174,13 +174,13 @@ MALFORMED: list[Any] = [
 
 
 @pytest.mark.parametrize("schema", MALFORMED, ids=str)
-def test_what_is_no_schema_is_survived(schema: Any) -> None:
-    """A malformed schema gives some value, never an error."""
+def test_malformed_schemas_are_accepted(schema: Any) -> None:
+    """A malformed schema gives some value and raises no error."""
     make_sample(schema, "take 3")
 
 
-def test_an_endless_schema_ends() -> None:
-    """Recursion without a way out is cut, and so are enormous lists."""
+def test_unbounded_schemas_are_limited() -> None:
+    """Endless recursion and very long arrays are cut off."""
     assert make_sample(object_schema(b={"$ref": "#"}, c={"$ref": "#"})) is not None
     assert (
         len(make_sample({"type": "array", "minItems": 10**9, "items": {"type": "integer"}}))
@@ -189,7 +189,7 @@ def test_an_endless_schema_ends() -> None:
 
 
 def test_a_pattern_is_never_evaluated() -> None:
-    """A hostile pattern would make ``re`` run forever; the value is any text, a named one if given."""
+    """A pattern could take ``re`` forever to match, so the value is the given text or a default."""
     schema = object_schema(n={"type": "string", "pattern": "^(?:a+)+$"})
     assert make_sample(schema, f"n={'a' * 60}b") == {"n": "a" * 60 + "b"}
     assert make_sample(schema) == {"n": "n"}
@@ -245,5 +245,5 @@ sentences = st.sampled_from(
 
 @given(schemas, sentences | st.text(max_size=40))
 def test_any_schema_is_satisfied(schema: Any, sentence: str) -> None:
-    """Whatever the sentence says, the schema has the last word."""
+    """The value satisfies a random schema whatever the sentence says."""
     check_value(schema, make_sample(schema, sentence))

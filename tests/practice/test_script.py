@@ -1,4 +1,4 @@
-"""A script file fixes the answers of the practice model."""
+"""Tests of script files, which define the answers of the practice model."""
 
 import json
 from pathlib import Path
@@ -54,15 +54,15 @@ def script(tmp_path: Path) -> Script:
     return Script.load(path)
 
 
-def test_the_newest_message_chooses_the_answer(script: Script) -> None:
-    """``when`` looks for a text in the newest user message, whatever the case."""
+def test_when_matches_the_newest_message(script: Script) -> None:
+    """``when`` searches for a text in the newest user message, ignoring case."""
     reply = script.answer(PracticeRequest([user_item("How is the WEATHER?")]))
     call = ToolCallOutput("get_weather", json.dumps({"city": "Paris"}))
     assert reply == PracticeOutput((ReasoningOutput("They want the weather."), call))
 
 
-def test_the_result_of_a_tool_chooses_the_answer(script: Script) -> None:
-    """``after`` holds when the context ends with the result of that tool."""
+def test_after_matches_a_tool_result(script: Script) -> None:
+    """``after`` matches if the context ends with the result of that tool."""
     items = [
         user_item("Go."),
         {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": "{}"},
@@ -73,29 +73,29 @@ def test_the_result_of_a_tool_chooses_the_answer(script: Script) -> None:
     )
 
 
-def test_the_number_of_earlier_answers_chooses_the_answer(script: Script) -> None:
+def test_turn_matches_the_number_of_answers(script: Script) -> None:
     """``turn`` counts the answers in the context, one for each run of the model's items."""
     reasoning = {"type": "reasoning", "summary": []}
     items = [user_item("One."), reasoning, assistant_item("First."), user_item("Two.")]
     assert script.answer(PracticeRequest(items)) == PracticeOutput((RefusalOutput("Not twice."),))
 
 
-def test_what_the_context_holds_chooses_the_answer(script: Script) -> None:
-    """``sees`` looks through all messages; calls may be several, and custom."""
+def test_sees_matches_any_message(script: Script) -> None:
+    """``sees`` searches all messages; an answer may have several calls, also custom ones."""
     reply = script.answer(PracticeRequest([user_item("A secret."), user_item("Hello.")]))
     assert reply == PracticeOutput(
         (ToolCallOutput("shout", "psst", custom=True), ToolCallOutput("f", "{}"))
     )
 
 
-def test_the_practice_model_answers_where_the_script_is_silent(script: Script) -> None:
-    """Without an answer that applies, the model speaks for itself."""
+def test_the_practice_model_answers_otherwise(script: Script) -> None:
+    """If no answer of the script applies, the practice model answers."""
     ask = PracticeRequest([user_item("Hello.")])
     assert script.answer(ask) == answer(ask)
 
 
 def test_a_script_may_be_json(tmp_path: Path) -> None:
-    """The same tables, written as JSON."""
+    """A script may be a JSON file with the same tables."""
     path = tmp_path / "script.json"
     path.write_text('{"answers": [{"say": "Hi."}]}')
     assert Script.load(path).answer(PracticeRequest([])) == PracticeOutput((MessageOutput("Hi."),))
@@ -121,15 +121,15 @@ INVALID_SCRIPTS: list[tuple[object, str]] = [
 
 
 @pytest.mark.parametrize(("data", "message"), INVALID_SCRIPTS)
-def test_a_wrong_script_names_the_place(data: object, message: str) -> None:
-    """The error says where in the script the mistake is and what belongs there."""
+def test_an_invalid_script_is_rejected(data: object, message: str) -> None:
+    """The error names the position in the script and the expected value."""
     with pytest.raises(InvalidScript) as error:
         Script.from_data(data, "s")
     assert message in str(error.value)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """A missing file and a broken one raise the same error, with the path."""
+    """A missing file and an invalid one raise the same error, with the path."""
     with pytest.raises(InvalidScript, match=r"none\.json cannot be read"):
         Script.load(tmp_path / "none.json")
     broken = tmp_path / "broken.toml"

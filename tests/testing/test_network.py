@@ -1,4 +1,4 @@
-"""The switch that forbids real network calls."""
+"""Tests of ``forbid_network``, which prevents network connections in tests."""
 
 import socket
 
@@ -9,8 +9,8 @@ from kedge.testing import NetworkForbidden, forbid_network, serve
 from kedge.turns import Turn, user
 
 
-async def test_another_machine_cannot_be_reached() -> None:
-    """Neither by name nor by address."""
+async def test_other_hosts_cannot_be_reached() -> None:
+    """Connections to other hosts by name and by address raise ``NetworkForbidden``."""
     with forbid_network():
         with pytest.raises(NetworkForbidden, match="look up"):
             socket.create_connection(("api.openai.com", 443), timeout=1)
@@ -20,14 +20,14 @@ async def test_another_machine_cannot_be_reached() -> None:
             probe.connect_ex(("192.0.2.1", 443))
 
 
-async def test_this_machine_can() -> None:
-    """The local server answers as ever."""
+async def test_the_local_host_can_be_reached() -> None:
+    """An engine reaches a server on the same machine."""
     with forbid_network(), serve() as server:
         async with connect(f"responses:{server.base_url}#practice") as engine:
             assert len(await engine.run(Turn([user("Hi")]))) == 2
 
 
-def test_every_test_of_ours_runs_under_the_switch() -> None:
-    """The suite itself forbids the network; see tests/conftest.py."""
+def test_the_suite_forbids_the_network() -> None:
+    """The fixture in tests/conftest.py applies ``forbid_network`` to every test."""
     with pytest.raises(NetworkForbidden):
         socket.getaddrinfo("api.openai.com", 443)

@@ -1,4 +1,4 @@
-"""The server for tests: what a test of somebody's own code can rely on."""
+"""Tests of the server that ``kedge.testing`` provides for users' tests."""
 
 import subprocess
 import sys
@@ -23,15 +23,15 @@ def create_response(server: TestServer, **body: Any) -> dict[str, Any]:
     return answer.json()
 
 
-def test_the_fixture_is_there_without_an_import(kedge_server: TestServer) -> None:
-    """A server for the asking."""
+def test_the_fixture_needs_no_import(kedge_server: TestServer) -> None:
+    """The ``kedge_server`` fixture provides a running server."""
     assert kedge_server.url.startswith("http://127.0.0.1:")
     assert kedge_server.base_url == f"{kedge_server.url}/v1"
     assert create_response(kedge_server)["status"] == "completed"
 
 
-def test_every_request_is_recorded_with_what_the_model_saw(kedge_server: TestServer) -> None:
-    """Method, path, headers, body, status, the response's id and the effective context."""
+def test_every_request_is_recorded_with_its_context(kedge_server: TestServer) -> None:
+    """A record has the method, path, headers, body, status, response id and effective context."""
     first = create_response(kedge_server, input="one")
     create_response(kedge_server, input="two", previous_response_id=first["id"])
     create_response(kedge_server, input="three", previous_response_id="resp_x")
@@ -47,8 +47,8 @@ def test_every_request_is_recorded_with_what_the_model_saw(kedge_server: TestSer
     assert (refused.status, refused.context, refused.response_id) == (400, None, None)
 
 
-async def test_it_serves_async_tests_as_well(kedge_server: TestServer) -> None:
-    """It has a thread and a loop of its own."""
+async def test_it_can_be_used_in_async_tests(kedge_server: TestServer) -> None:
+    """The server runs in its own thread and event loop."""
     transport = httpx2.AsyncClient(verify=False, timeout=TIMEOUT)
     async with AsyncOpenAI(
         base_url=kedge_server.base_url, api_key="any", http_client=transport
@@ -57,8 +57,8 @@ async def test_it_serves_async_tests_as_well(kedge_server: TestServer) -> None:
         assert answer.status == "completed"
 
 
-def test_any_number_can_run_at_once() -> None:
-    """Each with a memory of its own."""
+def test_several_servers_can_run_at_once() -> None:
+    """Each server has its own responses and records."""
     with serve() as one, serve() as other:
         assert one.url != other.url
         made = create_response(one)
@@ -67,16 +67,16 @@ def test_any_number_can_run_at_once() -> None:
         assert len(one.requests) == len(other.requests) == 1
 
 
-def test_settings_can_be_given_whole_or_in_part() -> None:
-    """What is not given has its default."""
+def test_settings_can_be_an_object_or_keywords() -> None:
+    """Settings may be passed as ``Settings`` or as individual keywords."""
     with serve(Settings(zero_data_retention=True)) as server:
         assert create_response(server)["store"] is False
     with serve(zero_data_retention=True) as server:
         assert create_response(server)["store"] is False
 
 
-def test_a_test_can_let_time_pass(kedge_server: TestServer) -> None:
-    """Expiry is a matter of the server's clock, not of waiting."""
+def test_a_test_can_advance_the_clock(kedge_server: TestServer) -> None:
+    """Responses expire by the server's clock, which a test can advance."""
     made = create_response(kedge_server)
     kedge_server.clock.advance(days=31)
     refused = create_response(kedge_server, previous_response_id=made["id"])
@@ -84,16 +84,16 @@ def test_a_test_can_let_time_pass(kedge_server: TestServer) -> None:
     assert kedge_server.purge() == 1
 
 
-def test_a_test_can_take_the_memory_away(kedge_server: TestServer) -> None:
-    """As a server does that was restored from nothing."""
+def test_a_test_can_delete_the_responses(kedge_server: TestServer) -> None:
+    """After ``forget`` the server does not know earlier responses."""
     made = create_response(kedge_server)
     kedge_server.forget()
     refused = create_response(kedge_server, previous_response_id=made["id"])
     assert refused["error"]["code"] == "previous_response_not_found"
 
 
-def test_a_stopped_server_leaves_no_thread_behind() -> None:
-    """And says so when it is still asked."""
+def test_a_stopped_server_leaves_no_thread() -> None:
+    """The thread of a stopped server has ended, and using the server raises an error."""
     before = set(threading.enumerate())
     with serve() as server:
         create_response(server)
@@ -103,8 +103,8 @@ def test_a_stopped_server_leaves_no_thread_behind() -> None:
         server.purge()
 
 
-def test_nothing_here_needs_pytest_or_loads_the_server_early() -> None:
-    """Loaded by pytest in every run, the package must cost nothing until it is used."""
+def test_the_package_needs_no_pytest_and_loads_the_server_lazily() -> None:
+    """Every run of pytest loads the package, so it must not import the server before it is used."""
     code = (
         "import sys; sys.modules['pytest'] = None; import kedge.testing as t; "
         "assert 'starlette' not in sys.modules; t.serve; assert 'starlette' in sys.modules"
