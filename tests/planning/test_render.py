@@ -57,7 +57,7 @@ def test_encrypted_reasoning_is_sent_with_its_id_before_its_item() -> None:
 
 
 def test_no_other_item_has_an_id() -> None:
-    """Items not preceded by reasoning have no id, because a server looks up the reasoning of an item with an id."""
+    """Items not preceded by reasoning have no id, because a server requires the reasoning of such an id."""
     turn = add_response(
         Turn([user("u")]), "R1", reasoning_block("a"), message_block("a"), message_block("b")
     )
@@ -76,7 +76,7 @@ def test_local_ids_are_not_sent() -> None:
 
 @pytest.mark.parametrize("name", ["prefix", "own output", "own reasoning", "reasoning taken out"])
 def test_reasoning_is_not_sent_after_a_change(name: str) -> None:
-    """Reasoning and its ids are left out if its prefix, its response's output or the reasoning itself changed."""
+    """Reasoning and ids are left out if the prefix, the response's output or the reasoning itself changed."""
     turn = make_reasoning_turn()
     first = turn[1]
     assert isinstance(first, ReasoningBlock)
@@ -197,7 +197,7 @@ def test_reasoning_in_an_unknown_shape_is_never_sent() -> None:
 
 
 def test_plan_without_reasoning() -> None:
-    """``without_reasoning`` removes reasoning and its ids, for servers that reject it, but not compactions."""
+    """``without_reasoning`` removes reasoning and ids, for servers that reject them, but not compactions."""
     turn = add_response(
         Turn([user("u")]), "R1", compaction_block("c"), reasoning_block("a"), message_block("a")
     )

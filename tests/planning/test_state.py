@@ -85,7 +85,7 @@ def test_find_matching_record(state: ConversationState, record: AnchorRecord) ->
 
 
 def test_lost_responses_are_marked() -> None:
-    """A lost response is marked and is no longer the previous response; an incomplete one stays incomplete."""
+    """A lost response is marked and no longer the previous response; an incomplete one stays incomplete."""
     anchors = (
         AnchorRecord("R1", "s", "d", 1),
         AnchorRecord("R2", "s", "d", 2, status="incomplete"),

@@ -1,4 +1,4 @@
-"""Blocks: equality is content, everything else is identity."""
+"""Blocks: equality by content, metadata, text, and validation."""
 
 import dataclasses
 from typing import Any
@@ -28,8 +28,8 @@ from strategies import blocks, json_objects, sample_blocks
 
 
 @given(blocks(), json_objects())
-def test_identity_is_no_part_of_the_value(block: Block, metadata: Any) -> None:
-    """Another id, metadata, origin or extra makes neither another block nor another hash."""
+def test_equality_ignores_id_metadata_origin_and_extra(block: Block, metadata: Any) -> None:
+    """Blocks that differ only in id, metadata, origin or extra are equal and have the same hash."""
     other = dataclasses.replace(block, id="other", metadata=metadata, origin="elsewhere")
     if not isinstance(block, UnknownBlock):
         other = dataclasses.replace(other, extra=FrozenMap(new=1))
@@ -38,8 +38,8 @@ def test_identity_is_no_part_of_the_value(block: Block, metadata: Any) -> None:
     assert (other.id, other.metadata, other.origin) == ("other", metadata, "elsewhere")
 
 
-def test_every_difference_of_content_is_a_difference() -> None:
-    """Kinds differ, and so does each member of each kind."""
+def test_blocks_with_different_content_differ() -> None:
+    """Blocks of different kinds, or with any different member, are not equal."""
     variants: list[Block] = [
         *sample_blocks(),
         UserBlock((TextPart("a"), TextPart("b"))),
@@ -72,8 +72,8 @@ def test_every_difference_of_content_is_a_difference() -> None:
     assert user("a") != "a"
 
 
-def test_an_opaque_block_is_compared_by_what_a_model_sees() -> None:
-    """A provider's own id, its status and nulls tell nothing; an id that is a reference does."""
+def test_opaque_blocks_are_compared_by_visible_content() -> None:
+    """Comparing opaque blocks ignores provider ids, statuses and nulls, except where they are content."""
     seen = opaque({"type": "web_search_call", "action": {"query": "x"}})
     full = {"type": "web_search_call", "id": "ws_1", "status": "completed", "results": None}
     assert opaque({**full, "action": {"query": "x", "sources": None}}) == seen
@@ -87,13 +87,13 @@ def test_an_opaque_block_is_compared_by_what_a_model_sees() -> None:
 
 
 def test_an_opaque_block_preserves_its_item() -> None:
-    """Comparing leaves things out; keeping does not."""
+    """An opaque block stores its item completely, including members that comparison ignores."""
     item = {"type": "x", "id": "x_1", "status": "completed", "a": None, "b": [None, {"c": None}]}
     assert opaque(item).item == item
     assert opaque(item).type == "x"
 
 
-loose: Any = turns  # the same names, without their types
+loose: Any = turns  # the same module, untyped
 INVALID_BLOCKS: list[tuple[Any, str]] = [
     (Block, "Block is an abstract class"),
     (lambda: loose.UserBlock("text"), "a user block must have parts, not str"),
@@ -141,15 +141,15 @@ INVALID_BLOCKS: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(
     ("make", "message"), INVALID_BLOCKS, ids=[message for _, message in INVALID_BLOCKS]
 )
-def test_a_block_that_cannot_be_is_refused(make: Any, message: str) -> None:
-    """The error is Kedge's own, names the member and says what belongs there."""
+def test_invalid_block_is_rejected(make: Any, message: str) -> None:
+    """An invalid block raises ``InvalidTurn``, which names the member and the expected type."""
     with pytest.raises(InvalidTurn) as error:
         make()
     assert message in str(error.value)
 
 
-def test_metadata_is_changed_by_making_another_block() -> None:
-    """with_metadata and with_origin keep the id and the content, and leave the old block alone."""
+def test_with_metadata_and_with_origin_return_a_new_block() -> None:
+    """``with_metadata`` and ``with_origin`` keep the id and the content, and do not change the original."""
     block = user("a", metadata={"mine": 1, "gone": 2, "null": None})
     tagged = block.with_metadata({"odd key": [1]}, response_id="resp_1", item_id="msg_1", gone=None)
     assert tagged.metadata == {
@@ -167,22 +167,22 @@ def test_metadata_is_changed_by_making_another_block() -> None:
     assert moved == tagged == block
 
 
-def test_ids_of_a_response_that_are_no_text_count_for_nothing() -> None:
-    """Anyone may write metadata; only a text is taken for an id."""
+def test_ids_in_metadata_must_be_strings() -> None:
+    """``response_id`` and ``item_id`` in metadata are ignored if they are not strings."""
     block = user("a", metadata={"response_id": 5, "item_id": None})
     assert (block.response_id, block.item_id) == ("", "")
 
 
-def test_a_block_has_its_text() -> None:
-    """Text parts are joined; images and refusals are not text."""
+def test_block_text() -> None:
+    """``text`` joins the text parts, without images and refusals."""
     assert UserBlock((TextPart("a"), ImagePart("u"), TextPart("b"))).text == "ab"
     names = AssistantBlock((TextPart("a"), RefusalPart("no"), RefusalPart("!")))
     assert (names.text, names.refusal) == ("a", "no!")
     assert ToolResultBlock("c", (TextPart("4"), TextPart("2"))).text == "42"
 
 
-def test_blocks_made_without_an_id_have_different_ones() -> None:
-    """Equal blocks are still two blocks."""
+def test_blocks_have_unique_ids() -> None:
+    """Equal blocks created without an id have different ids, in order of creation."""
     one, other = user("a"), user("a")
     assert one == other
     assert one.id < other.id

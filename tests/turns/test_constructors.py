@@ -1,4 +1,4 @@
-"""The constructors: the short way to every block."""
+"""The functions that create blocks."""
 
 import json
 from typing import Any
@@ -33,8 +33,8 @@ from strategies import json_objects, json_values
 IMAGE = image("https://example.com/a.png")
 
 
-def test_each_constructor_makes_its_kind_of_block() -> None:
-    """Content comes first, in the most convenient form."""
+def test_each_constructor_creates_its_kind_of_block() -> None:
+    """Each function creates its kind of block, and accepts content as text, a part or several parts."""
     assert user("hi") == UserBlock((TextPart("hi"),))
     assert user(IMAGE) == UserBlock((IMAGE,))
     assert user(["look", IMAGE]) == UserBlock((TextPart("look"), IMAGE))
@@ -66,8 +66,8 @@ CONSTRUCTORS: list[Any] = [
 
 
 @pytest.mark.parametrize("make", CONSTRUCTORS)
-def test_each_constructor_takes_what_every_block_has(make: Any) -> None:
-    """``id``, ``metadata``, ``origin`` and ``extra`` go by keyword; None is like not given."""
+def test_each_constructor_accepts_the_common_fields(make: Any) -> None:
+    """``id``, ``metadata``, ``origin`` and ``extra`` are keyword arguments, and None means the default."""
     block = make(id="mine", metadata={"a": [1]}, origin="guard", extra={"new": 1})
     assert (block.id, block.origin) == ("mine", "guard")
     assert (block.metadata, block.extra) == ({"a": [1]}, {"new": 1})
@@ -77,8 +77,8 @@ def test_each_constructor_takes_what_every_block_has(make: Any) -> None:
 
 
 @given(json_objects())
-def test_a_mapping_of_arguments_becomes_json_once(arguments: Any) -> None:
-    """The arguments are the JSON text of the mapping, exactly, and a string is left as it is."""
+def test_mapping_of_arguments_is_encoded_as_json(arguments: Any) -> None:
+    """A mapping of arguments is encoded as JSON, and a string of arguments is left unchanged."""
     call = tool_call("f", arguments, call_id="c")
     assert json.dumps(json.loads(call.arguments)) == json.dumps(arguments)
     assert tool_call("f", call.arguments, call_id="c") == call
@@ -86,8 +86,8 @@ def test_a_mapping_of_arguments_becomes_json_once(arguments: Any) -> None:
 
 
 @given(json_values())
-def test_any_json_value_is_an_output(value: Any) -> None:
-    """Text stays text; anything else is written as JSON."""
+def test_any_json_value_is_a_valid_output(value: Any) -> None:
+    """A text output is unchanged, and any other value is encoded as JSON."""
     text = tool_result("c", value).text
     assert (
         text == value
@@ -96,8 +96,8 @@ def test_any_json_value_is_an_output(value: Any) -> None:
     )
 
 
-def test_parts_are_an_output_too() -> None:
-    """A part, parts, or parts among texts are kept as parts; a list of texts is JSON."""
+def test_parts_are_a_valid_output() -> None:
+    """An output that contains parts is stored as parts, and a list of strings is encoded as JSON."""
     assert tool_result("c", IMAGE).parts == (IMAGE,)
     assert tool_result("c", [TextPart("a"), IMAGE]).parts == (TextPart("a"), IMAGE)
     assert tool_result("c", ("a", IMAGE)).parts == (TextPart("a"), IMAGE)
@@ -107,13 +107,13 @@ def test_parts_are_an_output_too() -> None:
 
 
 def test_a_call_without_a_call_id_gets_one() -> None:
-    """Calls made by hand are answered like any other."""
+    """A tool call without a ``call_id`` gets a unique one."""
     one, other = tool_call("f", {}), tool_call("f", {})
     assert one.call_id.startswith("call_")
     assert one.call_id != other.call_id
 
 
-loose: Any = turns  # the same names, without their types
+loose: Any = turns  # the same module, untyped
 INVALID_ARGUMENTS: list[tuple[Any, str]] = [
     (lambda: loose.user(None), "content must be text or parts, not NoneType"),
     (lambda: loose.user(5), "content must be text or parts, not int"),
@@ -138,15 +138,15 @@ INVALID_ARGUMENTS: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(
     ("make", "message"), INVALID_ARGUMENTS, ids=[message for _, message in INVALID_ARGUMENTS]
 )
-def test_content_that_cannot_be_is_refused(make: Any, message: str) -> None:
-    """The error is Kedge's own and says what was expected."""
+def test_invalid_content_is_rejected(make: Any, message: str) -> None:
+    """Invalid content raises ``InvalidTurn`` with the expected type."""
     with pytest.raises(InvalidTurn) as error:
         make()
     assert message in str(error.value)
 
 
-def test_an_unknown_keyword_is_a_mistake_of_the_caller() -> None:
-    """Python's own TypeError tells about a misspelt keyword."""
+def test_unknown_keyword_raises_type_error() -> None:
+    """A misspelled keyword raises ``TypeError``."""
     with pytest.raises(TypeError, match="metdata"):
         user("a", metdata={})  # pyright: ignore[reportCallIssue]
     with pytest.raises(InvalidJSON):

@@ -1,4 +1,4 @@
-"""diff: what changed between two Turns."""
+"""``diff``: the changes between two Turns."""
 
 from itertools import combinations, permutations
 
@@ -19,7 +19,7 @@ def make_turn(contents: list[tuple[str, str]]) -> Turn:
 def test_a_diff_lists_all_changes(
     before: list[tuple[str, str]], after: list[tuple[str, str]]
 ) -> None:
-    """Added, removed and modified follow the ids; without the moved ones the order is the same."""
+    """Blocks are added, removed or modified by id, and the order is unchanged apart from the moved ones."""
     old, new = make_turn(before), make_turn(after)
     found = diff(old, new)
     was, now = dict(before), dict(after)
@@ -35,8 +35,10 @@ def test_a_diff_lists_all_changes(
 
 
 @given(ORDERED, ORDERED)
-def test_a_diff_is_a_recipe(before: list[tuple[str, str]], after: list[tuple[str, str]]) -> None:
-    """Whoever applies it to the old Turn gets the new one."""
+def test_applying_a_diff_gives_the_new_turn(
+    before: list[tuple[str, str]], after: list[tuple[str, str]]
+) -> None:
+    """Applying a diff to the old Turn gives the new one."""
     old, new = make_turn(before), make_turn(after)
     found = diff(old, new)
     turn = old
@@ -53,7 +55,7 @@ def test_a_diff_is_a_recipe(before: list[tuple[str, str]], after: list[tuple[str
 
 
 def test_a_diff_has_the_fewest_moved_blocks() -> None:
-    """For every order of six blocks: no smaller set of moves explains it."""
+    """For every permutation of six blocks, the number of moved blocks is minimal."""
     ids = "abcdef"
     old = make_turn([(id_, "x") for id_ in ids])
     for order in permutations(ids):
@@ -67,29 +69,29 @@ def test_a_diff_has_the_fewest_moved_blocks() -> None:
         assert found == TurnDiff(moved=found.moved)
 
 
-def test_one_block_that_moved_is_the_one_that_moved() -> None:
-    """A block carried from front to back is the only one in the diff."""
+def test_single_moved_block() -> None:
+    """A block moved from the front to the end is the only one reported as moved."""
     old = make_turn([(id_, "x") for id_ in "abcd"])
     new = make_turn([(id_, "x") for id_ in "bcda"])
     assert [block.id for block in diff(old, new).moved] == ["a"]
 
 
-def test_metadata_is_no_difference() -> None:
-    """A block that was tagged by an engine is still the same block."""
+def test_metadata_is_ignored() -> None:
+    """A block that an engine has tagged is not reported as changed."""
     old = Turn([user("a"), assistant("b")])
     new = old.replace(old[1].id, old[1].with_metadata(response_id="resp_1"))
     assert not diff(old, new)
     assert diff(old, new) == TurnDiff()
 
 
-def test_a_block_of_another_kind_under_one_id_was_modified() -> None:
-    """The id says which block; kind and content say whether it changed."""
+def test_block_of_another_kind_with_the_same_id_is_modified() -> None:
+    """A block with the same id but another kind is reported as modified."""
     found = diff(Turn([user("a", id="x")]), Turn([assistant("a", id="x")]))
     assert found.modified == ((user("a"), assistant("a")),)
 
 
-def test_a_diff_reads_one_line_a_change() -> None:
-    """Plus, minus, tilde and arrow, with the block beside them."""
+def test_diff_string_has_one_line_per_change() -> None:
+    """The string form of a diff has one line per change, with the block and one of the signs ``+ - ~ >``."""
     old = Turn([user("a", id="a"), user("b", id="b"), user("c", id="c"), user("d", id="d")])
     new = Turn([user("e", id="e"), user("c", id="c"), user("d", id="d"), user("B", id="b")])
     assert str(diff(old, new)).splitlines() == [

@@ -1,4 +1,4 @@
-"""The pages about Turns say what is true."""
+"""The documentation pages about Turns match the code."""
 
 import json
 import re
@@ -20,12 +20,12 @@ EXAMPLE = re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)
 
 
 def page_section(title: str) -> str:
-    """A section of the page about the JSON form."""
+    """Return a section of the page about the JSON form."""
     return PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
 def table_rows(text: str) -> list[list[str]]:
-    """The rows of the tables in a text, without headers."""
+    """Return the rows of the tables in a text, without headers."""
     listed = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in text.splitlines()
@@ -36,7 +36,7 @@ def table_rows(text: str) -> list[list[str]]:
 
 
 def documented_members(title: str) -> dict[str, dict[str, str]]:
-    """Each kind or type of a section's last table, with its members and their defaults."""
+    """Return the members and defaults of each kind or type in a section's last table."""
     found: dict[str, dict[str, str]] = {}
     kind = ""
     for row in (row for row in table_rows(page_section(title)) if len(row) == 4):
@@ -46,7 +46,7 @@ def documented_members(title: str) -> dict[str, dict[str, str]]:
 
 
 def shape_members(shape: ObjectCodec, *without: str) -> dict[str, str]:
-    """The members of a shape, with their defaults as JSON."""
+    """Return the members of a codec, with their defaults as JSON."""
     members = {name: default for name, default in shape.defaults.items() if name not in without}
     return {
         name: "" if name in shape.required else json.dumps(default)
@@ -54,8 +54,8 @@ def shape_members(shape: ObjectCodec, *without: str) -> dict[str, str]:
     }
 
 
-def test_the_page_names_every_kind_and_every_member() -> None:
-    """Kinds, types, members and defaults are those of the code, and there are no others."""
+def test_documented_kinds_and_members_match_the_code() -> None:
+    """The page lists exactly the kinds, types, members and defaults of the code."""
     identity = ("id", "metadata", "origin")
     assert documented_members("Blocks") == {
         kind: shape_members(s, *identity) for kind, s in BLOCK_CODECS.items()
@@ -69,8 +69,8 @@ def test_the_page_names_every_kind_and_every_member() -> None:
     } == set(identity)
 
 
-def test_the_page_names_the_limits_of_the_code() -> None:
-    """Format, version, depth and the size of integers."""
+def test_documented_limits_match_the_code() -> None:
+    """The page states the format, version, maximum depth and maximum size of integers."""
     assert f'| `format` | `"{FORMAT}"`' in PAGE
     assert f"| `version` | `{VERSION}`" in PAGE
     assert f"more than {MAX_DEPTH} levels deep" in PAGE
@@ -78,7 +78,7 @@ def test_the_page_names_the_limits_of_the_code() -> None:
 
 
 def test_the_example_on_the_page_round_trips() -> None:
-    """It holds every kind of block and every type of part, and survives a round trip unchanged."""
+    """The example has every kind of block and type of part, and is unchanged after a round trip."""
     assert EXAMPLE is not None
     form = json.loads(EXAMPLE[1])
     turn = load(form)
@@ -89,8 +89,8 @@ def test_the_example_on_the_page_round_trips() -> None:
     assert parts == set(get_args(Part))
 
 
-def test_a_newer_kind_in_the_example_would_survive() -> None:
-    """As the page promises of unknown kinds and members."""
+def test_unknown_kind_in_the_example_is_preserved() -> None:
+    """Unknown kinds and members in the example are preserved, as the page states."""
     assert EXAMPLE is not None
     form = json.loads(EXAMPLE[1])
     form["blocks"][1]["kind"] = "dream"
@@ -100,8 +100,8 @@ def test_a_newer_kind_in_the_example_would_survive() -> None:
     assert json_equal(dump(turn), form)
 
 
-def test_the_page_about_turns_names_what_there_is() -> None:
-    """Every constructor, block, part and operation is on the page."""
+def test_every_name_is_on_the_turns_page() -> None:
+    """The page about Turns names every constructor, block, part and operation."""
     page = (DOCS / "turns.md").read_text(encoding="utf-8")
     classes = [name for name in turns.__all__ if name.endswith(("Block", "Part"))]
     makers = ["user", "assistant", "system", "tool_call", "tool_result", "reasoning", "opaque"]

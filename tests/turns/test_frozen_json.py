@@ -1,4 +1,4 @@
-"""FrozenMap, freeze and thaw: JSON values that cannot change."""
+"""FrozenMap, freeze and thaw: immutable JSON values."""
 
 import copy
 import json
@@ -32,14 +32,14 @@ def make_nested(depth: int) -> Any:
 
 
 @given(json_values())
-def test_a_thawed_value_is_the_value_that_was_frozen(value: Any) -> None:
-    """Freezing and thawing gives back the same JSON, down to 1 against 1.0 and true."""
+def test_freeze_and_thaw_round_trip(value: Any) -> None:
+    """Freezing and thawing returns the same JSON, and distinguishes 1, 1.0 and true."""
     assert sorted_json(thaw(freeze(value))) == sorted_json(value)
 
 
 @given(json_objects(), json_objects())
-def test_maps_are_equal_exactly_when_their_json_is(one: Any, other: Any) -> None:
-    """Equality is that of JSON objects, and equal maps have one hash."""
+def test_maps_are_equal_if_their_json_is(one: Any, other: Any) -> None:
+    """Maps are equal exactly if they are equal as JSON objects, and equal maps have the same hash."""
     assert (FrozenMap(one) == FrozenMap(other)) == (sorted_json(one) == sorted_json(other))
     assert FrozenMap(one) == FrozenMap(one) == one
     assert hash(FrozenMap(one)) == hash(FrozenMap(json.loads(sorted_json(one))))
@@ -68,15 +68,15 @@ DISTINCT_VALUES = [
 @pytest.mark.parametrize("one", DISTINCT_VALUES, ids=repr)
 @pytest.mark.parametrize("other", DISTINCT_VALUES, ids=repr)
 def test_different_json_values_are_not_equal(one: Any, other: Any) -> None:
-    """True is not 1, 1 is not 1.0, 0.0 is not -0.0, at any depth and from both sides."""
+    """True and 1, 1 and 1.0, 0.0 and -0.0 are different, at any depth and in both directions."""
     for wrap in (lambda x: x, lambda x: [x], lambda x: {"b": [x]}):
         left, right = FrozenMap(a=wrap(one)), FrozenMap(a=wrap(other))
         assert (left == right) == (sorted_json(one) == sorted_json(other))
         assert (left == {"a": wrap(other)}) == (sorted_json(one) == sorted_json(other))
 
 
-def test_a_map_is_equal_to_the_plain_dict_it_was_made_from() -> None:
-    """Lists and dicts compare like the tuples and maps they became, from both sides."""
+def test_map_equals_the_dict_it_was_created_from() -> None:
+    """A map equals the dict it was created from, in both directions."""
     plain = {"a": [1, {"b": [True, None]}], "c": "x"}
     assert FrozenMap(plain) == plain
     assert plain == FrozenMap(plain)
@@ -84,8 +84,8 @@ def test_a_map_is_equal_to_the_plain_dict_it_was_made_from() -> None:
     assert FrozenMap(plain) != [plain]
 
 
-def test_comparing_with_what_is_not_json_is_false_and_no_error() -> None:
-    """Equality answers for any mapping, however strange its values."""
+def test_comparison_with_non_json_is_false() -> None:
+    """Comparing a map with a mapping that is not JSON returns false and does not raise."""
     assert FrozenMap(a=1) != {"a": object()}
     assert FrozenMap(a=1.5) != {"a": float("nan")}
     assert FrozenMap(a=1) != {1: 1}
@@ -114,7 +114,7 @@ REJECTED: list[tuple[Any, str, str]] = [
 def test_values_without_a_json_form_are_rejected_with_their_path(
     value: Any, path: str, problem: str
 ) -> None:
-    """NaN, lone surrogates, objects and endless integers never get in."""
+    """NaN, lone surrogates, objects and very large integers are rejected."""
     with pytest.raises(InvalidJSON) as error:
         FrozenMap({"fine": 0, "a": value})
     assert (error.value.path, error.value.problem) == (path, problem)
@@ -122,15 +122,15 @@ def test_values_without_a_json_form_are_rejected_with_their_path(
 
 
 def test_large_integers_are_stored_exactly() -> None:
-    """Integers past 64 bits are themselves, and can be written and read by any Python."""
+    """Integers of more than 64 bits are stored exactly and can be written as JSON and read back."""
     for value in (1 << 64, -(1 << 63) - 1, LARGEST, -LARGEST):
         assert FrozenMap(a=value)["a"] == value
         assert json.loads(json.dumps(thaw(FrozenMap(a=value)))) == {"a": value}
     assert len(str(LARGEST)) <= 640, "the fewest digits that a Python can be limited to"
 
 
-def test_values_nest_so_deep_and_no_deeper_however_they_are_built() -> None:
-    """The limit on depth holds for plain values, for maps inside maps, and for cycles."""
+def test_depth_is_limited() -> None:
+    """The maximum depth applies to plain values, nested maps and cycles."""
     deepest = FrozenMap(make_nested(MAX_DEPTH))
     assert deepest.depth == MAX_DEPTH
     assert thaw(deepest) == make_nested(MAX_DEPTH)
@@ -145,8 +145,8 @@ def test_values_nest_so_deep_and_no_deeper_however_they_are_built() -> None:
         freeze([deepest])
 
 
-def test_the_caller_keeps_no_handle_on_what_was_frozen() -> None:
-    """Lists and dicts that were passed in may change later; the frozen value does not."""
+def test_frozen_value_is_a_copy() -> None:
+    """Later changes to the lists and dicts passed in do not change the frozen value."""
     inner: list[Any] = [1]
     outer: dict[str, Any] = {"inner": inner, "deep": {"inner": inner}}
     frozen = FrozenMap(outer)
@@ -159,8 +159,8 @@ def test_the_caller_keeps_no_handle_on_what_was_frozen() -> None:
     assert frozen["inner"] == (1,)
 
 
-def test_no_way_leads_to_a_change_of_a_map() -> None:
-    """Assignments, deletions, a second __init__ and in-place operators leave a map as it is."""
+def test_map_cannot_be_modified() -> None:
+    """Assignment, deletion, a second ``__init__`` and in-place operators do not change a map."""
     frozen = FrozenMap(a=[1], b={"c": 2})
     attempts: list[Any] = [
         lambda: frozen.__setitem__("a", 1),  # pyright: ignore[reportAttributeAccessIssue]
@@ -189,8 +189,8 @@ def test_no_way_leads_to_a_change_of_a_map() -> None:
         type("Loose", (FrozenMap,), {})
 
 
-def test_copies_and_pickles_are_the_same_map() -> None:
-    """An immutable value is its own copy, and survives pickling whole."""
+def test_copies_and_pickles_are_equal() -> None:
+    """Copying a map returns the map itself, and unpickling returns an equal one."""
     frozen = FrozenMap(a=[1, {"b": None}])
     assert copy.copy(frozen) is frozen
     assert copy.deepcopy(frozen) is frozen
@@ -201,7 +201,7 @@ def test_copies_and_pickles_are_the_same_map() -> None:
 
 
 def test_subclasses_of_json_types_become_plain_types() -> None:
-    """A StrEnum, an IntEnum or a named tuple could carry a life of its own; its value cannot."""
+    """Values of subclasses such as StrEnum or IntEnum are converted to plain JSON types."""
 
     class Size(IntEnum):
         BIG = 3
@@ -235,8 +235,8 @@ class Loose:
         return {}
 
 
-def test_a_value_of_a_higher_layer_is_stored_and_encoded_as_json() -> None:
-    """A frozen dataclass with to_json stays what it is, and equals its own JSON form."""
+def test_dataclass_with_to_json_is_stored() -> None:
+    """A frozen dataclass with ``to_json`` is stored as an object and equals its JSON form."""
     frozen = FrozenMap(state=State((1, 2)), listed=[State()])
     assert frozen["state"] == State((1, 2))
     assert thaw(frozen) == {"state": {"anchors": [1, 2]}, "listed": [{"anchors": []}]}
@@ -249,16 +249,16 @@ def test_a_value_of_a_higher_layer_is_stored_and_encoded_as_json() -> None:
         FrozenMap(state=Loose())
 
 
-def test_members_are_changed_by_making_another_map() -> None:
-    """with_members sets and removes; what it does not name stays, nulls included."""
+def test_with_members_returns_a_new_map() -> None:
+    """``with_members`` sets and removes members, and leaves other members unchanged, including nulls."""
     frozen = FrozenMap(a=1, b=None, c=[1])
     assert frozen.with_members({"a": None, "d": {}, "z": None}) == {"b": None, "c": [1], "d": {}}
     assert frozen == {"a": 1, "b": None, "c": [1]}
     assert frozen.with_members({})["c"] is frozen["c"]
 
 
-def test_a_map_reads_like_any_mapping() -> None:
-    """Length, membership, iteration, views and repr are those of the dict it was made from."""
+def test_map_is_a_mapping() -> None:
+    """Length, membership, iteration, views and repr are those of the dict it was created from."""
     plain = {"b": [1], "a": {"c": None}}
     frozen = FrozenMap(plain)
     assert (len(frozen), list(frozen), "a" in frozen, "z" in frozen) == (2, ["b", "a"], True, False)
@@ -274,8 +274,8 @@ def test_a_map_reads_like_any_mapping() -> None:
 
 
 @given(json_values(), json_values())
-def test_sameness_is_symmetric(one: Any, other: Any) -> None:
-    """What is the same one way is the same the other way."""
+def test_json_equal_is_symmetric(one: Any, other: Any) -> None:
+    """``json_equal`` does not depend on the order of its arguments."""
     assert (
         json_equal(one, other) == json_equal(other, one) == (sorted_json(one) == sorted_json(other))
     )
@@ -288,7 +288,7 @@ def test_sameness_is_symmetric(one: Any, other: Any) -> None:
     )
 )
 def test_the_depth_of_a_map_counts_maps_and_lists(value: Any) -> None:
-    """Depth is one more than that of the deepest member."""
+    """The depth of a map is one more than that of its deepest member."""
 
     def depth(value: Any) -> int:
         if isinstance(value, dict | list):

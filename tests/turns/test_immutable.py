@@ -1,4 +1,4 @@
-"""Blocks and parts cannot change: every way that Python offers is tried on every kind."""
+"""Blocks and parts of every kind are immutable."""
 
 import copy
 import dataclasses
@@ -47,8 +47,8 @@ def mutation_attempts(value: Any) -> list[Callable[[], object]]:
 
 
 @each_value
-def test_every_way_to_change_a_value_fails(value: Any) -> None:
-    """Assignment, deletion, another class, another state: all are refused."""
+def test_value_cannot_be_modified(value: Any) -> None:
+    """Assignment, deletion, changing the class and setting the state raise an error."""
     before = init_fields(value)
     for attempt in mutation_attempts(value):
         with pytest.raises((AttributeError, TypeError)):
@@ -57,8 +57,8 @@ def test_every_way_to_change_a_value_fails(value: Any) -> None:
 
 
 @each_value
-def test_a_second_init_changes_nothing(value: Any) -> None:
-    """``__init__`` is not where the members are set, neither its own nor an inherited one."""
+def test_calling_init_again_has_no_effect(value: Any) -> None:
+    """Calling ``__init__`` again, its own or an inherited one, changes nothing."""
     before = init_fields(value)
     value.__init__()
     value.__init__("other")
@@ -68,8 +68,8 @@ def test_a_second_init_changes_nothing(value: Any) -> None:
 
 
 @each_value
-def test_copies_are_the_value_and_pickles_are_equal_to_it(value: Any) -> None:
-    """Nothing is lost on the way through a pickle, identity included."""
+def test_copies_and_pickles_are_equal(value: Any) -> None:
+    """Copying a value returns the value itself, and pickling preserves all its fields."""
     assert copy.copy(value) is value
     assert copy.deepcopy(value) is value
     assert copy.deepcopy([value])[0] is value
@@ -80,16 +80,16 @@ def test_copies_are_the_value_and_pickles_are_equal_to_it(value: Any) -> None:
 
 
 @given(blocks())
-def test_any_block_survives_a_pickle(block: Block) -> None:
-    """A pickled block has the same JSON form, and is as frozen as before."""
+def test_pickled_block_is_equal(block: Block) -> None:
+    """A pickled block has the same JSON form and is still immutable."""
     again = pickle.loads(pickle.dumps(block))  # noqa: S301 - our own bytes
     assert again == block
     assert dump_block(again) == dump_block(block)
     assert isinstance(again.metadata, FrozenMap)
 
 
-def test_a_pickle_carries_no_derived_values() -> None:
-    """What planning derived stays behind: another version may derive it in another way."""
+def test_pickle_has_no_cached_values() -> None:
+    """A pickle has no cached values, because another version may compute them differently."""
     block = user("hello")
     cache_digest(block, b"derived")
     assert get_cached_digest(pickle.loads(pickle.dumps(block))) is None  # noqa: S301
@@ -97,8 +97,8 @@ def test_a_pickle_carries_no_derived_values() -> None:
 
 
 @each_value
-def test_the_signature_is_that_of_the_dataclass(value: Any) -> None:
-    """Members keep their order, their defaults, and which of them go by keyword only."""
+def test_signature_matches_the_dataclass(value: Any) -> None:
+    """The signature has the order, defaults and keyword-only markers of the dataclass fields."""
     parameters = inspect.signature(type(value)).parameters
     for each in (each for each in dataclasses.fields(value) if each.init):
         parameter = parameters[each.name]
@@ -110,8 +110,8 @@ def test_the_signature_is_that_of_the_dataclass(value: Any) -> None:
 
 
 @each_value
-def test_replace_makes_a_new_value_and_checks_it(value: Any) -> None:
-    """dataclasses.replace goes through the same door as making a value."""
+def test_replace_validates_the_new_value(value: Any) -> None:
+    """``dataclasses.replace`` creates a new value with the same validation as the constructor."""
     other = dataclasses.replace(value)
     assert other == value
     assert other is not value
@@ -126,8 +126,8 @@ def test_replace_makes_a_new_value_and_checks_it(value: Any) -> None:
 
 
 @each_value
-def test_the_classes_are_a_closed_set(value: Any) -> None:
-    """A subclass could change, and nobody who matches on the kinds would know it."""
+def test_classes_cannot_be_subclassed(value: Any) -> None:
+    """Blocks and parts cannot be subclassed, because a subclass could be mutable or of an unknown kind."""
     with pytest.raises(TypeError, match="cannot have subclasses"):
         type("Mine", (type(value),), {})
     with pytest.raises(TypeError, match="cannot have subclasses"):
@@ -139,8 +139,8 @@ def test_the_classes_are_a_closed_set(value: Any) -> None:
     [each for each in VALUES if type(each).__name__ != "UnknownBlock"],
     ids=lambda value: type(value).__name__,
 )
-def test_extra_cannot_hide_a_member(value: Any) -> None:
-    """``extra`` shares a JSON object with the members, so it may not hold one of their names."""
+def test_extra_cannot_contain_a_member_name(value: Any) -> None:
+    """``extra`` cannot contain a member's name, because both are written to the same JSON object."""
     tag = "kind" if isinstance(value, Block) else "type"
     own = [each.name for each in dataclasses.fields(value) if each.init and each.name != "extra"]
     for name in (tag, *own):
@@ -151,8 +151,8 @@ def test_extra_cannot_hide_a_member(value: Any) -> None:
     assert retained == value
 
 
-def test_a_part_in_use_cannot_be_reached_through_what_was_passed_in() -> None:
-    """Lists of parts and dicts of metadata are copied when the block is made."""
+def test_arguments_are_copied() -> None:
+    """Lists of parts and dicts of metadata are copied when a block is created."""
     parts: list[Any] = [TextPart("a")]
     metadata: dict[str, Any] = {"tags": ["x"]}
     extra: dict[str, Any] = {"new": {"deep": [1]}}

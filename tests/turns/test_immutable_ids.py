@@ -1,4 +1,4 @@
-"""Local ids are unique and sorted by time, in one thread, in many, and across a fork."""
+"""Local ids are unique and sorted by time, in one thread, in many, and after a fork."""
 
 import re
 import subprocess
@@ -20,14 +20,14 @@ for _ in range(1_000_000):
 """
 
 
-def test_a_million_quick_ids_are_unique_and_in_order() -> None:
-    """Each id is greater than the one before, so no two are the same."""
-    # In an interpreter of its own, which no coverage slows down: they are to be quick.
+def test_a_million_ids_are_unique_and_ordered() -> None:
+    """Each id is greater than the previous one, so no two are equal."""
+    # In a separate interpreter without coverage, so that ids are created as fast as possible.
     subprocess.run([sys.executable, "-c", MILLION_SCRIPT], timeout=300, check=True)
 
 
-def test_threads_never_make_the_same_id() -> None:
-    """Every thread sees its own ids in order, and no two threads share one."""
+def test_threads_create_unique_ids() -> None:
+    """Each thread gets its ids in order, and no two threads get the same id."""
     with ThreadPoolExecutor(8) as pool:
         runs = list(pool.map(lambda _: [new_id("blk") for _ in range(5_000)], range(8)))
     assert len({made for run in runs for made in run}) == 8 * 5_000
@@ -38,7 +38,7 @@ def test_threads_never_make_the_same_id() -> None:
 def test_ids_stay_unique_and_ordered_if_the_clock_does_not_advance(
     step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A clock that stands still or goes back costs neither uniqueness nor order."""
+    """Ids are unique and ordered even if the clock stops or goes back."""
     clock = immutable.time.time_ns()
 
     def time_ns() -> int:
@@ -52,7 +52,7 @@ def test_ids_stay_unique_and_ordered_if_the_clock_does_not_advance(
 
 
 def test_an_id_starts_with_its_prefix() -> None:
-    """An id is its prefix, sixteen digits of time and ten of chance."""
+    """An id has its prefix, sixteen digits of time and ten random digits."""
     assert re.fullmatch(r"turn_[0-9a-f]{26}", new_id("turn"))
 
 
@@ -71,8 +71,8 @@ if not child:
 """
 
 
-def test_a_forked_process_makes_ids_of_its_own() -> None:
-    """After a fork both processes stand at one tick; their random bits differ."""
+def test_forked_process_creates_different_ids() -> None:
+    """After a fork the two processes have the same clock tick but different random bits."""
     command = [sys.executable, "-c", FORK_SCRIPT]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     child, made, parent = printed.stdout.split()

@@ -1,4 +1,4 @@
-"""The JSON form: exact round trips, and errors that point at the offending member."""
+"""The JSON form of Turns: exact round trips, and errors with the path of the invalid member."""
 
 import copy
 import json
@@ -39,7 +39,7 @@ Path = tuple[str | int, ...]
 
 
 def assert_identical(one: Turn, other: Turn) -> None:
-    """Equal in value and in identity, part by part."""
+    """Assert that two Turns are equal, including ids, metadata, origins and extra members."""
     assert one == other
     assert (one.id, one.data, one.extra) == (other.id, other.data, other.extra)
     for left, right in zip(one, other, strict=True):
@@ -53,8 +53,8 @@ def assert_identical(one: Turn, other: Turn) -> None:
 
 
 @given(turns())
-def test_a_turn_survives_its_json_form_exactly(turn: Turn) -> None:
-    """Text, values and single blocks: content, ids, metadata, origin, data and extra come back."""
+def test_turn_json_round_trip(turn: Turn) -> None:
+    """Content, ids, metadata, origin, data and extra are unchanged after a round trip."""
     assert_identical(loads(dumps(turn)), turn)
     assert_identical(loads(dumps(turn).encode()), turn)
     assert_identical(load(dump(turn)), turn)
@@ -65,8 +65,8 @@ def test_a_turn_survives_its_json_form_exactly(turn: Turn) -> None:
 
 
 @given(turns())
-def test_json_that_was_read_is_written_with_the_same_meaning(turn: Turn) -> None:
-    """Reading and writing again changes nothing, not even the order of the members."""
+def test_loaded_json_is_dumped_unchanged(turn: Turn) -> None:
+    """Loading and dumping again changes nothing, not even the order of the members."""
     text = dumps(turn)
     assert dumps(loads(text)) == text
     shuffled = json.dumps(json.loads(text), sort_keys=True)
@@ -74,7 +74,7 @@ def test_json_that_was_read_is_written_with_the_same_meaning(turn: Turn) -> None
 
 
 def containers(value: Any, path: Path = ()) -> list[tuple[Path, Any]]:
-    """Every object and array in a value, with its path."""
+    """Return every object and array in a value, with its path."""
     found: list[tuple[Path, Any]] = []
     if isinstance(value, dict | list):
         found.append((path, value))
@@ -84,8 +84,8 @@ def containers(value: Any, path: Path = ()) -> list[tuple[Path, Any]]:
 
 
 @given(turns(max_size=2), st.data())
-def test_unknown_members_survive_at_every_level(turn: Turn, data: st.DataObject) -> None:
-    """A member from a newer Kedge, put into any object of the form, is there after a round trip."""
+def test_unknown_members_are_preserved_at_every_level(turn: Turn, data: st.DataObject) -> None:
+    """A member from a newer Kedge in any object of the JSON form is preserved in a round trip."""
     form = dump(turn)
     objects = [each for _, each in containers(form) if isinstance(each, dict)]
     for chosen in data.draw(st.lists(st.sampled_from(objects), min_size=1, max_size=2)):
@@ -98,8 +98,8 @@ def test_unknown_members_survive_at_every_level(turn: Turn, data: st.DataObject)
 
 
 @pytest.mark.parametrize("block", sample_blocks(), ids=lambda block: block.kind)
-def test_blocks_and_parts_of_unknown_kinds_survive(block: Block) -> None:
-    """They stand where they stood, as they were, and keep their local id."""
+def test_blocks_and_parts_of_unknown_kinds_are_preserved(block: Block) -> None:
+    """Unknown blocks and parts keep their position, content and local id."""
     form = dump_block(block)
     if "parts" in form:
         form["parts"].insert(1, {"type": "hologram", "frames": [1, None], "text": "x"})
@@ -132,22 +132,22 @@ ODD_PARTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("content", ODD_PARTS, ids=str)
 def test_an_opaque_part_is_never_loaded_as_a_known_part(content: Any) -> None:
-    """A provider's part whose type is one of ours, or none at all, comes back as it was."""
+    """A provider's part with a missing type or the type of a known part is loaded as an opaque part."""
     block = UserBlock((OpaquePart(FrozenMap(content)),))
     assert load_block(dump_block(block)).content == block.content
     recorded = UserBlock((OpaquePart(FrozenMap(content), extra=FrozenMap(new=1)),))
     assert load_block(dump_block(recorded)).parts[0].extra == {"new": 1}  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_parts_read_from_a_wire_can_be_stored() -> None:
-    """A refusal with unknown members, as a server may send it, survives the JSON form."""
+def test_parts_with_unknown_members_can_be_stored() -> None:
+    """A server's refusal part with unknown members is unchanged after a round trip."""
     content = [{"type": "refusal", "refusal": "no", "category": "x"}]
     block = block_from_item({"type": "message", "role": "assistant", "content": content})
     assert load_block(dump_block(block)) == block
 
 
 def test_members_at_their_default_are_left_out() -> None:
-    """The form of a plain block holds its kind, its id and its content."""
+    """The JSON form of a plain block contains its kind, id and content only."""
     assert dump_block(user("hi", id="a")) == {
         "kind": "user",
         "id": "a",
@@ -166,8 +166,8 @@ def test_members_at_their_default_are_left_out() -> None:
     assert dump(Turn(id="t")) == {"format": "kedge.turn", "version": 1, "id": "t", "blocks": []}
 
 
-def test_what_is_left_out_reads_as_its_default() -> None:
-    """Defaults written out mean the same, and an absent id is a new one."""
+def test_missing_members_have_their_default() -> None:
+    """A missing member means the same as its explicit default, and a missing id is generated."""
     full = {"kind": "system", "text": "s", "role": "system", "metadata": {}, "origin": "user"}
     assert dump_block(load_block({**full, "id": "a"})) == dump_block(system("s", id="a"))
     assert load_block(full).id.startswith("blk_")
@@ -176,14 +176,14 @@ def test_what_is_left_out_reads_as_its_default() -> None:
 
 
 @given(turns())
-def test_dumps_writes_the_text_of_the_standard_library(turn: Turn) -> None:
-    """The direct path of common blocks and the general one write the same bytes."""
+def test_dumps_equals_the_standard_library(turn: Turn) -> None:
+    """The optimized and the general code path write the same text as ``json.dumps``."""
     expected = json.dumps(dump(turn), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     assert dumps(turn) == expected
 
 
 def test_loaded_metadata_is_a_copy() -> None:
-    """A block does not change with the dict that it was loaded from."""
+    """Later changes to the dict a block was loaded from do not change the block."""
     form: dict[str, Any] = {"kind": "user", "id": "a", "metadata": {"x": 1}, "parts": []}
     form["parts"] = [{"type": "text", "text": "hello"}]
     block = load_block(form)
@@ -202,15 +202,15 @@ def test_loaded_metadata_is_a_copy() -> None:
         ("parts", [{"type": "text", "text": b"hello"}]),
     ],
 )
-def test_the_direct_path_rejects_what_the_general_one_rejects(member: str, value: object) -> None:
-    """A common block with one member of another type, or with an empty id, is an error."""
+def test_optimized_path_rejects_invalid_members(member: str, value: object) -> None:
+    """The optimized code path rejects a common block with a member of the wrong type or an empty id."""
     form = {"kind": "user", "id": "a", "parts": [{"type": "text", "text": "hello"}]}
     with pytest.raises(InvalidJSON, match=member):
         load_block({**form, member: value})
 
 
-def test_the_dumped_values_are_the_callers_own() -> None:
-    """Changing what dump returned does not reach the Turn."""
+def test_dumped_values_are_copies() -> None:
+    """Changing the value returned by ``dump`` does not change the Turn."""
     turn = Turn([user("a", metadata={"tags": ["x"]})], data={"list": [1]})
     form = dump(turn)
     form["data"]["list"].append(2)
@@ -302,8 +302,8 @@ EMPTY_FORM = {"format": "kedge.turn", "version": 1, "blocks": []}
 @pytest.mark.parametrize(
     ("change", "path", "problem"), INVALID_FORMS, ids=[f"{p} {e}" for _, p, e in INVALID_FORMS]
 )
-def test_a_malformed_turn_names_the_offending_member(change: Any, path: str, problem: str) -> None:
-    """The error says where and what; there is no half Turn."""
+def test_invalid_turn_error_has_a_path(change: Any, path: str, problem: str) -> None:
+    """An invalid Turn raises an error with the path of the member and the problem."""
     complete = isinstance(change, dict) and change and "format" not in change
     with pytest.raises(InvalidJSON) as error:
         load({**EMPTY_FORM, **change} if complete else change)
@@ -313,10 +313,8 @@ def test_a_malformed_turn_names_the_offending_member(change: Any, path: str, pro
 @pytest.mark.parametrize(
     ("kind", "change", "path", "problem"), INVALID_BLOCKS, ids=[row[3] for row in INVALID_BLOCKS]
 )
-def test_a_malformed_block_names_the_offending_member(
-    kind: str, change: Any, path: str, problem: str
-) -> None:
-    """The path leads from the root of the Turn, or from wherever the caller says it stands."""
+def test_invalid_block_error_has_a_path(kind: str, change: Any, path: str, problem: str) -> None:
+    """The path starts at the root of the Turn, or at the path passed by the caller."""
     plain = next(dump_block(block) for block in sample_blocks() if block.kind == kind)
     broken = {**plain, **change}
     with pytest.raises(InvalidJSON) as error:
@@ -329,7 +327,7 @@ def test_a_malformed_block_names_the_offending_member(
 
 @pytest.mark.parametrize("block", sample_blocks()[:-1], ids=lambda block: block.kind)
 def test_each_required_member_is_required(block: Block) -> None:
-    """Without a member that has no default there is no block, and the error names it."""
+    """A block without a required member raises an error that names the member."""
     form = dump_block(block)
     shape = BLOCK_CODECS[block.kind]
     for name in shape.readers:
@@ -342,8 +340,8 @@ def test_each_required_member_is_required(block: Block) -> None:
             load_block(without)
 
 
-def test_a_duplicate_id_is_named() -> None:
-    """Both places are in the error, the later one as the offender."""
+def test_duplicate_id_error_has_both_paths() -> None:
+    """The error for a duplicate id has the path of the later block and names the earlier one."""
     form = dump(Turn([user("a", id="x"), assistant("b", id="y"), tool_result("c", "d", id="z")]))
     form["blocks"][2]["id"] = "x"
     with pytest.raises(InvalidJSON) as error:
@@ -370,7 +368,7 @@ def format_path(path: Path) -> str:
 
 
 def mutate(form: Any, data: st.DataObject) -> Path:
-    """Change one member somewhere in the form, and say which."""
+    """Change one member anywhere in the JSON form, and return its path."""
     path, chosen = data.draw(st.sampled_from([each for each in containers(form) if each[1]]))
     key = data.draw(
         st.sampled_from(list(chosen) if isinstance(chosen, dict) else range(len(chosen)))
@@ -384,8 +382,8 @@ def mutate(form: Any, data: st.DataObject) -> Path:
 
 @settings(max_examples=150)
 @given(turns(max_size=2), st.data())
-def test_any_mutation_gives_a_turn_or_points_at_itself(turn: Turn, data: st.DataObject) -> None:
-    """A wrong member is found: the path leads into it, to its owner, or to a sibling it contradicts."""
+def test_mutated_form_loads_or_raises_with_a_path(turn: Turn, data: st.DataObject) -> None:
+    """An invalid member raises an error whose path is the member, its parent or a conflicting member."""
     form = copy.deepcopy(dump(turn))
     changed = mutate(form, data)
     owner = format_path(changed[:-1])
@@ -401,10 +399,8 @@ def test_any_mutation_gives_a_turn_or_points_at_itself(turn: Turn, data: st.Data
 
 @settings(max_examples=150)
 @given(turns(max_size=2), st.data())
-def test_any_mutation_of_the_text_gives_a_turn_or_invalid_json(
-    turn: Turn, data: st.DataObject
-) -> None:
-    """Characters and bytes cut out, doubled or put in: never another exception."""
+def test_mutated_text_loads_or_raises_invalid_json(turn: Turn, data: st.DataObject) -> None:
+    """Text with removed or inserted characters or bytes raises ``InvalidJSON`` or loads as a Turn."""
     text: Any = dumps(turn)
     if data.draw(st.booleans()):
         text = text.encode()
@@ -438,8 +434,8 @@ def test_any_mutation_of_the_text_gives_a_turn_or_invalid_json(
         assert loaded.path.startswith("$")
 
 
-def test_every_kind_and_part_has_a_shape() -> None:
-    """What can be made can be stored: the tables name every kind but the unknown one."""
+def test_every_kind_and_part_has_a_codec() -> None:
+    """Every kind of block except unknown blocks, and every type of part, has a codec."""
     required = {"parts", "text", "item", "name", "arguments", "call_id"}
     assert set().union(*(shape.required for shape in BLOCK_CODECS.values())) == required
     assert {block.kind for block in sample_blocks()} == {*BLOCK_CODECS, "unknown"}
@@ -447,8 +443,8 @@ def test_every_kind_and_part_has_a_shape() -> None:
     assert dump_block(assistant(RefusalPart("no")))["parts"] == [{"type": "refusal", "text": "no"}]
 
 
-def test_frozen_values_thaw_into_what_was_loaded() -> None:
-    """Metadata and items come back as plain JSON with the same meaning."""
+def test_loaded_values_thaw_to_plain_json() -> None:
+    """Metadata and items are returned as plain JSON equal to the JSON that was loaded."""
     metadata = {"list": [1, {"a": None}], "true": True, "one": 1}
     block = load_block({"kind": "opaque", "item": {"type": "x", **metadata}, "metadata": metadata})
     assert json_equal(thaw(block.metadata), metadata)

@@ -1,4 +1,4 @@
-"""Strict JSON text: every number, name and byte is decided on purpose."""
+"""Strict parsing of JSON text: numbers, member names and encodings."""
 
 import json
 import subprocess
@@ -44,10 +44,8 @@ REJECTED = [
 
 
 @pytest.mark.parametrize(("data", "path", "problem"), REJECTED, ids=range(len(REJECTED)))
-def test_what_cannot_be_held_exactly_is_refused_with_its_path(
-    data: str, path: str, problem: str
-) -> None:
-    """A value that Python would alter, make up or drop names the member that it is in."""
+def test_inexact_value_is_rejected_with_its_path(data: str, path: str, problem: str) -> None:
+    """A value that Python would change, invent or drop raises an error with its path."""
     with pytest.raises(InvalidJSON) as error:
         loads(turn_json(data))
     assert (error.value.path, error.value.problem) == (path, problem)
@@ -82,10 +80,8 @@ LOCATED_ERRORS += [
 
 
 @pytest.mark.parametrize(("text", "path", "problem"), LOCATED_ERRORS)
-def test_a_flaw_in_the_place_of_a_known_member_is_named_too(
-    text: str, path: str, problem: str
-) -> None:
-    """It is not taken for a value of a wrong type: the error says what stands there."""
+def test_invalid_value_of_a_known_member_is_reported(text: str, path: str, problem: str) -> None:
+    """An invalid number or duplicate in a known member is reported as such, not as a wrong type."""
     with pytest.raises(InvalidJSON) as error:
         loads(text)
     assert error.value.path == path
@@ -111,7 +107,7 @@ PRESERVED: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("data", "value"), PRESERVED, ids=range(len(PRESERVED)))
 def test_valid_values_are_stored_exactly(data: str, value: Any) -> None:
-    """Large integers, the ends of the doubles and escaped text survive a round trip."""
+    """Large integers, the limits of doubles and escaped text are unchanged after a round trip."""
     turn = loads(turn_json(data))
     assert repr(turn.data["x"]) == repr(value)
     assert repr(loads(dumps(turn)).data["x"]) == repr(value)
@@ -137,7 +133,7 @@ NOT_JSON: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("text", "problem"), NOT_JSON, ids=range(len(NOT_JSON)))
 def test_text_that_is_not_json_is_rejected(text: Any, problem: str) -> None:
-    """Broken text, other encodings and endless nesting fail at the root of the document."""
+    """Invalid text, other encodings and excessive nesting are rejected with the path of the root."""
     with pytest.raises(InvalidJSON) as error:
         loads(text)
     assert error.value.path == "$"
@@ -145,8 +141,8 @@ def test_text_that_is_not_json_is_rejected(text: Any, problem: str) -> None:
 
 
 @given(json_values())
-def test_ordinary_json_parses_as_ever(value: Any) -> None:
-    """For what can be held there is no difference to Python's own parser."""
+def test_valid_json_is_parsed_as_by_the_standard_library(value: Any) -> None:
+    """Valid JSON is parsed to the same value as by Python's own parser."""
     for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
         assert (
             json.dumps(parse_json(text))
@@ -156,8 +152,8 @@ def test_ordinary_json_parses_as_ever(value: Any) -> None:
 
 
 @given(st.integers(1, MAX_DEPTH), st.sampled_from(["[]", "{}"]))
-def test_text_may_nest_to_the_limit(depth: int, brackets: str) -> None:
-    """What freeze holds, the parser reads."""
+def test_text_can_be_nested_to_the_limit(depth: int, brackets: str) -> None:
+    """The parser accepts text nested as deeply as ``freeze`` allows."""
     inner = "1"
     for _ in range(depth):
         inner = f"[{inner}]" if brackets == "[]" else f'{{"a":{inner}}}'
@@ -181,7 +177,7 @@ for digits in (618, 641, 1000, 5000):
 """
 
 
-def test_the_size_of_integers_does_not_depend_on_how_python_was_started() -> None:
-    """A Python that converts as few digits as it may be told to reads and refuses the same."""
+def test_integer_limit_is_independent_of_int_max_str_digits() -> None:
+    """The maximum size of integers is the same in a Python with the lowest ``int_max_str_digits``."""
     command = [sys.executable, "-X", "int_max_str_digits=640", "-c", DIGIT_LIMIT_SCRIPT]
     subprocess.run(command, timeout=300, check=True)

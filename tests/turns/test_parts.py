@@ -1,4 +1,4 @@
-"""Parts: text, refusals, images, files, and what Kedge does not know."""
+"""Parts: text, refusals, images, files, and opaque parts."""
 
 from typing import Any
 
@@ -21,16 +21,16 @@ from kedge.turns import (
 )
 
 
-def test_an_image_from_bytes_equals_the_same_image_as_a_data_url() -> None:
-    """Bytes are put into a data URL at once, so there is one form of one image."""
+def test_image_from_bytes_equals_its_data_url() -> None:
+    """Bytes are converted to a data URL, so that equal images are equal parts."""
     made = image(b"\x89PNG", media_type="image/png")
     assert made == ImagePart("data:image/png;base64,iVBORw==")
     assert made == image("data:image/png;base64,iVBORw==")
     assert image("https://example.com/a.png", detail="low").detail == "low"
 
 
-def test_a_file_is_given_by_url_or_by_content() -> None:
-    """A URL stays a URL; bytes become a data URL with their media type."""
+def test_file_from_url_or_bytes() -> None:
+    """A URL is stored as a URL, and bytes are converted to a data URL with their media type."""
     assert file("https://example.com/a.pdf") == FilePart(url="https://example.com/a.pdf")
     assert file("data:text/plain,hi") == FilePart(data="data:text/plain,hi")
     made = file(b"%PDF", filename="a.pdf")
@@ -38,13 +38,13 @@ def test_a_file_is_given_by_url_or_by_content() -> None:
 
 
 @given(st.binary(max_size=64))
-def test_any_bytes_fit_into_an_image(content: bytes) -> None:
-    """Empty or odd content makes an image like any other."""
+def test_image_accepts_any_bytes(content: bytes) -> None:
+    """Empty or arbitrary bytes are a valid image."""
     assert image(content).url.startswith("data:image/png;base64,")
 
 
-def test_audio_has_the_form_that_the_apis_share() -> None:
-    """From bytes or a data URL: WAV or MP3."""
+def test_audio_from_bytes_or_data_url() -> None:
+    """Audio from bytes or a data URL is an ``input_audio`` part with the format ``wav`` or ``mp3``."""
     wav = OpaquePart(
         FrozenMap(type="input_audio", input_audio={"data": "UklGRg==", "format": "wav"})
     )
@@ -52,7 +52,7 @@ def test_audio_has_the_form_that_the_apis_share() -> None:
     assert audio(b"ID3", media_type="audio/mpeg").content["input_audio"]["format"] == "mp3"
 
 
-loose: Any = turns  # the same names, without their types
+loose: Any = turns  # the same module, untyped
 INVALID_PARTS: list[tuple[Any, str]] = [
     (ImagePart, "an image needs exactly one of url, file_id; got none"),
     (lambda: loose.ImagePart("u", file_id="f"), "exactly one of url, file_id; got url, file_id"),
@@ -89,15 +89,15 @@ INVALID_PARTS: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(
     ("make", "message"), INVALID_PARTS, ids=[message for _, message in INVALID_PARTS]
 )
-def test_a_part_that_cannot_be_is_refused(make: Any, message: str) -> None:
-    """The error names the member and says what belongs there."""
+def test_invalid_part_is_rejected(make: Any, message: str) -> None:
+    """An invalid part raises ``InvalidTurn``, which names the member and the expected type."""
     with pytest.raises(InvalidTurn) as error:
         make()
     assert message in str(error.value)
 
 
-def test_extra_is_not_part_of_the_value() -> None:
-    """Annotations and the like neither make two parts different nor get lost."""
+def test_equality_ignores_extra() -> None:
+    """Parts that differ only in ``extra`` are equal, and ``extra`` is preserved."""
     plain, recorded = TextPart("a"), TextPart("a", extra=FrozenMap(annotations=[1]))
     assert plain == recorded
     assert hash(plain) == hash(recorded)
@@ -105,14 +105,14 @@ def test_extra_is_not_part_of_the_value() -> None:
 
 
 def test_parts_of_different_types_differ() -> None:
-    """The same words said and refused are not the same."""
+    """Parts of different types with the same text or URL are not equal."""
     assert TextPart("no") != RefusalPart("no")
     assert ImagePart("u") != FilePart("u")
     assert OpaquePart(FrozenMap(a=True)) != OpaquePart(FrozenMap(a=1))
 
 
-def test_a_text_of_a_subclass_becomes_plain_text() -> None:
-    """A part holds a plain string, whatever kind of string it was given."""
+def test_string_subclass_becomes_plain_string() -> None:
+    """A part converts a string of a subclass to a plain string."""
 
     class Shouting(str):
         __slots__ = ()
@@ -124,8 +124,8 @@ def test_a_text_of_a_subclass_becomes_plain_text() -> None:
     assert TextPart(Shouting("a")) == TextPart("a")
 
 
-def test_a_wrong_type_is_a_value_error_too() -> None:
-    """Whoever catches ValueError catches what cannot be."""
+def test_invalid_turn_is_a_value_error() -> None:
+    """``InvalidTurn`` is a ``ValueError``."""
     with pytest.raises(ValueError, match="lone surrogate"):
         TextPart("\udfff")
     assert issubclass(InvalidJSON, InvalidTurn)

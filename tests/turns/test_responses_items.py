@@ -1,4 +1,4 @@
-"""Blocks to items of the Responses API and back."""
+"""Converting blocks to items of the Responses API and back."""
 
 import json
 from dataclasses import replace
@@ -59,8 +59,8 @@ def block_has_nulls(block: Block) -> bool:
 
 
 @given(known_blocks())
-def test_a_block_equals_the_block_of_its_item(block: Block) -> None:
-    """Every kind that can be sent survives the wire, whatever its texts and parts."""
+def test_block_item_round_trip(block: Block) -> None:
+    """Every kind of block that can be sent is equal after conversion to an item and back."""
     assume(not block_has_nulls(block))
     again = block_from_item(item_from_block(block))
     assert type(again) is type(block)
@@ -68,21 +68,21 @@ def test_a_block_equals_the_block_of_its_item(block: Block) -> None:
 
 
 @given(known_blocks())
-def test_the_item_of_an_item_is_the_item(block: Block) -> None:
-    """What was sent and read back is sent in the same words, nulls or not."""
+def test_item_block_round_trip(block: Block) -> None:
+    """An item that is read and sent again is unchanged, with or without nulls."""
     item = item_from_block(block)
     again = item_from_block(block_from_item(item))
     carried = {"phase", "namespace", "caller", "async"}
     if item["type"] in REQUIRED_ID_PREFIXES:
-        carried.add("id")  # made up, for each block another
+        carried.add("id")  # generated, and different for each block
     assert {k: v for k, v in again.items() if k not in carried} == {
         k: v for k, v in item.items() if k not in carried
     }
 
 
 @given(known_blocks())
-def test_neither_nulls_nor_status_nor_ids_come_out(block: Block) -> None:
-    """An item holds what a model sees; the two tables name the exceptions."""
+def test_items_have_no_nulls_status_or_ids(block: Block) -> None:
+    """Items contain no nulls, statuses, ids or local fields, apart from the listed exceptions."""
     item = item_from_block(block)
     assert not has_nulls(item)
     assert "status" not in item or item["type"] in STATUS_IS_CONTENT | STATUS_REQUIRED
@@ -94,8 +94,8 @@ def test_neither_nulls_nor_status_nor_ids_come_out(block: Block) -> None:
 
 
 @given(blocks(), st.sampled_from(["completed", "in_progress", None]))
-def test_what_a_server_adds_to_an_item_makes_no_other_block(block: Block, status: Any) -> None:
-    """Its id, its status and nulls are noted or dropped, and the block is the same."""
+def test_fields_added_by_a_server_are_ignored(block: Block, status: Any) -> None:
+    """A server's id, status and nulls do not change the block; the id is stored in its metadata."""
     assume(block.kind not in {"unknown", "opaque"} and not block_has_nulls(block))
     item = {**item_from_block(block), "id": "item_1", "status": status, "new": None}
     again = block_from_item(item, origin="engine", metadata={"response_id": "resp_1"})
@@ -181,8 +181,8 @@ ITEMS: list[tuple[dict[str, Any], Block]] = [
 
 
 @pytest.mark.parametrize(("item", "block"), ITEMS, ids=[str(item)[:60] for item, _ in ITEMS])
-def test_items_are_read_in_each_of_their_forms(item: Any, block: Block) -> None:
-    """Short messages, both names of text, and references without a type are understood."""
+def test_every_form_of_an_item_is_accepted(item: Any, block: Block) -> None:
+    """Short messages, both names of text parts, and references without a type are accepted."""
     assert block_from_item(item) == block
     assert block_from_item(freeze(item)) == block
 
@@ -222,7 +222,7 @@ ODD_ITEMS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("item", ODD_ITEMS, ids=str)
 def test_a_known_item_of_unknown_shape_is_preserved(item: Any) -> None:
-    """It becomes an opaque block with every member, and is sent as it came."""
+    """An item of a known type but unknown shape becomes an opaque block with all its members."""
     block = block_from_item({**item, "id": "i_1", "status": "completed"})
     assert isinstance(block, OpaqueBlock)
     assert block.item == {**item, "id": "i_1", "status": "completed"}
@@ -255,7 +255,7 @@ ODD_PARTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("part", ODD_PARTS, ids=str)
 def test_a_part_of_unknown_shape_is_preserved(part: Any) -> None:
-    """The text beside it is still text, and the part is sent as it came."""
+    """A part of unknown shape becomes an opaque part, and the text next to it remains a text part."""
     for item in (
         {"type": "message", "role": "user", "content": [TEXT, part]},
         {"type": "function_call_output", "call_id": "c", "output": [TEXT, part]},
@@ -267,8 +267,8 @@ def test_a_part_of_unknown_shape_is_preserved(part: Any) -> None:
         assert load_block(dump_block(block)) == block
 
 
-def test_nulls_in_a_part_are_not_there() -> None:
-    """To a wire a null member is an absent one, so a part reads the same with it and without."""
+def test_nulls_in_a_part_are_dropped() -> None:
+    """A part with null members equals the part without them."""
     nulls = {"type": "input_audio", "data": None, "meta": {"a": None, "b": [None]}}
     plain = {"type": "input_audio", "meta": {"b": [None]}}
     read = [block_from_item({"role": "user", "content": [part]}) for part in (nulls, plain)]
@@ -276,8 +276,8 @@ def test_nulls_in_a_part_are_not_there() -> None:
     assert item_from_block(read[0])["content"] == [plain]
 
 
-def test_a_response_with_an_image_is_read() -> None:
-    """Parts that an assistant cannot hold are kept beside its words."""
+def test_assistant_message_with_an_image() -> None:
+    """A part that is unsupported in an assistant message is stored next to its text."""
     shown = {"type": "output_image", "image_url": "u"}
     reported = {"type": "output_text", "text": "look"}
     item = {"type": "message", "role": "assistant", "content": [reported, shown]}
@@ -303,7 +303,7 @@ ODD_REASONING: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("members", ODD_REASONING, ids=str)
 def test_reasoning_stays_reasoning_in_any_shape(members: Any) -> None:
-    """What cannot be read is kept beside it; it is never sent as an item of another kind."""
+    """Reasoning of unknown shape is a reasoning block with the unknown members in ``extra``."""
     block = block_from_item({"type": "reasoning", **members, "encrypted_content": "e", **members})
     assert isinstance(block, ReasoningBlock)
     assert block.summary == block.texts == ()
@@ -311,8 +311,8 @@ def test_reasoning_stays_reasoning_in_any_shape(members: Any) -> None:
     assert load_block(dump_block(block)).extra == {"item": members}
 
 
-def test_unknown_members_of_a_known_item_are_stored_and_the_meaningful_ones_sent() -> None:
-    """Phase, namespace, caller and async go out again; others stay in the block's extra."""
+def test_unknown_members_of_a_known_item_are_stored() -> None:
+    """Phase, namespace, caller and async are sent again; other members are only stored in ``extra``."""
     content = [{"type": "output_text", "text": "a"}]
     reported = {"type": "message", "role": "assistant", "phase": "commentary", "content": content}
     block = block_from_item({**reported, "mood": "good", "status": "completed", "agent": None})
@@ -330,8 +330,8 @@ def test_unknown_members_of_a_known_item_are_stored_and_the_meaningful_ones_sent
     assert recorded.extra == {"mine": 2, "item": {"mood": 1}}
 
 
-def test_a_hosted_tools_item_is_sent_in_an_accepted_form() -> None:
-    """Where a server insists on an id it gets one made up, never its own; its status stays."""
+def test_hosted_tool_item_is_sent_with_a_generated_id() -> None:
+    """An item type that requires an id is sent with a generated one instead of the server's."""
     item = {"type": "file_search_call", "id": "fs_theirs", "status": "completed", "queries": ["x"]}
     block = block_from_item(item)
     sent = item_from_block(block)
@@ -346,7 +346,7 @@ def test_a_hosted_tools_item_is_sent_in_an_accepted_form() -> None:
 
 
 def test_annotations_are_stored_and_not_sent() -> None:
-    """What a provider attached to its words is the part's extra."""
+    """Annotations of a text are stored in the part's ``extra`` and not sent."""
     annotations = [{"type": "url_citation", "url": "https://example.com", "title": None}]
     content = [{"type": "output_text", "text": "a", "annotations": annotations, "logprobs": []}]
     block = block_from_item({"type": "message", "role": "assistant", "content": content})
@@ -358,7 +358,7 @@ def test_annotations_are_stored_and_not_sent() -> None:
 
 @given(opaque_items())
 def test_unknown_items_are_preserved(item: Any) -> None:
-    """Every member stays in the block; an equal block comes back from what is sent."""
+    """A block of an unknown item has all its members, and equals the block of the item it sends."""
     block = block_from_item(item)
     assert isinstance(block, OpaqueBlock)
     assert block.item == FrozenMap(item)
@@ -378,8 +378,8 @@ PARTLIKE = st.dictionaries(
 
 
 @given(st.dictionaries(NAMES, TYPES | st.lists(PARTLIKE) | json_values()) | json_objects())
-def test_any_item_gives_a_block_or_an_error_of_our_own(item: Any) -> None:
-    """Members of any type in any place: a block that can be stored and sent, or InvalidTurn."""
+def test_any_item_gives_a_block_or_invalid_turn(item: Any) -> None:
+    """An item with arbitrary members gives a block that can be stored and sent, or ``InvalidTurn``."""
     try:
         block = block_from_item(item)
     except InvalidTurn:
@@ -407,22 +407,22 @@ NOT_ITEMS: list[Any] = [
 
 
 @pytest.mark.parametrize("item", NOT_ITEMS, ids=range(len(NOT_ITEMS)))
-def test_what_is_no_item_is_refused(item: Any) -> None:
-    """Without a type, or with what no JSON can say, there is no block."""
+def test_invalid_item_is_rejected(item: Any) -> None:
+    """A value without a type, or that is not JSON, raises an error."""
     with pytest.raises(KedgeError):
         block_from_item(item)
 
 
-def test_a_block_that_no_provider_knows_is_not_sent() -> None:
-    """A block of a newer Kedge, and a refusal by a user, say so instead."""
+def test_unsupported_block_raises() -> None:
+    """An unknown block and a refusal in a user message raise ``UnsupportedBlock``."""
     with pytest.raises(UnsupportedBlock, match=r"block b_1 is of a kind .*'dream'.* upgrade Kedge"):
         item_from_block(load_block({"kind": "dream", "id": "b_1"}))
     with pytest.raises(UnsupportedBlock, match="a refusal is only possible"):
         item_from_block(user(RefusalPart("no")))
 
 
-def test_the_items_are_those_of_the_api() -> None:
-    """One of each kind, word for word."""
+def test_items_match_the_api() -> None:
+    """The item of each kind of block has exactly the form of the Responses API."""
     made = [
         user(["a", ImagePart("u", "low"), FilePart(url="f", filename="n")]),
         system("s", "developer"),

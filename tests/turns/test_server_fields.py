@@ -1,4 +1,4 @@
-"""What of a provider's item is content."""
+"""Which fields of a provider's item are content."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +24,8 @@ def has_null_member(value: Any) -> bool:
 
 
 @given(json_values())
-def test_no_object_keeps_a_null_member(value: Any) -> None:
-    """Null members go, at any depth; a null in a list keeps its place."""
+def test_null_members_are_dropped(value: Any) -> None:
+    """Null members are removed at any depth, and nulls in lists remain."""
     cleaned = thaw(drop_nulls(FrozenMap(a=value)))
     assert not has_null_member(cleaned)
     if not has_null_member({"a": value}):
@@ -34,8 +34,8 @@ def test_no_object_keeps_a_null_member(value: Any) -> None:
 
 
 @given(opaque_items())
-def test_the_essence_has_neither_id_nor_status_unless_they_are_content(item: Any) -> None:
-    """Only the types in the tables keep them, and every other member stays."""
+def test_id_and_status_are_stripped_unless_content(item: Any) -> None:
+    """Only the listed types keep their id and status, and all other members remain."""
     retained = strip_server_fields(FrozenMap(item))
     shown = {"type", *(k for k, v in item.items() if v is not None)}
     hidden = {
@@ -46,8 +46,8 @@ def test_the_essence_has_neither_id_nor_status_unless_they_are_content(item: Any
     assert strip_server_fields(retained) == retained
 
 
-def test_the_id_of_an_image_is_its_content_if_nothing_else_is() -> None:
-    """A program edits a generated image by its id alone: another id is another image."""
+def test_image_id_is_content_without_a_result() -> None:
+    """The id of a generated image without a result is content, because a client edits the image by id."""
     first, second = (
         FrozenMap({"type": "image_generation_call", "id": name, "status": "completed"})
         for name in ("ig_1", "ig_2")
@@ -64,6 +64,6 @@ class JsonValue:
         return {"a": None, "b": [1]}
 
 
-def test_a_value_with_its_own_json_form_has_no_null_members() -> None:
-    """It is told first, and cleaned like any other."""
+def test_null_members_of_a_to_json_value_are_dropped() -> None:
+    """A value with ``to_json`` is converted to JSON before null members are removed."""
     assert drop_nulls(FrozenMap(told=JsonValue())) == {"told": {"b": [1]}}

@@ -1,4 +1,4 @@
-"""How blocks and Turns look to a person."""
+"""The string forms of blocks, parts and Turns."""
 
 from hypothesis import given
 
@@ -48,29 +48,29 @@ REPR_CASES: list[tuple[Block, str]] = [
 ]
 
 
-def test_a_block_reads_as_its_kind_and_its_words() -> None:
-    """The repr of each kind, word for word."""
+def test_block_repr() -> None:
+    """The repr of a block shows its kind and its content."""
     assert [repr(block) for block, _ in REPR_CASES] == [shown for _, shown in REPR_CASES]
     assert [str(block) for block, _ in REPR_CASES] == [shown for _, shown in REPR_CASES]
 
 
 @given(blocks())
-def test_any_block_is_one_printable_line(block: Block) -> None:
-    """Control characters are made visible, long content is cut."""
+def test_block_repr_is_one_printable_line(block: Block) -> None:
+    """The repr of any block escapes control characters and truncates long content."""
     shown = repr(block)
     assert shown.isprintable()
     assert len(shown) <= DEFAULT_WIDTH + len("<tool_result >")
 
 
 @given(turns())
-def test_a_turn_is_one_line_a_block(turn: Turn) -> None:
-    """The first line names the Turn, each further one a block."""
+def test_turn_string_has_one_line_per_block(turn: Turn) -> None:
+    """The string form of a Turn has a line for the Turn and one for each block."""
     assert len(str(turn).split("\n")) == 1 + len(turn)
     assert repr(turn).isprintable()
 
 
-def test_a_turn_reads_like_a_table() -> None:
-    """Place, kind, content, and the response that made the block."""
+def test_turn_string_is_a_table() -> None:
+    """Each line shows the index, kind, content and response id of a block."""
     reported = assistant("Hi", metadata={"response_id": "resp_1"})
     turn = Turn([system("Be brief."), user("Hello"), reported], id="turn_1")
     assert repr(turn) == "<Turn turn_1, 3 blocks>"
@@ -84,8 +84,8 @@ def test_a_turn_reads_like_a_table() -> None:
     ]
 
 
-def test_long_content_is_cut_and_marked() -> None:
-    """An ellipsis stands for what is not shown; what just fits is whole."""
+def test_long_content_is_truncated() -> None:
+    """Truncated content ends with an ellipsis, and content that fits is shown completely."""
     assert shorten("abcdef", 6) == "abcdef"
     assert shorten("abcdefg", 6) == "abcde…"
     assert shorten("\x00" * 9, 6) == r"\x00\…"
@@ -93,8 +93,8 @@ def test_long_content_is_cut_and_marked() -> None:
     assert len(repr(user(image(b"x" * 100_000)))) < 100
 
 
-def test_an_image_does_not_flood_the_screen() -> None:
-    """The bytes in a part are not shown when somebody prints the part."""
+def test_part_repr_is_short() -> None:
+    """The repr of a part does not show the bytes of an image."""
     shown = repr(image(b"x" * 100_000))
     assert shown.startswith("<image data:image/png;base64,")
     assert len(shown) < 100

@@ -1,4 +1,4 @@
-"""Turn: the operations, against a plain list; sharing; immutability."""
+"""Operations of Turns compared with a plain list, sharing of blocks, and immutability."""
 
 import copy
 import pickle
@@ -34,11 +34,11 @@ SMALL = st.builds(lambda make, id_: make("text", id=id_), st.sampled_from([user,
 
 
 class TurnsAgainstLists(RuleBasedStateMachine):
-    """Every Turn of a growing, forking family behaves like a list of its own.
+    """A state machine that compares a family of growing and forking Turns with lists.
 
     A pair is a Turn and the list that it must equal; old pairs stay in the bundle, so that forks and
-    the continuation of old Turns are as usual as growth. ``derive`` plays the part of planning: it
-    keeps, in the shared memo, something derived from every block of the body.
+    continuations of old Turns are as frequent as appends. ``derive`` does what planning does: it stores
+    a value derived from every block of the body in the shared cache.
     """
 
     pairs = Bundle("pairs")
@@ -89,7 +89,7 @@ class TurnsAgainstLists(RuleBasedStateMachine):
 
     @rule(pair=consumes(pairs))
     def forget(self, pair: Any) -> None:
-        """Let some lines die out."""
+        """Drop a pair from the bundle."""
 
     @rule(pair=pairs)
     def derive(self, pair: Any) -> None:
@@ -136,11 +136,11 @@ TurnsAgainstLists.TestCase.settings = settings(max_examples=60, stateful_step_co
 
 
 class TestTurnsAgainstLists(TurnsAgainstLists.TestCase):
-    """Operations of a family of Turns, in any order, against lists."""
+    """Random sequences of operations on Turns, compared with lists."""
 
 
-def test_growing_keeps_what_was_derived_and_a_new_system_text_keeps_it_too() -> None:
-    """The memo holds over appends and over any change of the leading system blocks."""
+def test_cached_index_is_kept_on_append_and_system_changes() -> None:
+    """The cached index stays valid after appends and changes to the leading system blocks."""
     turn = Turn([system("a", id="s"), user("b"), assistant("c")])
     cache_index(turn, "derived", 2)
     for other in (
@@ -166,8 +166,8 @@ def test_growing_keeps_what_was_derived_and_a_new_system_text_keeps_it_too() -> 
     assert get_cached_index(turn.replace("s", user("d"))) == ("derived", 0)
 
 
-def test_a_fork_leaves_both_lines_alone() -> None:
-    """Two continuations of one Turn do not see each other, nor does the Turn see them."""
+def test_forks_are_independent() -> None:
+    """Two continuations of a Turn affect neither each other nor the Turn."""
     root = Turn([user("a", id="a")])
     one = root.append(user("b", id="b"))
     other = root.append(user("b again", id="b"))
@@ -179,16 +179,16 @@ def test_a_fork_leaves_both_lines_alone() -> None:
     assert len(root.append(user("after a failure"))) == 2
 
 
-def test_forks_without_end_do_not_fill_what_they_share() -> None:
-    """The shared set of ids stays within a small multiple of the Turn."""
+def test_many_forks_do_not_grow_the_shared_ids() -> None:
+    """The shared set of ids stays within a small multiple of the Turn's length."""
     turn = Turn([user("a"), user("b")])
     forks = [turn.append(user("c")) for _ in range(100)]
     assert all(len(each._memo.ids) <= 2 * 3 + 1 for each in (turn, *forks))
     assert all(len(fork.append(user("d"))) == 4 for fork in forks)
 
 
-def test_slices_and_indices_mean_what_they_mean_to_a_tuple() -> None:
-    """Also for a Turn whose list of blocks a longer Turn shares."""
+def test_slices_and_indices_match_a_tuple() -> None:
+    """Slices and indices match those of a tuple, also if a longer Turn shares the list of blocks."""
     turn = Turn([user(name, id=name) for name in "abcd"])
     longer = turn.append(user("e", id="e"))
     bounds = (None, *range(-6, 7))
@@ -201,8 +201,8 @@ def test_slices_and_indices_mean_what_they_mean_to_a_tuple() -> None:
             turn[index]
 
 
-def test_growing_copies_no_blocks_and_an_old_turn_retains_few_of_others() -> None:
-    """Continuations share one list, until it is twice as long as at first."""
+def test_appended_turns_share_blocks() -> None:
+    """Continuations of a Turn share one list until it has doubled in length."""
     template = Turn([user(str(number)) for number in range(20)])
     turn, lists = template, [template._memo.lineage.blocks]
     for number in range(500):
@@ -213,8 +213,8 @@ def test_growing_copies_no_blocks_and_an_old_turn_retains_few_of_others() -> Non
     assert len(template) == len(template.blocks) == 20
 
 
-def test_threads_that_continue_one_turn_get_turns_of_their_own() -> None:
-    """Only one of them extends the shared list."""
+def test_threads_can_append_to_one_turn() -> None:
+    """Threads that append to one Turn get separate Turns, and only one extends the shared list."""
     turn = Turn([user("a")])
     start = threading.Barrier(4)
 
@@ -241,16 +241,16 @@ DUPLICATE_ID_CASES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("act", "twice"), DUPLICATE_ID_CASES)
-def test_two_blocks_with_one_id_are_refused_everywhere(act: Any, twice: str) -> None:
-    """The error names the id."""
+def test_duplicate_id_is_rejected(act: Any, twice: str) -> None:
+    """Every operation that would create a duplicate id raises an error with the id."""
     turn = Turn([user("a", id="a"), user("b", id="b")])
     with pytest.raises(InvalidTurn, match=f"two blocks have the id '{twice}'"):
         act(turn)
     assert len(turn) == 2
 
 
-def test_several_blocks_are_inserted_removed_and_cut_at_once() -> None:
-    """One call has the result of several."""
+def test_insert_remove_and_truncate_several_blocks() -> None:
+    """Several blocks can be inserted, removed or truncated in one call."""
     turn = Turn([user(name, id=name) for name in "abcd"])
     more = turn.insert(1, user("x", id="x"), user("y", id="y"))
     assert "".join(block.id for block in more) == "axybcd"
@@ -263,8 +263,8 @@ def test_several_blocks_are_inserted_removed_and_cut_at_once() -> None:
         turn.truncate("z")
 
 
-def test_a_block_may_replace_itself_and_come_back_after_it_was_removed() -> None:
-    """An id is free again once its block is gone."""
+def test_id_can_be_reused_after_removal() -> None:
+    """The id of a replaced or removed block can be used again."""
     block = user("a", id="a")
     turn = Turn([block, user("b", id="b")])
     assert turn.replace("a", user("other", id="a"))[0] == user("other")
@@ -272,8 +272,8 @@ def test_a_block_may_replace_itself_and_come_back_after_it_was_removed() -> None
     assert turn.take(0).append(block).blocks == (block,)
 
 
-def test_an_index_means_what_it_means_to_a_list() -> None:
-    """Insert counts from the end for negative indices and stays within the Turn."""
+def test_insert_index_matches_a_list() -> None:
+    """``insert`` handles negative and out-of-range indices as a list does."""
     turn = Turn([user("a", id="a"), user("b", id="b")])
     for index in range(-5, 6):
         expected = ["a", "b"]
@@ -284,7 +284,7 @@ def test_an_index_means_what_it_means_to_a_list() -> None:
             turn.insert(cast("int", index), user("x"))
 
 
-loose: Any = turns  # the same names, without their types
+loose: Any = turns  # the same module, untyped
 INVALID_CALLS: list[tuple[Any, str]] = [
     (lambda _: loose.Turn(5), "a Turn must have blocks, not int"),
     (lambda _: loose.Turn(user("a")), "a Turn must have blocks, not UserBlock"),
@@ -309,8 +309,8 @@ INVALID_CALLS: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(
     ("act", "message"), INVALID_CALLS, ids=[message for _, message in INVALID_CALLS]
 )
-def test_what_cannot_be_done_is_refused(act: Any, message: str) -> None:
-    """The error is Kedge's own, and the Turn is as it was."""
+def test_invalid_operation_is_rejected(act: Any, message: str) -> None:
+    """An invalid operation raises ``InvalidTurn`` and leaves the Turn unchanged."""
     turn = Turn([user("a", id="a")], id="turn_1")
     with pytest.raises(InvalidTurn) as error:
         act(turn)
@@ -318,8 +318,8 @@ def test_what_cannot_be_done_is_refused(act: Any, message: str) -> None:
     assert turn.blocks == (user("a"),)
 
 
-def test_data_is_changed_by_making_another_turn() -> None:
-    """with_data sets and removes what it names; blocks, id and the rest stay."""
+def test_with_data_returns_a_new_turn() -> None:
+    """``with_data`` sets and removes members, and leaves the blocks, the id and other data unchanged."""
     turn = Turn([user("a")], id="t", data={"a": 1, "null": None}, extra={"new": 1})
     other = turn.with_data({"odd key": [1]}, b=2, a=None)
     assert other.data == {"null": None, "odd key": [1], "b": 2}
@@ -330,8 +330,8 @@ def test_data_is_changed_by_making_another_turn() -> None:
     assert len(turn.append(user("c"))) == len(other.append(user("d"))) == 2
 
 
-def test_no_way_leads_to_a_change_of_a_turn() -> None:
-    """Assignment, deletion, a second __init__, what was passed in: all leave it as it is."""
+def test_turn_cannot_be_modified() -> None:
+    """Assignment, deletion, a second ``__init__`` and changes to the arguments do not change a Turn."""
     members = [user("a")]
     data: dict[str, Any] = {"list": [1]}
     turn = Turn(members, data=data)
@@ -361,8 +361,8 @@ def test_no_way_leads_to_a_change_of_a_turn() -> None:
 
 
 @given(strategies.turns())
-def test_copies_are_the_turn_and_pickles_are_complete(turn: Turn) -> None:
-    """A pickle carries ids, data and unknown members; nothing derived."""
+def test_copies_and_pickles_are_equal(turn: Turn) -> None:
+    """Copying a Turn returns the Turn itself, and a pickle has its ids, data and extra but no cache."""
     assert copy.copy(turn) is turn
     assert copy.deepcopy(turn) is turn
     again = pickle.loads(pickle.dumps(turn))  # noqa: S301 - our own bytes
@@ -372,8 +372,8 @@ def test_copies_are_the_turn_and_pickles_are_complete(turn: Turn) -> None:
 
 
 @given(st.lists(blocks(), max_size=4, unique_by=lambda block: block.id))
-def test_turns_are_equal_when_their_blocks_are(members: list[Block]) -> None:
-    """Ids and data do not tell Turns apart, the order of the blocks does."""
+def test_turns_are_equal_if_their_blocks_are(members: list[Block]) -> None:
+    """Equality ignores ids and data, but not the order of the blocks."""
     one, other = Turn(members, data={"a": 1}), Turn(members)
     assert one == other
     assert hash(one) == hash(other)
@@ -382,7 +382,7 @@ def test_turns_are_equal_when_their_blocks_are(members: list[Block]) -> None:
     assert one != members
 
 
-def test_a_turn_reads_like_a_sequence() -> None:
+def test_turn_is_a_sequence() -> None:
     """Length, iteration, membership, indices and slices are those of its blocks."""
     one, other = user("a"), assistant("b")
     turn = Turn(block for block in (one, other))
@@ -395,7 +395,7 @@ def test_a_turn_reads_like_a_sequence() -> None:
 
 
 def test_newer_blocks_are_found_by_id() -> None:
-    """A snapshot of ids tells later which blocks are new, equal or not."""
+    """A snapshot of ids identifies blocks added later, even if they equal older ones."""
     turn = Turn([user("a"), user("b")])
     before = snapshot_block_ids(turn)
     grown = turn.insert(1, user("a")).append(assistant("c"))
@@ -405,8 +405,8 @@ def test_newer_blocks_are_found_by_id() -> None:
     assert before == {block.id for block in turn}
 
 
-def test_threads_that_continue_one_turn_do_not_disturb_each_other() -> None:
-    """Eight threads append one shared block, and their own, to one Turn at a time."""
+def test_threads_that_extend_one_turn_are_independent() -> None:
+    """Eight threads append a shared block and their own to one Turn at the same time."""
     shared = user("shared", id="shared")
     start = threading.Barrier(8)
 
@@ -427,8 +427,8 @@ def test_threads_that_continue_one_turn_do_not_disturb_each_other() -> None:
 
 
 @given(st.lists(st.integers(0, 5), unique=True), st.lists(st.integers(0, 5), unique=True))
-def test_all_blocks_may_be_changed_at_once(before: list[int], after: list[int]) -> None:
-    """The Turn has the new blocks, its old name and data, and what is derived from it is right."""
+def test_with_blocks_replaces_all_blocks(before: list[int], after: list[int]) -> None:
+    """``with_blocks`` replaces all blocks, keeps the id and data, and leaves no stale digest."""
     pool = [system("s"), system("t"), *(user(str(i)) for i in range(4))]
     turn = Turn([pool[i] for i in before], data={"k": 1})
     prefix_digest(turn)
@@ -439,7 +439,7 @@ def test_all_blocks_may_be_changed_at_once(before: list[int], after: list[int]) 
 
 
 def test_has_prefix_compares_identical_blocks() -> None:
-    """By the shared lineage where a Turn was appended to, block by block elsewhere."""
+    """``has_prefix`` compares blocks by identity, using the shared list if there is one."""
     start = Turn([user("a"), user("b")])
     longer, other = start.append(user("c")), start.append(user("d"))
     assert has_prefix(longer, start)
