@@ -1,4 +1,4 @@
-"""An app on a real socket, in a thread of the tests."""
+"""Run an ASGI app on a socket in a thread of the tests."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ from kedge.server.uvicorn_server import bind
 
 
 class ThreadServer(uvicorn.Server):
-    """A uvicorn server that starts and stops at once: uvicorn itself looks ten times a second."""
+    """A uvicorn server that starts and stops immediately, where uvicorn polls ten times a second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -22,7 +22,7 @@ class ThreadServer(uvicorn.Server):
         self._stopping = asyncio.Event()
 
     async def main_loop(self) -> None:
-        """Wait until the server is stopped; nothing in the tests needs uvicorn's clock."""
+        """Wait until the server is stopped; the tests do not need uvicorn's periodic tick."""
         self._loop = asyncio.get_running_loop()
         await self.on_tick(0)  # sets the headers of all responses
         self.ready.set()
@@ -46,7 +46,7 @@ class ThreadServer(uvicorn.Server):
 
 @contextmanager
 def serve_app(app: Any) -> Iterator[str]:
-    """Serve an app in a thread, and give its address: ``http://127.0.0.1:<port>``."""
+    """Serve an app in a thread and yield its address: ``http://127.0.0.1:<port>``."""
     with bind("127.0.0.1", 0) as listener:
         server = ThreadServer(uvicorn.Config(app, log_config=None, ws="websockets-sansio"))
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))

@@ -27,7 +27,7 @@ class Step:
     Attributes:
         name: What is tested.
         command: Arguments of the Python interpreter; ``{count}`` is replaced.
-        count: How often, at scale 1.
+        count: The number of runs, at scale 1.
         variable: The environment variable that sets the count of a test, if it is one.
     """
 
@@ -93,7 +93,7 @@ STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a step."""
+    """The result of a step."""
 
     name: str
     count: int
@@ -103,7 +103,7 @@ class StepResult:
 
 
 def run_step(step: Step, scale: float) -> StepResult:
-    """Run one step in a process of its own."""
+    """Run one step in a separate process."""
     count = max(1, round(step.count * scale))
     command = [argument.format(count=count) for argument in step.command]
     environment = {**os.environ, "HYPOTHESIS_PROFILE": "thorough" if scale >= 1 else "random"}
@@ -125,7 +125,7 @@ def run_step(step: Step, scale: float) -> StepResult:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the campaign; the exit code tells whether every step passed."""
+    """Run the campaign; the exit code is 0 if every step passed."""
     parser = argparse.ArgumentParser(description="Run the long tests.")
     parser.add_argument("--scale", type=float, default=1.0, help="factor for all counts")
     parser.add_argument("--only", default="", help="run only the steps whose name contains this")

@@ -1,8 +1,8 @@
-"""Settings for every test: hypothesis sets no deadline, and nothing may leave this machine.
+"""Settings for every test: Hypothesis has no deadline, and no connection may leave this machine.
 
-A slow machine is no failure. Only the tests of ``tests/live`` may reach a provider, and only when asked.
-The examples are the same in every run, so that a failure belongs to the change that caused it;
-``HYPOTHESIS_PROFILE=random`` tries others, ``thorough`` fifty times as many. See CONTRIBUTING.md.
+A slow machine must not fail a test. Only the tests of ``tests/live`` may reach a provider, if enabled.
+The examples are the same in every run, so that a failure is caused by a change;
+``HYPOTHESIS_PROFILE=random`` uses other examples, ``thorough`` fifty times as many. See CONTRIBUTING.md.
 """
 
 import functools
@@ -23,7 +23,7 @@ from strategies import BASE_EXAMPLES
 if TYPE_CHECKING:
     from postgresql import ReusableStore
 
-# Without a tracer of its own: the phase "explain" doubles the time of every example.
+# Without the phase "explain", whose tracer doubles the time of every example.
 PHASES = [phase for phase in Phase if phase is not Phase.explain]
 settings.register_profile(
     "kedge", deadline=None, derandomize=True, phases=PHASES, max_examples=BASE_EXAMPLES
@@ -35,15 +35,17 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kedge"))
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.pop("COVERAGE_PROCESS_CONFIG", None)  # what a worker starts is not measured
+    os.environ.pop(
+        "COVERAGE_PROCESS_CONFIG", None
+    )  # processes started by a worker are not measured
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what runs in the background deaf to Ctrl-C, and so would be our commands.
+    # A shell starts background jobs with SIGINT ignored, and the commands under test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Prepare the clients in every process that runs tests; the one that only distributes them needs none."""
+    """Prepare the clients in every process that runs tests, not in one that only distributes them."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         _prepare_clients()
 
@@ -54,7 +56,7 @@ def _prepare_clients() -> None:
     import httpx2
     import openai
 
-    # The default of 5 seconds, for a connection or for everything, is short for a busy machine.
+    # The default of 5 seconds, for a connection or for a complete request, is short for a busy machine.
     for timeout in (
         openai.DEFAULT_TIMEOUT,
         anthropic.DEFAULT_TIMEOUT,
@@ -62,11 +64,11 @@ def _prepare_clients() -> None:
     ):
         vars(timeout).update(connect=300.0, read=300.0, write=300.0, pool=300.0)
 
-    # Every client that a test makes would read the certificates again, which takes longer than most tests.
+    # Each client of a test would load the certificates again, which takes longer than most tests.
     httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
 
-# Tests that start processes and browsers. They begin, so that none of them is left over for one worker at the end.
+# Tests that start processes and browsers. They run first, so that no worker runs them alone at the end.
 SLOW_PACKAGES = {
     "batch",
     "web",
@@ -86,7 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect without garbage collections, and exclude what was imported from later ones: it is used to the end."""
+    """Disable garbage collection during collection, and exclude imported objects from later ones."""
     gc.disable()
     try:
         return (yield)
@@ -97,7 +99,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
-    """Save the coverage of a worker: xdist ends it ten seconds later, which a busy machine may need to exit."""
+    """Save the coverage of a worker, because xdist ends it after ten seconds even if it has not exited."""
     measurement = coverage.Coverage.current()
     if measurement is not None and "PYTEST_XDIST_WORKER" in os.environ:
         measurement.stop()
@@ -106,7 +108,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_network() -> Iterator[None]:
-    """Forbid real network calls, unless the live tests were asked for."""
+    """Forbid network connections, unless the live tests are enabled."""
     if os.environ.get("KEDGE_LIVE"):
         yield
         return
@@ -116,7 +118,7 @@ def no_network() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """The address of a PostgreSQL database, started when it is first needed."""
+    """Yield the URL of a PostgreSQL database, which is started on first use."""
     from postgresql import provide_server_url
 
     with provide_server_url() as url:
@@ -125,7 +127,7 @@ def postgres_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def postgres_store(postgres_url: str) -> Iterator["ReusableStore"]:
-    """A store on PostgreSQL for one test after another."""
+    """Yield a store on PostgreSQL that tests use one after another."""
     from postgresql import ReusableStore
 
     store = ReusableStore(postgres_url)

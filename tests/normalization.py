@@ -1,8 +1,8 @@
-"""The law, checked on the server's side of the wire, by code that shares nothing with the planner.
+"""Check the law on the server's side, with code that is independent of the planner.
 
-``said(turn)`` writes a Turn's blocks down in a normal form, and ``seen(exchange)`` does the same for the
-context that the server's model saw. For every request the second is a prefix of what the first
-says once the answer is appended: the Turn without its answer.
+``normalize_blocks`` converts the blocks of a Turn to a normal form, and ``normalize_items`` does the same for
+the context that the server's model received. For every request, that context must equal the Turn without its
+answer, which ``expected_context`` returns.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,7 +30,7 @@ NormalForm = tuple[Any, ...]
 
 
 def normalize_blocks(blocks: Iterable[Block]) -> list[NormalForm]:
-    """What these blocks say, one tuple a block; leading system text and reasoning left out."""
+    """Return the normal form of each block, without leading system blocks and reasoning."""
     listed = list(blocks)
     while listed and isinstance(listed[0], SystemBlock):
         listed.pop(0)
@@ -38,13 +38,13 @@ def normalize_blocks(blocks: Iterable[Block]) -> list[NormalForm]:
 
 
 def normalize_items(items: Iterable[Mapping[str, Any]] | None) -> list[NormalForm]:
-    """What these wire items say, in the same form; reasoning left out."""
+    """Return the normal form of each wire item, without reasoning."""
     assert items is not None, "no model saw anything of this request"
     return [_normalize_item(item) for item in items if item.get("type") != "reasoning"]
 
 
 def expected_context(turn: Turn) -> list[NormalForm]:
-    """What the request for this finished Turn had to say: everything before its last answer."""
+    """Return the context of the request for this finished Turn: all blocks before its last answer."""
     blocks = list(turn.blocks)
     last = blocks[-1].response_id
     while blocks and blocks[-1].origin == "engine" and blocks[-1].response_id == last:

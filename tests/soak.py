@@ -1,9 +1,9 @@
-"""A soak: conversations and replayed histories for a long time, with the memory of each process.
+"""A soak test: conversations and resent histories for a long time, with the memory of each process.
 
-``python tests/soak.py 3600`` runs ``kedge serve`` and ``kedge proxy`` as processes of their own, and engines
-in this one. Each round holds a durable conversation with an edit and a fork and deletes it, and replays a
-history through the proxy, streamed and not. Memory is read after every round. What a process needs for its
-caches it has after half of the time; from then on its memory must not grow.
+``python tests/soak.py 3600`` runs ``kedge serve`` and ``kedge proxy`` as separate processes, and engines
+in this one. Each round runs a stored conversation with an edit and a fork and deletes it, and resends a
+history through the proxy, streamed and not. Memory is read after every round. The caches of a process are
+full after half of the time; from then on its memory must not grow.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ from kedge.store import Store, open_store
 from kedge.turns import UserBlock
 
 MIN_ROUNDS = 4
-"""So that each quarter of the time has a round, however short it is."""
+"""Each quarter of the time has at least one round."""
 MESSAGES = 6
 PADDING = "word " * 4000
-"""So that the caches are full after some minutes."""
+"""Long enough to fill the caches after some minutes."""
 MAX_GROWTH = 0.03
-"""How much more memory a process may have in the last quarter than in the one before."""
+"""The maximum growth of a process's memory in the last quarter, relative to the quarter before."""
 MEGABYTE = 1e6
 
 
@@ -47,7 +47,7 @@ class Soak:
 
     requests: int = 0
     chained: int = 0
-    """Requests that the proxy sent on a stored response."""
+    """Requests that the proxy chained to a stored response."""
     samples: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
 
     def add_sample(self, processes: Mapping[str, Process]) -> None:
@@ -63,14 +63,14 @@ class Soak:
         return [statistics.median(part) / MEGABYTE for part in parts]
 
     def get_growth(self, name: str) -> float:
-        """Return by which share the memory of a process grew in the last quarter."""
+        """Return the relative growth of a process's memory in the last quarter."""
         *_, before, after = self.get_quarters(name)
         return after / before - 1
 
 
 @contextmanager
 def run_processes(folder: Path) -> Generator[dict[str, Process]]:
-    """Run a server, and a proxy in front of it."""
+    """Run a server and a proxy in front of it."""
     serve = ("serve", "--port", "0", "--db", str(folder / "server.db"), "--no-page", "--json")
     with run_server(*serve) as server:
         forward = ("proxy", "--port", "0", "--upstream", f"http://127.0.0.1:{server.port}/v1")
@@ -84,11 +84,11 @@ async def run_soak(
     processes: Mapping[str, Process],
     on_round: Callable[[float], None] | None = None,
 ) -> Soak:
-    """Run rounds for a time, and at least a few of them.
+    """Run rounds for a time, and at least ``MIN_ROUNDS`` of them.
 
     Args:
-        folder: Where the store is.
-        seconds: How long.
+        folder: The folder of the store.
+        seconds: The duration.
         processes: The server and the proxy.
         on_round: Called with the elapsed seconds after each round.
     """
@@ -120,7 +120,7 @@ async def run_soak(
 
 
 async def hold_conversation(soak: Soak, store: Store, engine: Engine, number: int) -> None:
-    """Hold a conversation with an edit and a fork, and delete it."""
+    """Run a conversation with an edit and a fork, and delete it."""
     conversation = await Conversation.create(store, engine, title=f"Round {number}")
     for index in range(MESSAGES):
         await conversation.send(
@@ -137,7 +137,7 @@ async def hold_conversation(soak: Soak, store: Store, engine: Engine, number: in
 
 
 async def replay_history(soak: Soak, http: httpx2.AsyncClient, number: int) -> None:
-    """Send a history of messages through the proxy, again with each new one."""
+    """Send a growing history of messages through the proxy, in full with each new message."""
     history: list[Any] = []
     for index in range(MESSAGES):
         text = f"Message {index} of round {number}: {PADDING}"
@@ -159,7 +159,7 @@ def read_output(text: str) -> list[Any]:
 
 
 def main(seconds: float) -> int:
-    """Run a soak, and print the memory; the exit code tells whether it stayed flat."""
+    """Run a soak test and print the memory; the exit code is 0 if it did not grow."""
     from rich.progress import Progress
 
     with (

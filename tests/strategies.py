@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the values of Kedge, odd ones included. Import them from any test."""
+"""Hypothesis strategies for the values of Kedge, including edge cases."""
 
 import string
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ from kedge.turns.turn import TURN_MEMBERS
 Strategy = st.SearchStrategy
 
 BASE_EXAMPLES = 60
-"""The examples of a test in ``make test``, unless it says otherwise."""
+"""The number of examples of a test in ``make test``, unless the test sets another."""
 
 
 def scale_examples(count: int) -> int:
@@ -44,7 +44,7 @@ def scale_examples(count: int) -> int:
     return count * profile.max_examples // BASE_EXAMPLES
 
 
-# Names that a member of `extra`, of an unknown block or of an opaque part may not have.
+# Names that are not allowed for a member of `extra`, of an unknown block or of an opaque part.
 RESERVED_NAMES = frozenset(
     {
         "kind",
@@ -79,7 +79,7 @@ ODD_TEXTS = [
 
 @cache
 def texts(*, min_size: int = 0) -> Strategy[str]:
-    """Texts of every plane of Unicode, with what trips up writers and readers."""
+    """Texts of every plane of Unicode, including those that parsers often get wrong."""
     odd = st.sampled_from([text for text in ODD_TEXTS if len(text) >= min_size])
     return st.one_of(
         st.text(string.ascii_letters, min_size=min_size, max_size=8),
@@ -90,7 +90,7 @@ def texts(*, min_size: int = 0) -> Strategy[str]:
 
 @cache
 def integers() -> Strategy[int]:
-    """Integers of every size that Kedge keeps."""
+    """Integers of every size that Kedge supports."""
     largest = (1 << MAX_INTEGER_BITS) - 1
     edges = [1 << 53, (1 << 53) + 1, 1 << 63, -(1 << 63), (1 << 64) - 1, 1 << 64, largest, -largest]
     return st.one_of(st.integers(), st.sampled_from(edges))
@@ -98,13 +98,13 @@ def integers() -> Strategy[int]:
 
 @cache
 def numbers() -> Strategy[float]:
-    """Floats that JSON can say."""
+    """Finite floats, which JSON can represent."""
     return st.floats(allow_nan=False, allow_infinity=False)
 
 
 @cache
 def json_values() -> Strategy[Any]:
-    """JSON values as Python has them."""
+    """JSON values as Python objects."""
     scalars = st.one_of(st.none(), st.booleans(), integers(), numbers(), texts())
     return st.recursive(scalars, _containers, max_leaves=4)
 
@@ -115,14 +115,14 @@ def _containers(children: Strategy[Any]) -> Strategy[Any]:
 
 @cache
 def json_objects(*, without: frozenset[str] = frozenset()) -> Strategy[dict[str, Any]]:
-    """JSON objects, without members of these names."""
+    """JSON objects without members of the given names."""
     names = texts().filter(lambda name: name not in without)
     return st.dictionaries(names, json_values(), max_size=2)
 
 
 @cache
 def extras() -> Strategy[dict[str, Any]]:
-    """Members that this Kedge does not know."""
+    """Members that this version of Kedge does not know."""
     return st.just({}) | st.just({}) | json_objects(without=RESERVED_NAMES)
 
 
@@ -152,7 +152,7 @@ def file_parts() -> Strategy[FilePart]:
 
 @cache
 def opaque_parts() -> Strategy[OpaquePart]:
-    """Parts of types that nobody knows."""
+    """Parts of unknown types."""
     types = texts().map("new_{}".format)
     return st.builds(
         lambda kind, rest: OpaquePart({**rest, "type": kind}),  # pyright: ignore[reportArgumentType]
@@ -163,13 +163,13 @@ def opaque_parts() -> Strategy[OpaquePart]:
 
 @cache
 def input_parts() -> Strategy[Part]:
-    """What users and tools say is made of."""
+    """Parts of user messages and tool results."""
     return st.one_of(text_parts(), image_parts(), file_parts(), opaque_parts())
 
 
 @cache
 def output_parts() -> Strategy[Any]:
-    """What a model says is made of."""
+    """Parts of a model's messages."""
     return st.one_of(text_parts(), refusal_parts(), opaque_parts())
 
 
@@ -222,7 +222,7 @@ def reasoning_blocks() -> Strategy[ReasoningBlock]:
 
 @cache
 def opaque_items() -> Strategy[dict[str, Any]]:
-    """A provider's items of types that Kedge does not interpret."""
+    """Items of a provider whose types Kedge does not interpret."""
     types = st.sampled_from(
         [
             "web_search_call",
@@ -247,7 +247,7 @@ def opaque_blocks() -> Strategy[OpaqueBlock]:
 
 @cache
 def unknown_blocks() -> Strategy[UnknownBlock]:
-    """Blocks of kinds that a newer Kedge may have."""
+    """Blocks of kinds that a newer version of Kedge may have."""
     identity = {name: each for name, each in _identity_fields().items() if name != "extra"}
     kinds = texts().filter(lambda kind: kind not in KNOWN_KINDS)
     rest = json_objects(without=frozenset({"id", "metadata", "origin"}))
@@ -284,7 +284,7 @@ def turns(of: Strategy[Block] | None = None, *, max_size: int = 3) -> Strategy[T
 
 
 def sample_blocks() -> Sequence[Block]:
-    """One plain block of every kind."""
+    """Return one simple block of every kind."""
     return (
         UserBlock((TextPart("hello"), ImagePart("https://example.com/a.png"))),
         AssistantBlock((TextPart("hi"), RefusalPart("no"))),

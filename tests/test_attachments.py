@@ -1,4 +1,4 @@
-"""Parts from local files."""
+"""Tests of parts created from local files."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from kedge import InvalidTurn, audio, file, image, turns
 
 
 def test_an_image_is_read_from_a_path(tmp_path: Path) -> None:
-    """Its name determines the media type, and a file that changes later does not change the part."""
+    """The file name determines the media type, and later changes of the file do not affect the part."""
     path = tmp_path / "cat.jpeg"
     path.write_bytes(b"abc")
     made = image(path, detail="low")
@@ -20,7 +20,7 @@ def test_an_image_is_read_from_a_path(tmp_path: Path) -> None:
 
 
 def test_a_file_is_read_from_a_path_and_has_its_name(tmp_path: Path) -> None:
-    """The name can be changed."""
+    """The file name is the default for the name of the part."""
     path = tmp_path / "notes.md"
     path.write_bytes(b"# Notes")
     assert file(path) == turns.file(b"# Notes", filename="notes.md", media_type="text/markdown")
@@ -29,7 +29,7 @@ def test_a_file_is_read_from_a_path_and_has_its_name(tmp_path: Path) -> None:
 
 
 def test_audio_is_read_from_a_path(tmp_path: Path) -> None:
-    """WAV and MP3, by name or by the given media type."""
+    """WAV and MP3 are recognized by the file name or set by the media type."""
     path = tmp_path / "hello.mp3"
     path.write_bytes(b"ID3")
     assert audio(path) == turns.audio(b"ID3", media_type="audio/mpeg")
@@ -46,17 +46,17 @@ def test_audio_is_read_from_a_path(tmp_path: Path) -> None:
         (audio, "notes.txt", "is of type text/plain; convert it to WAV or MP3"),
     ],
 )
-def test_a_file_that_is_no_such_part_is_rejected(
+def test_a_file_of_an_unsupported_type_is_rejected(
     make: Any, name: str, message: str, tmp_path: Path
 ) -> None:
-    """The error names the file and what to do."""
+    """The error names the file and the correction."""
     (tmp_path / "notes.txt").write_text("hi")
     with pytest.raises(InvalidTurn, match=message):
         make(tmp_path / name)
 
 
-def test_a_file_above_the_bound_is_rejected(tmp_path: Path) -> None:
-    """The bound is inclusive, and can be raised."""
+def test_a_file_above_the_size_limit_is_rejected(tmp_path: Path) -> None:
+    """A file of exactly ``max_bytes`` is accepted, and a larger one is rejected."""
     path = tmp_path / "a.txt"
     path.write_bytes(b"12345")
     assert file(path, max_bytes=5)
@@ -64,10 +64,10 @@ def test_a_file_above_the_bound_is_rejected(tmp_path: Path) -> None:
         file(path, max_bytes=4)
 
 
-def test_a_file_that_cannot_be_read_is_an_error_with_the_reason(
+def test_an_unreadable_file_is_rejected_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operating system's reason is in the message."""
+    """The error contains the operating system's reason."""
     path = tmp_path / "a.txt"
     path.write_bytes(b"12345")
 

@@ -1,4 +1,4 @@
-"""The campaign: its steps exist, and a failed step fails it."""
+"""Tests of the campaign's steps, their documentation and their failures."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_every_step_names_files_that_exist() -> None:
-    """A renamed test would otherwise end a campaign after an hour."""
+    """A step of a renamed test would otherwise fail only after an hour."""
     named = [part for step in campaign.STEPS for part in step.command if part.startswith("tests/")]
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
@@ -28,7 +28,7 @@ def test_every_step_is_documented() -> None:
 def test_a_failed_step_fails_the_campaign(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its output is in the report, and the steps after it run too."""
+    """The output of a failed step is in the report, and the later steps run."""
     program = "import os, sys; print(os.environ['COUNT']); sys.exit({count} == 2)"
     steps = [campaign.Step(name, ("-c", program), n, "COUNT") for name, n in (("a", 20), ("b", 30))]
     monkeypatch.setattr(campaign, "STEPS", steps)

@@ -1,8 +1,8 @@
-"""Every page says what is true: its Python snippets run, and print what the page shows.
+"""Run the Python snippets of every page and compare their output with the page.
 
-Each ``python`` block is run on its own: in a fresh namespace and in an empty directory. A page whose programs use
-files of earlier ones says so (``IN_ORDER``); they share a directory. A snippet may ``await`` at top level; its page
-then links to the explanation. Where a ``text`` block follows, it is what the snippet prints.
+Each ``python`` block runs on its own: in a new namespace and in an empty directory. A page whose programs use
+files of earlier ones states it (``IN_ORDER``); they share a directory. A snippet may ``await`` at top level;
+its page then links to the explanation. A ``text`` block after a snippet is its expected output.
 """
 
 import ast
@@ -57,7 +57,7 @@ def run_page(page: Path, folder: Path) -> int:
 def _run(snippet: re.Match[str], page: Path, runner: asyncio.Runner) -> bool:
     """Run a snippet and return whether it awaits at top level."""
     before = snippet.string.count("\n", 0, snippet.start("code"))
-    source = "\n" * before + snippet["code"]  # so that a traceback names the line of the page
+    source = "\n" * before + snippet["code"]  # so that a traceback has the line number of the page
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     names: dict[str, Any] = {"__name__": "__main__"}
     running = eval(compile(source, str(page), "exec", flags), names)  # noqa: S307 - our own page
@@ -73,7 +73,7 @@ def _run(snippet: re.Match[str], page: Path, runner: asyncio.Runner) -> bool:
 def test_every_snippet_runs_and_prints_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each on its own, as a reader would copy it; every snippet of the page is found."""
+    """Every snippet of the page is found and runs on its own, as a reader would copy it."""
     logger = logging.getLogger("kedge")
     monkeypatch.setattr(logger, "handlers", logger.handlers.copy())
     level = logger.level
@@ -84,8 +84,8 @@ def test_every_snippet_runs_and_prints_what_the_page_shows(
     assert count == page.read_text(encoding="utf-8").count("```python")
 
 
-def test_the_page_of_clients_names_the_versions_that_are_run() -> None:
-    """Each row of its table names the version that ``make test-clients`` installs."""
+def test_the_clients_page_has_the_tested_versions() -> None:
+    """Each row of the table has the version that ``make test-clients`` installs."""
     folder = ROOT / "tests" / "clients"
     pinned = set(json.loads((folder / "package.json").read_text())["dependencies"].values())
     for path in folder.glob("requirements*.txt"):
@@ -102,13 +102,13 @@ def hide_ids(text: str) -> str:
 
 
 def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
-    """From its installation on, with the chat that the README shows: the wheel contains what they need."""
+    """The tutorial and the chat of the README run with only the files of the wheel."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=300)
     (wheel,) = tmp_path.glob("kedge-*.whl")
     site, work = tmp_path / "site", tmp_path / "work"
     work.mkdir()
-    with zipfile.ZipFile(wheel) as archive:  # what pip does with a wheel of pure Python
+    with zipfile.ZipFile(wheel) as archive:  # as pip installs a wheel of pure Python
         archive.extractall(site)
     own = {name: value for name, value in os.environ.items() if not name.startswith("KEDGE_")}
     folders = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
@@ -140,7 +140,7 @@ def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
 
 
 def test_few_pages_have_programs_that_depend_on_each_other() -> None:
-    """The tutorial, and one page whose programs start a server from a file."""
+    """Only the tutorial and the MCP page, whose programs start a server from a file, depend on order."""
     dependent = [page.name for page in PAGES if IN_ORDER in page.read_text(encoding="utf-8")]
     assert dependent == ["mcp.md", "tutorial.md"]
 
@@ -188,15 +188,15 @@ BAD = [
 ]
 
 
-def test_a_page_may_wait_and_start_loops(tmp_path: Path) -> None:
-    """A page may define, await, and start a loop of its own."""
+def test_a_page_may_await_and_start_loops(tmp_path: Path) -> None:
+    """A page may define functions, await at top level and start an event loop."""
     page = tmp_path / "good.md"
     page.write_text(GOOD)
     assert run_page(page, tmp_path) == 3
 
 
-def test_programs_of_a_page_that_says_so_share_a_folder(tmp_path: Path) -> None:
-    """But no names: each is a program of its own."""
+def test_programs_of_a_page_in_order_share_a_folder(tmp_path: Path) -> None:
+    """The programs of a page that states its order share files but no names."""
     page = tmp_path / "steps.md"
     first = "```python\nx = open('made', 'w').close()\n```\n"
     page.write_text(f"{IN_ORDER}.\n\n{first}\n```python\nopen('made').close()\n```\n")
@@ -207,7 +207,7 @@ def test_programs_of_a_page_that_says_so_share_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", BAD)
-def test_a_wrong_page_is_noticed(code: str, tmp_path: Path) -> None:
+def test_a_wrong_page_is_detected(code: str, tmp_path: Path) -> None:
     """A snippet that fails, prints something else, or needs an earlier one, fails the test."""
     page = tmp_path / "bad.md"
     page.write_text(f"# A page\n\n```python\n{code}\n```\n")

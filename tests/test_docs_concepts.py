@@ -1,4 +1,4 @@
-"""The page of names used in other designs: every Kedge name on it exists."""
+"""Tests that every Kedge name in docs/concepts-map.md exists."""
 
 import re
 from importlib import import_module
@@ -32,7 +32,7 @@ OTHER_NAMES = (
 
 
 def resolve(name: str) -> bool:
-    """Whether a dotted name is a module, or a member of one, or of a class in one."""
+    """Return whether a dotted name is a module, a member of one, or a member of a class."""
     parts = name.split(".")
     value: object = import_module("kedge")
     for index, part in enumerate(parts[1:], 2):
@@ -51,18 +51,18 @@ def resolve(name: str) -> bool:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_on_the_page_exists(name: str) -> None:
-    """By import, as a reader would look it up."""
+    """A name of Kedge on the page can be imported or is an attribute."""
     assert resolve(name)
 
 
-def test_names_that_do_not_exist_are_found() -> None:
-    """The check itself can fail."""
+def test_unknown_names_are_detected() -> None:
+    """The check reports a name that does not exist."""
     assert not resolve("kedge.turns.NoSuchName")
     assert len(NAMES) > 50
 
 
 def test_the_names_of_other_designs_are_on_the_page() -> None:
-    """In the first column of a table."""
+    """Each of the names is in the first column of a table."""
     text = PAGE.read_text(encoding="utf-8")
     assert [
         name for name in OTHER_NAMES if not re.search(rf"^\|[^|]*{name}", text, re.MULTILINE)

@@ -1,6 +1,6 @@
-"""Whatever a user can name is documented, and the numbers on the pages are those of the code.
+"""Tests that public names are documented and that the numbers in the docs match the code.
 
-Tables are compared with the code beside the code they describe (``tests/*/test_docs_*.py``): events, routes of the
+The tests beside the code (``tests/*/test_docs_*.py``) compare tables with it: events, routes of the
 server and of the page, operations of the API, faults, settings, metrics, commands and options. This module checks
 the rest. Each check returns what is missing, so that a test can pass it a name that does not exist.
 """
@@ -73,7 +73,7 @@ def list_public(module: str) -> list[str]:
 
 
 def is_defined_in(value: object, module: str) -> bool:
-    """Whether a class or function belongs to a module and is public."""
+    """Return whether a class or function belongs to a module and is public."""
     if not (inspect.isclass(value) or inspect.isfunction(value)):
         return False
     return value.__module__ == module and not value.__name__.startswith("_")
@@ -86,7 +86,7 @@ def find_source(module: str) -> Path:
 
 
 def is_documented(module: str, name: str) -> bool:
-    """Whether a name has a docstring, or a string below its assignment, in the module that defines it."""
+    """Return whether a name has a docstring, or a string below its assignment, where it is defined."""
     body = ast.parse(find_source(module).read_text(encoding="utf-8")).body
     body += [child for node in body if isinstance(node, ast.If) for child in node.body]
     for node, below in zip(body, [*body[1:], ast.Pass()], strict=True):
@@ -114,7 +114,7 @@ def is_documented(module: str, name: str) -> bool:
 def find_undocumented(module: str, names: Iterable[str]) -> list[str]:
     """Return the names that the reference page of a module does not show.
 
-    The page shows names with a docstring. A function with the name of its submodule needs a line of its own.
+    The page shows names with a docstring. A function with the name of its submodule needs a separate line.
     """
     page = PAGES[f"reference/{module}.md"]
     hidden = {path.stem for path in (SOURCE / module).glob("*")}
@@ -128,17 +128,17 @@ def find_undocumented(module: str, names: Iterable[str]) -> list[str]:
 
 @pytest.mark.parametrize("module", REFERENCE)
 def test_every_public_name_is_in_the_reference(module: str) -> None:
-    """With a docstring, without which the generated page would leave it out."""
+    """A public name has a docstring, without which the generated page would omit it."""
     assert find_undocumented(module, list_public(module)) == []
 
 
 def test_every_root_name_is_on_a_page() -> None:
-    """Also outside of the generated reference."""
+    """Every root name is on a page outside of the generated reference."""
     assert find_unmentioned(kedge.__all__) == []
 
 
-def test_every_error_is_on_the_page_of_errors() -> None:
-    """With the situation in which it is raised, and the remedy."""
+def test_every_error_is_documented() -> None:
+    """Every error class is on docs/errors.md, which states its cause and remedy."""
     names = [
         name
         for name, value in vars(errors).items()
@@ -149,7 +149,7 @@ def test_every_error_is_on_the_page_of_errors() -> None:
 
 
 def test_every_environment_variable_is_on_a_page() -> None:
-    """Those that the source names, and those of settings."""
+    """Every environment variable in the source and in the settings is on a page."""
     strings = {
         node.value
         for path in SOURCE.rglob("*.py")
@@ -161,22 +161,22 @@ def test_every_environment_variable_is_on_a_page() -> None:
     assert find_unmentioned(sorted(names | {each.env for each in SETTINGS.values()})) == []
 
 
-def test_every_setting_of_the_test_server_is_on_its_page() -> None:
-    """The keywords of ``kedge.testing.serve``."""
+def test_every_setting_of_the_test_server_is_documented() -> None:
+    """Every keyword of ``kedge.testing.serve`` is on docs/server.md."""
     names = [f"`{name}`" for name in Settings.__dataclass_fields__]
     assert [name for name in names if name not in PAGES["server.md"]] == []
 
 
-def test_every_route_of_the_proxy_is_on_its_page() -> None:
-    """Those that it answers itself; all others are passed on."""
+def test_every_route_of_the_proxy_is_documented() -> None:
+    """Every route that the proxy does not forward is on docs/adoption.md."""
     proxy = create_proxy_app("http://127.0.0.1:9/v1")
     paths = {route.path for route in proxy.routes if isinstance(route, Route)} - {"/v1/{path:path}"}
     assert paths
     assert [path for path in paths if f"`{path}`" not in PAGES["adoption.md"]] == []
 
 
-def test_every_format_and_header_is_on_the_page_of_formats() -> None:
-    """With the version that the code writes."""
+def test_every_format_and_header_is_documented() -> None:
+    """docs/formats.md has the version of each format, and every header, that the code writes."""
     page = PAGES["formats.md"]
     for shown in (
         f"`{json_codec.FORMAT}`, {json_codec.VERSION} |",
@@ -193,8 +193,8 @@ def test_every_format_and_header_is_on_the_page_of_formats() -> None:
     )
 
 
-def test_every_dependency_and_extra_is_on_the_page_of_the_installation() -> None:
-    """With what it is for; the table is printed by ``make install-size``."""
+def test_every_dependency_and_extra_is_documented() -> None:
+    """docs/installation.md has every dependency and extra; ``make install-size`` prints the table."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     page = PAGES["installation.md"]
     required = sorted(re.split(r"[^\w-]", each)[0] for each in project["dependencies"])
@@ -287,17 +287,17 @@ NUMBERS: dict[str, list[str]] = {
     ],
     "workflows.md": [f"expired ({conversation_run.DEFAULT_LEASE:.0f} seconds"],
 }
-"""Page -> what it must contain, made from the constants and defaults of the code."""
+"""Page -> texts that it must contain, built from the constants and defaults of the code."""
 
 
 @pytest.mark.parametrize("page", NUMBERS)
-def test_the_numbers_on_a_page_are_those_of_the_code(page: str) -> None:
-    """Limits, defaults, lifetimes and sizes."""
+def test_the_numbers_on_a_page_match_the_code(page: str) -> None:
+    """A page contains the limits, defaults, lifetimes and sizes of the code."""
     assert [shown for shown in NUMBERS[page] if shown not in PAGES[page]] == []
 
 
-def test_delays_and_retries_in_words_are_those_of_the_code() -> None:
-    """Where a page says "a minute" or "twice"."""
+def test_delays_and_retries_in_prose_match_the_code() -> None:
+    """Expressions such as "a minute" and "twice" match the constants of the code."""
     assert (evidence.BASE_COOLDOWN, evidence.MAX_COOLDOWN) == (MINUTE, HOUR)
     for page in ("adoption.md", "engines.md"):
         assert re.search(r"for a\s+minute", PAGES[page])
@@ -312,8 +312,8 @@ def test_delays_and_retries_in_words_are_those_of_the_code() -> None:
     assert "looks at its store once a second" in PAGES["users.md"]
 
 
-def test_the_checks_find_what_is_missing() -> None:
-    """A name that does not exist is reported by each of them."""
+def test_the_checks_report_missing_names() -> None:
+    """Each check reports a name that does not exist."""
     assert find_unmentioned(["Turn", "TurnOfTheScrew", "KEDGE_NO_SUCH"]) == [
         "TurnOfTheScrew",
         "KEDGE_NO_SUCH",

@@ -1,4 +1,4 @@
-"""The error tree."""
+"""Tests of the error classes."""
 
 import pickle
 from typing import Any
@@ -30,8 +30,8 @@ ALL_ERRORS = [
 
 
 @pytest.mark.parametrize("error", ALL_ERRORS, ids=lambda error: error.__name__)
-def test_every_error_is_ours_and_can_be_pickled(error: Any) -> None:
-    """An error keeps its words and its members on the way to another process."""
+def test_every_error_is_a_kedge_error_and_can_be_pickled(error: Any) -> None:
+    """A pickled error has the same message, arguments and attributes."""
     made = error(*ERROR_ARGUMENTS.get(error.__name__, ("something happened",)))
     made.add_note("a note")
     again = pickle.loads(pickle.dumps(made))  # noqa: S301 - our own bytes
@@ -40,21 +40,21 @@ def test_every_error_is_ours_and_can_be_pickled(error: Any) -> None:
     assert (str(again), again.args, vars(again)) == (str(made), made.args, vars(made))
 
 
-def test_an_engine_error_keeps_what_a_caller_needs_to_act() -> None:
-    """Status, code and request id survive a pickle, and are in the words."""
+def test_a_pickled_engine_error_has_its_attributes() -> None:
+    """Status, code and request id are preserved by pickling and are in the message."""
     made = EngineError("gone", provider="x", status=404, code="c", request_id="r", retryable=True)
     again = pickle.loads(pickle.dumps(made))  # noqa: S301 - our own bytes
     assert str(again) == "x, HTTP 404, c: gone (request r)"
     assert (again.status, again.retryable, again.turn) == (404, True, None)
 
 
-def test_a_path_grows_from_the_inside() -> None:
-    """The same problem, seen from further out, has a longer path."""
+def test_a_path_is_extended_at_the_front() -> None:
+    """Each enclosing object adds its part of the path at the front."""
     error = InvalidJSON(".text", "missing").prefix_path("[0]").prefix_path("$.blocks")
     assert (error.path, str(error)) == ("$.blocks[0].text", "$.blocks[0].text: missing")
 
 
-def test_the_tree_is_drawn_whole() -> None:
+def test_the_tree_of_errors_is_complete() -> None:
     """The docstring of the module shows every error."""
     drawn = str(errors.__doc__).split("\n\n")[1]
     names = {line.replace("│", "").split("── ")[-1].split()[0] for line in drawn.splitlines()}

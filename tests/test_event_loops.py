@@ -1,4 +1,4 @@
-"""One way from sync code into async code, and things that live as long as a loop."""
+"""Tests of sync calls of async code, and of resources that belong to an event loop."""
 
 import asyncio
 import subprocess
@@ -18,7 +18,7 @@ name: ContextVar[str] = ContextVar("name")
 
 
 class Resource:
-    """Something that must be closed in the loop that made it."""
+    """A resource that must be closed in the event loop that created it."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -29,7 +29,7 @@ class Resource:
 
 
 def test_a_coroutine_is_run_to_its_end() -> None:
-    """Values come back, and errors are raised."""
+    """The call returns the value of the coroutine or raises its error."""
 
     async def work() -> int:
         return 5
@@ -55,7 +55,7 @@ def test_a_long_wait_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sync_calls_share_one_loop_and_its_resources() -> None:
-    """A resource that one call opened is reused by the next one, also from another thread."""
+    """A resource opened by one sync call is reused by the next one, also from another thread."""
     made: list[Resource] = []
 
     def make() -> Resource:
@@ -74,8 +74,8 @@ def test_sync_calls_share_one_loop_and_its_resources() -> None:
     assert [resource.closed for resource in made] == [True]
 
 
-def test_a_loop_closes_what_nobody_closed() -> None:
-    """Any way to run a loop will do, also where the owner was dropped on the way or with the loop."""
+def test_a_loop_closes_open_resources() -> None:
+    """A resource is closed at the end of its event loop, also if its owner was deleted before."""
     made = [Resource(), Resource(), Resource()]
     kept = PerLoop(lambda: made[0], lambda thing: thing.close())
 
@@ -95,7 +95,7 @@ def test_a_loop_closes_what_nobody_closed() -> None:
 def test_a_resource_dropped_at_the_end_of_its_loop_is_closed_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The loop and the dropped owner do not close it at the same time, which asyncio would log."""
+    """The event loop and the deleted owner do not both close it, which asyncio would log."""
     made: list[Resource] = []
 
     def make() -> Resource:
@@ -113,8 +113,8 @@ def test_a_resource_dropped_at_the_end_of_its_loop_is_closed_once(
     assert caplog.messages == []
 
 
-async def test_what_is_closed_is_made_anew_when_asked_for() -> None:
-    """Closing is no end, and closing twice is no error."""
+async def test_a_closed_resource_is_created_again_on_use() -> None:
+    """Closing twice is not an error, and a new resource is created on the next use."""
     made: list[Resource] = []
 
     def make() -> Resource:
@@ -130,7 +130,7 @@ async def test_what_is_closed_is_made_anew_when_asked_for() -> None:
 
 
 async def test_a_sync_call_works_inside_a_running_loop() -> None:
-    """It blocks that loop, with the context variables of the caller."""
+    """The call blocks the running loop and uses the context variables of the caller."""
     name.set("Ada")
 
     async def work() -> tuple[str, bool]:
@@ -140,8 +140,8 @@ async def test_a_sync_call_works_inside_a_running_loop() -> None:
     assert run_sync(work()) == ("Ada", False)
 
 
-def test_a_sync_call_inside_a_sync_call_is_an_error_unless_a_thread_makes_it() -> None:
-    """On the background loop it would wait for itself."""
+def test_a_nested_sync_call_is_an_error_unless_made_by_a_thread() -> None:
+    """A sync call on the background loop would wait for itself."""
 
     async def work() -> int:
         return 5
@@ -158,7 +158,7 @@ def test_a_sync_call_inside_a_sync_call_is_an_error_unless_a_thread_makes_it() -
 
 
 def test_an_exit_in_a_coroutine_is_raised_by_the_call() -> None:
-    """It does not end the loop."""
+    """SystemExit in a coroutine is raised by the call and does not end the event loop."""
 
     async def leave() -> None:
         raise SystemExit(3)
@@ -168,8 +168,8 @@ def test_an_exit_in_a_coroutine_is_raised_by_the_call() -> None:
             run_sync(leave())
 
 
-def test_a_call_that_is_cancelled_before_it_starts_has_an_end() -> None:
-    """Its coroutine is closed."""
+def test_a_call_cancelled_before_it_starts_ends() -> None:
+    """The coroutine of a call that is cancelled before it starts is closed."""
 
     async def work() -> None:
         raise AssertionError
@@ -187,7 +187,7 @@ def test_a_call_that_is_cancelled_before_it_starts_has_an_end() -> None:
 
 
 def run_script(code: str) -> str:
-    """Run a script in a new process and return what it prints."""
+    """Run a script in a new process and return its output."""
     source = f"import asyncio, os, signal\nfrom kedge import run_sync\n{textwrap.dedent(code)}"
     command = [sys.executable, "-c", source]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
@@ -195,8 +195,8 @@ def run_script(code: str) -> str:
     return done.stdout
 
 
-def test_a_forked_process_has_a_loop_of_its_own() -> None:
-    """The parent's loop continues."""
+def test_a_forked_process_has_its_own_loop() -> None:
+    """A forked process creates its own event loop, and the parent's loop continues."""
     printed = run_script(
         """
         async def work():
@@ -238,7 +238,7 @@ def test_an_interrupt_cancels_the_coroutine_and_waits_for_its_end() -> None:
 def test_an_interrupt_before_the_wait_ends_the_coroutine(
     started: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal can come while the coroutine is being scheduled: before it has started or after."""
+    """A signal can arrive while the coroutine is being scheduled: before it has started or after."""
     steps: list[str] = []
     running = threading.Event()
 
@@ -267,8 +267,8 @@ def test_an_interrupt_before_the_wait_ends_the_coroutine(
     assert steps == ["cleaned up"] * started
 
 
-def test_the_end_of_a_program_closes_what_sync_calls_opened() -> None:
-    """Nothing is left to the garbage collector."""
+def test_resources_of_sync_calls_are_closed_at_exit() -> None:
+    """At the end of the program the resources are closed, not left to the garbage collector."""
     printed = run_script(
         """
         from kedge.event_loops import PerLoop

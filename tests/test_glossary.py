@@ -1,4 +1,4 @@
-"""The glossary, the names and the wording of the source, checked against the rules for them.
+"""Check the glossary, the names and the wording of the source against the project's rules.
 
 The rules: one term per concept and one class per name; functions are verbs, classes nouns, modules
 concepts; docstrings, messages and docs are plain technical English. Exceptions are listed with a reason.
@@ -99,7 +99,7 @@ BANNED = re.compile(rf"\b(?:{'|'.join(BANNED_PHRASES)})\b", re.IGNORECASE)
 
 @functools.cache
 def parse_modules() -> dict[Path, ast.Module]:
-    """Return the tree of every module: parsed by the first test that needs it, not by every worker."""
+    """Return the tree of every module, parsed by the first test that needs it and not by every worker."""
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
 
@@ -136,13 +136,13 @@ def resolve(name: str) -> object:
 
 
 def is_property(node: Function) -> bool:
-    """Whether a function is read as an attribute, which a noun or adjective may name."""
+    """Return whether a function is used as an attribute, which may be a noun or an adjective."""
     names = {ast.unparse(each).split("(")[0].split(".")[-1] for each in node.decorator_list}
     return bool(names & {"property", "cached_property", "setter"})
 
 
 def is_participle(word: str) -> bool:
-    """Whether a word looks like a gerund or a participle."""
+    """Return whether a word looks like a gerund or a participle."""
     return bool(re.search(r"..(?:ed|ing)$", word)) and word not in NOT_PARTICIPLES
 
 
@@ -184,7 +184,7 @@ def list_texts() -> Iterator[Path]:
     yield from sorted((ROOT / "docs").glob("*.md"))
 
 
-def test_every_term_is_defined_once_and_lives_where_the_page_says() -> None:
+def test_every_term_is_defined_once_and_exists() -> None:
     """Each row of the glossary names an existing module, class or member."""
     rows = list(ROW.finditer(GLOSSARY))
     terms = [row["term"] for row in rows]
@@ -195,8 +195,8 @@ def test_every_term_is_defined_once_and_lives_where_the_page_says() -> None:
         assert resolve(row["home"]) is not None, row["home"]
 
 
-def test_a_name_that_does_not_exist_is_noticed() -> None:
-    """The check of the page can fail."""
+def test_an_unknown_name_is_detected() -> None:
+    """Resolving a name that does not exist raises an error."""
     for name in ("kedge.turns.Nothing", "kedge.nothing", "kedge.turns.Turn.nothing"):
         with pytest.raises(AttributeError):
             resolve(name)
@@ -221,7 +221,7 @@ def test_modules_are_named_by_concepts() -> None:
 
 
 def test_functions_are_named_by_verbs() -> None:
-    """No function is a bare participle, and none uses a verb of speech or keeping for data."""
+    """No function name is a single participle, and none uses a verb of speech for data."""
     odd = {
         f"{module}.{node.name}"
         for module, node in iter_functions()
@@ -231,7 +231,7 @@ def test_functions_are_named_by_verbs() -> None:
 
 
 def is_odd_name(name: str) -> bool:
-    """Whether a function's name is a single participle or contains a banned verb."""
+    """Return whether a function's name is a single participle or contains a banned verb."""
     words = name.split("_")
     if words[0] in ("is", "has"):
         return False
@@ -239,7 +239,7 @@ def is_odd_name(name: str) -> bool:
 
 
 def test_limits_are_named_max_or_min() -> None:
-    """Bounds have one prefix each."""
+    """Constants for limits begin with ``MAX`` or ``MIN``."""
     names = {
         f"{module_name(path)}.{target.id}"
         for path, tree in parse_modules().items()
@@ -257,7 +257,7 @@ def assigned_names(node: ast.stmt) -> Iterable[ast.Name]:
 
 
 def test_small_modules_have_several_importers() -> None:
-    """A module under 40 lines with at most one importer belongs into that importer."""
+    """A module under 40 lines with at most one importer belongs in that importer."""
     importers = count_importers()
     small = {
         module_name(path)
@@ -270,7 +270,7 @@ def test_small_modules_have_several_importers() -> None:
 
 
 def test_the_wording_is_plain() -> None:
-    """No phrase of the old idiom in comments, docstrings, messages, templates and docs."""
+    """Comments, docstrings, messages, templates and docs contain no banned phrase."""
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in list_texts()

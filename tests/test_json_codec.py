@@ -1,4 +1,4 @@
-"""The JSON codec: its text and its values are those of the standard library, in every case."""
+"""Tests that the JSON codec gives the same text and values as the standard library."""
 
 import enum
 import json
@@ -104,7 +104,7 @@ DOCUMENTS: list[bytes] = [
 
 
 def outcome(work: Callable[[], Any]) -> Any:
-    """The result, made comparable (NaN equals itself, true is not 1), or the type of the error."""
+    """Return the ``repr`` of the result (NaN equals itself, true is not 1), or the type of the error."""
     try:
         return repr(work())
     except (ValueError, TypeError, RecursionError) as error:
@@ -112,14 +112,14 @@ def outcome(work: Callable[[], Any]) -> Any:
 
 
 @given(values)
-def test_encoded_values_are_those_of_the_standard_library(value: Any) -> None:
-    """Every encoder writes what ``json.dumps`` writes, and fails where it fails."""
+def test_encoded_values_match_the_standard_library(value: Any) -> None:
+    """Every encoder gives the output of ``json.dumps``, and fails where it fails."""
     check_encoded(value)
 
 
 @pytest.mark.parametrize("value", CORNERS, ids=lambda value: repr(type(value)))
-def test_encoded_corner_cases_are_those_of_the_standard_library(value: Any) -> None:
-    """So are floats with exponents, huge integers, odd keys, subclasses, surrogates and other objects."""
+def test_encoded_corner_cases_match_the_standard_library(value: Any) -> None:
+    """Floats with exponents, huge integers, odd keys, subclasses and surrogates match ``json.dumps``."""
     check_encoded(value)
     check_encoded([value])
     check_encoded({"a": {"b": [value, "text"]}})
@@ -150,23 +150,23 @@ def test_plain_values_are_encoded_without_a_check(value: Any) -> None:
 
 @given(texts)
 @example(Name("x"))
-def test_quoted_strings_are_those_of_the_standard_library(text: str) -> None:
-    """A string is quoted as in ``json.dumps``, with lone surrogates left as they are."""
+def test_quoted_strings_match_the_standard_library(text: str) -> None:
+    """A string is quoted as by ``json.dumps``, with lone surrogates unchanged."""
     assert quote(text) == json.dumps(text, ensure_ascii=False)
 
 
 @given(
     values.map(json.dumps) | st.from_regex(r"-?[0-9]{1,30}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
 )
-def test_decoded_values_are_those_of_the_standard_library(text: str) -> None:
-    """Text that ``json.dumps`` writes with escapes, and any number, is read as ``json.loads`` reads it."""
+def test_decoded_values_match_the_standard_library(text: str) -> None:
+    """Text written by ``json.dumps`` with escapes, and any number, is decoded as by ``json.loads``."""
     check_decoded(text)
     check_decoded(text.encode())
 
 
 @given(values, st.data())
 def test_damaged_text_is_decoded_like_the_standard_library(value: Any, data: st.DataObject) -> None:
-    """So is text with a few bytes replaced, removed or repeated."""
+    """Text with a few bytes replaced, removed or repeated is decoded as by ``json.loads``."""
     text = json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")
     start = data.draw(st.integers(0, len(text)))
     stop = data.draw(st.integers(start, min(len(text), start + 3)))
@@ -174,8 +174,8 @@ def test_damaged_text_is_decoded_like_the_standard_library(value: Any, data: st.
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: repr(document[:20]))
-def test_decoded_corner_cases_are_those_of_the_standard_library(document: bytes) -> None:
-    """So are special numbers, repeated keys, surrogates, other encodings, deep nesting and errors."""
+def test_decoded_corner_cases_match_the_standard_library(document: bytes) -> None:
+    """Special numbers, repeated keys, surrogates, encodings, nesting and errors match ``json.loads``."""
     check_decoded(document)
     check_decoded(bytearray(document))
     assert outcome(lambda: decode(memoryview(document))) == outcome(lambda: json.loads(document))
@@ -189,8 +189,8 @@ def check_decoded(data: str | bytes | bytearray) -> None:
 
 
 @given(known_blocks() | st.sampled_from(sample_blocks()))
-def test_no_digest_and_no_stored_block_changes(block: Block) -> None:
-    """The canonical form that digests hash, the stored block and the state are those of ``json.dumps``."""
+def test_digests_and_stored_blocks_match_the_standard_library(block: Block) -> None:
+    """Canonical forms, stored blocks and states have the bytes of ``json.dumps``."""
     form = canonical(block)
     assert canonical_json(block) == (None if form is None else canonical_bytes(form))
     assert encode_block(block) == json.dumps(dump_block(block), **COMPACT)
@@ -200,7 +200,7 @@ def test_no_digest_and_no_stored_block_changes(block: Block) -> None:
 
 
 def test_threads_may_encode_first_at_the_same_time() -> None:
-    """The types of the codec are analysed when it is imported; msgspec does not lock that."""
+    """The codec's types are analyzed when it is imported, because msgspec does not lock that."""
     script = """
 import sys, threading
 from kedge.json_codec import encode

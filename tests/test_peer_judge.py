@@ -1,4 +1,4 @@
-"""The judge of ``make bench-peers``: what it counts as incoherent."""
+"""Tests of the judge of ``make bench-peers``, which counts incoherent requests."""
 
 from typing import Any
 
@@ -8,19 +8,19 @@ from kedge.server.request_log import RecordedRequest
 
 
 def make_request(*texts: str) -> RecordedRequest:
-    """A request for which the model saw these messages of the user and the model in turn."""
+    """Return a request whose context has these messages of user and assistant in turn."""
     roles = ("user", "assistant")
     context: Any = tuple({"role": roles[n % 2], "content": t} for n, t in enumerate(texts))
     return RecordedRequest("POST", "/v1/responses", "req", raw=b"{}", context=context)
 
 
 def answer(text: str) -> list[dict[str, Any]]:
-    """The output of a response."""
+    """Return the output of a response."""
     return [{"role": "assistant", "content": text}]
 
 
-def test_a_context_that_the_program_has_is_coherent() -> None:
-    """Turn by turn, also after an edit that reached the model."""
+def test_the_context_of_the_program_is_coherent() -> None:
+    """Requests with the program's own history are coherent, also after an edit that was sent."""
     judge = Judge()
     judge.judge_turn("a", [make_request("a")], [answer("b")], "")
     judge.apply({"op": "edit", "turn": 0, "text": "x"})
@@ -28,8 +28,8 @@ def test_a_context_that_the_program_has_is_coherent() -> None:
     assert (judge.score.requests, judge.score.incoherent) == (2, 0)
 
 
-def test_an_edit_that_did_not_reach_the_model_is_incoherent() -> None:
-    """The server still has the old text."""
+def test_an_edit_that_was_not_sent_is_incoherent() -> None:
+    """A context with the text before the edit is incoherent."""
     judge = Judge()
     judge.judge_turn("a", [make_request("a")], [answer("b")], "")
     judge.apply({"op": "edit", "turn": 0, "text": "x"})
@@ -38,7 +38,7 @@ def test_an_edit_that_did_not_reach_the_model_is_incoherent() -> None:
 
 
 def test_a_discarded_answer_is_not_counted() -> None:
-    """The first request lacked the history; the library noticed it and sent everything."""
+    """An answer to an incomplete request is not counted if the library then sends the full history."""
     judge = Judge()
     judge.judge_turn("a", [make_request("a")], [answer("b")], "")
     requests = [make_request("c"), make_request("a", "b", "c")]
@@ -48,8 +48,8 @@ def test_a_discarded_answer_is_not_counted() -> None:
     assert judge.score.incoherent == 0
 
 
-def test_an_error_leaves_the_conversation_as_it_was() -> None:
-    """A failed message is no part of it; its bytes count."""
+def test_an_error_does_not_change_the_conversation() -> None:
+    """A failed message is not part of the conversation, but its bytes are counted."""
     judge = Judge()
     judge.judge_turn("a", [make_request("a")], [answer("b")], "")
     rejected = RecordedRequest("POST", "/v1/responses", "req", raw=b"{}")

@@ -1,4 +1,4 @@
-"""The root face: a short list of names that is what it says, and costs nothing to import."""
+"""Tests of the names in the ``kedge`` package and of the cost of its import."""
 
 import ast
 import inspect
@@ -39,7 +39,7 @@ HEAVY_MODULES = (
 
 
 def type_checking_imports() -> dict[str, str]:
-    """The imports under ``TYPE_CHECKING``: name -> module."""
+    """Return the imports under ``TYPE_CHECKING``: name -> module."""
     tree = ast.parse(Path(str(kedge.__file__)).read_text())
     (block,) = (
         node
@@ -51,21 +51,21 @@ def type_checking_imports() -> dict[str, str]:
 
 
 def run_python(code: str) -> str:
-    """What a new interpreter prints."""
+    """Run code in a new interpreter and return its output."""
     command = [sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
 
 
-def test_the_list_is_what_type_checkers_see() -> None:
-    """The table, ``__all__`` and the imports for type checkers name the same things."""
+def test_the_public_names_match_those_for_type_checkers() -> None:
+    """``HOMES``, ``__all__`` and the imports for type checkers contain the same names."""
     assert type_checking_imports() == kedge.HOMES
     assert kedge.__all__ == list(kedge.HOMES)
     assert len(set(kedge.__all__)) == len(kedge.__all__)
 
 
 @pytest.mark.parametrize("name", list(kedge.HOMES))
-def test_every_name_resolves_to_what_its_home_has(name: str) -> None:
-    """A name is the very object of its home, and its home lists it as public."""
+def test_every_name_is_that_of_its_module(name: str) -> None:
+    """A root name is the same object as in its module, which lists it as public."""
     home = import_module(kedge.HOMES[name])
     assert getattr(kedge, name) is getattr(home, name)
     assert name in getattr(home, "__all__", vars(home))
@@ -73,7 +73,7 @@ def test_every_name_resolves_to_what_its_home_has(name: str) -> None:
 
 
 def test_nothing_else_is_public() -> None:
-    """Whatever else the root holds is a submodule, its machinery, or private."""
+    """All other names of the package are submodules, private names or its own helpers."""
     machinery = {"HOMES", "import_module", "Any", "TYPE_CHECKING"}
     others = {
         name
@@ -83,22 +83,22 @@ def test_nothing_else_is_public() -> None:
     assert others - machinery <= set(kedge.__all__)
 
 
-def test_the_list_is_short() -> None:
-    """About forty names at most: what an ordinary program needs."""
+def test_the_list_of_names_is_short() -> None:
+    """The package exports at most 42 names."""
     assert len(kedge.__all__) <= 42
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    """As for any module, and so for ``from kedge import nothing``."""
+    """Accessing or importing an unknown name raises the usual error of a module."""
     root: Any = kedge
     with pytest.raises(AttributeError, match="module 'kedge' has no attribute 'nothing'"):
         _ = root.nothing
     with pytest.raises(ImportError):
-        exec("from kedge import nothing")  # noqa: S102 - that is the statement in question
+        exec("from kedge import nothing")  # noqa: S102 - the statement under test
 
 
-def test_type_checkers_know_what_a_name_is() -> None:
-    """A lazy name has the type of the thing: ``make check`` reads this test too."""
+def test_lazy_names_are_typed() -> None:
+    """A lazily imported name has its real type; ``make check`` type-checks this test."""
     turn = kedge.Turn([kedge.user("hi")])
     assert_type(turn.append(kedge.assistant("ho")), kedge.Turn)
     assert_type(kedge.tool_call("f", {}), turns.ToolCallBlock)
@@ -108,14 +108,14 @@ def test_type_checkers_know_what_a_name_is() -> None:
 
 
 def test_importing_the_root_loads_nothing_else() -> None:
-    """``import kedge`` costs one small module: no layer, no SDK, no event loop."""
+    """``import kedge`` loads no other module of Kedge, no SDK and no event loop."""
     loaded = run_python("import kedge, sys; print(*sys.modules)").split()
     assert [name for name in loaded if name.startswith("kedge")] == ["kedge"]
     assert not set(HEAVY_MODULES) & set(loaded)
 
 
-def test_the_pure_core_loads_no_sdk() -> None:
-    """Making Turns needs neither an SDK nor an event loop."""
+def test_turns_load_no_sdk() -> None:
+    """Creating a Turn loads neither an SDK nor an event loop."""
     loaded = run_python(
         "from kedge import Turn, user; Turn([user('hi')]); import sys; print(*sys.modules)"
     )
@@ -123,7 +123,7 @@ def test_the_pure_core_loads_no_sdk() -> None:
 
 
 def list_frozen_classes() -> list[type[Any]]:
-    """The frozen dataclasses that Kedge and its packages export."""
+    """Return the frozen dataclasses that Kedge and its packages export."""
     packages = [
         import_module(found.name)
         for found in walk_packages(kedge.__path__, "kedge.")
@@ -139,7 +139,7 @@ def list_frozen_classes() -> list[type[Any]]:
 
 
 def test_frozen_classes_declare_no_mutable_members() -> None:
-    """The type of a public field is no ``dict``, ``list`` or ``set``, at any depth."""
+    """No public field of a frozen class has the type ``dict``, ``list`` or ``set``, at any depth."""
     mutable = re.compile(r"\b(dict|list|set|bytearray|deque|Counter|Mutable\w+)\b")
     found = [
         f"{each.__module__}.{each.__name__}.{field.name}: {field.type}"
@@ -168,7 +168,7 @@ FAILED_LINE = LineResult("1", "failed", kind="RateLimited")
     ids=lambda value: type(value).__name__,
 )
 def test_mappings_of_frozen_values_are_read_only(value: Any, name: str) -> None:
-    """A member of a frozen value cannot be changed in place."""
+    """A mapping in a frozen value cannot be changed in place."""
     members = getattr(value, name)
     assert isinstance(members, Mapping)
     assert not isinstance(members, MutableMapping)

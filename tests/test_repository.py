@@ -1,4 +1,4 @@
-"""Promises that the repository as a whole keeps."""
+"""Tests of conventions that apply to the complete repository."""
 
 import ast
 import re
@@ -10,8 +10,8 @@ APPLICATIONS = {"backends", "cli", "proxy", "server", "web"}
 """Packages that are run and not imported; their options and routes are documented instead."""
 
 
-def test_every_test_says_in_one_line_what_it_shows() -> None:
-    """A test function has a docstring: the sentence a reader would want to be true."""
+def test_every_test_has_a_docstring() -> None:
+    """Every test function has a docstring."""
     silent = [
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
@@ -23,8 +23,8 @@ def test_every_test_says_in_one_line_what_it_shows() -> None:
     assert silent == []
 
 
-def test_every_link_of_the_documents_leads_somewhere() -> None:
-    """Links to files of the repository name files that are there."""
+def test_every_link_in_the_documents_has_a_target() -> None:
+    """Links to files of the repository refer to existing files."""
     broken = [
         f"{page.relative_to(ROOT)}: {target}"
         for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -44,7 +44,7 @@ def test_the_site_contains_every_page() -> None:
 
 
 def test_warnings_of_the_site_are_errors() -> None:
-    """``--quiet`` would hide warnings from mkdocs' own count of them."""
+    """The site is built in strict mode without ``--quiet``, which would hide warnings from it."""
     assert re.search(r"^strict: true$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     (build,) = re.findall(r"^.*mkdocs build.*$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert "quiet" not in build
@@ -66,8 +66,8 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 120
 
 
-def test_the_version_is_in_one_place() -> None:
-    """``pyproject.toml``; the code reads it from the installed metadata."""
+def test_the_version_is_defined_once() -> None:
+    """The version is in ``pyproject.toml``, and the code reads it from the installed metadata."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     named = [
         path.name

@@ -1,4 +1,4 @@
-"""The soak of ``make campaign``, for a few rounds."""
+"""Tests of the soak test of ``make campaign`` with a few rounds."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ from proxy.running import serve_proxy
 async def test_a_soak_measures_every_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Server, proxy and engine, after each round; so few rounds say nothing about growth."""
+    """The memory of server, proxy and engine is sampled after each round."""
     monkeypatch.setattr(soak, "MESSAGES", 2)
     monkeypatch.setattr(soak, "PADDING", "")
     rounds: list[float] = []
@@ -32,8 +32,8 @@ async def test_a_soak_measures_every_process(
         assert min(done.get_quarters(name)) > 10
 
 
-def test_growth_is_that_of_the_last_quarter() -> None:
-    """By the medians, so that one sample more or less does not count."""
+def test_growth_is_measured_in_the_last_quarter() -> None:
+    """Growth is computed from medians, so that a single outlier does not count."""
     sizes = [10, 20, 30, 30, 40, 40, 900, 50, 50, 60, 60, 60]
     done = soak.Soak(samples={"server": [size * 1_000_000 for size in sizes]})
     assert done.get_quarters("server") == [20, 40, 50, 60]

@@ -1,4 +1,4 @@
-"""Numbers and times as a person would say them."""
+"""Tests of the formatting of numbers, sizes and times for display."""
 
 import pytest
 
@@ -47,6 +47,6 @@ from kedge import text_format
         (text_format.pluralize(1200, "reply", "replies"), "1,200 replies"),
     ],
 )
-def test_words_for_numbers(said: str, wanted: str) -> None:
-    """Short, with units, and a dash for what is not known."""
+def test_formatted_values(said: str, wanted: str) -> None:
+    """Values are short, with units, and unknown values are a dash."""
     assert said == wanted
