@@ -1,4 +1,4 @@
-"""AnthropicEngine: how a Turn and its parameters are put, and what becomes of thoughts."""
+"""Test how AnthropicEngine renders a Turn and its parameters, and how it sends reasoning again."""
 
 import base64
 import json
@@ -69,25 +69,25 @@ ANSWER = {
 
 
 def open_engine(url: str, model: str = "m", **settings: Any) -> AnthropicEngine:
-    """An engine for the server at this address."""
+    """Create an engine for the server at this address."""
     made = connect(f"anthropic:{model}", base_url=url, api_key=KEY, max_retries=0, **settings)
     assert isinstance(made, AnthropicEngine)
     return made
 
 
 def text_block(value: str) -> dict[str, Any]:
-    """A text block."""
+    """Return a text block."""
     return {"type": "text", "text": value}
 
 
 def render_blocks(*blocks: Block) -> list[dict[str, Any]]:
-    """The messages for these blocks."""
+    """Return the messages for these blocks."""
     plan = plan_request(Turn(blocks), scope="anthropic", mode="stateless", now=0)
     return render_messages(plan, "anthropic")
 
 
 def test_roles_alternate_and_results_come_first() -> None:
-    """What was said in one go is one message, and what was heard another."""
+    """Consecutive blocks of one role are merged into one message, with tool results first."""
     assert render_blocks(
         system("Be kind."),
         user("Hello"),
@@ -127,7 +127,7 @@ def test_roles_alternate_and_results_come_first() -> None:
 
 
 def test_images_and_files_become_blocks_also_in_results() -> None:
-    """By address, by id or as themselves; a text file as its text."""
+    """Images and files are sent by URL, by id or as data, and a text file as its text."""
     png = base64.b64encode(b"png").decode()
     content = [
         "Look:",
@@ -206,15 +206,15 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
 def test_unsupported_content_names_the_block_and_what_to_do(
     blocks: list[Block], words: str
 ) -> None:
-    """Nothing of a Turn is left out without a word."""
+    """Content that the API does not support raises an error instead of being dropped."""
     with pytest.raises(UnsupportedBlock, match="before sending") as caught:
         render_blocks(*blocks)
     assert words in str(caught.value)
     assert any(block.id in str(caught.value) for block in blocks)
 
 
-def test_call_ids_that_the_api_refuses_go_by_another() -> None:
-    """Foreign characters, and an id that a small server uses again and again."""
+def test_unsupported_call_ids_are_replaced() -> None:
+    """Call ids with invalid characters and call ids used twice are replaced by valid, unique ones."""
     found = render_blocks(
         user("x"),
         tool_call("f", "{}", call_id="functions.f:0"),
@@ -240,7 +240,7 @@ def test_call_ids_that_the_api_refuses_go_by_another() -> None:
 
 
 def test_api_specific_members_are_resent_unchanged() -> None:
-    """Blocks of the provider's own tools, citations, and who called a tool."""
+    """Blocks of the provider's own tools, citations, and the caller of a tool are sent unchanged."""
     search = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"q": "k"}}
     found = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []}
     cited = TextPart(
@@ -259,8 +259,8 @@ def test_api_specific_members_are_resent_unchanged() -> None:
     ]
 
 
-def test_tools_are_translated_and_native_ones_go_as_they_are() -> None:
-    """Functions of the Responses API; a free-form tool cannot be offered."""
+def test_function_tools_are_translated_and_native_tools_unchanged() -> None:
+    """Function tools are translated, native tools are sent unchanged, and free-form tools are rejected."""
     schema = {"type": "object", "properties": {}}
     definition = {"type": "function", "name": "f", "description": "d", "parameters": schema}
     assert map_tool({**definition, "strict": False}) == {
@@ -321,8 +321,8 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"service_tier": "auto", "tomorrow": {"x": 1}}, {"service_tier": "auto", "tomorrow": {"x": 1}}),
     ],
 )  # fmt: skip
-def test_common_parameters_are_put_in_this_apis_words(given: Any, said: Any) -> None:
-    """Given in the names of the Responses API; unknown ones go through as they are."""
+def test_common_parameters_are_translated(given: Any, said: Any) -> None:
+    """Parameters of the Responses API are translated, and unknown ones are sent unchanged."""
     body = reconcile_body({"tools": [{}], **map_params(given, {**PARAM_RULES, **SAMPLING_RULES})})
     assert {"max_tokens": DEFAULT_MAX_TOKENS, **said} == {
         k: v for k, v in body.items() if k != "tools"
@@ -352,22 +352,22 @@ def test_a_thinking_budget_above_the_limit_raises() -> None:
         ({"top_logprobs": 3}, "top_logprobs"),
     ],
 )
-def test_a_parameter_that_cannot_be_expressed_raises(given: Any, param: str) -> None:
-    """To leave it out would change the answer without a word."""
+def test_unsupported_parameter_raises(given: Any, param: str) -> None:
+    """A parameter without an equivalent raises an error, because dropping it would change the answer."""
     with pytest.raises(UnsupportedParameter) as caught:
         map_params(given, {**PARAM_RULES, **SAMPLING_RULES})
     assert caught.value.param == param
 
 
-def test_an_older_version_of_the_api_still_samples() -> None:
-    """Who asks for it by header may say how."""
+def test_older_api_version_accepts_sampling_parameters() -> None:
+    """With the header of an older API version, sampling parameters are sent."""
     engine = open_engine("http://h", default_headers={"Anthropic-Version": "2023-06-01"})
     body = engine._build_body(engine.plan(TURN), Asked(), {"temperature": 0})
     assert body["temperature"] == 0
 
 
 class RecordingServer:
-    """Answers and remembers what it was asked."""
+    """A server that records the requests it receives."""
 
     def __init__(self, *responses: Any) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -375,14 +375,14 @@ class RecordingServer:
         self.responses = list(responses)
 
     async def handle(self, request: Request) -> Response:
-        """Take a request down."""
+        """Record a request and return the next response."""
         self.paths.append(request.url.path)
         self.bodies.append(json.loads(await request.body()))
         return self.responses.pop(0) if self.responses else json_response(ANSWER)
 
 
 async def test_a_request_has_model_system_messages_tools_and_limits() -> None:
-    """The limit is always said, for the API wants one."""
+    """A request always has a token limit, because the API requires one."""
     server = RecordingServer()
     with serve_handler(server.handle) as url:
         async with open_engine(url, params={"max_output_tokens": 9}) as engine:
@@ -404,7 +404,7 @@ async def test_a_request_has_model_system_messages_tools_and_limits() -> None:
 
 
 def error_body(kind: str, message: str) -> dict[str, Any]:
-    """An error as this API puts it."""
+    """Return an error in the form of this API."""
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_1"}
 
 
@@ -421,10 +421,10 @@ def error_body(kind: str, message: str) -> dict[str, Any]:
         (529, "overloaded_error", ServerFailed),
     ],
 )
-async def test_errors_are_those_of_every_engine(
+async def test_http_errors_are_mapped_to_engine_errors(
     status: int, kind: str, expected: type[EngineError]
 ) -> None:
-    """Class, status, code, request id and the time to wait; never the key."""
+    """An error has its class, status, code, request id and retry delay, and never the key."""
     refused = json_response(error_body(kind, f"no, {KEY}"), status)
     refused.headers["request-id"] = "req_1"
     refused.headers["retry-after"] = "7"
@@ -443,7 +443,7 @@ async def test_errors_are_those_of_every_engine(
 
 
 async def test_an_unreachable_server_is_reported_in_one_line() -> None:
-    """With what to look at."""
+    """The error for an unreachable server names the variable to check."""
     async with open_engine("http://127.0.0.1:1") as engine:
         with pytest.raises(Unreachable, match="correct ANTHROPIC_BASE_URL"):
             await engine.run(TURN)
@@ -451,13 +451,13 @@ async def test_an_unreachable_server_is_reported_in_one_line() -> None:
 
 @pytest.fixture
 def server() -> Any:
-    """A strict local server of its own."""
+    """Yield a strict local server for this test."""
     with serve() as running:
         yield running
 
 
 def reasoning_parts(request: Any) -> list[dict[str, Any]]:
-    """The thoughts in a request."""
+    """Return the reasoning parts of a request."""
     parts = [part for each in request.body["messages"] for part in each["content"]]
     return [part for part in parts if part["type"] in ("thinking", "redacted_thinking")]
 
@@ -465,7 +465,7 @@ def reasoning_parts(request: Any) -> list[dict[str, Any]]:
 async def test_reasoning_is_resent_with_its_signature_while_its_prefix_is_unchanged(
     server: TestServer,
 ) -> None:
-    """The strict server opens the seal; after an edit nothing derived from the old words goes out."""
+    """The strict server verifies the signature; after an edit no reasoning from the old context is sent."""
     async with open_engine(
         server.url, "practice", params={"reasoning": {"effort": "low"}}
     ) as engine:
@@ -488,7 +488,7 @@ async def test_reasoning_is_resent_with_its_signature_while_its_prefix_is_unchan
 
 
 async def test_reasoning_of_another_account_is_not_sent(server: TestServer) -> None:
-    """A seal means something only where it was made."""
+    """A signature is valid only for the account that created it."""
     async with open_engine(
         server.url, "practice", params={"reasoning": {"effort": "low"}}
     ) as engine:
@@ -500,7 +500,7 @@ async def test_reasoning_of_another_account_is_not_sent(server: TestServer) -> N
 
 
 async def test_a_rejected_signature_is_healed_once_without_reasoning(server: TestServer) -> None:
-    """The server no longer opens its seals: the Turn goes on without them, and an event says so."""
+    """When the server rejects a signature, the Turn is sent without reasoning, and an event reports it."""
     async with open_engine(
         server.url, "practice", params={"reasoning": {"effort": "low"}}
     ) as engine:
@@ -522,7 +522,7 @@ async def test_a_rejected_signature_is_healed_once_without_reasoning(server: Tes
 
 
 async def test_redacted_reasoning_and_tool_rounds_are_resent_in_order() -> None:
-    """Two thoughts in front of a call stay in front of it."""
+    """Two reasoning blocks before a tool call are sent again before that call."""
     content = [
         {"type": "redacted_thinking", "data": "sealed"},
         {"type": "thinking", "thinking": "", "signature": "sig"},
@@ -536,8 +536,8 @@ async def test_redacted_reasoning_and_tool_rounds_are_resent_in_order() -> None:
     assert odd.bodies[1]["messages"][1]["content"] == content
 
 
-async def test_a_pause_is_gone_on_from_with_the_turn_of_the_error() -> None:
-    """The provider's own tools may take long: what is whole is kept and sent back as it is."""
+async def test_paused_answer_continues_from_the_turn_of_the_error() -> None:
+    """The error of a paused answer has a Turn with its complete blocks, which are sent back unchanged."""
     search = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {}}
     odd = RecordingServer(
         json_response({**ANSWER, "content": [search], "stop_reason": "pause_turn"})
@@ -554,7 +554,7 @@ async def test_a_pause_is_gone_on_from_with_the_turn_of_the_error() -> None:
 
 
 async def test_tokens_are_counted_by_the_server(server: TestServer) -> None:
-    """By the same words as the request itself would say."""
+    """The count is of the same body that the request itself would send."""
     async with open_engine(server.url, "practice") as engine:
         turn = Turn([system("Be kind."), user("What is 2+3?")])
         counted = await engine.count_tokens(turn)
@@ -565,14 +565,14 @@ async def test_tokens_are_counted_by_the_server(server: TestServer) -> None:
 
 
 def test_a_missing_package_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the command that installs it."""
+    """The error for a missing package contains the command that installs it."""
     monkeypatch.setattr("kedge.providers.clients.find_spec", lambda _: None)
     with pytest.raises(CannotConnect, match=r"pip install 'kedge\[anthropic\]'"):
         open_engine("http://h")
 
 
 def test_unproved_reasoning_is_reported_as_left_out() -> None:
-    """A plan tells what it does not send."""
+    """Reasoning without a valid signature is listed in the plan as left out."""
     foreign = reasoning("Hm", encrypted_content="gAAA", metadata={"response_id": "resp_1"})
     plan = plan_request(
         Turn([user("x"), foreign, assistant("y")]), scope="anthropic", mode="stateless", now=0

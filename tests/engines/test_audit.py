@@ -1,4 +1,4 @@
-"""The audit compares what a server really holds with the Turn."""
+"""Test the audit, which compares a server's stored context with the Turn."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from kedge.turns import Turn, user
 
 
 async def test_an_honest_server_agrees(engine: ResponsesEngine) -> None:
-    """Every block that the anchor covers is compared, over the whole chain."""
+    """Every block that the anchor covers is compared, over the complete chain."""
     turn = await send_lines(engine, "One", "Think about two.", "Three")
     found = await engine.verify(turn)
     assert found.agrees is True
@@ -21,13 +21,13 @@ async def test_an_honest_server_agrees(engine: ResponsesEngine) -> None:
 
 
 async def test_without_an_anchor_there_is_nothing_to_verify(engine: ResponsesEngine) -> None:
-    """A Turn that would be sent whole has no memory to check."""
+    """A Turn that would be sent in full has no stored context to check."""
     found = await engine.verify(Turn([user("Hi")]))
     assert found.agrees is None
 
 
 def forge_records(turn: Turn, index: int = 0) -> Turn:
-    """The Turn with an edit, and a record that claims that the server knows of it."""
+    """Return the Turn with an edit and anchor records that claim that the server stored the edit."""
     edited = turn.replace(turn.blocks[index].id, user("Something else"))
     state = get_state(turn)
     records = [
@@ -38,33 +38,33 @@ def forge_records(turn: Turn, index: int = 0) -> Turn:
 
 
 async def test_a_difference_is_found_and_named(engine: ResponsesEngine) -> None:
-    """A record that lies is caught by what the server holds."""
+    """A false anchor record is detected by comparing it with the server's items."""
     turn = forge_records(await send_lines(engine, "One", "Two"))
     found = await engine.verify(turn)
     assert found.agrees is False
     assert "block 1" in found.difference
 
 
-async def test_audits_now_and_then_heal_what_they_find(server: TestServer) -> None:
-    """With verify_every=1 a lying record costs a full send, never a wrong answer."""
+async def test_periodic_audit_heals_a_difference(server: TestServer) -> None:
+    """With ``verify_every=1`` a false anchor record causes a full send and not a wrong answer."""
     async with open_engine(server, verify_every=1) as engine:
         turn = forge_records(await send_lines(engine, "One"))
         await engine.run(turn.append(user("What did I say first?")))
     assert "previous_response_id" not in request_bodies(server)[-1]
 
 
-async def test_a_server_that_does_not_list_is_no_verdict(
+async def test_audit_without_stored_items_has_no_result(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """What cannot be fetched cannot be compared."""
+    """Items that cannot be fetched are not compared, so the audit has no result."""
     turn = await send_lines(engine, "One")
     server.forget()
     found = await engine.verify(turn)
     assert found.agrees is None
 
 
-async def test_what_lies_before_a_compaction_is_not_compared(engine: ResponsesEngine) -> None:
-    """The server's memory begins with its own summary; the Turn still holds what it stands for."""
+async def test_blocks_before_a_compaction_are_not_compared(engine: ResponsesEngine) -> None:
+    """The server's context starts with its own summary, while the Turn still has the summarized blocks."""
     compacting: Any = {"context_management": [{"type": "compaction", "compact_threshold": 1000}]}
     turn = await send_lines(engine, *("Tell me more about rivers. " * 60,) * 4, **compacting)
     turn = await send_lines(engine, "What did I say first?", turn=turn)
@@ -76,8 +76,8 @@ async def test_what_lies_before_a_compaction_is_not_compared(engine: ResponsesEn
     assert found.checked == plan.anchor.block_count - plan.barrier
 
 
-async def test_a_compaction_put_there_on_purpose_is_compared(engine: ResponsesEngine) -> None:
-    """What a server compacted when asked, and was then sent, is what it holds."""
+async def test_explicit_compaction_is_compared(engine: ResponsesEngine) -> None:
+    """The blocks of an explicit compaction were sent to the server, so they are compared."""
     made, _ = await engine.compact(await send_lines(engine, "One", "Two"))
     turn = await send_lines(engine, "Three", "Four", turn=Turn(made))
     found = await engine.verify(turn)

@@ -1,4 +1,4 @@
-"""ChatCompletionsEngine: how a Turn and its parameters are put, and what becomes of the answers."""
+"""Test how ChatCompletionsEngine renders a Turn and its parameters, and how it handles answers."""
 
 import json
 from typing import Any
@@ -52,13 +52,13 @@ ANSWER = {
 
 
 def render_blocks(*blocks: Block) -> list[dict[str, Any]]:
-    """The messages for these blocks."""
+    """Return the messages for these blocks."""
     plan = plan_request(Turn(blocks), scope="chat", mode="stateless", now=0)
     return render_messages(plan, "chat")
 
 
-def test_each_kind_of_block_becomes_its_message() -> None:
-    """Text goes as a string, calls with the words before them, results directly behind."""
+def test_each_kind_of_block_becomes_a_message() -> None:
+    """Text is a string, calls are in one message with the text before them, and results follow directly."""
     assert render_blocks(
         system("Be kind."),
         system("Be brief."),
@@ -95,7 +95,7 @@ def test_each_kind_of_block_becomes_its_message() -> None:
 
 
 def test_images_and_files_become_parts() -> None:
-    """By address or as themselves; a detail is said only where it is not the default."""
+    """Images and files are sent by URL or as data, with a detail only if it is not the default."""
     (message,) = render_blocks(
         user(
             [
@@ -147,15 +147,15 @@ def test_images_and_files_become_parts() -> None:
 def test_unsupported_content_names_the_block_and_what_to_do(
     blocks: list[Block], words: str
 ) -> None:
-    """Nothing of a Turn is left out without a word."""
+    """Content that the API does not support raises an error instead of being dropped."""
     with pytest.raises(UnsupportedBlock, match="before sending") as caught:
         render_blocks(*blocks)
     assert words in str(caught.value)
     assert any(block.id in str(caught.value) for block in blocks)
 
 
-def test_words_between_a_call_and_its_result_come_behind_it() -> None:
-    """The results of calls come first of all that the model hears."""
+def test_text_between_a_call_and_its_result_is_moved() -> None:
+    """A user block between a call and its result is sent after the result."""
     roles = [
         each["role"]
         for each in render_blocks(
@@ -165,8 +165,8 @@ def test_words_between_a_call_and_its_result_come_behind_it() -> None:
     assert roles == ["assistant", "tool", "user", "user"]
 
 
-def test_words_behind_a_call_go_with_it() -> None:
-    """A message has no order of words and calls; two messages would part a call from its result."""
+def test_text_after_a_call_is_in_the_same_message() -> None:
+    """Text and calls share one message, because two messages would separate a call from its result."""
     first, *_ = render_blocks(
         assistant("One"),
         tool_call("f", "{}", call_id="c"),
@@ -177,8 +177,8 @@ def test_words_behind_a_call_go_with_it() -> None:
     assert len(first["tool_calls"]) == 1
 
 
-def test_long_call_ids_go_by_another_on_both_sides() -> None:
-    """OpenAI takes at most 40 characters here; the Turn keeps its own."""
+def test_long_call_ids_are_shortened() -> None:
+    """OpenAI accepts at most 40 characters here, so a call and its result are sent with a shorter id."""
     call_id = "c" * 64
     turn = Turn([tool_call("f", "{}", call_id=call_id), tool_result(call_id, "1")])
     plan = plan_request(turn, scope="chat", mode="stateless", now=0)
@@ -188,7 +188,7 @@ def test_long_call_ids_go_by_another_on_both_sides() -> None:
 
 
 def test_reasoning_is_left_out_and_the_plan_reports_it() -> None:
-    """This API seals no thoughts, and an unsealed one proves nothing."""
+    """This API does not encrypt reasoning, and unencrypted reasoning cannot be verified."""
     thought = reasoning(text="Hm", metadata={"response_id": "r", "output_index": 0})
     turn = Turn([user("x"), thought, assistant("y", metadata={"response_id": "r"})])
     plan = plan_request(turn, scope="chat", mode="stateless", now=0)
@@ -197,8 +197,8 @@ def test_reasoning_is_left_out_and_the_plan_reports_it() -> None:
     assert "Left out: 1 block of reasoning" in plan.explain()
 
 
-def test_tools_are_translated_and_native_ones_go_as_they_are() -> None:
-    """Functions and free-form tools of the Responses API; everything else is the caller's."""
+def test_function_tools_are_translated_and_native_tools_unchanged() -> None:
+    """Function and free-form tools of the Responses API are translated, and others are sent unchanged."""
     schema = {"type": "object", "properties": {}}
     function = {"name": "f", "description": "d", "parameters": schema}
     assert map_tool({"type": "function", **function, "strict": False}) == {
@@ -284,8 +284,8 @@ def test_tools_are_translated_and_native_ones_go_as_they_are() -> None:
         ({"temperature": None}, {}),
     ],
 )
-def test_common_parameters_are_put_in_this_apis_words(given: Any, said: Any) -> None:
-    """Given in the names of the Responses API; unknown ones go through as they are."""
+def test_common_parameters_are_translated(given: Any, said: Any) -> None:
+    """Parameters of the Responses API are translated, and unknown ones are sent unchanged."""
     assert map_params(given, build_param_rules("max_tokens")) == said
 
 
@@ -303,34 +303,34 @@ def test_common_parameters_are_put_in_this_apis_words(given: Any, said: Any) -> 
         ({"include": ["reasoning.encrypted_content"]}, "include"),
     ],
 )
-def test_a_parameter_that_cannot_be_expressed_raises(given: Any, param: str) -> None:
-    """To leave it out would change the answer without a word."""
+def test_unsupported_parameter_raises(given: Any, param: str) -> None:
+    """A parameter without an equivalent raises an error, because dropping it would change the answer."""
     with pytest.raises(UnsupportedParameter) as caught:
         map_params(given, build_param_rules("max_tokens"))
     assert caught.value.param == param
 
 
 class RecordingServer:
-    """Answers and remembers what it was asked."""
+    """A server that records the requests it receives."""
 
     def __init__(self, response: Any = None) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.response = response or (lambda: json_response(ANSWER))
 
     async def handle(self, request: Request) -> Response:
-        """Take a request down."""
+        """Record a request and return the response."""
         self.bodies.append(json.loads(await request.body()))
         return self.response()
 
 
 async def run_once(engine: Engine, turn: Turn | None = None, **options: Any) -> Turn:
-    """One answer."""
+    """Run a Turn once and close the engine."""
     async with engine:
         return await engine.run(turn or Turn([user("Hello")]), **options)
 
 
 async def test_a_request_has_model_messages_tools_and_parameters() -> None:
-    """The engine's parameters go with every request; those of the request win."""
+    """Parameters of the engine are sent with every request, and those of the request override them."""
     server = RecordingServer()
     with serve_handler(server.handle) as url:
         engine = connect(f"chat:{url}#m", params={"temperature": 1, "seed": 1})
@@ -354,8 +354,8 @@ async def test_a_request_has_model_messages_tools_and_parameters() -> None:
     assert fourth["stream_options"] == {"include_usage": True, "include_obfuscation": False}
 
 
-async def test_openai_takes_the_limit_by_its_newer_name() -> None:
-    """Its newer models refuse the older one, and other servers do not know the newer one."""
+async def test_openai_gets_the_newer_limit_parameter() -> None:
+    """Newer OpenAI models reject the older name, and other servers do not know the newer one."""
     for address, name in (
         ("https://api.openai.com/v1", "max_completion_tokens"),
         ("http://127.0.0.1:1/v1", "max_tokens"),
@@ -367,14 +367,14 @@ async def test_openai_takes_the_limit_by_its_newer_name() -> None:
         assert body[name] == 1
 
 
-async def test_several_answers_are_not_asked_for() -> None:
-    """A Turn goes on with one."""
+async def test_several_answers_are_rejected() -> None:
+    """A request for several answers is rejected, because a Turn continues with one."""
     with pytest.raises(UnsupportedParameter, match="send it several times"):
         await run_once(connect("chat:http://127.0.0.1:1/v1#m"), n=2)
 
 
 async def test_another_mode_than_stateless_is_reported_as_changed() -> None:
-    """A conversation that was chained elsewhere goes on, and an event tells the difference."""
+    """A conversation that was chained elsewhere continues, and an event reports the changed mode."""
     with serve_handler(RecordingServer().handle) as url:
         async with connect(f"chat:{url}#m") as engine:
             turn = set_state(Turn([user("x")]), ConversationState("chained"))
@@ -392,7 +392,7 @@ async def test_another_mode_than_stateless_is_reported_as_changed() -> None:
 async def test_an_unreachable_server_or_a_missing_model_has_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One line, with the command that helps."""
+    """The error is one line with the command that helps."""
     monkeypatch.setenv("OLLAMA_HOST", "127.0.0.1:1")
     with pytest.raises(Unreachable, match="start it with: ollama serve"):
         await run_once(connect("ollama:llama3.2", max_retries=0))
@@ -414,8 +414,8 @@ async def test_an_unreachable_server_or_a_missing_model_has_advice(
     [{}, [], {"error": {"message": "out of credit"}}, {"detail": "no"}, "<html>"],
     ids=["object", "list", "error", "detail", "page"],
 )
-async def test_what_is_no_completion_is_never_success(body: Any) -> None:
-    """Status 200 alone makes no answer."""
+async def test_invalid_completion_raises(body: Any) -> None:
+    """A body that is not a completion raises an error despite status 200."""
     with serve_handler(RecordingServer(lambda: json_response(body)).handle) as url:
         for streaming in (False, True):
             with pytest.raises(EngineError, match="not a response") as caught:
@@ -425,7 +425,7 @@ async def test_what_is_no_completion_is_never_success(body: Any) -> None:
 
 
 async def test_a_stateless_answer_is_recorded_without_an_anchor() -> None:
-    """Its record says that it is not stored, and the state of other servers is left alone."""
+    """The record is marked as not stored, and the state of other servers is unchanged."""
     known = ConversationState(previous_response_id="resp_1", conversation_id="conv_1")
     with serve_handler(RecordingServer().handle) as url:
         turn = await run_once(connect(f"chat:{url}#m"), set_state(Turn([user("x")]), known))
@@ -454,7 +454,7 @@ REASONING_ANSWER = {
 
 
 async def test_reasoning_is_resent_where_required_while_its_prefix_is_unchanged() -> None:
-    """With the message that they led to; after an edit they stay at home, and the plan says so."""
+    """Reasoning is sent with its message; after an edit it is left out, and the plan reports it."""
     server = RecordingServer()
     responses = iter(
         [json_response(REASONING_ANSWER), json_response(ANSWER), json_response(ANSWER)]
@@ -476,7 +476,7 @@ async def test_reasoning_is_resent_where_required_while_its_prefix_is_unchanged(
 
 
 async def test_a_server_that_requires_reasoning_receives_it_from_then_on() -> None:
-    """As DeepSeek and Kimi do between calls; healed once, and told."""
+    """DeepSeek and Kimi require reasoning between calls: the request is healed once, with an event."""
     refused = {"error": {"message": "Missing reasoning_content in the assistant message"}}
     answers = [
         json_response(REASONING_ANSWER),
@@ -501,7 +501,7 @@ async def test_a_server_that_requires_reasoning_receives_it_from_then_on() -> No
 
 
 async def test_a_server_that_rejects_reasoning_receives_none() -> None:
-    """Older models refuse them; a second refusal is an error."""
+    """Older models reject reasoning, so it is left out; a second rejection is an error."""
     refused = {"error": {"message": "reasoning_content is not allowed in messages"}}
     answers = [json_response(REASONING_ANSWER), json_response(refused, 400), json_response(ANSWER)]
     server = RecordingServer()
@@ -515,8 +515,8 @@ async def test_a_server_that_rejects_reasoning_receives_none() -> None:
     assert "reasoning_content" not in str(server.bodies[2]["messages"])
 
 
-async def test_a_mode_may_be_wished_for() -> None:
-    """What is configured for all engines does not stop this one."""
+async def test_unsupported_mode_falls_back_to_stateless() -> None:
+    """A mode configured for all engines does not prevent a stateless engine from running."""
     with serve_handler(RecordingServer().handle) as url:
         engine = connect(f"chat:{url}#m", mode="conversation")
         async with engine, engine.stream(Turn([user("x")])) as stream:

@@ -1,4 +1,4 @@
-"""Servers whose finished response differs from what they streamed: no anchor may come of it."""
+"""Test servers whose finished response differs from their stream: no anchor is recorded for it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,20 +24,20 @@ CALL: Item = {
 
 
 def message(text: str) -> Item:
-    """A message of the model."""
+    """Return a message of the model."""
     content = [{"type": "output_text", "text": text}]
     return {"type": "message", "id": "msg_1", "role": "assistant", "content": content}
 
 
 class ContradictingServer:
-    """Streams some items and lists others; records the request bodies."""
+    """A server that streams some items, lists others in the finished response, and records requests."""
 
     def __init__(self, streamed: list[Item], listed: list[Item], **ending: Any) -> None:
         self.streamed, self.listed, self.ending = streamed, listed, ending
         self.bodies: list[dict[str, Any]] = []
 
     async def handle(self, request: Request) -> Response:
-        """Answer as the test says to the first request, and plainly to every other."""
+        """Return the configured response to the first request, and a valid one to every other."""
         self.bodies.append(await request.json())
         first = len(self.bodies) == 1
         response_id = f"resp_{len(self.bodies)}"
@@ -58,7 +58,7 @@ class ContradictingServer:
 
 
 def without_call_id(item: Item) -> Item:
-    """A call as a server sends it that forgets the call id."""
+    """Return a call without its call id."""
     return {name: value for name, value in item.items() if name != "call_id"}
 
 
@@ -72,7 +72,7 @@ CONTRADICTIONS: dict[str, Callable[[], tuple[list[Item], list[Item]]]] = {
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
-async def test_no_anchor_is_recorded_for_a_response_that_may_be_stored_otherwise(name: str) -> None:
+async def test_contradicting_response_is_no_anchor(name: str) -> None:
     """The answer stays in the Turn, nothing is marked lost, and the next request sends everything."""
     server = ContradictingServer(*CONTRADICTIONS[name]())
     with serve_handler(server.handle) as url:
@@ -93,7 +93,7 @@ def _results(turn: Turn) -> list[Any]:
 
 @pytest.mark.parametrize("echo", [None, "resp_other"])
 async def test_an_echo_at_the_end_of_a_response_is_checked(echo: str | None) -> None:
-    """A null that arrives only in response.completed is a server without the memory it was sent."""
+    """A wrong previous response id that arrives only in `response.completed` means a lost context."""
     items = [message("One.")]
     server = ContradictingServer(items, items, previous_response_id=echo)
     with serve_handler(server.handle) as url:

@@ -1,4 +1,4 @@
-"""Conversation mode: a server-side object that is checked before it is trusted."""
+"""Test conversation mode: a conversation object on the server is checked before it is used."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ from normalization import expected_context, normalize_items
 
 
 def make_client(server: TestServer) -> OpenAI:
-    """Somebody else, with the plain client."""
+    """Create a plain client that acts as another user of the server."""
     return OpenAI(base_url=server.base_url, api_key="any")
 
 
 async def test_one_object_holds_the_complete_conversation(server: TestServer) -> None:
-    """The first request makes the object; the next ones send only what is new."""
+    """The first request creates the object, and the next ones send only new blocks."""
     async with open_engine(server, mode="conversation") as engine:
         turn = await send_lines(engine, "One", "Two", "What did I say first?")
     made = {body["conversation"] for body in request_bodies(server)}
@@ -32,7 +32,7 @@ async def test_one_object_holds_the_complete_conversation(server: TestServer) ->
 
 
 async def test_an_edit_starts_a_new_object(server: TestServer) -> None:
-    """An object cannot be edited, so an edited Turn goes to a new one, whole."""
+    """An object cannot be edited, so an edited Turn is sent in full to a new one."""
     async with open_engine(server, mode="conversation") as engine:
         turn = await send_lines(engine, "One", "Two")
         before = get_state(turn).conversation_id
@@ -43,7 +43,7 @@ async def test_an_edit_starts_a_new_object(server: TestServer) -> None:
 
 
 async def test_a_message_of_another_client_starts_a_new_object(server: TestServer) -> None:
-    """An object that moved behind our back is left alone."""
+    """An object that another client has changed is not used any more."""
     async with open_engine(server, mode="conversation") as engine:
         turn = await send_lines(engine, "One")
         object_id = get_state(turn).conversation_id
@@ -56,8 +56,8 @@ async def test_a_message_of_another_client_starts_a_new_object(server: TestServe
     assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
-async def test_a_deleted_object_is_made_anew(server: TestServer) -> None:
-    """An object that is gone costs one full send."""
+async def test_deleted_object_is_replaced(server: TestServer) -> None:
+    """A deleted object is replaced by a new one with one full send."""
     async with open_engine(server, mode="conversation") as engine:
         turn = await send_lines(engine, "One")
         with make_client(server) as client:
@@ -66,8 +66,8 @@ async def test_a_deleted_object_is_made_anew(server: TestServer) -> None:
     assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
-async def test_chaining_never_builds_on_an_object(server: TestServer) -> None:
-    """What was answered inside an object is no proof for a chain: the object may have moved."""
+async def test_responses_in_an_object_are_no_anchors(server: TestServer) -> None:
+    """A response inside an object proves nothing for a chain, because the object may have changed."""
     async with open_engine(server, mode="conversation") as engine:
         turn = await send_lines(engine, "One")
         plan = engine.plan(turn.append(user("Two")), mode="chained")
@@ -95,7 +95,7 @@ async def test_an_answer_outside_the_object_is_healed(
 
 
 async def test_an_object_that_is_missing_at_the_end_is_reported(server: TestServer) -> None:
-    """The answer was shown by then, so that it is flagged."""
+    """The answer was already shown when the object is found missing, so an event reports it."""
     async with open_engine(server, mode="conversation") as engine:
         turn = await engine.run(Turn([user("One")]), streaming=True)
         server.faults.set("forget_silently,echo=late", times=1)
@@ -105,7 +105,7 @@ async def test_an_object_that_is_missing_at_the_end_is_reported(server: TestServ
 
 
 async def test_an_answer_with_null_for_the_object_is_healed_at_once(server: TestServer) -> None:
-    """Servers name the object at the start of an answer, so that null means that it was not read."""
+    """Servers name the object at the start of an answer, so null means that it was not read."""
     server.faults.set("forget_silently,echo=no", times=2)
     async with open_engine(server, mode="conversation") as engine:
         turn = await engine.run(Turn([user("One")]), streaming=True)
@@ -115,7 +115,7 @@ async def test_an_answer_with_null_for_the_object_is_healed_at_once(server: Test
 
 
 async def test_a_server_that_never_names_objects_is_not_doubted(server: TestServer) -> None:
-    """Without a name nothing is known: the object's items are checked before each request."""
+    """A server that never names the object is not healed; the items are checked before each request."""
     server.faults.set("forget_silently,echo=missing", times=1)
     async with open_engine(server, mode="conversation") as engine:
         turn = await engine.run(Turn([user("One")]), streaming=False)

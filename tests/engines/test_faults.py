@@ -1,4 +1,4 @@
-"""Every fault of the local server ends in a right Turn or a typed error, and a later turn works."""
+"""Test that every fault of the local server ends in a correct Turn or a typed error."""
 
 import re
 from pathlib import Path
@@ -20,8 +20,8 @@ from normalization import expected_context, normalize_items
 
 LONG = "The river runs from the mountains to the sea, past towns and mills and meadows. " * 80
 
-# Each fault, and how a chained request of a long conversation ends under it: an error, the healing that
-# saves it, or nothing at all to be seen.
+# Each fault, and the result of a chained request of a long conversation under it: an error, the reason
+# of the healing, or no visible effect.
 FAULTS: dict[str, type[EngineError] | str | None] = {
     "cut_after_events=0": StreamCut,
     "cut_after_events=1": StreamCut,
@@ -70,7 +70,7 @@ FAULTS: dict[str, type[EngineError] | str | None] = {
 
 
 async def run_with_events(engine: Any, turn: Turn, **options: Any) -> tuple[Turn, list[Event]]:
-    """Run a Turn, noting every event."""
+    """Run a Turn and record every event."""
     events: list[Event] = []
     async with engine.stream(turn, **options) as stream:
         async for event in stream:
@@ -81,7 +81,7 @@ async def run_with_events(engine: Any, turn: Turn, **options: Any) -> tuple[Turn
 STREAMED = re.compile(
     r"\w+_events?=|change_completed|omit_output_index|stream_content_type|repeat_"
 )
-"""Faults that only a stream can have."""
+"""Faults that affect only streams."""
 CASES = [
     (fault, streaming)
     for fault in FAULTS
@@ -91,10 +91,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("fault", "streaming"), CASES)
-async def test_a_fault_ends_in_a_right_turn_or_a_typed_error(
+async def test_fault_ends_in_a_correct_turn_or_a_typed_error(
     server: TestServer, fault: str, streaming: bool
 ) -> None:
-    """Nothing of the Turn is lost, and the conversation goes on afterwards."""
+    """Nothing of the Turn is lost, and the conversation continues afterwards."""
     expected = FAULTS[fault]
     async with open_engine(server) as engine:
         turn = await send_lines(engine, f"Remember this: {LONG}", "Thanks")
@@ -141,7 +141,7 @@ def _check_events(events: list[Event], expected: object, *, streaming: bool) -> 
 async def test_a_faulty_stream_of_another_api_gives_its_answer_once(
     server: TestServer, kind: str, fault: str
 ) -> None:
-    """Text and calls are those of a server without the fault."""
+    """Text and calls are the same as from a server without the fault."""
     city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tool = {"type": "function", "name": "weather", "parameters": city}
     address = f"chat:{server.base_url}#practice" if kind == "chat" else "anthropic:practice"
@@ -162,7 +162,7 @@ async def test_a_faulty_stream_of_another_api_gives_its_answer_once(
 
 @pytest.mark.parametrize("words", ["openai", "vllm", "ogx", "smg", "xai", "code"])
 async def test_every_shape_of_not_found_is_healed(server: TestServer, words: str) -> None:
-    """However a server says that it does not know a response, one full send mends it."""
+    """Every known form of a "response not found" error is healed by one full send."""
     async with open_engine(server) as engine:
         turn = await send_lines(engine, "One")
         server.forget()
@@ -174,7 +174,7 @@ async def test_every_shape_of_not_found_is_healed(server: TestServer, words: str
 
 @pytest.mark.parametrize("fault", ["omit_call_id", "empty_call_id"])
 async def test_a_call_without_an_id_can_still_be_answered(server: TestServer, fault: str) -> None:
-    """The call goes by another name, and its result finds it."""
+    """The call gets a generated id, and its result is matched to it."""
     tool = {"type": "function", "name": "add", "parameters": {"type": "object"}}
     async with open_engine(server) as engine:
         server.faults.set(fault)
@@ -189,7 +189,7 @@ async def test_a_call_without_an_id_can_still_be_answered(server: TestServer, fa
 
 
 async def test_a_response_without_an_id_is_no_anchor(server: TestServer) -> None:
-    """The answer is kept, nothing is chained on it, and the next request sends everything."""
+    """The answer is in the Turn, nothing is chained on it, and the next request sends everything."""
     async with open_engine(server) as engine:
         server.faults.set("omit_response_id", times=1)
         turn = await send_lines(engine, "One")
@@ -199,8 +199,8 @@ async def test_a_response_without_an_id_is_no_anchor(server: TestServer) -> None
     assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
-async def test_refused_encrypted_reasoning_is_left_out(server: TestServer) -> None:
-    """Stateless, a server that refuses encrypted reasoning gets the Turn without it."""
+async def test_rejected_encrypted_reasoning_is_left_out(server: TestServer) -> None:
+    """In stateless mode, a server that rejects encrypted reasoning gets the Turn without it."""
     async with open_engine(server, mode="stateless") as engine:
         turn = await send_lines(engine, "Think about one.")
         server.faults.set("refuse_encrypted_reasoning")
@@ -209,8 +209,8 @@ async def test_refused_encrypted_reasoning_is_left_out(server: TestServer) -> No
     assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
-async def test_a_refused_empty_input_becomes_a_full_send(server: TestServer) -> None:
-    """With nothing after the anchor, a server that wants input gets everything."""
+async def test_rejected_empty_input_becomes_a_full_send(server: TestServer) -> None:
+    """A server that rejects an empty delta gets the complete Turn."""
     async with open_engine(server) as engine:
         turn = await send_lines(engine, "One")
         server.faults.set("refuse_empty_input")
@@ -219,8 +219,8 @@ async def test_a_refused_empty_input_becomes_a_full_send(server: TestServer) -> 
     assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
-async def test_a_server_of_known_depth_is_never_asked_for_more(server: TestServer) -> None:
-    """With max_depth a chain starts anew before the server silently cuts it."""
+async def test_max_depth_limits_the_chain(server: TestServer) -> None:
+    """With ``max_depth`` a new chain starts before the server silently truncates the old one."""
     async with open_engine(server, max_depth=2) as engine:
         server.faults.set("remember=2")
         turn = Turn()
@@ -229,15 +229,15 @@ async def test_a_server_of_known_depth_is_never_asked_for_more(server: TestServe
             assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
-def test_no_fault_is_left_out() -> None:
-    """Every fault that the server documents is met here."""
+def test_every_documented_fault_is_tested() -> None:
+    """Every fault that the server documents is tested here."""
     page = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
     documented = set(re.findall(r"^\| `(\w+)", page, re.MULTILINE)) - {"not_found"}
     assert {fault.partition("=")[0].partition(",")[0] for fault in FAULTS} == documented
 
 
-async def test_a_broken_connection_keeps_what_had_arrived(server: TestServer) -> None:
-    """The error of a broken stream holds the words so far, the Turn and the plan."""
+async def test_broken_connection_error_has_the_partial_answer(server: TestServer) -> None:
+    """The error of a broken stream has the text so far, the Turn and the plan."""
     server.faults.set("cut_after_events=8", times=1)
     turn = Turn([user("Write 400 words.")])
     async with open_engine(server) as engine:
@@ -250,10 +250,10 @@ async def test_a_broken_connection_keeps_what_had_arrived(server: TestServer) ->
     assert caught.value.plan is not None
 
 
-async def test_an_ended_answer_is_complete_though_its_connection_broke(
+async def test_answer_is_complete_after_its_last_event(
     server: TestServer,
 ) -> None:
-    """After its last event nothing is missing, however badly the connection ends."""
+    """A connection that breaks after the last event does not invalidate the answer."""
     turn = Turn([user("What is 2+3?")])
     async with open_engine(server) as engine:
         server.faults.set("cut_after_events=100")
@@ -265,7 +265,7 @@ async def test_an_ended_answer_is_complete_though_its_connection_broke(
 
 
 async def count_stream_events(server: TestServer) -> int:
-    """How many events the server sends for that question."""
+    """Return the number of events that the server sends for that question."""
     async with AsyncClient(base_url=server.base_url) as client:
         requested = {"model": "practice", "input": "What is 2+3?", "stream": True}
         answer = await client.post("/responses", json=requested)

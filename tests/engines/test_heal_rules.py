@@ -1,4 +1,4 @@
-"""Every shape in which servers refuse to chain, and what is made of it."""
+"""Test every known form in which servers reject chaining, and the healing chosen for it."""
 
 import pytest
 
@@ -11,7 +11,7 @@ FULL = RequestSummary()
 
 
 def make_error(status: int, body: str) -> RequestRefused:
-    """The error that a body of this kind becomes."""
+    """Return the error for a response with this status and body."""
     texts = parse_error(body)
     return RequestRefused(texts["message"], status=status, code=texts["code"], param=texts["param"])
 
@@ -110,20 +110,20 @@ ERROR_SHAPES = {
 
 @pytest.mark.parametrize("name", ERROR_SHAPES)
 def test_a_rejected_chain_is_recognized_by_its_error(name: str) -> None:
-    """Status, code and param decide first, wording last; other refusals are left alone."""
+    """Status, code and param decide first, the message last; other errors are not healed."""
     status, body, reason = ERROR_SHAPES[name]
     assert classify_error(make_error(status, body), CHAINED) == reason
 
 
 @pytest.mark.parametrize("name", ERROR_SHAPES)
 def test_a_full_send_is_never_healed_for_its_chain(name: str) -> None:
-    """Where nothing was chained, no refusal is about the chain."""
+    """A request that was not chained is not healed for a chain error."""
     status, body, _ = ERROR_SHAPES[name]
     assert classify_error(make_error(status, body), FULL) is None
 
 
 def test_rejected_reasoning_is_recognized_by_code_or_message() -> None:
-    """Encrypted reasoning that the server cannot read is left out next time."""
+    """Encrypted reasoning that the server cannot read is left out of the next request."""
     sent = RequestSummary(has_reasoning=True)
     by_code = RequestRefused("?", status=400, code="invalid_encrypted_content")
     by_words = RequestRefused("The encrypted content gAAA could not be verified.", status=400)
@@ -131,16 +131,16 @@ def test_rejected_reasoning_is_recognized_by_code_or_message() -> None:
     assert classify_error(by_code, FULL) is None
 
 
-def test_a_model_without_reasoning_is_not_asked_for_it_again() -> None:
-    """A refusal of ``include`` is healed by leaving it out."""
+def test_rejected_include_is_left_out() -> None:
+    """A rejected ``include`` is healed by leaving it out."""
     error = RequestRefused(
         "Encrypted content is not supported with this model.", status=400, param="include"
     )
     assert classify_error(error, RequestSummary(requests_reasoning=True)) == "include"
 
 
-def test_a_refused_empty_input_is_healed_by_a_full_send() -> None:
-    """A server that wants input gets all of it."""
+def test_rejected_empty_input_is_healed_by_a_full_send() -> None:
+    """A server that rejects an empty input gets the complete input."""
     error = RequestRefused("input must not be empty", status=400, param="input")
     assert (
         classify_error(error, RequestSummary(previous_response_id="resp_1", has_empty_input=True))
@@ -148,7 +148,7 @@ def test_a_refused_empty_input_is_healed_by_a_full_send() -> None:
     )
 
 
-def test_a_conversation_object_that_is_gone_starts_a_new_one() -> None:
+def test_missing_conversation_object_is_healed() -> None:
     """A 404 for the object is healed; a lock is not."""
     sent = RequestSummary(conversation_id="conv_1")
     gone = RequestRefused("Conversation with id 'conv_1' not found.", status=404)
@@ -172,6 +172,6 @@ def test_a_conversation_object_that_is_gone_starts_a_new_one() -> None:
         (400, '{"error": {"message": "Unknown parameter: \'temperature\'."}}', False),
     ],
 )  # fmt: skip
-def test_a_format_is_rejected_in_many_ways(status: int, body: str, expected: bool) -> None:
+def test_rejected_format_is_recognized(status: int, body: str, expected: bool) -> None:
     """An error about the schema itself, or about anything else, is not healed."""
     assert is_format_rejected(make_error(status, body)) is expected

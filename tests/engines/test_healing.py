@@ -1,4 +1,4 @@
-"""When the server disagrees: healed once, by a full send, as long as nothing was shown."""
+"""Test healing: a lost or rejected context is sent again in full, once, before any output is shown."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from normalization import expected_context, normalize_items
 async def run_with_events(
     engine: ResponsesEngine, turn: Turn, **options: Any
 ) -> tuple[Turn, list[Event]]:
-    """Run a Turn and note every event."""
+    """Run a Turn and record every event."""
     async with engine.stream(turn, **options) as stream:
         events = [event async for event in stream]
     return stream.turn, events
@@ -41,10 +41,10 @@ async def test_healing_can_be_disabled(
     assert (caught.value.__cause__ is not None) == (fault == "forget_all")
 
 
-async def test_a_server_that_lost_its_memory_gets_everything_again(
+async def test_lost_context_is_sent_again_in_full(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """The refused anchor is marked lost, the whole Turn goes out, and chaining starts anew."""
+    """The rejected anchor is marked lost, the complete Turn is sent, and chaining starts again."""
     turn = await send_lines(engine, "One", "Two")
     lost = turn.blocks[-1].response_id
     server.forget()
@@ -61,8 +61,8 @@ async def test_a_server_that_lost_its_memory_gets_everything_again(
     assert request_bodies(server)[-1]["previous_response_id"] == turn.blocks[-1].response_id
 
 
-async def test_an_expired_response_is_not_even_tried(server: TestServer) -> None:
-    """Past the retention nothing is asked for: the plan knows, and the server hears a full send."""
+async def test_expired_response_is_not_requested(server: TestServer) -> None:
+    """After the retention time the plan rejects the anchor, and the request is a full send."""
     now = [1_000_000.0]
     async with open_engine(server, clock=lambda: now[0]) as engine:
         turn = await send_lines(engine, "One")
@@ -76,7 +76,7 @@ async def test_an_expired_response_is_not_even_tried(server: TestServer) -> None
 async def test_a_response_that_expired_early_is_healed(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """A server that keeps less than it is known to is healed like any other loss."""
+    """A response that expires before the known retention time is healed like any other loss."""
     turn = await send_lines(engine, "One")
     server.clock.advance(days=31)
     turn, events = await run_with_events(engine, turn.append(user("Two")))
@@ -85,7 +85,7 @@ async def test_a_response_that_expired_early_is_healed(
 
 
 async def test_zero_data_retention_stays_stateless_from_then_on() -> None:
-    """The first refusal teaches the engine; later requests chain no more, and keep reasoning."""
+    """After the first rejection, later requests are stateless and include encrypted reasoning."""
     with serve() as keeping, serve(zero_data_retention=True) as strict:
         async with open_engine(keeping, scope="one") as engine:
             turn = await send_lines(engine, "One")
@@ -102,7 +102,7 @@ async def test_zero_data_retention_stays_stateless_from_then_on() -> None:
 
 
 async def test_unreadable_reasoning_is_left_out_once() -> None:
-    """Encrypted reasoning of another server is refused; the request goes again without it."""
+    """Encrypted reasoning of another server is rejected, and the request is sent again without it."""
     with serve() as first, serve() as second:
         async with open_engine(first, scope="one", mode="stateless") as engine:
             turn = await send_lines(engine, "Think about one.")
@@ -113,10 +113,8 @@ async def test_unreadable_reasoning_is_left_out_once() -> None:
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_healing_happens_once_and_then_the_error_is_raised(
-    server: TestServer, streaming: bool
-) -> None:
-    """Lost, forked, lost again: each run heals for itself and none loops."""
+async def test_each_run_heals_at_most_once(server: TestServer, streaming: bool) -> None:
+    """Two runs from the same lost anchor are each healed once, without a loop."""
     async with open_engine(server) as engine:
         turn = await send_lines(engine, "One")
         server.forget()

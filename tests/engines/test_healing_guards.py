@@ -1,4 +1,4 @@
-"""Guards of healing and recording that nothing else would miss."""
+"""Test edge cases of healing, of recording responses and of the evidence about a server."""
 
 import pytest
 from starlette.requests import Request as HttpRequest
@@ -26,13 +26,13 @@ SENT = SentTokens(lower=10, upper=60, estimate=14, blocks=1, settings=1)
 
 
 class LosingServer:
-    """Creates conversation objects and never finds one of them."""
+    """A server that creates conversation objects and never finds one of them."""
 
     def __init__(self) -> None:
         self.attempts = 0
 
     async def handle(self, request: HttpRequest) -> Response:
-        """Create an object, or report that the one of a request is missing."""
+        """Create an object, or report that the object of a request is missing."""
         await request.body()
         if request.url.path.endswith("/conversations"):
             return json_response({"id": f"conv_{self.attempts}"})
@@ -54,7 +54,7 @@ async def test_a_reason_is_healed_once_and_then_raised() -> None:
 
 
 def test_a_response_with_the_id_of_an_earlier_one_is_no_anchor() -> None:
-    """Its blocks stay in the Turn, without a record."""
+    """The blocks of the response stay in the Turn, without an anchor record."""
     turn = Turn([user("Hello")])
     plan = plan_request(turn, scope="s", now=0.0)
     outcome = Outcome("completed", (assistant("Hi"),), "resp_1")
@@ -65,8 +65,8 @@ def test_a_response_with_the_id_of_an_earlier_one_is_no_anchor() -> None:
     assert get_state(recorded).anchors == ()
 
 
-def test_a_count_has_two_bounds_and_three_verdicts() -> None:
-    """Above what was sent it proves, below what was held it disproves, between them it says nothing."""
+def test_token_count_proves_disproves_or_neither() -> None:
+    """Above what was sent a count proves, below the stored context it disproves, otherwise neither."""
     assert judge_usage(Usage(input_tokens=534), BASE, SENT, 0) == "remembered"
     assert judge_usage(Usage(input_tokens=14), BASE, SENT, 0) == "lost"
     assert judge_usage(Usage(input_tokens=521), BASE, SENT, 0) == "partial"
@@ -76,38 +76,38 @@ def test_a_count_has_two_bounds_and_three_verdicts() -> None:
 
 
 def test_changed_settings_give_no_disproof() -> None:
-    """Other instructions, tools or a format may make a context smaller."""
+    """Changed instructions, tools or formats may make a context smaller, so a low count proves nothing."""
     changed = SentTokens(lower=10, upper=60, estimate=14, blocks=1, settings=2)
     assert judge_usage(Usage(input_tokens=14), BASE, changed, 0) == ""
 
 
-def test_cached_tokens_count_where_they_are_apart() -> None:
-    """Disproof must hold with the cached tokens added."""
+def test_separately_counted_cached_tokens_are_added() -> None:
+    """A disproof must also hold with the cached tokens added to the input tokens."""
     assert judge_usage(Usage(input_tokens=14, cached_tokens=520), BASE, SENT, 0) == ""
 
 
 def test_cached_instructions_do_not_prove_the_context() -> None:
-    """A prompt cache also has the instructions and tools, which another conversation may have sent."""
+    """A prompt cache also has instructions and tools, which another conversation may have sent."""
     base = BASE._replace(cached=384)
     assert judge_usage(Usage(input_tokens=390, cached_tokens=384), base, SENT, 380) == "lost"
 
 
 def test_reasoning_since_the_last_user_message_may_be_dropped() -> None:
-    """It was counted for the anchor, and is not part of the next request."""
+    """Reasoning tokens counted for the anchor may be missing from the next request."""
     thinking = BASE._replace(reasoning=300)
     assert judge_usage(Usage(input_tokens=234), thinking, SENT, 0) == "remembered"
 
 
-def test_a_request_is_chained_only_where_its_count_would_prove() -> None:
-    """The expected count must exceed what the request alone could amount to."""
+def test_can_prove_requires_a_distinguishable_count() -> None:
+    """The expected count must exceed the maximum count of the request alone."""
     anchor = AnchorRecord("r", "s", "d", 2, counted=BASE)
     assert can_prove(anchor, SENT, 400)
     assert not can_prove(anchor, SENT, 480)
     assert not can_prove(AnchorRecord("r", "s", "d", 2), SENT, 0)
 
 
-def test_a_loss_must_show_in_the_count_of_a_chained_request() -> None:
-    """A short context before a long delta would be lost without a trace: the delta is sent in full."""
+def test_can_disprove_requires_a_visible_loss() -> None:
+    """Losing a short context before a long delta would not be visible, so everything is sent."""
     short = BASE._replace(input=10, output=17)
     anchor, long_one = AnchorRecord("r", "s", "d", 2, counted=BASE), SENT
     assert can_disprove(anchor, long_one, 400, exact=False)
@@ -122,7 +122,7 @@ def test_a_loss_must_show_in_the_count_of_a_chained_request() -> None:
 
 
 def test_the_delay_after_a_loss_doubles_up_to_an_hour() -> None:
-    """And starts again with a minute after a proof."""
+    """The delay doubles with each loss and is reset to a minute after a proof."""
     evidence, now = ServerEvidence(), 0.0
     delays: list[float] = []
     for _ in range(8):
@@ -138,7 +138,7 @@ def test_the_delay_after_a_loss_doubles_up_to_an_hour() -> None:
 
 
 def test_evidence_does_not_change_with_every_response() -> None:
-    """It is saved when it changes, and a chain that grows says nothing new about a proven server."""
+    """Evidence is saved when it changes, and a growing chain on a proven server changes nothing."""
     evidence = ServerEvidence(proof="count")
     before = evidence.to_json()
     for depth in range(1, 5):
@@ -152,8 +152,8 @@ def test_evidence_does_not_change_with_every_response() -> None:
     assert not evidence.must_hold(4, now)
 
 
-def test_answers_are_held_back_for_longer_than_a_proof_takes() -> None:
-    """A server may remember on one connection and forget on another; losses in a row double the time."""
+def test_hold_time_outlasts_a_proof() -> None:
+    """One connection may remember while another forgets, so a proof does not end the hold time."""
     evidence, now = ServerEvidence(proof="count"), 1_000.0
     assert not evidence.must_hold(3, now)
     evidence.record_silent_loss(now, 2, partial=False)
@@ -171,15 +171,15 @@ def test_answers_are_held_back_for_longer_than_a_proof_takes() -> None:
     assert evidence.hold_until == now + HOLD_SECONDS
 
 
-def test_a_server_that_rejects_chaining_is_believed_for_good() -> None:
-    """No time changes that."""
+def test_rejected_chaining_is_permanent() -> None:
+    """A server that rejects chaining is never tried again."""
     evidence = ServerEvidence()
     evidence.record_unsupported()
     assert evidence.open_doubt(10 * MAX_COOLDOWN) == "unsupported"
 
 
-def test_evidence_survives_its_json_form() -> None:
-    """With its overheads and its learned depth; what is not understood is left out."""
+def test_evidence_round_trips_through_json() -> None:
+    """Overheads and the learned depth are restored, and unknown members are ignored."""
     evidence = ServerEvidence(proof="count", max_depth=7, overheads={5: 12}, matched=40)
     assert ServerEvidence.from_json(evidence.to_json()) == evidence
     assert ServerEvidence.from_json({"proof": 3, "unknown": 1}) == ServerEvidence()

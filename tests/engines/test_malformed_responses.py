@@ -1,4 +1,4 @@
-"""Servers that answer with what is no answer, and servers that give the key away."""
+"""Test servers that return invalid responses, and servers that repeat the API key."""
 
 import json
 import logging
@@ -54,8 +54,8 @@ KEY_LEAKS: dict[str, Callable[[], Response]] = {
 
 @pytest.mark.parametrize("name", INVALID_RESPONSES)
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_what_is_no_response_is_never_success(name: str, streaming: bool) -> None:
-    """Status 200 alone makes no answer, not even an empty one."""
+async def test_invalid_response_raises(name: str, streaming: bool) -> None:
+    """A body that is not a response raises an error despite status 200."""
     with serve_handler(make_handler(INVALID_RESPONSES[name])) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
             with pytest.raises(ServerFailed, match="not a response") as caught:
@@ -70,7 +70,7 @@ async def test_what_is_no_response_is_never_success(name: str, streaming: bool) 
 async def test_a_key_that_a_server_repeats_is_redacted(
     name: str, streaming: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither errors nor their tracebacks nor our log hold the key, or what the user wrote."""
+    """Neither errors, tracebacks nor the log contain the key or the user's text."""
     caplog.set_level(TRACE, "kedge")
     with serve_handler(make_handler(KEY_LEAKS[name])) as url:
         async with connect(f"responses:{url}#m", api_key=KEY, max_retries=0) as engine:
@@ -91,7 +91,7 @@ async def test_a_key_that_a_server_repeats_is_redacted(
 async def test_an_unavailable_conversation_object_is_an_error_with_the_turn(
     answer: Callable[[], Response],
 ) -> None:
-    """Whether it was to be made or to be looked at, the error has the Turn and the plan."""
+    """If the object cannot be created or read, the error has the Turn and the plan."""
     known = set_state(TURN, ConversationState("conversation", "resp_1", "conv_1"))
     with serve_handler(make_handler(answer)) as url:
         async with connect(f"responses:{url}#m", mode="conversation", max_retries=0) as engine:
@@ -102,8 +102,8 @@ async def test_an_unavailable_conversation_object_is_an_error_with_the_turn(
                 assert caught.value.plan is not None
 
 
-async def test_an_audit_of_a_server_that_cannot_page_ends() -> None:
-    """A list that begins again with every page is taken once, and a page of HTML is no list."""
+async def test_audit_ends_without_working_pagination() -> None:
+    """A list that starts again on every page is read once, and a page of HTML gives no result."""
     item = {"id": "m", "type": "message", "role": "user", "content": "Another thing"}
     listed = {"data": [item], "has_more": True, "last_id": "m", "output": []}
     async with (
@@ -143,7 +143,7 @@ async def test_an_audit_of_a_server_that_cannot_page_ends() -> None:
 async def test_a_failure_is_retryable_unless_its_code_is_permanent(
     code: str, retryable: bool, event: str
 ) -> None:
-    """What lies in the request fails again; what lies in the server may not."""
+    """Failures caused by the request are permanent; failures of the server may be temporary."""
     error = {"code": code, "message": "no"}
     received = {**error} if event == "error" else {"response": {**FAILED, "error": error}}
     with serve_handler(make_handler(lambda: sse_response({"type": event, **received}))) as url:
@@ -162,8 +162,8 @@ TERMINAL_EVENTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("ending", TERMINAL_EVENTS)
-async def test_a_stream_that_is_never_closed_does_not_hold_its_answer(ending: str) -> None:
-    """The end of the answer is its last event, not the end of the connection."""
+async def test_stream_ends_with_its_last_event(ending: str) -> None:
+    """The answer ends with its last event, although the connection stays open."""
     body = f"data: {json.dumps(TERMINAL_EVENTS[ending])}\n\n".encode()
     chunk = b"%x\r\n%b\r\n" % (len(body), body)
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked"
@@ -191,10 +191,10 @@ async def test_a_stream_without_its_content_type_is_read(media_type: str | None,
     assert turn.blocks[-1].text == "Yes"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-async def test_a_stream_beyond_its_bounds_is_an_error_with_the_turn(
+async def test_too_large_stream_error_has_the_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is an engine's error like any other: provider, Turn and plan go with it."""
+    """The error has the provider, the Turn and the plan, like other engine errors."""
     monkeypatch.setattr(responses, "ResponsesDecoder", partial(ResponsesDecoder, max_line=100))
     ending = TERMINAL_EVENTS["completed"] | {"padding": "x" * 200}
     with serve_handler(make_handler(lambda: sse_response(ending))) as url:
@@ -207,8 +207,8 @@ async def test_a_stream_beyond_its_bounds_is_an_error_with_the_turn(
     assert (error.provider, error.limit) == ("responses", 100)
 
 
-async def test_a_servers_own_codes_do_not_become_labels() -> None:
-    """Known codes are counted by name, whatever else a server writes under one other name."""
+async def test_unknown_error_codes_share_one_metric_label() -> None:
+    """Known codes are counted by name, and all others under one label."""
     reset()
     for code in ("invalid_value", "resp_0123", "my_code"):
         refusal = {"error": {"message": "no", "code": code}}
@@ -252,7 +252,7 @@ UNNAMED_CALLS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", UNNAMED_CALLS)
 async def test_a_call_without_a_name_is_counted_and_is_no_anchor(kind: str) -> None:
-    """The Turn has the inferred name; the server's record has none, so nothing is chained on it."""
+    """The Turn has the inferred name; the server stored none, so nothing is chained on it."""
     reset()
     with serve_handler(make_handler(lambda: json_response(UNNAMED_CALLS[kind]))) as url:
         async with connect(f"{kind}:{url}#m", max_retries=0) as engine:

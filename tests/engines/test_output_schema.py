@@ -1,4 +1,4 @@
-"""The schema of a typed answer: what is sent for a type, and how answers are validated."""
+"""Test the schema of a typed answer: what is sent for a type, and how answers are validated."""
 
 import enum
 import json
@@ -69,7 +69,7 @@ class Color(enum.Enum):
 
 
 def text_format(output: Any) -> dict[str, Any]:
-    """Return what is sent for a type."""
+    """Return the format that is sent for a type."""
     return to_output_schema(output).request_options()["text"]["format"]
 
 
@@ -107,7 +107,7 @@ TYPES: dict[str, tuple[Any, str, Any]] = {
 
 @pytest.mark.parametrize("name", TYPES)
 def test_a_type_is_sent_as_a_strict_object_and_its_answer_parsed(name: str) -> None:
-    """All objects are closed, all members required; other types are wrapped in an object."""
+    """All objects are closed, all members required, and other types are wrapped in an object."""
     output, text, value = TYPES[name]
     sent = text_format(output)
     assert sent["strict"] is True
@@ -125,12 +125,12 @@ def test_a_type_is_sent_as_a_strict_object_and_its_answer_parsed(name: str) -> N
 
 @pytest.mark.parametrize("output", [dict[str, int], Any, tuple[int, str], list[Any]])
 def test_a_type_without_a_strict_form_is_sent_as_it_is(output: Any) -> None:
-    """The server does not enforce it then; validation does."""
+    """A type without a strict form is not enforced by the server, only validated."""
     assert "strict" not in text_format(output)
 
 
 def test_a_json_schema_is_strict_only_where_that_changes_nothing() -> None:
-    """A member that may be absent, however deep inside, would have to be present in strict mode."""
+    """A schema with optional members at any depth is not strict, because strict mode requires them."""
     assert text_format(Boat.model_json_schema())["strict"] is True
     assert "strict" not in text_format(Ship.model_json_schema())
     assert "strict" not in text_format({"type": "array"})
@@ -144,8 +144,8 @@ def test_a_json_schema_is_strict_only_where_that_changes_nothing() -> None:
         {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/n"}}], "$defs": {"n": {"type": "integer"}}},
     ],
 )  # fmt: skip
-def test_a_json_schema_of_no_object_is_wrapped(schema: dict[str, Any]) -> None:
-    """As the schema of a type is."""
+def test_non_object_json_schema_is_wrapped(schema: dict[str, Any]) -> None:
+    """A JSON schema that is not an object is wrapped like the schema of a type."""
     made = to_output_schema(schema)
     assert made.wrapped
     assert made.parse('{"value": [1]}') == made.parse("[1]") == [1]
@@ -163,7 +163,7 @@ def test_a_json_schema_of_no_object_is_wrapped(schema: dict[str, Any]) -> None:
 )
 @pytest.mark.parametrize("form", [Boat, Boat.model_json_schema()], ids=["pydantic", "schema"])
 def test_problems_are_listed_by_member(form: Any, text: str, expected: str) -> None:
-    """In lines that a model can act on."""
+    """Each problem is one line that names the member."""
     with pytest.raises(SchemaMismatch) as caught:
         to_output_schema(form).parse(text)
     assert expected in str(caught.value)
@@ -172,13 +172,13 @@ def test_problems_are_listed_by_member(form: Any, text: str, expected: str) -> N
 
 @pytest.mark.parametrize("text", ["no", '{"value": "x"}', "{}"])
 def test_a_wrapped_value_that_does_not_match_is_a_mismatch(text: str) -> None:
-    """Whether the wrapper, its member or the JSON is missing."""
+    """A missing wrapper, a wrong member and invalid JSON are all mismatches."""
     with pytest.raises(SchemaMismatch):
         to_output_schema(int).parse(text)
 
 
 def test_a_message_lists_a_limited_number_of_problems() -> None:
-    """The first ones are enough to begin with."""
+    """The message lists the first problems and the number of the others."""
     schema = {"type": "array", "items": {"type": "string"}}
     with pytest.raises(SchemaMismatch) as caught:
         to_output_schema(schema).parse(str(list(range(20))))
@@ -189,7 +189,7 @@ def test_a_message_lists_a_limited_number_of_problems() -> None:
 
 @pytest.mark.parametrize("wrong", [3, "text", {"type": "boat"}, Toolbox])
 def test_a_value_without_a_schema_is_rejected(wrong: Any) -> None:
-    """Before anything is sent."""
+    """A value that has no JSON schema is rejected before anything is sent."""
     with pytest.raises(InvalidSetting, match="schema of answer"):
         to_output_schema(wrong)
 
@@ -208,25 +208,25 @@ def test_a_value_without_a_schema_is_rejected(wrong: Any) -> None:
     ],
 )
 def test_partial_text_gives_the_values_so_far(output: Any, text: str, expected: Any) -> None:
-    """Unwrapped, and not validated."""
+    """The values of a partial text are unwrapped and not validated."""
     assert to_output_schema(output).parse_partial(text) == expected
 
 
-def test_names_are_those_that_servers_accept() -> None:
-    """The name of a class, or the title of a JSON schema."""
+def test_schema_name_is_valid_for_servers() -> None:
+    """The name is that of the class or the title of the JSON schema, with valid characters."""
     assert to_output_schema(Boat).name == "Boat"
     assert to_output_schema(list[Boat]).name == "answer"
     assert to_output_schema({"title": "A boat!", "type": "object"}).name == "A_boat_"
 
 
 def test_a_schema_is_not_built_twice() -> None:
-    """What is a schema already is returned."""
+    """An `OutputSchema` is returned unchanged."""
     made: OutputSchema[Any] = to_output_schema(Boat)
     assert to_output_schema(made) is made
 
 
 def test_values_become_json_values() -> None:
-    """Of any type, also inside of others."""
+    """Models and enums are converted to JSON values, also inside of a list."""
     assert to_json_value([Boat(name="Argo", oars=2), Color.RED, 3]) == [
         {"name": "Argo", "oars": 2},
         "red",
@@ -236,7 +236,7 @@ def test_values_become_json_values() -> None:
 
 @pytest.mark.parametrize("reference", ["http://127.0.0.1:1/schema.json", "#/$defs/Missing"])
 def test_references_to_other_documents_are_not_followed(reference: str) -> None:
-    """Nothing is downloaded to validate an answer."""
+    """Nothing is downloaded to validate an answer, and an unresolved reference is an error."""
     schema = to_output_schema({"type": "object", "properties": {"a": {"$ref": reference}}})
     with pytest.raises(InvalidSetting, match="add the definition to"):
         schema.parse('{"a": 1}')

@@ -1,4 +1,4 @@
-"""Options that the plan decides, and options of unknown names, never reach a server."""
+"""Test that options set by the plan and options with unknown names are rejected before sending."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ async def test_a_member_that_the_plan_decides_is_rejected(
 async def test_a_misspelled_option_is_rejected_with_a_suggestion(
     server: TestServer, model: str
 ) -> None:
-    """Also for an API without server state, and before anything is sent."""
+    """A misspelled option is rejected before anything is sent, also for a stateless API."""
     engine = connect(f"{model}:{server.base_url}#practice")
     with pytest.raises(UnsupportedParameter, match="did you mean 'mode' or 'model'"):
         await engine.run(TURN, modle="x")
@@ -43,8 +43,8 @@ async def test_a_misspelled_option_is_rejected_with_a_suggestion(
     assert not server.requests
 
 
-async def test_extra_body_members_are_sent_as_they_are(server: TestServer) -> None:
-    """Those of the engine and of the request are merged."""
+async def test_extra_body_members_are_sent_unchanged(server: TestServer) -> None:
+    """The `extra_body` members of the engine and of the request are merged."""
     async with open_engine(
         server, params={"extra_body": {"user": "a", "safety_identifier": "s"}}
     ) as engine:
@@ -57,7 +57,7 @@ async def test_extra_body_members_are_sent_as_they_are(server: TestServer) -> No
 async def test_resend_limit_is_an_option_and_not_a_body_member(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """It limits healing, and the server never sees it."""
+    """The option limits healing and is not sent to the server."""
     turn = await send_lines(engine, "One")
     server.forget()
     with pytest.raises(ResendTooLong):
@@ -65,8 +65,8 @@ async def test_resend_limit_is_an_option_and_not_a_body_member(
     assert "resend_limit" not in request_bodies(server)[-1]
 
 
-def test_a_request_made_by_hand_cannot_override_the_plan_either() -> None:
-    """The body is checked where it is built."""
+def test_constructed_request_cannot_override_the_plan() -> None:
+    """The parameters of a `Request` object are checked when the body is built."""
     plan = plan_request(TURN, scope="s", now=0.0)
     request = Request(params={"previous_response_id": "resp_x"})
     with pytest.raises(UnsupportedParameter, match="previous_response_id"):
@@ -105,7 +105,7 @@ async def test_an_unknown_mode_is_rejected(model: str) -> None:
         {"lanes": 0, "transport": "websocket"},
     ],
 )
-def test_an_impossible_setting_of_an_engine_is_rejected(settings: Any) -> None:
-    """It would switch chaining off, never let a response expire, or wait for a connection forever."""
+def test_invalid_engine_setting_is_rejected(settings: Any) -> None:
+    """Such settings would disable chaining, retain responses forever, or wait forever for a connection."""
     with pytest.raises(InvalidSetting, match=next(iter(settings))):
         connect("openai:gpt-5.1", api_key="k", **settings)

@@ -1,4 +1,4 @@
-"""ResponsesEngine against the strict local server, through the real client, on a real socket."""
+"""Test ResponsesEngine against the strict local server, with the real client on a real socket."""
 
 import asyncio
 import sys
@@ -21,10 +21,10 @@ from server.gated_model import GatedModel
 from server.waiting import wait_until_async
 
 
-async def test_the_second_request_sends_only_what_is_new(
+async def test_second_request_sends_only_new_blocks(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """A chained request carries the anchor and the delta, and the model sees everything."""
+    """A chained request has the anchor and the delta, and the model reads the complete context."""
     turn = await send_lines(engine, "My name is Ada.", "What did I say first?")
     first, second = request_bodies(server)
     assert "previous_response_id" not in first
@@ -35,7 +35,7 @@ async def test_the_second_request_sends_only_what_is_new(
 
 
 async def test_a_stream_yields_events_and_ends_with_the_turn(engine: ResponsesEngine) -> None:
-    """Events come in order, deltas add up to the answer, and the Turn is there at the end."""
+    """Events arrive in order, deltas add up to the answer, and the Turn is available at the end."""
     turn = Turn([user("What is 6*7?")])
     async with engine.stream(turn) as stream:
         events = [event async for event in stream]
@@ -48,8 +48,8 @@ async def test_a_stream_yields_events_and_ends_with_the_turn(engine: ResponsesEn
     assert stream.turn.blocks[:1] == turn.blocks
 
 
-async def test_a_stream_left_early_leaves_the_turn_usable(engine: ResponsesEngine) -> None:
-    """Whoever stops listening keeps a Turn that can be sent again, and no half answer."""
+async def test_stream_closed_early_leaves_the_turn_usable(engine: ResponsesEngine) -> None:
+    """After closing a stream early the Turn can be sent again, without a partial answer."""
     turn = Turn([user("Write 400 words.")])
     async with engine.stream(turn) as stream:
         async for event in stream:
@@ -78,7 +78,7 @@ async def test_cancelling_a_run_leaves_the_turn_usable() -> None:
 async def test_an_edit_near_the_end_falls_back_to_an_older_anchor(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """An older intact anchor beats a full resend."""
+    """An older valid anchor is preferred to a full send."""
     turn = await send_lines(engine, "One", "Two", "Three")
     edited = turn.replace(turn.blocks[4].id, user("Drei"))
     finished = await engine.run(edited.append(user("What did I say last?")))
@@ -88,10 +88,10 @@ async def test_an_edit_near_the_end_falls_back_to_an_older_anchor(
     assert normalize_items(server.requests[-1].context) == expected_context(finished)
 
 
-async def test_system_text_is_sent_afresh_and_never_accumulates(
+async def test_system_text_is_sent_with_every_request(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """Leading system text goes out with every request and may change without costing the anchor."""
+    """Leading system text may change without invalidating the anchor, and never accumulates."""
     turn = await engine.run(Turn([system("Be kind."), user("Hello")]))
     changed = turn.replace(turn.blocks[0].id, system("Be brief.")).append(user("Hello again"))
     finished = await engine.run(changed)
@@ -114,7 +114,7 @@ async def test_an_empty_delta_is_sent_as_empty_input(
 async def test_a_turn_rebuilt_from_plain_messages_chains_again(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """Equal content with new ids and no tags keeps the anchor, as long as the state is there."""
+    """Equal content with new ids and no metadata matches the anchor, if the state is present."""
     turn = await send_lines(engine, "Hello")
     rebuilt = Turn([user("Hello"), assistant(last_text(turn))])
     rebuilt = set_state(rebuilt, get_state(turn)).append(user("Again"))
@@ -122,17 +122,17 @@ async def test_a_turn_rebuilt_from_plain_messages_chains_again(
     assert request_bodies(server)[-1]["previous_response_id"] == turn.blocks[-1].response_id
 
 
-async def test_dangling_calls_are_refused_before_anything_is_sent(
+async def test_unanswered_calls_are_rejected_before_sending(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """Unsendable names the call that stands in the way; the server hears nothing."""
+    """The error names the call without a result, and nothing is sent."""
     with pytest.raises(Unsendable, match="call_1"):
         await engine.run(Turn([user("Hi"), tool_call("f", {}, call_id="call_1")]))
     assert server.requests == []
 
 
 async def test_models_may_change_along_a_chain(engine: ResponsesEngine, server: TestServer) -> None:
-    """Another model of the same provider goes on from the same anchor."""
+    """Another model of the same provider continues from the same anchor."""
     turn = await send_lines(engine, "Hello")
     try:
         await engine.run(turn.append(user("Again")), model="practice")
@@ -143,7 +143,7 @@ async def test_models_may_change_along_a_chain(engine: ResponsesEngine, server: 
 async def test_stateless_mode_sends_everything_and_stores_nothing(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """Stateless requests carry the whole Turn, store=false, and ask for encrypted reasoning."""
+    """Stateless requests have the complete Turn, ``store=false``, and ask for encrypted reasoning."""
     turn = await send_lines(engine, "One", "What did I say first?", mode="stateless")
     body = request_bodies(server)[-1]
     assert body["store"] is False
@@ -155,7 +155,7 @@ async def test_stateless_mode_sends_everything_and_stores_nothing(
 async def test_unstored_responses_are_never_chained_on(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """After store=false the next request sends everything, and says why."""
+    """After ``store=false`` the next request sends everything, and the plan gives the reason."""
     turn = await send_lines(engine, "One", store=False)
     plan = engine.plan(turn.append(user("Two")))
     assert plan.fallback == "unstored"
@@ -166,7 +166,7 @@ async def test_unstored_responses_are_never_chained_on(
 async def test_encrypted_reasoning_is_replayed_directly_before_its_item(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """Stateless, the reasoning of earlier answers reaches the model sealed and in its place."""
+    """In stateless mode, encrypted reasoning is sent before its item, and left out after an edit."""
     turn = await send_lines(engine, "Think about rivers.", mode="stateless")
     assert [block.kind for block in turn.blocks] == ["user", "reasoning", "assistant"]
     await engine.run(turn.append(user("Go on.")), mode="stateless")
@@ -181,17 +181,17 @@ async def test_encrypted_reasoning_is_replayed_directly_before_its_item(
 async def test_chained_reasoning_stays_on_the_server(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """Chained, the reasoning of earlier answers is in the context without being sent."""
+    """In chained mode, earlier reasoning is part of the context without being sent."""
     turn = await send_lines(engine, "Think about rivers.", "Go on.")
     assert all(item["type"] != "reasoning" for item in request_bodies(server)[-1]["input"])
     assert any(item["type"] == "reasoning" for item in server.requests[-1].context or ())
     assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
-async def test_the_rollback_switch_beats_every_other_setting(
+async def test_rollback_switch_overrides_other_settings(
     engine: ResponsesEngine, server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ENABLE_RESPONSE_BOUNDARY_TRACKING=0 sends everything, with an event that says so."""
+    """``ENABLE_RESPONSE_BOUNDARY_TRACKING=0`` sends everything, with an event that reports it."""
     turn = await send_lines(engine, "One")
     turn = set_state(turn, replace(get_state(turn), mode="chained"))
     monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", "0")
@@ -201,10 +201,10 @@ async def test_the_rollback_switch_beats_every_other_setting(
     assert "previous_response_id" not in request_bodies(server)[-1]
 
 
-async def test_a_mode_set_on_the_conversation_beats_the_default(
+async def test_mode_of_the_state_overrides_the_default(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """The state's mode is used when the request names none."""
+    """The mode of the state is used when the request has none."""
     turn = set_state(Turn([user("One")]), ConversationState(mode="stateless"))
     await engine.run(turn)
     assert request_bodies(server)[-1]["store"] is False
@@ -213,7 +213,7 @@ async def test_a_mode_set_on_the_conversation_beats_the_default(
 async def test_an_incomplete_answer_is_an_error_with_the_partial_content(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """At max_output_tokens the answer is no success and no anchor; the Turn can go on."""
+    """An answer truncated at ``max_output_tokens`` is an error and no anchor; the Turn can continue."""
     turn = Turn([user("Write 400 words.")])
     with pytest.raises(AnswerIncomplete) as caught:
         await engine.run(turn, max_output_tokens=16)
@@ -226,8 +226,8 @@ async def test_an_incomplete_answer_is_an_error_with_the_partial_content(
     assert normalize_items(server.requests[-1].context) == expected_context(finished)
 
 
-async def test_any_other_refusal_fails_fast_and_carries_the_plan(engine: ResponsesEngine) -> None:
-    """A 4xx that is not about memory is a typed error with the server's words and the Turn."""
+async def test_other_rejections_raise_with_the_plan(engine: ResponsesEngine) -> None:
+    """A 4xx that is not about the context is a typed error with the parameter, the Turn and the plan."""
     turn = Turn([user("Hi")])
     with pytest.raises(RequestRefused) as caught:
         await engine.run(turn, temperature="hot")
@@ -240,8 +240,8 @@ async def test_any_other_refusal_fails_fast_and_carries_the_plan(engine: Respons
     assert not error.retryable
 
 
-async def test_a_dead_server_is_unreachable_and_retryable() -> None:
-    """No connection is a typed, retryable error."""
+async def test_stopped_server_is_unreachable_and_retryable() -> None:
+    """A failed connection is a typed, retryable error."""
     with serve() as server:
         address = server
     async with open_engine(address) as engine:
@@ -250,10 +250,10 @@ async def test_a_dead_server_is_unreachable_and_retryable() -> None:
     assert caught.value.retryable
 
 
-async def test_images_and_tool_results_survive_the_wire(
+async def test_images_and_tool_results_reach_the_model(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """What the model sees is what the Turn says, pictures and tool exchanges included."""
+    """The model's context equals the Turn, including images and tool results."""
     turn = Turn(
         [
             user(["Look", image(b"\x89PNG")]),
@@ -268,8 +268,8 @@ async def test_images_and_tool_results_survive_the_wire(
     assert len(finished) == 6
 
 
-async def test_several_conversations_run_at_once(server: TestServer) -> None:
-    """One engine serves many Turns at once, and none sees another's messages."""
+async def test_concurrent_conversations(server: TestServer) -> None:
+    """One engine serves many Turns concurrently, and none contains another's messages."""
     async with open_engine(server) as engine:
         results: dict[int, Turn] = {}
 
@@ -283,10 +283,10 @@ async def test_several_conversations_run_at_once(server: TestServer) -> None:
         assert f"I am {number}." in last_text(turn)
 
 
-async def test_a_stream_left_early_closes_its_connection_and_everything_in_it(
+async def test_stream_closed_early_closes_its_generators(
     server: TestServer,
 ) -> None:
-    """Nothing of ours goes on behind the back of whoever left: no generator waits to be collected."""
+    """No async generator of the engine is left to be collected after a stream is closed early."""
     made: list[str] = []
     before = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(finalizer=lambda gen: made.append(str(gen)))

@@ -1,4 +1,4 @@
-"""The law on servers that forget, cap, reuse ids or miscount: judged by what the model read."""
+"""Test the law on servers that forget, truncate chains, reuse ids or miscount tokens."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -27,7 +27,7 @@ STREAMING = pytest.mark.parametrize("streaming", [True, False])
 async def open_memory_engine(
     server: MemoryServer, **settings: Any
 ) -> AsyncIterator[ResponsesEngine]:
-    """An engine for a server of an unknown kind."""
+    """Yield an engine for a server of an unknown kind."""
     with serve_handler(server.handle) as url:
         engine = connect(f"responses:{url}#m", max_retries=0, **settings)
         assert isinstance(engine, ResponsesEngine)
@@ -45,17 +45,17 @@ async def send(
 
 
 def is_coherent(server: MemoryServer, turn: Turn) -> bool:
-    """Whether the model read what the Turn says before its answer."""
+    """Return whether the model's context equals the Turn before its answer."""
     return normalize_items(server.contexts[-1]) == expected_context(turn)
 
 
 def count_healed(events: list[Event]) -> int:
-    """How often the server was asked again."""
+    """Return how often a request was healed."""
     return sum(isinstance(event, Healed) for event in events)
 
 
 def is_chained(body: dict[str, Any]) -> bool:
-    """Whether a request relied on the server's memory."""
+    """Return whether a request used the server's stored context."""
     return "previous_response_id" in body
 
 
@@ -72,7 +72,7 @@ async def talk(
 
 @STREAMING
 async def test_a_gateway_without_memory_never_shows_a_wrong_answer(streaming: bool) -> None:
-    """It stores nothing and repeats the requested id; that costs one request and no answer."""
+    """It stores nothing and echoes the requested id; that costs one request and no wrong answer."""
     server = MemoryServer(stores=False)
     async with open_memory_engine(server, clock=FakeClock()) as engine:
         _, wrong = await talk(server, engine, 8, streaming=streaming)
@@ -81,8 +81,8 @@ async def test_a_gateway_without_memory_never_shows_a_wrong_answer(streaming: bo
     assert sum(map(is_chained, server.bodies)) == 1
 
 
-async def test_a_server_that_keeps_forgetting_is_tried_less_and_less() -> None:
-    """With a message every 20 seconds, no answer is wrong, and the delay doubles."""
+async def test_retry_delay_of_a_forgetting_server_doubles() -> None:
+    """With a message every 20 seconds, no answer is wrong, and the delay between attempts doubles."""
     server, clock = MemoryServer(stores=False), FakeClock()
     async with open_memory_engine(server, clock=clock) as engine:
         turn, tries = Turn(), 0
@@ -97,10 +97,10 @@ async def test_a_server_that_keeps_forgetting_is_tried_less_and_less() -> None:
 @STREAMING
 @pytest.mark.parametrize("usage", ["honest", "llama"])
 @pytest.mark.parametrize("hidden_prompt", [0, 900])
-async def test_an_honest_server_of_an_unknown_kind_is_soon_chained_on(
+async def test_unknown_server_is_chained_after_a_few_requests(
     streaming: bool, usage: str, hidden_prompt: int
 ) -> None:
-    """Whatever its tokenizer, and whatever it adds to a prompt; and nothing is sent twice."""
+    """Chaining starts with any tokenizer and any hidden prompt, and nothing is sent twice."""
     server = MemoryServer(usage=usage, hidden_prompt=hidden_prompt)
     async with open_memory_engine(server) as engine:
         turn, wrong = await talk(server, engine, 12, streaming=streaming)
@@ -110,8 +110,8 @@ async def test_an_honest_server_of_an_unknown_kind_is_soon_chained_on(
         assert plan.anchor is not None
 
 
-async def test_an_answer_of_an_unproven_server_is_held_back_until_the_verdict() -> None:
-    """Nothing of an answer that was made without memory is ever yielded."""
+async def test_answer_of_an_unproven_server_is_held_back() -> None:
+    """No part of an answer that was generated without the context is yielded."""
     server = MemoryServer(stores=False)
     async with open_memory_engine(server) as engine:
         turn, _ = await talk(server, engine, 2)
@@ -126,8 +126,8 @@ async def test_an_answer_of_an_unproven_server_is_held_back_until_the_verdict() 
     assert [e.reason for e in events if isinstance(e, Healed)] == ["forgot"]
 
 
-async def test_a_short_message_and_a_long_one_need_two_bounds() -> None:
-    """After "hi" a message of 2 kB is counted 533 with memory and 519 without: no proof."""
+async def test_long_message_after_a_short_one_proves_nothing() -> None:
+    """After "hi" a message of 2 kB is counted 533 with the context and 519 without: no proof."""
     server = MemoryServer(stores=False)
     async with open_memory_engine(server) as engine:
         turn, _ = await send(engine, Turn(), "hi")
@@ -137,8 +137,8 @@ async def test_a_short_message_and_a_long_one_need_two_bounds() -> None:
 
 
 @STREAMING
-async def test_the_cap_of_a_chain_is_learned_and_a_new_chain_started(streaming: bool) -> None:
-    """The count still grows at the cap; it falls short by the oldest exchange."""
+async def test_chain_limit_is_learned(streaming: bool) -> None:
+    """The count still grows at the limit, but is too low by the oldest exchange."""
     server = MemoryServer(cap=10)
     async with open_memory_engine(server, clock=FakeClock()) as engine:
         turn, wrong, flagged, healed = Turn(), 0, 0, 0
@@ -147,14 +147,14 @@ async def test_the_cap_of_a_chain_is_learned_and_a_new_chain_started(streaming: 
             wrong += not is_coherent(server, turn)
             flagged += any(isinstance(event, ServerForgot) for event in events)
             if count_healed(events):
-                assert not is_chained(server.bodies[-1])  # not on an older anchor either
+                assert not is_chained(server.bodies[-1])  # also not on an older anchor
                 healed += 1
     assert (wrong, flagged, healed) == ((1, 1, 0) if streaming else (0, 0, 1))
     assert sum(map(is_chained, server.bodies)) > 25
 
 
 async def test_max_depth_starts_a_new_chain() -> None:
-    """The deepest allowed anchor is not used for good."""
+    """At the maximum depth a new chain starts, instead of reusing the deepest allowed anchor."""
     server = MemoryServer()
     async with open_memory_engine(server, max_depth=4, trust="always") as engine:
         await talk(server, engine, 20)
@@ -168,7 +168,7 @@ async def test_max_depth_starts_a_new_chain() -> None:
 
 @STREAMING
 async def test_a_server_that_never_stores_is_learned_once(streaming: bool) -> None:
-    """Ten messages are at most eleven requests, and the delay doubles."""
+    """Ten messages cost at most eleven requests, and chaining is tried again after the delay."""
     server, clock = MemoryServer(stores=False, rejects_unknown=True), FakeClock()
     async with open_memory_engine(server, clock=clock) as engine:
         turn, wrong = await talk(server, engine, 10, streaming=streaming)
@@ -180,7 +180,7 @@ async def test_a_server_that_never_stores_is_learned_once(streaming: bool) -> No
 
 
 async def test_store_false_in_a_response_is_honored() -> None:
-    """What the server says it did not store is no anchor, and costs no rejected request."""
+    """A response that the server reports as not stored is no anchor and costs no rejected request."""
     server = MemoryServer(stores=False, rejects_unknown=True, reports_unstored=True)
     async with open_memory_engine(server, trust="always") as engine:
         turn, wrong = await talk(server, engine, 8)
@@ -203,7 +203,7 @@ async def test_after_a_total_loss_older_anchors_are_not_tried_one_by_one() -> No
 
 @STREAMING
 async def test_an_id_that_is_issued_twice_is_no_anchor(streaming: bool) -> None:
-    """Neither is the older record, in this conversation or in another one."""
+    """Neither record of an id that was issued twice is used, in this conversation or in another."""
     server = MemoryServer(counter_ids=True)
     async with open_memory_engine(server, trust="always", clock=FakeClock()) as engine:
         one, _ = await send(engine, Turn(), "One", streaming=streaming)
@@ -215,7 +215,7 @@ async def test_an_id_that_is_issued_twice_is_no_anchor(streaming: bool) -> None:
 
 
 async def test_a_repeated_response_id_is_no_anchor() -> None:
-    """The record of the first response is not chained on."""
+    """A response id that is repeated within a conversation is not chained on."""
     server = MemoryServer(counter_ids=True)
     async with open_memory_engine(server, trust="always", clock=FakeClock()) as engine:
         turn, _ = await send(engine, Turn(), "One")
@@ -226,7 +226,7 @@ async def test_a_repeated_response_id_is_no_anchor() -> None:
 
 
 async def test_equal_ids_of_two_servers_are_distinguished() -> None:
-    """Each server gets its own anchor, though both count from one."""
+    """Each server gets its own anchor, although both number their responses from one."""
     first, second = MemoryServer(counter_ids=True), MemoryServer(counter_ids=True)
     async with (
         open_memory_engine(first, trust="always") as one,
@@ -245,7 +245,7 @@ async def test_equal_ids_of_two_servers_are_distinguished() -> None:
 @STREAMING
 @pytest.mark.parametrize("echo", ["null", "late"])
 async def test_a_wrong_echo_disproves_at_any_time(streaming: bool, echo: str) -> None:
-    """At the start of an answer, or only at its end."""
+    """A wrong echo is detected at the start of an answer and at its end."""
     server = MemoryServer(echo=echo, stores=False)
     async with open_memory_engine(server, trust="always") as engine:
         turn, _ = await send(engine, Turn(), "One", streaming=streaming)
@@ -257,7 +257,7 @@ async def test_a_wrong_echo_disproves_at_any_time(streaming: bool, echo: str) ->
 @pytest.mark.parametrize("usage", ["none", "constant", "new"])
 @pytest.mark.parametrize("stores", [True, False])
 async def test_without_usable_counts_only_an_audit_proves(usage: str, stores: bool) -> None:
-    """No answer is wrong; with audits a server that lists its items is chained on."""
+    """No answer is wrong; with audits, a server that lists its items is chained on."""
     server = MemoryServer(usage=usage, stores=stores)
     async with open_memory_engine(server, clock=FakeClock()) as engine:
         _, wrong = await talk(server, engine, 6)
@@ -274,8 +274,8 @@ async def test_without_usable_counts_only_an_audit_proves(usage: str, stores: bo
     ("usage", "text"),
     [("apart", ORDINARY), ("honest", " " * 4_500), ("honest", "x"), ("llama", " " * 4_500)],
 )
-async def test_a_remembering_server_is_never_suspected(usage: str, text: str) -> None:
-    """Neither for counting cached tokens apart nor for a message that is nearly nothing."""
+async def test_correct_server_is_never_healed(usage: str, text: str) -> None:
+    """Separately counted cached tokens and nearly empty messages cause no healing."""
     server = MemoryServer(usage=usage)
     async with open_memory_engine(server, known_server=KnownServer(remembers=True)) as engine:
         turn, _ = await talk(server, engine, 5)
@@ -285,7 +285,7 @@ async def test_a_remembering_server_is_never_suspected(usage: str, text: str) ->
 
 
 async def test_a_missing_ancestor_is_a_difference_where_audits_work() -> None:
-    """The audit's 404 is no longer taken for a server that lists nothing."""
+    """A 404 for an ancestor is a difference if the server can list other items."""
     server = MemoryServer()
     async with open_memory_engine(server, verify_every=1, trust="always") as engine:
         turn, _ = await talk(server, engine, 3)
@@ -298,7 +298,7 @@ async def test_a_missing_ancestor_is_a_difference_where_audits_work() -> None:
 
 
 async def test_a_server_that_lists_nothing_cannot_be_audited() -> None:
-    """There a 404 is no difference."""
+    """On a server that lists no items, a 404 is no difference."""
     server = MemoryServer(lists=False)
     async with open_memory_engine(server, trust="always") as engine:
         turn, _ = await talk(server, engine, 2)
@@ -306,8 +306,8 @@ async def test_a_server_that_lists_nothing_cannot_be_audited() -> None:
 
 
 @STREAMING
-async def test_a_server_that_starts_to_forget_is_flagged_once(streaming: bool) -> None:
-    """At most the one answer in flight is wrong; it is no anchor, and its text stays."""
+async def test_server_that_starts_to_forget_is_reported_once(streaming: bool) -> None:
+    """At most the answer in progress is wrong; it is no anchor, and its text stays in the Turn."""
     server = MemoryServer()
     async with open_memory_engine(server, clock=FakeClock()) as engine:
         turn, _ = await talk(server, engine, 6, streaming=streaming)
@@ -325,7 +325,7 @@ async def test_a_server_that_starts_to_forget_is_flagged_once(streaming: bool) -
     assert wrong == int(streaming)
 
 
-async def test_calls_made_without_memory_are_not_run() -> None:
+async def test_calls_without_context_are_not_run() -> None:
     """The text of the answer stays; its calls are dropped, and everything is sent again."""
     server, runs = MemoryServer(), list[int]()
 
@@ -350,7 +350,7 @@ async def test_calls_made_without_memory_are_not_run() -> None:
 
 
 async def test_trust_never_sends_everything_with_the_reason() -> None:
-    """Nothing is chained, and nothing is stored."""
+    """With ``trust="never"`` no request is chained, and the plan gives the reason."""
     server = MemoryServer()
     async with open_memory_engine(server, trust="never") as engine:
         turn, _ = await talk(server, engine, 3)
@@ -369,8 +369,8 @@ async def test_an_unproven_server_is_explained() -> None:
     assert "trust='always'" in plan.explain()
 
 
-async def test_a_request_whose_count_would_show_nothing_sends_everything() -> None:
-    """Other instructions than before: a proven server that begins to forget would not be noticed."""
+async def test_changed_instructions_cause_a_full_send() -> None:
+    """With changed instructions, a loss of the context could not be detected by the token count."""
     server = MemoryServer()
     async with open_memory_engine(server, clock=FakeClock()) as engine:
         turn, _ = await talk(server, engine, 6)
@@ -384,31 +384,31 @@ async def test_a_request_whose_count_would_show_nothing_sends_everything() -> No
 
 
 def test_an_unknown_level_of_trust_is_rejected() -> None:
-    """With the levels that there are."""
+    """The error for an unknown level of trust lists the valid levels."""
     with pytest.raises(InvalidSetting, match="earned, always, never"):
         connect("responses:http://127.0.0.1:9/v1#m", trust="sometimes")
 
 
 class BrokenStore:
-    """A store that is closed after its first use."""
+    """A store that can be closed by a test."""
 
     def __init__(self) -> None:
         self.saved: dict[str, Mapping[str, Any]] = {}
         self.is_closed = False
 
     async def load_evidence(self, key: str) -> Mapping[str, Any] | None:
-        """Return what was saved."""
+        """Return the saved evidence."""
         return self.saved.get(key)
 
     async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
-        """Save, unless it is closed."""
+        """Save the evidence, or raise an error if the store is closed."""
         if self.is_closed:
             raise StoreError("the store is closed; open it again")
         self.saved[key] = form
 
 
-async def test_an_engine_outlives_the_stores_of_its_evidence() -> None:
-    """A closed store does not cost the answer, and the next conversation's store takes its place."""
+async def test_engine_continues_after_its_evidence_store_is_closed() -> None:
+    """A closed store does not prevent an answer, and the next attached store replaces it."""
     first, second = BrokenStore(), BrokenStore()
     async with open_memory_engine(MemoryServer()) as engine:
         await engine.memory.attach(first, engine.model)

@@ -1,4 +1,4 @@
-"""The methods of engines, Chat and Conversation for sync code."""
+"""Test the methods of engines, Chat and Conversation for sync code."""
 
 import asyncio
 import inspect
@@ -25,12 +25,12 @@ from kedge.testing import TestServer
 
 @pytest.fixture
 def engine(kedge_server: TestServer) -> Engine:
-    """An engine of the test's server."""
+    """Return an engine for the test's server."""
     return connect(f"responses:{kedge_server.base_url}#practice", max_retries=0)
 
 
 def test_an_engine_runs_and_streams(engine: Engine) -> None:
-    """With the signatures and results of the async methods."""
+    """The sync methods of an engine have the signatures and results of the async methods."""
     turn = engine.sync.run(Turn([user("My name is Ada.")]))
     assert_type(turn, Turn)
     assert engine.sync.ask(turn.append(user("What is my name?"))).text == "Your name is Ada."
@@ -41,7 +41,7 @@ def test_an_engine_runs_and_streams(engine: Engine) -> None:
 
 
 def test_a_chat_continues_with_its_state(engine: Engine) -> None:
-    """A stream that is finished at once has its answer."""
+    """A sync stream of a chat returns its answer from `finish`."""
     chat = Chat(engine)
     first = chat.sync.chat_with_state(None, "My name is Ada.")
     assert_type(first, Answer)
@@ -52,8 +52,8 @@ def test_a_chat_continues_with_its_state(engine: Engine) -> None:
     chat.sync.close()
 
 
-def test_a_conversation_is_used_without_await(engine: Engine) -> None:
-    """Events come one by one; leaving early closes the run, and the question can be resumed."""
+def test_sync_conversation(engine: Engine) -> None:
+    """A stream that is closed early ends its run, and the question can be resumed."""
     store = run_sync(open_store("sqlite://:memory:"))
     conversation = run_sync(Conversation.create(store, engine))
     reply = conversation.sync.send("My name is Ada.")
@@ -70,7 +70,7 @@ def test_a_conversation_is_used_without_await(engine: Engine) -> None:
 def test_an_error_is_raised_by_the_step_that_fails(
     engine: Engine, kedge_server: TestServer
 ) -> None:
-    """The stream can be closed afterwards, once or twice."""
+    """After an error, a stream can be closed more than once."""
     kedge_server.faults.set("status=500")
     with engine.sync.stream(Turn([user("Hello")])) as stream:
         with pytest.raises(KedgeError):
@@ -78,8 +78,8 @@ def test_an_error_is_raised_by_the_step_that_fails(
         stream.close()
 
 
-def test_a_stream_that_is_dropped_closes_its_run(engine: Engine) -> None:
-    """Its task on the background loop ends."""
+def test_deleted_stream_closes_its_run(engine: Engine) -> None:
+    """The task of a deleted stream ends on the background loop."""
     stream = engine.sync.stream(Turn([user("Count to 5")]))
     next(stream)
     call = stream._call  # pyright: ignore[reportPrivateUsage]
@@ -93,7 +93,7 @@ def test_a_stream_that_is_dropped_closes_its_run(engine: Engine) -> None:
     [(Conversation, SyncConversation), (Chat, SyncChat), (Engine, SyncEngine)],
 )
 def test_every_async_method_has_a_sync_version(source: type, facade: type) -> None:
-    """Constructors and listings are called with run_sync."""
+    """Only constructors and listings have no sync version; they are called with `run_sync`."""
     methods = {
         name
         for name, value in vars(source).items()
@@ -105,7 +105,7 @@ def test_every_async_method_has_a_sync_version(source: type, facade: type) -> No
 def test_an_interrupt_between_a_request_and_its_wait_closes_a_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The run works on the request by then, and would never read that it is to end."""
+    """An interrupt while the run works on the next event still closes the stream."""
 
     async def events() -> AsyncGenerator[Event]:
         yield TextDelta("first")

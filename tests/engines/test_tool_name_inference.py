@@ -1,4 +1,4 @@
-"""Infer the name of a tool call from its arguments, also with hostile schemas."""
+"""Test the inference of a tool call's name from its arguments, also with hostile schemas."""
 
 import json
 from typing import Any
@@ -41,12 +41,12 @@ TOOLS: list[dict[str, Any]] = [
 def test_a_name_is_inferred_if_exactly_one_tool_fits(
     arguments: str, custom: bool, expected: str
 ) -> None:
-    """By the schemas of the tools that the request offers, in any API's form."""
+    """The arguments are compared with the schemas of the offered tools, in the form of any API."""
     assert infer_tool_name(TOOLS, arguments, custom) == expected
 
 
 def fits(schema: Any, value: Any, definitions: Any = None) -> bool:
-    """Whether ``value`` is inferred to belong to a tool with the argument ``x`` of this schema."""
+    """Return whether a tool with the argument ``x`` of this schema is inferred for ``value``."""
     parameters = {"type": "object", "properties": {"x": schema}, "$defs": definitions or {}}
     tool = {"type": "function", "name": "only", "parameters": parameters}
     return infer_tool_name([tool], json.dumps({"x": value}), False) == "only"
@@ -76,7 +76,7 @@ def fits(schema: Any, value: Any, definitions: Any = None) -> bool:
     ],
 )
 def test_types_members_and_references_are_compared(schema: Any, matching: Any, other: Any) -> None:
-    """These are the keywords that distinguish tools."""
+    """The schema keywords that distinguish tools are evaluated."""
     stop = {
         "type": "object",
         "properties": {"city": {"type": "string"}},
@@ -99,12 +99,12 @@ def test_types_members_and_references_are_compared(schema: Any, matching: Any, o
     ],
 )
 def test_a_schema_that_cannot_be_evaluated_fits_nothing(schema: Any) -> None:
-    """References to addresses are not followed, and a loop ends."""
+    """References to URLs are not followed, and a reference loop ends."""
     assert not fits(schema, 1, {"loop": {"$ref": "#/$defs/loop"}})
 
 
 def test_hostile_schemas_take_bounded_time() -> None:
-    """A pattern is not evaluated, and references that multiply end the search."""
+    """Patterns are not evaluated, and references that multiply end the search."""
     assert fits({"type": "string", "pattern": "(a+)+$"}, "a" * 5_000 + "!")
     double = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(60)}
     assert not fits({"$ref": "#/$defs/d0"}, 1, {**double, "d60": True})

@@ -1,4 +1,4 @@
-"""The way to a server: what the client does for us, and what becomes of it when it fails."""
+"""Test the HTTP transport: retries of the client, timeouts, and the errors for failures."""
 
 import asyncio
 
@@ -35,10 +35,10 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99
         (HEAD + b'{"id"', StreamCut, "broke in the middle"),
     ],
 )
-async def test_a_broken_connection_is_a_typed_error_and_may_be_tried_again(
+async def test_broken_connection_is_a_retryable_error(
     said: bytes, kind: type[EngineError], words: str
 ) -> None:
-    """Whatever breaks below HTTP is said in our words, with the Turn that was sent."""
+    """A failure below HTTP raises a typed, retryable error with the Turn that was sent."""
     with serve_bytes(said) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
             with pytest.raises(kind, match=words) as caught:
@@ -48,10 +48,8 @@ async def test_a_broken_connection_is_a_typed_error_and_may_be_tried_again(
 
 
 @pytest.mark.parametrize(("sent", "expected"), [(b"", Unreachable), (HEAD + b'{"id"', StreamCut)])
-async def test_a_server_that_does_not_answer_in_time_is_a_typed_error(
-    sent: bytes, expected: type[EngineError]
-) -> None:
-    """Silence before the response and in the middle of it both end by the client's timeout."""
+async def test_timeout_is_a_typed_error(sent: bytes, expected: type[EngineError]) -> None:
+    """The client's timeout applies before the response and in the middle of it."""
     # On a busy machine the start of the response may take longer than a short timeout.
     for timeout in (0.05, 1, 60):
         with serve_bytes(sent, keep_open=True) as url:
@@ -66,8 +64,8 @@ async def test_a_server_that_does_not_answer_in_time_is_a_typed_error(
     pytest.fail(f"{caught.value!r} is not a {expected.__name__}")
 
 
-async def test_the_client_tries_again_by_itself() -> None:
-    """Two failures and an answer are one answer, to one and the same request, and an anchor."""
+async def test_client_retries_the_same_request() -> None:
+    """Two failures and an answer give one answer to the same request, and an anchor."""
     bodies: list[bytes] = []
 
     async def answer(request: Request) -> Response:
@@ -85,8 +83,8 @@ async def test_the_client_tries_again_by_itself() -> None:
     assert get_state(turn).previous_response_id == "resp_1"
 
 
-async def test_a_refusal_is_not_tried_again() -> None:
-    """What cannot get better is said at once."""
+async def test_rejected_request_is_not_retried() -> None:
+    """A permanent error is raised at once."""
     seen: list[str] = []
 
     async def answer(request: Request) -> Response:
@@ -100,8 +98,8 @@ async def test_a_refusal_is_not_tried_again() -> None:
     assert seen == ["/v1/responses"]
 
 
-async def test_a_lasting_failure_is_raised_after_the_last_try() -> None:
-    """The law holds for a later turn: nothing of the failed one is built upon."""
+async def test_failure_is_raised_after_the_last_retry() -> None:
+    """The error after the last retry has the unchanged Turn."""
     tries: list[str] = []
 
     async def answer(request: Request) -> Response:
@@ -119,15 +117,15 @@ async def test_a_lasting_failure_is_raised_after_the_last_try() -> None:
 def test_an_engine_is_closed_with_its_loop(
     server: TestServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No warning, no word in the log, and the next loop has a connection of its own."""
+    """Two event loops use one engine without warnings; each loop has its own connection."""
     engine = connect(f"responses:{server.base_url}#practice")
     asyncio.run(engine.run(TURN))
     asyncio.run(engine.run(TURN))
     assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
-async def test_a_connection_serves_one_request_after_another() -> None:
-    """A turn does not pay for a new connection, streamed or whole."""
+async def test_connection_is_reused() -> None:
+    """Requests reuse one connection, streamed or not."""
     ports: list[int] = []
 
     async def answer(request: Request) -> Response:
@@ -147,8 +145,8 @@ async def test_a_connection_serves_one_request_after_another() -> None:
 
 
 @pytest.mark.parametrize("said", ["inf", "nan", "-1", "soon", ""])
-async def test_a_pause_that_is_no_number_of_seconds_is_none(said: str) -> None:
-    """Nobody waits for ever, or for less than nothing."""
+async def test_invalid_retry_after_is_ignored(said: str) -> None:
+    """A ``retry-after`` header that is not a valid number of seconds is ignored."""
 
     async def busy(_: Request) -> Response:
         return Response("busy", 429, {"retry-after": said})
@@ -160,8 +158,8 @@ async def test_a_pause_that_is_no_number_of_seconds_is_none(said: str) -> None:
     assert caught.value.retry_after is None
 
 
-async def test_a_long_refusal_is_not_cut_inside_of_the_key() -> None:
-    """Half a key is still no business of whoever reads the error."""
+async def test_truncated_message_contains_no_part_of_the_key() -> None:
+    """A long error message is redacted before it is truncated, so that no part of the key is shown."""
     key = "sk-" + "7" * 40
 
     async def refuse(_: Request) -> Response:
@@ -187,7 +185,7 @@ async def test_a_long_refusal_is_not_cut_inside_of_the_key() -> None:
 async def test_a_permanent_failure_is_not_retryable(
     status: int, message: str, retryable: bool
 ) -> None:
-    """llama.cpp reports an unsupported request as HTTP 500; to send it again cannot help."""
+    """llama.cpp reports an unsupported request as HTTP 500; sending it again cannot help."""
 
     async def fail(_: Request) -> Response:
         return json_response({"error": {"message": message, "code": status}}, status)

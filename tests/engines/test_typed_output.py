@@ -1,4 +1,4 @@
-"""Typed answers: validated, requested again with the problems, and typed for the caller."""
+"""Test typed answers: validated, requested again with their problems, and typed for the caller."""
 
 from collections.abc import Sequence
 from typing import Any, assert_type
@@ -55,13 +55,13 @@ async def test_a_valid_answer_is_returned_as_a_value() -> None:
 
 
 async def test_a_reply_without_output_has_the_text() -> None:
-    """``ask`` is ``run`` with the parts of the answer at hand."""
+    """``ask`` without an output type returns the text of the answer."""
     reply = await ScriptedEngine([assistant("five")]).ask(TURN)
     assert (reply.text, reply.output) == ("five", None)
 
 
 async def test_an_invalid_answer_is_requested_again_with_its_problems() -> None:
-    """Everything stays in the Turn, so the next request is sent on the anchor of the invalid answer."""
+    """The invalid answer stays in the Turn, so the correction is chained to it."""
     reset()
     engine = ScriptedEngine([INVALID], [VALID])
     async with engine.stream(TURN, output=Sum) as stream:
@@ -83,7 +83,7 @@ async def test_an_invalid_answer_is_requested_again_with_its_problems() -> None:
 
 
 async def test_an_answer_that_never_matches_is_an_error_with_the_text() -> None:
-    """After a bounded number of retries, with the problems and the Turn to continue from."""
+    """After the last retry, the error has the text, the problems and the Turn to continue from."""
     engine = ScriptedEngine([VALID], *([assistant(INVALID_TEXT)] for _ in range(3)))
     turn = await engine.run(TURN, output=Sum)
     with pytest.raises(OutputInvalid) as caught:
@@ -101,7 +101,7 @@ async def test_an_answer_that_never_matches_is_an_error_with_the_text() -> None:
 
 
 async def test_the_number_of_retries_can_be_set() -> None:
-    """Also to none."""
+    """With ``output_retries=0`` an invalid answer is an error at once."""
     engine = ScriptedEngine([INVALID], [VALID])
     with pytest.raises(OutputInvalid, match="1 attempt"):
         await engine.ask(TURN, output=Sum, output_retries=0)
@@ -109,7 +109,7 @@ async def test_the_number_of_retries_can_be_set() -> None:
 
 
 async def test_a_refusal_is_an_error_of_its_own_and_not_repeated() -> None:
-    """There is nothing to correct."""
+    """A refusal raises `OutputRefused` without a retry, because there is nothing to correct."""
     engine = ScriptedEngine([assistant([RefusalPart("I will not count.")])])
     with pytest.raises(OutputRefused) as caught:
         await engine.ask(TURN, output=Sum)
@@ -119,7 +119,7 @@ async def test_a_refusal_is_an_error_of_its_own_and_not_repeated() -> None:
 
 
 async def test_calls_that_are_left_to_the_caller_end_the_run_without_a_value() -> None:
-    """The caller answers them and sends the Turn again."""
+    """The caller answers such calls and sends the Turn again."""
     own = {"type": "function", "name": "mine", "parameters": {}}
     engine = ScriptedEngine([tool_call("mine", "{}", call_id="c1")])
     reply = await engine.ask(TURN, tools=[own], output=Sum)
@@ -127,8 +127,8 @@ async def test_calls_that_are_left_to_the_caller_end_the_run_without_a_value() -
     assert reply.output is None
 
 
-async def test_the_answer_after_tool_calls_is_the_one_that_is_validated() -> None:
-    """Tools run within each attempt, also those of the run."""
+async def test_answer_after_tool_calls_is_validated() -> None:
+    """Tools run within each attempt, both those of the run and those of the middleware."""
 
     def add(a: int, b: int) -> int:
         return a + b
@@ -143,8 +143,8 @@ async def test_the_answer_after_tool_calls_is_the_one_that_is_validated() -> Non
     assert reply.output == Sum(result=5)
 
 
-async def test_a_guard_changes_the_value_as_it_changes_the_answer() -> None:
-    """A secret that is redacted in the Turn is not in the value."""
+async def test_guard_applies_to_the_value() -> None:
+    """Text that is redacted in the Turn is also redacted in the value."""
 
     class Note(BaseModel):
         text: str
@@ -156,7 +156,7 @@ async def test_a_guard_changes_the_value_as_it_changes_the_answer() -> None:
 
 
 async def test_a_format_beside_an_output_is_rejected() -> None:
-    """Two schemas of one answer contradict each other."""
+    """``text.format`` and ``output=`` together are rejected, because they contradict each other."""
     with pytest.raises(UnsupportedParameter, match=r"output= determines text\.format"):
         await ScriptedEngine([VALID]).run(
             TURN, output=Sum, text={"format": {"type": "json_object"}}
@@ -164,7 +164,7 @@ async def test_a_format_beside_an_output_is_rejected() -> None:
 
 
 async def test_partial_values_arrive_with_the_text() -> None:
-    """They start again with the answer after a rejected one, and end with the complete one."""
+    """Partial values start again after a rejected answer, and end with the complete value."""
 
     class InParts(ScriptedEngine):
         """Yields the text of an answer in two parts."""
@@ -212,14 +212,14 @@ async def test_long_partial_values_are_not_parsed_for_every_delta() -> None:
 
 
 async def test_without_output_there_are_no_partial_values() -> None:
-    """The events are consumed all the same."""
+    """Without an output type, `partial_outputs` consumes the events and yields nothing."""
     async with ScriptedEngine([VALID]).stream(TURN) as stream:
         assert [value async for value in stream.partial_outputs()] == []
     assert stream.output is None
 
 
 def test_anthropic_schemas_have_only_constraints_that_the_api_accepts() -> None:
-    """What it rejects is described to the model instead, at every level."""
+    """Constraints that the API rejects are added to the description instead, at every level."""
     schema = {
         "type": "object",
         "properties": {
@@ -248,7 +248,7 @@ def test_anthropic_schemas_have_only_constraints_that_the_api_accepts() -> None:
 
 
 async def check_static_types(engine: Engine) -> None:
-    """Is not run: the type checker reads it."""
+    """Check static types; this function is not run, only type-checked."""
     assert_type(await engine.ask(TURN), Reply[None])
     assert_type((await engine.ask(TURN, output=Sum)).output, Sum)
     assert_type((await engine.ask(TURN, output=list[Sum], model="x")).output, list[Sum])
@@ -264,7 +264,7 @@ async def check_static_types(engine: Engine) -> None:
 
 
 async def test_the_last_message_of_an_answer_has_the_value() -> None:
-    """A remark before it is no part of the value; a value in several messages is joined."""
+    """Text before the value is ignored, and a value in several messages is joined."""
     reply = await ScriptedEngine([assistant("Let me see."), VALID]).ask(TURN, output=Sum)
     assert reply.output == Sum(result=5)
     parts = [assistant('{"result":'), assistant("6}")]
@@ -272,7 +272,7 @@ async def test_the_last_message_of_an_answer_has_the_value() -> None:
 
 
 async def test_a_format_that_is_rejected_after_a_tool_call_is_an_error() -> None:
-    """The calls were run, and are not run again."""
+    """Tool calls that were run are not run again to heal a rejected format."""
     runs: list[str] = []
 
     def note(text: str) -> str:

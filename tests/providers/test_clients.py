@@ -1,4 +1,4 @@
-"""Scopes tell providers, endpoints and accounts apart without giving keys away."""
+"""Test scopes, which distinguish providers, endpoints and accounts without containing keys."""
 
 from kedge.providers.clients import hash_account, make_scope
 
@@ -19,7 +19,7 @@ def test_another_key_is_another_scope() -> None:
 
 
 def test_no_credentials_are_no_account() -> None:
-    """A server without keys is told apart by its address alone."""
+    """The scope of a server without keys is its address alone."""
     assert hash_account(None, "") == ""
     assert make_scope("responses", "http://localhost:8484/v1/", None) == (
         "responses/localhost:8484/v1"

@@ -1,4 +1,4 @@
-"""Model strings, and the one line that tells what is missing."""
+"""Test model strings, and the one-line errors for missing settings."""
 
 import asyncio
 import sys
@@ -36,10 +36,10 @@ from kedge.turns import Turn, user
         ("anthropic:claude-opus-4-8", "set ANTHROPIC_API_KEY"),
     ],
 )
-def test_missing_package_is_reported_in_one_line(
+def test_missing_setting_is_reported_in_one_line(
     model: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A missing key, an unknown name or half an address tells what to set."""
+    """A missing key, an unknown name or an incomplete address raises an error with what to set."""
     for name in ("OPENAI_API_KEY", "XAI_API_KEY", "AZURE_OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(CannotConnect) as caught:
@@ -49,7 +49,7 @@ def test_missing_package_is_reported_in_one_line(
 
 
 def test_azure_needs_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The resource's endpoint comes from the environment; its path is ours to add."""
+    """The endpoint of the resource comes from the environment, and the path is added."""
     monkeypatch.setenv("AZURE_OPENAI_API_KEY", "k")
     monkeypatch.delenv("AZURE_OPENAI_ENDPOINT", raising=False)
     with pytest.raises(CannotConnect, match="AZURE_OPENAI_ENDPOINT"):
@@ -60,7 +60,7 @@ def test_azure_needs_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.scope.startswith("azure/mine.openai.azure.com/openai/v1/")
 
 
-def test_the_practice_model_needs_nothing() -> None:
+def test_practice_model_needs_no_settings() -> None:
     """The embedded server answers over real HTTP, and its scope is its name."""
     engine = connect("practice")
     turn = run_sync(engine.run(Turn([user("What is 2+3?")])))
@@ -72,7 +72,7 @@ def test_the_practice_model_needs_nothing() -> None:
 
 
 def test_other_packages_add_providers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An entry point of the group kedge.providers is a provider; it cannot replace ours."""
+    """An entry point of the group ``kedge.providers`` is a provider; it cannot replace a built-in one."""
     asked: list[tuple[str, Any]] = []
 
     class Entry:
@@ -90,8 +90,8 @@ def test_other_packages_add_providers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(connect("practice"), ResponsesEngine)
 
 
-def test_own_providers_need_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are found without reading the metadata of every installed package."""
+def test_builtin_providers_need_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built-in providers are found without reading the metadata of every installed package."""
     monkeypatch.setattr(kedge.providers, "entry_points", None)
     assert isinstance(connect("practice"), ResponsesEngine)
 
@@ -99,7 +99,7 @@ def test_own_providers_need_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_installed_package_adds_a_provider(
     kedge_server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real entry point of a real distribution, found by its metadata, answers over a real socket."""
+    """An entry point of an installed distribution is found by its metadata and used."""
     (tmp_path / "harbour.py").write_text(
         "from kedge.providers import connect\n\n\n"
         "def make(rest, **settings):\n"
@@ -115,7 +115,7 @@ def test_an_installed_package_adds_a_provider(
     assert kedge_server.requests[-1].path == "/v1/responses"
 
 
-def test_azure_is_reached_by_either_form_of_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_azure_accepts_both_forms_of_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """The path that the portal shows is not added a second time."""
     monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", "https://mine.openai.azure.com/openai/v1/")
     engine = connect("azure:mine", api_key="k-1234")
@@ -124,14 +124,14 @@ def test_azure_is_reached_by_either_form_of_its_address(monkeypatch: pytest.Monk
 
 
 def get_scope(model: str, **settings: Any) -> str:
-    """The scope of an engine that is never asked anything."""
+    """Return the scope of an engine without sending a request."""
     engine = connect(model, **{"api_key": "k-1234", **settings})
     assert isinstance(engine, ResponsesEngine)
     return engine.scope
 
 
-def test_whose_account_pays_is_part_of_the_scope(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Projects and headers of the caller, and those that the client takes from the environment."""
+def test_account_is_part_of_the_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Projects and authorization headers are part of the scope, also those from the environment."""
     plain = get_scope("openai:gpt-5.1")
     assert get_scope("openai:gpt-5.1", default_headers={"X-Tag": "t"}) == plain
     assert get_scope("openai:gpt-5.1", default_headers={"Authorization": "Bearer b"}) != plain
@@ -145,7 +145,7 @@ def test_whose_account_pays_is_part_of_the_scope(monkeypatch: pytest.MonkeyPatch
 def test_organization_is_sent_to_openai_only(
     kedge_server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client would send its organisation everywhere; Kedge sends it only where it was asked to."""
+    """The client would send its organization to every server; Kedge sends it elsewhere only on request."""
     monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
     address = f"responses:{kedge_server.base_url}#practice"
     run_sync(connect(address).run(Turn([user("Hello")])))
@@ -157,7 +157,7 @@ def test_organization_is_sent_to_openai_only(
 def test_openai_headers_are_sent_to_openai_only(
     kedge_server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client would send them everywhere; what the caller gives goes out all the same."""
+    """The client would send them to every server; headers set by the caller are always sent."""
     secret = "X-Gateway: gate-1\nauthorization: Bearer sk-openai\nX-Mine: theirs\nno header"
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", secret)
     address = f"responses:{kedge_server.base_url}#practice"
@@ -177,7 +177,7 @@ def test_openai_headers_are_sent_to_openai_only(
 
 
 def test_key_is_stripped_of_line_end(kedge_server: TestServer) -> None:
-    """A key read from a file works; one that no server can have given is refused, unquoted."""
+    """A key read from a file works; an invalid key is rejected without being quoted."""
     address = f"responses:{kedge_server.base_url}#practice"
     run_sync(connect(address, api_key="sk-abc\n").run(Turn([user("Hello")])))
     assert kedge_server.requests[-1].headers["authorization"] == "Bearer sk-abc"
@@ -187,7 +187,7 @@ def test_key_is_stripped_of_line_end(kedge_server: TestServer) -> None:
 
 
 async def test_password_in_url_is_sent_as_header() -> None:
-    """It is the account, as browsers have it, and no part of the scope's or the request's address."""
+    """The password is sent as basic authentication and is not part of the scope or the request URL."""
     seen = list[tuple[str, str]]()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -231,7 +231,7 @@ async def test_password_in_url_is_sent_as_header() -> None:
 def test_ollama_host_variable_is_used(
     host: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In every form that Ollama itself understands."""
+    """``OLLAMA_HOST`` is accepted in every form that Ollama itself accepts."""
     monkeypatch.setenv("OLLAMA_HOST", host)
     engine = connect("ollama:llama3.2")
     assert isinstance(engine, ChatCompletionsEngine)
@@ -241,7 +241,7 @@ def test_ollama_host_variable_is_used(
 
 
 def test_anthropic_variables_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Key and address, with or without the path; the account is part of the scope."""
+    """Key and address are read from the environment, and the account is part of the scope."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-1")
     engine = connect("anthropic:claude-opus-4-8")
     assert isinstance(engine, AnthropicEngine)
@@ -254,7 +254,7 @@ def test_anthropic_variables_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_password_in_an_address_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
-    """Not even in the advice to mend the address."""
+    """The password is not in the error message, which contains advice about the address."""
     engine = connect("chat:http://ada:geheim@127.0.0.1:1/v1#m", max_retries=0)
     with pytest.raises(Unreachable) as caught:
         await engine.run(Turn([user("Hello")]))
@@ -266,7 +266,7 @@ async def test_a_password_in_an_address_is_not_shown(caplog: pytest.LogCaptureFi
 def test_without_aiohttp_the_default_transport_is_used(
     kedge_server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``aiohttp`` may be missing: answers and errors are the same without it."""
+    """Without ``aiohttp``, answers and errors are the same."""
     monkeypatch.setattr(clients, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "aiohttp", raising=False)
     engine = connect(f"responses:{kedge_server.base_url}#practice", max_retries=0)

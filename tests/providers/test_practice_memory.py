@@ -1,4 +1,4 @@
-"""The practice model's memory in a file: shared, erasable, and optional."""
+"""Test the practice model's responses stored in a file: shared, erasable, and optional."""
 
 from pathlib import Path
 
@@ -32,8 +32,8 @@ def send_messages(*messages: str, mode: str = "chained") -> list[str]:
     return run_sync(work())
 
 
-def test_a_later_server_remembers(tmp_path: Path) -> None:
-    """The embedded server of a file ends with the block; the next one knows its responses."""
+def test_stored_responses_are_found_by_a_later_server(tmp_path: Path) -> None:
+    """The embedded server of a file ends with the block, and the next one has its responses."""
     file = tmp_path / "practice.db"
     with store_practice_memory(file):
         first = get_embedded_server()
@@ -48,7 +48,7 @@ def test_a_later_server_remembers(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_used_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The memory then ends with the process, and everything else works."""
+    """The responses are then stored only while the process runs, and everything else works."""
     problems: list[str] = []
     with store_practice_memory(tmp_path, problems.append):
         assert len(send_messages("Hello")) == 1
@@ -60,7 +60,7 @@ def test_a_file_that_cannot_be_used_is_reported(
 
 
 async def erase_nothing() -> None:
-    """Without a file there is nothing to erase."""
+    """Call `erase_deleted` without a file, when there is nothing to erase."""
     async with await open_store("sqlite://:memory:") as store:
         await erase_deleted(store)
 

@@ -36,7 +36,7 @@ WEATHER: dict[str, Any] = {
 }
 
 
-async def test_a_stream_left_early_leaves_the_turn_usable(
+async def test_stream_closed_early_leaves_the_turn_usable(
     engine: Engine, server: TestServer
 ) -> None:
     """After closing a stream early the Turn can be sent again, and the server stops generating."""

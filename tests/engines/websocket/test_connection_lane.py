@@ -1,4 +1,4 @@
-"""A lane: its messages in their order, what it knows to be remembered, and its bound."""
+"""Test a lane of a WebSocket connection: the order of its messages, its latest response, its limit."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from kedge.engines.websocket.connection import Lane, LaneFailed, SocketMessage
 
 
 def make_message(kind: str, data: bytes = b"x", **more: Any) -> SocketMessage:
-    """A message of a server."""
+    """Return a message of a server."""
     return SocketMessage(data, {"type": kind, **more})
 
 
-async def test_messages_come_in_their_order_and_then_the_loss() -> None:
-    """What was there before the connection broke is still read."""
+async def test_messages_are_read_before_the_failure() -> None:
+    """Messages received before the connection broke are still read, in order."""
     lane = Lane("a")
     lane.begin("")
     lane.receive(make_message("response.created", response={"id": "resp_1"}))
@@ -28,20 +28,24 @@ async def test_messages_come_in_their_order_and_then_the_loss() -> None:
 
 
 async def test_a_response_with_the_id_of_the_one_before_is_read() -> None:
-    """A late, repeated event of the one before is not."""
+    """A new response with a repeated id is read, and a late event of the previous response is not."""
     lane = Lane("a")
     created = make_message("response.created", response={"id": "resp_1"})
     completed = make_message("response.completed", response={"id": "resp_1"})
     for _ in range(2):
         lane.begin("")
-        for message in (completed, created, completed):  # the first one is late in the second round
+        for message in (
+            completed,
+            created,
+            completed,
+        ):  # the first message is late in the second round
             lane.receive(message)
     assert [(await lane.next_message()).kind for _ in range(2)] == [created.kind, completed.kind]
 
 
 @pytest.mark.parametrize("kind", ["response.completed", "response.incomplete"])
-def test_the_newest_response_is_remembered(kind: str) -> None:
-    """It takes the place of the one before."""
+def test_latest_response_id_is_recorded(kind: str) -> None:
+    """A completed or incomplete response replaces the previous one."""
     lane = Lane("a")
     lane.latest_id = "resp_1"
     lane.begin("resp_1")
@@ -51,8 +55,8 @@ def test_the_newest_response_is_remembered(kind: str) -> None:
 
 @pytest.mark.parametrize(("after", "left"), [("resp_1", ""), ("resp_0", "resp_1"), ("", "resp_1")])
 @pytest.mark.parametrize("kind", ["error", "response.failed"])
-def test_a_failure_makes_the_server_forget_its_parent(kind: str, after: str, left: str) -> None:
-    """And nothing else."""
+def test_failure_clears_its_parent(kind: str, after: str, left: str) -> None:
+    """A failure clears the latest response only if that response is its parent."""
     lane = Lane("a")
     lane.latest_id = "resp_1"
     lane.begin(after)
@@ -60,8 +64,8 @@ def test_a_failure_makes_the_server_forget_its_parent(kind: str, after: str, lef
     assert lane.latest_id == left
 
 
-async def test_what_is_left_of_the_response_before_is_passed_over() -> None:
-    """A server that says things twice may do so after the next request has begun."""
+async def test_late_events_of_the_previous_response_are_ignored() -> None:
+    """A server may repeat events of the previous response after the next request has begun."""
     lane = Lane("a")
     lane.begin("")
     ended = make_message("response.completed", response={"id": "resp_1"})
@@ -76,16 +80,16 @@ async def test_what_is_left_of_the_response_before_is_passed_over() -> None:
 
 
 def test_an_error_within_a_stream_is_not_its_end() -> None:
-    """It has a number there, and a failed response follows."""
+    """An error with a sequence number is followed by a failed response."""
     assert not make_message("error", sequence_number=3).is_last
     assert make_message("error", status=400).is_last
     assert make_message("response.failed").is_last
 
 
-async def test_a_reader_who_falls_too_far_behind_is_cut_off(
+async def test_slow_reader_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What it has missed is not kept for it."""
+    """Messages beyond the buffer limit are not stored for a slow reader."""
     monkeypatch.setattr("kedge.engines.websocket.connection.MAX_BUFFERED_BYTES", 10)
     lane = Lane("a")
     lane.begin("")
@@ -94,7 +98,7 @@ async def test_a_reader_who_falls_too_far_behind_is_cut_off(
         lane.receive(make_message("response.output_text.delta", b"12345"))
     lane.receive(make_message("response.completed", b"12345", response={"id": "resp_1"}))
     assert lane.latest_id == "resp_1"
-    assert lane.busy  # until that reader has let go of it
+    assert lane.busy  # until that reader has released it
     assert lane.finished
     for _ in range(3):
         await lane.next_message()

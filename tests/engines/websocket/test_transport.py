@@ -1,4 +1,4 @@
-"""ResponsesEngine over WebSocket: chains that only a connection remembers, lanes, accidents."""
+"""Test ResponsesEngine over WebSocket: chains within a connection, lanes, and failures."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -35,20 +35,20 @@ UNSTORED: dict[str, Any] = {"store": False}
 
 @pytest.fixture
 def model() -> GatedModel:
-    """A model that waits for the test, where it is told to."""
+    """Return a model that waits for the test where a message asks for it."""
     return GatedModel()
 
 
 @pytest.fixture
 async def engine(server: TestServer) -> AsyncIterator[ResponsesEngine]:
-    """An engine that speaks over WebSocket."""
+    """Yield an engine that uses WebSocket."""
     async with open_engine(server, transport="websocket") as made:
         yield made
 
 
 @pytest.fixture
 def gated(model: GatedModel) -> Iterator[TestServer]:
-    """A server with the model that waits."""
+    """Yield a server with the waiting model."""
     with serve(model=model) as running:
         yield running
 
@@ -67,14 +67,14 @@ def request_bodies(server: TestServer) -> list[dict[str, Any]]:
 
 
 def check_law(server: TestServer, turn: Turn) -> None:
-    """What the model saw last is what the Turn says."""
+    """Check that the context of the newest request equals the Turn."""
     assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
-async def test_what_is_not_stored_chains_on_its_connection(
+async def test_unstored_responses_are_chained_on_their_connection(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """Only the new is sent, and nothing of it is in the database."""
+    """Only new blocks are sent, over the connection that has the unstored response."""
     turn = await send(engine, Turn(), "I am Ada.", **UNSTORED)
     requested = turn.append(user(FIRST_QUESTION))
     assert engine.plan(requested).previous_response_id == turn.blocks[-1].response_id
@@ -90,7 +90,7 @@ async def test_what_is_not_stored_chains_on_its_connection(
 
 
 async def test_streams_are_passed_on_as_they_arrive(gated: TestServer, model: GatedModel) -> None:
-    """The first word is there while the second has not been written."""
+    """The first delta is yielded before the second has been generated."""
     words: list[str] = []
     async with (
         open_engine(gated, transport="websocket") as engine,
@@ -104,10 +104,10 @@ async def test_streams_are_passed_on_as_they_arrive(gated: TestServer, model: Ga
     assert words == ["answer ", "to wait"]
 
 
-async def test_a_dead_connection_loses_only_what_it_alone_remembered(
+async def test_closed_connection_loses_unstored_responses_only(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """Stored anchors hold on the next connection; unstored ones cost one full send, without a refusal."""
+    """Stored anchors remain valid on the next connection; unstored ones cost one full send."""
     stored = await send(engine, Turn(), "Stored")
     unstored = await send(engine, Turn(), "Unstored", **UNSTORED)
     server.hang_up()
@@ -125,7 +125,7 @@ async def test_a_dead_connection_loses_only_what_it_alone_remembered(
 
 
 async def test_a_server_that_forgot_is_healed(engine: ResponsesEngine, server: TestServer) -> None:
-    """It refuses, and gets everything."""
+    """A server that rejects a lost response gets the complete Turn."""
     turn = await send(engine, Turn(), "One", **UNSTORED)
     server.forget()
     async with engine.stream(turn.append(user("Two")), **UNSTORED) as stream:
@@ -134,10 +134,10 @@ async def test_a_server_that_forgot_is_healed(engine: ResponsesEngine, server: T
     check_law(server, stream.turn)
 
 
-async def test_two_branches_of_what_is_not_stored(
+async def test_branches_of_an_unstored_response(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """The first goes on where both were; for the second everything is sent. Neither sees the other."""
+    """The first branch is chained, the second is sent in full, and neither contains the other."""
     turn = await send(engine, Turn(), "Common", **UNSTORED)
     left = await send(engine, turn, "Left", **UNSTORED)
     check_law(server, left)
@@ -153,8 +153,10 @@ async def test_two_branches_of_what_is_not_stored(
     assert request_bodies(server)[-1]["previous_response_id"]
 
 
-async def test_a_fork_while_its_origin_moves_on(gated: TestServer, model: GatedModel) -> None:
-    """Both branches continue one unstored response at once, each on a lane of its own."""
+async def test_concurrent_fork_of_an_unstored_response(
+    gated: TestServer, model: GatedModel
+) -> None:
+    """Both branches continue one unstored response concurrently, each on its own lane."""
     async with open_engine(gated, transport="websocket") as engine:
         turn = await send(engine, Turn(), "Common", **UNSTORED)
         left = asyncio.create_task(send(engine, turn, "wait left", **UNSTORED))
@@ -168,7 +170,7 @@ async def test_a_fork_while_its_origin_moves_on(gated: TestServer, model: GatedM
 
 
 async def test_many_conversations_share_a_few_connections(server: TestServer) -> None:
-    """Each chains on its own memory, round after round, whatever the others do."""
+    """Each conversation is chained on its own responses, independent of the others."""
     count = 24
     async with open_engine(server, transport="websocket", connections=2) as engine:
         turns = [Turn() for _ in range(count)]
@@ -187,7 +189,7 @@ async def test_many_conversations_share_a_few_connections(server: TestServer) ->
 
 
 async def test_more_requests_than_lanes_wait(gated: TestServer, model: GatedModel) -> None:
-    """One after the other, where there is one lane; none is lost."""
+    """Requests wait for a free lane, and none is lost."""
     async with open_engine(gated, transport="websocket", connections=1, lanes=2) as engine:
         waiting = [
             asyncio.create_task(engine.run(Turn([user(f"wait {n}")]), **UNSTORED)) for n in range(6)
@@ -199,8 +201,8 @@ async def test_more_requests_than_lanes_wait(gated: TestServer, model: GatedMode
     assert len({turn.blocks[-1].response_id for turn in turns}) == 6
 
 
-async def test_a_server_without_lanes_gets_one_at_a_time(server: TestServer) -> None:
-    """With one lane for a connection no name is sent."""
+async def test_single_lane_has_no_name(server: TestServer) -> None:
+    """With one lane per connection no lane name is sent."""
     async with open_engine(server, transport="websocket", lanes=1, connections=2) as engine:
         turn = await send(engine, Turn(), "I am Ada.", **UNSTORED)
         turn = await send(engine, turn, FIRST_QUESTION, **UNSTORED)
@@ -209,8 +211,8 @@ async def test_a_server_without_lanes_gets_one_at_a_time(server: TestServer) -> 
     assert lanes == [""]
 
 
-async def test_leaving_a_stream_stops_the_work(gated: TestServer, model: GatedModel) -> None:
-    """Where nothing else is on the connection, it is closed; the next request opens another."""
+async def test_closing_a_stream_cancels_its_request(gated: TestServer, model: GatedModel) -> None:
+    """A connection without other requests is closed, and the next request opens another."""
     async with open_engine(gated, transport="websocket") as engine:
         async with engine.stream(Turn([user("wait")])) as stream:
             async for event in stream:
@@ -222,10 +224,10 @@ async def test_leaving_a_stream_stops_the_work(gated: TestServer, model: GatedMo
         check_law(gated, turn)
 
 
-async def test_leaving_a_stream_leaves_the_others_alone(
+async def test_closing_a_stream_does_not_affect_others(
     gated: TestServer, model: GatedModel
 ) -> None:
-    """Where others are on the connection, what nobody reads is read to its end and thrown away."""
+    """On a shared connection, the events of a closed stream are read to the end and discarded."""
     async with open_engine(gated, transport="websocket", connections=1) as engine:
         other = asyncio.create_task(engine.run(Turn([user("wait other")]), **UNSTORED))
         await wait_until(lambda: model.started)
@@ -243,8 +245,8 @@ async def test_leaving_a_stream_leaves_the_others_alone(
         check_law(gated, turn)
 
 
-async def test_a_cancelled_run_gives_its_lane_back(gated: TestServer, model: GatedModel) -> None:
-    """Also one that had not heard anything yet, and one that still waited for a lane."""
+async def test_cancelled_run_releases_its_lane(gated: TestServer, model: GatedModel) -> None:
+    """A lane is released also by a run without any events yet, and by one still waiting for a lane."""
     async with open_engine(gated, transport="websocket", connections=1, lanes=1) as engine:
         first = asyncio.create_task(engine.run(Turn([user("wait 1")])))
         await wait_until(lambda: model.started)
@@ -261,7 +263,7 @@ async def test_a_cancelled_run_gives_its_lane_back(gated: TestServer, model: Gat
 async def test_an_old_connection_is_replaced_without_loss(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """The server closes it after its time: the request goes to the next one, healed where need be."""
+    """When the server closes an old connection, the request uses a new one and is healed if necessary."""
     stored = await send(engine, Turn(), "Stored")
     unstored = await send(engine, Turn(), "Unstored", **UNSTORED)
     server.clock.advance(seconds=3600)
@@ -272,10 +274,10 @@ async def test_an_old_connection_is_replaced_without_loss(
     check_law(server, unstored)
 
 
-async def test_a_connection_is_retired_before_the_server_does(
+async def test_connection_is_replaced_before_the_server_closes_it(
     engine: ResponsesEngine, server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two requests, so that nobody notices."""
+    """An old connection is replaced between two requests."""
     turn = await send(engine, Turn(), "One")
     first = get_pool(engine)._connections[0]
     monkeypatch.setattr("kedge.engines.websocket.pool.MAX_CONNECTION_AGE", -1.0)
@@ -284,10 +286,10 @@ async def test_a_connection_is_retired_before_the_server_does(
     check_law(server, turn)
 
 
-async def test_a_failed_continuation_is_not_built_upon(
+async def test_failed_continuation_is_no_anchor(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """The server has evicted the parent, and we know without asking."""
+    """The server has evicted the parent, so the next request is sent in full without trying it."""
     turn = await send(engine, Turn(), "One", **UNSTORED)
     with pytest.raises(RequestRefused):
         await send(engine, turn, "Two", temperature=7, **UNSTORED)
@@ -298,10 +300,10 @@ async def test_a_failed_continuation_is_not_built_upon(
 
 
 @pytest.mark.parametrize("fault", ["cut_after_events=0", "cut_after_events=4", "cut_in_event=3"])
-async def test_a_cut_is_an_error_that_loses_nothing(
+async def test_cut_stream_error_has_the_turn(
     engine: ResponsesEngine, server: TestServer, fault: str
 ) -> None:
-    """The Turn it carries can be sent again."""
+    """The Turn of the error can be sent again."""
     turn = await send(engine, Turn(), "One")
     server.faults.set(fault, times=1)
     with pytest.raises(StreamCut) as caught:
@@ -313,8 +315,10 @@ async def test_a_cut_is_an_error_that_loses_nothing(
     check_law(server, turn)
 
 
-async def test_refusals_are_the_errors_of_http(engine: ResponsesEngine, server: TestServer) -> None:
-    """By their status, with the server's words and its advice when to come again."""
+async def test_errors_are_the_same_as_over_http(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """Errors are mapped by their status, with the server's message and retry delay."""
     server.faults.set("status=429,retry_after=7", times=1)
     with pytest.raises(RateLimited) as limited:
         await engine.run(Turn([user("x")]))
@@ -328,8 +332,8 @@ async def test_refusals_are_the_errors_of_http(engine: ResponsesEngine, server: 
 
 
 @pytest.mark.parametrize("fault", ["status=429,retry_after=0", "status=500", "cut_after_events=0"])
-async def test_what_may_be_tried_again_is(server: TestServer, fault: str) -> None:
-    """As often as the client is told to, and before anything was heard."""
+async def test_retryable_errors_are_retried(server: TestServer, fault: str) -> None:
+    """Retries are limited by ``max_retries`` and happen only before the first event."""
     async with open_engine(server, transport="websocket", max_retries=1) as engine:
         server.faults.set(fault, times=1)
         turn = await send(engine, Turn(), "One")
@@ -337,8 +341,8 @@ async def test_what_may_be_tried_again_is(server: TestServer, fault: str) -> Non
     check_law(server, turn)
 
 
-async def test_a_server_that_asks_for_an_hour_is_not_waited_for(server: TestServer) -> None:
-    """Whoever asked is told when to come again, though there were tries left."""
+async def test_long_retry_delay_is_raised(server: TestServer) -> None:
+    """A long retry delay raises an error at once, although retries are left."""
     async with open_engine(server, transport="websocket", max_retries=1) as engine:
         server.faults.set("status=429,retry_after=3600", times=1)
         with pytest.raises(RateLimited) as limited:
@@ -347,10 +351,10 @@ async def test_a_server_that_asks_for_an_hour_is_not_waited_for(server: TestServ
     assert len(server.requests) == 1
 
 
-async def test_conversation_objects_are_never_sent_to_blindly(
+async def test_requests_to_conversation_objects_are_not_retried(
     server: TestServer,
 ) -> None:
-    """The first try may have been taken down already."""
+    """The first attempt may already have been added to the object."""
     async with open_engine(
         server, transport="websocket", max_retries=3, mode="conversation"
     ) as engine:
@@ -362,8 +366,8 @@ async def test_conversation_objects_are_never_sent_to_blindly(
         check_law(server, turn)
 
 
-async def test_a_refused_connection_is_reported_at_once() -> None:
-    """A wrong key, a server that takes no sockets, and none at all: three errors that say so."""
+async def test_failed_connection_is_reported() -> None:
+    """A wrong key, a missing WebSocket endpoint and a missing server raise different errors."""
     with serve(token="right") as server:
         async with open_engine(server, transport="websocket", api_key="wrong-key") as engine:
             with pytest.raises(NotAuthorised) as caught:
@@ -404,8 +408,8 @@ async def test_the_timeout_of_the_client_applies_to_opening(
     assert given == [{"open_timeout": expected}]
 
 
-async def test_silence_has_an_end(gated: TestServer, model: GatedModel) -> None:
-    """As long as the client's patience, before the answer and within it."""
+async def test_timeout_applies_to_events(gated: TestServer, model: GatedModel) -> None:
+    """The client's timeout applies before the answer and within it."""
     async with open_engine(gated, transport="websocket", timeout=0.05) as engine:
         with pytest.raises((StreamCut, Unreachable), match=r"in time"):
             await engine.run(Turn([user("wait")]))
@@ -414,8 +418,8 @@ async def test_silence_has_an_end(gated: TestServer, model: GatedModel) -> None:
             await engine.run(Turn([user("x")]))
 
 
-async def test_a_stop_of_the_server_is_reported(model: GatedModel) -> None:
-    """An answer that was given up is a failure, not half an answer."""
+async def test_server_shutdown_is_reported(model: GatedModel) -> None:
+    """An answer that the server aborts is a failure, not a partial answer."""
     with serve(model=model, limits=Limits(shutdown_seconds=0)) as server:
         async with open_engine(server, transport="websocket") as engine:
             running = asyncio.create_task(engine.run(Turn([user("wait")])))
@@ -425,18 +429,16 @@ async def test_a_stop_of_the_server_is_reported(model: GatedModel) -> None:
                 await running
 
 
-async def test_requests_beside_the_conversation_go_over_http(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
-    """They do not count on what only a connection remembers."""
+async def test_other_requests_use_http(engine: ResponsesEngine, server: TestServer) -> None:
+    """Token counts and audits use HTTP and do not rely on unstored responses."""
     turn = await send(engine, Turn(), "I am Ada.", **UNSTORED)
     assert await engine.count_tokens(turn) > 0
     assert (await engine.verify(turn)).agrees is None
     assert [each.status for each in server.requests if "input_tokens" in each.path] == [200]
 
 
-def test_scripts_may_use_it_too(server: TestServer) -> None:
-    """Every loop has connections of its own, and closes them."""
+def test_sync_code_can_use_websocket(server: TestServer) -> None:
+    """Every event loop has its own connections and closes them."""
     engine = connect(f"responses:{server.base_url}#practice", transport="websocket")
     turn = run_sync(engine.run(Turn([user("I am Ada.")]), **UNSTORED))
     assert engine.plan(turn.append(user("x"))).is_full
@@ -445,8 +447,8 @@ def test_scripts_may_use_it_too(server: TestServer) -> None:
     assert get_state(turn).anchors[-1].stored is False
 
 
-async def test_the_practice_model_answers_over_sockets() -> None:
-    """The embedded server does what any other does."""
+async def test_practice_model_supports_websocket() -> None:
+    """The embedded server supports WebSocket like any other server."""
     async with connect("practice", transport="websocket") as engine:
         turn = await engine.run(Turn([user("What is 2+3?")]), store=False)
     assert "5" in str(turn.blocks[-1])
@@ -455,7 +457,7 @@ async def test_the_practice_model_answers_over_sockets() -> None:
 async def test_a_tap_receives_what_was_transmitted(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """The request as it was sent, the messages of the answer, and refusals with their status."""
+    """A tap receives the request as sent, the messages of the answer, and errors with their status."""
     received: list[tuple[bytes, bytes, int | None]] = []
 
     def tap(request: bytes, reply: bytes, status: int | None) -> None:
@@ -471,10 +473,8 @@ async def test_a_tap_receives_what_was_transmitted(
     assert b"bogus" in refused
 
 
-async def test_a_server_that_sends_every_event_twice(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
-    """No answer is taken for the answer to the next request."""
+async def test_duplicate_events_are_ignored(engine: ResponsesEngine, server: TestServer) -> None:
+    """No event of an answer is read as an answer to the next request."""
     server.faults.set("duplicate_events")
     turn = Turn()
     for number in range(4):
