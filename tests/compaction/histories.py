@@ -1,4 +1,4 @@
-"""Histories to compact: any order that a real conversation can have, and a model that needs no server."""
+"""Random histories for the compaction tests, and an engine that needs no server."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -29,14 +29,14 @@ TEXTS = st.text("abcdefghij é漢 ", min_size=1, max_size=120)
 
 @st.composite
 def exchanges(draw: st.DrawFn, number: int) -> list[Block]:
-    """One question and all that follows from it."""
+    """Return a strategy for one question with its tool calls, results and answer."""
     blocks: list[Block] = [user(f"question {number}: {draw(TEXTS)}")]
     for round_ in range(draw(st.integers(0, 2))):
         ids = [f"call_{number}_{round_}_{i}" for i in range(draw(st.integers(1, 3)))]
         if draw(st.booleans()):
             blocks.append(reasoning("hm", encrypted_content="abc"))
         blocks += [tool_call("look", {"for": draw(TEXTS)}, call_id=each) for each in ids]
-        if draw(st.integers(0, 5)) == 0:  # something happened while the tool was running
+        if draw(st.integers(0, 5)) == 0:  # an event while the tool was running
             blocks.append(user("an event"))
         blocks += [tool_result(each, draw(TEXTS) * 3) for each in draw(st.permutations(ids))]
     if draw(st.integers(0, 3)) == 0:
@@ -48,7 +48,7 @@ def exchanges(draw: st.DrawFn, number: int) -> list[Block]:
 
 @st.composite
 def histories(draw: st.DrawFn, max_exchanges: int = 8) -> tuple[Block, ...]:
-    """A history of whole exchanges, maybe with an end that still waits for a tool."""
+    """Return a strategy for complete exchanges, possibly followed by an unanswered tool call."""
     blocks: list[Block] = []
     for number in range(draw(st.integers(0, max_exchanges))):
         blocks += draw(exchanges(number))
@@ -58,7 +58,7 @@ def histories(draw: st.DrawFn, max_exchanges: int = 8) -> tuple[Block, ...]:
 
 
 def run_immediately(work: Coroutine[Any, Any, T]) -> T:
-    """Run what never has to wait, without the price of an event loop."""
+    """Run a coroutine that never suspends, without an event loop."""
     try:
         work.send(None)
     except StopIteration as stop:
@@ -67,7 +67,7 @@ def run_immediately(work: Coroutine[Any, Any, T]) -> T:
 
 
 def pairing_problems(blocks: tuple[Block, ...]) -> set[tuple[str, str]]:
-    """Calls and results that stand alone."""
+    """Return the kind and call id of each call without a result and result without a call."""
     pairing = ToolPairing()
     for index, block in enumerate(blocks):
         pairing.add(index, block)
@@ -75,7 +75,7 @@ def pairing_problems(blocks: tuple[Block, ...]) -> set[tuple[str, str]]:
 
 
 def make_exchanges(count: int, text: str = "some words to fill the line") -> tuple[Block, ...]:
-    """A plain conversation of ``count`` exchanges."""
+    """Return a plain conversation of ``count`` exchanges."""
     blocks: list[Block] = []
     for i in range(count):
         blocks += [user(f"question {i} {text}"), assistant(f"answer {i} {text}")]
@@ -83,7 +83,7 @@ def make_exchanges(count: int, text: str = "some words to fill the line") -> tup
 
 
 class FunctionEngine(Engine):
-    """A model that says what a function makes of the Turn it is shown."""
+    """An engine whose answer is computed from the Turn by a function."""
 
     name = "oracle"
 
@@ -93,11 +93,11 @@ class FunctionEngine(Engine):
         self.requests: list[Request] = []
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """Everything is sent."""
+        """Return a plan for a request, at time zero."""
         return plan_request(turn, scope="oracle", now=0.0)
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """One answer."""
+        """Yield the events of one answer, or raise ``ServerFailed`` if the text is ``fail``."""
         self.turns.append(turn)
         self.requests.append(request)
         plan = self.plan(turn)

@@ -1,4 +1,4 @@
-"""Counting blocks: right, and once."""
+"""Counting the tokens of blocks, with caching."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,30 +24,30 @@ from strategies import blocks
 
 
 class RecordingCounter:
-    """A counter that says how many items it was asked about."""
+    """A counter that records how many items it has counted."""
 
     def __init__(self) -> None:
         self.item_count = 0
 
     def count_text(self, text: str) -> int:
-        """Count as usual."""
+        """Return the default count of a text."""
         return DEFAULT_COUNTER.count_text(text)
 
     def count_items(self, items: Iterable[Mapping[str, Any]]) -> int:
-        """Count as usual."""
+        """Return the default count of items, and add their number to ``item_count``."""
         listed = list(items)
         self.item_count += len(listed)
         return count_items(listed)
 
 
-def test_blocks_count_as_their_items_do() -> None:
-    """What a server would count for the same messages."""
+def test_block_count_equals_item_count() -> None:
+    """The count of blocks equals that of their wire items."""
     items = [item_from_block(block) for block in make_exchanges(5)]
     assert BlockCounter().count_blocks(make_exchanges(5)) == count_items(items)
 
 
-def test_a_grown_conversation_is_counted_by_its_new_blocks() -> None:
-    """Blocks that planning has seen are counted once, whichever objects hold them."""
+def test_only_new_blocks_are_counted() -> None:
+    """Blocks with a digest are counted once, even if other objects contain the same content."""
     counter = RecordingCounter()
     blocks = BlockCounter(counter)
     prefix_digest(Turn(make_exchanges(10)))
@@ -59,7 +59,7 @@ def test_a_grown_conversation_is_counted_by_its_new_blocks() -> None:
 
 
 def test_reasoning_is_counted_each_time() -> None:
-    """It has no digest of its own, and two thoughts are two."""
+    """Reasoning is counted each time, because it has no digest."""
     turn = Turn([reasoning("one two three"), reasoning("one")])
     prefix_digest(turn)
     blocks = BlockCounter()
@@ -68,18 +68,18 @@ def test_reasoning_is_counted_each_time() -> None:
 
 @given(st.lists(blocks(), max_size=4))
 def test_any_block_has_a_count(given: list[Block]) -> None:
-    """Also one that could not be sent."""
+    """Every block has a count, even one that cannot be sent."""
     assert BlockCounter().count_blocks(given) >= 4 * len(given)
 
 
-def test_what_cannot_be_sent_takes_room_nevertheless() -> None:
-    """A block from the future, a refusal where none can be."""
+def test_unsupported_blocks_are_counted() -> None:
+    """An unknown block and a refusal in a user message are counted by their content."""
     odd = [UnknownBlock(FrozenMap(kind="hologram", a="b")), UserBlock((RefusalPart("no"),))]
     assert BlockCounter().count_blocks(odd) > 10
 
 
-def test_a_counter_is_wrapped_once() -> None:
-    """So that what it remembers is found again; one that cannot be held is used all the same."""
+def test_counter_is_wrapped_once() -> None:
+    """The wrapper of a counter is reused, and a counter that cannot be hashed gets a new one."""
     counter = RecordingCounter()
     assert BlockCounter.of(counter) is BlockCounter.of(counter)
     assert BlockCounter.of(DEFAULT_COUNTER) is base.DEFAULT_BLOCK_COUNTER
@@ -94,8 +94,8 @@ def test_a_counter_is_wrapped_once() -> None:
     assert BlockCounter().count_items([{"type": "message", "content": "a"}]) == 5
 
 
-def test_the_memory_has_a_bound(monkeypatch: Any) -> None:
-    """The oldest counts go first."""
+def test_cache_is_bounded(monkeypatch: Any) -> None:
+    """The cache drops the oldest counts first."""
     monkeypatch.setattr(base, "MAX_CACHED_COUNTS", 8)
     counter = RecordingCounter()
     blocks = BlockCounter(counter)

@@ -1,4 +1,4 @@
-"""Laws that hold for every compactor, over any history."""
+"""Properties that every compactor has for any history."""
 
 import pytest
 from hypothesis import given
@@ -25,12 +25,12 @@ class AlwaysTrigger:
     """A trigger that always fires."""
 
     def should_compact(self, request: CompactionRequest) -> bool:
-        """Yes."""
+        """Return true."""
         return True
 
 
 def compactors() -> st.SearchStrategy[Compactor]:
-    """Any compactor, with small limits so that they matter."""
+    """Return a strategy for compactors with small limits."""
     limits = st.integers(1, 60)
     leaves = st.one_of(
         limits.flatmap(
@@ -56,16 +56,16 @@ def compactors() -> st.SearchStrategy[Compactor]:
 
 
 def kept_indexes(before: tuple[Block, ...], after: tuple[Block, ...]) -> list[int]:
-    """The places, in the old history, of the blocks of the new one that were there before."""
+    """Return the indexes in the old history of the blocks that are also in the new one."""
     positions = {block.id: index for index, block in enumerate(before)}
     return [positions[block.id] for block in after if block.id in positions]
 
 
 @given(histories(), compactors())
-def test_compaction_keeps_pairs_order_and_what_it_keeps(
+def test_compaction_preserves_pairs_order_and_blocks(
     blocks: tuple[Block, ...], compactor: Compactor
 ) -> None:
-    """No pair is split, nothing is reordered, and a block that stays untouched is the same object."""
+    """No pair is split, nothing is reordered, and an unchanged block is the same object."""
     result = run_immediately(run_compactor(compactor, CompactionRequest(blocks)))
     assert pairing_problems(result.blocks) <= pairing_problems(blocks)
     positions = kept_indexes(blocks, result.blocks)
@@ -79,10 +79,10 @@ def test_compaction_keeps_pairs_order_and_what_it_keeps(
 
 
 @given(histories(), compactors())
-def test_a_cut_begins_with_a_user_block_and_keeps_the_newest_exchange(
+def test_cut_history_starts_with_a_user_block(
     blocks: tuple[Block, ...], compactor: Compactor
 ) -> None:
-    """What was cut off is the old part, and what stays begins with somebody speaking."""
+    """After blocks are removed the history starts with a user block and ends with the newest exchange."""
     result = run_immediately(run_compactor(compactor, CompactionRequest(blocks)))
     if result.removed:
         assert isinstance(result.blocks[0], UserBlock)
@@ -92,7 +92,7 @@ def test_a_cut_begins_with_a_user_block_and_keeps_the_newest_exchange(
 
 @given(histories(), compactors())
 def test_compaction_is_idempotent(blocks: tuple[Block, ...], compactor: Compactor) -> None:
-    """Below its limits a compactor changes nothing; at once again it has nothing to do."""
+    """Compacting an already compacted history changes nothing."""
     first = run_immediately(run_compactor(compactor, CompactionRequest(blocks)))
     if not first.notes and not _has_summarizer(compactor):
         again = run_immediately(run_compactor(compactor, CompactionRequest(first.blocks)))
@@ -107,7 +107,7 @@ def _has_summarizer(compactor: Compactor) -> bool:
 
 @given(histories(), st.integers(1, 30))
 def test_a_message_limit_is_met_or_reported(blocks: tuple[Block, ...], most: int) -> None:
-    """There are at most as many blocks as allowed, unless the newest exchange alone has more."""
+    """The number of blocks is within the limit, unless the newest exchange alone exceeds it."""
     result = run_immediately(run_compactor(MessageLimitCompactor(most), CompactionRequest(blocks)))
     assert len(result.blocks) <= most or result.notes
 
@@ -116,7 +116,7 @@ def test_a_message_limit_is_met_or_reported(blocks: tuple[Block, ...], most: int
 def test_a_token_target_is_met_or_reported(
     blocks: tuple[Block, ...], most: int, data: st.DataObject
 ) -> None:
-    """Above the limit, the counter finds at most the target left, unless the newest exchange is more."""
+    """Above the limit, the history is cut to the target, unless the newest exchange alone exceeds it."""
     target = data.draw(st.integers(1, most))
     request = CompactionRequest(blocks)
     result = run_immediately(run_compactor(TokenLimitCompactor(most, target), request))
@@ -131,7 +131,7 @@ def test_a_token_target_is_met_or_reported(
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_an_empty_history_stays_empty(limit: int) -> None:
-    """There is nothing to cut, and that is no failure."""
+    """Compacting an empty history returns it unchanged."""
     result = run_immediately(run_compactor(MessageLimitCompactor(limit), CompactionRequest(())))
     assert result.blocks == ()
     assert not result.changed

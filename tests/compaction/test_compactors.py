@@ -1,4 +1,4 @@
-"""Each compactor for itself: when it acts, what it keeps, what it says."""
+"""The individual compactors: when they compact, which blocks remain, and what they report."""
 
 import logging
 from typing import Any
@@ -41,28 +41,28 @@ from kedge.turns import Block, Turn, UserBlock, assistant, system, tool_call, to
 
 
 class FixedTrigger:
-    """A trigger that says what it is told to, and counts how often it was asked."""
+    """A trigger that returns a fixed value and counts its calls."""
 
     def __init__(self, verdict: bool) -> None:
         self.verdict = verdict
         self.call_count = 0
 
     def should_compact(self, request: CompactionRequest) -> bool:
-        """The verdict."""
+        """Return the fixed value."""
         self.call_count += 1
         return self.verdict
 
 
 class AsyncTrigger(FixedTrigger):
-    """The same, but one has to wait for it."""
+    """A trigger like ``FixedTrigger`` with an async method."""
 
     async def should_compact(self, request: CompactionRequest) -> bool:  # type: ignore[override]
-        """The verdict."""
+        """Return the fixed value."""
         return super().should_compact(request)
 
 
 class Newest:
-    """A strategy of one line: the newest exchange."""
+    """A strategy that retains the newest exchange."""
 
     def compact_blocks(self, request: CompactionRequest) -> tuple[Block, ...]:
         """The last two blocks."""
@@ -70,20 +70,20 @@ class Newest:
 
 
 def compact_now(compactor: Any, blocks: tuple[Block, ...], **more: Any) -> CompactionResult:
-    """Run a compactor over blocks."""
+    """Run a compactor on blocks and return its result."""
     return run_immediately(run_compactor(compactor, CompactionRequest(blocks, **more)))
 
 
-def test_a_message_limit_keeps_the_last_messages() -> None:
-    """At the limit nothing happens; above it the newest stay, from a user block on."""
+def test_message_limit_retains_the_last_messages() -> None:
+    """At the limit nothing changes; above it the newest blocks remain, starting with a user block."""
     assert not compact_now(MessageLimitCompactor(4), make_exchanges(2)).changed
     result = compact_now(MessageLimitCompactor(4), make_exchanges(3))
     assert result.blocks == make_exchanges(3)[2:]
     assert [block.kind for block in result.removed] == ["user", "assistant"]
 
 
-def test_a_target_below_the_limit_keeps_compaction_rare() -> None:
-    """Hysteresis: after a cut there is room until the limit is reached again."""
+def test_target_below_the_limit_makes_compaction_rare() -> None:
+    """After a cut to the target, compaction does not run again until the limit is reached."""
     compactor = MessageLimitCompactor(10, target_messages=4)
     blocks, cuts = make_exchanges(1), 0
     for number in range(30):
@@ -94,7 +94,7 @@ def test_a_target_below_the_limit_keeps_compaction_rare() -> None:
 
 
 def test_the_newest_exchange_remains_at_any_length() -> None:
-    """It is whole, and a note says that the limit is not met."""
+    """The newest exchange remains complete, and a note reports that the limit is exceeded."""
     calls = [tool_call("f", "{}", call_id=f"c{n}") for n in range(5)]
     results = [tool_result(f"c{n}", "yes") for n in range(5)]
     blocks = (*make_exchanges(1), user("do!"), *calls, *results, assistant("done"))
@@ -104,8 +104,8 @@ def test_the_newest_exchange_remains_at_any_length() -> None:
         assert result.notes == ("the newest exchange alone exceeds the limit; it remains complete",)
 
 
-def test_a_token_limit_cuts_to_its_target() -> None:
-    """By default three quarters of the limit."""
+def test_token_limit_cuts_to_its_target() -> None:
+    """The history is cut to the target, which is three quarters of the limit by default."""
     compactor = TokenLimitCompactor(200)
     assert compactor.target_tokens == 150
     request = CompactionRequest(make_exchanges(20))
@@ -115,8 +115,8 @@ def test_a_token_limit_cuts_to_its_target() -> None:
     assert result.tokens_after == request.count(result.blocks)
 
 
-def test_the_value_of_the_server_wins_if_present() -> None:
-    """Tools and instructions are in its count, and are still there after a cut."""
+def test_server_usage_overrides_the_counter() -> None:
+    """The server's token count is used if present, because it includes tools and instructions."""
     blocks, usage = (
         make_exchanges(20),
         Usage(input_tokens=5_000, output_tokens=100, reasoning_tokens=50),
@@ -130,8 +130,8 @@ def test_the_value_of_the_server_wins_if_present() -> None:
     assert CompactionRequest(blocks).count(result.blocks) <= counted - 150
 
 
-def test_leading_system_blocks_count_and_stay() -> None:
-    """They take room in every request, and are never compacted."""
+def test_leading_system_blocks_are_counted_and_retained() -> None:
+    """Leading system blocks are part of every request, so they count toward the limit and remain."""
     lead = (system("Be kind. " * 60),)
     request = CompactionRequest(make_exchanges(5), lead)
     result = run_immediately(run_compactor(TokenLimitCompactor(300, 250), request))
@@ -139,16 +139,16 @@ def test_leading_system_blocks_count_and_stay() -> None:
     assert request.count(lead) + request.count(result.blocks) <= 250
 
 
-def test_without_a_counting_provider_the_counter_counts() -> None:
-    """A provider counter is no worse than none."""
+def test_provider_counter_falls_back_to_the_default() -> None:
+    """Without a provider that counts tokens, ``ProviderCounter`` gives the default counter's result."""
     blocks = make_exchanges(20)
     counted = compact_now(TokenLimitCompactor(200), blocks)
     requested = compact_now(TokenLimitCompactor(200, counter=ProviderCounter()), blocks)
     assert requested.blocks == counted.blocks
 
 
-def test_another_counter_can_be_given() -> None:
-    """Whoever knows a model better counts for it."""
+def test_custom_counter() -> None:
+    """A compactor uses the counter passed to it."""
 
     class Characters:
         def count_text(self, text: str) -> int:
@@ -161,8 +161,8 @@ def test_another_counter_can_be_given() -> None:
     assert 2 <= len(result.blocks) < 20
 
 
-def test_composite_compactors_work_in_order() -> None:
-    """Each sees what the one before has left, and the result is told as one."""
+def test_composite_runs_compactors_in_order() -> None:
+    """Each compactor gets the result of the previous one, and the results are combined into one."""
     result = compact_now(
         CompositeCompactor(MessageLimitCompactor(8), MessageLimitCompactor(6, 4)), make_exchanges(6)
     )
@@ -174,8 +174,8 @@ def test_composite_compactors_work_in_order() -> None:
     assert not compact_now(CompositeCompactor(), make_exchanges(3)).changed
 
 
-def test_a_composite_passes_over_what_fails() -> None:
-    """The next one still has its turn, and the note stays."""
+def test_composite_continues_after_a_failure() -> None:
+    """A failing compactor is reported in a note, and the next one still runs."""
 
     class Broken:
         async def compact(self, request: CompactionRequest) -> CompactionResult:
@@ -187,7 +187,7 @@ def test_a_composite_passes_over_what_fails() -> None:
 
 
 def test_any_trigger_works_with_any_strategy() -> None:
-    """Plain or async methods; a strategy may return bare blocks."""
+    """Triggers and strategies may have plain or async methods, and a strategy may return only blocks."""
     assert not compact_now(SplitCompactor(FixedTrigger(False), Newest()), make_exchanges(3)).changed
     for trigger in (FixedTrigger(True), AsyncTrigger(True)):
         result = compact_now(SplitCompactor(trigger, Newest()), make_exchanges(3))
@@ -195,8 +195,8 @@ def test_any_trigger_works_with_any_strategy() -> None:
         assert result.by == f"{type(trigger).__name__}+Newest"
 
 
-def test_limit_compactors_serve_as_trigger_and_as_strategy() -> None:
-    """When is one's business, how the other's."""
+def test_limit_compactors_are_triggers_and_strategies() -> None:
+    """A limit compactor can be used as the trigger or as the strategy of a ``SplitCompactor``."""
     compactor = SplitCompactor(MessageLimitCompactor(10), TokenLimitCompactor(100, 60))
     assert not compact_now(compactor, make_exchanges(5)).changed
     request = CompactionRequest(make_exchanges(6))
@@ -205,8 +205,8 @@ def test_limit_compactors_serve_as_trigger_and_as_strategy() -> None:
 
 @pytest.mark.parametrize("one", [True, False])
 @pytest.mark.parametrize("other", [True, False])
-def test_triggers_are_put_together(one: bool, other: bool) -> None:
-    """Any is or, all is and; the second is asked only if it matters."""
+def test_combined_triggers(one: bool, other: bool) -> None:
+    """``AnyTrigger`` is a logical or, ``AllTriggers`` a logical and, both with short-circuit evaluation."""
     request = CompactionRequest(())
     second = AsyncTrigger(other)
     assert run_immediately(AnyTrigger(FixedTrigger(one), second).should_compact(request)) is (
@@ -220,14 +220,14 @@ def test_triggers_are_put_together(one: bool, other: bool) -> None:
     assert second.call_count == (1 if one else 0)
 
 
-def test_no_triggers_never_trigger() -> None:
-    """All of nothing is nothing."""
+def test_empty_combined_trigger_is_false() -> None:
+    """``AllTriggers`` and ``AnyTrigger`` without triggers return false."""
     assert not run_immediately(AllTriggers().should_compact(CompactionRequest(())))
     assert not run_immediately(AnyTrigger().should_compact(CompactionRequest(())))
 
 
-def test_a_summary_takes_the_place_of_the_old_part() -> None:
-    """The newest part stays word for word, and the summary is marked for model and people."""
+def test_summary_replaces_the_old_blocks() -> None:
+    """The newest blocks are unchanged, and the summary is marked in its text and its metadata."""
     oracle = FunctionEngine(lambda _: "They counted to ten.")
     result = compact_now(SummarisingCompactor(200, 60, engine=oracle), make_exchanges(20))
     summary, *newest = result.blocks
@@ -241,8 +241,8 @@ def test_a_summary_takes_the_place_of_the_old_part() -> None:
     assert oracle.turns[0].blocks[:-1] == make_exchanges(20)[: 40 - len(newest)]
 
 
-def test_an_earlier_summary_is_folded_into_the_new_one() -> None:
-    """The model is shown it, and the new one counts all that both stand for."""
+def test_earlier_summary_is_included_in_the_new_one() -> None:
+    """The model gets the earlier summary, and the new one counts the blocks that both replace."""
     oracle = FunctionEngine(lambda turn: f"of {len(turn)} blocks")
     compactor = SummarisingCompactor(200, 60, engine=oracle)
     first = compact_now(compactor, make_exchanges(20))
@@ -260,8 +260,8 @@ def test_an_earlier_summary_is_folded_into_the_new_one() -> None:
         ("", "the summary is empty or no shorter than what it summarizes; nothing was cut"),
     ],
 )
-def test_a_summary_that_does_not_help_is_not_used(answer: str, note: str) -> None:
-    """A failed or empty summary leaves the history as it is."""
+def test_unusable_summary_is_not_used(answer: str, note: str) -> None:
+    """A failed or empty summary leaves the history unchanged."""
     result = compact_now(
         SummarisingCompactor(200, 60, engine=FunctionEngine(lambda _: answer)), make_exchanges(20)
     )
@@ -270,7 +270,7 @@ def test_a_summary_that_does_not_help_is_not_used(answer: str, note: str) -> Non
 
 
 def test_a_verbose_model_does_not_cause_compaction_at_every_turn() -> None:
-    """Its summary is cut, so there is room for several exchanges before the next one."""
+    """A summary that is too long is truncated, so that several exchanges fit before the next compaction."""
     oracle = FunctionEngine(lambda _: "x " * 5_000)
     compactor = SummarisingCompactor(400, 100, engine=oracle)
     result = compact_now(compactor, make_exchanges(40))
@@ -281,8 +281,8 @@ def test_a_verbose_model_does_not_cause_compaction_at_every_turn() -> None:
     assert not compactor.should_compact(following)
 
 
-def test_the_length_of_summaries_can_be_set() -> None:
-    """Up to the maximum of the conversation."""
+def test_summary_length_can_be_configured() -> None:
+    """``max_summary_tokens`` can be at most the maximum of the conversation."""
     assert SummarizingCompactor(400, max_summary_tokens=50).max_summary_tokens == 50
     with pytest.raises(InvalidSetting, match="max_summary_tokens"):
         SummarizingCompactor(400, max_summary_tokens=500)
@@ -302,27 +302,27 @@ def test_the_length_of_summaries_can_be_set() -> None:
         (compact, [Newest()], "which Newest has not"),
     ],
 )
-def test_what_is_composed_wrongly_is_rejected(make: Any, given: list[Any], message: str) -> None:
-    """On construction: it would fail at every compaction, and only the log would show it."""
+def test_invalid_composition_is_rejected(make: Any, given: list[Any], message: str) -> None:
+    """An invalid argument is rejected on construction, because later errors would only be logged."""
     with pytest.raises(InvalidSetting, match=message):
         make(*given)
 
 
 @pytest.mark.parametrize("compactor", [MessageLimitCompactor, [MessageLimitCompactor(2)]])
-def test_a_chat_rejects_what_is_no_compactor(compactor: Any) -> None:
-    """When it is made, not at its first compaction."""
+def test_chat_rejects_an_invalid_compactor(compactor: Any) -> None:
+    """A chat rejects an invalid compactor on construction, not at the first compaction."""
     with pytest.raises(InvalidSetting, match="compactor must"):
         Chat("practice", compactor=compactor)
 
 
-def test_without_an_engine_nothing_is_summed_up() -> None:
-    """There is nobody to ask, and that is said."""
+def test_summary_without_an_engine_is_reported() -> None:
+    """Without an engine no summary is made, and a note reports it."""
     result = compact_now(SummarisingCompactor(200, 60), make_exchanges(20))
     assert result.notes == ("the summary call failed (KedgeError); nothing was cut",)
 
 
-def test_one_long_exchange_is_not_summed_up() -> None:
-    """There is nothing old in it; a summary alone is not summed up again either."""
+def test_single_exchange_is_not_summarized() -> None:
+    """A history of one exchange is not summarized, because it has no old blocks."""
     oracle = FunctionEngine(lambda _: "short")
     blocks = (user("x " * 500), assistant("y"))
     result = compact_now(SummarisingCompactor(100, 50, engine=oracle), blocks)
@@ -330,15 +330,15 @@ def test_one_long_exchange_is_not_summed_up() -> None:
     assert oracle.turns == []
 
 
-def test_a_cheaper_model_can_be_named() -> None:
-    """The same engine, another model."""
+def test_summary_model_can_be_configured() -> None:
+    """A summary can be requested from another model of the same engine."""
     oracle = FunctionEngine(lambda _: "short")
     compact_now(SummarisingCompactor(200, 60, engine=oracle, model="small"), make_exchanges(20))
     assert oracle.requests[0].model == "small"
 
 
-def test_a_conversation_object_is_not_asked_for_a_summary() -> None:
-    """In conversation mode the question would become part of the conversation."""
+def test_summary_is_not_requested_in_conversation_mode() -> None:
+    """A summary is requested in chained mode, so that it is not added to the conversation object."""
 
     class InObjects(FunctionEngine):
         def plan(self, turn: Turn, **options: Any) -> Any:
@@ -350,8 +350,8 @@ def test_a_conversation_object_is_not_asked_for_a_summary() -> None:
     assert oracle.requests[0].mode == "chained"
 
 
-def test_a_provider_that_does_not_compact_is_not_asked() -> None:
-    """The note says so, and nothing changes."""
+def test_provider_without_compaction_is_reported() -> None:
+    """If the provider cannot compact, a note reports it and nothing changes."""
     result = compact_now(
         ServerCompactor(100, "endpoint"), make_exchanges(20), engine=FunctionEngine(lambda _: "")
     )
@@ -359,8 +359,8 @@ def test_a_provider_that_does_not_compact_is_not_asked() -> None:
     assert not compact_now(ServerCompactor(1_000), make_exchanges(20)).changed
 
 
-def test_cuts_fall_on_user_blocks_between_which_everything_is_answered() -> None:
-    """An event in the middle of a call is no place to cut, nor is anything behind an open call."""
+def test_cut_points_are_user_blocks_without_open_calls() -> None:
+    """A history can be cut at a user block, unless a call before it has no result yet."""
     blocks = (
         user("a"),
         tool_call("f", "{}", call_id="c1"),
@@ -374,8 +374,8 @@ def test_cuts_fall_on_user_blocks_between_which_everything_is_answered() -> None
     assert cut_points(blocks) == [0, 5]
 
 
-def test_a_history_can_be_advanced_to_its_first_user_message() -> None:
-    """For compactors of one's own."""
+def test_advance_to_first_user_message() -> None:
+    """``advance_to_first_user_message`` drops the blocks before the first user block from an index on."""
     blocks = (assistant("x"), user("a"), assistant("b"), user("c"))
     assert advance_to_first_user_message(blocks) == blocks[1:]
     assert advance_to_first_user_message(blocks, 2) == blocks[3:]
@@ -394,14 +394,14 @@ def test_a_history_can_be_advanced_to_its_first_user_message() -> None:
         lambda: ServerCompactor(0),
     ],
 )
-def test_limits_that_cannot_be_are_refused(make: Any) -> None:
-    """When the compactor is made, not when it is too late."""
+def test_invalid_limits_are_rejected(make: Any) -> None:
+    """Invalid limits are rejected on construction."""
     with pytest.raises(InvalidSetting):
         make()
 
 
 INVALID_STRATEGIES: list[Any] = [
-    lambda blocks: blocks[3:],  # begins with a result
+    lambda blocks: blocks[3:],  # starts with a result
     lambda _: (),
     lambda blocks: (system("summary"), *blocks[-1:]),
     lambda blocks: (*blocks, blocks[0]),
@@ -411,10 +411,8 @@ INVALID_STRATEGIES: list[Any] = [
 
 
 @pytest.mark.parametrize("make", INVALID_STRATEGIES)
-def test_a_strategy_that_breaks_the_history_is_not_followed(
-    make: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """No pair is split, nothing is empty, no system block gets to the front: whoever tries."""
+def test_invalid_strategy_result_is_not_used(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A result that splits a pair, is empty or starts with a system block is logged and not used."""
 
     class Bad:
         def compact_blocks(self, request: CompactionRequest) -> Any:
@@ -428,8 +426,8 @@ def test_a_strategy_that_breaks_the_history_is_not_followed(
     assert len(caplog.records) == 1
 
 
-def test_a_turn_keeps_the_anchors_that_still_hold() -> None:
-    """After a cut none does; after a change further back those before it do."""
+def test_compacted_turn_retains_valid_anchors() -> None:
+    """A cut invalidates all anchors, and a changed block those at or after it."""
     turn = Turn([system("Be kind.")], data={"mine": 1})
     for number in range(3):
         turn = turn.append(user(f"{number}?"))
@@ -459,16 +457,16 @@ def test_a_turn_keeps_the_anchors_that_still_hold() -> None:
     assert unchanged is turn
 
 
-def test_a_turn_without_state_can_be_compacted() -> None:
-    """Anchors are welcome, not required."""
+def test_turn_without_anchors_can_be_compacted() -> None:
+    """A Turn without anchors can be compacted, and its mode is unchanged."""
     turn = set_state(Turn(make_exchanges(4)), ConversationState(mode="stateless"))
     short, _ = run_immediately(compact_turn(turn, MessageLimitCompactor(2)))
     assert get_state(short).mode == "stateless"
     assert len(short) == 2
 
 
-def test_a_result_has_a_readable_form() -> None:
-    """One line for a log, without content."""
+def test_result_string() -> None:
+    """The string form of a result is one line without content, suitable for a log."""
     received = str(compact_now(MessageLimitCompactor(2), make_exchanges(3)))
     assert received.startswith("compacted by MessageLimitCompactor: -4 +0 ~0 blocks, ")
     assert "question" not in received

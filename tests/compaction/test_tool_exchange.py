@@ -1,4 +1,4 @@
-"""Old tool exchanges become short: the pair stays a pair, and facts can still be found."""
+"""Shortening old tool exchanges: calls and results stay paired, and short values remain."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ from kedge.turns import (
 
 
 def make_exchange(number: int, output: Any, arguments: Any = None) -> tuple[Block, ...]:
-    """One question that a tool answered."""
+    """Return a question, a tool call, its result and an answer."""
     call_id = f"call_{number}"
     return (
         user(f"question {number}"),
@@ -36,7 +36,7 @@ def make_exchange(number: int, output: Any, arguments: Any = None) -> tuple[Bloc
 
 
 def shorten(blocks: tuple[Block, ...], **settings: Any) -> tuple[Block, ...]:
-    """What the compactor makes of blocks, at once."""
+    """Return the blocks after compaction with these settings."""
     compactor = ToolExchangeCompactor(
         **{"max_characters": 100, "keep_exchanges": 1, "min_saving": 1, **settings}
     )
@@ -44,14 +44,14 @@ def shorten(blocks: tuple[Block, ...], **settings: Any) -> tuple[Block, ...]:
 
 
 def output_text(blocks: tuple[Block, ...], index: int = 2) -> str:
-    """The output of the tool at this place."""
+    """Return the text of the tool result at this index."""
     block = blocks[index]
     assert isinstance(block, ToolResultBlock)
     return block.text
 
 
-def test_long_outputs_keep_their_beginning_and_end() -> None:
-    """What was left out is said in place, and how much that was in the metadata."""
+def test_long_output_retains_its_start_and_end() -> None:
+    """The text says how much was left out, and the metadata has the original length."""
     text = "first line\n" + "middle\n" * 200 + "last line"
     blocks = (*make_exchange(0, text), *make_exchange(1, "x"))
     made = shorten(blocks)
@@ -64,8 +64,8 @@ def test_long_outputs_keep_their_beginning_and_end() -> None:
     assert [b.kind for b in made] == [b.kind for b in blocks]
 
 
-def test_json_keeps_its_members_and_its_facts() -> None:
-    """Numbers and short texts stay; long texts and lists are cut; it is still JSON."""
+def test_json_output_retains_its_members() -> None:
+    """Shortened JSON is valid and has its numbers and short texts; long texts and lists are truncated."""
     found = {"total": 4711, "name": "Ada", "rows": list(range(500)), "page": "lorem " * 300}
     made = shorten((*make_exchange(0, found), *make_exchange(1, "x")))
     members = json.loads(output_text(made))
@@ -76,8 +76,8 @@ def test_json_keeps_its_members_and_its_facts() -> None:
     assert members["page"].startswith("lorem")
 
 
-def test_arguments_stay_json() -> None:
-    """Also those that are no JSON to begin with; a free-form tool keeps free text."""
+def test_shortened_arguments_are_json() -> None:
+    """Shortened arguments are valid JSON even if they were not before, except for custom tools."""
     long = (*make_exchange(0, "x", {"text": "lorem " * 300, "n": 7}), *make_exchange(1, "x"))
     call = shorten(long)[1]
     assert isinstance(call, ToolCallBlock)
@@ -98,14 +98,14 @@ def test_arguments_stay_json() -> None:
 
 
 def test_images_and_files_are_described() -> None:
-    """A model need not see them again to know that they were there."""
+    """Images and files are replaced by a short description."""
     shown = [image(b"\x89PNG" * 100), FilePart(file_id="file_1", filename="plan.pdf")]
     made = shorten((*make_exchange(0, shown), *make_exchange(1, "x")))
     assert output_text(made) == "[an image was left out]\n[a file was left out: plan.pdf]"
 
 
-def test_the_newest_exchanges_stay_as_they_are() -> None:
-    """As many as one wants to keep; calls of hosted tools and other blocks are not touched."""
+def test_newest_exchanges_are_unchanged() -> None:
+    """The newest ``keep_exchanges`` exchanges and blocks of hosted tools are unchanged."""
     hosted = opaque({"type": "web_search_call", "action": {"query": "x" * 500}})
     blocks = (hosted, *(b for n in range(4) for b in make_exchange(n, "long " * 100)))
     made = shorten(blocks, keep_exchanges=2)
@@ -114,15 +114,15 @@ def test_the_newest_exchanges_stay_as_they_are() -> None:
     assert shorten(blocks, keep_exchanges=9) == blocks
 
 
-def test_it_waits_until_it_is_worth_it() -> None:
-    """Below ``min_saving`` nothing changes, so the chain is not broken at every turn."""
+def test_min_saving() -> None:
+    """Nothing changes if less than ``min_saving`` is saved, so that the chain is not broken every time."""
     blocks = (*make_exchange(0, "long " * 100), *make_exchange(1, "x"))
     assert shorten(blocks, min_saving=1_000) == blocks
     assert shorten(blocks, min_saving=300) != blocks
 
 
-def test_what_is_short_is_not_shortened_again() -> None:
-    """Once is enough."""
+def test_shortened_output_is_not_shortened_again() -> None:
+    """A shortened output is not shortened again, even with a lower limit."""
     first = shorten((*make_exchange(0, "long " * 100), *make_exchange(1, "x")))
     assert shorten(first, max_characters=10) == first
 
@@ -141,8 +141,8 @@ def test_what_is_short_is_not_shortened_again() -> None:
     ).map(json.dumps),
     st.integers(1, 200),
 )
-def test_shortening_takes_any_text(text: str, most: int) -> None:
-    """What is short enough stays; JSON arguments are JSON in any case; nothing unsendable comes out."""
+def test_any_text_can_be_shortened(text: str, most: int) -> None:
+    """Short text is unchanged, JSON arguments remain valid JSON, and the result can always be encoded."""
     made = truncate_text(text, most)
     assert made == text if len(text) <= most else len(made) <= max(most + 50, 2 * most)
     made.encode()
@@ -150,12 +150,12 @@ def test_shortening_takes_any_text(text: str, most: int) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"a": NaN}' * 50, "[" * 5_000, '{"n": ' + "9" * 9_000 + "}"])
-def test_what_only_looks_like_json_is_cut_as_text(text: str) -> None:
-    """A number out of range, a well without a bottom: no exception, no invented value."""
+def test_invalid_json_is_truncated_as_text(text: str) -> None:
+    """JSON with NaN, a huge number or excessive nesting is truncated as text, without an exception."""
     assert "left out" in truncate_text(text, 50)
 
 
-def test_half_a_character_survives_as_an_escape() -> None:
-    """A lone surrogate can be written in JSON text, and only as an escape."""
+def test_lone_surrogate_is_preserved_as_an_escape() -> None:
+    """A lone surrogate in JSON text is written as an escape sequence."""
     text = json.dumps({"a": "\ud800", "b": "x" * 500})
     assert "\\ud800" in truncate_text(text, 400)

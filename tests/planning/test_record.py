@@ -29,7 +29,7 @@ from planning.recorded_turns import (
 
 
 def test_blocks_are_tagged_with_response_and_index() -> None:
-    """Tagging adds the response id, output index and origin, and changes no ids, content or other metadata."""
+    """Tagging sets the response id, output index and origin, and leaves ids and content unchanged."""
     blocks = [assistant("a", id="b1"), assistant("b", metadata={"mine": 1, "output_index": 7})]
     tagged = tag_blocks(blocks, "R1")
     assert tagged == blocks

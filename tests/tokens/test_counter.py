@@ -1,4 +1,4 @@
-"""The default counter agrees with tiktoken, offline, on any text."""
+"""The default counter agrees with tiktoken on any text, without network access."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ from kedge.tokens import TiktokenCounter, count_json, count_text, counter
 
 @pytest.fixture(scope="module")
 def reference() -> Encoding:
-    """Tiktoken's own definition of o200k_base, with our file in place of its download."""
+    """Return tiktoken's o200k_base encoding, built from the bundled vocabulary instead of a download."""
     words = counter.read_vocabulary().split()
     pairs = zip(words[::2], words[1::2], strict=True)
     ranks = {b64decode(token): int(rank) for token, rank in pairs}
@@ -32,16 +32,14 @@ texts = st.text() | st.text(alphabet="aA .,\n\r\t'<|>s9\u00a0\u0301漢😀", max
 
 
 @given(texts)
-def test_a_text_counts_as_tiktoken_counts_it(reference: Encoding, text: str) -> None:
-    """Any text, line breaks, scripts and pictures included."""
+def test_count_equals_tiktoken(reference: Encoding, text: str) -> None:
+    """The count of any text, including line breaks, other scripts and emoji, equals that of tiktoken."""
     assert count_text(text) == len(reference.encode_ordinary(text))
 
 
 @given(st.text(alphabet=st.characters(), min_size=1), st.integers(1, 4_000))
-def test_a_long_text_counts_as_tiktoken_counts_it(
-    reference: Encoding, text: str, size: int
-) -> None:
-    """Past the length at which counts are kept under a hash."""
+def test_count_of_a_long_text_equals_tiktoken(reference: Encoding, text: str, size: int) -> None:
+    """The count of a text long enough to be cached by its hash equals that of tiktoken."""
     text = (text * size)[: counter.MAX_SHORT_TEXT * 4] + "x" * counter.MAX_SHORT_TEXT
     assert count_text(text) == len(reference.encode_ordinary(text))
     assert count_text(text) == len(reference.encode_ordinary(text))
@@ -49,29 +47,29 @@ def test_a_long_text_counts_as_tiktoken_counts_it(
 
 @pytest.mark.parametrize("text", ["<|endoftext|>", "a<|endofprompt|>b", "<|im_start|>"])
 def test_special_tokens_in_a_text_are_ordinary_text(reference: Encoding, text: str) -> None:
-    """What a user types never becomes a control token, and never raises."""
+    """Special tokens in a text are counted as ordinary text and do not raise."""
     assert count_text(text) == len(reference.encode(text, disallowed_special=())) > 1
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\ud83d\ude00", "\udc00" * 2_000])
 def test_lone_surrogates_are_counted(reference: Encoding, text: str) -> None:
-    """Text that no encoding can write still has a count."""
+    """Text with lone surrogates, which cannot be encoded, has a count."""
     assert count_text(text) == len(reference.encode_ordinary(text)) > 0
 
 
-def test_the_special_tokens_and_the_pattern_are_tiktokens_own(reference: Encoding) -> None:
-    """Our copy of the definition is the definition."""
+def test_special_tokens_and_pattern_equal_tiktoken(reference: Encoding) -> None:
+    """The copied special tokens and pattern equal those of tiktoken."""
     assert counter.get_encoding()._pat_str == reference._pat_str
     assert reference._special_tokens == counter.SPECIAL_TOKENS
 
 
-def test_a_value_counts_as_its_compact_json(reference: Encoding) -> None:
-    """Tools and formats are counted as they are written on the wire."""
+def test_value_is_counted_as_compact_json(reference: Encoding) -> None:
+    """Tools and formats are counted as the compact JSON that is sent."""
     assert count_json({"a": [1, "ü"]}) == len(reference.encode_ordinary('{"a":[1,"ü"]}'))
 
 
 def test_equal_texts_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts are remembered, for short texts and for long ones."""
+    """The counts of short and long texts are cached."""
     counted: list[str] = []
     real = counter.split_text
     monkeypatch.setattr(counter, "split_text", lambda text: counted.append(text) or real(text))
@@ -81,8 +79,8 @@ def test_equal_texts_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counted == ["short", "long " * 1_000]
 
 
-def test_the_memory_of_counts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Old counts go when new ones come; none holds a long text."""
+def test_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache drops old counts, and does not store long texts."""
     monkeypatch.setattr(counter, "MAX_CACHED_LONG", 3)
     fresh = TiktokenCounter()
     for i in range(10):
@@ -92,7 +90,7 @@ def test_the_memory_of_counts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_many_threads_load_the_vocabulary_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first count may come from anywhere, all at once."""
+    """Threads that count at the same time load the vocabulary only once."""
     loads: list[int] = []
     real = counter.read_vocabulary
     monkeypatch.setattr(counter, "read_vocabulary", lambda: loads.append(1) or real())
@@ -108,8 +106,8 @@ def test_many_threads_load_the_vocabulary_once(monkeypatch: pytest.MonkeyPatch) 
     assert loads == [1]
 
 
-def test_a_damaged_vocabulary_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file whose hash is not the published one is never used."""
+def test_damaged_vocabulary_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary file with a wrong hash raises ``BrokenInstallation``."""
     monkeypatch.setattr(counter, "VOCABULARY_SHA256", "0" * 64)
     with pytest.raises(BrokenInstallation, match="reinstall kedge"):
         counter.read_vocabulary()
@@ -126,7 +124,7 @@ print(kedge.tokens.count_text("Hello, world!"))
 
 
 def test_counting_is_lazy_and_offline() -> None:
-    """The import loads no tiktoken, and the first count opens no connection."""
+    """Importing Kedge does not import tiktoken, and counting opens no connection."""
     run = [sys.executable, "-c", OFFLINE_SCRIPT]
     done = subprocess.run(run, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "4"), done.stderr
@@ -142,8 +140,8 @@ LONG_TEXTS: list[tuple[str, Callable[[int], str]]] = [
 
 
 @pytest.mark.parametrize(("name", "make"), LONG_TEXTS, ids=[name for name, _ in LONG_TEXTS])
-def test_a_megabyte_of_one_letter_is_counted(name: str, make: Callable[[int], str]) -> None:
-    """Where tiktoken alone would overflow; the count grows with the length, near enough."""
+def test_megabyte_of_one_character_is_counted(name: str, make: Callable[[int], str]) -> None:
+    """A long run that would overflow tiktoken is counted, in proportion to its length."""
     million, part = count_text(make(1_048_576)), count_text(make(65_536))
     assert million == 16 * part
 
@@ -151,7 +149,7 @@ def test_a_megabyte_of_one_letter_is_counted(name: str, make: Callable[[int], st
 def test_a_very_long_text_is_counted_from_samples(
     reference: Encoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The work is bounded, and the estimate is close for a text that is alike throughout."""
+    """A very long text is counted from a fixed number of samples, and the estimate is close."""
     read: list[int] = []
     monkeypatch.setattr(counter, "get_encoding", lambda: RecordingEncoding(reference, read))
     line = "The quick brown fox jumps over the lazy dog, and the dog lets it. "
@@ -163,7 +161,7 @@ def test_a_very_long_text_is_counted_from_samples(
 
 
 class RecordingEncoding:
-    """An encoding that records the lengths of the texts it is given."""
+    """An encoding that records the lengths of the texts passed to it."""
 
     def __init__(self, encoding: Encoding, lengths: list[int]) -> None:
         self._encoding = encoding

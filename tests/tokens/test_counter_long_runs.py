@@ -1,4 +1,4 @@
-"""Long runs of blanks are counted apart without changing the count."""
+"""Long runs of blanks are counted separately without changing the count."""
 
 import pytest
 from hypothesis import given
@@ -26,19 +26,19 @@ def count_exact(text: str) -> int:
     ids=ascii,
 )
 def test_a_run_of_one_blank_is_counted_exactly(blank: str, before: str, after: str) -> None:
-    """With any text before and after the run."""
+    """A long run of one blank character is counted exactly, with any text before and after it."""
     text = before + blank * 150_011 + after
     assert count_pieces(text) == count_exact(text)
 
 
-def test_a_run_before_a_line_break_stays_whole() -> None:
-    """The expression reads such a run without its stack, so it needs no cut."""
+def test_run_before_a_line_break_is_not_split() -> None:
+    """A run before a line break is not split, because the pattern matches it without recursion."""
     text = " " * 150_000 + "\nx"
     assert list(counter.split_text(text)) == [text]
 
 
-def test_a_run_of_mixed_blanks_is_counted_nearly() -> None:
-    """Each cut inside the run may cost a token or two, never save one."""
+def test_run_of_mixed_blanks_is_counted_approximately() -> None:
+    """Each split inside a run of mixed blanks adds at most two tokens and never removes one."""
     text = "x" + " \t\u00a0\t" * 40_001 + "y"
     cuts = sum(1 for _ in counter.split_text(text))
     assert 0 <= count_pieces(text) - count_exact(text) <= 2 * cuts
@@ -52,8 +52,8 @@ small = st.lists(
 
 
 @given(small)
-def test_cutting_out_runs_never_changes_the_count(text: str) -> None:
-    """With the limits set low, any text: the law behind the cutting."""
+def test_splitting_runs_does_not_change_the_count(text: str) -> None:
+    """Splitting a text at long runs does not change its count, for any text and low limits."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counter, "MAX_BLANK_RUN", 4)
         patch.setattr(counter, "CHUNK_LENGTH", 1_000)

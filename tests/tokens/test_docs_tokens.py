@@ -1,4 +1,4 @@
-"""The page about counting is true."""
+"""The documentation page on counting tokens matches the code."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ from kedge.tokens import counter, items
 PAGE = (Path(__file__).parents[2] / "docs" / "tokens.md").read_text(encoding="utf-8")
 
 
-def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
-    """Estimates and limits."""
+def test_documented_numbers_match_the_code() -> None:
+    """The page states the estimates and limits of the code."""
     for shown in (
         f"| overhead of an item (start, role, end) | {items.ITEM_OVERHEAD} |",
         f'| an image | {items.IMAGE_TOKENS}, or {items.LOW_DETAIL_IMAGE_TOKENS} with `detail: "low"` |',

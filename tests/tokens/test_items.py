@@ -1,4 +1,4 @@
-"""Wire items have a count, whatever they hold."""
+"""Counting the tokens of wire items with any content."""
 
 from typing import Any
 
@@ -56,13 +56,13 @@ ROWS: list[tuple[dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize(("item", "tokens"), ROWS)
-def test_an_item_counts_its_texts_and_a_frame(item: dict[str, Any], tokens: int) -> None:
-    """Text as tiktoken counts it, the rest by the table in the documentation of the module."""
+def test_item_count_is_texts_plus_overhead(item: dict[str, Any], tokens: int) -> None:
+    """An item's count is its text as tiktoken counts it, the documented estimates, and an overhead."""
     assert count_items([item]) == ITEM_OVERHEAD + tokens
 
 
-def test_an_item_with_a_circle_in_it_has_a_count() -> None:
-    """What cannot be written as JSON counts as its frame."""
+def test_item_with_a_cycle_has_a_count() -> None:
+    """An item that cannot be written as JSON counts as its overhead only."""
     circle: dict[str, Any] = {"type": "new"}
     circle["self"] = circle
     assert count_items([circle]) == ITEM_OVERHEAD
@@ -83,5 +83,5 @@ odd_items = st.dictionaries(
 def test_counts_of_any_items_add_up(
     left: list[dict[str, Any]], right: list[dict[str, Any]]
 ) -> None:
-    """Nothing raises, and the count of a joined list is the sum of the counts."""
+    """Counting does not raise for any items, and the count of joined lists is the sum of their counts."""
     assert count_items(left) + count_items(right) == count_items([*left, *right])
