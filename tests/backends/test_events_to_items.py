@@ -109,7 +109,7 @@ def test_unfinished_calls_are_closed_with_the_answer() -> None:
 
 
 def test_renamed_call_retains_its_first_id() -> None:
-    """A call keeps its first id, because a client has seen it and sends the result with it."""
+    """A renamed call retains its first id, because a client has seen it and sends the result with it."""
     pieces = convert_events(
         [
             ToolCallStarted("made_up", "f", output_index=0),

@@ -37,7 +37,7 @@ def forge_records(turn: Turn, index: int = 0) -> Turn:
     return set_state(edited, replace(state, anchors=tuple(records)))
 
 
-async def test_a_difference_is_found_and_named(engine: ResponsesEngine) -> None:
+async def test_difference_is_reported(engine: ResponsesEngine) -> None:
     """A false anchor record is detected by comparing it with the server's items."""
     turn = forge_records(await send_lines(engine, "One", "Two"))
     found = await engine.verify(turn)

@@ -475,7 +475,7 @@ async def test_reasoning_is_resent_where_required_while_its_prefix_is_unchanged(
     assert "reasoning_content" not in third[1]
 
 
-async def test_a_server_that_requires_reasoning_receives_it_from_then_on() -> None:
+async def test_required_reasoning_is_sent_after_the_first_rejection() -> None:
     """DeepSeek and Kimi require reasoning between calls: the request is healed once, with an event."""
     refused = {"error": {"message": "Missing reasoning_content in the assistant message"}}
     answers = [
@@ -500,7 +500,7 @@ async def test_a_server_that_requires_reasoning_receives_it_from_then_on() -> No
     assert sent == [False, False, False, True, True]
 
 
-async def test_a_server_that_rejects_reasoning_receives_none() -> None:
+async def test_rejected_reasoning_is_left_out() -> None:
     """Older models reject reasoning, so it is left out; a second rejection is an error."""
     refused = {"error": {"message": "reasoning_content is not allowed in messages"}}
     answers = [json_response(REASONING_ANSWER), json_response(refused, 400), json_response(ANSWER)]

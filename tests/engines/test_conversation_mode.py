@@ -94,7 +94,7 @@ async def test_an_answer_outside_the_object_is_healed(
     assert get_state(stream.turn).conversation_id != object_id
 
 
-async def test_an_object_that_is_missing_at_the_end_is_reported(server: TestServer) -> None:
+async def test_object_missing_at_the_end_is_reported(server: TestServer) -> None:
     """The answer was already shown when the object is found missing, so an event reports it."""
     async with open_engine(server, mode="conversation") as engine:
         turn = await engine.run(Turn([user("One")]), streaming=True)
@@ -104,7 +104,7 @@ async def test_an_object_that_is_missing_at_the_end_is_reported(server: TestServ
     assert any(isinstance(event, ServerForgot) for event in events)
 
 
-async def test_an_answer_with_null_for_the_object_is_healed_at_once(server: TestServer) -> None:
+async def test_null_object_is_healed_at_once(server: TestServer) -> None:
     """Servers name the object at the start of an answer, so null means that it was not read."""
     server.faults.set("forget_silently,echo=no", times=2)
     async with open_engine(server, mode="conversation") as engine:
@@ -114,7 +114,7 @@ async def test_an_answer_with_null_for_the_object_is_healed_at_once(server: Test
     assert "One" in last_text(turn)
 
 
-async def test_a_server_that_never_names_objects_is_not_doubted(server: TestServer) -> None:
+async def test_server_that_never_names_objects_is_not_healed(server: TestServer) -> None:
     """A server that never names the object is not healed; the items are checked before each request."""
     server.faults.set("forget_silently,echo=missing", times=1)
     async with open_engine(server, mode="conversation") as engine:

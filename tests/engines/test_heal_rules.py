@@ -116,7 +116,7 @@ def test_a_rejected_chain_is_recognized_by_its_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ERROR_SHAPES)
-def test_a_full_send_is_never_healed_for_its_chain(name: str) -> None:
+def test_full_send_is_not_healed_for_a_chain_error(name: str) -> None:
     """A request that was not chained is not healed for a chain error."""
     status, body, _ = ERROR_SHAPES[name]
     assert classify_error(make_error(status, body), FULL) is None

@@ -84,7 +84,7 @@ async def test_a_response_that_expired_early_is_healed(
     assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
-async def test_zero_data_retention_stays_stateless_from_then_on() -> None:
+async def test_zero_data_retention_switches_to_stateless() -> None:
     """After the first rejection, later requests are stateless and include encrypted reasoning."""
     with serve() as keeping, serve(zero_data_retention=True) as strict:
         async with open_engine(keeping, scope="one") as engine:

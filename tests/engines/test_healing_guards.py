@@ -53,7 +53,7 @@ async def test_a_reason_is_healed_once_and_then_raised() -> None:
     assert server.attempts == 2
 
 
-def test_a_response_with_the_id_of_an_earlier_one_is_no_anchor() -> None:
+def test_response_with_a_reused_id_is_no_anchor() -> None:
     """The blocks of the response stay in the Turn, without an anchor record."""
     turn = Turn([user("Hello")])
     plan = plan_request(turn, scope="s", now=0.0)

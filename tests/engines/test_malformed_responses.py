@@ -67,7 +67,7 @@ async def test_invalid_response_raises(name: str, streaming: bool) -> None:
 
 @pytest.mark.parametrize("name", KEY_LEAKS)
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_key_that_a_server_repeats_is_redacted(
+async def test_key_repeated_by_a_server_is_redacted(
     name: str, streaming: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither errors, tracebacks nor the log contain the key or the user's text."""

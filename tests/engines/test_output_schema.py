@@ -124,12 +124,12 @@ def test_a_type_is_sent_as_a_strict_object_and_its_answer_parsed(name: str) -> N
 
 
 @pytest.mark.parametrize("output", [dict[str, int], Any, tuple[int, str], list[Any]])
-def test_a_type_without_a_strict_form_is_sent_as_it_is(output: Any) -> None:
+def test_type_without_a_strict_form_is_sent_unchanged(output: Any) -> None:
     """A type without a strict form is not enforced by the server, only validated."""
     assert "strict" not in text_format(output)
 
 
-def test_a_json_schema_is_strict_only_where_that_changes_nothing() -> None:
+def test_json_schema_is_strict_only_without_optional_members() -> None:
     """A schema with optional members at any depth is not strict, because strict mode requires them."""
     assert text_format(Boat.model_json_schema())["strict"] is True
     assert "strict" not in text_format(Ship.model_json_schema())
@@ -171,7 +171,7 @@ def test_problems_are_listed_by_member(form: Any, text: str, expected: str) -> N
 
 
 @pytest.mark.parametrize("text", ["no", '{"value": "x"}', "{}"])
-def test_a_wrapped_value_that_does_not_match_is_a_mismatch(text: str) -> None:
+def test_invalid_wrapped_value_is_a_mismatch(text: str) -> None:
     """A missing wrapper, a wrong member and invalid JSON are all mismatches."""
     with pytest.raises(SchemaMismatch):
         to_output_schema(int).parse(text)

@@ -19,7 +19,7 @@ TURN = Turn([user("Hello")])
 
 @pytest.mark.parametrize("name", sorted(PLANNED_PARAMS))
 @pytest.mark.parametrize("extra", [False, True])
-async def test_a_member_that_the_plan_decides_is_rejected(
+async def test_member_set_by_the_plan_is_rejected(
     engine: ResponsesEngine, server: TestServer, name: str, extra: bool
 ) -> None:
     """The error names the alternative, and nothing is sent."""

@@ -188,7 +188,7 @@ async def test_store_false_in_a_response_is_honored() -> None:
     assert not any(record.stored for record in get_state(turn).anchors)
 
 
-async def test_after_a_total_loss_older_anchors_are_not_tried_one_by_one() -> None:
+async def test_older_anchors_are_not_tried_after_a_total_loss() -> None:
     """An edit that leads back to an older response costs no further rejected request."""
     server = MemoryServer(rejects_unknown=True)
     async with open_memory_engine(server, trust="always") as engine:
@@ -244,7 +244,7 @@ async def test_equal_ids_of_two_servers_are_distinguished() -> None:
 
 @STREAMING
 @pytest.mark.parametrize("echo", ["null", "late"])
-async def test_a_wrong_echo_disproves_at_any_time(streaming: bool, echo: str) -> None:
+async def test_wrong_echo_disproves_the_context(streaming: bool, echo: str) -> None:
     """A wrong echo is detected at the start of an answer and at its end."""
     server = MemoryServer(echo=echo, stores=False)
     async with open_memory_engine(server, trust="always") as engine:
@@ -256,7 +256,7 @@ async def test_a_wrong_echo_disproves_at_any_time(streaming: bool, echo: str) ->
 
 @pytest.mark.parametrize("usage", ["none", "constant", "new"])
 @pytest.mark.parametrize("stores", [True, False])
-async def test_without_usable_counts_only_an_audit_proves(usage: str, stores: bool) -> None:
+async def test_audit_proves_without_usable_counts(usage: str, stores: bool) -> None:
     """No answer is wrong; with audits, a server that lists its items is chained on."""
     server = MemoryServer(usage=usage, stores=stores)
     async with open_memory_engine(server, clock=FakeClock()) as engine:
@@ -284,7 +284,7 @@ async def test_correct_server_is_never_healed(usage: str, text: str) -> None:
             assert not any(isinstance(event, Healed | ServerForgot) for event in events)
 
 
-async def test_a_missing_ancestor_is_a_difference_where_audits_work() -> None:
+async def test_missing_ancestor_is_a_difference() -> None:
     """A 404 for an ancestor is a difference if the server can list other items."""
     server = MemoryServer()
     async with open_memory_engine(server, verify_every=1, trust="always") as engine:
@@ -297,7 +297,7 @@ async def test_a_missing_ancestor_is_a_difference_where_audits_work() -> None:
         assert not is_chained(server.bodies[-1])
 
 
-async def test_a_server_that_lists_nothing_cannot_be_audited() -> None:
+async def test_server_that_lists_nothing_cannot_be_audited() -> None:
     """On a server that lists no items, a 404 is no difference."""
     server = MemoryServer(lists=False)
     async with open_memory_engine(server, trust="always") as engine:
@@ -358,7 +358,7 @@ async def test_trust_never_sends_everything_with_the_reason() -> None:
     assert not any(map(is_chained, server.bodies))
 
 
-async def test_an_unproven_server_is_explained() -> None:
+async def test_plan_explains_an_unproven_server() -> None:
     """The plan names the reason and what to do."""
     server = MemoryServer(usage="none")
     async with open_memory_engine(server) as engine:

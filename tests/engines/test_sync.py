@@ -67,9 +67,7 @@ def test_sync_conversation(engine: Engine) -> None:
     run_sync(store.aclose())
 
 
-def test_an_error_is_raised_by_the_step_that_fails(
-    engine: Engine, kedge_server: TestServer
-) -> None:
+def test_stream_can_be_closed_after_an_error(engine: Engine, kedge_server: TestServer) -> None:
     """After an error, a stream can be closed more than once."""
     kedge_server.faults.set("status=500")
     with engine.sync.stream(Turn([user("Hello")])) as stream:
@@ -102,7 +100,7 @@ def test_every_async_method_has_a_sync_version(source: type, facade: type) -> No
     assert methods - {"aclose"} <= vars(facade).keys()
 
 
-def test_an_interrupt_between_a_request_and_its_wait_closes_a_stream(
+def test_interrupt_before_waiting_for_an_event_closes_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An interrupt while the run works on the next event still closes the stream."""

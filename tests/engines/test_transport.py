@@ -114,7 +114,7 @@ async def test_failure_is_raised_after_the_last_retry() -> None:
     assert caught.value.turn is TURN
 
 
-def test_an_engine_is_closed_with_its_loop(
+def test_engine_is_used_in_two_event_loops(
     server: TestServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two event loops use one engine without warnings; each loop has its own connection."""

@@ -108,7 +108,7 @@ async def test_the_number_of_retries_can_be_set() -> None:
     assert len(engine.requests) == 1
 
 
-async def test_a_refusal_is_an_error_of_its_own_and_not_repeated() -> None:
+async def test_refusal_raises_its_own_error_without_retry() -> None:
     """A refusal raises `OutputRefused` without a retry, because there is nothing to correct."""
     engine = ScriptedEngine([assistant([RefusalPart("I will not count.")])])
     with pytest.raises(OutputRefused) as caught:
@@ -118,7 +118,7 @@ async def test_a_refusal_is_an_error_of_its_own_and_not_repeated() -> None:
     assert kinds(caught.value.turn) == ["user", "assistant"]
 
 
-async def test_calls_that_are_left_to_the_caller_end_the_run_without_a_value() -> None:
+async def test_caller_tool_calls_end_the_run_without_a_value() -> None:
     """The caller answers such calls and sends the Turn again."""
     own = {"type": "function", "name": "mine", "parameters": {}}
     engine = ScriptedEngine([tool_call("mine", "{}", call_id="c1")])
@@ -155,7 +155,7 @@ async def test_guard_applies_to_the_value() -> None:
     assert reply.output == Note(text="[redacted]")
 
 
-async def test_a_format_beside_an_output_is_rejected() -> None:
+async def test_format_with_output_is_rejected() -> None:
     """``text.format`` and ``output=`` together are rejected, because they contradict each other."""
     with pytest.raises(UnsupportedParameter, match=r"output= determines text\.format"):
         await ScriptedEngine([VALID]).run(

@@ -65,7 +65,7 @@ async def erase_nothing() -> None:
         await erase_deleted(store)
 
 
-def test_erasing_leaves_only_what_is_retained(tmp_path: Path) -> None:
+def test_erasing_deletes_all_other_responses(tmp_path: Path) -> None:
     """Responses and conversation objects are deleted from the disk, not only from the index."""
     file = tmp_path / "practice.db"
     erase_practice_memory(file, ())

@@ -121,7 +121,7 @@ async def test_a_stream_yields_events_and_ends_with_the_turn(engine: Engine) -> 
     ],
     ids=["words", "thoughts", "refusal", "calls", "thoughts and calls"],
 )
-async def test_run_and_stream_give_the_same(
+async def test_run_and_stream_return_the_same_blocks(
     engine: Engine, line: str, options: dict[str, Any]
 ) -> None:
     """`run` and `stream` return the same blocks in the same order."""

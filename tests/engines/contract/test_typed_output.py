@@ -17,7 +17,7 @@ from kedge.turns import Turn, user
 
 
 class Mode(enum.Enum):
-    """A means of travel."""
+    """How to travel."""
 
     TRAIN = "train"
     SHIP = "ship"
@@ -126,7 +126,7 @@ async def test_without_healing_a_rejected_format_is_an_error(server: TestServer,
     assert len(server.requests) == 3
 
 
-async def test_refusals_and_incomplete_answers_have_errors_of_their_own(
+async def test_refusals_and_incomplete_answers_raise_their_own_errors(
     engine: Engine, server: TestServer
 ) -> None:
     """Refusals and incomplete answers raise their own errors and are not retried."""

@@ -27,7 +27,7 @@ async def test_messages_are_read_before_the_failure() -> None:
         await lane.next_message()
 
 
-async def test_a_response_with_the_id_of_the_one_before_is_read() -> None:
+async def test_response_with_a_repeated_id_is_read() -> None:
     """A new response with a repeated id is read, and a late event of the previous response is not."""
     lane = Lane("a")
     created = make_message("response.created", response={"id": "resp_1"})
@@ -79,7 +79,7 @@ async def test_late_events_of_the_previous_response_are_ignored() -> None:
     assert (await lane.next_message()).response_id == "resp_2"
 
 
-def test_an_error_within_a_stream_is_not_its_end() -> None:
+def test_error_within_a_stream_does_not_end_it() -> None:
     """An error with a sequence number is followed by a failed response."""
     assert not make_message("error", sequence_number=3).is_last
     assert make_message("error", status=400).is_last

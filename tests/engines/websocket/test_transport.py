@@ -124,7 +124,7 @@ async def test_closed_connection_loses_unstored_responses_only(
     check_law(server, unstored)
 
 
-async def test_a_server_that_forgot_is_healed(engine: ResponsesEngine, server: TestServer) -> None:
+async def test_lost_response_is_healed(engine: ResponsesEngine, server: TestServer) -> None:
     """A server that rejects a lost response gets the complete Turn."""
     turn = await send(engine, Turn(), "One", **UNSTORED)
     server.forget()
@@ -389,7 +389,7 @@ async def test_failed_connection_is_reported() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(300, 300.0), (0.5, 10.0)])
-async def test_the_timeout_of_the_client_applies_to_opening(
+async def test_client_timeout_applies_to_opening(
     server: TestServer, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: float
 ) -> None:
     """A connection may take ten seconds to open, or longer if the client allows it."""
