@@ -1,4 +1,4 @@
-"""A strict server and its clients."""
+"""Fixtures: a strict server and clients of it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,7 +13,7 @@ from kedge.testing import TestServer, serve
 
 @pytest.fixture
 def server() -> Iterator[TestServer]:
-    """A strict server."""
+    """Yield a strict server."""
     with serve() as running:
         yield running
 
@@ -23,7 +23,7 @@ MakeClient = Callable[..., OpenAI]
 
 @pytest.fixture
 def make_client(server: TestServer) -> Iterator[MakeClient]:
-    """Make bare clients, closed after the test."""
+    """Yield a function that creates bare clients, which are closed after the test."""
     with ExitStack() as stack:
 
         def make(api_key: str = "key", **options: Any) -> OpenAI:
@@ -36,5 +36,5 @@ def make_client(server: TestServer) -> Iterator[MakeClient]:
 
 @pytest.fixture
 def client(make_client: MakeClient) -> OpenAI:
-    """A chained client."""
+    """Return a chained client."""
     return chain(make_client(), trust="always")

@@ -1,4 +1,4 @@
-"""What programs do that replay their history, and what the server saw of it."""
+"""Helpers for programs that resend their history, and for the requests that the server recorded."""
 
 import json
 from typing import Any
@@ -10,17 +10,17 @@ from normalization import normalize_items
 
 
 def message(text: str, role: str = "user") -> dict[str, Any]:
-    """An input message as programs write it."""
+    """Return an input message as programs write it."""
     return {"role": role, "content": text}
 
 
 def replay(response: Any) -> list[dict[str, Any]]:
-    """The output of a response as programs send it back."""
+    """Return the output of a response as programs resend it."""
     return [item.model_dump(exclude_none=True) for item in response.output]
 
 
 def ask(client: OpenAI, history: list[Any], text: str, **options: Any) -> Any:
-    """Add a message to the history, send all of it, and add the output."""
+    """Add a message to the history, send the complete history, and add the output."""
     history.append(message(text))
     response = client.responses.create(model="practice", input=history, **options)
     history += replay(response)
@@ -28,7 +28,7 @@ def ask(client: OpenAI, history: list[Any], text: str, **options: Any) -> Any:
 
 
 def check_contexts(server: TestServer, sent: list[list[Any]]) -> None:
-    """For each answered request, the model saw exactly the history that the program wrote."""
+    """Check that the context of each answered request is the history that the program sent."""
     seen = [request.context for request in server.requests if request.context is not None]
     assert [normalize_items(each) for each in seen] == [normalize_items(typed(x)) for x in sent]
 
@@ -38,5 +38,5 @@ def typed(items: list[Any]) -> list[Any]:
 
 
 def bodies(server: TestServer) -> list[dict[str, Any]]:
-    """The bodies that reached the server."""
+    """Return the bodies that the server received."""
     return [json.loads(request.raw) for request in server.requests if request.raw]

@@ -1,4 +1,4 @@
-"""The page about existing programs lists every reason."""
+"""Tests that docs/adoption.md lists every reason for passing a request through."""
 
 from pathlib import Path
 
@@ -8,6 +8,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "adoption.md").read_text(encoding="
 
 
 def test_every_reason_is_on_the_page() -> None:
-    """The table is that of the code."""
+    """The table of reasons on the page equals that of the code."""
     rows = [f"| `{reason}` | {text} |" for reason, text in PASS_THROUGH_REASONS.items()]
     assert "\n".join(rows) in PAGE

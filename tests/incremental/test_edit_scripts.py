@@ -1,4 +1,4 @@
-"""Random edit scripts with the `openai` client: coherent, equal answers, and hardly more than the best plan."""
+"""Run random edit scripts with the `openai` client and compare contexts, answers and bytes."""
 
 import asyncio
 import json
@@ -29,16 +29,16 @@ ADD: Any = {
     },
 }
 MAX_SHARE = 1.10
-"""The bytes that may be uploaded, as a share of the best plan."""
+"""The maximum number of uploaded bytes, relative to the best plan."""
 
 
 def edit(turn: list[Any], text: str) -> list[Any]:
-    """A turn with another text of the user."""
+    """Return a turn with a different user text."""
     return [{**turn[0], "content": text}, *turn[1:]]
 
 
 async def play(script: list[Step], base_url: str, chained: bool) -> list[str]:
-    """Run a script with the bare client; streams and complete answers alternate."""
+    """Run a script with the bare client, alternating between streams and complete answers."""
     async with AsyncOpenAI(base_url=base_url, api_key="key", max_retries=0) as client:
         if chained:
             chain(client)
@@ -65,7 +65,7 @@ async def play(script: list[Step], base_url: str, chained: bool) -> list[str]:
 
 
 def observe(script: list[Step], way: str) -> tuple[list[str], list[list[str]], int, int]:
-    """The texts, the contexts that the model saw, the bytes uploaded and those of the best plan."""
+    """Return the texts, the contexts of the model, the bytes uploaded and those of the best plan."""
     with serve() as server:
         if way == "proxy":
             with serve_proxy(server.base_url, trust="earned") as url:
@@ -81,7 +81,7 @@ def observe(script: list[Step], way: str) -> tuple[list[str], list[list[str]], i
 
 @pytest.mark.parametrize("seed", range(2))
 def test_edit_scripts_are_coherent_and_close_to_the_best_plan(seed: int) -> None:
-    """Through `chain` and through the proxy: what the model sees and says is the same as without."""
+    """Contexts and answers through `chain` and through the proxy are the same as without them."""
     script = make_script(seed, 20)
     texts, contexts, uploaded, best = observe(script, "bare")
     assert best < uploaded / 2

@@ -1,4 +1,4 @@
-"""The contract of an index, for each of its implementations, and programs that share one."""
+"""Tests of each implementation of an anchor index, and of clients that share one."""
 
 import json
 import os
@@ -45,7 +45,7 @@ ENTRY = IndexedResponse(
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The address of an empty store that processes may share."""
+    """Yield the URL of an empty store that processes can share."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/index.db"
         return
@@ -55,7 +55,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def make_index(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeIndex]:
-    """Open an empty index."""
+    """Yield a function that opens an empty index."""
     with ExitStack() as stack:
         url = f"{tmp_path}/index.db"
         if request.param == "postgresql":
@@ -72,7 +72,7 @@ def make_index(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeI
 
 
 def test_a_response_is_found_by_its_content(make_index: MakeIndex) -> None:
-    """In its scope, with everything that was stored, until it is lost."""
+    """An entry is found only in its scope, with all of its fields, until it is marked as lost."""
     index = make_index()
     assert index.add(ENTRY) is False
     digests = [f"sha256:{number}" for number in range(1_200)]
@@ -86,7 +86,7 @@ def test_a_response_is_found_by_its_content(make_index: MakeIndex) -> None:
 
 
 def test_an_id_with_other_content_is_reported_and_replaced(make_index: MakeIndex) -> None:
-    """The same content again is not: a client may repeat a request."""
+    """Adding an id with other content is reported; adding the same entry again is not."""
     index = make_index()
     index.add(ENTRY)
     assert index.add(ENTRY) is False
@@ -96,7 +96,7 @@ def test_an_id_with_other_content_is_reported_and_replaced(make_index: MakeIndex
 
 
 def test_the_oldest_responses_are_dropped(make_index: MakeIndex) -> None:
-    """An index is bounded; a database is pruned now and then."""
+    """An index has a maximum number of entries, to which a database is pruned periodically."""
     index = make_index(max_entries=20)
     for number in range(300):
         record = replace(ENTRY.record, response_id=f"resp_{number}", digest=f"sha256:{number}")
@@ -106,7 +106,7 @@ def test_the_oldest_responses_are_dropped(make_index: MakeIndex) -> None:
 
 
 def test_evidence_is_stored_and_replaced(make_index: MakeIndex) -> None:
-    """By key."""
+    """Evidence is stored by key, and a later value replaces it."""
     index = make_index()
     assert index.load_evidence("key") is None
     index.save_evidence("key", {"proof": "count"})
@@ -115,8 +115,8 @@ def test_evidence_is_stored_and_replaced(make_index: MakeIndex) -> None:
     assert len(index.hash_key) == 32
 
 
-def test_users_of_one_store_share_everything(store_url: str) -> None:
-    """Responses, evidence, and the key that hashes credentials."""
+def test_users_of_one_store_share_its_data(store_url: str) -> None:
+    """Two indexes of one store share responses, evidence and the key that hashes credentials."""
     first, second = StoreIndex(store_url), StoreIndex(store_url)
     first.add(ENTRY)
     first.save_evidence("key", {"proof": "count"})
@@ -128,7 +128,7 @@ def test_users_of_one_store_share_everything(store_url: str) -> None:
 
 
 def send(client: OpenAI, history: list[Any], text: str) -> str:
-    """Replay the history with a new message."""
+    """Resend the history with a new message and return the answer."""
     history.append({"role": "user", "content": text})
     response = client.responses.create(model="practice", input=history)
     history += [item.model_dump(exclude_none=True) for item in response.output]
@@ -136,7 +136,7 @@ def send(client: OpenAI, history: list[Any], text: str) -> str:
 
 
 def test_clients_that_share_a_store_chain_on_each_other(store_url: str) -> None:
-    """Only with the same key; the store holds neither the key nor any content."""
+    """Clients chain only with the same API key, and the store contains neither the key nor content."""
     with serve() as server:
         history: list[Any] = []
         chained: list[int] = []
@@ -154,7 +154,7 @@ def test_clients_that_share_a_store_chain_on_each_other(store_url: str) -> None:
 
 
 async def test_an_open_store_and_an_asynchronous_client(store_url: str) -> None:
-    """The store stays open; its calls are made in worker threads."""
+    """An open store can be used by an asynchronous client and is not closed with it."""
     with serve() as server:
         async with await open_store(store_url) as store:
             for _ in range(2):
@@ -176,7 +176,7 @@ async def test_an_open_store_and_an_asynchronous_client(store_url: str) -> None:
 
 
 def test_a_store_and_an_index_exclude_each_other() -> None:
-    """One of them decides."""
+    """Passing both a store and an index raises a ``TypeError``."""
     with (
         OpenAI(api_key="k") as client,
         pytest.raises(TypeError, match="a store or an index"),
@@ -184,8 +184,8 @@ def test_a_store_and_an_index_exclude_each_other() -> None:
         chain(client, store=":memory:", index=MemoryIndex())
 
 
-def test_lost_database_costs_only_chaining() -> None:
-    """Requests go out as written, and nothing is raised."""
+def test_a_lost_database_only_disables_chaining() -> None:
+    """Without the database requests are sent as written, and no error is raised."""
     with serve() as server, run_server() as database:
         index = StoreIndex(database.url)
         with OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
@@ -200,13 +200,13 @@ def test_lost_database_costs_only_chaining() -> None:
 
 
 def make_entry(number: int) -> IndexedResponse:
-    """An entry of its own."""
+    """Return an entry with this number in its id and digest."""
     record = replace(ENTRY.record, response_id=f"resp_{number}", digest=f"sha256:{number}")
     return IndexedResponse(record)
 
 
 def test_a_sqlite_index_needs_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Except for the first addition, which prunes the database."""
+    """Only the first addition, which prunes the database, needs a worker thread."""
     index = StoreIndex(f"{tmp_path}/index.db")
     assert index.is_blocking
     index.add(make_entry(1))
@@ -219,11 +219,11 @@ def test_a_sqlite_index_needs_no_thread(tmp_path: Path, monkeypatch: pytest.Monk
         index.mark_lost("scope", "resp_1")
         assert index.get("scope", "resp_1") is None
     index.close()
-    assert index.get("scope", "resp_2") is None  # it is closed, which costs only chaining
+    assert index.get("scope", "resp_2") is None  # it is closed, which only disables chaining
 
 
 def test_a_sqlite_index_waits_in_a_thread_while_its_process_writes(tmp_path: Path) -> None:
-    """Both writes are made, one after the other."""
+    """Both writes are executed, one after the other."""
     database = open_current_database(f"sqlite:///{tmp_path}/index.db")
     index = StoreIndex(Store(database))
     index.add(make_entry(1))
@@ -250,7 +250,7 @@ def test_a_sqlite_index_waits_in_a_thread_while_its_process_writes(tmp_path: Pat
 def test_a_sqlite_index_does_not_wait_for_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One entry is given up; those after it are added in threads, which may wait."""
+    """The entry is discarded, and later ones are added in threads, which may wait."""
     monkeypatch.setattr(store_index, "RETRY_SECONDS", 3_600.0)
     index = StoreIndex(f"{tmp_path}/index.db")
     index.add(make_entry(1))
@@ -266,8 +266,8 @@ def test_a_sqlite_index_does_not_wait_for_another_process(
     index.close()
 
 
-def test_an_index_in_a_store_in_memory_uses_its_thread() -> None:
-    """Such a database has one connection."""
+def test_an_index_in_an_in_memory_store_uses_its_thread() -> None:
+    """An in-memory database has a single connection, so the index is blocking."""
     index = StoreIndex("sqlite://:memory:")
     index.add(make_entry(1))
     index.add(make_entry(2))
@@ -276,8 +276,8 @@ def test_an_index_in_a_store_in_memory_uses_its_thread() -> None:
     index.close()
 
 
-def test_replicas_of_the_proxy_lose_nothing(store_url: str, tmp_path: Path) -> None:
-    """One is killed; the other chains on what it saw."""
+def test_replicas_of_the_proxy_share_responses(store_url: str, tmp_path: Path) -> None:
+    """After one proxy was killed, another chains to the responses that it recorded."""
     with serve() as server:
         history: list[Any] = []
         environment = {**os.environ, "HOME": str(tmp_path), "KEDGE_PROXY_DB": store_url}

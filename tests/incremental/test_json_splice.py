@@ -1,4 +1,4 @@
-"""Members of a JSON object are edited in place; the rest of the text stays."""
+"""Tests of editing members of a JSON object in place, without changing the rest of the text."""
 
 import json
 from typing import Any
@@ -20,7 +20,7 @@ indents = st.sampled_from([None, 1, 4])
 
 
 @given(objects, st.lists(json_values(), max_size=5), indents, st.booleans())
-def test_scanning_finds_what_json_finds(
+def test_scanning_matches_json_loads(
     members: dict[str, Any], items: list[Any], indent: int | None, ascii_only: bool
 ) -> None:
     """Values equal those of `json.loads`, and each span is the text of its value."""
@@ -28,7 +28,7 @@ def test_scanning_finds_what_json_finds(
     text = json.dumps(body, indent=indent, ensure_ascii=ascii_only)
     try:
         content = text.encode()
-    except UnicodeEncodeError:  # half a character outside of an escape is no text
+    except UnicodeEncodeError:  # a lone surrogate outside of an escape cannot be encoded
         return
     scanned = scan_object(content)
     assert {name: member.value for name, member in scanned.members.items()} == json.loads(text)
@@ -40,8 +40,8 @@ def test_scanning_finds_what_json_finds(
 
 
 @pytest.mark.parametrize("element", [r'"\ud83d"', r'"\ude00\ud83d"', "1e400", "-0", "[[], {}]"])
-def test_halves_of_characters_and_odd_numbers_are_elements(element: str) -> None:
-    """Elements that need the standard library are found at the same positions, also after another one."""
+def test_lone_surrogates_and_unusual_numbers_are_elements(element: str) -> None:
+    """Elements that the standard library must parse are found at the same positions, also after another."""
     text = f'{{"input":[{element} ,{element}]}}'
     scanned = scan_object(text.encode())
     array = scanned.members["input"].span
@@ -55,7 +55,7 @@ def test_halves_of_characters_and_odd_numbers_are_elements(element: str) -> None
 def test_slice_retains_rest_of_body(
     members: dict[str, Any], items: list[Any], indent: int | None, data: st.DataObject
 ) -> None:
-    """Only the array shrinks and the new member appears; order and spelling of the rest stay."""
+    """Only the array and the new member change; the order and text of the other members do not."""
     members.pop("previous_response_id", None)
     body = {"model": "m", "input": items, **{k: v for k, v in members.items() if k != "input"}}
     text = json.dumps(body, indent=indent)
@@ -71,8 +71,8 @@ def test_slice_retains_rest_of_body(
     "text",
     ["", "[]", "{", '{"a":1', '{"a":1}x', '{"a":1,"a":2}', '{"a":NaN}', '{"a" 1}', "{,}", "{1:2}"],
 )
-def test_what_is_not_one_object_is_rejected(text: str) -> None:
-    """The caller passes such a body through."""
+def test_text_that_is_not_one_object_is_rejected(text: str) -> None:
+    """Text that is not exactly one JSON object raises a ``ValueError``."""
     with pytest.raises(ValueError, match=r"."):
         scan_object(text.encode())
 
@@ -92,5 +92,5 @@ def test_what_is_not_one_object_is_rejected(text: str) -> None:
 def test_arguments_are_equal_up_to_whitespace_and_escapes(
     one: str, other: str, equal: bool
 ) -> None:
-    """Key order and the spelling of numbers count."""
+    """A different key order or a different notation of a number makes arguments unequal."""
     assert (normalize_json(one) == normalize_json(other)) is equal

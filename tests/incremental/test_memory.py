@@ -1,4 +1,4 @@
-"""Chaining on servers of an unknown kind, judged by what the model read."""
+"""Tests of chaining on servers of an unknown kind, by the context that the model received."""
 
 import zlib
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ STREAMING = pytest.mark.parametrize("streaming", [True, False])
 
 
 class Program:
-    """A program that replays its history, and the server it talks to."""
+    """A program that resends its history, and its server."""
 
     def __init__(self, server: MemoryServer, client: OpenAI, clock: FakeClock) -> None:
         self.server, self.client, self.clock = server, client, clock
@@ -29,10 +29,10 @@ class Program:
         chainer.clock = chainer.memories.clock = clock
         self.history: list[Any] = []
         self.wrong = 0
-        """Answers that were made without the context the program wrote."""
+        """The number of answers whose context differs from the history that the program sent."""
 
     def send(self, text: str, *, streaming: bool, **options: Any) -> Any:
-        """Replay everything with a new message, and judge what the model read."""
+        """Resend the history with a new message, and compare the context of the model with it."""
         self.history.append({"type": "message", "role": "user", "content": text})
         written: Any = {"model": "m", "input": self.history, **options}
         if streaming:
@@ -53,7 +53,7 @@ class Program:
 
     @property
     def chained(self) -> list[bool]:
-        """Whether each request relied on the server's memory."""
+        """Whether each request was chained to a stored response."""
         return ["previous_response_id" in body for body in self.server.bodies]
 
     @property
@@ -65,7 +65,7 @@ class Program:
 def run_program(
     server: MemoryServer, index: AnchorIndex | None = None, **settings: Any
 ) -> Iterator[Program]:
-    """A chained client of a server of an unknown kind."""
+    """Yield a program with a chained client of a server of an unknown kind."""
     clock = FakeClock()
     with (
         serve_handler(server.handle) as url,
@@ -77,8 +77,8 @@ def run_program(
 
 @STREAMING
 @pytest.mark.parametrize("usage", ["honest", "llama"])
-def test_an_honest_server_is_soon_chained_on(streaming: bool, usage: str) -> None:
-    """By its counts, or where the answers are streamed by the items it lists; nothing is sent twice."""
+def test_an_honest_server_is_soon_trusted(streaming: bool, usage: str) -> None:
+    """The server is trusted by its token counts, or for streams by its listed items; nothing is resent."""
     server = MemoryServer(usage=usage, hidden_prompt=300)
     with run_program(server) as program:
         program.chat(10, streaming=streaming)
@@ -87,8 +87,8 @@ def test_an_honest_server_is_soon_chained_on(streaming: bool, usage: str) -> Non
         assert program.report.healed == {}
 
 
-def test_a_stream_of_a_server_that_lists_nothing_is_never_chained() -> None:
-    """A stream is not held back for a verdict, so its counts come too late."""
+def test_streams_of_a_server_that_lists_no_items_are_not_chained() -> None:
+    """The token counts of a stream arrive after its text and are too late to prove the context."""
     server = MemoryServer(lists=False)
     with run_program(server) as program:
         program.chat(5, streaming=True)
@@ -96,8 +96,8 @@ def test_a_stream_of_a_server_that_lists_nothing_is_never_chained() -> None:
         assert program.report.passed_through == {"no_history": 1, "untrusted": 4}
 
 
-def test_a_probe_that_found_nothing_is_repeated_after_a_delay_that_doubles() -> None:
-    """Each attempt is two requests at most, and none of it reaches the program."""
+def test_a_failed_probe_is_repeated_after_a_doubling_delay() -> None:
+    """A failed probe is repeated after a delay, which doubles, until it succeeds."""
     server = MemoryServer(lists=False)
     with run_program(server) as program:
         probes = 0
@@ -122,7 +122,7 @@ def test_a_probe_that_found_nothing_is_repeated_after_a_delay_that_doubles() -> 
 
 @STREAMING
 def test_a_gateway_without_memory_never_shows_a_wrong_answer(streaming: bool) -> None:
-    """It stores nothing and repeats the requested id."""
+    """The gateway stores nothing but repeats the requested id, and no wrong answer is returned."""
     server = MemoryServer(stores=False)
     with run_program(server) as program:
         program.chat(6, streaming=streaming)
@@ -135,7 +135,7 @@ def test_a_gateway_without_memory_never_shows_a_wrong_answer(streaming: bool) ->
 
 @STREAMING
 def test_counts_that_contradict_a_probe_end_chaining(streaming: bool) -> None:
-    """The server lists every item and lets the model read none: one streamed answer is flagged."""
+    """The server lists all items but gives the model none, so at most one streamed answer is wrong."""
     server = MemoryServer(cap=0)
     with run_program(server) as program:
         program.chat(8, streaming=streaming)
@@ -148,8 +148,8 @@ def test_counts_that_contradict_a_probe_end_chaining(streaming: bool) -> None:
 
 
 @STREAMING
-def test_the_cap_of_a_chain_is_learned(streaming: bool) -> None:
-    """The count falls short by the oldest exchange."""
+def test_the_maximum_length_of_a_chain_is_learned(streaming: bool) -> None:
+    """The token count is short by the oldest exchange when the server truncates the chain."""
     server = MemoryServer(cap=4)
     with run_program(server) as program:
         program.chat(14, streaming=streaming)
@@ -160,7 +160,7 @@ def test_the_cap_of_a_chain_is_learned(streaming: bool) -> None:
 @pytest.mark.parametrize("usage", ["none", "constant", "new"])
 @pytest.mark.parametrize("stores", [True, False])
 def test_without_usable_counts_a_probe_decides(usage: str, stores: bool) -> None:
-    """A server that counts only new tokens, or a constant, contradicts it and is not chained on."""
+    """A server that reports only new tokens, or a constant, contradicts the probe and is not trusted."""
     server = MemoryServer(usage=usage, stores=stores)
     with run_program(server) as program:
         program.chat(6, streaming=False)
@@ -171,7 +171,7 @@ def test_without_usable_counts_a_probe_decides(usage: str, stores: bool) -> None
 
 @STREAMING
 def test_a_server_that_never_stores_is_learned_once(streaming: bool) -> None:
-    """One rejected request, then none until the delay is over."""
+    """One request is rejected, and the next chained one is sent only after the delay."""
     server = MemoryServer(stores=False, rejects_unknown=True)
     with run_program(server, trust="always") as program:
         program.chat(6, streaming=streaming)
@@ -182,16 +182,16 @@ def test_a_server_that_never_stores_is_learned_once(streaming: bool) -> None:
         assert len(server.bodies) == 9
 
 
-def test_a_response_that_the_server_did_not_store_is_no_anchor() -> None:
-    """`"store": false` in a response costs no rejected request."""
+def test_a_response_that_was_not_stored_is_not_an_anchor() -> None:
+    """A response with `"store": false` is not used as an anchor, so no request is rejected."""
     server = MemoryServer(stores=False, rejects_unknown=True, reports_unstored=True)
     with run_program(server, trust="always") as program:
         program.chat(4, streaming=False)
         assert (program.wrong, len(server.bodies)) == (0, 4)
 
 
-def test_after_a_restart_older_responses_are_not_tried_one_by_one() -> None:
-    """An edit that leads back to an older response costs no further rejected request."""
+def test_older_responses_are_not_tried_after_a_restart() -> None:
+    """After a restart of the server, an edit that matches an older response causes no second rejection."""
     server = MemoryServer(rejects_unknown=True)
     with run_program(server, trust="always") as program:
         program.chat(4, streaming=False)
@@ -207,7 +207,7 @@ def test_after_a_restart_older_responses_are_not_tried_one_by_one() -> None:
 
 @STREAMING
 def test_an_id_that_is_issued_twice_is_no_anchor(streaming: bool) -> None:
-    """Neither is the older response."""
+    """If a server reuses an id, neither of its two responses is used as an anchor."""
     server = MemoryServer(counter_ids=True)
     with run_program(server, trust="always") as program:
         program.send("One", streaming=streaming)
@@ -226,8 +226,8 @@ def test_an_id_that_is_issued_twice_is_no_anchor(streaming: bool) -> None:
 
 @STREAMING
 @pytest.mark.parametrize("echo", ["null", "late"])
-def test_wrong_echo_disproves_at_any_time(streaming: bool, echo: str) -> None:
-    """At the start of an answer, or only at its end; the answer is no anchor."""
+def test_a_wrong_echo_disproves_the_context_at_any_time(streaming: bool, echo: str) -> None:
+    """A wrong `previous_response_id` at the start or end of an answer disproves its context."""
     server = MemoryServer(echo=echo, stores=False)
     with run_program(server, trust="always") as program:
         program.send("One", streaming=streaming)
@@ -240,7 +240,7 @@ def test_wrong_echo_disproves_at_any_time(streaming: bool, echo: str) -> None:
 
 
 def test_evidence_is_shared_through_the_index() -> None:
-    """A second client chains at once on what the first one proved."""
+    """A second client chains at once, because the first one has proved the server."""
     server, index = MemoryServer(lists=False), MemoryIndex()
     with run_program(server, index) as program:
         program.chat(6, streaming=False)
@@ -253,8 +253,8 @@ def test_evidence_is_shared_through_the_index() -> None:
             assert second.chained[before:] == [True]
 
 
-def test_requests_that_a_program_chains_by_itself_are_evidence() -> None:
-    """Their counts prove a server whose streams cannot be probed."""
+def test_requests_chained_by_a_program_are_evidence() -> None:
+    """The token counts of a program's own chained requests prove a server that cannot be probed."""
     server = MemoryServer(lists=False)
     with run_program(server) as program:
         first = program.send(ORDINARY.format(1), streaming=True)
@@ -269,8 +269,8 @@ def test_requests_that_a_program_chains_by_itself_are_evidence() -> None:
         assert program.wrong == 0
 
 
-def test_a_response_that_must_be_judged_is_not_passed_on_unread() -> None:
-    """Neither if its compression is unknown or broken, nor if it is not JSON."""
+def test_a_response_that_cannot_be_judged_is_withheld() -> None:
+    """A response with unknown or broken compression, or without JSON, causes a resend."""
     options: Any = {"judge": lambda _: "", "must_judge": True}
     for encoding, data in (("br", b"x"), ("gzip", b"not gzip"), ("", b"not json")):
         observer = ResponseObserver({"content-encoding": encoding}, "resp_1", **options)

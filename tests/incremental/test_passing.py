@@ -1,4 +1,4 @@
-"""What is not understood, and what fails in Kedge itself, never reaches the program."""
+"""Tests that unsupported requests and internal failures do not affect the program."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class ForgetfulIndex(MemoryIndex):
 
 
 def answer(request: httpx2.Request) -> httpx2.Response:
-    """A server that rejects every previous response."""
+    """Return a response that rejects every `previous_response_id`."""
     try:
         body: Any = json.loads(request.content)
     except ValueError:
@@ -45,14 +45,14 @@ def answer(request: httpx2.Request) -> httpx2.Response:
 
 
 def make_client(index: AnchorIndex | None = None) -> httpx2.Client:
-    """A chained client of that server."""
+    """Return a chained client of that server."""
     http = httpx2.Client(transport=httpx2.MockTransport(answer), base_url=URL)
     return chain(http, index=index)
 
 
 @pytest.mark.parametrize("index", [BrokenIndex(), ForgetfulIndex()])
-def test_an_index_that_fails_does_not_reach_the_program(index: AnchorIndex) -> None:
-    """The request goes out as written, and the answer comes back."""
+def test_a_failing_index_does_not_affect_the_program(index: AnchorIndex) -> None:
+    """The request is sent as written, and its answer is returned."""
     history: list[Any] = [{"role": "user", "content": "One"}]
     with make_client(index) as http:
         for _ in range(2):
@@ -71,18 +71,18 @@ def test_an_index_that_fails_does_not_reach_the_program(index: AnchorIndex) -> N
         (b'{"input": [5]}', {}, "input"),
     ],
 )
-def test_requests_that_cannot_be_read_pass(
+def test_requests_that_cannot_be_parsed_are_passed_through(
     content: bytes, headers: dict[str, str], reason: str
 ) -> None:
-    """Each is counted by its reason."""
+    """Each request is counted under its reason."""
     with make_client() as http:
         response = http.post("/responses", content=content, headers=headers)
         assert response.status_code == 200
         assert chain_report(http).passed_through == {reason: 1}
 
 
-def test_other_requests_and_streamed_bodies_pass_uncounted() -> None:
-    """Neither is a `POST /responses` request whose body is known."""
+def test_other_requests_and_streamed_bodies_are_not_counted() -> None:
+    """Other routes, streamed bodies and requests with `auth` are passed through uncounted."""
     with make_client() as http:
         http.get("/models")
         http.post("/responses", content=iter([b'{"input": "a"}']))

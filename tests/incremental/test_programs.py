@@ -1,6 +1,6 @@
-"""What existing programs do, through `kedge.chain` and through `kedge proxy`, and what upstreams do to them.
+"""Tests of existing programs through `kedge.chain` and through `kedge proxy`, and of upstream failures.
 
-Each test judges what the model saw: for each answered request exactly what the program wrote.
+Each test compares the context of every answered request with the history that the program sent.
 """
 
 import base64
@@ -24,7 +24,7 @@ PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(32)).decode()
 
 @pytest.fixture(params=["chain", "proxy"])
 def client(request: pytest.FixtureRequest, server: TestServer) -> Iterator[OpenAI]:
-    """A client whose requests become incremental."""
+    """Yield a client whose requests become incremental."""
     if request.param == "proxy":
         with (
             serve_proxy(server.base_url) as url,
@@ -37,12 +37,12 @@ def client(request: pytest.FixtureRequest, server: TestServer) -> Iterator[OpenA
 
 
 def anchors(server: TestServer) -> list[str]:
-    """The response that each request was chained on; empty for a full one."""
+    """Return the response id that each request was chained to, or an empty string for a full request."""
     return [body.get("previous_response_id") or "" for body in bodies(server)]
 
 
 def test_two_programs_interleave_with_one_key(server: TestServer, client: OpenAI) -> None:
-    """They begin with the same text; each continues its own conversation."""
+    """Two programs start with the same text, and each continues its own conversation."""
     histories: list[list[Any]] = [[message("Be brief.", "system")] for _ in range(2)]
     sent: list[list[Any]] = []
     for number in range(4):
@@ -54,8 +54,8 @@ def test_two_programs_interleave_with_one_key(server: TestServer, client: OpenAI
     assert all(anchors(server)[2:])
 
 
-def test_requests_at_the_same_time_are_planned_alone(server: TestServer, client: OpenAI) -> None:
-    """Eight branches of one conversation."""
+def test_concurrent_requests_are_planned_separately(server: TestServer, client: OpenAI) -> None:
+    """Eight concurrent branches of one conversation get their own answers."""
     history: list[Any] = []
     ask(client, history, "My name is Ada.")
 
@@ -67,8 +67,8 @@ def test_requests_at_the_same_time_are_planned_alone(server: TestServer, client:
     assert all(anchors(server)[1:])
 
 
-def test_two_keys_never_share(server: TestServer, client: OpenAI) -> None:
-    """The same text with another key is sent in full."""
+def test_two_keys_share_no_anchors(server: TestServer, client: OpenAI) -> None:
+    """The same history with another key or organization is sent in full."""
     history: list[Any] = []
     ask(client, history, "My name is Ada.")
     ask(client.with_options(api_key="other"), list(history), "What is my name?")
@@ -78,7 +78,7 @@ def test_two_keys_never_share(server: TestServer, client: OpenAI) -> None:
 
 
 def test_a_client_that_stores_nothing(server: TestServer, client: OpenAI) -> None:
-    """What was not stored is no anchor; an older response is."""
+    """A response that was not stored is not used as an anchor, but an older stored one is."""
     history: list[Any] = []
     first = ask(client, history, "One")
     ask(client, history, "Two", store=False)
@@ -88,7 +88,7 @@ def test_a_client_that_stores_nothing(server: TestServer, client: OpenAI) -> Non
 
 
 def test_a_client_with_a_conversation_object(server: TestServer, client: OpenAI) -> None:
-    """Its requests pass; what the object remembers is not known here."""
+    """Requests with a conversation object are passed through, and their responses are not anchors."""
     conversation = client.conversations.create()
     first = client.responses.create(
         model="practice", input="My name is Ada.", conversation=conversation.id
@@ -103,7 +103,7 @@ def test_a_client_with_a_conversation_object(server: TestServer, client: OpenAI)
 
 
 def test_a_client_that_chains_on_a_foreign_response(server: TestServer, client: OpenAI) -> None:
-    """A response of which nothing is known makes no anchor."""
+    """A response chained to an unknown one is not used as an anchor."""
     with OpenAI(base_url=server.base_url, api_key="key") as bare:
         foreign = bare.responses.create(model="practice", input="My name is Ada.")
     second = client.responses.create(
@@ -117,7 +117,7 @@ def test_a_client_that_chains_on_a_foreign_response(server: TestServer, client: 
 
 
 def test_a_client_with_item_references(server: TestServer, client: OpenAI) -> None:
-    """The request passes as written, and its response is no anchor."""
+    """A request with item references is sent as written, and its response is not used as an anchor."""
     first = client.responses.create(model="practice", input="My name is Ada.")
     given: Any = [
         {"type": "item_reference", "id": first.output[0].id},
@@ -129,10 +129,10 @@ def test_a_client_with_item_references(server: TestServer, client: OpenAI) -> No
     assert anchors(server) == ["", "", ""]
 
 
-def test_a_background_response_is_an_anchor_once_it_was_fetched(
+def test_a_background_response_is_an_anchor_after_its_retrieval(
     server: TestServer, client: OpenAI
 ) -> None:
-    """Before that nothing is known of its output."""
+    """The output of a background response is unknown until the program retrieves it."""
     history: list[Any] = []
     first = ask(client, history, "My name is Ada.")
     history.append(message("What is my name?"))
@@ -149,7 +149,7 @@ def test_a_background_response_is_an_anchor_once_it_was_fetched(
 
 
 def test_a_streamed_background_response_is_an_anchor(server: TestServer, client: OpenAI) -> None:
-    """Its stream shows the output."""
+    """The stream of a background response contains its output, so the response is an anchor."""
     history: list[Any] = [message("Say 1")]
     stream = client.responses.create(model="practice", input=history, background=True, stream=True)
     response = [event for event in stream if event.type == "response.completed"][-1].response
@@ -159,7 +159,7 @@ def test_a_streamed_background_response_is_an_anchor(server: TestServer, client:
 
 
 def test_reasoning_is_replayed_dropped_or_edited(server: TestServer, client: OpenAI) -> None:
-    """The server's own is used; after an edit before it, the replayed items are sent."""
+    """The server's reasoning is used; after an earlier edit, the resent reasoning items are sent."""
     options: Any = {"reasoning": {"effort": "high"}, "include": ["reasoning.encrypted_content"]}
     history: list[Any] = []
     first = ask(client, history, "What is 2+3?", **options)
@@ -182,7 +182,7 @@ def test_reasoning_is_replayed_dropped_or_edited(server: TestServer, client: Ope
 
 
 def test_images_and_files_are_compared_by_content(server: TestServer, client: OpenAI) -> None:
-    """An equal one is covered by the anchor, another one is sent."""
+    """An equal image or file is covered by the anchor, and a different one is sent."""
     data = f"data:image/png;base64,{PIXEL}"
     image = {"type": "input_image", "image_url": data, "detail": "auto"}
     text = {"type": "input_text", "text": "Look"}
@@ -199,7 +199,7 @@ def test_images_and_files_are_compared_by_content(server: TestServer, client: Op
 
 
 def test_a_compacted_conversation_is_chained_again(server: TestServer, client: OpenAI) -> None:
-    """The program goes on from the compaction item that it got."""
+    """The program continues from the compaction item of the response."""
     history: list[Any] = []
     for number in range(3):
         ask(client, history, f"My name is Ada. Note {number}.")
@@ -213,7 +213,7 @@ def test_a_compacted_conversation_is_chained_again(server: TestServer, client: O
 
 
 def test_an_automatic_compaction_starts_a_new_chain(server: TestServer, client: OpenAI) -> None:
-    """The response that compacts is no anchor; the next one is."""
+    """The response that compacts is not used as an anchor, and the next one is."""
     history: list[Any] = []
     options: Any = {"context_management": [{"type": "compaction", "compact_threshold": 1000}]}
     for number in range(4):
@@ -232,7 +232,7 @@ def test_an_automatic_compaction_starts_a_new_chain(server: TestServer, client: 
 def test_errors_of_the_upstream_reach_the_program(
     server: TestServer, client: OpenAI, fault: str, error: type[APIError]
 ) -> None:
-    """They are those it gets without Kedge; the next request is chained again."""
+    """The program gets the same errors as without Kedge, and the next request is chained again."""
     history: list[Any] = []
     first = ask(client, history, "One")
     server.faults.set(fault, times=1)
@@ -242,8 +242,8 @@ def test_errors_of_the_upstream_reach_the_program(
     assert anchors(server)[-1] == first.id
 
 
-def test_a_stream_that_is_cut_is_cut(server: TestServer, client: OpenAI) -> None:
-    """The program sees it, and what it sends next is coherent."""
+def test_a_cut_stream_is_cut_for_the_program(server: TestServer, client: OpenAI) -> None:
+    """The program gets an error, and the context of its next request is correct."""
     history: list[Any] = []
     ask(client, history, "One")
     server.faults.set("cut_after_events=6", times=1)
@@ -255,7 +255,7 @@ def test_a_stream_that_is_cut_is_cut(server: TestServer, client: OpenAI) -> None
 
 
 def test_an_upstream_that_restarts_is_healed(server: TestServer, client: OpenAI) -> None:
-    """It has lost every response; the program does not notice."""
+    """The upstream has lost every response, and the program gets the same answers as before."""
     history: list[Any] = []
     for text in ("My name is Ada.", "Say 2"):
         ask(client, history, text)

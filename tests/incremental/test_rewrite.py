@@ -1,4 +1,4 @@
-"""Requests are read as blocks; what an earlier request had already is not read again."""
+"""Tests of the parsing of requests to blocks, which skips the items of an earlier request."""
 
 import json
 from dataclasses import replace
@@ -42,7 +42,7 @@ items = st.one_of(
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[bytes]:
-    """Bodies that replay a history, with items added, changed and removed."""
+    """Return bodies that resend a history, with items added, changed and removed."""
     history: list[Any] = [{"role": "user", "content": LONG}]
     bodies: list[bytes] = []
     indent = draw(st.sampled_from([None, 1]))
@@ -62,7 +62,7 @@ def read(content: bytes) -> ParsedRequest:
 
 
 def describe(request: ParsedRequest) -> tuple[Any, ...]:
-    """Everything that depends on the items of a request."""
+    """Return all values that depend on the items of a request."""
     length = len(request.blocks)
     covered = request.prefixes.count(length)
     return (
@@ -75,8 +75,8 @@ def describe(request: ParsedRequest) -> tuple[Any, ...]:
 
 
 @given(conversations())
-def test_a_replayed_request_is_read_as_if_it_were_the_first(bodies: list[bytes]) -> None:
-    """Items, blocks and digests do not depend on the requests before, nor change with those after."""
+def test_a_resent_request_is_parsed_like_a_first_one(bodies: list[bytes]) -> None:
+    """Items, blocks and digests depend on neither earlier nor later requests."""
     together = [read(body) for body in bodies]
     for body, request in zip(bodies, together, strict=True):
         rewrite._recent_inputs = rewrite._RecentInputs()
@@ -88,12 +88,12 @@ def test_a_replayed_request_is_read_as_if_it_were_the_first(bodies: list[bytes])
 
 
 def _rename(request: ParsedRequest) -> list[Any]:
-    """The blocks, of which equal ones are one object, with ids of their own."""
+    """Return the blocks with unique ids, because equal blocks are the same object."""
     return [replace(block, id=f"blk_{number}") for number, block in enumerate(request.blocks)]
 
 
-def test_numbers_that_continue_are_other_items() -> None:
-    """An item that begins like one of the request before is not mistaken for it."""
+def test_an_item_with_a_known_prefix_is_parsed_again() -> None:
+    """An item that begins like one of the earlier request is not mistaken for it."""
     padding = " " * rewrite.REPLAY_KEY_CHARS
     first = f'{{"model":"m",{padding}"input":[{{"role":"user","content":"Hi"}},1'
     assert parse_request(f"{first}]}}".encode()) == "input"
@@ -109,8 +109,8 @@ def test_numbers_that_continue_are_other_items() -> None:
     assert recent.find(f"{padding}[11,20]") is None
 
 
-def test_an_invalid_body_is_rejected_after_a_valid_one_that_begins_equally() -> None:
-    """Known items are not parsed again; everything after them is."""
+def test_an_invalid_body_with_a_known_prefix_is_rejected() -> None:
+    """Known items are not parsed again, but everything after them is."""
     history = [{"role": "user", "content": LONG}, {"role": "user", "content": "Hi"}]
     body = json.dumps({"model": "m", "input": history, "stream": False})
     end = body.index("]")
@@ -128,7 +128,7 @@ def test_an_invalid_body_is_rejected_after_a_valid_one_that_begins_equally() -> 
 
 
 def test_recent_inputs_are_bounded() -> None:
-    """The oldest are dropped, and short and huge ones are not stored."""
+    """The oldest inputs are dropped, and very short and very long ones are not stored."""
     recent = rewrite._RecentInputs()
     for number in range(rewrite.MAX_REPLAYS + 1):
         text = f"{number:08}" + " " * rewrite.REPLAY_KEY_CHARS
@@ -141,5 +141,5 @@ def test_recent_inputs_are_bounded() -> None:
 
 
 def _read_input(text: str) -> rewrite._ReadInput:
-    """An input with one item, which is all of its text."""
+    """Return an input with one item that spans its complete text."""
     return rewrite._ReadInput(0, text, (rewrite.Span(0, len(text)),), (), rewrite.PrefixIndex())

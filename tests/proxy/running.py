@@ -10,6 +10,6 @@ from kedge.proxy import create_proxy_app
 
 @contextmanager
 def serve_proxy(upstream: str, **options: Any) -> Iterator[str]:
-    """Run a proxy in a thread; give its base URL."""
+    """Run a proxy in a thread and yield its base URL."""
     with serve_app(create_proxy_app(upstream, **{"trust": "always", **options})) as url:
         yield url

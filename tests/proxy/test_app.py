@@ -1,4 +1,4 @@
-"""`kedge proxy`: real clients, through the proxy, to a real server."""
+"""Tests of `kedge proxy` with clients and a server over HTTP."""
 
 import asyncio
 import json
@@ -21,27 +21,27 @@ from proxy.running import serve_proxy
 
 @pytest.fixture
 def server() -> Iterator[TestServer]:
-    """The upstream."""
+    """Yield the upstream server."""
     with serve() as running:
         yield running
 
 
 @pytest.fixture
 def proxy(server: TestServer) -> Iterator[str]:
-    """A proxy in front of it."""
+    """Yield the URL of a proxy in front of the server."""
     with serve_proxy(server.base_url) as url:
         yield url
 
 
 @pytest.fixture
 def client(proxy: str) -> Iterator[OpenAI]:
-    """A client of the proxy."""
+    """Yield a client of the proxy."""
     with OpenAI(base_url=f"{proxy}/v1", api_key="k", max_retries=0) as made:
         yield made
 
 
 def send(client: OpenAI, history: list[Any], text: str, **options: Any) -> str:
-    """Replay the history with a new message."""
+    """Resend the history with a new message and return the answer."""
     history.append({"role": "user", "content": text})
     response = client.responses.create(model="practice", input=history, **options)
     history += [item.model_dump(exclude_none=True) for item in response.output]
@@ -49,14 +49,14 @@ def send(client: OpenAI, history: list[Any], text: str, **options: Any) -> str:
 
 
 def input_sizes(server: TestServer) -> list[int]:
-    """How many items each request to the upstream had."""
+    """Return the number of items of each request to the upstream."""
     return [len(json.loads(request.raw)["input"]) for request in server.requests if request.raw]
 
 
 def test_a_replayed_history_becomes_incremental(
     server: TestServer, proxy: str, client: OpenAI
 ) -> None:
-    """The upstream gets deltas, the client its answers, and the report counts both."""
+    """The upstream receives deltas, the client gets its answers, and the report counts both."""
     history: list[Any] = []
     send(client, history, "My name is Ada.")
     assert send(client, history, "What is my name?") == "Your name is Ada."
@@ -69,8 +69,8 @@ def test_a_replayed_history_becomes_incremental(
     assert (report["requests"], report["chained"]) == (3, 2)
 
 
-def test_a_response_header_tells_the_plan(server: TestServer, proxy: str) -> None:
-    """`x-kedge-plan` says what was sent of what was written."""
+def test_a_response_header_describes_the_plan(server: TestServer, proxy: str) -> None:
+    """`x-kedge-plan` states whether a request was sent in full, chained or healed."""
     history = [{"role": "user", "content": "One"}]
     with httpx2.Client(headers={"authorization": "Bearer k"}) as http:
         first = http.post(f"{proxy}/v1/responses", json={"model": "practice", "input": history})
@@ -84,8 +84,8 @@ def test_a_response_header_tells_the_plan(server: TestServer, proxy: str) -> Non
         assert third.headers["x-kedge-plan"].startswith("healed; ")
 
 
-def test_other_routes_and_errors_pass(server: TestServer, client: OpenAI) -> None:
-    """Models, retrieval, deletion, chat completions and rejections are those of the upstream."""
+def test_other_routes_and_errors_are_forwarded(server: TestServer, client: OpenAI) -> None:
+    """Models, retrieval, deletion, chat completions and errors are those of the upstream."""
     assert client.models.list().data[0].id == "practice"
     response = client.responses.create(model="practice", input="Hello")
     assert client.responses.retrieve(response.id).id == response.id
@@ -97,8 +97,8 @@ def test_other_routes_and_errors_pass(server: TestServer, client: OpenAI) -> Non
         client.responses.create(model="practice", input="Hello", temperature=9)
 
 
-def test_an_upstream_that_is_gone_is_a_bad_gateway() -> None:
-    """The client gets an error it understands."""
+def test_an_unreachable_upstream_is_a_bad_gateway() -> None:
+    """The client gets status 502 with an error of the type `kedge_proxy`."""
     with bind("127.0.0.1", 0) as listener:
         address = listener.getsockname()
     with serve_proxy(f"http://127.0.0.1:{address[1]}/v1") as proxy:
@@ -108,7 +108,7 @@ def test_an_upstream_that_is_gone_is_a_bad_gateway() -> None:
 
 
 def test_a_foreign_host_name_and_a_wrong_token_are_rejected(server: TestServer) -> None:
-    """Without a token only loopback names work; with one every request needs it."""
+    """Without a token only loopback host names work; with one every request needs it."""
     with serve_proxy(server.base_url) as proxy:
         answer = httpx2.get(f"{proxy}/v1/models", headers={"host": "evil.example"})
         assert answer.status_code == 403
@@ -121,7 +121,7 @@ def test_a_foreign_host_name_and_a_wrong_token_are_rejected(server: TestServer) 
 
 
 def test_two_proxies_share_an_index_file(server: TestServer, tmp_path: Path) -> None:
-    """What one replica saw another chains on, also after a restart; two keys share nothing."""
+    """A proxy chains to responses recorded by another one, and different API keys share nothing."""
     history: list[Any] = []
     for number, key in enumerate(["secret-1", "secret-1", "secret-2"]):
         index = StoreIndex(str(tmp_path / "index.db"))
@@ -136,7 +136,7 @@ def test_two_proxies_share_an_index_file(server: TestServer, tmp_path: Path) -> 
 
 
 async def test_websockets_are_forwarded(server: TestServer, proxy: str) -> None:
-    """Messages go both ways until one side closes."""
+    """Messages are forwarded in both directions until one side closes the connection."""
     url = f"{proxy.replace('http', 'ws', 1)}/v1/responses"
     async with connect_socket(url, additional_headers={"authorization": "Bearer k"}) as socket:
         message = {"type": "response.create", "model": "practice", "input": "What is 2+3?"}
@@ -147,8 +147,8 @@ async def test_websockets_are_forwarded(server: TestServer, proxy: str) -> None:
     assert event["response"]["output"][0]["content"][0]["text"] == "2+3 = 5."
 
 
-async def test_a_client_that_leaves_closes_its_request(server: TestServer, proxy: str) -> None:
-    """The upstream sees the disconnect."""
+async def test_a_client_that_disconnects_closes_its_request(server: TestServer, proxy: str) -> None:
+    """After a client has closed its stream, the proxy still answers."""
     async with AsyncOpenAI(base_url=f"{proxy}/v1", api_key="k", max_retries=0) as client:
         stream = await client.responses.create(
             model="practice", input="Count to 500 very slowly", stream=True
@@ -163,7 +163,7 @@ async def test_a_client_that_leaves_closes_its_request(server: TestServer, proxy
 def test_the_proxy_serves_metrics_and_logs_requests(
     server: TestServer, proxy: str, client: OpenAI, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without content; `/report` lists the newest requests."""
+    """The log and the metrics contain no content, and `/report` lists the newest requests."""
     with caplog.at_level("INFO", logger="kedge.access"):
         send(client, [], "My secret is Ada.")
         metrics = httpx2.get(f"{proxy}/metrics")
@@ -180,7 +180,7 @@ def test_the_proxy_serves_metrics_and_logs_requests(
 def test_requests_are_recorded_in_a_store(
     server: TestServer, tmp_path: Path, keep_bodies: bool
 ) -> None:
-    """Plans, savings and healings; their content only if bodies are kept."""
+    """Plans, savings and healings are recorded; content is recorded only if bodies are stored."""
     url = f"sqlite:///{tmp_path}/store.db"
     store = Store(open_current_database(url), keep_bodies=keep_bodies)
     with (
@@ -211,10 +211,10 @@ def test_requests_are_recorded_in_a_store(
         assert b"Ada" in (first.response or b"")
 
 
-async def test_a_store_that_fails_costs_only_the_record(
+async def test_a_failing_store_only_loses_the_record(
     server: TestServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client gets its answer."""
+    """The client gets its answer although the request could not be recorded."""
     store = Store(open_current_database(f"sqlite:///{tmp_path}/store.db"))
     with serve_proxy(server.base_url, store=store, index=MemoryIndex()) as proxy:
         store.database.close()

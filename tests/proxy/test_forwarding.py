@@ -1,4 +1,4 @@
-"""What reaches the upstream of a proxy: nothing of another client, nothing outside of its base URL."""
+"""Tests that a proxy forwards nothing of another client and nothing outside of its base URL."""
 
 import asyncio
 import http.client
@@ -28,7 +28,7 @@ LIMIT = 300
 
 @dataclass
 class Upstream:
-    """An upstream that records what it receives."""
+    """An upstream that records the requests it receives."""
 
     url: str = ""
     seen: list[tuple[str, str, dict[str, str], bytes]] = field(
@@ -113,7 +113,7 @@ def request(proxy: str, method: str, path: str, **options: Any) -> int:
 
 
 def test_cookies_of_one_client_do_not_reach_another(upstream: Upstream, proxy: str) -> None:
-    """The upstream's cookies are passed on to the client that got them, and not stored."""
+    """Cookies of the upstream are forwarded to the client that received them and are not stored."""
     with httpx2.Client() as first, httpx2.Client() as second:
         assert first.get(f"{proxy}/v1/a").cookies["session"] == "of-the-first-client"
         second.get(f"{proxy}/v1/b")
@@ -122,8 +122,8 @@ def test_cookies_of_one_client_do_not_reach_another(upstream: Upstream, proxy: s
     assert cookies == [None, None, "session=of-the-first-client"]
 
 
-def test_headers_and_bodies_arrive_as_they_were_sent(upstream: Upstream, proxy: str) -> None:
-    """No header is invented, a length stays a length, and a body in chunks is not dropped."""
+def test_headers_and_bodies_are_forwarded_unchanged(upstream: Upstream, proxy: str) -> None:
+    """No header is added, a content length is preserved, and a chunked body is forwarded."""
     connection = http.client.HTTPConnection(urlsplit(proxy).netloc, timeout=LIMIT)
     connection.putrequest("GET", "/v1/plain", skip_accept_encoding=True)
     connection.endheaders()
@@ -144,14 +144,14 @@ def test_headers_and_bodies_arrive_as_they_were_sent(upstream: Upstream, proxy: 
     ["/v1/../admin", "/v1/a/../../admin", "/v1/%2e%2e/admin", "/v1/x%2F..%2F..%2Fadmin", "/v1/./a"],
 )
 def test_a_path_cannot_leave_the_base_url(upstream: Upstream, proxy: str, path: str) -> None:
-    """Only what is below the upstream's base URL is forwarded."""
+    """A path outside of the upstream's base URL is rejected with status 400."""
     assert request(proxy, "GET", path) == 400
     assert upstream.seen == []
 
 
 @pytest.mark.parametrize("method", ["DELETE", "PROPFIND", "TRACE"])
 def test_every_method_is_forwarded(upstream: Upstream, proxy: str, method: str) -> None:
-    """Also those that no API of a model uses."""
+    """Methods that no model API uses are forwarded as well."""
     assert request(proxy, method, "/v1/files") == 200
     assert [(seen[0], seen[1]) for seen in upstream.seen] == [(method, "/v1/files")]
 
@@ -160,10 +160,10 @@ def test_every_method_is_forwarded(upstream: Upstream, proxy: str, method: str) 
     ("method", "path", "body"),
     [("POST", "/v1/responses", b'{"model":"m","input":"Hi"}'), ("GET", "/v1/wait", None)],
 )
-def test_a_client_that_gives_up_closes_its_request(
+def test_a_disconnecting_client_closes_its_upstream_request(
     upstream: Upstream, proxy: str, method: str, path: str, body: bytes | None
 ) -> None:
-    """Also before there is a response: the upstream would generate for nothing."""
+    """The upstream request is closed also before its response, so that nothing is generated in vain."""
     connection = http.client.HTTPConnection(urlsplit(proxy).netloc, timeout=LIMIT)
     connection.request(method, path, body, {"content-type": "application/json"})
     assert upstream.waiting.wait(LIMIT)
@@ -171,8 +171,8 @@ def test_a_client_that_gives_up_closes_its_request(
     assert upstream.left.wait(LIMIT)
 
 
-async def test_a_request_that_is_cancelled_ends() -> None:
-    """A server that stops cancels its requests, whose clients are still connected."""
+async def test_a_cancelled_request_ends() -> None:
+    """A stopping server cancels its requests while their clients are still connected."""
     waiting, left = asyncio.Event(), asyncio.Event()
 
     async def wait(_: httpx2.Request) -> httpx2.Response:
@@ -196,7 +196,7 @@ async def test_a_request_that_is_cancelled_ends() -> None:
     assert left.is_set()
 
 
-def test_an_upload_that_is_cut_is_no_error(
+def test_an_interrupted_upload_is_not_an_error(
     upstream: Upstream, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A client that disconnects during its upload leaves no traceback."""
@@ -211,10 +211,10 @@ def test_an_upload_that_is_cut_is_no_error(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_a_response_that_is_cut_is_cut_for_the_client(
+def test_a_cut_response_is_cut_for_the_client(
     upstream: Upstream, proxy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client sees that it is not complete; the log has one line without a traceback."""
+    """The client gets a protocol error, and the log has one record."""
     with pytest.raises(httpx2.RemoteProtocolError):
         httpx2.get(f"{proxy}/v1/cut")
     assert "the upstream cut off its response" in caplog.text
@@ -222,8 +222,8 @@ def test_a_response_that_is_cut_is_cut_for_the_client(
     assert len(proxied) == 1
 
 
-async def test_the_handshake_of_a_websocket_is_forwarded(upstream: Upstream, proxy: str) -> None:
-    """Its headers, its subprotocol, and the answer of an upstream that rejects it."""
+async def test_the_websocket_handshake_is_forwarded(upstream: Upstream, proxy: str) -> None:
+    """The headers, the subprotocol and the response of an upstream that rejects it are forwarded."""
     url = proxy.replace("http", "ws", 1)
     headers = {"api-key": "azure", "x-kedge-token": "secret"}
     async with connect(

@@ -1,4 +1,4 @@
-"""Named tokens for `kedge proxy`: each user has an index and a list of requests, within limits."""
+"""Tests of named tokens for `kedge proxy`: separate indexes, request lists and limits for each user."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ class Proxy:
         return self.http.post(self.url + path, headers=headers, json=content)
 
     def client(self, token: str) -> OpenAI:
-        """Open a client of a user; all of them have the same key of the upstream."""
+        """Open a client of a user; all users have the same API key of the upstream."""
         return OpenAI(
             base_url=f"{self.url}/v1",
             api_key="upstream-key",
@@ -62,7 +62,7 @@ class Proxy:
 
 @pytest.fixture
 def proxy(tmp_path: Path) -> Iterator[Proxy]:
-    """A proxy that needs a token."""
+    """Yield a proxy that requires a token."""
     store = Store(open_current_database(f"sqlite:///{tmp_path}/proxy.db"))
     with (
         serve() as server,
@@ -74,7 +74,7 @@ def proxy(tmp_path: Path) -> Iterator[Proxy]:
 
 
 def test_users_share_neither_anchors_nor_lists(proxy: Proxy) -> None:
-    """Although they use the same key of the upstream; the token is not forwarded."""
+    """Users are separate although they use the same API key, and the token is not forwarded."""
     alice, bob = proxy.add("alice"), proxy.add("bob")
     history: list[Any] = []
     for token in (alice, alice, bob, "admin"):
@@ -99,7 +99,7 @@ def test_users_share_neither_anchors_nor_lists(proxy: Proxy) -> None:
 
 
 def test_scopes_and_revocation(proxy: Proxy) -> None:
-    """A token needs the scope `server`; the figures of all users need `metrics`."""
+    """Requests need the scope `server`, and the metrics of all users need `metrics`."""
     alice = proxy.add("alice")
     ops = proxy.add("ops", user="", scopes=["metrics"])
     status = {
@@ -121,7 +121,7 @@ def test_scopes_and_revocation(proxy: Proxy) -> None:
 
 
 def test_limits_are_429_with_retry_after(proxy: Proxy) -> None:
-    """Of requests and of tokens, which are those that the upstream reports."""
+    """Limits apply to requests and to tokens, which the upstream reports."""
     alice = proxy.add("alice", requests_per_minute=1)
     # A new minute may begin between two requests, but not between each two of three.
     answers = [proxy.post(alice) for _ in range(3)]
@@ -150,11 +150,11 @@ def test_limits_are_429_with_retry_after(proxy: Proxy) -> None:
     ],
 )
 def test_tokens_of_every_api_are_counted(proxy: Proxy, path: str, body: dict[str, Any]) -> None:
-    """From the body or the events of the response; only of a token that has a limit."""
+    """Tokens are counted from the body or events of the response, if the token has a limit."""
     limited = proxy.add("limited", tokens_per_minute=1_000_000)
 
     def is_counted() -> bool:
-        """Send a request; it is counted after its last byte, in the minute that is then."""
+        """Send a request; it is counted in the minute of its last byte."""
         assert proxy.post(limited, path, **body).status_code == 200
         return proxy.get_tokens("limited") > 0
 
@@ -165,7 +165,7 @@ def test_tokens_of_every_api_are_counted(proxy: Proxy, path: str, body: dict[str
 
 
 async def test_messages_of_a_websocket_are_counted(proxy: Proxy) -> None:
-    """Each is a request: rejected above the limit, and after the token was revoked."""
+    """Each message is a request: rejected above the limit, and after the token was revoked."""
     registry = TokenRegistry(proxy.store)
     _, secret = await registry.add("alice", requests_per_minute=1, tokens_per_minute=1_000_000)
     url = f"{proxy.url.replace('http', 'ws', 1)}/v1/responses"
@@ -197,7 +197,7 @@ async def test_messages_of_a_websocket_are_counted(proxy: Proxy) -> None:
 def test_the_first_token_takes_effect_in_a_running_proxy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy on loopback needs none until there is one; then any host name may be used with it."""
+    """A proxy on loopback requires a token once one exists, and then accepts any host name."""
     monkeypatch.setattr("kedge.store.tokens.RECHECK_SECONDS", 0.0)
     store = Store(open_current_database(f"sqlite:///{tmp_path}/proxy.db"))
     with (
@@ -213,10 +213,10 @@ def test_the_first_token_takes_effect_in_a_running_proxy(
     store.database.close()
 
 
-def test_a_store_that_fails_rejects_tokens(
+def test_a_failing_store_rejects_tokens(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What cannot be checked is not accepted; what cannot be counted is logged."""
+    """A token that cannot be checked is rejected, and usage that cannot be counted is logged."""
     alice = proxy.add("alice", tokens_per_minute=1_000)
 
     async def fail(*_: object, **__: object) -> Any:
@@ -256,15 +256,15 @@ def test_a_store_that_fails_rejects_tokens(
         ("[DONE]", (0, 0)),
     ],
 )
-def test_usage_is_read_from_every_form(data: str | bytes, found: tuple[int, int]) -> None:
-    """What has none, or is not JSON, counts nothing."""
+def test_usage_is_parsed_from_every_form(data: str | bytes, found: tuple[int, int]) -> None:
+    """Data without usage, or without JSON, counts as zero."""
     assert read_usage(data) == found
 
 
-def test_an_event_that_is_too_large_is_skipped(
+def test_a_too_large_event_is_skipped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The counts of the others are read."""
+    """The usage of the other events is still counted."""
     reader = UsageReader("text/event-stream")
     monkeypatch.setattr(reader._events, "_max_line", 10)
     reader.feed(b"data: " + b"x" * 100)
