@@ -1,4 +1,4 @@
-"""`kedge.chain`: programs that replay their history send deltas, and see what they would see without it."""
+"""Tests of `kedge.chain`: resent histories are sent as deltas, and programs get the same results as without it."""
 
 import json
 import random
@@ -36,7 +36,7 @@ TOOL: Any = {
 }
 
 
-def test_a_replayed_history_is_sent_as_a_delta(server: TestServer, client: OpenAI) -> None:
+def test_a_resent_history_is_sent_as_a_delta(server: TestServer, client: OpenAI) -> None:
     """From the second request on only the new message is sent; a leading system message is covered."""
     history: list[Any] = [message("Be brief.", "system")]
     ask(client, history, "My name is Ada.")
@@ -55,7 +55,7 @@ def test_a_replayed_history_is_sent_as_a_delta(server: TestServer, client: OpenA
 def test_an_edited_history_falls_back_to_an_older_anchor(
     server: TestServer, client: OpenAI
 ) -> None:
-    """An edit in the middle keeps what is before it; an edited system message sends everything."""
+    """After an edit in the middle an older anchor is used; an edited system message sends everything."""
     history: list[Any] = [message("Be brief.", "system")]
     for text in ("One", "Two", "Three"):
         ask(client, history, text)
@@ -70,8 +70,8 @@ def test_an_edited_history_falls_back_to_an_older_anchor(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_forgotten_response_is_healed(server: TestServer, client: OpenAI, stream: bool) -> None:
-    """The program sees one ordinary answer; the server gets the full history."""
+def test_a_lost_response_is_healed(server: TestServer, client: OpenAI, stream: bool) -> None:
+    """The program gets one ordinary answer, and the server gets the full history."""
     history: list[Any] = []
     ask(client, history, "My name is Ada.")
     server.forget()
@@ -89,10 +89,10 @@ def test_a_forgotten_response_is_healed(server: TestServer, client: OpenAI, stre
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_server_that_starts_without_its_memory_is_healed(
+def test_a_server_that_silently_lost_its_context_is_healed(
     server: TestServer, client: OpenAI, stream: bool
 ) -> None:
-    """A missing echo is seen before the program sees output."""
+    """A missing `previous_response_id` in the answer is detected before the program gets output."""
     history: list[Any] = []
     ask(client, history, "My name is Ada.")
     server.faults.set("forget_silently,echo=no", times=1)
@@ -106,8 +106,8 @@ def test_a_server_that_starts_without_its_memory_is_healed(
     assert chain_report(client).healed == {"forgot": 1}
 
 
-def test_tool_calls_are_replayed_with_other_whitespace(server: TestServer, client: OpenAI) -> None:
-    """Arguments that a framework parsed and wrote again still match."""
+def test_tool_calls_with_other_whitespace_match(server: TestServer, client: OpenAI) -> None:
+    """Arguments that a framework has parsed and serialized again still match."""
     history: list[Any] = [message("Please call add with a=2 and b=3")]
     first = client.responses.create(model="practice", input=history, tools=[TOOL])
     call = next(item for item in replay(first) if item["type"] == "function_call")
@@ -121,10 +121,8 @@ def test_tool_calls_are_replayed_with_other_whitespace(server: TestServer, clien
     assert len(bodies(server)[-1]["input"]) == 1
 
 
-def test_replayed_reasoning_is_not_sent_on_top_of_its_response(
-    server: TestServer, client: OpenAI
-) -> None:
-    """The server has it already, and would reject the duplicate."""
+def test_resent_reasoning_is_not_sent_again(server: TestServer, client: OpenAI) -> None:
+    """The server has the reasoning of its response already and would reject the duplicate."""
     history: list[Any] = []
     options: Any = {"reasoning": {"effort": "high"}, "include": ["reasoning.encrypted_content"]}
     first = ask(client, history, "What is 2+3?", **options)
@@ -148,10 +146,10 @@ def test_replayed_reasoning_is_not_sent_on_top_of_its_response(
         ({"prompt": {"id": "p"}}, "prompt"),
     ],
 )
-def test_what_is_not_understood_is_passed_through(
+def test_unsupported_requests_are_passed_through(
     server: TestServer, changes: dict[str, Any], reason: str
 ) -> None:
-    """The server gets the program's bytes, and the reason is counted."""
+    """The server receives the program's bytes unchanged, and the reason is counted."""
     history = [message("One"), message("Two", "assistant"), message("Three")]
     content = json.dumps({"model": "practice", "input": history, **changes}, indent=1).encode()
     headers = {"content-type": "application/json", "authorization": "Bearer k"}
@@ -165,7 +163,7 @@ def test_what_is_not_understood_is_passed_through(
 def test_a_client_that_chains_by_itself_extends_a_known_response(
     server: TestServer, client: OpenAI
 ) -> None:
-    """Its request goes out as written; a later replay of everything chains on the result."""
+    """A program's own chained request is sent as written; a later full history chains to its response."""
     history: list[Any] = []
     first = ask(client, history, "My name is Ada.")
     second = client.responses.create(
@@ -177,7 +175,7 @@ def test_a_client_that_chains_by_itself_extends_a_known_response(
 
 
 def test_errors_reach_the_program_unchanged(server: TestServer, client: OpenAI) -> None:
-    """A bad request and a failing server raise what they raise without Kedge."""
+    """A bad request and a failing server raise the same errors as without Kedge."""
     history: list[Any] = []
     ask(client, history, "One")
     with pytest.raises(BadRequestError, match="temperature"):
@@ -190,8 +188,8 @@ def test_errors_reach_the_program_unchanged(server: TestServer, client: OpenAI) 
     assert ask(client, history, "Two").output_text
 
 
-def test_retry_of_client_is_sent_unchanged(server: TestServer, make_client: MakeClient) -> None:
-    """After a chained attempt failed, the SDK repeats the request of the program."""
+def test_a_retry_of_the_client_is_sent_in_full(server: TestServer, make_client: MakeClient) -> None:
+    """After a failed chained request, the SDK's retry sends the program's original request."""
     client = chain(make_client(max_retries=2), trust="always")
     history: list[Any] = []
     ask(client, history, "One")
@@ -201,8 +199,8 @@ def test_retry_of_client_is_sent_unchanged(server: TestServer, make_client: Make
     assert chain_report(client).passed_through["retry"] == 1
 
 
-def test_two_keys_share_nothing(make_client: MakeClient) -> None:
-    """One index, two accounts: the second never chains on the first one's response."""
+def test_two_keys_share_no_anchors(make_client: MakeClient) -> None:
+    """With one index and two API keys, the second never chains to a response of the first."""
     index = MemoryIndex()
     one = chain(make_client("one"), index=index, trust="always")
     other = chain(make_client("two"), index=index, trust="always")
@@ -213,7 +211,7 @@ def test_two_keys_share_nothing(make_client: MakeClient) -> None:
 
 
 def test_a_deleted_response_is_not_used(server: TestServer, client: OpenAI) -> None:
-    """DELETE through the client takes the response out of the index."""
+    """DELETE through the client removes the response from the index."""
     history: list[Any] = []
     first = ask(client, history, "One")
     client.responses.delete(first.id)
@@ -222,8 +220,8 @@ def test_a_deleted_response_is_not_used(server: TestServer, client: OpenAI) -> N
     assert chain_report(client).chained == 0
 
 
-def test_streams_and_raw_responses_are_those_of_the_server(make_client: MakeClient) -> None:
-    """Bytes are equal to those without Kedge, but for ids, times, the echo and usage."""
+def test_streams_and_raw_responses_match_the_server(make_client: MakeClient) -> None:
+    """Events and raw responses are the same with and without Kedge."""
     bare, chained = make_client(), chain(make_client(), trust="always")
     texts: list[list[str]] = []
     for client in (bare, chained):
@@ -241,7 +239,7 @@ def test_streams_and_raw_responses_are_those_of_the_server(make_client: MakeClie
 
 
 def test_unchain_restores_the_client(server: TestServer, client: OpenAI) -> None:
-    """The class of the HTTP client is the one it had."""
+    """After `unchain` requests are sent in full, and there is no report."""
     unchain(client)
     history: list[Any] = []
     ask(client, history, "One")
@@ -253,7 +251,7 @@ def test_unchain_restores_the_client(server: TestServer, client: OpenAI) -> None
 
 
 def test_a_copy_of_the_client_is_chained_too(server: TestServer, client: OpenAI) -> None:
-    """`with_options` shares the HTTP client."""
+    """A copy made by `with_options` shares the chained HTTP client."""
     history: list[Any] = []
     ask(client, history, "One")
     ask(client.with_options(timeout=300), history, "Two")
@@ -264,8 +262,8 @@ def test_a_copy_of_the_client_is_chained_too(server: TestServer, client: OpenAI)
     "settings",
     [{"trust": "trust"}, {"retention": -1}, {"retention": float("nan")}, {"max_depth": 0}],
 )
-def test_an_impossible_setting_is_rejected(settings: dict[str, Any], tmp_path: Path) -> None:
-    """The client stays as it was, and a store that was opened is closed."""
+def test_an_invalid_setting_is_rejected(settings: dict[str, Any], tmp_path: Path) -> None:
+    """The client is not changed, and an opened store is closed."""
     with OpenAI(api_key="k") as client:
         for store in (None, str(tmp_path / "index.db")):
             with pytest.raises(InvalidSetting, match=next(iter(settings))):
@@ -275,7 +273,7 @@ def test_an_impossible_setting_is_rejected(settings: dict[str, Any], tmp_path: P
 
 
 def test_azure_clients_and_other_objects() -> None:
-    """Azure clients are chained; what is no client is rejected."""
+    """Azure clients are chained, and objects that are not clients are rejected."""
     settings: Any = {"azure_endpoint": "https://example.invalid", "api_version": "2026-01-01"}
     with AzureOpenAI(api_key="k", **settings) as azure:
         assert chain(azure) is azure
@@ -284,10 +282,10 @@ def test_azure_clients_and_other_objects() -> None:
         chain(object())
 
 
-def test_the_switch_turns_chaining_off(
+def test_the_environment_variable_disables_chaining(
     server: TestServer, client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`ENABLE_RESPONSE_BOUNDARY_TRACKING=0` works here too."""
+    """`ENABLE_RESPONSE_BOUNDARY_TRACKING=0` disables chaining for clients."""
     history: list[Any] = []
     ask(client, history, "One")
     monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", "0")
@@ -298,7 +296,7 @@ def test_the_switch_turns_chaining_off(
 def test_a_server_that_identifies_itself_is_trusted(
     server: TestServer, make_client: MakeClient
 ) -> None:
-    """`kedge serve` names itself in a header: from then on its memory is relied on."""
+    """`kedge serve` identifies itself in a header, after which its stored context is trusted."""
     client = chain(make_client())
     history: list[Any] = []
     for text in ("One", "Two"):
@@ -306,8 +304,8 @@ def test_a_server_that_identifies_itself_is_trusted(
     assert [len(body["input"]) for body in bodies(server)] == [1, 1]
 
 
-def test_chaining_can_be_refused(server: TestServer, make_client: MakeClient) -> None:
-    """With `trust="never"` every request goes out as written."""
+def test_chaining_can_be_disabled(server: TestServer, make_client: MakeClient) -> None:
+    """With `trust="never"` every request is sent as written."""
     client = chain(make_client(), trust="never")
     history: list[Any] = []
     for text in ("One", "Two"):
@@ -317,7 +315,7 @@ def test_chaining_can_be_refused(server: TestServer, make_client: MakeClient) ->
 
 @pytest.mark.parametrize("known", [False, True])
 def test_an_unknown_server_is_not_trusted(known: bool) -> None:
-    """A server that only repeats the id it was sent gets the program's own requests."""
+    """An unknown server that only repeats the requested id gets the program's own requests."""
     sent: list[dict[str, Any]] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -343,7 +341,7 @@ def test_an_unknown_server_is_not_trusted(known: bool) -> None:
 
 
 def test_a_cut_stream_raises_as_without_kedge(server: TestServer, client: OpenAI) -> None:
-    """Nothing is recorded for it, and the next request is coherent."""
+    """A cut stream is not recorded, and the next request gets a correct answer."""
     history: list[Any] = []
     ask(client, history, "One")
     server.faults.set("cut_after_events=6", times=1)
@@ -359,7 +357,7 @@ def test_a_cut_stream_raises_as_without_kedge(server: TestServer, client: OpenAI
 
 
 async def test_an_asynchronous_client(server: TestServer) -> None:
-    """The same over `AsyncOpenAI`, complete and streamed."""
+    """Complete and streamed requests of `AsyncOpenAI` are chained."""
     async with AsyncOpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
         chain(client, trust="always")
         history: list[Any] = []
@@ -377,14 +375,14 @@ async def test_an_asynchronous_client(server: TestServer) -> None:
 
 
 def is_chained(client: OpenAI) -> bool:
-    """Whether the newest request was sent on an anchor."""
+    """Return whether the newest request was chained."""
     recent = chain_report(client).recent
     return bool(recent and recent[-1].previous_response_id)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_edits_are_coherent(server: TestServer, client: OpenAI, seed: int) -> None:
-    """Whatever is edited, the model sees the history that the program wrote."""
+    """After random edits the context of the model is the history that the program sent."""
     rng = random.Random(seed)
     history: list[Any] = []
     expected: list[list[Any]] = []
@@ -399,7 +397,7 @@ def test_random_edits_are_coherent(server: TestServer, client: OpenAI, seed: int
         elif action == "cut" and users:
             del history[rng.choice(users) :]
         elif action == "forget" and is_chained(client):
-            server.forget()  # a server that loses two responses in a row is taken not to store
+            server.forget()  # a server that loses two responses in a row counts as one that stores none
         elif action == "insert":
             history.insert(rng.randint(0, len(history)), message(f"Note {number}", "developer"))
         history.append(message(f"Say {number}"))

@@ -35,7 +35,7 @@ from middleware.scripted_engine import ScriptedEngine
 
 
 async def test_redaction_changes_what_is_sent_and_stored() -> None:
-    """The secret is in neither the request nor the Turn that comes back."""
+    """The secret is in neither the request nor the returned Turn."""
     engine = ScriptedEngine([assistant("ok")])
     stack = with_middleware(engine, guard(redact(r"\d{4}")))
     turn = await stack.run(Turn([user("my code is 4711"), tool_call("f", '{"pin": "4711"}')]))
