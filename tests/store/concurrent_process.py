@@ -2,7 +2,7 @@
 
     python concurrent_process.py URL OPERATIONS SEED...
 
-Each uses the conversations of the others too, and rows that it read before others deleted them.
+Each process also uses the conversations of the others, and rows that were deleted since it read them.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ MAX_HANDLES = 12
 
 
 class Process:
-    """A process with the handles that it collected."""
+    """A process with the conversation rows and nodes it has read."""
 
     def __init__(self, store: Store, seed: int) -> None:
         self.store = store
@@ -31,7 +31,7 @@ class Process:
         self.handles: list[tuple[ConversationRow, Node]] = []
 
     async def run(self, operations: int) -> None:
-        """Do random operations, and search now and then."""
+        """Run random operations, and search after every twenty."""
         choices = [
             self.create,
             self.append,
@@ -99,19 +99,22 @@ class Process:
 
 
 async def work(url: str, operations: int, seed: int) -> None:
-    """Work on the store at this address."""
+    """Run the operations of one seed on the store at this address."""
     async with await open_store(url, wait_seconds=60.0) as store:
         await Process(store, seed).run(operations)
 
 
 def run(url: str, operations: str, seed: str) -> None:
-    """Work in a process of its own."""
+    """Run the operations of one seed in a separate process."""
     asyncio.run(work(url, int(operations), int(seed)))
 
 
 if __name__ == "__main__":
     url, operations, *seeds = sys.argv[1:]
-    for name in ("aiohttp", "openai"):  # before the fork: the imports take longer than the work
+    for name in (
+        "aiohttp",
+        "openai",
+    ):  # before the fork, because the imports take longer than the operations
         import_module(name)
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=run, args=(url, operations, seed)) for seed in seeds]

@@ -1,4 +1,4 @@
-"""Stores for the tests: every test of the contract runs on each kind."""
+"""Fixtures for stores; tests of the contract run on every database."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from kedge.store import Store, open_store
 
 @pytest.fixture(params=["sqlite", "memory", "postgresql"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The address of an empty store."""
+    """Yield the address of an empty store."""
     match request.param:
         case "postgresql":
             with request.getfixturevalue("postgres_store").borrow() as url:

@@ -1,10 +1,10 @@
-"""Processes that write as fast as they can until they are killed, for the fault tests.
+"""Processes that write continuously until they are killed, for the fault tests.
 
     python crash_writer.py URL KILLS SEED
 
-One process after the other is forked and killed with SIGKILL at a random moment, while it writes. After
-each, another one opens the store and checks that it is sound and has everything that was acknowledged.
-The last line has the number of kills and of acknowledged writes.
+One process after the other is forked and killed with SIGKILL at a random moment while it writes. After
+each, another process opens the store and checks that it is valid and contains every acknowledged write.
+The last line contains the number of kills and of acknowledged writes.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from kedge.store import open_store
 
 
 async def write_until_killed(url: str, out: int) -> None:
-    """Append, edit, create and delete until killed; report what is durable."""
+    """Append, edit, create and delete until killed, and report each durable write."""
     async with await open_store(url) as store:
         row = await store.create("Written")
         node = (await store.load(row)).node
@@ -35,7 +35,7 @@ async def write_until_killed(url: str, out: int) -> None:
 
 
 async def check_store(url: str, acknowledged: list[str]) -> None:
-    """Check that the store opens, is sound, and has everything that was acknowledged."""
+    """Check that the store opens, is valid, and contains every acknowledged write."""
     async with await open_store(url) as store:
         damage = await store.verify()
         assert damage == [], damage
@@ -51,7 +51,7 @@ async def check_store(url: str, acknowledged: list[str]) -> None:
 
 
 def kill_writer(url: str, rng: random.Random) -> list[str]:
-    """Kill a writer at a random moment, and return what it had acknowledged."""
+    """Kill a writer at a random moment, and return its acknowledged writes."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -69,7 +69,7 @@ def kill_writer(url: str, rng: random.Random) -> list[str]:
 
 
 def check_in_child(url: str, acknowledged: list[str]) -> None:
-    """Check in a process of its own."""
+    """Check the store in a separate process."""
     child = os.fork()
     if not child:
         code = 1

@@ -1,4 +1,4 @@
-"""Stores with something in them."""
+"""Functions that create conversations in a store for tests."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ SCOPE = "openai/api.openai.com/v1/0123456789abcdef"
 
 
 def make_response_row(turn: Turn, response_id: str) -> ResponseRow:
-    """The row of the response with which this Turn ends, with its real digest."""
+    """Return the row of the response with which this Turn ends, with its actual digest."""
     record = get_state(turn).anchor(response_id)
     assert record
     return ResponseRow(
@@ -34,7 +34,7 @@ def make_response_row(turn: Turn, response_id: str) -> ResponseRow:
 async def create_conversation(
     store: Store, exchanges: int = 3, *, title: str = "A talk", **settings: Any
 ) -> tuple[ConversationRow, list[Node]]:
-    """A conversation with real digests; its row at the end, and its nodes."""
+    """Create a conversation with actual digests, and return its final row and its nodes."""
     row = await store.create(title, **settings)
     nodes = [(await store.load(row)).node]
     turn = Turn()
@@ -47,7 +47,7 @@ async def create_conversation(
 async def append_exchange(
     store: Store, row: ConversationRow, node: Node, turn: Turn, text: str
 ) -> tuple[Turn, Node]:
-    """One more question and its answer."""
+    """Append a question and its answer."""
     asked = turn.append(user(f"question {text}"))
     plan = plan_request(asked, scope=SCOPE, now=1.0)
     name = f"resp_{text.replace(' ', '_')}"
@@ -61,7 +61,7 @@ async def append_exchange(
 
 
 async def count_rows(store: Store, *tables: str) -> list[int]:
-    """How many rows there are."""
+    """Return the number of rows of each table."""
 
     def work(tx: Any) -> list[int]:
         return [tx.rows(f"SELECT COUNT(*) FROM {table}")[0][0] for table in tables]  # noqa: S608

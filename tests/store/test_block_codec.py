@@ -1,4 +1,4 @@
-"""The stored form of a block is its JSON form, written and read quickly."""
+"""Encoding and decoding of the stored JSON form of blocks."""
 
 import json
 
@@ -15,14 +15,14 @@ from strategies import blocks, sample_blocks
 
 
 @given(blocks())
-def test_the_direct_path_writes_the_same_bytes_as_the_general_one(block: Block) -> None:
-    """Byte for byte, for any block."""
+def test_direct_encoder_matches_general_encoder(block: Block) -> None:
+    """The fast encoder writes the same bytes as the general one, for any block."""
     assert encode_block(block) == encode(dump_block(block))
 
 
 @given(blocks())
 def test_encoded_blocks_are_decoded(block: Block) -> None:
-    """With everything: id, metadata, origin and members that Kedge does not know."""
+    """A decoded block equals the original, with id, metadata, origin and unknown members."""
     (again,) = decode_blocks([encode_block(block)])
     assert again == block
     assert dump_block(again) == dump_block(block)
@@ -31,7 +31,7 @@ def test_encoded_blocks_are_decoded(block: Block) -> None:
 
 @pytest.mark.parametrize("block", sample_blocks(), ids=lambda block: block.kind)
 def test_every_kind_of_block_round_trips(block: Block) -> None:
-    """The samples, one of each kind."""
+    """One sample of each kind of block round-trips."""
     (again,) = decode_blocks([encode_block(block)])
     assert dump_block(again) == dump_block(block)
 
@@ -60,8 +60,8 @@ PLAIN = [
 
 
 @pytest.mark.parametrize("plain", PLAIN)
-def test_the_typed_path_reads_the_same_blocks_as_the_general_one(plain: str) -> None:
-    """The same block, or an error where that has one."""
+def test_typed_decoder_matches_general_decoder(plain: str) -> None:
+    """The typed decoder returns the same block as the general one, or an error where that raises one."""
     for unusual in ("", *(f",{members}" for members in UNUSUAL)):
         body = f"{{{plain}{unusual}}}"
         try:
@@ -76,16 +76,16 @@ def test_the_typed_path_reads_the_same_blocks_as_the_general_one(plain: str) -> 
         assert block == expected
 
 
-def test_the_hash_covers_everything() -> None:
-    """A difference in metadata or id alone is a difference."""
+def test_hash_covers_metadata_id_and_origin() -> None:
+    """Blocks that differ only in id, metadata or origin have different hashes."""
     block = user("hello", id="a")
     others = [user("hello", id="b"), block.with_metadata(x=1), block.with_origin("me")]
     names = {hash_block(encode_block(each)) for each in (block, *others)}
     assert len(names) == 4
 
 
-def test_a_damaged_block_is_reported_alone() -> None:
-    """A text that holds two blocks, or none, is not read as something else."""
+def test_damaged_block_is_reported() -> None:
+    """Text that is not exactly one block raises `StoreDamaged` with the index of the block."""
     good = encode_block(user("hello"))
     for bad in ("", f"{good},{good}", "null", "[]", '"x"', '{"kind":"user"}', "{"):
         with pytest.raises(StoreDamaged, match="block 1"):
@@ -93,7 +93,7 @@ def test_a_damaged_block_is_reported_alone() -> None:
 
 
 def test_extract_text_returns_content_only() -> None:
-    """Ids and encrypted content are no words."""
+    """Ids and encrypted content are not part of the extracted text."""
     body = json.dumps({"kind": "reasoning", "id": "blk_1", "encrypted_content": "secret"})
     assert extract_text(body) == ""
     assert extract_text(encode_block(user("hello"))) == "hello"

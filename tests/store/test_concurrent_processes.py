@@ -1,4 +1,4 @@
-"""Four processes create, append, send, fork and delete in one store, which stays sound.
+"""Four processes create, append, send, fork and delete in one store, which stays valid.
 
 `KEDGE_OPERATIONS=1500` runs the campaign for about a minute.
 """
@@ -15,8 +15,8 @@ SCRIPT = Path(__file__).parent / "concurrent_process.py"
 OPERATIONS = int(os.environ.get("KEDGE_OPERATIONS", "30"))
 
 
-async def test_four_processes_leave_a_sound_store(lasting_url: str) -> None:
-    """`verify` finds nothing, before and after the index is brought up to date."""
+async def test_four_processes_leave_a_valid_store(lasting_url: str) -> None:
+    """`verify` reports nothing after concurrent processes, before and after the search index is updated."""
     async with await open_store(lasting_url):
         pass
     command = [sys.executable, str(SCRIPT), lasting_url, str(OPERATIONS), *map(str, range(4))]

@@ -1,4 +1,4 @@
-"""Deletion is real, and takes nothing from anyone else."""
+"""Deletion of conversations: no text remains, and other conversations are unaffected."""
 
 import sqlite3
 from dataclasses import replace
@@ -29,8 +29,8 @@ TABLES = (
 )
 
 
-async def test_nothing_is_left_of_a_deleted_conversation(store: Store) -> None:
-    """Every table is empty again."""
+async def test_deleted_conversation_leaves_no_rows(store: Store) -> None:
+    """After a conversation is deleted, every table is empty and the conversation cannot be used."""
     row, nodes = await create_conversation(store, 3, tags=["a"])
     await store.append(row, nodes[-1], [user("edited")], kept=2, kind="edited")
     await store.claim(row, "k", about=b"x", owner="a", lease=1)
@@ -44,8 +44,8 @@ async def test_nothing_is_left_of_a_deleted_conversation(store: Store) -> None:
     assert await store.verify() == []
 
 
-async def test_blocks_that_others_use_stay(store: Store) -> None:
-    """A block that stands in two conversations outlives the first."""
+async def test_shared_blocks_remain(store: Store) -> None:
+    """A block used by two conversations remains until both are deleted."""
     one, _ = await create_conversation(store, 1, title="one")
     two, others = await create_conversation(store, 1, title="two")
     blocks = (await store.load(one)).blocks
@@ -60,7 +60,7 @@ async def test_blocks_that_others_use_stay(store: Store) -> None:
 
 
 async def test_fork_retains_shared_history_after_delete(store: Store) -> None:
-    """And nothing more: what the deleted one said later, and what was cut off, is gone."""
+    """A fork retains only its own path; later and removed blocks of the deleted original are gone."""
     row, nodes = await create_conversation(store, 4)
     fork = await store.fork(row, nodes[2].id)
     cut = await store.append(fork, nodes[2], [user("elsewhere")], kept=3, head=nodes[2].id)
@@ -80,7 +80,7 @@ async def test_fork_retains_shared_history_after_delete(store: Store) -> None:
 
 
 async def test_deleted_fork_leaves_shared_history(store: Store) -> None:
-    """The conversation that it came from is as it was."""
+    """Deleting a fork does not change the conversation it was forked from."""
     row, nodes = await create_conversation(store, 3)
     fork = await store.fork(row, nodes[1].id)
     turn = (await store.load(fork)).turn()
@@ -91,8 +91,8 @@ async def test_deleted_fork_leaves_shared_history(store: Store) -> None:
     assert await store.verify() == []
 
 
-async def test_history_is_no_garbage(store: Store) -> None:
-    """Branches that were undone or lost a race are still there after gc."""
+async def test_gc_retains_history(store: Store) -> None:
+    """`gc` deletes no branches that were undone or lost a race."""
     row, nodes = await create_conversation(store, 3)
     other = await store.append(row, nodes[1], [user("another way")])
     await store.move_head(row, nodes[1], head=nodes[3].id)
@@ -103,12 +103,12 @@ async def test_history_is_no_garbage(store: Store) -> None:
 
 
 def read_files(folder: Path) -> bytes:
-    """Every byte of every file."""
+    """Return the bytes of all files in a folder."""
     return b"".join(path.read_bytes() for path in folder.iterdir())
 
 
-async def test_a_deleted_word_is_not_in_the_files(tmp_path: Path) -> None:
-    """What was said is overwritten: in the database, in its journal and in its index."""
+async def test_deleted_text_is_not_in_the_files(tmp_path: Path) -> None:
+    """Deleted text is overwritten in the database file, its journal and the search index."""
     async with await open_store(f"sqlite:///{tmp_path}/s.db") as store:
         row, nodes = await create_conversation(store, 2)
         await store.append(row, nodes[-1], [user("xyzzyplugh is the word")])
@@ -127,10 +127,10 @@ def read_text_tables(tx: Tx) -> dict[int, list[Any]]:
     }
 
 
-async def test_a_deletion_rewrites_only_its_own_part_of_the_index(
+async def test_deletion_rewrites_only_affected_index_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However large the store is; no byte of the deleted text remains, and all other text is found."""
+    """A deletion rewrites only the index groups of its blocks; other text is still found."""
     small = replace(SQLITE, texts_per_group=4)
     monkeypatch.setattr("kedge.store.sqlite._SQLiteTx.dialect", small)
     async with await open_store(f"sqlite:///{tmp_path}/s.db") as store:
@@ -161,8 +161,8 @@ async def test_a_deletion_rewrites_only_its_own_part_of_the_index(
         assert await store.verify() == []
 
 
-async def test_deleted_text_leaves_the_journal_when_the_reader_is_done(tmp_path: Path) -> None:
-    """A reader keeps SQLite from emptying the journal; the next operation after it does."""
+async def test_deleted_text_leaves_the_journal_after_the_last_reader(tmp_path: Path) -> None:
+    """A reader prevents SQLite from emptying the journal; the next operation after it empties it."""
     async with await open_store(f"sqlite:///{tmp_path}/s.db", wait_seconds=0.01) as store:
         row, nodes = await create_conversation(store, 2)
         await store.append(row, nodes[-1], [user("xyzzyplugh is the word")])
@@ -179,7 +179,7 @@ async def test_deleted_text_leaves_the_journal_when_the_reader_is_done(tmp_path:
 
 
 async def test_conversations_expire_by_their_time_to_live(store: Store) -> None:
-    """Counted from the last change; one without a limit remains, and so does one that is changed."""
+    """Expiry counts from the last change; conversations without a time to live remain."""
     store.clock = lambda: 1000.0
     short = await store.create("short", ttl=10.0)
     changed = await store.create("changed", ttl=10.0)
@@ -197,8 +197,8 @@ async def test_conversations_expire_by_their_time_to_live(store: Store) -> None:
     assert await store.verify() == []
 
 
-async def test_a_scheduled_deletion_is_hidden_and_can_be_undone(store: Store) -> None:
-    """It is in no list and no search; when its time has come, it is deleted, unless that was undone."""
+async def test_scheduled_deletion_is_hidden_and_can_be_undone(store: Store) -> None:
+    """A conversation scheduled for deletion is not listed or found, and is deleted at its time unless undone."""
     store.clock = lambda: 1000.0
     row = await store.create("secret", blocks=[user("a harbour")])
     other = await store.create("other")
@@ -221,7 +221,7 @@ async def test_a_scheduled_deletion_is_hidden_and_can_be_undone(store: Store) ->
 
 
 async def test_conversations_are_deleted_by_age(store: Store) -> None:
-    """Only those with a tag, if one is given."""
+    """Old conversations are deleted by age, optionally only those with a tag."""
     store.clock = lambda: 1000.0
     tagged = await store.create("tagged", tags=["sea"])
     other = await store.create("other")
@@ -236,10 +236,10 @@ async def test_conversations_are_deleted_by_age(store: Store) -> None:
         await store.create(ttl=cast("Any", "soon"))
 
 
-async def test_a_conversation_that_is_changed_or_deleted_meanwhile_is_not_expired(
+async def test_conversation_changed_meanwhile_is_not_expired(
     store: Store,
 ) -> None:
-    """What was selected is checked again when it is deleted."""
+    """A selected conversation is checked again before it is deleted."""
     store.clock = lambda: 1000.0
     row = await store.create("used")
     store.clock = lambda: 2000.0
@@ -250,8 +250,8 @@ async def test_a_conversation_that_is_changed_or_deleted_meanwhile_is_not_expire
     assert await store.database.write(lambda tx: delete_unchanged(tx, row)) is None
 
 
-async def test_a_time_to_live_is_exported(store: Store) -> None:
-    """A conversation without one is exported as before."""
+async def test_time_to_live_is_exported(store: Store) -> None:
+    """An export contains the time to live only if the conversation has one."""
     row = await store.create("short", ttl=10.0)
     plain = await store.create("forever")
     lines = await store.export(row)
@@ -261,8 +261,8 @@ async def test_a_time_to_live_is_exported(store: Store) -> None:
     assert '"ttl"' not in await store.export(plain)
 
 
-async def test_the_last_blocks_are_read_alone(store: Store) -> None:
-    """Of the head or of another node, across branches."""
+async def test_last_blocks_are_loaded(store: Store) -> None:
+    """The last blocks of the head or another node are loaded, across branches."""
     row, nodes = await create_conversation(store, 3)
     blocks = (await store.load(row)).blocks
     assert await store.last_blocks(row, 2) == blocks[-2:]

@@ -1,4 +1,4 @@
-"""A row of a deleted conversation is of no use: not even once another conversation exists."""
+"""The row of a deleted conversation is rejected, even when a new conversation has the same id."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -57,8 +57,8 @@ CALLS: dict[str, Call] = {
 }
 
 
-async def test_no_method_accepts_the_row_of_a_deleted_conversation(store: Store) -> None:
-    """Each raises `NotInStore`, and the conversation that was created since is unchanged."""
+async def test_no_method_accepts_row_of_deleted_conversation(store: Store) -> None:
+    """Each method raises `NotInStore`, and a new conversation with the same id is unchanged."""
     row, nodes = await create_conversation(store, 2, id="mine")
     await store.claim(row, "k", about=b"x", owner="a", lease=9.0)
     await store.delete(row.id)
@@ -79,7 +79,7 @@ async def test_no_method_accepts_the_row_of_a_deleted_conversation(store: Store)
 
 
 def test_every_method_with_a_row_is_covered() -> None:
-    """A method that is added to the store is added here."""
+    """Every public method of `Store` that takes a conversation row has an entry in `CALLS`."""
     methods = {
         name
         for name, method in vars(Store).items()
@@ -88,8 +88,8 @@ def test_every_method_with_a_row_is_covered() -> None:
     assert not {name for name in methods if not name.startswith("_")} - CALLS.keys()
 
 
-async def test_a_claim_is_not_inherited(store: Store) -> None:
-    """The key of a deleted conversation is free in the next one."""
+async def test_claim_is_not_inherited(store: Store) -> None:
+    """A key claimed in a deleted conversation can be claimed in the next one."""
     row, _ = await create_conversation(store, 1)
     await store.claim(row, "k", about=b"x", owner="a", lease=1000.0)
     await store.delete(row.id)
@@ -97,8 +97,8 @@ async def test_a_claim_is_not_inherited(store: Store) -> None:
     assert (await store.claim(other, "k", about=b"y", owner="b", lease=1000.0)).is_owner
 
 
-async def test_a_node_that_was_deleted_with_another_conversation(store: Store) -> None:
-    """A fork cannot go on from a node, or from blocks, that only its origin had."""
+async def test_deleted_node_of_original_is_rejected(store: Store) -> None:
+    """A fork cannot continue from nodes or blocks that were deleted with the original conversation."""
     row, nodes = await create_conversation(store, 4)
     fork = await store.fork(row, nodes[1].id)
     await store.append(fork, nodes[2], [user("elsewhere")], kept=3, head=nodes[1].id)
@@ -115,8 +115,8 @@ async def test_a_node_that_was_deleted_with_another_conversation(store: Store) -
     assert await store.verify() == []
 
 
-async def test_an_id_is_used_once(store: Store) -> None:
-    """A second conversation with the same id is rejected with a message, not a database error."""
+async def test_duplicate_conversation_id_is_rejected(store: Store) -> None:
+    """A second conversation with the same id raises `InvalidSetting`, not a database error."""
     await store.create(id="mine")
     with pytest.raises(InvalidSetting, match="already a conversation 'mine'"):
         await store.create(id="mine")

@@ -1,4 +1,4 @@
-"""Faults: a process killed while it writes, a full disk, a file that may only be read, two at once."""
+"""Faults of a SQLite store: killed processes, a full disk, missing permissions and concurrent access."""
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ KILLS = int(os.environ.get("KEDGE_KILLS", "8"))
 
 
 async def kill_writers(url: str, kills: int, seed: int) -> int:
-    """Kill that many writers; how many states had been acknowledged, all of which were there."""
+    """Kill this many writers, and return the number of acknowledged writes, all of which were found."""
     done = await anyio.run_process(
         [sys.executable, str(WRITER), url, str(kills), str(seed)], check=False
     )
@@ -36,12 +36,12 @@ async def kill_writers(url: str, kills: int, seed: int) -> int:
 
 
 async def test_killed_writers_lose_nothing_acknowledged(lasting_url: str) -> None:
-    """At random moments of one store's life: it opens, everything is there, `verify` is clean."""
+    """After writers were killed at random moments, the store opens with all acknowledged writes."""
     assert await kill_writers(lasting_url, KILLS, 7) > KILLS
 
 
 async def test_two_processes_write_one_file(tmp_path: Path) -> None:
-    """Side by side, each killed now and then, without getting in each other's way."""
+    """Two processes that write the same file and are killed do not affect each other."""
     url = f"sqlite:///{tmp_path}/shared.db"
     async with await open_store(url):
         pass
@@ -50,12 +50,12 @@ async def test_two_processes_write_one_file(tmp_path: Path) -> None:
             group.start_soon(kill_writers, url, 2, seed)
 
 
-async def test_a_full_disk_writes_nothing(tmp_path: Path) -> None:
-    """The transaction that did not fit is not there at all; the store can be read, and used again."""
+async def test_full_disk_writes_nothing(tmp_path: Path) -> None:
+    """A transaction that does not fit is rolled back, and the store works again when there is space."""
     async with await open_store(f"sqlite:///{tmp_path}/full.db") as store:
         row, nodes = await create_conversation(store, 3)
         before = await count_rows(store, "nodes", "links", "blocks", "responses")
-        limit = "PRAGMA max_page_count = 1"  # no more pages than there are
+        limit = "PRAGMA max_page_count = 1"  # no pages beyond the existing ones
         await store.database.write(lambda tx: tx.rows(limit))
         with pytest.raises(StoreFull, match="full; nothing was written"):
             await store.append(row, nodes[-1], [user("x" * 100_000)], head=nodes[-1].id)
@@ -88,8 +88,8 @@ asyncio.run(main())
 """
 
 
-async def test_a_disk_that_fills_while_writing(tmp_path: Path) -> None:
-    """The file system rejects growth in the middle of a transaction."""
+async def test_disk_that_fills_while_writing(tmp_path: Path) -> None:
+    """A file system that rejects growth during a transaction loses no acknowledged write."""
     url = f"sqlite:///{tmp_path}/filled.db"
     command = [sys.executable, "-c", FILL_SCRIPT, url]
     done = await anyio.run_process(command, check=True)
@@ -99,8 +99,8 @@ async def test_a_disk_that_fills_while_writing(tmp_path: Path) -> None:
     await check_store(url, acknowledged)
 
 
-async def test_a_read_only_store(tmp_path: Path) -> None:
-    """Reading works; writing raises `StoreReadOnly`."""
+async def test_read_only_store(tmp_path: Path) -> None:
+    """Reading a store opened with `mode=ro` works; writing raises `StoreReadOnly`."""
     path = tmp_path / "read.db"
     async with await open_store(f"sqlite:///{path}") as store:
         row, nodes = await create_conversation(store, 2)
@@ -134,8 +134,8 @@ asyncio.run(main())
 """
 
 
-async def test_a_file_of_another_user(tmp_path: Path) -> None:
-    """Missing permissions are not reported as damage."""
+async def test_file_of_another_user(tmp_path: Path) -> None:
+    """Missing permissions raise `StoreReadOnly` or `CannotOpenStore`, not an error about damage."""
     path = tmp_path / "theirs.db"
     async with await open_store(f"sqlite:///{path}") as store:
         await create_conversation(store, 1)
@@ -152,8 +152,8 @@ async def test_a_file_of_another_user(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"not a database, but long enough to be looked at" * 50, b"\0" * 5000]
 )
-async def test_a_file_that_is_not_a_database(tmp_path: Path, content: bytes) -> None:
-    """It is rejected, and not changed."""
+async def test_file_that_is_not_a_database(tmp_path: Path, content: bytes) -> None:
+    """A file that is not a SQLite database is rejected and not changed."""
     path = tmp_path / "else.db"
     await anyio.Path(path).write_bytes(content)
     with pytest.raises(CannotOpenStore, match="not a SQLite database"):
@@ -161,28 +161,28 @@ async def test_a_file_that_is_not_a_database(tmp_path: Path, content: bytes) -> 
     assert await anyio.Path(path).read_bytes() == content
 
 
-async def test_a_folder_that_is_not_there() -> None:
-    """The message names the file."""
+async def test_missing_folder() -> None:
+    """A path in a folder that does not exist raises an error that names the file."""
     with pytest.raises(CannotOpenStore, match=r"nowhere/x.db: the file cannot be opened"):
         await open_store("sqlite:////nonexistent/nowhere/x.db")
 
 
 @pytest.mark.parametrize("option", ["mode=r0", "mode", "mode=ro&mode=rw", "timeout=5"])
-async def test_an_unknown_option_of_an_address_is_rejected(tmp_path: Path, option: str) -> None:
-    """A typing error in `mode=ro` must not open the file for writing."""
+async def test_unknown_option_of_address_is_rejected(tmp_path: Path, option: str) -> None:
+    """A misspelled `mode=ro` is rejected, so that it never opens the file for writing."""
     with pytest.raises(CannotOpenStore, match=r"use \?mode=ro for reading only"):
         await open_store(f"sqlite:///{tmp_path}/x.db?{option}")
     assert [each async for each in anyio.Path(tmp_path).iterdir()] == []
 
 
-async def test_a_folder_is_not_a_full_disk(tmp_path: Path) -> None:
-    """The message names the mistake."""
+async def test_folder_is_not_a_full_disk(tmp_path: Path) -> None:
+    """The address of a folder raises an error with the cause."""
     with pytest.raises(CannotOpenStore, match="is a folder"):
         await open_store(f"sqlite:///{tmp_path}")
 
 
-async def test_a_lock_that_is_held_too_long(tmp_path: Path) -> None:
-    """The store is busy, which may pass: the error says so, and nothing was written."""
+async def test_long_lock_raises_store_busy(tmp_path: Path) -> None:
+    """A lock that is not released in time raises a retryable `StoreBusy`, and nothing is written."""
     url = f"sqlite:///{tmp_path}/busy.db"
     async with await open_store(url) as patient, await open_store(url, wait_seconds=0.0) as store:
         await create_conversation(patient, 1)
@@ -198,15 +198,15 @@ async def test_a_lock_that_is_held_too_long(tmp_path: Path) -> None:
         assert len(await store.conversations()) == 2
 
 
-async def test_a_closed_store_raises(store: Store) -> None:
-    """Instead of hanging."""
+async def test_closed_store_raises(store: Store) -> None:
+    """An operation on a closed store raises `StoreError` instead of blocking."""
     await store.aclose()
     with pytest.raises(StoreError, match="closed"):
         await store.create()
 
 
-async def test_a_cancelled_write_does_not_start(tmp_path: Path) -> None:
-    """A write that still waits for the writer thread is dropped; one that runs is completed."""
+async def test_cancelled_write_does_not_start(tmp_path: Path) -> None:
+    """A cancelled write that is still queued is dropped; one that is running is completed."""
     async with await open_store(f"sqlite:///{tmp_path}/a.db") as store:
         started, release = threading.Event(), threading.Event()
         calls: list[str] = []
@@ -219,7 +219,7 @@ async def test_a_cancelled_write_does_not_start(tmp_path: Path) -> None:
         first = asyncio.create_task(store.database.write(hold))
         assert await asyncio.to_thread(started.wait, 300)
         second = asyncio.create_task(store.database.write(lambda _: calls.append("second")))
-        await asyncio.sleep(0)  # it is in the queue now
+        await asyncio.sleep(0)  # it is queued now
         for task in (first, second):
             task.cancel()
         for task in (first, second):
@@ -230,8 +230,8 @@ async def test_a_cancelled_write_does_not_start(tmp_path: Path) -> None:
         assert calls == ["first", "third"]
 
 
-async def test_readers_run_side_by_side(tmp_path: Path) -> None:
-    """A query does not wait for another one, nor for a write."""
+async def test_readers_run_concurrently(tmp_path: Path) -> None:
+    """A query waits neither for another query nor for a write."""
     async with await open_store(f"sqlite:///{tmp_path}/a.db") as store:
         everyone = threading.Barrier(3)
 
@@ -243,8 +243,8 @@ async def test_readers_run_side_by_side(tmp_path: Path) -> None:
         await asyncio.gather(*work)
 
 
-def test_a_forgotten_database_stops_its_threads(tmp_path: Path) -> None:
-    """A store that is not closed leaves no thread behind, and errors of its work reach the caller."""
+def test_unreferenced_database_stops_its_threads(tmp_path: Path) -> None:
+    """A store that is not closed leaves no threads, and errors of its operations reach the caller."""
     before = set(threading.enumerate())
     database = SQLiteDatabase(f"{tmp_path}/a.db")
     assert database.write_sync(lambda tx: tx.rows("SELECT 1")) == [(1,)]
@@ -257,8 +257,8 @@ def test_a_forgotten_database_stops_its_threads(tmp_path: Path) -> None:
     assert not any(thread.is_alive() for thread in threads if "kedge-store" in thread.name)
 
 
-async def test_a_copied_file_is_a_store(tmp_path: Path) -> None:
-    """A backup of a closed store opens anywhere."""
+async def test_copied_file_is_a_store(tmp_path: Path) -> None:
+    """A copy of the file of a closed store can be opened."""
     async with await open_store(f"sqlite:///{tmp_path}/a.db") as store:
         row, _ = await create_conversation(store, 2)
     shutil.copy(tmp_path / "a.db", tmp_path / "b.db")
@@ -266,8 +266,8 @@ async def test_a_copied_file_is_a_store(tmp_path: Path) -> None:
         assert len((await store.load(await store.conversation(row.id))).blocks) == 4
 
 
-async def test_only_the_owner_reads_a_new_file(tmp_path: Path) -> None:
-    """Conversations are private; an existing file keeps its mode."""
+async def test_new_file_is_private(tmp_path: Path) -> None:
+    """A new database file and its journal are readable only by their owner."""
     old = os.umask(0)
     try:
         async with await open_store(f"sqlite:///{tmp_path}/new.db") as store:

@@ -1,4 +1,4 @@
-"""Export and import lose nothing."""
+"""Export and import of conversations without loss."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from store.sample_conversations import SCOPE, append_exchange, create_conversati
 
 
 async def create_full_conversation(store: Store) -> ConversationRow:
-    """A conversation with everything in it."""
+    """Create a conversation with settings, telemetry, an edit, a claim and a pending question."""
     row, nodes = await create_conversation(
         store, 3, tags=["x"], mode="chained", retention=60.0, data={"a": 1}
     )
@@ -38,8 +38,8 @@ async def create_full_conversation(store: Store) -> ConversationRow:
     return await store.update(row.id, archived=True)
 
 
-async def test_a_text_may_hold_any_end_of_a_line(store: Store) -> None:
-    """Characters that Python takes for line ends are no ends of lines of JSON."""
+async def test_text_may_contain_any_line_separator(store: Store) -> None:
+    """Characters that Python treats as line separators do not split the lines of an export."""
     row = await store.create("one\u2028two")
     blocks = [user("a\u2028b\x85c\x0bd\u2029e")]
     await store.append(row, await store.node(row, row.head), blocks)
@@ -50,8 +50,8 @@ async def test_a_text_may_hold_any_end_of_a_line(store: Store) -> None:
         assert await other.export(copy) == lines
 
 
-async def test_what_was_imported_exports_the_same(store: Store) -> None:
-    """Tree, anchors, accounts, keys: line by line, into another store and back."""
+async def test_imported_conversation_exports_the_same_lines(store: Store) -> None:
+    """Tree, anchors, telemetry and keys round-trip through another store."""
     row = await create_full_conversation(store)
     lines = await store.export(row)
     async with await open_store("sqlite://:memory:") as other:
@@ -68,7 +68,7 @@ async def test_what_was_imported_exports_the_same(store: Store) -> None:
 
 
 async def test_fork_is_exported_with_shared_history(store: Store) -> None:
-    """Without the later life of the conversation it came from."""
+    """The export of a fork does not contain later nodes of the original conversation."""
     row, nodes = await create_conversation(store, 3)
     fork = await store.fork(row, nodes[1].id)
     await append_exchange(store, fork, nodes[1], (await store.load(fork)).turn(), "fork")
@@ -81,8 +81,8 @@ async def test_fork_is_exported_with_shared_history(store: Store) -> None:
         assert copy.forked_from == row.id
 
 
-async def test_several_conversations_in_one_file(store: Store) -> None:
-    """One after the other."""
+async def test_several_conversations_in_one_export(store: Store) -> None:
+    """Exports of several conversations can be concatenated and imported together."""
     one, _ = await create_conversation(store, 1, title="one")
     two, _ = await create_conversation(store, 2, title="two")
     lines = await store.export(one) + "\n" + await store.export(two)
@@ -101,8 +101,8 @@ INVALID_EXPORTS = [
 
 
 @pytest.mark.parametrize("line", INVALID_EXPORTS)
-async def test_a_broken_file_imports_nothing(store: Store, line: str) -> None:
-    """All or none, and the error says what is wrong."""
+async def test_invalid_export_imports_nothing(store: Store, line: str) -> None:
+    """An invalid line raises `InvalidJSON`, and no conversation of the file is imported."""
     row, _ = await create_conversation(store, 1)
     lines = await store.export(row)
     with pytest.raises(InvalidJSON):
@@ -131,8 +131,8 @@ TAMPERED = {
 
 
 @pytest.mark.parametrize("change", TAMPERED.values(), ids=TAMPERED)
-async def test_a_changed_file_imports_nothing(store: Store, change: Any) -> None:
-    """Blocks that are not what a digest proves, and references to anything but what came before."""
+async def test_tampered_export_imports_nothing(store: Store, change: Any) -> None:
+    """Blocks that do not match a digest and invalid references or values are rejected."""
     row, _ = await create_conversation(store, 2)
     forms = [json.loads(line) for line in (await store.export(row)).splitlines()]
     for form in forms:
@@ -144,7 +144,7 @@ async def test_a_changed_file_imports_nothing(store: Store, change: Any) -> None
 
 
 async def test_lines_are_plain_json(store: Store) -> None:
-    """Any program can read them."""
+    """Every line of an export is a JSON object."""
     row, _ = await create_conversation(store, 1)
     forms = [json.loads(line) for line in (await store.export(row)).splitlines()]
     assert forms[0]["format"] == "kedge.conversation"

@@ -1,4 +1,4 @@
-"""Ten thousand nodes: paths, trees, ancestors and differences stay single queries."""
+"""Queries of a tree with ten thousand nodes: paths, ancestors and differences are single statements."""
 
 import sqlite3
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ FORK = 4_000
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """One loop for the module, so that the large store is made once."""
+    """Return one backend for the module, so that the large store is created once."""
     return "asyncio"
 
 
@@ -25,7 +25,7 @@ def anyio_backend() -> str:
 async def large(
     tmp_path_factory: pytest.TempPathFactory, anyio_backend: str
 ) -> AsyncIterator[tuple[Store, ConversationRow, dict[str, int]]]:
-    """A tree of ten thousand nodes, with a fork deep down and many small ones."""
+    """Yield a tree of ten thousand nodes with one deep fork and many short branches."""
     path = tmp_path_factory.mktemp("large") / "large.db"
     async with await open_store(f"sqlite:///{path}") as store:
         row = await store.create("Large")
@@ -55,24 +55,24 @@ async def large(
 Large = tuple[Store, ConversationRow, dict[str, int]]
 
 
-async def test_the_tree_is_one_query(large: Large) -> None:
-    """All of it, in order."""
+async def test_large_tree_is_complete(large: Large) -> None:
+    """All nodes of the tree are returned in order."""
     store, row, _ = large
     tree = await store.tree(row)
     assert len(tree) == NODES + NODES // 100 + 1
     assert [node.id for node in tree] == sorted(node.id for node in tree)
 
 
-async def test_a_path_is_one_query(large: Large) -> None:
-    """From the root to either end."""
+async def test_long_paths_are_complete(large: Large) -> None:
+    """The paths from the root to both ends have consecutive depths."""
     store, row, made = large
     long, short = await store.path(row, made["long"]), await store.path(row, made["short"])
     assert (len(long), len(short)) == (NODES - 1_000 + 1, FORK + 1 + 1_000 + 1)
     assert [node.depth for node in long] == list(range(len(long)))
 
 
-async def test_blocks_come_from_ranges(large: Large) -> None:
-    """A path with a fork in it is two ranges, however many nodes it has."""
+async def test_blocks_of_a_path_with_a_fork(large: Large) -> None:
+    """A path with a fork loads the blocks before and after the fork."""
     store, row, made = large
     blocks = (await store.load(row, made["short"])).blocks
     assert len(blocks) == FORK + 1 + 1_000
@@ -82,8 +82,8 @@ async def test_blocks_come_from_ranges(large: Large) -> None:
     ]
 
 
-async def test_branches_are_compared_in_one_query(large: Large) -> None:
-    """Their common ancestor, and what each has alone."""
+async def test_long_branches_are_compared(large: Large) -> None:
+    """Two long branches have the expected common ancestor and differences."""
     store, row, made = large
     assert (await store.common_ancestor(row, made["long"], made["short"])).id == made["fork"]
     apart = await store.differences(row, made["long"], made["short"])
@@ -94,8 +94,8 @@ async def test_branches_are_compared_in_one_query(large: Large) -> None:
     )
 
 
-async def test_each_of_them_is_one_statement(large: Large) -> None:
-    """Counted: one statement to check that the node is there, and one that answers."""
+async def test_number_of_statements_is_bounded(large: Large) -> None:
+    """Each query uses a fixed number of statements, independent of the size of the tree."""
     store, row, made = large
     counted: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Migrations: numbered, with reasons, applied once; older stores are upgraded, newer ones rejected."""
+"""Schema migrations: numbered and applied once; older stores are upgraded, newer ones rejected."""
 
 import math
 import re
@@ -18,15 +18,15 @@ from store.sample_conversations import create_conversation
 
 
 def test_every_migration_has_a_reason() -> None:
-    """Each file opens with a comment that gives the reason."""
+    """Each migration file begins with a comment that gives its reason."""
     found = list((files("kedge.store") / "migrations").iterdir())
     assert found
     for file in found:
         assert re.match(r"-- Why: \w.{40,}", file.read_text("utf-8")), file.name
 
 
-def test_both_databases_have_the_same_steps() -> None:
-    """Numbers and names agree."""
+def test_both_databases_have_the_same_migrations() -> None:
+    """The migrations of SQLite and PostgreSQL have equal numbers and names."""
     steps = [
         [(each.number, each.name) for each in load_migrations(name)]
         for name in ("sqlite", "postgresql")
@@ -35,8 +35,8 @@ def test_both_databases_have_the_same_steps() -> None:
 
 
 @pytest.mark.parametrize("version", range(1, len(load_migrations("sqlite"))))
-async def test_an_older_store_is_upgraded_in_place(lasting_url: str, version: int) -> None:
-    """What is in it stays, and what is new works."""
+async def test_older_store_is_upgraded(lasting_url: str, version: int) -> None:
+    """A store of any earlier version retains its conversations and supports all current features."""
     database = open_database(lasting_url)
     await database.write(lambda tx: migrate(tx, target=version))
     await database.write(
@@ -53,8 +53,8 @@ async def test_an_older_store_is_upgraded_in_place(lasting_url: str, version: in
         assert await store.database.read(read_schema_version) == len(load_migrations("sqlite"))
 
 
-async def test_numbers_of_deleted_conversations_are_not_used_again(lasting_url: str) -> None:
-    """Also if the table was made anew since: a row that a caller holds leads to no other conversation."""
+async def test_numbers_of_deleted_conversations_are_not_reused(lasting_url: str) -> None:
+    """Numbers are not reused after a table was recreated, so an old row never refers to a new conversation."""
     database = open_database(lasting_url)
     insert = (
         "INSERT INTO conversations (id, title, archived, tree, head, created_at, updated_at) "
@@ -73,16 +73,16 @@ async def test_numbers_of_deleted_conversations_are_not_used_again(lasting_url: 
         assert (await store.create()).number > last
 
 
-async def test_a_newer_store_is_rejected(lasting_url: str) -> None:
-    """With a message that says what to do; nothing is changed."""
+async def test_newer_store_is_rejected(lasting_url: str) -> None:
+    """A store with a newer schema raises an error that advises to upgrade Kedge."""
     async with await open_store(lasting_url) as store:
         await store.database.write(lambda tx: tx.run("UPDATE kedge_schema SET version = 99"))
     with pytest.raises(CannotOpenStore, match=r"newer Kedge .*99.*upgrade Kedge"):
         await open_store(lasting_url)
 
 
-async def test_opening_again_changes_nothing(lasting_url: str) -> None:
-    """A store that is up to date is only looked at."""
+async def test_migrating_again_changes_nothing(lasting_url: str) -> None:
+    """No migration is applied to a store that is up to date."""
     async with await open_store(lasting_url) as store:
 
         def again(tx: Tx) -> int:
@@ -91,8 +91,8 @@ async def test_opening_again_changes_nothing(lasting_url: str) -> None:
         assert await store.database.write(again) == 0
 
 
-async def test_a_database_of_another_program_is_rejected(tmp_path: Path) -> None:
-    """Kedge does not create its tables beside others."""
+async def test_database_of_another_program_is_rejected(tmp_path: Path) -> None:
+    """Kedge does not create its tables in a database with other tables."""
     with sqlite3.connect(tmp_path / "other.db") as connection:
         connection.execute("CREATE TABLE mine (x)")
     connection.close()
@@ -100,10 +100,10 @@ async def test_a_database_of_another_program_is_rejected(tmp_path: Path) -> None
         await open_store(f"sqlite:///{tmp_path}/other.db")
 
 
-def test_a_missing_migration_is_a_broken_installation(
+def test_missing_migration_is_a_broken_installation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps that are not all there are never applied."""
+    """An incomplete list of migrations raises `BrokenInstallation`."""
     (tmp_path / "migrations").mkdir()
     (tmp_path / "migrations" / "0002_second.sql").write_text("SELECT 1;")
     monkeypatch.setattr(migrate_module, "files", lambda _: tmp_path)
@@ -128,15 +128,15 @@ def test_a_missing_migration_is_a_broken_installation(
         "",
     ],
 )
-async def test_a_wrong_address_is_rejected(url: str) -> None:
-    """With the valid formats in the message."""
+async def test_invalid_address_is_rejected(url: str) -> None:
+    """An invalid address raises an error that lists the valid formats."""
     with pytest.raises(CannotOpenStore, match=r"sqlite:///|postgresql://"):
         await open_store(url)
 
 
 @pytest.mark.parametrize("url", ["sqlite://:memory:", "postgresql://localhost/kedge"])
 @pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
-async def test_an_invalid_wait_is_rejected(url: str, seconds: float) -> None:
-    """Before anything is opened."""
+async def test_invalid_wait_is_rejected(url: str, seconds: float) -> None:
+    """An invalid `wait_seconds` raises `InvalidSetting` before anything is opened."""
     with pytest.raises(InvalidSetting, match="wait_seconds must be 0 or more and finite"):
         await open_store(url, wait_seconds=seconds)

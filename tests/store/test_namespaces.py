@@ -1,4 +1,4 @@
-"""Namespaces: no method of a store reaches what belongs to another namespace."""
+"""Isolation of namespaces: no method of a store returns or changes data of another namespace."""
 
 import asyncio
 import inspect
@@ -43,7 +43,7 @@ EXCHANGE = StoredExchange(b"secret request", b"secret reply", 200, 1.0)
 
 @dataclass
 class Owner:
-    """A store bound to one user, with something in it."""
+    """A store bound to one user, with one conversation and its nodes."""
 
     store: Store
     row: ConversationRow
@@ -52,7 +52,7 @@ class Owner:
 
 
 async def fill(store: Store, name: str) -> Owner:
-    """Store one of everything in a namespace; ids and texts are the same in each."""
+    """Store one record of each kind in a namespace; ids and texts are equal in all namespaces."""
     bound = store.use_namespace(name)
     bound.keep_bodies = True
     row, nodes = await create_conversation(bound, 2, id="shared", tags=["topic"], ttl=1e6)
@@ -113,19 +113,19 @@ EMPTY_METHODS: dict[str, tuple[Call, Any]] = {
     "load_evidence": (lambda s, _: s.load_evidence("server key"), None),
     "gc": (lambda s, _: s.gc(), 0),
 }
-"""Calls that must return what they return in a store with nothing in it."""
+"""Calls that must return the result of an empty store."""
 
 OTHER_METHODS = {
     # Tested below.
     "conversation", "create", "import_", "add_proxied", "get_proxied", "sum_proxied",
     "save_evidence", "mark_lost", "use_namespace", "namespaces", "verify",
-    # No content; `analyse` reads with sums.
+    # Without content of conversations; `analyse` calls `read_with_sums`.
     "aclose", "read_with_sums",
 }  # fmt: skip
 
 
-def test_every_public_method_is_tried() -> None:
-    """A new method of `Store` needs an entry in one of the tables of this file."""
+def test_every_public_method_is_covered() -> None:
+    """Every public method of `Store` has an entry in one of the tables of this file."""
     methods = {
         name
         for name, _ in inspect.getmembers(Store, inspect.isfunction)
@@ -136,15 +136,13 @@ def test_every_public_method_is_tried() -> None:
 
 @pytest.fixture
 async def alice(store: Store) -> Owner:
-    """A namespace with content."""
+    """Return a namespace with content."""
     return await fill(store, "alice")
 
 
 @pytest.mark.parametrize("stranger", ["bob", ""])
-async def test_nothing_of_another_namespace_is_reached(
-    store: Store, alice: Owner, stranger: str
-) -> None:
-    """Another namespace, and the default one, find nothing and change nothing."""
+async def test_other_namespaces_are_inaccessible(store: Store, alice: Owner, stranger: str) -> None:
+    """Another namespace and the default namespace can neither read nor change the data."""
     before = await alice.store.export(alice.row)
     other = store.use_namespace(stranger) if stranger else store
     for call in ROW_METHODS.values():
@@ -168,10 +166,8 @@ async def test_nothing_of_another_namespace_is_reached(
 
 
 @pytest.mark.parametrize("stranger", ["bob", ""])
-async def test_lists_and_statistics_have_no_foreign_rows(
-    store: Store, alice: Owner, stranger: str
-) -> None:
-    """The queries of the page and of the statistics are bound as the methods are."""
+async def test_lists_and_statistics_are_isolated(store: Store, alice: Owner, stranger: str) -> None:
+    """Queries of the web page and the statistics contain no rows of another namespace."""
     other = store.use_namespace(stranger) if stranger else store
     assert await list_summaries(other, show="all") == ([], 0)
     assert await list_summaries(other, show="all", ids=["shared"]) == ([], 0)
@@ -196,7 +192,7 @@ async def test_lists_and_statistics_have_no_foreign_rows(
 
 
 async def read_everything(store: Store) -> list[Any]:
-    """Read all statistics and lists of a namespace."""
+    """Return all statistics, lists and search results of a namespace."""
     selections = [Selection(), Selection(since=0.5, until=86_400.0 * 2.5), Selection(model="gpt")]
     selections += [Selection(conversation="shared")]
     found: list[Any] = [await analyse(store, each) for each in selections]
@@ -208,8 +204,8 @@ async def read_everything(store: Store) -> list[Any]:
     return [*found, await store.responses(), await store.conversations(archived=None)]
 
 
-async def test_what_others_store_changes_no_figure(store: Store, alice: Owner) -> None:
-    """Statistics, lists and searches of a namespace are as if it had the store for itself."""
+async def test_statistics_are_independent_of_other_namespaces(store: Store, alice: Owner) -> None:
+    """Statistics, lists and searches of a namespace do not change when another namespace is written."""
     before = await read_everything(alice.store)
     bob = await fill(store, "bob")
     await create_conversation(bob.store, 3, title="Other", tags=["other"])
@@ -218,16 +214,16 @@ async def test_what_others_store_changes_no_figure(store: Store, alice: Owner) -
         await bob.store.append(forked, bob.nodes[1], [user(text)], kind="asked")
     await bob.store.update(forked, archived=True)
     assert await read_everything(alice.store) == before
-    await read_everything(bob.store)  # which brings the sums up to date
+    await read_everything(bob.store)  # updates the sums
     assert await read_everything(alice.store) == before
     await bob.store.delete(bob.row)
     assert await read_everything(alice.store) == before
 
 
-async def test_others_do_not_crowd_out_ranked_hits(
+async def test_ranked_hits_are_independent_of_other_namespaces(
     store: Store, alice: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of blocks that are ranked is that of the namespace's own."""
+    """The limit of ranked blocks counts only blocks of the own namespace."""
     monkeypatch.setattr(search, "MAX_RANKED", 2)
     monkeypatch.setattr(search, "PAGE_SIZE", 2)
     await create_conversation(store.use_namespace("bob"), 3, title="Newer")
@@ -237,8 +233,8 @@ async def test_others_do_not_crowd_out_ranked_hits(
     assert await store.search("nothing", order="rank") == []
 
 
-async def test_namespaces_use_the_same_ids(store: Store, alice: Owner) -> None:
-    """Equal ids, texts and responses are separate; deleting one leaves the other."""
+async def test_namespaces_may_use_the_same_ids(store: Store, alice: Owner) -> None:
+    """Equal ids, texts and responses are stored separately, and deleting one leaves the other."""
     bob = await fill(store, "bob")
     with pytest.raises(InvalidSetting, match="there is already a conversation 'shared'"):
         await bob.store.create(id="shared")
@@ -257,8 +253,8 @@ async def test_namespaces_use_the_same_ids(store: Store, alice: Owner) -> None:
     assert await store.verify() == []
 
 
-async def test_maintenance_is_for_all_namespaces(store: Store, alice: Owner) -> None:
-    """Only the default namespace verifies and lists; its ``gc`` deletes what expired in each."""
+async def test_maintenance_covers_all_namespaces(store: Store, alice: Owner) -> None:
+    """Only the default namespace can verify and list; its ``gc`` deletes expired data of every namespace."""
     assert await store.namespaces() == ["alice"]
     assert alice.store.namespace == "alice"
     attempts: list[Callable[[], Any]] = [
@@ -277,7 +273,7 @@ async def test_maintenance_is_for_all_namespaces(store: Store, alice: Owner) -> 
 
 @pytest.mark.parametrize("name", ["", " a", "a\nb", "\0", "x" * 201])
 async def test_invalid_names_are_rejected(name: str) -> None:
-    """The name of a namespace is printable."""
+    """An empty, overlong or unprintable namespace name raises `InvalidSetting`."""
     async with await open_store("sqlite://:memory:") as store:
         with pytest.raises(InvalidSetting):
             store.use_namespace(name)
@@ -286,7 +282,7 @@ async def test_invalid_names_are_rejected(name: str) -> None:
             await open_store("sqlite://:memory:", namespace=name)
 
 
-async def test_a_store_is_opened_in_a_namespace(lasting_url: str) -> None:
+async def test_store_is_opened_in_a_namespace(lasting_url: str) -> None:
     """A conversation belongs to the namespace of the store it was created in."""
     async with await open_store(lasting_url, namespace="alice") as alice:
         conversation = await Conversation.create(alice, "practice", title="Mine")
@@ -306,8 +302,8 @@ async def test_a_store_is_opened_in_a_namespace(lasting_url: str) -> None:
         assert len(await bound.responses()) == 1
 
 
-async def test_incidents_change_only_the_own_revision(store: Store, alice: Owner) -> None:
-    """What another namespace does is not visible in the numbers that the dashboard polls."""
+async def test_incidents_change_only_their_own_revision(store: Store, alice: Owner) -> None:
+    """An incident in one namespace does not change the revision that dashboards of others poll."""
     before = await get_revision(store)
     mine = await get_revision(alice.store)
     incident = Incident("forgot", "gone", SCOPE, 1.0)

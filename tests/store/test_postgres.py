@@ -1,4 +1,4 @@
-"""PostgreSQL: failures of the server and the connection, and the errors they raise."""
+"""Failures of the PostgreSQL server and connection, and the errors they raise."""
 
 import itertools
 import sys
@@ -30,28 +30,28 @@ from store.sample_conversations import count_rows, create_conversation
 
 @pytest.fixture
 def own_server() -> Iterator[PostgresServer]:
-    """A server that the test may stop."""
+    """Yield a server that the test may stop."""
     with run_server() as started:
         yield started
 
 
 @pytest.fixture
 def empty_url(postgres_url: str) -> Iterator[str]:
-    """The address of an empty schema."""
+    """Yield the address of an empty schema."""
     with create_schema(postgres_url) as url:
         yield url
 
 
 def change_url(url: str, **parts: str) -> str:
-    """The address with another password or database."""
+    """Return the address with another password, port or database."""
     split = urlsplit(url)
     password = parts.get("password", split.password or "")
     netloc = f"{split.username}:{password}@{split.hostname}:{parts.get('port', split.port)}"
     return urlunsplit((split.scheme, netloc, parts.get("path", split.path), "", ""))
 
 
-async def test_a_wrong_password_is_not_in_the_error(own_server: PostgresServer) -> None:
-    """At once, without the password, and not as something to try again."""
+async def test_wrong_password_is_not_in_the_error(own_server: PostgresServer) -> None:
+    """Wrong credentials raise an error that is not retryable and does not contain the password."""
     with pytest.raises(CannotOpenStore, match="password") as wrong:
         await open_store(change_url(own_server.url, password="letmein"))
     assert "letmein" not in str(wrong.value)
@@ -62,15 +62,15 @@ async def test_a_wrong_password_is_not_in_the_error(own_server: PostgresServer) 
 
 
 async def test_no_server_is_unreachable() -> None:
-    """At once, and to be tried again."""
+    """A refused connection raises a retryable `StoreUnreachable` without the password in its message."""
     with pytest.raises(StoreUnreachable, match="is it running") as gone:
         await open_store("postgresql://me:secret@127.0.0.1:1/kedge")
     assert gone.value.retryable
     assert "secret" not in str(gone.value)
 
 
-async def test_server_restart_is_survived(own_server: PostgresServer) -> None:
-    """Operations raise `StoreUnreachable` while it is down, and work again afterwards."""
+async def test_store_works_again_after_server_restart(own_server: PostgresServer) -> None:
+    """Operations raise `StoreUnreachable` while the server is down, and work again afterwards."""
     async with await open_store(own_server.url, wait_seconds=2.0) as store:
         row, nodes = await create_conversation(store, 2)
         await anyio.to_thread.run_sync(own_server.stop)
@@ -91,7 +91,7 @@ async def test_server_restart_is_survived(own_server: PostgresServer) -> None:
 
 
 async def test_closed_idle_connection_is_replaced(own_server: PostgresServer) -> None:
-    """A restart between two requests is not noticed at all."""
+    """A server restart between two operations causes no error."""
     async with await open_store(own_server.url, wait_seconds=300.0) as store:
         row, nodes = await create_conversation(store, 1)
         await anyio.to_thread.run_sync(own_server.stop)
@@ -100,8 +100,8 @@ async def test_closed_idle_connection_is_replaced(own_server: PostgresServer) ->
         assert len((await store.load(row, node.id)).blocks) == 3
 
 
-async def test_a_commit_that_was_not_confirmed(empty_url: str) -> None:
-    """It may have been written, so the error advises to check, and not to repeat it."""
+async def test_unconfirmed_commit(empty_url: str) -> None:
+    """An unconfirmed commit is not retryable, and the message advises to check whether it was written."""
     async with await open_store(empty_url) as store:
 
         def work(tx: Tx) -> None:
@@ -141,8 +141,8 @@ async def test_every_connection_busy(empty_url: str) -> None:
     await store.aclose()
 
 
-async def test_a_read_only_database(empty_url: str) -> None:
-    """Reading works; writing raises `StoreReadOnly`."""
+async def test_read_only_database(empty_url: str) -> None:
+    """Reading a read-only database works; writing raises `StoreReadOnly`."""
     async with await open_store(empty_url) as store:
         await create_conversation(store, 1)
     async with await open_store(f"{empty_url}%20-cdefault_transaction_read_only%3Don") as store:
@@ -151,22 +151,22 @@ async def test_a_read_only_database(empty_url: str) -> None:
             await store.create()
 
 
-async def test_messages_of_the_server_are_passed_on(empty_url: str) -> None:
-    """For errors that Kedge has no message for."""
+async def test_server_messages_are_passed_on(empty_url: str) -> None:
+    """An error without a message of its own contains the message of PostgreSQL."""
     async with await open_store(empty_url) as store:
         with pytest.raises(StoreError, match=r"PostgreSQL reports: relation .* does not exist"):
             await store.database.read(lambda tx: tx.rows("SELECT * FROM nothing"))
 
 
-async def test_a_missing_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the extra, the message says what to install."""
+async def test_missing_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the optional dependency, the message names the extra to install."""
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(CannotOpenStore, match=r"pip install 'kedge\[postgres\]'"):
         await open_store("postgresql://localhost/kedge")
 
 
 async def test_concurrent_appends_to_one_node(empty_url: str) -> None:
-    """Many appends to one node at the same time: each has a branch, one has the head."""
+    """Each of many concurrent appends to one node gets its own branch."""
     async with await open_store(empty_url) as store:
         row, nodes = await create_conversation(store, 1)
         made: list[int] = []
@@ -184,8 +184,8 @@ async def test_concurrent_appends_to_one_node(empty_url: str) -> None:
         assert await store.verify() == []
 
 
-async def test_deleting_while_others_write(empty_url: str) -> None:
-    """The writers get `NotInStore`; nothing of the conversations is left, and there is no deadlock."""
+async def test_delete_during_concurrent_writes(empty_url: str) -> None:
+    """Writers to a deleted conversation get `NotInStore`, no rows remain, and there is no deadlock."""
     async with await open_store(empty_url) as store:
         stopped: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Full-text search: the same finds on every database."""
+"""Full-text search, with the same results on every database."""
 
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from store.sample_conversations import count_rows, create_conversation
 
 
 async def test_search_ignores_case_and_accents(store: Store) -> None:
-    """All words of a query must be there; the newest block comes first."""
+    """Every search term of a query must match, regardless of case and accents; the newest block comes first."""
     row, nodes = await create_conversation(store, 1)
     await store.append(
         row, nodes[-1], [user("Das CAFÉ in Zürich, am Fluß"), assistant("naïve 3.14")]
@@ -29,8 +29,8 @@ async def test_search_ignores_case_and_accents(store: Store) -> None:
 @pytest.mark.parametrize(
     "query", ["", "  ", '"', "OR", "NOT talk", "NEAR(", "*", "col:x", "%_", "'; --"]
 )
-async def test_no_query_is_an_error(store: Store, query: str) -> None:
-    """Punctuation and operators without words find nothing."""
+async def test_unusual_query_is_not_an_error(store: Store, query: str) -> None:
+    """A query of only punctuation and operators returns no hits and raises no error."""
     await create_conversation(store, 1)
     assert await store.search(query) == []
 
@@ -69,7 +69,7 @@ QUERIES = [
 
 
 async def test_phrases_prefixes_alternatives_and_exclusions(store: Store) -> None:
-    """The same on every database; the excerpt shows the first match."""
+    """Query operators give the same hits on every database, and the excerpt shows the first match."""
     row, nodes = await create_conversation(store, 0)
     blocks = [user(text, id=name) for name, text in TEXTS.items()]
     await store.append(row, nodes[-1], blocks)
@@ -81,8 +81,8 @@ async def test_phrases_prefixes_alternatives_and_exclusions(store: Store) -> Non
     assert "blue at all blue" in hit.excerpt
 
 
-async def test_hits_are_ranked_and_read_page_by_page(store: Store) -> None:
-    """By rank a text with more matches comes first; a page begins after the one before it."""
+async def test_hits_are_ranked_and_paginated(store: Store) -> None:
+    """Ranked order lists a text with more matches first, and each page begins after the previous one."""
     row, nodes = await create_conversation(store, 0)
     blocks = [user(text, id=name) for name, text in TEXTS.items()]
     await store.append(row, nodes[-1], blocks)
@@ -99,8 +99,8 @@ async def test_hits_are_ranked_and_read_page_by_page(store: Store) -> None:
         await store.search("sea", offset=-1)
 
 
-async def test_hits_are_selected_by_role_tag_and_time(store: Store) -> None:
-    """Also for a fork, whose tags are its own."""
+async def test_hits_are_filtered_by_role_tag_and_time(store: Store) -> None:
+    """Search filters by role, tag and time, and a fork is matched by its own tags."""
     row, nodes = await create_conversation(store, 1)
     store.clock = lambda: 5000.0
     await store.append(row, nodes[-1], [user("talk", id="new")])
@@ -114,8 +114,8 @@ async def test_hits_are_selected_by_role_tag_and_time(store: Store) -> None:
     assert "new" not in {hit.block_id for hit in await store.search("talk", until=5000.0)}
 
 
-async def test_conversations_are_listed_page_by_page_and_by_time(store: Store) -> None:
-    """Most recently changed first."""
+async def test_conversations_are_paginated_and_filtered_by_time(store: Store) -> None:
+    """Conversations are listed in pages, most recently changed first."""
     for time in range(5):
         store.clock = lambda time=time: float(time)
         await store.create(str(time))
@@ -126,7 +126,7 @@ async def test_conversations_are_listed_page_by_page_and_by_time(store: Store) -
 
 
 async def test_tools_and_ideographs_are_found(store: Store) -> None:
-    """Names and arguments of calls, results, and text that has no spaces."""
+    """Search finds names and arguments of tool calls, tool results, and text without spaces."""
     row, nodes = await create_conversation(store, 0)
     blocks = [
         tool_call("get_weather", {"city": "Bergen"}, call_id="c"),
@@ -151,7 +151,7 @@ UNSPACED = [
 async def test_scripts_without_spaces(
     store: Store, text: str, found: list[str], missing: list[str]
 ) -> None:
-    """A piece of the text is found, in its order of characters only, and is in the excerpt."""
+    """A substring of text without spaces is found in its character order only, and the excerpt contains it."""
     row, nodes = await create_conversation(store, 0)
     await store.append(row, nodes[-1], [user(f"{'。' * 200}{text}")])
     for query in found:
@@ -162,7 +162,7 @@ async def test_scripts_without_spaces(
 
 
 async def test_shared_text_survives_a_deletion(store: Store) -> None:
-    """A block that several conversations share is found in each, whichever was indexed first."""
+    """A block shared by several conversations is found in each, and deleting one leaves it in the other."""
     one, _ = await create_conversation(store, 1, title="one")
     two, others = await create_conversation(store, 1, title="two")
     await store.append(two, others[-1], (await store.load(one)).blocks)
@@ -175,8 +175,8 @@ async def test_shared_text_survives_a_deletion(store: Store) -> None:
     assert await store.verify() == []
 
 
-async def test_forks_are_found_by_what_they_share(store: Store) -> None:
-    """A fork has the text up to where it parts, and not what came after it."""
+async def test_forks_are_found_by_shared_text(store: Store) -> None:
+    """A fork is found by text before its branching point, and not by later text of the original."""
     row, nodes = await create_conversation(store, 3)
     fork = await store.fork(row, nodes[1].id)
     short = await store.append(fork, nodes[3], [user("elsewhere")], kept=3)
@@ -190,10 +190,10 @@ async def test_forks_are_found_by_what_they_share(store: Store) -> None:
     assert [hit.conversation for hit in await store.search("answer 1")] == [row.id]
 
 
-async def test_a_damaged_index_is_reported_and_repaired(
+async def test_damaged_index_is_reported_and_repaired(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`verify` names the text that cannot be found, and `gc` has it indexed again."""
+    """`verify` reports text missing from the search index, and `gc` indexes it again."""
     monkeypatch.setattr("kedge.store.search.OVERLAP", 0)
     await create_conversation(store, 2)
     assert len(await store.search("question")) == 2
@@ -206,16 +206,16 @@ async def test_a_damaged_index_is_reported_and_repaired(
     assert await store.verify() == []
 
 
-async def test_a_huge_text_is_indexed(store: Store) -> None:
-    """Up to a limit, beyond which its words are not found; nothing fails."""
+async def test_huge_text_is_indexed(store: Store) -> None:
+    """A very long text is indexed up to a limit without an error."""
     row, nodes = await create_conversation(store, 0)
     words = " ".join(f"{number:x}word" for number in range(150_000))
     await store.append(row, nodes[-1], [user(f"first {words} {'x' * 5000}")])
     assert len(await store.search("first 1f4word")) == 1
 
 
-async def test_the_index_catches_up(store: Store) -> None:
-    """Blocks added since the last search are found by the next; nothing is indexed twice."""
+async def test_index_is_updated_by_next_search(store: Store) -> None:
+    """Blocks added since the last search are found by the next search, and each is indexed once."""
     row, nodes = await create_conversation(store, 2)
     assert len(await store.search("question")) == 2
     await store.append(row, nodes[-1], [user("another question")], kept=1, kind="edited")
@@ -224,8 +224,8 @@ async def test_the_index_catches_up(store: Store) -> None:
     assert blocks == texts == 5
 
 
-async def test_a_long_text_is_quoted_in_part(store: Store) -> None:
-    """The excerpt is around what was found."""
+async def test_excerpt_of_long_text_is_short(store: Store) -> None:
+    """The excerpt of a long text contains only the surroundings of the match."""
     row, nodes = await create_conversation(store, 0)
     await store.append(row, nodes[-1], [user("before " * 100 + "needle" + " after" * 100)])
     (hit,) = await store.search("needle")

@@ -1,4 +1,4 @@
-"""Claims hold whatever the clocks of the callers show.
+"""Claims are valid independently of the clocks of the callers.
 
 `KEDGE_SKEWS=1000` runs a longer campaign.
 """
@@ -12,8 +12,8 @@ from kedge.store import Store, open_store
 SKEWS = int(os.environ.get("KEDGE_SKEWS", "10"))
 
 
-async def test_a_claim_holds_for_callers_with_other_clocks(lasting_url: str) -> None:
-    """A caller whose clock is minutes or days ahead cannot run a turn that another one runs."""
+async def test_claim_is_independent_of_clocks(lasting_url: str) -> None:
+    """A caller whose clock is wrong by up to a day cannot claim a key that another caller holds."""
     rng = random.Random(5)
     async with await open_store(lasting_url) as store:
         row = await store.create()
@@ -27,7 +27,7 @@ async def test_a_claim_holds_for_callers_with_other_clocks(lasting_url: str) -> 
 
 
 async def claim_with_skew(store: Store, name: str, key: str, owner: str, skew: float) -> bool:
-    """Claim a key with a clock that is wrong by so many seconds; return whether it was acquired."""
+    """Claim a key with a clock that is wrong by this many seconds; return whether it was acquired."""
     skewed = Store(store.database, clock=lambda: time.time() + skew)
     row = await skewed.conversation(name)
     claim = await skewed.claim(row, key, about=b"x", owner=owner, lease=600.0)

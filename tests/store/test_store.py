@@ -1,4 +1,4 @@
-"""The contract of a store, the same on every database."""
+"""The contract of a store, identical for every database."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ SCOPE = "openai/api.openai.com/v1/0123456789abcdef"
 
 
 def make_digest(number: int) -> str:
-    """A digest of the right shape."""
+    """Return a digest in the valid format."""
     return f"sha256:{number:064x}"
 
 
 def make_response(number: int, **changes: Any) -> ResponseRow:
-    """A response with this number."""
+    """Return a response row with this number."""
     row: dict[str, Any] = {
         "provider": "openai",
         "scope": SCOPE,
@@ -35,13 +35,13 @@ def make_response(number: int, **changes: Any) -> ResponseRow:
 
 
 async def create_conversation(store: Store) -> tuple[ConversationRow, Node]:
-    """A new conversation, and its root."""
+    """Create a conversation, and return its row and root node."""
     row = await store.create("A talk")
     return row, (await store.load(row)).node
 
 
 async def create_exchanges(store: Store, exchanges: int) -> tuple[ConversationRow, list[Node]]:
-    """A conversation of this many exchanges; all of its nodes."""
+    """Create a conversation with this many exchanges, and return its row and all nodes."""
     row, node = await create_conversation(store)
     nodes = [node]
     for number in range(1, exchanges + 1):
@@ -51,8 +51,8 @@ async def create_exchanges(store: Store, exchanges: int) -> tuple[ConversationRo
     return await store.conversation(row.id), nodes
 
 
-async def test_what_was_appended_is_loaded(store: Store) -> None:
-    """Blocks come back equal, with their ids, and so do the anchors."""
+async def test_appended_blocks_are_loaded(store: Store) -> None:
+    """Loaded blocks equal the appended ones, including ids and metadata, and so do the anchors."""
     row, node = await create_conversation(store)
     texts = user("Hello", id="blk_1", metadata={"mine": [1, None, {"é": "ü"}]})
     await store.append(row, node, [texts, assistant("Hi")], response=make_response(1), head=node.id)
@@ -65,7 +65,7 @@ async def test_what_was_appended_is_loaded(store: Store) -> None:
 
 
 async def test_response_row_round_trip(store: Store) -> None:
-    """Every member of a row is stored."""
+    """Every member of a response row is stored and loaded."""
     row, node = await create_conversation(store)
     full = make_response(
         1,
@@ -105,8 +105,8 @@ async def test_response_row_round_trip(store: Store) -> None:
     assert await store.responses(since=101.0, until=102.0) == [found]
 
 
-async def test_an_equal_block_is_stored_once(store: Store) -> None:
-    """Two branches that hold the same block share it; what differs in anything does not."""
+async def test_equal_blocks_are_stored_once(store: Store) -> None:
+    """Equal blocks of several branches are stored once; blocks with another id or metadata are separate."""
     row, node = await create_conversation(store)
     texts = user("Hello", id="blk_1")
     for block in (texts, texts, user("Hello", id="blk_2"), texts.with_metadata(seen=True)):
@@ -115,8 +115,8 @@ async def test_an_equal_block_is_stored_once(store: Store) -> None:
     assert count == 3
 
 
-async def test_the_head_moves_only_from_where_it_is(store: Store) -> None:
-    """The second of two writers keeps a branch of its own, and is told where."""
+async def test_head_conflict_creates_a_branch(store: Store) -> None:
+    """The second of two concurrent writers gets `HeadConflict` with the node of its own branch."""
     row, root = await create_conversation(store)
     first = await store.append(row, root, [user("one")], head=root.id)
     with pytest.raises(HeadConflict) as conflict:
@@ -133,7 +133,7 @@ async def test_the_head_moves_only_from_where_it_is(store: Store) -> None:
 
 
 async def test_node_retains_prefix_of_parent_path(store: Store) -> None:
-    """An edit deep in the past is a node like any other; both paths stay as they were."""
+    """An edit of earlier blocks creates a new node, and both paths can be loaded."""
     row, nodes = await create_exchanges(store, 4)
     edited = await store.append(row, nodes[-1], [user("another question")], kept=3, kind="edited")
     again = await store.append(row, edited, [assistant("another answer")])
@@ -154,8 +154,8 @@ async def test_node_retains_prefix_of_parent_path(store: Store) -> None:
     ]
 
 
-async def test_branches_know_where_they_part(store: Store) -> None:
-    """The common ancestor, and what each side has after what they share."""
+async def test_branches_are_compared(store: Store) -> None:
+    """Two branches have a common ancestor, and their differences are the blocks after it."""
     row, nodes = await create_exchanges(store, 3)
     left = await store.append(row, nodes[2], [user("left")])
     right = await store.append(row, nodes[2], [user("right"), assistant("yes")])
@@ -172,8 +172,8 @@ async def test_branches_know_where_they_part(store: Store) -> None:
     assert (same.shared, same.left, same.right) == (5, (), ())
 
 
-async def test_forks_share_the_tree(store: Store) -> None:
-    """A fork is a conversation of its own with a head of its own, on the same tree."""
+async def test_forks_share_a_tree(store: Store) -> None:
+    """A fork is a separate conversation with its own head on the same tree."""
     row, nodes = await create_exchanges(store, 3)
     fork = await store.fork(row, nodes[1].id, "Another way")
     assert (fork.forked_from, fork.forked_at, fork.head) == (row.id, nodes[1].id, nodes[1].id)
@@ -184,8 +184,8 @@ async def test_forks_share_the_tree(store: Store) -> None:
     assert (await store.common_ancestor(row, node.id, nodes[3].id)).id == nodes[1].id
 
 
-async def test_an_anchor_is_found_by_content_in_its_own_scope(store: Store) -> None:
-    """The index knows responses by scope and digest; another account finds nothing."""
+async def test_anchor_is_found_by_content_in_its_scope(store: Store) -> None:
+    """Responses are found by scope and digest, and another scope returns none."""
     await create_exchanges(store, 3)
     (found,) = await store.candidates(SCOPE, [make_digest(9), make_digest(2)])
     assert (found.response_id, found.block_count) == ("resp_2", 4)
@@ -195,8 +195,8 @@ async def test_an_anchor_is_found_by_content_in_its_own_scope(store: Store) -> N
     assert len(await store.candidates(SCOPE, many)) == 3
 
 
-async def test_a_response_is_lost_once(store: Store) -> None:
-    """What a provider refused is marked with the reason, the first time, and is no candidate."""
+async def test_response_is_marked_lost_once(store: Store) -> None:
+    """A lost response has the reason of the first report, and is no longer a candidate."""
     row, _ = await create_exchanges(store, 2)
     record = make_response(2).record
     assert record
@@ -209,8 +209,8 @@ async def test_a_response_is_lost_once(store: Store) -> None:
     assert [anchor.status for anchor in anchors] == ["completed", "lost"]
 
 
-async def test_retention_bounds_what_a_provider_is_relied_on(store: Store) -> None:
-    """A conversation may trust its provider for less time than the provider says."""
+async def test_retention_shortens_expiry_of_anchors(store: Store) -> None:
+    """The retention of a conversation can be shorter than the expiry reported by the provider."""
     row = await store.create(retention=60.0)
     root = (await store.load(row)).node
     await store.append(
@@ -220,8 +220,8 @@ async def test_retention_bounds_what_a_provider_is_relied_on(store: Store) -> No
     assert loaded.state.anchors[0].expires_at == 161.0
 
 
-async def test_the_content_index_respects_retention(store: Store) -> None:
-    """The shorter of the retentions of the response's conversation and of the asking one."""
+async def test_content_index_respects_retention(store: Store) -> None:
+    """A candidate expires by the shorter retention of its own and the requesting conversation."""
     row = await store.create(retention=60.0)
     root = (await store.load(row)).node
     await store.append(row, root, [user("a")], response=make_response(1, expires_at=1e9))
@@ -243,14 +243,14 @@ async def test_the_content_index_respects_retention(store: Store) -> None:
     ],
 )
 async def test_invalid_settings_are_rejected(store: Store, settings: dict[str, Any]) -> None:
-    """Before anything is written."""
+    """Invalid settings raise `InvalidSetting` before anything is written."""
     with pytest.raises(InvalidSetting, match=next(iter(settings))):
         await store.create(**settings)
     assert await store.conversations() == []
 
 
-async def test_a_conversation_begins_with_blocks(store: Store) -> None:
-    """They are written in the transaction that creates it."""
+async def test_conversation_is_created_with_blocks(store: Store) -> None:
+    """Initial blocks are written in the transaction that creates the conversation."""
     row = await store.create(blocks=[user("a"), assistant("b")])
     loaded = await store.load(row)
     assert (loaded.node.kind, loaded.blocks) == ("added", (user("a"), assistant("b")))
@@ -259,8 +259,8 @@ async def test_a_conversation_begins_with_blocks(store: Store) -> None:
     assert len(await store.tree(row)) == 2
 
 
-async def test_state_beyond_the_anchors_stays_with_the_node(store: Store) -> None:
-    """A mode, a conversation object and data of the Turn are loaded as they were."""
+async def test_state_of_node_is_stored(store: Store) -> None:
+    """Mode, conversation object and data of a Turn are loaded with the node."""
     row, root = await create_conversation(store)
     state = ConversationState("conversation", "resp_1", "conv_9")
     node = await store.append(
@@ -272,7 +272,7 @@ async def test_state_beyond_the_anchors_stays_with_the_node(store: Store) -> Non
 
 
 async def test_conversations_are_listed_by_change(store: Store) -> None:
-    """The newest first; by tag; archived ones only for those who ask."""
+    """Conversations are listed by last change and filtered by tag; archived ones only on request."""
     one = await store.create("One", tags=["work", "work", "home"])
     two = await store.create("Two", data={"a": [1]})
     assert (one.tags, two.data) == (("home", "work"), {"a": [1]})
@@ -287,7 +287,7 @@ async def test_conversations_are_listed_by_change(store: Store) -> None:
 
 
 async def test_missing_rows_raise(store: Store) -> None:
-    """No such conversation, no such node, a node of another conversation."""
+    """An unknown conversation, an unknown node and a node of another conversation raise `NotInStore`."""
     row, _ = await create_conversation(store)
     other, root = await create_conversation(store)
     with pytest.raises(NotInStore, match="conv_nothing"):
@@ -302,14 +302,14 @@ async def test_missing_rows_raise(store: Store) -> None:
 
 
 @pytest.mark.parametrize("title", ["a\0b", "\ud800"])
-async def test_text_that_no_database_stores_is_rejected(store: Store, title: str) -> None:
-    """Before it reaches one."""
+async def test_unstorable_text_is_rejected(store: Store, title: str) -> None:
+    """A title that no database can store is rejected before it is written."""
     with pytest.raises((InvalidSetting, ValueError)):
         await store.create(title)
 
 
-async def test_a_key_is_claimed_once(store: Store) -> None:
-    """One runs; others see it running; after the lease another one may; in the end all get the answer."""
+async def test_key_is_claimed_once(store: Store) -> None:
+    """A key has one owner until its lease ends, and all callers finally get the same answer."""
     row, root = await create_conversation(store)
     claim = await store.claim(row, "k", about=b"x", owner="a", lease=1000)
     assert claim.is_owner
@@ -340,8 +340,8 @@ EVERY_KIND = """{"format": "kedge.turn", "version": 1, "blocks": [
         {"type": "refusal", "text": "no"}]}]}"""
 
 
-async def test_a_turn_of_any_kind_of_block_round_trips(store: Store) -> None:
-    """Opaque, unknown, tool and reasoning blocks, with parts and members that Kedge does not know."""
+async def test_every_kind_of_block_round_trips(store: Store) -> None:
+    """Opaque, unknown, tool and reasoning blocks are stored with parts and members unknown to Kedge."""
     turn = loads(EVERY_KIND)
     row, root = await create_conversation(store)
     node = await store.append(row, root, turn.blocks)

@@ -1,4 +1,4 @@
-"""A store against a plain model of it: dictionaries of lists."""
+"""Property tests that compare a store with a model of dictionaries and lists."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,7 @@ steps = st.lists(
 
 @dataclass
 class StoreModel:
-    """What a store should hold: of every node its blocks, of every conversation its head."""
+    """The expected content of a store: the texts of each node and the head of each conversation."""
 
     paths: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     nodes: dict[int, Node] = field(default_factory=dict[int, Node])
@@ -36,7 +36,7 @@ class StoreModel:
 
 
 async def run_moves(moves: list[Any]) -> None:
-    """Make the moves on both, and compare."""
+    """Apply the moves to the store and the model, and compare them."""
     async with await open_store("sqlite://:memory:") as store:
         model = StoreModel()
         await add_conversation(store, model)
@@ -67,7 +67,7 @@ def pick_node(model: StoreModel, row: ConversationRow, number: int) -> Node:
 async def append(
     store: Store, model: StoreModel, which: int, count: int, at: int, moves: bool
 ) -> None:
-    """Add blocks to some node, cutting some off, and maybe move the head."""
+    """Append blocks to a node after a prefix of its path, and optionally move the head."""
     row = pick_row(model, which)
     parent = pick_node(model, row, at)
     retained = max(0, parent.length - at % 3)
@@ -87,7 +87,7 @@ async def append(
 
 
 async def append_copy(store: Store, model: StoreModel, which: int, at: int, other: int) -> None:
-    """Say on one branch what was said on another: the same blocks, stored once."""
+    """Append the blocks of another conversation, which are stored once."""
     row = pick_row(model, which)
     parent = pick_node(model, row, at)
     source = pick_row(model, other)
@@ -117,7 +117,7 @@ async def move(store: Store, model: StoreModel, which: int, at: int) -> None:
 
 
 async def delete(store: Store, model: StoreModel, which: int) -> None:
-    """Delete one; what others stand on stays, and what only it had is gone."""
+    """Delete a conversation, and check that nodes used by others remain."""
     row = pick_row(model, which)
     await store.delete(row.id)
     del model.rows[row.id], model.heads[row.id]
@@ -127,7 +127,7 @@ async def delete(store: Store, model: StoreModel, which: int) -> None:
     heads = set(model.heads.values())
     assert (mine | heads) <= left.keys()
     for name in gone:
-        if name in left:  # an heir has it now, maybe cut short
+        if name in left:  # another conversation owns it now, possibly shortened
             model.nodes[name] = left[name]
             model.paths[name] = model.paths[name][: left[name].length]
             heir = next(
@@ -153,7 +153,7 @@ MOVES: dict[str, Any] = {
 
 
 async def compare(store: Store, model: StoreModel) -> None:
-    """Every head, every path, every block; and nothing else."""
+    """Check that heads, paths and blocks of the store equal those of the model."""
     rows = {row.id: row for row in await store.conversations(archived=None)}
     assert {name: row.head for name, row in rows.items()} == model.heads
     assert {node.id for node in await _nodes(store)} == model.nodes.keys()
@@ -178,8 +178,8 @@ async def compare(store: Store, model: StoreModel) -> None:
         ("append", 1, 0, 34, True),
         ("delete", 0),
     ]
-)  # a node whose path is used only up to fewer blocks than it takes from its parent
+)  # a node of which fewer blocks are used than it has in common with its parent
 @settings(max_examples=40)
-def test_a_store_does_what_dictionaries_do(moves: list[Any]) -> None:
-    """Appends, edits, forks, moved heads, shared blocks and deletions, in any order."""
+def test_store_matches_model(moves: list[Any]) -> None:
+    """Appends, edits, forks, moved heads, shared blocks and deletions in any order match the model."""
     run_sync(run_moves(moves))

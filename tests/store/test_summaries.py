@@ -1,4 +1,4 @@
-"""A store seen from above, on every kind of database."""
+"""Summaries of conversations, trees and exchanges, on every database."""
 
 import itertools
 import time
@@ -22,7 +22,7 @@ from kedge.turns import assistant, user
 async def append_exchange(
     store: Store, row: ConversationRow, parent: Node, text: str, **members: Any
 ) -> Node:
-    """One exchange; the head does not move."""
+    """Append one exchange without moving the head."""
     asked = await store.append(row, parent, [user(text)], kind="asked")
     given: dict[str, Any] = {
         "provider": "p", "scope": "s", "model": "m", "created_at": time.time(), **members
@@ -40,7 +40,7 @@ async def append_exchange(
 async def create_conversation(
     store: Store, title: str, *questions: str, **members: Any
 ) -> ConversationRow:
-    """A conversation in one line."""
+    """Create a conversation with one exchange per question, and no forks."""
     row = await store.create(title)
     node = await store.node(row, row.head)
     for words in questions:
@@ -49,8 +49,8 @@ async def create_conversation(
     return await store.conversation(row.id)
 
 
-async def test_a_row_holds_the_sums_of_its_conversation(store: Store) -> None:
-    """First words, last answer, tokens, cost, median and expiry."""
+async def test_summary_contains_sums_of_its_conversation(store: Store) -> None:
+    """A summary has the first question, last answer, tokens, cost, median duration and expiry."""
     facts: dict[str, Any] = {"input_tokens": 10, "cached_tokens": 4, "output_tokens": 3}
     await create_conversation(
         store, "Boats", "One", "Two", "Three", cost=0.5, seconds=2.0, expires_at=9.0, **facts
@@ -64,8 +64,8 @@ async def test_a_row_holds_the_sums_of_its_conversation(store: Store) -> None:
     assert all(type(each) is int for each in (row.responses, row.input_tokens, row.forks))
 
 
-async def test_every_view_has_the_planners_definition_of_expired(store: Store) -> None:
-    """Half an hour before its expiry a response is not relied on; the retention shortens it."""
+async def test_expiry_matches_the_planner(store: Store) -> None:
+    """Summaries and responses expire by the planner's definition, with its margin and the retention."""
     day = 86_400.0
     times = {"created_at": 1_000.0, "root_created_at": 1_000.0, "expires_at": 1_000.0 + 2 * day}
     await create_conversation(store, "Boats", "One", **times)
@@ -84,15 +84,15 @@ async def test_every_view_has_the_planners_definition_of_expired(store: Store) -
     assert summary.relied_until == 1_095.0
 
 
-async def test_a_conversation_without_a_word_is_listed_too(store: Store) -> None:
-    """With nothing in it."""
+async def test_empty_conversation_is_listed(store: Store) -> None:
+    """A conversation without messages is listed with empty values."""
     await store.create("Empty")
     ((row,), _) = await list_summaries(store)
     assert (row.first_words, row.responses, row.cost, row.seconds) == ("", 0, None, None)
 
 
 async def test_every_filter_and_order_works(store: Store) -> None:
-    """On every database."""
+    """Every combination of filter and order returns the expected conversations."""
     plain = await create_conversation(store, "Plain", "a", cost=0.1, input_tokens=1)
     forked = await create_conversation(store, "Forked", "b", "c", cost=0.2, input_tokens=5)
     root = await store.node(forked, forked.tree)
@@ -116,8 +116,8 @@ async def test_every_filter_and_order_works(store: Store) -> None:
             assert rows[0].row.title == first.get(order, "Forked")
 
 
-async def test_pages_follow_each_other(store: Store) -> None:
-    """Without a gap and without a row twice; only these, if ids are given."""
+async def test_pages_are_consecutive(store: Store) -> None:
+    """Pages have no gaps or duplicates, and `ids` restricts the list to these conversations."""
     rows = [await create_conversation(store, f"Talk {number}") for number in range(5)]
     pages = [
         await list_summaries(store, order="oldest", limit=2, offset=start) for start in (0, 2, 4)
@@ -130,7 +130,7 @@ async def test_pages_follow_each_other(store: Store) -> None:
 
 
 async def test_tree_is_read_completely(store: Store) -> None:
-    """Nodes, responses by node, and what was asked; a fork is part of it."""
+    """A tree has its nodes, responses by node, and questions, including those of a fork."""
     row = await create_conversation(store, "Tree", "One", "Two")
     fork = await store.fork(row, row.head)
     await append_exchange(store, fork, await store.node(row, row.head), "Three")
@@ -141,7 +141,7 @@ async def test_tree_is_read_completely(store: Store) -> None:
 
 
 async def test_conversations_are_found_by_part_of_title(store: Store) -> None:
-    """Whatever the case; signs of the database are only signs."""
+    """The title search ignores case and treats wildcards of the database as plain characters."""
     row = await create_conversation(store, "100% of Boats")
     await create_conversation(store, "1000 of them")
     assert await find_by_title(store, "boats", 9) == [row.id]
@@ -149,8 +149,8 @@ async def test_conversations_are_found_by_part_of_title(store: Store) -> None:
     assert await find_by_title(store, "_", 9) == []
 
 
-async def test_what_went_over_the_wire_is_found_by_node(store: Store) -> None:
-    """If it was kept."""
+async def test_exchanges_are_found_by_node(store: Store) -> None:
+    """The exchange of a node is loaded if bodies are stored."""
     row = await create_conversation(store, "Kept nothing", "One")
     assert await load_exchanges(store, row.head) == []
     store.keep_bodies = True
@@ -164,8 +164,8 @@ async def test_what_went_over_the_wire_is_found_by_node(store: Store) -> None:
     )
 
 
-async def test_the_pulse_changes_with_every_response(store: Store) -> None:
-    """And stays as it is while nothing happens."""
+async def test_revision_changes_with_every_response(store: Store) -> None:
+    """The revision changes when a response is added, and only then."""
     before = await get_revision(store)
     assert await get_revision(store) == before
     await create_conversation(store, "New", "One")

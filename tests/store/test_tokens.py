@@ -1,4 +1,4 @@
-"""Named tokens, sessions and counts, on every database."""
+"""Access tokens, sessions and request counts, on every database."""
 
 import asyncio
 from typing import Any
@@ -10,8 +10,8 @@ from kedge.store import Store, TokenRegistry, TokenUse, open_store, tokens
 from kedge.store.tokens import DEFAULT_SCOPES
 
 
-async def test_a_token_is_found_by_its_secret_only(store: Store) -> None:
-    """The secret is random, and the database has only its hash."""
+async def test_token_is_found_only_by_its_secret(store: Store) -> None:
+    """The secret is random, and the database stores only its hash."""
     registry = TokenRegistry(store)
     token, secret = await registry.add("alice", requests_per_minute=5, tokens_per_minute=100)
     assert (token.name, token.namespace, token.scopes) == ("alice", "alice", {*DEFAULT_SCOPES})
@@ -24,8 +24,8 @@ async def test_a_token_is_found_by_its_secret_only(store: Store) -> None:
     assert secret.encode() not in b"".join(bytes(v) for v in rows[0] if isinstance(v, bytes))
 
 
-async def test_several_tokens_have_one_user(store: Store) -> None:
-    """A token names its user, or the administrator; revoking one leaves the others."""
+async def test_several_tokens_for_one_user(store: Store) -> None:
+    """A token belongs to a user or to the administrator, and revoking one does not affect the others."""
     registry = TokenRegistry(store)
     _, laptop = await registry.add("laptop", user="alice", scopes=["server"])
     await registry.add("phone", user="alice", scopes=["page", "metrics"])
@@ -55,7 +55,7 @@ async def test_several_tokens_have_one_user(store: Store) -> None:
     ],
 )
 async def test_invalid_tokens_are_rejected(name: str, options: dict[str, Any]) -> None:
-    """Nothing is stored."""
+    """An invalid name or option raises `InvalidSetting`, and no token is stored."""
     async with await open_store("sqlite://:memory:") as store:
         registry = TokenRegistry(store)
         await registry.add("taken")
@@ -67,7 +67,7 @@ async def test_invalid_tokens_are_rejected(name: str, options: dict[str, Any]) -
 
 
 async def test_sessions_end_with_their_token(store: Store) -> None:
-    """A session expires, or ends when its token is revoked."""
+    """A session ends when it expires or when its token is revoked."""
     now = [1000.0]
     registry = TokenRegistry(store, lambda: now[0])
     token, _ = await registry.add("alice")
@@ -78,7 +78,7 @@ async def test_sessions_end_with_their_token(store: Store) -> None:
     assert await registry.find_session(first) is None
     await registry.start_session("alice", 60.0)
     rows = await store.database.read(lambda tx: tx.rows("SELECT 1 FROM access_sessions"))
-    assert len(rows) == 1  # those that expired were deleted
+    assert len(rows) == 1  # expired sessions were deleted
     third = await registry.start_session("alice", 60.0)
     await registry.revoke("alice")
     await registry.add("alice")
@@ -88,8 +88,8 @@ async def test_sessions_end_with_their_token(store: Store) -> None:
     assert await registry.find_session(ended) is None
 
 
-async def test_counts_are_of_one_minute(store: Store) -> None:
-    """They add up within a minute, and begin again with the next."""
+async def test_counts_are_per_minute(store: Store) -> None:
+    """Counts add up within a minute and restart with the next."""
     now = [630.0]
     registry = TokenRegistry(store, lambda: now[0])
     assert await registry.count("a", requests=1) == TokenUse(1, 0, 30.0)
@@ -104,8 +104,8 @@ async def test_counts_are_of_one_minute(store: Store) -> None:
     assert 0 < default.seconds_left <= 60
 
 
-async def test_counts_hold_for_several_processes_together(lasting_url: str) -> None:
-    """Concurrent counts of two stores on one database lose nothing."""
+async def test_counts_are_shared_by_processes(lasting_url: str) -> None:
+    """Concurrent counts of two stores on one database are all included."""
     async with await open_store(lasting_url) as one, await open_store(lasting_url) as two:
         registries = [TokenRegistry(each, lambda: 630.0) for each in (one, two)]
         uses = await asyncio.gather(
@@ -115,8 +115,8 @@ async def test_counts_hold_for_several_processes_together(lasting_url: str) -> N
         assert max(use.tokens for use in uses) == 40
 
 
-async def test_sessions_are_ended_one_by_one(store: Store) -> None:
-    """A stored one is deleted; a signed one is remembered as ended until it would expire."""
+async def test_sessions_are_ended_individually(store: Store) -> None:
+    """Ending a stored session deletes it; a signed session is recorded as ended until it expires."""
     registry = TokenRegistry(store)
     await registry.add("alice")
     first, second = [await registry.start_session("alice", 60.0) for _ in range(2)]
@@ -131,10 +131,10 @@ async def test_sessions_are_ended_one_by_one(store: Store) -> None:
     assert await registry.find_session("signed") is None
 
 
-async def test_tokens_are_required_once_there_is_one(
+async def test_tokens_are_required_after_the_first_is_added(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And from then on; a store that does not answer changes nothing."""
+    """Tokens become required when the first one is added, and remain required after it is revoked."""
     monkeypatch.setattr(tokens, "RECHECK_SECONDS", 0.0)
     assert await TokenRegistry(store).is_required()
     registry = TokenRegistry(store, required=False)
@@ -145,10 +145,10 @@ async def test_tokens_are_required_once_there_is_one(
     assert await registry.is_required()
 
 
-async def test_a_store_that_does_not_answer_requires_no_token(
+async def test_unavailable_store_requires_no_token(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A server that was open stays open, and the log has the reason."""
+    """If the store cannot be read, a server without required tokens stays open, and the reason is logged."""
     store = await open_store("sqlite://:memory:")
     registry = TokenRegistry(store, required=False)
     await store.aclose()

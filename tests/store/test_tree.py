@@ -1,4 +1,4 @@
-"""The model of a tree: the graph of its responses, their marks, and the layout in lanes."""
+"""The graph of a tree's responses, their marks, and the layout in lanes."""
 
 from typing import Any
 
@@ -25,13 +25,13 @@ NOW = 1_000_000.0
 
 
 def make_node(number: int, parent: int, kind: str, **more: Any) -> Node:
-    """A node of the tree."""
+    """Return a node of the tree."""
     members: dict[str, Any] = {"kept": 0, "length": 0, "depth": number, **more}
     return Node(number, 1, 1, parent, 1, kind, **members)  # pyright: ignore[reportArgumentType]
 
 
 def make_response(number: int, **members: Any) -> ResponseRow:
-    """The response that made a node."""
+    """Return the response of a node."""
     given = {"provider": "p", "scope": "s", "mode": "chained", "anchor": "resp_0", **members}
     return ResponseRow(node=number, **given)
 
@@ -39,7 +39,7 @@ def make_response(number: int, **members: Any) -> ResponseRow:
 def make_graph(
     *nodes: Node, head: int, responses: tuple[ResponseRow, ...] = (), **questions: str
 ) -> ResponseGraph:
-    """The graph of a tree; ``n2`` is the text of the question at node 2."""
+    """Return the graph of a tree; ``n2`` is the text of the question at node 2."""
     texts = {int(name[1:]): text for name, text in questions.items()}
     row = ConversationRow("c", head=head)
     tree = StoredTree(row, nodes, {each.node: each for each in responses}, texts)
@@ -63,7 +63,7 @@ def test_question_is_label_of_its_answer() -> None:
 
 
 def test_question_without_answer_is_pending() -> None:
-    """It runs or was stopped; it is shown where it was asked."""
+    """An unanswered question has its own node with the mark `pending`."""
     graph = make_graph(
         make_node(1, 0, "root"), make_node(2, 1, "asked"), make_node(3, 2, "answered"), make_node(4, 3, "asked"),
         head=3, responses=(make_response(3),), n2="First", n4="Second",
@@ -97,7 +97,7 @@ def test_question_without_answer_is_pending() -> None:
     ],
 )
 def test_marks_of_graph_follow_response(members: dict[str, Any], marks: set[str]) -> None:
-    """Each mark is derived from the row of the response."""
+    """Each mark of a node is derived from the row of its response."""
     row = make_response(3, **members)
     nodes = make_node(1, 0, "root"), make_node(3, 1, "answered")
     assert make_graph(*nodes, head=1, responses=(row,)).nodes[0].marks == marks
@@ -105,7 +105,7 @@ def test_marks_of_graph_follow_response(members: dict[str, Any], marks: set[str]
 
 
 def test_marks_have_reasons() -> None:
-    """Marks that the graph of responses does not show are found as well."""
+    """`find_marks` also returns marks that are not shown in the graph, with their reasons."""
     merged = find_marks(make_node(3, 1, "merged"), make_response(3, stored=False), NOW)
     assert merged == {"merged": "", "unstored": ""}
     healed = make_response(3, status="lost", lost_reason="gone", healed="gone", anchor="")
@@ -121,7 +121,7 @@ def test_marks_have_reasons() -> None:
 
 
 def test_edits_and_compactions_are_shown_without_totals() -> None:
-    """They change history, and no request was sent for them."""
+    """Edits, compactions and merges are labeled, and have no totals because no request was sent."""
     graph = make_graph(
         make_node(1, 0, "root"), make_node(2, 1, "edited"), make_node(3, 2, "compacted"), make_node(4, 3, "merged"),
         head=4,
@@ -136,13 +136,13 @@ def test_edits_and_compactions_are_shown_without_totals() -> None:
 
 
 def test_empty_conversation_has_empty_graph() -> None:
-    """The root is not shown."""
+    """A conversation with only a root has a graph without nodes."""
     graph = make_graph(make_node(1, 0, "root"), head=1)
     assert (graph.nodes, graph.head) == ((), 0)
 
 
 def make_chain(count: int, first: int = 1, parent: int = 0) -> list[GraphNode]:
-    """A chain without forks."""
+    """Return a chain of nodes without forks."""
     nodes: list[GraphNode] = []
     for number in range(first, first + count):
         nodes.append(GraphNode(number, parent, f"question {number}", sums=Totals(1, 10, 1, 5)))
@@ -152,7 +152,7 @@ def make_chain(count: int, first: int = 1, parent: int = 0) -> list[GraphNode]:
 
 @st.composite
 def trees(draw: st.DrawFn) -> list[GraphNode]:
-    """Any tree, with some marks."""
+    """Generate a tree with a few marks."""
     size = draw(st.integers(0, 25))
     marks: list[Mark] = ["head", "compacted", "expired", "lost", "failed", "full"]
     nodes: list[GraphNode] = []
@@ -165,12 +165,12 @@ def trees(draw: st.DrawFn) -> list[GraphNode]:
 
 
 def node_ids(layout: Layout) -> list[int]:
-    """The nodes of all rows, from top to bottom."""
+    """Return the nodes of all rows from top to bottom."""
     return [node.id for row in layout.rows for node in row.nodes]
 
 
 def test_long_run_is_folded_without_its_ends() -> None:
-    """The first and the last response are shown, and what is between them is one row."""
+    """The first and last response have their own rows, and those between them share one row."""
     layout = compute_layout(make_chain(50), 50)
     assert [len(row.nodes) for row in layout.rows] == [1, 48, 1]
     assert layout.rows[1].sums == Totals(48, 480, 48, 240)
@@ -178,13 +178,13 @@ def test_long_run_is_folded_without_its_ends() -> None:
 
 
 def test_unfolded_run_has_one_row_per_node() -> None:
-    """One node of a run unfolds it; ``ALL_NODES`` unfolds all."""
+    """One node of a run unfolds it; ``ALL_NODES`` unfolds every run."""
     assert len(compute_layout(make_chain(50), 50, frozenset({21})).rows) == 50
     assert len(compute_layout(make_chain(50), 50, ALL_NODES).rows) == 50
 
 
 def test_marked_and_chosen_nodes_are_not_folded() -> None:
-    """A fold has no node with a mark."""
+    """Nodes with a mark and the chosen node have their own rows."""
     nodes = make_chain(50)
     nodes[10] = GraphNode(11, 10, marks=frozenset({"compacted"}))
     alone = {row.node.id for row in compute_layout(nodes, 31).rows if not row.is_fold}
@@ -192,7 +192,7 @@ def test_marked_and_chosen_nodes_are_not_folded() -> None:
 
 
 def test_side_branches_share_a_lane() -> None:
-    """Two forks, one after the other, need two lanes."""
+    """Two forks, one after the other, need only two lanes."""
     nodes = [*make_chain(9), GraphNode(20, 3), GraphNode(21, 7)]
     layout = compute_layout(nodes, 9)
     assert layout.lanes == 2
@@ -201,7 +201,7 @@ def test_side_branches_share_a_lane() -> None:
 
 
 def test_main_line_leads_to_chosen_node() -> None:
-    """However short it is; its rows and edges are marked."""
+    """The path to the chosen node is in the first lane, even if it is short, and its edges are marked."""
     nodes = [*make_chain(9), GraphNode(20, 3)]
     layout = compute_layout(nodes, 20)
     assert layout.path == (1, 2, 3, 20)
@@ -212,7 +212,7 @@ def test_main_line_leads_to_chosen_node() -> None:
 
 
 def test_branch_ends_with_its_totals() -> None:
-    """The main line counts from the root, a side branch from where it left."""
+    """The main line counts from the root, a side branch from its branching point."""
     nodes = [*make_chain(4), *make_chain(2, 11, 2)]
     ends = {row.node.id: row.branch for row in compute_layout(nodes, 4).rows if row.branch}
     assert ends == {4: Totals(4, 40, 4, 20), 12: Totals(2, 20, 2, 10)}
@@ -222,7 +222,7 @@ def test_branch_ends_with_its_totals() -> None:
 @settings(max_examples=50)
 @given(trees(), st.integers(0, 30))
 def test_every_node_is_once_below_its_parent(nodes: list[GraphNode], chosen: int) -> None:
-    """Nothing is left out or drawn twice, and lines only go down."""
+    """Each node is in exactly one row, at or below its parent, and edges lead downwards."""
     layout = compute_layout(nodes, chosen)
     assert sorted(node_ids(layout)) == sorted(node.id for node in nodes)
     place = {node.id: row for row, each in enumerate(layout.rows) for node in each.nodes}
@@ -253,12 +253,12 @@ def test_totals_of_branches_sum_to_total(nodes: list[GraphNode]) -> None:
 
 
 def test_nodes_in_a_cycle_are_left_out() -> None:
-    """Of a damaged tree, what a root leads to is drawn."""
+    """Only nodes reachable from a root are drawn for a damaged tree."""
     nodes = [GraphNode(1, 1), GraphNode(2, 9), GraphNode(3, 4), GraphNode(4, 3)]
     assert sorted(node_ids(compute_layout(nodes, 3))) == [1, 2]
 
 
 def test_deep_chain_does_not_recurse() -> None:
-    """Ten thousand responses in one line, folded and unfolded."""
+    """A chain of ten thousand responses is laid out folded and unfolded without recursion."""
     assert len(compute_layout(make_chain(10_000), 10000).rows) == 3
     assert len(compute_layout(make_chain(10_000), 10000, frozenset({6})).rows) == 10_000

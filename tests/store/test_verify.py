@@ -1,4 +1,4 @@
-"""`verify` recomputes everything, and reports what is damaged."""
+"""`verify` recomputes all stored values and reports damage."""
 
 from pathlib import Path
 
@@ -33,8 +33,8 @@ DAMAGE = [
 ]
 
 
-async def test_a_sound_store_has_no_damage(store: Store) -> None:
-    """With edits and forks in it, too."""
+async def test_valid_store_has_no_damage(store: Store) -> None:
+    """`verify` reports nothing for a store with edits and forks."""
     row, nodes = await create_conversation(store, 3)
     await store.append(row, nodes[-1], [user("edited")], kept=2, kind="edited")
     await store.fork(row, nodes[1].id)
@@ -43,7 +43,7 @@ async def test_a_sound_store_has_no_damage(store: Store) -> None:
 
 @pytest.mark.parametrize(("statement", "where", "problem"), DAMAGE)
 async def test_damage_is_reported(store: Store, statement: str, where: str, problem: str) -> None:
-    """Each kind, with the row where it is."""
+    """Each kind of damage is reported with the row that contains it."""
     await create_conversation(store, 3)
     await store.database.write(lambda tx: tx.run(statement))
     found = [str(each) for each in await store.verify()]
@@ -64,8 +64,10 @@ ORPHANS = {
 
 
 @pytest.mark.parametrize(("where", "statement"), ORPHANS.items(), ids=ORPHANS)
-async def test_rows_without_a_conversation(store: Store, where: str, statement: str) -> None:
-    """`verify` reports them, and `gc` deletes them."""
+async def test_orphaned_rows_are_reported_and_deleted(
+    store: Store, where: str, statement: str
+) -> None:
+    """`verify` reports rows whose conversation is missing, and `gc` deletes them."""
     await create_conversation(store, 1)
     await store.database.write(lambda tx: tx.run(statement))
     assert Damage(where, "its conversation is missing") in await store.verify()
@@ -90,8 +92,8 @@ NODE_CHANGES = [
 
 
 @pytest.mark.parametrize("change", NODE_CHANGES)
-async def test_a_change_of_any_column_of_a_node_is_found(store: Store, change: str) -> None:
-    """Also where the value is possible by itself: another fork, an earlier parent, another time."""
+async def test_change_of_any_node_column_is_found(store: Store, change: str) -> None:
+    """A changed column of a node is reported even if the new value is valid by itself."""
     row, nodes = await create_conversation(store, 3)
     await store.fork(row, nodes[1].id)
     leaf = await store.append(row, nodes[3], [user("asked")], kind="asked", kept=4)
@@ -101,16 +103,16 @@ async def test_a_change_of_any_column_of_a_node_is_found(store: Store, change: s
     assert await store.verify() != []
 
 
-async def test_a_path_that_is_no_turn_is_reported(store: Store) -> None:
-    """Two blocks with one id on a path cannot be loaded as a Turn."""
+async def test_path_that_is_not_a_turn_is_reported(store: Store) -> None:
+    """Two blocks with the same id on one path are reported, because they cannot be loaded as a Turn."""
     row, nodes = await create_conversation(store, 1)
     await store.append(row, nodes[-1], [user("a", id="twice"), user("b", id="twice")])
     (damage,) = await store.verify()
     assert "two blocks have the id 'twice'" in damage.problem
 
 
-async def test_a_block_that_cannot_be_decoded(store: Store) -> None:
-    """Loading reports it too, instead of returning a part of the Turn."""
+async def test_undecodable_block(store: Store) -> None:
+    """Loading a path with a block that cannot be decoded raises `StoreDamaged`."""
     row, _ = await create_conversation(store, 3)
     await store.database.write(
         lambda tx: tx.run("UPDATE blocks SET body = '{\"kind\":' WHERE id = 2")
@@ -119,8 +121,8 @@ async def test_a_block_that_cannot_be_decoded(store: Store) -> None:
         await store.load(row)
 
 
-async def test_rows_that_cannot_be_read_are_damage(tmp_path: Path) -> None:
-    """Half a character where a text should be does not end the search."""
+async def test_unreadable_rows_are_damage(tmp_path: Path) -> None:
+    """Text that is not valid UTF-8 is reported, and the other checks continue."""
     async with await open_store(f"sqlite:///{tmp_path}/s.db") as store:
         await create_conversation(store, 3)
         broken = "UPDATE blocks SET body = CAST(X'ff' AS TEXT) WHERE id = 2"
