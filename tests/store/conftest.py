@@ -23,14 +23,14 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 async def store(store_url: str) -> AsyncIterator[Store]:
-    """An empty store."""
+    """Yield an empty store."""
     async with await open_store(store_url) as opened:
         yield opened
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def lasting_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The address of an empty store that outlives its opening."""
+    """Yield the address of an empty store that can be opened several times."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/store.db"
         return

@@ -198,7 +198,7 @@ async def test_conversations_expire_by_their_time_to_live(store: Store) -> None:
 
 
 async def test_scheduled_deletion_is_hidden_and_can_be_undone(store: Store) -> None:
-    """A conversation scheduled for deletion is not listed or found, and is deleted at its time unless undone."""
+    """A conversation scheduled for deletion is hidden, and is deleted at its time unless undone."""
     store.clock = lambda: 1000.0
     row = await store.create("secret", blocks=[user("a harbour")])
     other = await store.create("other")

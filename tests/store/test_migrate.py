@@ -54,7 +54,7 @@ async def test_older_store_is_upgraded(lasting_url: str, version: int) -> None:
 
 
 async def test_numbers_of_deleted_conversations_are_not_reused(lasting_url: str) -> None:
-    """Numbers are not reused after a table was recreated, so an old row never refers to a new conversation."""
+    """Numbers are not reused after a table was recreated, so an old row refers to no new conversation."""
     database = open_database(lasting_url)
     insert = (
         "INSERT INTO conversations (id, title, archived, tree, head, created_at, updated_at) "

@@ -12,7 +12,7 @@ from store.sample_conversations import count_rows, create_conversation
 
 
 async def test_search_ignores_case_and_accents(store: Store) -> None:
-    """Every search term of a query must match, regardless of case and accents; the newest block comes first."""
+    """Every search term must match, regardless of case and accents; the newest block comes first."""
     row, nodes = await create_conversation(store, 1)
     await store.append(
         row, nodes[-1], [user("Das CAFÉ in Zürich, am Fluß"), assistant("naïve 3.14")]
@@ -151,7 +151,7 @@ UNSPACED = [
 async def test_scripts_without_spaces(
     store: Store, text: str, found: list[str], missing: list[str]
 ) -> None:
-    """A substring of text without spaces is found in its character order only, and the excerpt contains it."""
+    """A substring of text without spaces is found in its character order only and is in the excerpt."""
     row, nodes = await create_conversation(store, 0)
     await store.append(row, nodes[-1], [user(f"{'。' * 200}{text}")])
     for query in found:

@@ -13,7 +13,7 @@ SKEWS = int(os.environ.get("KEDGE_SKEWS", "10"))
 
 
 async def test_claim_is_independent_of_clocks(lasting_url: str) -> None:
-    """A caller whose clock is wrong by up to a day cannot claim a key that another caller holds."""
+    """A caller with a wrong clock cannot claim a key that another caller holds."""
     rng = random.Random(5)
     async with await open_store(lasting_url) as store:
         row = await store.create()

@@ -165,7 +165,7 @@ async def test_exchanges_are_found_by_node(store: Store) -> None:
 
 
 async def test_revision_changes_with_every_response(store: Store) -> None:
-    """The revision changes when a response is added, and only then."""
+    """The revision is stable without writes and changes when a response is added."""
     before = await get_revision(store)
     assert await get_revision(store) == before
     await create_conversation(store, "New", "One")
