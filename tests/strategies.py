@@ -79,7 +79,7 @@ ODD_TEXTS = [
 
 @cache
 def texts(*, min_size: int = 0) -> Strategy[str]:
-    """Texts of every plane of Unicode, including those that parsers often get wrong."""
+    """Generate texts of every plane of Unicode, including those that parsers often get wrong."""
     odd = st.sampled_from([text for text in ODD_TEXTS if len(text) >= min_size])
     return st.one_of(
         st.text(string.ascii_letters, min_size=min_size, max_size=8),
@@ -90,7 +90,7 @@ def texts(*, min_size: int = 0) -> Strategy[str]:
 
 @cache
 def integers() -> Strategy[int]:
-    """Integers of every size that Kedge supports."""
+    """Generate integers of every size that Kedge supports."""
     largest = (1 << MAX_INTEGER_BITS) - 1
     edges = [1 << 53, (1 << 53) + 1, 1 << 63, -(1 << 63), (1 << 64) - 1, 1 << 64, largest, -largest]
     return st.one_of(st.integers(), st.sampled_from(edges))
@@ -98,13 +98,13 @@ def integers() -> Strategy[int]:
 
 @cache
 def numbers() -> Strategy[float]:
-    """Finite floats, which JSON can represent."""
+    """Generate finite floats, which JSON can represent."""
     return st.floats(allow_nan=False, allow_infinity=False)
 
 
 @cache
 def json_values() -> Strategy[Any]:
-    """JSON values as Python objects."""
+    """Generate JSON values as Python objects."""
     scalars = st.one_of(st.none(), st.booleans(), integers(), numbers(), texts())
     return st.recursive(scalars, _containers, max_leaves=4)
 
@@ -115,14 +115,14 @@ def _containers(children: Strategy[Any]) -> Strategy[Any]:
 
 @cache
 def json_objects(*, without: frozenset[str] = frozenset()) -> Strategy[dict[str, Any]]:
-    """JSON objects without members of the given names."""
+    """Generate JSON objects without members of the given names."""
     names = texts().filter(lambda name: name not in without)
     return st.dictionaries(names, json_values(), max_size=2)
 
 
 @cache
 def extras() -> Strategy[dict[str, Any]]:
-    """Members that this version of Kedge does not know."""
+    """Generate members that this version of Kedge does not know."""
     return st.just({}) | st.just({}) | json_objects(without=RESERVED_NAMES)
 
 
@@ -152,7 +152,7 @@ def file_parts() -> Strategy[FilePart]:
 
 @cache
 def opaque_parts() -> Strategy[OpaquePart]:
-    """Parts of unknown types."""
+    """Generate parts of unknown types."""
     types = texts().map("new_{}".format)
     return st.builds(
         lambda kind, rest: OpaquePart({**rest, "type": kind}),  # pyright: ignore[reportArgumentType]
@@ -163,13 +163,13 @@ def opaque_parts() -> Strategy[OpaquePart]:
 
 @cache
 def input_parts() -> Strategy[Part]:
-    """Parts of user messages and tool results."""
+    """Generate parts of user messages and tool results."""
     return st.one_of(text_parts(), image_parts(), file_parts(), opaque_parts())
 
 
 @cache
 def output_parts() -> Strategy[Any]:
-    """Parts of a model's messages."""
+    """Generate parts of a model's messages."""
     return st.one_of(text_parts(), refusal_parts(), opaque_parts())
 
 
@@ -222,7 +222,7 @@ def reasoning_blocks() -> Strategy[ReasoningBlock]:
 
 @cache
 def opaque_items() -> Strategy[dict[str, Any]]:
-    """Items of a provider whose types Kedge does not interpret."""
+    """Generate items of a provider whose types Kedge does not interpret."""
     types = st.sampled_from(
         [
             "web_search_call",
@@ -247,7 +247,7 @@ def opaque_blocks() -> Strategy[OpaqueBlock]:
 
 @cache
 def unknown_blocks() -> Strategy[UnknownBlock]:
-    """Blocks of kinds that a newer version of Kedge may have."""
+    """Generate blocks of kinds that a newer version of Kedge may have."""
     identity = {name: each for name, each in _identity_fields().items() if name != "extra"}
     kinds = texts().filter(lambda kind: kind not in KNOWN_KINDS)
     rest = json_objects(without=frozenset({"id", "metadata", "origin"}))
@@ -257,7 +257,7 @@ def unknown_blocks() -> Strategy[UnknownBlock]:
 
 @cache
 def known_blocks() -> Strategy[Block]:
-    """Blocks of every kind that can be sent."""
+    """Generate blocks of every kind that can be sent."""
     return st.one_of(
         user_blocks(),
         assistant_blocks(),
@@ -271,13 +271,13 @@ def known_blocks() -> Strategy[Block]:
 
 @cache
 def blocks() -> Strategy[Block]:
-    """Blocks of every kind."""
+    """Generate blocks of every kind."""
     return known_blocks() | unknown_blocks()
 
 
 @cache
 def turns(of: Strategy[Block] | None = None, *, max_size: int = 3) -> Strategy[Turn]:
-    """Turns of these blocks, or of blocks of every kind, with data and unknown members."""
+    """Generate turns of these blocks, or of blocks of every kind, with data and unknown members."""
     listed = st.lists(of or blocks(), max_size=max_size, unique_by=lambda block: block.id)
     ids = st.just("") | texts(min_size=1)
     return st.builds(Turn, listed, id=ids, data=json_objects(), extra=extras())

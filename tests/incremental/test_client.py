@@ -1,4 +1,4 @@
-"""Tests of `kedge.chain`: resent histories are sent as deltas, and programs get the same results as without it."""
+"""Tests of `kedge.chain`: histories are sent as deltas, with the same results as without it."""
 
 import json
 import random

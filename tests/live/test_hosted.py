@@ -38,7 +38,7 @@ async def engine(request: pytest.FixtureRequest) -> ResponsesEngine:
 
 
 async def test_ten_chained_requests(engine: ResponsesEngine) -> None:
-    """Each request but the first sends one block, and the last answer contains a word of the first message."""
+    """Each request but the first sends one block, and the last answer uses the first message."""
     turn = Turn([user("Remember the word heron. Answer with OK.")])
     async with engine:
         turn = await engine.run(turn)

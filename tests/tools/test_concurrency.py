@@ -147,7 +147,7 @@ async def test_abandoned_threads_alone_do_not_block_calls() -> None:
 
 
 async def test_a_thread_that_ends_during_notification_admits_waiting_calls() -> None:
-    """A waiting call gets the permit of a thread that ends while the calls are notified."""
+    """A waiting call does not block if the thread ends while the waiting calls are notified."""
 
     async def story(at: GateRunner) -> None:
         await at.start("a")
