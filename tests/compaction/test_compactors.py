@@ -65,7 +65,7 @@ class Newest:
     """A strategy that retains the newest exchange."""
 
     def compact_blocks(self, request: CompactionRequest) -> tuple[Block, ...]:
-        """The last two blocks."""
+        """Return the last two blocks."""
         return request.blocks[-2:]
 
 

@@ -1,4 +1,4 @@
-"""Streams for the tests: recorded-shape transcripts, and short ways to make, cut and read others."""
+"""Recorded transcripts, and helpers to build, decode and replay streams."""
 
 import json
 from collections.abc import Iterable
@@ -14,31 +14,31 @@ Message = dict[str, Any]
 
 
 def read_transcript(name: str) -> bytes:
-    """The bytes of a transcript."""
+    """Return the bytes of a transcript."""
     return (TRANSCRIPTS / f"{name}.sse").read_bytes()
 
 
 def read_messages(name: str) -> list[Message]:
-    """The events of a transcript, as the server wrote them."""
+    """Return the server events of a transcript."""
     lines = read_transcript(name).decode().splitlines()
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     return [json.loads(each) for each in data if each != "[DONE]"]
 
 
 def encode_sse(events: Iterable[Message]) -> bytes:
-    """Events as the bytes of a stream."""
+    """Encode events as the bytes of a stream."""
     return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
 
 
 def decode(*chunks: bytes, decoder: ResponsesDecoder | None = None) -> list[StreamEvent]:
-    """What a decoder says to these chunks and to their end."""
+    """Return the events a decoder gives for these chunks and the end of the stream."""
     decoder = decoder or ResponsesDecoder()
     events = [event for chunk in chunks for event in decoder.feed(chunk)]
     return events + decoder.close()
 
 
 def assemble(events: Iterable[StreamEvent]) -> Outcome:
-    """What an assembler makes of these events."""
+    """Return the outcome an assembler gives for these events."""
     assembler = Assembler()
     for event in events:
         assembler.feed(event)
@@ -46,10 +46,10 @@ def assemble(events: Iterable[StreamEvent]) -> Outcome:
 
 
 def decode_outcome(*chunks: bytes) -> Outcome:
-    """From bytes to the outcome."""
+    """Decode and assemble chunks of bytes."""
     return assemble(decode(*chunks))
 
 
 def replay(events: Iterable[Message]) -> Outcome:
-    """From a server's events to the outcome."""
+    """Encode, decode and assemble a server's events."""
     return decode_outcome(encode_sse(events))

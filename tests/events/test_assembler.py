@@ -1,4 +1,4 @@
-"""Events into blocks, whoever the provider is, and the judgement at the end."""
+"""Assembling events of any provider into blocks, and the status of the outcome."""
 
 import logging
 from dataclasses import dataclass
@@ -40,11 +40,11 @@ def message_item(text: str, item_id: str = "msg_1", **more: Any) -> dict[str, An
     return {"type": "message", "id": item_id, "role": "assistant", "content": content, **more}
 
 
-# Without a single finished item: what another provider's decoder will send.
+# Streams without finished items, as decoders of other providers produce them.
 
 
-def test_a_provider_that_sends_only_deltas_gives_the_same_blocks() -> None:
-    """Deltas and an end are enough; no item of the Responses API is needed."""
+def test_deltas_alone_give_complete_blocks() -> None:
+    """Deltas and a final event are sufficient, without items of the Responses API."""
     result = assemble(
         [
             ResponseStarted("chat_1", "some-model"),
@@ -72,8 +72,8 @@ def test_a_provider_that_sends_only_deltas_gives_the_same_blocks() -> None:
     ]
 
 
-def test_without_places_blocks_keep_the_order_of_arrival() -> None:
-    """A provider that names no place means: as it comes."""
+def test_blocks_without_an_index_are_in_order_of_arrival() -> None:
+    """Blocks of events without an output index are in the order of arrival."""
     result = assemble(
         [
             ReasoningDelta("first", "summary"),
@@ -91,8 +91,8 @@ def test_without_places_blocks_keep_the_order_of_arrival() -> None:
     assert [block.metadata["output_index"] for block in result.blocks] == [0, 1, 2]
 
 
-def test_parts_keep_the_order_of_their_index() -> None:
-    """Text and refusal parts, summaries and texts."""
+def test_parts_are_ordered_by_index() -> None:
+    """Text, refusal, summary and reasoning parts are ordered by their index."""
     result = assemble(
         [
             RefusalDelta("no", "m", 0, 1),
@@ -109,8 +109,8 @@ def test_parts_keep_the_order_of_their_index() -> None:
     ]
 
 
-def test_the_final_text_of_a_part_wins_over_its_deltas(caplog: pytest.LogCaptureFixture) -> None:
-    """Deltas that were lost are made good, and late ones change nothing."""
+def test_final_text_overrides_deltas(caplog: pytest.LogCaptureFixture) -> None:
+    """The final text of a part replaces missing deltas, and later deltas are ignored."""
     events = [
         TextDelta("secret pass", "m", 0),
         PartCompleted("text", "secret password", "m", 0),
@@ -125,19 +125,19 @@ def test_the_final_text_of_a_part_wins_over_its_deltas(caplog: pytest.LogCapture
 
 
 def test_an_empty_final_text_does_not_erase_deltas() -> None:
-    """Some servers leave it out."""
+    """An empty final text is ignored, because some servers omit it."""
     events = [TextDelta("words", "m", 0), PartCompleted("text", "", "m", 0), COMPLETED]
     assert list(assemble(events).blocks) == [assistant("words")]
 
 
-def test_halves_of_a_character_meet_in_the_block() -> None:
-    """A decoder that does not hold halves back does no harm."""
+def test_split_surrogate_pair_is_joined_in_the_block() -> None:
+    """A surrogate pair split over two deltas is one character in the block."""
     events = [TextDelta("\ud83d", "m", 0), TextDelta("\ude00", "m", 0), COMPLETED]
     assert list(assemble(events).blocks) == [assistant("\U0001f600")]
 
 
-def test_a_renamed_call_is_found_under_both_names() -> None:
-    """Words before and after the correction are one call's, even after its item was finished."""
+def test_renamed_call_is_found_by_both_ids() -> None:
+    """Arguments before and after a rename belong to one call, even after its item has finished."""
     item = {"type": "function_call", "id": "fc_1", "call_id": "fc_1", "name": "roll"}
     events = [
         ToolCallStarted("fc_1", "roll", "fc_1", 0, fallback="missing"),
@@ -151,20 +151,20 @@ def test_a_renamed_call_is_found_under_both_names() -> None:
 
 
 def test_deltas_without_a_call_are_ignored() -> None:
-    """Arguments or a new name for a call that never began build no block."""
+    """Arguments or a new id for an unknown call create no block."""
     events = [ToolArgumentsDelta("call_x", "{}"), ToolCallRenamed("call_y", "call_x"), COMPLETED]
     assert assemble(events).blocks == ()
 
 
 @dataclass(frozen=True, slots=True)
 class WeatherEvent(Event):
-    """An event of somebody else's."""
+    """An event type that the assembler does not know."""
 
     sky: str
 
 
-def test_events_of_others_are_passed_over() -> None:
-    """An engine may feed everything that it tells its watchers."""
+def test_unknown_events_are_ignored() -> None:
+    """An engine may feed all its events to the assembler, which ignores unknown ones."""
     assembler = Assembler()
     for event in (
         WeatherEvent("blue"),
@@ -179,8 +179,8 @@ def test_events_of_others_are_passed_over() -> None:
 # Finished items.
 
 
-def test_the_finished_item_wins_over_deltas_and_keeps_what_it_has_besides() -> None:
-    """Annotations and members that nobody reads are kept."""
+def test_finished_item_overrides_deltas() -> None:
+    """A finished item replaces its deltas, and its additional members are stored."""
     item = message_item("whole", phase="final_answer")
     events = [
         TextDelta("wh", "msg_1", 0),
@@ -194,7 +194,7 @@ def test_the_finished_item_wins_over_deltas_and_keeps_what_it_has_besides() -> N
 
 
 def test_an_item_finished_twice_counts_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The first one stays; a different second one is logged without its words."""
+    """The first finished item is used; a different second one is logged without its content."""
     events = [
         ItemCompleted(message_item("one"), 0),
         ItemCompleted(message_item("two secret"), 0),
@@ -205,8 +205,8 @@ def test_an_item_finished_twice_counts_once(caplog: pytest.LogCaptureFixture) ->
     assert "secret" not in caplog.text
 
 
-def test_an_item_under_a_new_id_at_the_same_place_is_the_same_item() -> None:
-    """Not every server finishes an item under the id it began it with."""
+def test_item_with_a_new_id_at_the_same_index_is_the_same_item() -> None:
+    """An item that finishes with another id than it started with is one block."""
     events = [
         ItemStarted("message", "msg_a", 0),
         TextDelta("hi", "msg_b", 0),
@@ -216,8 +216,8 @@ def test_an_item_under_a_new_id_at_the_same_place_is_the_same_item() -> None:
     assert list(assemble(events).blocks) == [assistant("hi")]
 
 
-def test_two_items_at_one_place_are_two_items() -> None:
-    """A server that gives every item the place 0 loses none."""
+def test_two_items_with_the_same_index() -> None:
+    """Items with different ids but the same output index are separate blocks."""
     events = [
         ItemStarted("message", "msg_a", 0),
         ItemStarted("message", "msg_b", 0),
@@ -232,8 +232,8 @@ def test_two_items_at_one_place_are_two_items() -> None:
     assert list(assemble(events).blocks) == [assistant("one"), assistant("two")]
 
 
-def test_two_messages_under_one_id_are_two_messages() -> None:
-    """A server that has one id for everything loses nothing either."""
+def test_two_messages_with_the_same_id() -> None:
+    """Messages with the same id but different output indexes are separate blocks."""
     events = [
         ItemStarted("message", "m", 0),
         TextDelta("one", "m", 0),
@@ -248,7 +248,7 @@ def test_two_messages_under_one_id_are_two_messages() -> None:
 
 
 def test_items_only_in_the_finished_response_are_read() -> None:
-    """In their places."""
+    """Items that are only in the finished response are added at their position."""
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
     events = [
         TextDelta("hi", "msg_1", 1),
@@ -258,8 +258,8 @@ def test_items_only_in_the_finished_response_are_read() -> None:
     assert list(assemble(events).blocks) == [opaque(search), assistant("hi")]
 
 
-def test_a_listed_item_vouches_for_deltas() -> None:
-    """What the stream began and the list finishes is whole, in the words of the list."""
+def test_listed_item_completes_deltas() -> None:
+    """An item in the finished response completes a streamed item with missing deltas."""
     events = [
         AnomalyNoted("gap"),
         TextDelta("hel", "msg_1", 0),
@@ -270,10 +270,10 @@ def test_a_listed_item_vouches_for_deltas() -> None:
     assert list(result.blocks) == [assistant("hello")]
 
 
-def test_where_list_and_stream_differ_the_finished_item_of_the_stream_wins(
+def test_streamed_item_overrides_the_listed_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """And it is logged; a mere difference of ids or status is none."""
+    """A finished streamed item overrides a different listed one and is logged, unless only the id differs."""
     end = ResponseCompleted("resp_1", output=(message_item("other"),))
     assert list(assemble([ItemCompleted(message_item("this"), 0), end]).blocks) == [
         assistant("this")
@@ -317,7 +317,7 @@ REASONING = {"type": "reasoning", "id": "rs_1", "summary": []}
 def test_a_response_that_contradicts_its_stream_is_no_anchor(
     streamed: list[dict[str, Any]], listed: list[dict[str, Any]], problem: str
 ) -> None:
-    """The response is complete, but which version the server stored is not known."""
+    """The response is complete, but is no anchor, because the version stored by the server is unknown."""
     events: list[Event] = [ItemCompleted(item, index) for index, item in enumerate(streamed)]
     result = assemble([*events, ResponseCompleted("resp_1", output=tuple(listed))])  # type: ignore[list-item]
     assert result.completed
@@ -326,16 +326,16 @@ def test_a_response_that_contradicts_its_stream_is_no_anchor(
 
 
 @pytest.mark.parametrize("kind", ["contradiction", "replaced_text"])
-def test_an_anomaly_of_content_costs_the_anchor_and_not_the_response(kind: Any) -> None:
-    """The blocks are complete, and only the server's version of them is in doubt."""
+def test_content_anomaly_prevents_an_anchor(kind: Any) -> None:
+    """The response is complete, but is no anchor, because the server may have stored other content."""
     events = [TextDelta("hi", "msg_1", 0), AnomalyNoted(kind, "why"), COMPLETED]
     result = assemble(events)
     assert result.completed
     assert result.anchor_problem == "why"
 
 
-def test_a_call_under_a_local_id_is_no_anchor_until_its_own_id_is_known() -> None:
-    """The server does not know the call by a fallback id."""
+def test_call_with_a_fallback_id_prevents_an_anchor() -> None:
+    """The server does not know a call by its fallback id, so the response is no anchor."""
     started = ToolCallStarted("fc_1", "t", "fc_1", 0, fallback="missing")
     finished = ToolCallCompleted("fc_1", "t", "{}", "fc_1", 0)
     assert "call_id" in assemble([started, finished, COMPLETED]).anchor_problem
@@ -343,8 +343,8 @@ def test_a_call_under_a_local_id_is_no_anchor_until_its_own_id_is_known() -> Non
     assert assemble([started, renamed, COMPLETED]).anchor_problem == ""
 
 
-def test_a_list_without_ids_or_with_items_left_out_adds_nothing_twice() -> None:
-    """Items are recognised by id, else by place and type, else by order and type."""
+def test_listed_items_with_other_ids_are_not_duplicated() -> None:
+    """Listed items are matched by id, then by index and type, then by order and type."""
     calls = [
         {"type": "function_call", "id": f"fc_{n}", "call_id": f"call_{n}", "name": "t"}
         for n in range(3)
@@ -357,7 +357,7 @@ def test_a_list_without_ids_or_with_items_left_out_adds_nothing_twice() -> None:
     assert [block.kind for block in result.blocks] == ["reasoning"] + ["tool_call"] * 3
 
 
-# Judgement.
+# The status of the outcome.
 
 
 @pytest.mark.parametrize(
@@ -373,8 +373,8 @@ def test_a_list_without_ids_or_with_items_left_out_adds_nothing_twice() -> None:
         ([ResponseFailed("resp_1"), COMPLETED], "failed"),
     ],
 )
-def test_only_one_ending_is_success(ending: list[StreamEvent], status: str) -> None:
-    """And whatever was said first about a failure stands."""
+def test_status_of_each_ending(ending: list[StreamEvent], status: str) -> None:
+    """Only ``ResponseCompleted`` without an earlier failure is success."""
     result = assemble([TextDelta("hi", "m", 0), *ending])
     assert result.status == status
     assert result.completed == (status == "completed")
@@ -382,10 +382,10 @@ def test_only_one_ending_is_success(ending: list[StreamEvent], status: str) -> N
     assert (result.blocks[0].metadata.get("partial") is True) == (status != "completed")
 
 
-def test_a_failure_keeps_the_servers_words_out_of_the_log(
+def test_failure_message_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its code is logged; its message is for the caller."""
+    """The code of a failure is logged; its message is only in the outcome."""
     caplog.set_level(logging.DEBUG)
     result = assemble([StreamFailed("oops", "secret details"), ResponseFailed("resp_1")])
     assert (result.code, result.message) == ("oops", "secret details")
@@ -394,7 +394,7 @@ def test_a_failure_keeps_the_servers_words_out_of_the_log(
 
 
 def test_a_failure_has_the_message_of_the_response() -> None:
-    """The terminal event knows best."""
+    """The code and message of the final event override those of an earlier failure."""
     result = assemble([StreamFailed("a", "b"), ResponseFailed("resp_1", code="c", message="d")])
     assert (result.code, result.message) == ("c", "d")
 
@@ -424,15 +424,15 @@ def test_a_failure_has_the_message_of_the_response() -> None:
         "typeless",
     ],
 )
-def test_a_stream_found_wanting_has_failed(stream: list[StreamEvent]) -> None:
-    """The server's word that it is complete is not enough."""
+def test_damaged_stream_is_a_failure(stream: list[StreamEvent]) -> None:
+    """A response with missing or invalid content is a failure, even if the server reports it as completed."""
     result = assemble(stream)
     assert (result.status, result.code) == ("failed", "damaged_stream")
     assert result.message
 
 
-def test_an_anomaly_is_forgiven_where_finished_items_vouch() -> None:
-    """A late or lost delta of an item that came whole has no weight."""
+def test_anomaly_is_ignored_if_the_item_is_complete() -> None:
+    """A late or missing delta is ignored if its item finished completely."""
     events = [
         AnomalyNoted("gap"),
         AnomalyNoted("late"),
@@ -443,22 +443,22 @@ def test_an_anomaly_is_forgiven_where_finished_items_vouch() -> None:
     assert assemble(events).completed
 
 
-def test_an_item_begun_without_a_word_is_no_block() -> None:
-    """An empty message says nothing, even if its server never ends it."""
+def test_empty_item_is_no_block() -> None:
+    """A message or reasoning item without content creates no block, even if it never finishes."""
     result = assemble([ItemStarted("message", "m", 0), ItemStarted("reasoning", "r", 1), COMPLETED])
     assert result.completed
     assert result.blocks == ()
 
 
-def test_a_response_without_an_id_has_none() -> None:
-    """An empty string, and blocks without a tag."""
+def test_response_without_an_id() -> None:
+    """The response id is an empty string, and the blocks are not tagged."""
     result = assemble([TextDelta("hi", "m", 0), ResponseCompleted()])
     assert result.response_id == ""
     assert "response_id" not in result.blocks[0].metadata
 
 
-def test_the_last_word_about_a_response_counts() -> None:
-    """What the end does not say is taken from the start."""
+def test_last_event_overrides_earlier_ones() -> None:
+    """Values of the final event override those of the first, which are used if it has none."""
     start = ResponseStarted("resp_1", "m1", 5.0, "resp_0", echoed=True)
     result = assemble([start, ResponseCompleted("resp_2", "m2", 6.0, None, echoed=True)])
     assert (result.response_id, result.model, result.created_at) == ("resp_2", "m2", 6.0)
@@ -468,8 +468,8 @@ def test_the_last_word_about_a_response_counts() -> None:
     assert (result.previous_response_id, result.echoed) == ("resp_0", True)
 
 
-def test_blocks_can_be_looked_at_while_they_grow() -> None:
-    """Ids stay the same from the first look to the outcome."""
+def test_blocks_can_be_read_while_streaming() -> None:
+    """Block ids are the same while streaming and in the outcome."""
     assembler = Assembler()
     assembler.feed(ItemCompleted(message_item("one"), 0))
     assembler.feed(TextDelta("tw", "msg_2", 1))
@@ -483,15 +483,15 @@ def test_blocks_can_be_looked_at_while_they_grow() -> None:
     assert list(outcome.blocks) == [assistant("one"), assistant("two")]
 
 
-def test_the_origin_of_blocks_can_be_named() -> None:
-    """An engine is the usual one."""
+def test_origin_of_blocks_can_be_set() -> None:
+    """Blocks have the origin passed to the assembler."""
     assembler = Assembler(origin="other")
     assembler.feed(TextDelta("hi"))
     assert assembler.blocks()[0].origin == "other"
 
 
-def test_complete_blocks_leave_out_cut_content() -> None:
-    """Of a stream that was cut, only finished items remain."""
+def test_whole_blocks_exclude_partial_content() -> None:
+    """``whole_blocks`` of a cut stream contains only blocks of finished items."""
     events = read_messages("reasoning_and_call")
     result = replay(events[:-4])
     assert [block.kind for block in result.blocks] == ["reasoning", "tool_call"]

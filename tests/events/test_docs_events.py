@@ -1,4 +1,4 @@
-"""docs/events.md says what is true."""
+"""docs/events.md matches the code."""
 
 import re
 from dataclasses import fields, is_dataclass
@@ -16,7 +16,7 @@ ROWS = re.findall(r"^\| `(\w+)` \| (`.+?`|) \| .+ \|$", PAGE, re.MULTILINE)
 
 
 def test_every_event_is_documented_with_all_its_members() -> None:
-    """The tables and the classes agree, name by name."""
+    """The tables list every event class with its members."""
     events = {
         each.__name__: [field.name for field in fields(each)]
         for each in Event.__subclasses__()
@@ -25,18 +25,18 @@ def test_every_event_is_documented_with_all_its_members() -> None:
     assert {name: re.findall(r"`(\w+)`", members) for name, members in ROWS} == events
 
 
-def test_every_event_can_be_imported_from_one_of_two_places() -> None:
-    """Those of a stream from ``kedge.events``, those of a run from ``kedge.events.run``."""
+def test_documented_events_can_be_imported() -> None:
+    """Every documented event can be imported from ``kedge.events`` or ``kedge.events.run``."""
     for name, _ in ROWS:
         assert hasattr(kedge.events, name) or hasattr(kedge.events.run, name)
 
 
 def test_every_status_and_anomaly_is_documented() -> None:
-    """Words that a caller may have to match stand on the page."""
+    """The page lists every status and kind of anomaly that a caller may have to match."""
     for word in (*get_args(OutcomeStatus), *get_args(AnomalyKind)):
         assert f"`{word}`" in PAGE
 
 
-def test_the_names_of_the_correlation_rule_exist() -> None:
-    """``calls`` and ``call_ids`` are what the page says they are."""
+def test_documented_attributes_exist() -> None:
+    """The documented attributes ``calls`` and ``call_ids`` exist."""
     assert (ToolCallState().calls, ToolCallState().call_ids) == ({}, {})

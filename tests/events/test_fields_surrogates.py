@@ -1,4 +1,4 @@
-"""Torn characters: halves that meet become one, lone halves become U+FFFD."""
+"""Split surrogate pairs are joined, and lone surrogates become U+FFFD."""
 
 import itertools
 
@@ -15,32 +15,32 @@ from kedge.events.fields import (
 HIGH, LOW = "\ud83d", "\ude00"
 
 
-def test_halves_that_meet_become_one_character() -> None:
-    """As JSON means them."""
+def test_surrogate_pair_is_joined() -> None:
+    """A high surrogate followed by a low one becomes one character."""
     assert join_surrogates(f"a{HIGH}{LOW}b") == "a\U0001f600b"
 
 
-def test_lone_halves_are_replaced_one_by_one() -> None:
-    """Nothing else is lost with them."""
+def test_lone_surrogates_are_replaced() -> None:
+    """Each lone surrogate is replaced, and the other characters remain."""
     assert join_surrogates(f"a{HIGH}b{LOW}{HIGH}") == "a\ufffdb\ufffd\ufffd"
 
 
 def test_a_nested_value_is_repaired() -> None:
-    """Texts and keys, in objects and arrays; everything else is left as it is."""
+    """Strings and keys in nested objects and arrays are repaired, and other values remain."""
     assert repair_surrogates({f"k{HIGH}": [f"{HIGH}{LOW}", 1, None, {"x": LOW}]}) == {
         "k\ufffd": ["\U0001f600", 1, None, {"x": "\ufffd"}]
     }
 
 
-def test_only_torn_text_is_torn() -> None:
-    """Whole characters of any plane are whole."""
+def test_has_surrogates() -> None:
+    """``has_surrogates`` is false for complete characters of any plane."""
     assert not has_surrogates("plain")
     assert not has_surrogates("Zürich \U0001f600")
     assert has_surrogates(f"x{LOW}")
 
 
-def test_a_first_half_waits_for_its_second() -> None:
-    """And not longer than that."""
+def test_high_surrogate_waits_for_the_low_one() -> None:
+    """A trailing high surrogate is held back until the next text under the same key."""
     split = SurrogateJoiner()
     assert split.feed("k", f"a{HIGH}") == "a"
     assert split.feed("other", "b") == "b"
@@ -51,10 +51,8 @@ def test_a_first_half_waits_for_its_second() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.data())
-def test_any_text_cut_between_any_two_code_units_is_put_together(
-    text: str, data: st.DataObject
-) -> None:
-    """Cut where JSON escapes can be cut, the deltas add up to the text and each is clean."""
+def test_text_split_between_code_units_is_joined(text: str, data: st.DataObject) -> None:
+    """The joined deltas add up to the text, and no delta contains a surrogate."""
     raw = text.encode("utf-16-le")
     units = [raw[at : at + 2] for at in range(0, len(raw), 2)]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(units)), max_size=8)))

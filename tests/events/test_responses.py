@@ -1,4 +1,4 @@
-"""The decoder of the Responses API: every type known or carried, nothing makes it raise."""
+"""The decoder of the Responses API handles every event type and never raises."""
 
 import json
 import logging
@@ -102,7 +102,7 @@ REFERENCE = [
 
 
 def union_types(union: Any) -> set[str]:
-    """The ``type`` of every member of a union of the SDK's event models."""
+    """Return the ``type`` of every member of a union of the SDK's event models."""
     arms = typing.get_args(typing.get_args(union)[0])
     fields = [arm.model_fields["type"].annotation for arm in arms]
     return {str(value) for field in fields for value in _literals(field)}
@@ -114,8 +114,8 @@ def _literals(annotation: Any) -> tuple[Any, ...]:
     return tuple(value for arm in typing.get_args(annotation) for value in _literals(arm))
 
 
-def test_every_event_of_the_reference_and_of_the_sdk_is_known() -> None:
-    """Read or carried: no documented type is news to us."""
+def test_every_documented_event_type_is_known() -> None:
+    """Every event type of the API reference and of the SDK is either read or passed on as opaque."""
     known = EVENT_READERS.keys() | OPAQUE_TYPES
     assert set(REFERENCE) <= known
     assert union_types(ResponseStreamEvent) <= known
@@ -125,27 +125,27 @@ def test_every_event_of_the_reference_and_of_the_sdk_is_known() -> None:
 
 @pytest.mark.parametrize("kind", sorted(OPAQUE_TYPES))
 def test_an_opaque_event_is_preserved(kind: str) -> None:
-    """What we do not read we pass on as it came."""
+    """An event that is not interpreted is passed on unchanged."""
     event = {"type": kind, "item_id": "x_1", "output_index": 0, "delta": "d", "more": [1, {}]}
     assert decode(encode_sse([event])) == [OpaqueEvent(kind, event)]
 
 
-def test_an_unknown_type_is_carried_and_counted() -> None:
-    """Tomorrow's event is no error today."""
+def test_unknown_type_is_passed_on_and_counted() -> None:
+    """An event of an unknown type is passed on as opaque and counted."""
     decoder = ResponsesDecoder()
     event = {"type": "response.telepathy.started", "mind": "yours"}
     assert decode(encode_sse([event]), decoder=decoder) == [OpaqueEvent(event["type"], event)]
     assert decoder.unknown == 1
 
 
-def test_the_type_may_be_in_the_event_line_alone() -> None:
-    """Servers that leave ``type`` out of the data are understood."""
+def test_type_can_be_in_the_event_line_only() -> None:
+    """The type is read from the ``event`` line if the data has none."""
     stream = b'event: response.output_text.delta\ndata: {"delta":"hi","output_index":0}\n\n'
     assert decode(stream) == [TextDelta("hi", "", 0, 0)]
 
 
-def test_the_first_word_about_a_response_starts_it() -> None:
-    """``queued`` or ``in_progress`` serve where ``created`` is missing; what follows is opaque."""
+def test_first_event_of_a_response_starts_it() -> None:
+    """The first of ``created``, ``queued`` and ``in_progress`` starts the response; the others are opaque."""
     response = {"id": "resp_1", "model": "m"}
     events = [
         {"type": f"response.{kind}", "response": response}
@@ -166,22 +166,22 @@ def test_the_first_word_about_a_response_starts_it() -> None:
     ],
     ids=["remembered", "forgotten", "not said"],
 )
-def test_an_echoed_anchor_is_distinguished_from_a_missing_one(
+def test_null_anchor_is_distinguished_from_a_missing_one(
     response: Message, echo: str | None, echoed: bool
 ) -> None:
-    """A null is an answer; a missing member is none."""
+    """A null ``previous_response_id`` is echoed; a missing member is not."""
     started = decode(encode_sse([{"type": "response.created", "response": response}]))[0]
     assert isinstance(started, ResponseStarted)
     assert (started.previous_response_id, started.echoed) == (echo, echoed)
 
 
-def test_a_start_without_its_response_is_still_a_start() -> None:
-    """Nothing is known of it, and nothing breaks."""
+def test_start_event_without_a_response() -> None:
+    """A ``response.created`` event without a response gives an empty ``ResponseStarted``."""
     assert decode(encode_sse([{"type": "response.created"}])) == [ResponseStarted()]
 
 
-def test_the_start_of_an_item_has_its_type() -> None:
-    """A watcher can say what the model is about."""
+def test_item_started_has_its_type() -> None:
+    """``ItemStarted`` has the item's type, id and output index."""
     events = decode(read_transcript("web_search"))
     assert [e for e in events if isinstance(e, ItemStarted)] == [
         ItemStarted("web_search_call", "ws_68a9aa", 0),
@@ -193,14 +193,14 @@ def test_the_start_of_an_item_has_its_type() -> None:
 
 
 def test_a_flat_error_is_read() -> None:
-    """As SSE sends it."""
+    """An error event with flat members, as sent by SSE, is decoded."""
     assert decode(read_transcript("error"))[-1] == StreamFailed(
         "rate_limit_exceeded", "Rate limit reached for gpt-5.6-mini."
     )
 
 
 def test_a_nested_error_is_read() -> None:
-    """As a WebSocket sends it."""
+    """An error event with a nested object, as sent by a WebSocket, is decoded."""
     message = {
         "type": "error",
         "status": 400,
@@ -232,15 +232,15 @@ def test_a_nested_error_is_read() -> None:
     ],
     ids=["typeless", "a string", "null", "bare"],
 )
-def test_errors_in_odd_shapes_are_errors(data: Message, failure: StreamFailed) -> None:
-    """However little a server says about it, an error ends in failure."""
+def test_error_of_any_shape_is_a_failure(data: Message, failure: StreamFailed) -> None:
+    """An error event of any shape gives a failed outcome."""
     events = decode(encode_sse([data]))
     assert events == [failure]
     assert assemble(events).status == "failed"
 
 
-def test_a_message_of_another_lane_is_passed_over() -> None:
-    """On a shared WebSocket a decoder hears only its own stream, and what concerns all."""
+def test_message_of_another_stream_is_ignored() -> None:
+    """On a shared WebSocket, messages with another stream id are ignored, but not those without one."""
     decoder = ResponsesDecoder(stream_id="a")
     words = {"type": "response.output_text.delta", "output_index": 0}
     assert decoder.feed_message({**words, "delta": "x", "stream_id": "b"}) == []
@@ -282,16 +282,16 @@ def response_event(kind: str, **response: Any) -> Message:
         (response_event("cancelled"), ResponseFailed, "cancelled"),
     ],
 )
-def test_the_worse_of_type_and_status_counts(event: Message, kind: type, detail: str) -> None:
-    """An end that contradicts itself is never success."""
+def test_worse_of_type_and_status_is_used(event: Message, kind: type, detail: str) -> None:
+    """A final event whose type and status differ is never a success."""
     found = decode(encode_sse([event]))[-1]
     assert type(found) is kind
     assert getattr(found, "code", getattr(found, "reason", "")) == detail
     assert assemble([found]).completed == (kind is ResponseCompleted)
 
 
-def test_an_end_without_its_response_is_an_end() -> None:
-    """The words of the stream are all there is, then, and the id of its start."""
+def test_final_event_without_a_response() -> None:
+    """A final event without a response completes it with the id and model of its start."""
     events = [
         {"type": "response.created", "response": {"id": "resp_1", "model": "m"}},
         {"type": "response.output_text.delta", "output_index": 0, "delta": "hi"},
@@ -301,8 +301,8 @@ def test_an_end_without_its_response_is_an_end() -> None:
     assert (result.status, result.response_id, result.model) == ("completed", "resp_1", "m")
 
 
-def test_nothing_counts_after_the_end() -> None:
-    """Words that trail a finished response belong to nobody."""
+def test_events_after_the_end_are_ignored() -> None:
+    """Events after the final event are ignored."""
     late = {"type": "response.output_text.delta", "output_index": 5, "delta": "ghost"}
     events = read_messages("text")
     decoder = ResponsesDecoder()
@@ -311,15 +311,15 @@ def test_nothing_counts_after_the_end() -> None:
 
 
 @pytest.mark.parametrize("usage", [None, 7, [], {"input_tokens": "many"}, {"input_tokens": -1}])
-def test_usage_in_odd_shapes_breaks_nothing(usage: Any) -> None:
-    """Tokens that cannot be read are no tokens."""
+def test_invalid_usage_is_ignored(usage: Any) -> None:
+    """Token counts that cannot be parsed are ignored."""
     found = decode(encode_sse([response_event("completed", usage=usage)]))[-1]
     assert isinstance(found, ResponseCompleted)
     assert found.usage in (None, Usage())
 
 
-def test_a_total_that_is_missing_is_the_sum() -> None:
-    """Servers that count in and out need not add."""
+def test_missing_total_is_the_sum() -> None:
+    """A missing total is the sum of the input and output tokens."""
     found = decode(
         encode_sse([response_event("completed", usage={"input_tokens": 3, "output_tokens": 4})])
     )[-1]
@@ -349,8 +349,8 @@ def test_a_total_that_is_missing_is_the_sum() -> None:
     ],
     ids=lambda data: data[:40],
 )
-def test_a_malformed_event_is_noted_and_survived(data: str) -> None:
-    """The stream goes on, and finished items still make a whole response of it."""
+def test_malformed_event_is_reported(data: str) -> None:
+    """A malformed event is reported as an anomaly, and the finished items still complete the response."""
     stream = read_transcript("text")
     first, _, rest = stream.partition(b"\n\n")
     decoder = ResponsesDecoder()
@@ -362,8 +362,8 @@ def test_a_malformed_event_is_noted_and_survived(data: str) -> None:
     assert assemble(events).completed
 
 
-def test_a_malformed_event_fails_a_response_that_nothing_vouches_for() -> None:
-    """If only deltas carry the words, a lost one may have been a word."""
+def test_malformed_event_fails_a_response_without_finished_items() -> None:
+    """A response of deltas only is a failure, because the malformed event may have contained text."""
     events = [*read_messages("plain_server")]
     events.insert(3, {"type": "response.output_text.delta", "output_index": 0, "delta": None})
     result = assemble(decode(encode_sse(events)))
@@ -371,8 +371,8 @@ def test_a_malformed_event_fails_a_response_that_nothing_vouches_for() -> None:
     assert "response.output_text.delta" in result.message
 
 
-def test_names_that_look_like_content_are_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
-    """A secret in the place of a name stays out of the log."""
+def test_content_in_names_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Event types and member names that look like content are not logged."""
     secret = "sk-live secret words"
     caplog.set_level(logging.DEBUG)
     decode(encode_sse([{"type": secret, secret: 1}, {"type": 7, secret: secret}]))
@@ -381,8 +381,8 @@ def test_names_that_look_like_content_are_not_repeated(caplog: pytest.LogCapture
     assert "secret words" not in caplog.text
 
 
-def test_no_more_than_a_few_names_are_listed() -> None:
-    """A huge object does not fill the log."""
+def test_number_of_listed_names_is_limited() -> None:
+    """The report of a malformed event lists only a few of its member names."""
     event = {"type": "response.output_text.delta", **{f"m{n}": n for n in range(1000)}}
     (recorded,) = decode(encode_sse([event]))
     assert isinstance(recorded, AnomalyNoted)
@@ -409,17 +409,15 @@ MEMBERS += ["arguments", "sequence_number", "stream_id", "error", "summary_index
         max_size=5,
     )
 )
-def test_no_event_of_any_shape_makes_the_decoder_raise(events: list[Message]) -> None:
-    """Known types with members of any JSON type end in an outcome."""
+def test_decoder_does_not_raise_for_any_event(events: list[Message]) -> None:
+    """Events of known types with members of any JSON type give an outcome."""
     outcome = assemble(decode(encode_sse(events)))
     assert outcome.status in ("completed", "incomplete", "failed", "cut")
 
 
 @given(JSON, st.sampled_from(["message", "reasoning", "function_call", "x", 7, None]), st.data())
-def test_no_item_of_any_shape_makes_the_assembler_raise(
-    value: Any, kind: Any, data: st.DataObject
-) -> None:
-    """Items with members of any JSON type are kept, or fail the response."""
+def test_assembler_does_not_raise_for_any_item(value: Any, kind: Any, data: st.DataObject) -> None:
+    """Items with members of any JSON type are stored, or the response is a failure."""
     names = ["id", "role", "content", "summary", "call_id", "name", "arguments", "status"]
     item = {
         "type": kind,
@@ -434,8 +432,8 @@ def test_no_item_of_any_shape_makes_the_assembler_raise(
     assert outcome.status in ("completed", "failed")
 
 
-def test_minus_infinity_costs_no_event() -> None:
-    """A log probability that is no JSON number does not lose its words."""
+def test_minus_infinity_is_accepted() -> None:
+    """A delta with a log probability of ``-Infinity``, which is not JSON, is decoded."""
     stream = (
         b'data: {"type":"response.output_text.delta","output_index":0,"delta":"hi",'
         b'"logprobs":[{"token":"hi","logprob":-Infinity}]}\n\n'
@@ -443,24 +441,24 @@ def test_minus_infinity_costs_no_event() -> None:
     assert decode(stream) == [TextDelta("hi", "", 0)]
 
 
-def test_the_bounds_of_the_stream_are_enforced() -> None:
-    """A line that never ends is refused by name."""
+def test_line_limit_is_enforced() -> None:
+    """A line longer than ``max_line`` raises ``StreamTooLarge``."""
     decoder = ResponsesDecoder(max_line=100)
     with pytest.raises(StreamTooLarge):
         decoder.feed(b"data: " + b"x" * 200)
 
 
-# Torn characters.
+# Surrogates.
 
 
-def test_an_emoji_split_over_two_deltas_is_put_together() -> None:
-    """Each delta that is given out can be shown as it is."""
+def test_emoji_split_over_two_deltas_is_joined() -> None:
+    """No delta contains half of a surrogate pair."""
     deltas = [e.delta for e in decode(read_transcript("text")) if isinstance(e, TextDelta)]
     assert deltas == ["Hel", "lo", " ", "\U0001f600", " from", " Zürich", "."]
 
 
-def test_halves_of_different_parts_do_not_meet() -> None:
-    """Two texts that interleave keep their halves apart."""
+def test_surrogates_of_different_parts_are_not_joined() -> None:
+    """Surrogates of interleaved texts are joined per item and part."""
     high, low = "\ud83d", "\ude00"
     events = [
         {"type": f"response.{kind}.delta", "item_id": item, "output_index": 0, "delta": half}
@@ -474,8 +472,8 @@ def test_halves_of_different_parts_do_not_meet() -> None:
     ]
 
 
-def test_a_lone_half_becomes_a_replacement_character() -> None:
-    """In deltas, in whole texts and in items alike."""
+def test_lone_surrogate_becomes_a_replacement_character() -> None:
+    """A lone surrogate in a delta, a final text or an item becomes U+FFFD."""
     half = "a\ud83d"
     item = {
         "type": "message",
@@ -504,7 +502,7 @@ def _decode_messages(events: list[Message]) -> list[Any]:
     return [found for event in events for found in decoder.feed_message(event)]
 
 
-# Numbers.
+# Sequence numbers.
 
 
 def numbered_deltas(*numbers: int) -> list[Message]:
@@ -519,8 +517,8 @@ def numbered_deltas(*numbers: int) -> list[Message]:
     ]
 
 
-def test_gaps_and_late_events_are_noted() -> None:
-    """The stream goes on; the log and an event say what was amiss."""
+def test_gaps_and_late_events_are_reported() -> None:
+    """Gaps and late events are reported as anomalies, and the stream continues."""
     decoder = ResponsesDecoder()
     events = decode(encode_sse(numbered_deltas(0, 2, 1, 3)), decoder=decoder)
     assert [e for e in events if isinstance(e, AnomalyNoted)] == [
@@ -531,15 +529,15 @@ def test_gaps_and_late_events_are_noted() -> None:
     assert "".join(e.delta for e in events if isinstance(e, TextDelta)) == "<0><1><2><3>"
 
 
-def test_numbers_that_mean_nothing_lose_no_text(caplog: pytest.LogCaptureFixture) -> None:
-    """A server that numbers everything 0 is read as if it did not number at all."""
+def test_meaningless_sequence_numbers_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    """If every event has the number 0, the numbers are ignored and no text is lost."""
     events = decode(encode_sse(numbered_deltas(0, 0, 0, 0)))
     assert "".join(e.delta for e in events if isinstance(e, TextDelta)) == "<0><1><2><3>"
     assert caplog.text.count("sequence numbers are ignored") == 1
 
 
-def test_a_gap_without_finished_items_is_not_success() -> None:
-    """Words may be missing, and nobody vouches for the rest."""
+def test_gap_without_finished_items_is_a_failure() -> None:
+    """A response of deltas only with a gap is not completed, because text may be missing."""
     assert not assemble(
         decode(encode_sse([*numbered_deltas(0, 2), response_event("completed")]))
     ).completed
@@ -552,8 +550,8 @@ CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "t",
 
 
 @pytest.mark.parametrize("member", ["arguments", "name", "call_id"])
-def test_a_listed_call_that_differs_from_the_streamed_one_is_a_contradiction(member: str) -> None:
-    """The streamed call has been executed by then; the server may remember the other."""
+def test_listed_call_that_differs_prevents_an_anchor(member: str) -> None:
+    """The streamed call is used, but the response is no anchor, because the server may have stored the other."""
     stream = [
         {"type": "response.created", "response": {"id": "resp_1"}},
         {
@@ -583,9 +581,9 @@ def test_a_listed_call_that_differs_from_the_streamed_one_is_a_contradiction(mem
     ids=["two halves", "a character of the model", "a first half", "a second half", "at the end"],
 )
 @pytest.mark.parametrize("way", ["deltas", "item", "whole"])
-def test_a_lone_surrogate_costs_the_anchor(texts: list[str], replaced: bool, way: str) -> None:
-    """U+FFFD is in the Turn where the server has stored something else."""
-    text = json.loads(json.dumps("".join(texts)))  # as a parser gives it
+def test_lone_surrogate_prevents_an_anchor(texts: list[str], replaced: bool, way: str) -> None:
+    """The Turn contains U+FFFD where the server stored other text, so the response is no anchor."""
+    text = json.loads(json.dumps("".join(texts)))  # as a JSON parser returns it
     item = {
         "type": "message",
         "role": "assistant",

@@ -1,9 +1,9 @@
-"""Recorded-shape streams: the same blocks however they arrive, and never half a response for a whole.
+"""Recorded streams give the same blocks however they arrive, and a partial response is never completed.
 
-The transcripts have the shape of real streams: text with a torn emoji, reasoning and a call, parallel
-calls that interleave, a custom tool, a refusal, an answer cut short, a failure, an error, a web search,
-a compaction, an image, an open model's reasoning, a server that sends nothing but deltas, and one that
-says everything at the end.
+The transcripts have the shape of real streams: text with a split emoji, reasoning and a call,
+interleaved parallel calls, a custom tool, a refusal, an incomplete answer, a failure, an error, a web
+search, a compaction, an image, an open model's reasoning, a server that sends only deltas, and one that
+sends everything in the final event.
 """
 
 import json
@@ -118,7 +118,7 @@ numbered_transcripts = pytest.mark.parametrize(
 
 
 def is_same_outcome(one: Outcome, other: Outcome) -> bool:
-    """Whether two outcomes say the same; ids of blocks are local."""
+    """Return whether two outcomes are equal, ignoring the local ids of blocks."""
     return all(
         getattr(one, member) == getattr(other, member)
         for member in Outcome.__slots__
@@ -128,14 +128,14 @@ def is_same_outcome(one: Outcome, other: Outcome) -> bool:
     ]
 
 
-def test_every_transcript_is_expected_and_every_expectation_has_its_transcript() -> None:
-    """Nothing is recorded in vain."""
+def test_every_transcript_has_an_expected_result() -> None:
+    """Every transcript has an expected result, and every expected result a transcript."""
     assert sorted(EXPECTED) == TRANSCRIPT_NAMES
 
 
 @all_transcripts
-def test_a_stream_gives_its_blocks(name: str) -> None:
-    """Fed whole, each stream ends as it should and holds what it should."""
+def test_transcript_gives_the_expected_blocks(name: str) -> None:
+    """Each transcript, fed at once, gives the expected status and blocks."""
     status, blocks = EXPECTED[name]
     result = decode_outcome(read_transcript(name))
     assert result.status == status
@@ -143,21 +143,21 @@ def test_a_stream_gives_its_blocks(name: str) -> None:
 
 
 @all_transcripts
-def test_blocks_know_where_they_come_from(name: str) -> None:
-    """Response id, item id, place and origin are noted on each block."""
+def test_blocks_have_response_metadata(name: str) -> None:
+    """Each block has its response id, item id, output index and origin."""
     result = decode_outcome(read_transcript(name))
     assert result.response_id.startswith("resp_68")
     for position, block in enumerate(result.blocks):
         assert block.origin == "engine"
         assert block.response_id == result.response_id
-        name = block.item_id or getattr(block, "call_id", "")  # llama.cpp's calls have no item id
+        name = block.item_id or getattr(block, "call_id", "")  # calls of llama.cpp have no item id
         assert name.partition("_")[2].startswith(result.response_id[5:9])
         assert block.metadata["output_index"] == position
 
 
 @all_transcripts
 def test_a_stream_without_output_indexes_gives_the_same_events(name: str) -> None:
-    """Indexes are assigned where the server sends none, so that consumers can rely on them."""
+    """If the server sends no output indexes, the decoder assigns them."""
     messages = [
         {member: value for member, value in message.items() if member != "output_index"}
         for message in read_messages(name)
@@ -169,8 +169,8 @@ def test_a_stream_without_output_indexes_gives_the_same_events(name: str) -> Non
 
 
 @all_transcripts
-def test_a_stream_fed_byte_by_byte_gives_the_same(name: str) -> None:
-    """One byte at a time: the same events, the same outcome."""
+def test_stream_fed_byte_by_byte_gives_the_same_result(name: str) -> None:
+    """A stream fed one byte at a time gives the same events and outcome."""
     stream = read_transcript(name)
     pieces = [stream[at : at + 1] for at in range(len(stream))]
     assert decode(*pieces) == decode(stream)
@@ -178,8 +178,8 @@ def test_a_stream_fed_byte_by_byte_gives_the_same(name: str) -> None:
 
 
 @given(st.sampled_from(TRANSCRIPT_NAMES), st.data())
-def test_a_stream_in_any_chunks_gives_the_same(name: str, data: st.DataObject) -> None:
-    """Wherever a network cuts the stream, the events are the same."""
+def test_stream_in_any_chunks_gives_the_same_events(name: str, data: st.DataObject) -> None:
+    """The events do not depend on how the stream is split into chunks."""
     stream = read_transcript(name)
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=20))
     edges = [0, *sorted(cuts), len(stream)]
@@ -188,15 +188,15 @@ def test_a_stream_in_any_chunks_gives_the_same(name: str, data: st.DataObject) -
 
 @all_transcripts
 @pytest.mark.parametrize("end", [b"\r\n", b"\r"], ids=["CRLF", "CR"])
-def test_a_stream_with_other_line_ends_gives_the_same(name: str, end: bytes) -> None:
-    """Line ends are no part of the content."""
+def test_stream_with_other_line_ends_gives_the_same_events(name: str, end: bytes) -> None:
+    """The events do not depend on the line ends of the stream."""
     stream = read_transcript(name)
     assert decode(stream.replace(b"\n", end)) == decode(stream)
 
 
 @all_transcripts
-def test_a_websocket_gives_the_same_as_a_stream(name: str) -> None:
-    """The same events, as texts, as bytes or as objects."""
+def test_websocket_messages_give_the_same_events(name: str) -> None:
+    """WebSocket messages, as text or as objects, give the same events as a stream."""
     decoder, others = ResponsesDecoder(), ResponsesDecoder()
     lines = read_transcript(name).decode().splitlines()
     data = [line[6:] for line in lines if line.startswith("data: {")]
@@ -208,7 +208,7 @@ def test_a_websocket_gives_the_same_as_a_stream(name: str) -> None:
 
 @numbered_transcripts
 def test_a_stream_with_duplicate_events_gives_the_same_result(name: str) -> None:
-    """Numbers tell that an event was seen before."""
+    """Duplicate events are detected by their sequence numbers and ignored."""
     doubled = [event for event in read_messages(name) for _ in range(2)]
     decoder = ResponsesDecoder()
     events = decode(encode_sse(doubled), decoder=decoder)
@@ -217,8 +217,8 @@ def test_a_stream_with_duplicate_events_gives_the_same_result(name: str) -> None
 
 
 @numbered_transcripts
-def test_a_stream_resumed_too_early_gives_the_same(name: str) -> None:
-    """A second connection that repeats the last events before it goes on does no harm."""
+def test_resumed_stream_with_repeated_events_gives_the_same_result(name: str) -> None:
+    """A second connection that repeats the last events gives the same events."""
     events = read_messages(name)
     for at in range(1, len(events)):
         again = [*events[:at], *events[max(0, at - 4) :]]
@@ -226,8 +226,8 @@ def test_a_stream_resumed_too_early_gives_the_same(name: str) -> None:
 
 
 @numbered_transcripts
-def test_a_duplicate_anywhere_later_gives_the_same(name: str) -> None:
-    """An event that comes again much later is not taken for news."""
+def test_late_duplicate_gives_the_same_result(name: str) -> None:
+    """An event that is repeated much later is ignored."""
     events = read_messages(name)
     rng = random.Random(name)
     for _ in range(20):
@@ -237,8 +237,8 @@ def test_a_duplicate_anywhere_later_gives_the_same(name: str) -> None:
 
 
 @all_transcripts
-def test_unknown_events_in_between_change_nothing(name: str) -> None:
-    """A type of tomorrow is carried along as it is and breaks nothing."""
+def test_unknown_events_do_not_change_the_outcome(name: str) -> None:
+    """Unknown events are passed on as opaque and do not change the outcome."""
     news = {"type": "response.tomorrow.delta", "delta": {"deep": [1]}, "item_id": "x_1"}
     woven = [each for event in read_messages(name) for each in (news, event)]
     assert is_same_outcome(replay(woven), replay(read_messages(name)))
@@ -249,8 +249,8 @@ def test_unknown_events_in_between_change_nothing(name: str) -> None:
 
 
 @all_transcripts
-def test_keepalives_comments_and_foreign_messages_change_nothing(name: str) -> None:
-    """What proxies put in between is passed over."""
+def test_keepalives_and_comments_do_not_change_the_outcome(name: str) -> None:
+    """Messages inserted by proxies are ignored."""
     noise = b": ping\n\nevent: ping\ndata: still here\n\ndata:\n\n"
     stream = noise + read_transcript(name).replace(b"\n\n", b"\n\n" + noise)
     assert is_same_outcome(decode_outcome(stream), decode_outcome(read_transcript(name)))
@@ -258,7 +258,7 @@ def test_keepalives_comments_and_foreign_messages_change_nothing(name: str) -> N
 
 @all_transcripts
 def test_a_stream_cut_at_any_event_is_never_complete(name: str) -> None:
-    """Before the terminal event there is no success, and the blocks so far are a beginning."""
+    """Without the final event the status is ``cut``, and the blocks are a prefix of the expected ones."""
     status, blocks = EXPECTED[name]
     events = read_messages(name)
     for at in range(len(events)):
@@ -272,7 +272,7 @@ def test_a_stream_cut_at_any_event_is_never_complete(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["plain_server", "all_at_once"])
 def test_a_stream_cut_at_any_byte_is_never_complete(name: str) -> None:
-    """Only when the last byte of the terminal event is there has the response ended."""
+    """The response is completed only when the last byte of the final event has arrived."""
     stream = read_transcript(name)
     ends_at = stream.index(b"\n", stream.rindex(b'{"type":"response.completed"'))
     blocks = EXPECTED[name][1]
@@ -283,12 +283,12 @@ def test_a_stream_cut_at_any_byte_is_never_complete(name: str) -> None:
 
 
 def corrupt_event(event: Message) -> Message:
-    """The event with its content in a shape that nobody can read."""
+    """Return the event with its content replaced by a value of the wrong type."""
     return {**event, **dict.fromkeys(event.keys() & {"delta", "item", "text", "arguments"}, 7)}
 
 
 def without_output(event: Message) -> Message:
-    """The event of a server that does not list its output at the end."""
+    """Return the event without the output listed in its response."""
     response = event.get("response")
     return {**event, "response": {**response, "output": []}} if response else event
 
@@ -296,10 +296,10 @@ def without_output(event: Message) -> Message:
 @numbered_transcripts
 @pytest.mark.parametrize("damage", ["lost", "spoilt"])
 @pytest.mark.parametrize("lists", [True, False], ids=["listed", "not listed"])
-def test_with_any_one_event_damaged_a_response_is_right_or_not_success(
+def test_damaged_event_gives_correct_blocks_or_a_failure(
     name: str, damage: str, lists: bool
 ) -> None:
-    """Completed means: exactly these blocks, whatever happened on the way."""
+    """If any one event is lost or invalid, a completed response still has exactly the expected blocks."""
     status, blocks = EXPECTED[name]
     events = (
         read_messages(name) if lists else [without_output(event) for event in read_messages(name)]
@@ -317,8 +317,8 @@ def test_with_any_one_event_damaged_a_response_is_right_or_not_success(
 
 @all_transcripts
 @pytest.mark.parametrize("blank", ["missing", "empty"])
-def test_call_ids_that_come_only_with_the_end_are_found(name: str, blank: str) -> None:
-    """Without one when the item is added, the blocks are the same."""
+def test_late_call_ids_are_used(name: str, blank: str) -> None:
+    """The blocks are the same if the added item has no call id and a later event has it."""
     events = json.loads(json.dumps(read_messages(name)))
     for event in events:
         if event["type"] == "response.output_item.added" and "call_id" in event["item"]:
@@ -326,13 +326,13 @@ def test_call_ids_that_come_only_with_the_end_are_found(name: str, blank: str) -
             event["item"] |= {"call_id": ""} if blank == "empty" else {}
     result = replay(events)
     expected = EXPECTED[name][1]
-    if name == "plain_server":  # which never says it again: the item's id has to do
+    if name == "plain_server":  # no later event has the call id, so the item id is used
         expected = [expected[0], tool_call("roll", '{"sides":6}', call_id="fc_68b3bb")]
     assert list(result.blocks) == expected
 
 
 def _assert_prefix(result: Outcome, blocks: list[Block]) -> None:
-    """Whole blocks are the very blocks; partial ones say only what the model has said."""
+    """Assert that complete blocks equal the expected ones, and partial ones are a prefix."""
     for block in result.blocks:
         position = block.metadata["output_index"]
         assert isinstance(position, int)
@@ -349,7 +349,7 @@ def _block_text(block: Block) -> str:
 
 @pytest.mark.parametrize("name", [name for name in TRANSCRIPT_NAMES if name != "all_at_once"])
 def test_deltas_add_up_to_the_finished_blocks(name: str) -> None:
-    """Whoever shows only deltas shows what the blocks hold."""
+    """The text and refusal deltas add up to the text and refusal of the blocks."""
     events = decode(read_transcript(name))
     reported = [block for block in EXPECTED[name][1] if isinstance(block, AssistantBlock)]
     text = "".join(event.delta for event in events if isinstance(event, TextDelta))
@@ -358,8 +358,8 @@ def test_deltas_add_up_to_the_finished_blocks(name: str) -> None:
     assert refusal == "".join(block.refusal for block in reported)
 
 
-def test_the_start_has_the_facts_for_an_engine() -> None:
-    """Id, model, time and the echo of the anchor come with the first event."""
+def test_start_event_has_response_data() -> None:
+    """The first event has the id, model, time and echoed anchor of the response."""
     started = decode(read_transcript("text"))[0]
     assert isinstance(started, ResponseStarted)
     assert started.response_id == "resp_68a1text"
@@ -368,8 +368,8 @@ def test_the_start_has_the_facts_for_an_engine() -> None:
     assert (started.previous_response_id, started.echoed) == ("resp_68a0prev", True)
 
 
-def test_the_end_has_tokens_and_model() -> None:
-    """Usage is read member by member."""
+def test_outcome_has_usage_and_model() -> None:
+    """The outcome has the usage, model and time of the response."""
     result = decode_outcome(read_transcript("reasoning_and_call"))
     assert result.usage == Usage(80, 64, 40, 20, 120)
     assert result.model == "gpt-5.6-mini-2026-06-01"
@@ -377,7 +377,7 @@ def test_the_end_has_tokens_and_model() -> None:
 
 
 def test_reasoning_is_streamed_by_kind() -> None:
-    """Summaries and the reasoning itself are different things."""
+    """Reasoning deltas distinguish summaries from the reasoning itself."""
     summaries = [
         e for e in decode(read_transcript("reasoning_and_call")) if isinstance(e, ReasoningDelta)
     ]
@@ -386,8 +386,8 @@ def test_reasoning_is_streamed_by_kind() -> None:
     assert {e.kind for e in texts} == {"reasoning"}
 
 
-def test_interleaved_arguments_go_to_their_own_calls() -> None:
-    """Two calls written at once keep their words apart."""
+def test_interleaved_arguments_are_assigned_to_their_calls() -> None:
+    """The interleaved argument deltas of two calls are assigned to the right call."""
     events = decode(read_transcript("parallel_calls"))
     words = {"call_alpha": "", "call_beta": ""}
     for event in events:
@@ -399,7 +399,7 @@ def test_interleaved_arguments_go_to_their_own_calls() -> None:
 
 
 def test_encrypted_reasoning_is_read_from_the_finished_item() -> None:
-    """What the item held when it was begun may be incomplete."""
+    """Encrypted content is read from the finished item, because that of the added item may be incomplete."""
     events = read_messages("reasoning_and_call")
     added = next(e for e in events if e["type"] == "response.output_item.added")
     assert added["item"]["encrypted_content"] not in ("", ENCRYPTED)

@@ -1,4 +1,4 @@
-"""Server-sent events: any chunking, any line end, bounded and linear."""
+"""Decoding server-sent events: chunks, line ends and limits."""
 
 from itertools import pairwise
 
@@ -17,14 +17,14 @@ def decode(*chunks: bytes, **bounds: int) -> list[SSEMessage]:
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n"], ids=["LF", "CR", "CRLF"])
-def test_lines_may_end_in_any_of_the_three_ways(end: str) -> None:
+def test_all_line_ends_are_accepted(end: str) -> None:
     """LF, CR and CRLF give the same messages."""
     text = "event: a\ndata: 1\n\ndata: 2\n\n".replace("\n", end)
     assert decode(text.encode()) == [SSEMessage("a", "1"), SSEMessage("", "2")]
 
 
-def test_line_ends_may_be_mixed_in_one_stream() -> None:
-    """A proxy that rewrites some of the line ends does no harm."""
+def test_line_ends_can_be_mixed() -> None:
+    """Different line ends in one stream, as a proxy may produce them, are accepted."""
     assert decode(b"data: 1\r\n\ndata: 2\r\rdata: 3\n\r\n") == [
         SSEMessage("", "1"),
         SSEMessage("", "2"),
@@ -33,12 +33,12 @@ def test_line_ends_may_be_mixed_in_one_stream() -> None:
 
 
 def test_a_chunk_may_end_between_cr_and_lf() -> None:
-    """The LF of a CRLF in the next chunk is no second line end."""
+    """The LF of a CRLF at the start of the next chunk is not a second line end."""
     assert decode(b"data: 1\r", b"\ndata: 2\r", b"\n\r", b"\n") == [SSEMessage("", "1\n2")]
 
 
-def test_a_message_is_given_as_soon_as_its_blank_line_is_seen() -> None:
-    """Nothing waits for the next chunk, not even after a CR."""
+def test_message_is_returned_at_its_blank_line() -> None:
+    """A message is returned with the chunk that contains its blank line, even after a CR."""
     decoder = SSEDecoder()
     assert decoder.feed(b"data: 1\n\n") == [SSEMessage("", "1")]
     assert decoder.feed(b"data: 2\r\n\r") == [SSEMessage("", "2")]
@@ -47,37 +47,37 @@ def test_a_message_is_given_as_soon_as_its_blank_line_is_seen() -> None:
 
 
 def test_data_lines_are_joined_with_line_feeds() -> None:
-    """A message of several data lines is one text, and only one blank after the colon is dropped."""
+    """Several data lines are joined to one text, and one blank after the colon is dropped."""
     assert decode(b"data: {\ndata:  1\ndata\ndata:}\n\n") == [SSEMessage("", "{\n 1\n\n}")]
 
 
 def test_comments_other_fields_and_empty_messages_are_ignored() -> None:
-    """Keep-alives, ids, retry times and a name without data are passed over."""
+    """Comments, ids, retry times and messages without data are ignored."""
     stream = b": ping\n\nid: 7\nretry: 10\nevent: lonely\n\n\n\ndata:\n\nbogus\ndata: 1\n\n"
     assert decode(stream) == [SSEMessage("", "1")]
 
 
 def test_a_byte_order_mark_is_dropped_at_the_start_only() -> None:
-    """A BOM in pieces at the start is not part of the first field's name."""
+    """A BOM at the start of the stream is dropped, even if it is split over chunks."""
     assert decode(b"\xef", b"\xbb\xbfdata", b": \xef\xbb\xbf1\n\n") == [SSEMessage("", "\ufeff1")]
 
 
-def test_only_real_line_ends_end_a_line() -> None:
-    """Vertical tab, form feed, NEL and U+2028 are text."""
+def test_other_separators_are_text() -> None:
+    """Vertical tab, form feed, NEL and U+2028 are not line ends."""
     text = "a\x0bb\x0cc\x1cd\x85e\u2028f"
     assert decode(f"data: {text}\n\n".encode()) == [SSEMessage("", text)]
 
 
 def test_bytes_that_are_not_utf8_are_replaced() -> None:
-    """A damaged byte costs one character, not the stream."""
+    """An invalid byte becomes one replacement character, and the stream continues."""
     assert decode(b"data: a\xffb\n\ndata: c\n\n") == [
         SSEMessage("", "a\ufffdb"),
         SSEMessage("", "c"),
     ]
 
 
-def test_a_last_message_without_its_blank_line_is_given_at_the_end() -> None:
-    """Whoever reads it sees whether it is whole."""
+def test_last_message_without_a_blank_line_is_returned_at_the_end() -> None:
+    """A last message without a blank line is returned when the stream is closed."""
     assert decode(b"data: 1\n\ndata: 2\n") == [SSEMessage("", "1"), SSEMessage("", "2")]
     assert decode(b"data: 1\n\ndata: 2") == [SSEMessage("", "1"), SSEMessage("", "2")]
     assert decode(b"data: 1\n\n") == [SSEMessage("", "1")]
@@ -90,7 +90,7 @@ STREAM = (
 
 
 def test_a_stream_fed_byte_by_byte_gives_the_same_messages() -> None:
-    """Characters and line ends that are split are put together again."""
+    """Characters and line ends split over chunks are joined."""
     assert decode(*(bytes([byte]) for byte in STREAM)) == decode(STREAM)
     assert decode(STREAM) == [
         SSEMessage("x", "h\u00e9 \U0001f600"),
@@ -101,7 +101,7 @@ def test_a_stream_fed_byte_by_byte_gives_the_same_messages() -> None:
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
 def test_any_chunking_gives_the_same_messages(cuts: list[int]) -> None:
-    """Where a stream is cut into chunks, empty ones included, makes no difference."""
+    """The messages do not depend on how the stream is split into chunks, including empty ones."""
     edges = [0, *sorted(cuts), len(STREAM)]
     chunks = [STREAM[a:b] for a, b in pairwise(edges)]
     assert decode(*chunks) == decode(STREAM)
@@ -109,14 +109,14 @@ def test_any_chunking_gives_the_same_messages(cuts: list[int]) -> None:
 
 @given(st.lists(st.sampled_from([b"data: x", b"data", b"\r", b"\n", b":", b"event: e", b" "])))
 def test_any_chunking_of_bytes_gives_the_same_events(pieces: list[bytes]) -> None:
-    """Even nonsense is read the same way in every chunking."""
+    """The messages of an invalid stream do not depend on how it is split into chunks."""
     complete = b"".join(pieces)
     assert decode(*pieces) == decode(complete) == decode(*(bytes([byte]) for byte in complete))
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_a_line_beyond_its_bound_is_refused(size: int) -> None:
-    """A server that never ends its line cannot fill our memory."""
+def test_long_line_is_rejected(size: int) -> None:
+    """A line longer than the limit raises ``StreamTooLarge``, so that memory use is bounded."""
     stream = b"data: " + b"x" * 200 + b"\n\n"
     chunks = [stream[start : start + size] for start in range(0, len(stream), size)]
     with pytest.raises(StreamTooLarge) as caught:
@@ -125,14 +125,14 @@ def test_a_line_beyond_its_bound_is_refused(size: int) -> None:
 
 
 @pytest.mark.parametrize("line", [b"data: " + b"x" * 40 + b"\n", b"data\n"], ids=["long", "empty"])
-def test_a_message_beyond_its_bound_is_refused(line: bytes) -> None:
-    """Endless data lines without a blank one are refused too, even empty ones."""
+def test_long_message_is_rejected(line: bytes) -> None:
+    """Data lines without a blank line raise ``StreamTooLarge`` at the limit, even if they are empty."""
     with pytest.raises(StreamTooLarge, match="message of more than 100 bytes"):
         decode(*[line] * 200, max_message=100)
 
 
-def test_messages_within_the_bounds_may_go_on_for_ever() -> None:
-    """The bounds are per line and per message, not per stream."""
+def test_limits_are_not_per_stream() -> None:
+    """The limits apply to each line and message, not to the stream."""
     decoder = SSEDecoder(max_line=20, max_message=20)
     for _ in range(100):
         assert decoder.feed(b"data: 0123456789\n\n") == [SSEMessage("", "0123456789")]

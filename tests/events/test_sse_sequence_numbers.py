@@ -1,4 +1,4 @@
-"""Sequence numbers: twice, late, never, and not to be believed."""
+"""Sequence numbers that are duplicate, late, missing or unreliable."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,19 +11,19 @@ def check_sequence(*seen: tuple[int, str]) -> list[str]:
     return [check.classify(number, hash(event)) for number, event in seen]
 
 
-def test_numbers_one_by_one_are_fresh() -> None:
-    """The usual stream, wherever it starts."""
+def test_consecutive_numbers_are_fresh() -> None:
+    """Consecutive numbers are fresh, whatever the first one is."""
     assert check_sequence((0, "a"), (1, "b"), (2, "c")) == ["fresh"] * 3
     assert check_sequence((7, "a"), (8, "b")) == ["fresh"] * 2
 
 
-def test_the_same_event_again_is_a_duplicate() -> None:
-    """At once or later."""
+def test_repeated_event_is_a_duplicate() -> None:
+    """The same event with the same number is a duplicate, immediately or later."""
     assert check_sequence((0, "a"), (0, "a"), (1, "b"), (0, "a"))[1::2] == ["duplicate"] * 2
 
 
-def test_a_jump_is_a_gap_and_what_fills_it_is_late_once() -> None:
-    """A late event is news the first time only."""
+def test_gap_and_late_events() -> None:
+    """A skipped number is a gap, and its event is late the first time and then a duplicate."""
     seen = [(0, "a"), (4, "e"), (2, "c"), (2, "c"), (1, "b"), (3, "d"), (3, "d"), (5, "f")]
     assert check_sequence(*seen) == [
         "fresh",
@@ -38,12 +38,12 @@ def test_a_jump_is_a_gap_and_what_fills_it_is_late_once() -> None:
 
 
 def test_events_before_the_first_are_late() -> None:
-    """Two events swapped at the very start."""
+    """An event with a lower number than the first one is late."""
     assert check_sequence((1, "b"), (0, "a"), (2, "c")) == ["fresh", "late", "fresh"]
 
 
-def test_one_number_for_two_events_is_not_believed() -> None:
-    """From then on every event is fresh."""
+def test_reused_number_makes_numbers_unreliable() -> None:
+    """After two different events with the same number, every event is fresh."""
     check = SequenceChecker()
     assert check.classify(0, 1) == "fresh"
     assert check.classify(0, 2) == "fresh"
@@ -51,8 +51,8 @@ def test_one_number_for_two_events_is_not_believed() -> None:
     assert [check.classify(number, 2) for number in (0, 0, 9, 3)] == ["fresh"] * 4
 
 
-def test_a_duplicate_from_long_ago_is_still_a_duplicate() -> None:
-    """Beyond the window the number alone decides."""
+def test_old_duplicate_is_a_duplicate() -> None:
+    """An event older than the window is a duplicate by its number alone."""
     check = SequenceChecker()
     for number in range(3 * WINDOW_SIZE):
         assert check.classify(number, number) == "fresh"
@@ -60,8 +60,8 @@ def test_a_duplicate_from_long_ago_is_still_a_duplicate() -> None:
     assert check.classify(3 * WINDOW_SIZE, 0) == "fresh"
 
 
-def test_memory_is_bounded_however_wide_and_many_the_gaps() -> None:
-    """A hostile server cannot make the check grow."""
+def test_memory_is_bounded() -> None:
+    """Many wide gaps do not increase the memory use beyond a limit."""
     check = SequenceChecker()
     for number in range(0, 10**6, 10**3):
         check.classify(number * 10**12, number)
@@ -70,8 +70,8 @@ def test_memory_is_bounded_however_wide_and_many_the_gaps() -> None:
 
 
 @given(st.permutations(range(8)))
-def test_in_any_order_every_event_is_used_once(order: list[int]) -> None:
-    """Shuffled and doubled, each number counts exactly once."""
+def test_every_event_is_used_once_in_any_order(order: list[int]) -> None:
+    """Each number of a shuffled and duplicated stream is used exactly once."""
     check = SequenceChecker()
     used = [n for n in [*order, *order] if check.classify(n, n) != "duplicate"]
     assert sorted(used) == list(range(8))

@@ -1,10 +1,10 @@
-"""Recorded-shape streams of the stateless APIs: the same laws as for the Responses API.
+"""Recorded streams of the stateless APIs, with the same properties as those of the Responses API.
 
 The chat transcripts have the shapes of OpenAI, Azure, DeepSeek, OpenRouter, Mistral, Ollama, vLLM and
-llama.cpp, with their habits: reasoning under two names and as parts, calls without ids, all under number
-0, at once, with an object for arguments, or under a new id with every piece. Those of Anthropic hold
-thoughts with their signatures, redacted ones, calls, a search of the provider's own, citations, refusals,
-pauses, limits in the middle of words and of a call, and a block of tomorrow.
+llama.cpp, with their variations: reasoning under two names and as parts, and calls without ids, all with
+index 0, in one chunk, with an object as arguments, or with a new id in every chunk. Those of Anthropic
+contain reasoning with signatures, redacted reasoning, calls, a hosted search, citations, refusals,
+pauses, token limits within text and within a call, and an unknown content block.
 """
 
 import json
@@ -38,7 +38,7 @@ PATHS = {
     for path in sorted((TRANSCRIPTS / api).glob("*.sse"))
 }
 GENERATED = "made up"
-"""Stands for a call id that the server did not give."""
+"""A placeholder for a call id that is generated because the server sent none."""
 REASONING_TEXT = "Two and two make four."
 _GENERATED_ID = re.compile(r"call_18[0-9a-f]{24}")
 BERN, SIX = '{"city":"Bern"}', '{"sides":6}'
@@ -171,7 +171,7 @@ EXPECTED: dict[str, tuple[str, list[Block]]] = {
     ),
 }
 FINISH_MARKERS = {"chat": '"finish_reason":"', "anthropic": '"message_stop"'}
-"""What the message holds with which an answer of each API has ended."""
+"""Text contained in the message that ends an answer of each API."""
 
 MEMBERS = [
     "type",
@@ -212,58 +212,58 @@ all_transcripts = pytest.mark.parametrize("name", PATHS)
 
 
 def read_bytes(name: str) -> bytes:
-    """The bytes of a transcript."""
+    """Return the bytes of a transcript."""
     return PATHS[name].read_bytes()
 
 
 def split_messages(name: str) -> list[bytes]:
-    """Its messages, one by one."""
+    """Return the messages of a transcript."""
     return [piece + b"\n\n" for piece in read_bytes(name).split(b"\n\n") if piece]
 
 
 def make_decoder(name: str) -> StreamDecoder:
-    """A decoder of the transcript's API."""
+    """Return a decoder for the API of a transcript."""
     return DECODERS[name.partition("/")[0]]()
 
 
 def decode(name: str, *chunks: bytes) -> list[StreamEvent]:
-    """What the decoder says to these chunks and to their end."""
+    """Return the events the decoder gives for these chunks and the end of the stream."""
     decoder = make_decoder(name)
     return [event for chunk in chunks for event in decoder.feed(chunk)] + decoder.close()
 
 
 def decode_outcome(name: str, *chunks: bytes) -> Outcome:
-    """From bytes to the outcome."""
+    """Decode and assemble chunks of bytes."""
     return assemble(decode(name, *chunks))
 
 
 def normalize(value: object) -> str:
-    """Events or blocks, without what is made up here and differs from run to run."""
+    """Return the repr of events or blocks, with generated call ids replaced by a placeholder."""
     return _GENERATED_ID.sub(GENERATED, repr(value))
 
 
 def block_contents(blocks: object) -> list[str]:
-    """What blocks say."""
+    """Return the kind and content of each block, normalized."""
     return [normalize((b.kind, b.content)) for b in blocks]  # type: ignore[attr-defined]
 
 
-def test_every_transcript_is_expected_and_every_expectation_has_its_transcript() -> None:
-    """Nothing is recorded in vain."""
+def test_every_transcript_has_an_expected_result() -> None:
+    """Every transcript has an expected result, and every expected result a transcript."""
     assert sorted(EXPECTED) == sorted(PATHS)
     assert all(isinstance(path, Path) for path in PATHS.values())
 
 
 @all_transcripts
-def test_a_stream_gives_its_blocks(name: str) -> None:
-    """Fed whole, each stream ends as it should and holds what it should."""
+def test_transcript_gives_the_expected_blocks(name: str) -> None:
+    """Each transcript, fed at once, gives the expected status and blocks."""
     status, blocks = EXPECTED[name]
     result = decode_outcome(name, read_bytes(name))
     assert (result.status, block_contents(result.blocks)) == (status, block_contents(blocks))
 
 
 @all_transcripts
-def test_blocks_know_where_they_come_from(name: str) -> None:
-    """Response id, place and origin are noted on each block; places leave none out."""
+def test_blocks_have_response_metadata(name: str) -> None:
+    """Each block has its response id and origin, and the output indexes are consecutive."""
     result = decode_outcome(name, read_bytes(name))
     assert result.response_id
     assert [block.metadata["output_index"] for block in result.blocks] == list(
@@ -274,16 +274,16 @@ def test_blocks_know_where_they_come_from(name: str) -> None:
 
 
 @all_transcripts
-def test_a_stream_fed_byte_by_byte_gives_the_same(name: str) -> None:
-    """One byte at a time: the same events."""
+def test_stream_fed_byte_by_byte_gives_the_same_events(name: str) -> None:
+    """A stream fed one byte at a time gives the same events."""
     stream = read_bytes(name)
     pieces = [stream[at : at + 1] for at in range(len(stream))]
     assert normalize(decode(name, *pieces)) == normalize(decode(name, stream))
 
 
 @given(st.sampled_from(sorted(PATHS)), st.data())
-def test_a_stream_in_any_chunks_gives_the_same(name: str, data: st.DataObject) -> None:
-    """Wherever a network cuts the stream, the events are the same."""
+def test_stream_in_any_chunks_gives_the_same_events(name: str, data: st.DataObject) -> None:
+    """The events do not depend on how the stream is split into chunks."""
     stream = read_bytes(name)
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=20))
     edges = [0, *sorted(cuts), len(stream)]
@@ -293,15 +293,15 @@ def test_a_stream_in_any_chunks_gives_the_same(name: str, data: st.DataObject) -
 
 @all_transcripts
 @pytest.mark.parametrize("end", [b"\r\n", b"\r"], ids=["CRLF", "CR"])
-def test_a_stream_with_other_line_ends_gives_the_same(name: str, end: bytes) -> None:
-    """Line ends are no part of the content."""
+def test_stream_with_other_line_ends_gives_the_same_events(name: str, end: bytes) -> None:
+    """The events do not depend on the line ends of the stream."""
     other = decode(name, read_bytes(name).replace(b"\n", end))
     assert normalize(other) == normalize(decode(name, read_bytes(name)))
 
 
 @all_transcripts
-def test_messages_as_texts_or_objects_give_the_same(name: str) -> None:
-    """However the messages come, they say the same."""
+def test_messages_as_text_or_objects_give_the_same_events(name: str) -> None:
+    """Messages fed as text or as objects give the same events as the stream."""
     data = [
         line.removeprefix("data: ")
         for line in read_bytes(name).decode().splitlines()
@@ -316,8 +316,8 @@ def test_messages_as_texts_or_objects_give_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in PATHS if name.startswith("anthropic/")])
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "after the next event"])
-def test_a_repeated_content_block_start_changes_nothing(name: str, late: bool) -> None:
-    """It neither finishes the block that it repeats nor starts another one."""
+def test_repeated_content_block_start_is_ignored(name: str, late: bool) -> None:
+    """A repeated start event neither finishes its content block nor starts another one."""
     pieces: list[bytes] = []
     repeated = b""
     for piece in split_messages(name):
@@ -330,8 +330,8 @@ def test_a_repeated_content_block_start_changes_nothing(name: str, late: bool) -
     assert normalize(events) == normalize(decode(name, read_bytes(name)))
 
 
-def test_two_content_blocks_under_one_index_are_both_decoded() -> None:
-    """A server that numbers every block 0 loses none of them."""
+def test_content_blocks_with_the_same_index_are_decoded() -> None:
+    """Content blocks that all have the index 0 are decoded separately."""
     stream = read_bytes("anthropic/thinking_and_call")
     for index in (b"1", b"2"):
         stream = stream.replace(b'"index":' + index, b'"index":0')
@@ -342,7 +342,7 @@ def test_two_content_blocks_under_one_index_are_both_decoded() -> None:
 @pytest.mark.parametrize("name", ["chat/text", "chat/parallel_calls", "chat/deepseek"])
 @pytest.mark.parametrize("member", ["delta", "message"])
 def test_deltas_after_the_finish_reason_are_ignored(name: str, member: str) -> None:
-    """Some servers repeat the complete message after the chunk that ended it."""
+    """Deltas after the finish reason are ignored, because some servers repeat the message there."""
     pieces = split_messages(name)
     end = next(at for at, piece in enumerate(pieces) if b'"finish_reason":"' in piece)
     call = {"index": 0, "id": "call_9", "function": {"name": "again", "arguments": "{}"}}
@@ -354,7 +354,7 @@ def test_deltas_after_the_finish_reason_are_ignored(name: str, member: str) -> N
 
 @all_transcripts
 def test_a_stream_cut_at_any_message_is_never_complete(name: str) -> None:
-    """Before the model said that it had finished there is no success, and nothing that it did not say."""
+    """Before the finish message the response is not completed, and its blocks are a prefix."""
     _, blocks = EXPECTED[name]
     pieces = split_messages(name)
     mark = FINISH_MARKERS[name.partition("/")[0]].encode()
@@ -373,7 +373,7 @@ def test_a_stream_cut_at_any_message_is_never_complete(name: str) -> None:
 
 @all_transcripts
 def test_a_stream_cut_at_any_byte_has_the_events_of_its_complete_messages(name: str) -> None:
-    """Half a message is no message, unless it lacks only its line end."""
+    """An incomplete message at the end is ignored, unless only its line end is missing."""
     stream, pieces = read_bytes(name), split_messages(name)
     ends = [0]
     for piece in pieces:
@@ -386,8 +386,8 @@ def test_a_stream_cut_at_any_byte_has_the_events_of_its_complete_messages(name: 
 
 
 @all_transcripts
-def test_unknown_messages_in_between_change_nothing(name: str) -> None:
-    """A type of tomorrow is carried along as it is and breaks nothing."""
+def test_unknown_messages_do_not_change_the_outcome(name: str) -> None:
+    """Messages of an unknown type do not change the blocks and the status."""
     news = encode_sse(
         [{"type": "tomorrow", "object": "tomorrow", "delta": {"deep": [1]}, "index": 99}]
     )
@@ -400,8 +400,8 @@ def test_unknown_messages_in_between_change_nothing(name: str) -> None:
 
 
 @all_transcripts
-def test_with_any_one_message_unreadable_a_response_is_right_or_not_success(name: str) -> None:
-    """Completed means: exactly these blocks, whatever happened on the way."""
+def test_unreadable_message_gives_correct_blocks_or_a_failure(name: str) -> None:
+    """If any one message is unreadable, a completed response still has exactly the expected blocks."""
     _, blocks = EXPECTED[name]
     pieces = split_messages(name)
     for at, piece in enumerate(pieces):
@@ -413,7 +413,7 @@ def test_with_any_one_message_unreadable_a_response_is_right_or_not_success(name
 
 
 def block_text(block: Block) -> str:
-    """All that a block says, in one piece."""
+    """Return all text of a block: reasoning, text, refusal and arguments."""
     texts = "".join(getattr(block, "texts", ()))
     return texts + "".join(str(getattr(block, n, "")) for n in ("text", "refusal", "arguments"))
 
@@ -428,8 +428,8 @@ def block_text(block: Block) -> str:
         ("anthropic/text", Usage(12, 5, 9, 2, 21, 3)),
     ],
 )
-def test_tokens_are_read_wherever_a_server_counts_them(name: str, usage: Usage | None) -> None:
-    """In a chunk of their own, with the last words, by other names, or not at all."""
+def test_usage_is_read_from_every_format(name: str, usage: Usage | None) -> None:
+    """Usage is read from a separate chunk, the last chunk or other member names, if there is any."""
     assert decode_outcome(name, read_bytes(name)).usage == usage
 
 
@@ -445,14 +445,14 @@ def test_tokens_are_read_wherever_a_server_counts_them(name: str, usage: Usage |
         ("anthropic/overloaded", "", "overloaded_error"),
     ],
 )
-def test_an_answer_that_failed_has_its_reason(name: str, reason: str, code: str) -> None:
-    """Reasons have one name for all providers."""
+def test_reasons_and_codes(name: str, reason: str, code: str) -> None:
+    """Incomplete and failed answers have the same reasons and codes for all providers."""
     result = decode_outcome(name, read_bytes(name))
     assert (result.reason, result.code) == (reason, code)
 
 
-def test_complete_blocks_of_an_incomplete_answer_are_known() -> None:
-    """At a limit the last block is cut, at a pause none is."""
+def test_whole_blocks_of_an_incomplete_answer() -> None:
+    """The last block is partial at a token limit, but not at a pause."""
     cut = decode_outcome("anthropic/max_tokens_in_call", read_bytes("anthropic/max_tokens_in_call"))
     assert cut.whole_blocks == (assistant("Rolling."),)
     paused = decode_outcome("anthropic/pause_turn", read_bytes("anthropic/pause_turn"))
@@ -460,7 +460,7 @@ def test_complete_blocks_of_an_incomplete_answer_are_known() -> None:
 
 
 def test_provider_specific_members_are_stored_on_the_block() -> None:
-    """Redacted thoughts and citations, to be sent again as they came."""
+    """Markers of redacted reasoning and citations are stored, so that they can be sent again."""
     redacted, sealed, _ = decode_outcome(
         "anthropic/redacted", read_bytes("anthropic/redacted")
     ).blocks
@@ -530,7 +530,7 @@ WHOLE_RESPONSES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", WHOLE_RESPONSES)
 def test_a_complete_answer_equals_its_stream(name: str) -> None:
-    """Blocks, places and ending do not depend on how an answer was sent."""
+    """Blocks and status are the same for a complete answer and its stream."""
     complete = assemble(make_decoder(name).feed_whole(WHOLE_RESPONSES[name]))
     streamed = decode_outcome(name, read_bytes(name))
     assert (complete.status, complete.reason) == (streamed.status, streamed.reason)
@@ -546,10 +546,10 @@ def test_a_complete_answer_equals_its_stream(name: str) -> None:
         {"choices": [{"index": 0, "message": None}]},
     ],
 )
-def test_a_completion_without_a_choice_is_not_an_empty_answer(
+def test_completion_without_choices_is_a_failure(
     whole: dict[str, Any],
 ) -> None:
-    """It is a failure that says so."""
+    """A completion without choices is a failure with a message."""
     found = assemble(ChatDecoder().feed_whole(whole))
     assert found.status == "failed"
     assert "without choices" in found.message
@@ -561,8 +561,8 @@ def test_a_completion_without_a_choice_is_not_an_empty_answer(
 
 @pytest.mark.parametrize("api", DECODERS)
 @given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: f"data: {text}".encode()))
-def test_no_bytes_make_a_decoder_raise(api: str, stream: bytes) -> None:
-    """Whatever a server writes."""
+def test_decoder_does_not_raise_for_any_bytes(api: str, stream: bytes) -> None:
+    """Arbitrary bytes do not raise and do not complete a response."""
     decoder = DECODERS[api]()
     assert not assemble([*decoder.feed(stream), *decoder.close()]).completed
 
@@ -578,8 +578,8 @@ JSON = st.recursive(
 
 @pytest.mark.parametrize("api", DECODERS)
 @given(st.lists(st.dictionaries(st.sampled_from(MEMBERS), JSON, max_size=5), max_size=4))
-def test_no_messages_make_a_decoder_raise(api: str, messages: list[dict[str, Any]]) -> None:
-    """Known members with any values at all."""
+def test_decoder_does_not_raise_for_any_message(api: str, messages: list[dict[str, Any]]) -> None:
+    """Messages with known members of any value do not raise."""
     decoder = DECODERS[api]()
     events = [event for message in messages for event in decoder.feed_message(message)]
     assemble([*events, *decoder.close()])

@@ -1,6 +1,6 @@
-"""Which words belong to which tool call: ``call_id`` first, whatever the server does.
+"""Correlating events with tool calls, by ``call_id`` first.
 
-The tests named ``requirement_…`` are the requirements of correlation, one by one.
+The tests named ``requirement_…`` cover the requirements of correlation one by one.
 """
 
 import logging
@@ -91,26 +91,26 @@ def decode_events(*given: Message) -> list[StreamEvent]:
     return decode(encode_sse(given))
 
 
-# The requirements, by number.
+# The numbered requirements.
 
 
 def test_requirement_1_1_call_id_is_read_from_the_added_item() -> None:
-    """``response.output_item.added`` with a function call gives its ``call_id``, not its item id."""
+    """The ``call_id`` of an added function call is used, not its item id."""
     assert decode_events(item_added("fc_68bb", "call_ijVh", 3, "get-athlete-profile")) == [
         ToolCallStarted("call_ijVh", "get-athlete-profile", "fc_68bb", 3)
     ]
 
 
-def test_requirement_1_2_argument_deltas_are_given_under_the_call_id() -> None:
-    """A delta bears only the item id; it comes out under the call's."""
+def test_requirement_1_2_argument_deltas_have_the_call_id() -> None:
+    """A delta that has only an item id is emitted with the ``call_id``."""
     events = decode_events(
         item_added("fc_1", "call_1"), arguments_delta("fc_1", "{"), arguments_delta("fc_1", "}")
     )
     assert events[1:] == [ToolArgumentsDelta("call_1", "{"), ToolArgumentsDelta("call_1", "}")]
 
 
-def test_requirement_1_3_a_tool_is_run_under_the_call_id() -> None:
-    """What a tool runner is given, event and block alike, bears the call's own id."""
+def test_requirement_1_3_completed_call_has_the_call_id() -> None:
+    """The completed event and the block passed to a tool runner have the ``call_id``."""
     stream = [
         item_added("fc_1", "call_1"),
         arguments_delta("fc_1", "{}"),
@@ -121,10 +121,10 @@ def test_requirement_1_3_a_tool_is_run_under_the_call_id() -> None:
     assert [(call.call_id, call.item_id) for call in decode_calls(*stream)] == [("call_1", "fc_1")]
 
 
-def test_requirement_1_4_every_log_record_of_a_call_bears_its_call_id(
+def test_requirement_1_4_log_records_have_the_call_id(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """From its first word to its end a call can be followed in the log."""
+    """Every log record of a call has its ``call_id`` in the message and in a field."""
     caplog.set_level(logging.DEBUG, "kedge.events.tool_calls")
     decode_events(item_added("fc_1", "call_1"), item_done("fc_1", "call_1"), response_completed())
     assert len(caplog.messages) >= 3
@@ -132,8 +132,8 @@ def test_requirement_1_4_every_log_record_of_a_call_bears_its_call_id(
     assert all(get_fields(record)["call_id"] == "call_1" for record in caplog.records)
 
 
-def test_requirement_2_1_results_join_their_calls() -> None:
-    """Results made from the blocks' call ids answer exactly the calls of the stream."""
+def test_requirement_2_1_results_are_matched_to_calls() -> None:
+    """Results created from the blocks' call ids match the calls of the stream."""
     calls = [
         b
         for b in decode_outcome(read_transcript("parallel_calls")).blocks
@@ -144,8 +144,8 @@ def test_requirement_2_1_results_join_their_calls() -> None:
     assert answers == {"call_alpha": "get_weather", "call_beta": "get_time"}
 
 
-def test_requirement_2_2_the_call_id_is_the_key() -> None:
-    """Calls are kept by call id, with a map from item id to it."""
+def test_requirement_2_2_calls_are_stored_by_call_id() -> None:
+    """Calls are stored by ``call_id``, with a map from item ids to call ids."""
     state = ToolCallState()
     state.start(ToolCallUpdate("call_1", "roll", "fc_1", 0))
     state.start(ToolCallUpdate("call_2", "roll", "fc_2", 1))
@@ -154,7 +154,7 @@ def test_requirement_2_2_the_call_id_is_the_key() -> None:
 
 
 def test_requirement_2_3_completion_is_tracked_by_call_id() -> None:
-    """Of two calls one may be whole while the other is not."""
+    """One of two calls can be completed while the other is still open."""
     state = ToolCallState()
     state.start(ToolCallUpdate("call_1", "roll", "fc_1", 0))
     state.start(ToolCallUpdate("call_2", "roll", "fc_2", 1))
@@ -168,10 +168,10 @@ def test_requirement_2_3_completion_is_tracked_by_call_id() -> None:
     [(ABSENT, "missing"), (None, "missing"), ("", "empty"), ("  ", "empty"), (7, "malformed")],
     ids=["absent", "null", "empty", "blank", "number"],
 )
-def test_requirement_2_4_without_a_call_id_the_item_id_serves_with_a_warning(
+def test_requirement_2_4_missing_call_id_falls_back_to_the_item_id(
     call_id: Any, flaw: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The call is kept, the warning gives the reason, and the fallback is counted."""
+    """The item id is used, a warning gives the reason, and the fallback is counted."""
     decoder = ResponsesDecoder()
     stream = [
         item_added("fc_1", call_id),
@@ -193,16 +193,16 @@ def test_requirement_2_4_without_a_call_id_the_item_id_serves_with_a_warning(
 
 
 def test_requirement_3_1_extraction_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """At debug level: which call, which tool, which item, which place."""
+    """The call id, tool, item id and output index are logged at DEBUG."""
     caplog.set_level(logging.DEBUG, "kedge.events.tool_calls")
     decode_events(item_added("fc_1", "call_1", 4))
     assert caplog.messages[0] == "tool call 'call_1' found: tool 'roll', item 'fc_1', output 4"
 
 
-def test_requirement_3_2_a_malformed_event_is_described_without_its_content(
+def test_requirement_3_2_malformed_event_is_logged_without_content(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Type, number and member names, never a value."""
+    """A malformed event is logged with its type, number and member names, but no values."""
     bad = {
         "type": "response.function_call_arguments.delta",
         "item_id": "fc_1",
@@ -219,10 +219,10 @@ def test_requirement_3_2_a_malformed_event_is_described_without_its_content(
     assert "hunter2" not in caplog.text
 
 
-def test_requirement_3_3_the_way_of_falling_back_is_logged_with_its_reason(
+def test_requirement_3_3_fallback_is_logged_with_its_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Without an item id either, a local id is made, and the log says so."""
+    """Without a call id and an item id a local id is generated, and the log gives the reason."""
     events = decode_events(item_added("", "", 2), arguments_delta("", "{}", 2))
     started = events[0]
     assert isinstance(started, ToolCallStarted)
@@ -231,10 +231,10 @@ def test_requirement_3_3_the_way_of_falling_back_is_logged_with_its_reason(
     assert "uses its local id because its call_id is empty" in caplog.text
 
 
-def test_requirement_3_4_a_summary_names_all_calls_at_the_end(
+def test_requirement_3_4_summary_of_all_calls_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Once per response, in the order of the output, with the counts."""
+    """A summary with the call ids in output order and the counts is logged once per response."""
     caplog.set_level(logging.INFO, "kedge.events.tool_calls")
     decoder = ResponsesDecoder()
     decode(read_transcript("parallel_calls"), decoder=decoder)
@@ -243,8 +243,8 @@ def test_requirement_3_4_a_summary_names_all_calls_at_the_end(
     assert caplog.messages == [f"tool calls: {summary}"]
 
 
-def test_a_cut_stream_is_summed_up_too(caplog: pytest.LogCaptureFixture) -> None:
-    """What was open when the connection broke is named."""
+def test_summary_of_a_cut_stream_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The summary of a cut stream lists the open calls, and is logged once."""
     caplog.set_level(logging.INFO, "kedge.events.tool_calls")
     decoder = ResponsesDecoder()
     decode(encode_sse(read_messages("parallel_calls")[:8]), decoder=decoder)
@@ -254,12 +254,12 @@ def test_a_cut_stream_is_summed_up_too(caplog: pytest.LogCaptureFixture) -> None
     assert len(caplog.messages) == 1
 
 
-# Servers that are not tidy.
+# Servers with irregular events.
 
 
 @pytest.mark.parametrize("late", ["done", "listed"])
 def test_a_late_call_id_replaces_the_generated_one(late: str) -> None:
-    """The finished item, or the finished response, may be the first to tell the id."""
+    """A call id that first appears in the finished item or response replaces the fallback id."""
     real = "call_real"
     stream = [item_added("fc_1", "", 0), arguments_delta("fc_1", "{}")]
     if late == "done":
@@ -276,8 +276,8 @@ def test_a_late_call_id_replaces_the_generated_one(late: str) -> None:
     assert [(call.call_id, call.arguments) for call in decode_calls(*stream)] == [(real, "{}")]
 
 
-def test_a_correction_is_counted() -> None:
-    """Fallen back once, corrected once."""
+def test_corrected_call_id_is_counted() -> None:
+    """A fallback that is corrected later is counted as one fallback and one correction."""
     decoder = ResponsesDecoder()
     stream = [item_added("fc_1", ABSENT), item_done("fc_1", "call_1"), response_completed()]
     decode(encode_sse(stream), decoder=decoder)
@@ -285,8 +285,8 @@ def test_a_correction_is_counted() -> None:
     assert decoder.calls.call_ids == {"fc_1": "call_1"}
 
 
-def test_words_after_a_correction_go_to_the_right_call() -> None:
-    """A second ``added`` that brings the id renames the call for all that follows."""
+def test_deltas_after_a_correction_have_the_new_call_id() -> None:
+    """A second ``added`` event with the call id renames the call for all later deltas."""
     stream = [
         item_added("fc_1", ""),
         arguments_delta("fc_1", "{"),
@@ -301,8 +301,8 @@ def test_words_after_a_correction_go_to_the_right_call() -> None:
     assert (call.call_id, call.arguments) == ("call_1", "{}")
 
 
-def test_words_that_come_before_their_call_wait_for_it() -> None:
-    """Out of order: the deltas first, then the call."""
+def test_early_deltas_wait_for_their_call() -> None:
+    """Deltas that arrive before their call are emitted after its start."""
     stream = [
         arguments_delta("fc_1", '{"a"', 1),
         arguments_delta("fc_1", ":1}", 1),
@@ -314,8 +314,8 @@ def test_words_that_come_before_their_call_wait_for_it() -> None:
     ]
 
 
-def test_early_words_of_two_calls_are_not_mixed_up() -> None:
-    """Each waits under its own item id."""
+def test_early_deltas_are_stored_by_item_id() -> None:
+    """Early deltas of two calls are assigned by item id."""
     stream = [
         arguments_delta("fc_2", "[2]", 1),
         arguments_delta("fc_1", "[1]", 0),
@@ -330,8 +330,8 @@ def test_early_words_of_two_calls_are_not_mixed_up() -> None:
     ]
 
 
-def test_a_call_that_is_only_ever_done_is_a_call() -> None:
-    """A server that never says ``added`` is understood as well."""
+def test_call_without_an_added_event() -> None:
+    """A call with only a ``done`` event is started and completed."""
     events = decode_events(arguments_delta("fc_1", "{}"), item_done("fc_1", "call_1"))
     assert [type(event).__name__ for event in events] == [
         "ToolCallStarted",
@@ -342,8 +342,8 @@ def test_a_call_that_is_only_ever_done_is_a_call() -> None:
 
 
 @pytest.mark.parametrize("whole", ["arguments.done", "item.done"])
-def test_final_arguments_win_over_the_deltas(whole: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Where they differ the whole ones count, and the log says that they differed, not how."""
+def test_final_arguments_override_the_deltas(whole: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The final arguments are used if they differ from the deltas, and are not logged."""
     stream = [item_added("fc_1", "call_1"), arguments_delta("fc_1", '{"secret":"hunter')]
     if whole == "arguments.done":
         stream += [arguments_done("fc_1", '{"secret":"hunter2"}')]
@@ -355,8 +355,8 @@ def test_final_arguments_win_over_the_deltas(whole: str, caplog: pytest.LogCaptu
     assert "hunter" not in caplog.text
 
 
-def test_empty_arguments_after_words_are_an_omission() -> None:
-    """A finished item without its arguments does not erase them."""
+def test_empty_final_arguments_are_ignored() -> None:
+    """A finished item with empty arguments does not erase those of the deltas."""
     stream = [
         item_added("fc_1", "call_1"),
         arguments_delta("fc_1", "{}"),
@@ -365,8 +365,8 @@ def test_empty_arguments_after_words_are_an_omission() -> None:
     assert [call.arguments for call in decode_calls(*stream, response_completed())] == ["{}"]
 
 
-def test_a_call_without_arguments_is_complete_with_its_item() -> None:
-    """No arguments at all are arguments too."""
+def test_call_without_arguments_is_complete() -> None:
+    """A finished call without any arguments is complete with an empty string."""
     stream = [
         item_added("fc_1", "call_1"),
         item_done("fc_1", "call_1", args=""),
@@ -375,8 +375,8 @@ def test_a_call_without_arguments_is_complete_with_its_item() -> None:
     assert [call.arguments for call in decode_calls(*stream)] == [""]
 
 
-def test_an_item_id_that_changes_on_the_way_is_followed_by_its_place() -> None:
-    """Deltas and the finished item under other ids are the same call if it is the only one there."""
+def test_changed_item_id_is_matched_by_index() -> None:
+    """Events with another item id belong to the only call at the same output index."""
     stream = [
         item_added("fc_1", "call_1", 0),
         item_added("fc_2", "call_2", 1),
@@ -394,8 +394,8 @@ def test_an_item_id_that_changes_on_the_way_is_followed_by_its_place() -> None:
     ]
 
 
-def test_even_a_call_id_that_changes_is_followed() -> None:
-    """A server that makes up new ids with every event still means one call."""
+def test_changed_call_id_is_matched_by_index() -> None:
+    """A finished item with other ids at the same output index renames the call."""
     stream = [
         item_added("fc_1", "call_1"),
         arguments_delta("fc_1", "{}"),
@@ -408,8 +408,8 @@ def test_even_a_call_id_that_changes_is_followed() -> None:
     ] == ["call_2"]
 
 
-def test_one_call_id_at_two_places_is_two_calls(caplog: pytest.LogCaptureFixture) -> None:
-    """The second one falls back, so that each result finds its own call."""
+def test_duplicate_call_id_falls_back_to_the_item_id(caplog: pytest.LogCaptureFixture) -> None:
+    """The second call with the same call id uses its item id, so that results can be matched."""
     stream = [
         item_added("fc_1", "roll", 0),
         item_done("fc_1", "roll", 0, args="[1]"),
@@ -429,7 +429,7 @@ def test_one_call_id_at_two_places_is_two_calls(caplog: pytest.LogCaptureFixture
 
 @pytest.mark.parametrize("lists", [True, False], ids=["listed", "not listed"])
 def test_calls_with_one_item_id_are_distinguished_by_call_id_and_index(lists: bool) -> None:
-    """A server that names items after their tool has two of one name."""
+    """Calls with the same item id are distinguished by call id and output index."""
     items = [call_item("fc_roll", "call_1", args="[1]"), call_item("fc_roll", "call_2", args="[2]")]
     stream = [
         item_added("fc_roll", "call_1", 0),
@@ -449,7 +449,7 @@ def test_calls_with_one_item_id_are_distinguished_by_call_id_and_index(lists: bo
 
 
 def test_further_deltas_of_a_complete_call_are_ignored() -> None:
-    """Even under an id that nobody knows."""
+    """Deltas of a completed call are ignored, even with an unknown item id."""
     stream = [item_added("fc_1", "call_1"), item_done("fc_1", "call_1", args="[1]")]
     late = [
         arguments_delta("fc_x", "[1"),
@@ -463,7 +463,7 @@ def test_further_deltas_of_a_complete_call_are_ignored() -> None:
 
 
 def test_calls_without_ids_are_distinguished_by_index() -> None:
-    """No call id, no item id: the place in the output is left."""
+    """Calls without a call id and an item id are distinguished by output index."""
     stream = [
         item_added("", ABSENT, 0),
         item_added("", ABSENT, 1),
@@ -478,8 +478,8 @@ def test_calls_without_ids_are_distinguished_by_index() -> None:
     assert len({call.call_id for call in calls}) == 2
 
 
-def test_calls_keep_the_order_of_the_output() -> None:
-    """Whichever is begun or finished first."""
+def test_calls_are_in_output_order() -> None:
+    """Calls are in output order, whichever starts or finishes first."""
     stream = [
         item_added("fc_2", "call_2", 1),
         item_added("fc_1", "call_1", 0),
@@ -509,7 +509,7 @@ def test_calls_keep_the_order_of_the_output() -> None:
 def test_an_incomplete_call_fails_the_response(
     stream: list[Message], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server believes in a call that we cannot answer; that is no finished response."""
+    """A call without a name or arguments cannot be answered, so the response is a failure."""
     decoder = ResponsesDecoder()
     result = assemble(decode(encode_sse(stream), decoder=decoder))
     assert (result.status, result.code) == ("failed", "damaged_stream")
@@ -517,8 +517,8 @@ def test_an_incomplete_call_fails_the_response(
     assert "is not a complete tool call" in caplog.text
 
 
-def test_a_call_that_the_server_calls_incomplete_is_not_completed() -> None:
-    """Cut by the token limit, half a call is begun but never whole."""
+def test_call_with_status_incomplete_is_not_completed() -> None:
+    """A call cut by the token limit is started but not completed, and its block is partial."""
     half = item_done("fc_1", "call_1", args='{"a":')
     half["item"]["status"] = "incomplete"
     end: Message = {
@@ -542,8 +542,8 @@ def test_a_call_that_the_server_calls_incomplete_is_not_completed() -> None:
     assert contradictory.status == "failed"
 
 
-def test_a_custom_call_is_a_call() -> None:
-    """Free-form input is correlated the same way."""
+def test_custom_call_is_correlated() -> None:
+    """A custom call with free-form input is correlated in the same way."""
     events = decode(read_transcript("custom_tool"))
     assert ToolCallStarted("call_patch", "apply", "ctc_68a4aa", 0, custom=True) in events
     complete = next(event for event in events if isinstance(event, ToolCallCompleted))
@@ -552,7 +552,7 @@ def test_a_custom_call_is_a_call() -> None:
 
 @given(st.permutations(range(9)))
 def test_any_order_of_events_gives_the_same_calls(order: list[int]) -> None:
-    """Whole events in any order, as long as the end is the end."""
+    """The events before the final one can arrive in any order."""
     events = [
         item_added("fc_1", "call_1", 0),
         arguments_delta("fc_1", "[1]", 0),
@@ -589,8 +589,8 @@ def test_any_order_of_events_gives_the_same_calls(order: list[int]) -> None:
         max_size=10,
     )
 )
-def test_no_stream_however_wrong_breaks_the_state(events: list[Message]) -> None:
-    """Nothing raises, keys and calls agree, and every event of a call bears a known id."""
+def test_state_is_consistent_for_any_stream(events: list[Message]) -> None:
+    """Any stream leaves a consistent state, and every event of a call has a known id."""
     decoder = ResponsesDecoder()
     found = decode(encode_sse([*events, response_completed()]), decoder=decoder)
     state = decoder.calls
@@ -626,10 +626,10 @@ def test_no_stream_however_wrong_breaks_the_state(events: list[Message]) -> None
     ],
     ids=["deltas", "done", "listed"],
 )
-def test_a_call_without_a_name_is_completed_if_its_name_can_be_inferred(
+def test_call_without_a_name_is_completed_by_inference(
     stream: list[Message], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged with its call id, and the response is complete but no anchor."""
+    """The inferred name is logged with the call id, and the completed response is no anchor."""
     decoder = ResponsesDecoder()
     decoder.calls.infer_name = lambda arguments, custom: (
         "add" if (arguments, custom) == ('{"a":1}', False) else ""

@@ -1,4 +1,4 @@
-"""Who is who in two lists."""
+"""Matching the items of two lists."""
 
 from operator import itemgetter
 
@@ -12,15 +12,15 @@ BY_ID, BY_INDEX = (itemgetter(0), itemgetter(0)), (itemgetter(1), itemgetter(1))
 Item = tuple[str, int]
 
 
-def test_the_better_key_is_matched_first() -> None:
-    """An id that matches later on is not taken away by a place that matches now."""
+def test_first_key_has_precedence() -> None:
+    """A match by the first key takes precedence over an earlier match by the second key."""
     known: list[Item] = [("a", 0), ("b", 1)]
     assert match_items([("x", 1), ("b", 0)], known, BY_ID, BY_INDEX) == [None, ("b", 1)]
     assert match_items([("x", 0), ("b", 7)], known, BY_ID, BY_INDEX) == [("a", 0), ("b", 1)]
 
 
-def test_an_empty_key_is_no_key() -> None:
-    """Two things without an id are not the same thing for that."""
+def test_empty_key_does_not_match() -> None:
+    """Two items with an empty key are not matched by it."""
     assert match_items([("", 5)], [("", 0)], BY_ID) == [None]
 
 
@@ -29,7 +29,7 @@ def test_an_empty_key_is_no_key() -> None:
     st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.integers(0, 3)), max_size=6),
 )
 def test_no_match_is_used_twice(listed: list[Item], known: list[Item]) -> None:
-    """Each known thing answers to at most one listed thing."""
+    """Each known item is matched with at most one listed item."""
     numbered = list(enumerate(known))
     found = match_items(
         listed,
