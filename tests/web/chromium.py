@@ -1,4 +1,4 @@
-"""Chromium for the tests: Debian's, driven by playwright, one for the whole session."""
+"""Launch Chromium for the tests, controlled by Playwright."""
 
 import os
 import shutil
@@ -23,14 +23,14 @@ INSTALL_HINT = (
 
 
 def find_chromium() -> str | None:
-    """Where Chromium is: as the environment says, or on the path."""
+    """Return the path of Chromium from KEDGE_CHROMIUM or PATH, or None."""
     given = os.environ.get("KEDGE_CHROMIUM")
     return given or next((path for path in map(shutil.which, BROWSER_NAMES) if path), None)
 
 
 @contextmanager
 def launch_chromium() -> Iterator[Browser]:
-    """A browser; where there is none, its tests are skipped, but in CI they must run."""
+    """Yield a browser; without Chromium, skip the test, or fail it in CI."""
     path = find_chromium()
     if path is None:
         if os.environ.get("CI") == "true":
@@ -46,7 +46,7 @@ def launch_chromium() -> Iterator[Browser]:
 
 
 class WatchedTab:
-    """A tab that notes what should not happen: errors, dialogs, requests to elsewhere."""
+    """A tab that records unexpected events: errors, dialogs and requests to other hosts."""
 
     def __init__(self, context: BrowserContext, url: str) -> None:
         self.url = url
@@ -59,7 +59,7 @@ class WatchedTab:
         self.tab.on("request", self._on_request)
 
     def open(self, path: str) -> Page:
-        """Go to a page."""
+        """Open a path of the page and return the tab."""
         self.tab.goto(self.url + path)
         return self.tab
 

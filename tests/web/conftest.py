@@ -1,4 +1,4 @@
-"""A real page beside a real server, on a real socket, in a thread of its own."""
+"""Fixtures that run a page and its server on a real socket, in a separate thread."""
 
 import asyncio
 import threading
@@ -30,7 +30,7 @@ def add(a: int, b: int) -> int:
 
 
 class PageServer:
-    """A running page; ``do`` runs something in its loop, with its service."""
+    """A running page; ``run`` executes a function in its event loop with its service."""
 
     def __init__(self, settings: Settings, page: PageSettings, port: int = 0) -> None:
         self._settings, self._page = settings, page
@@ -64,7 +64,7 @@ class PageServer:
         self._thread.join(TIMEOUT)
 
     def run(self, work: Callable[[ConversationService], Awaitable[T]]) -> T:
-        """Run something with the service of the page."""
+        """Run a function with the page's service and return its result."""
 
         async def inside() -> T:
             assert self._service is not None
@@ -75,7 +75,7 @@ class PageServer:
         return asyncio.run_coroutine_threadsafe(inside(), self._server.loop).result(TIMEOUT)
 
     def create_conversation(self, *messages: str, title: str = "") -> str:
-        """A conversation in which these things were said; its id."""
+        """Create a conversation, send these messages in it and return its id."""
 
         async def work(service: ConversationService) -> str:
             made = await Conversation.create(
@@ -88,13 +88,13 @@ class PageServer:
         return self.run(work)
 
     def post(self, path: str, **body: Any) -> Any:
-        """Post JSON to the API; its answer must be a success."""
+        """Post JSON to the API, check that it succeeded and return the JSON response."""
         answer = self.client.post(path, json=body)
         assert answer.is_success, answer.text
         return answer.json()
 
     def get(self, path: str, **query: Any) -> Any:
-        """Read from the API; its answer must be a success."""
+        """Get JSON from the API, check that it succeeded and return it."""
         answer = self.client.get(path, params=query)
         assert answer.is_success, answer.text
         return answer.json()
@@ -104,7 +104,7 @@ class PageServer:
 def serve_page(
     folder: Path, *, keep_bodies: bool = False, port: int = 0, **changes: Any
 ) -> Iterator[PageServer]:
-    """A page for as long as the block lasts."""
+    """Yield a page that runs until the block ends."""
     limits = Limits(shutdown_seconds=1.0)
     settings = Settings(limits=limits, faults=Faults(), **changes)
     store = f"sqlite:///{folder / 'kedge.db'}"
@@ -120,23 +120,23 @@ def serve_page(
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
-    """A page for the tests of a module; conversations of other tests are in it."""
+    """Yield a page shared by the tests of a module, including their conversations."""
     with serve_page(tmp_path_factory.mktemp("page")) as made:
         yield made
 
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[PageServer]:
-    """A page of its own for one test."""
+    """Yield a separate page for one test."""
     with serve_page(tmp_path) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for the tests of a module, with the context that ``open_context`` shares."""
+    """Yield one browser for the tests of a module, with the context that ``open_context`` shares."""
     with launch_chromium() as made:
-        # Other tabs of the same site use the renderer process of this one: a new process costs more than a test.
+        # Other tabs of the same site reuse this tab's renderer process; starting one takes longer than a test.
         lasting = made.new_context(viewport=VIEWPORT).new_page()
         lasting.route("**", lambda route: route.fulfill(body=""))
         lasting.goto("http://127.0.0.1/")
@@ -145,7 +145,7 @@ def browser() -> Iterator[Browser]:
 
 @contextmanager
 def open_context(browser: Browser, **settings: Any) -> Iterator[BrowserContext]:
-    """A browser context whose tabs are closed at the end; one with settings is not shared with other tests."""
+    """Yield a browser context and close its tabs; a context with settings is not shared with other tests."""
     if settings:
         context = browser.new_context(**{"viewport": VIEWPORT, **settings})
         try:

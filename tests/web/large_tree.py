@@ -1,4 +1,4 @@
-"""Large trees, grown without a model."""
+"""Large conversation trees that are created without a model."""
 
 import random
 import time
@@ -11,7 +11,7 @@ from kedge.turns.block_codec import encode_block
 
 
 async def create_large_tree(store: Store, responses: int, seed: int = 1) -> str:
-    """A conversation with so many responses in one tree; a fifth of them begin a branch."""
+    """Create a conversation with this many responses, a fifth of which start a branch; return its id."""
     row = await store.create("A tree of responses")
     root = await store.node(row, row.head)
 

@@ -1,4 +1,4 @@
-"""Every page in a real Chromium is checked with axe: light and dark, desktop and phone."""
+"""Accessibility checks of every page with axe in Chromium: light and dark, desktop and phone."""
 
 from collections.abc import Iterator
 from importlib.resources import files
@@ -26,7 +26,7 @@ RULES = {"light": {}, "dark": {"runOnly": {"type": "rule", "values": COLOR_RULES
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServer, dict[str, str]]]:
-    """A page with a branched conversation, a failed message and a workflow, and the paths to check."""
+    """Yield a page with a branched conversation, a failed message and a workflow, and the paths to check."""
     with serve_page(tmp_path_factory.mktemp("axe")) as page:
         name = page.create_conversation("Hello", "What is 2+3?", "Please call add with a=2 and b=3")
         path = f"/api/conversations/{name}"
@@ -61,8 +61,10 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServe
         )
 
 
-def test_axe_finds_nothing(browser: Browser, filled: tuple[PageServer, dict[str, str]]) -> None:
-    """With everything that can be opened open, in each width and color scheme."""
+def test_axe_finds_no_violations(
+    browser: Browser, filled: tuple[PageServer, dict[str, str]]
+) -> None:
+    """No page violates a rule at any width or color scheme, with all details expanded."""
     page, paths = filled
     found: dict[str, list[str]] = {}
     with open_context(browser, reduced_motion="reduce") as context:
@@ -82,10 +84,10 @@ def test_axe_finds_nothing(browser: Browser, filled: tuple[PageServer, dict[str,
     assert found == {}
 
 
-def test_a_phone_opens_at_the_newest_message(
+def test_phone_opens_at_newest_message(
     browser: Browser, filled: tuple[PageServer, dict[str, str]]
 ) -> None:
-    """The graph is collapsed there, and can be opened."""
+    """On a narrow screen the graph is collapsed and can be expanded."""
     page, paths = filled
     with open_context(browser, viewport={"width": 375, "height": 600}) as context:
         tab = WatchedTab(context, page.url).open(paths["conversation"])

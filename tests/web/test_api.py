@@ -1,4 +1,4 @@
-"""The JSON API: conversations, turns, chains, plans and figures."""
+"""Tests of the JSON API: conversations, turns, chains, plans and statistics."""
 
 import json
 from pathlib import Path
@@ -16,12 +16,12 @@ from web.conftest import PageServer, serve_page
 
 
 def parse_events(text: str) -> list[dict[str, Any]]:
-    """The events of a stream."""
+    """Return the events of a stream."""
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
 
 
-def test_a_conversation_from_its_beginning_to_its_list(fresh: PageServer) -> None:
-    """Made, talked in, renamed, found again."""
+def test_conversation_is_created_renamed_and_listed(fresh: PageServer) -> None:
+    """A conversation is created, answered, renamed and listed with its summary."""
     made = fresh.post("/api/conversations", title="Sums", tags=["work"], system="Be brief.")
     turn = fresh.post(f"/api/conversations/{made['id']}/turns", text="What is 2+3?")
     assert turn["text"] == "2+3 = 5."
@@ -38,8 +38,8 @@ def test_a_conversation_from_its_beginning_to_its_list(fresh: PageServer) -> Non
     assert fresh.get(f"/api/conversations/{made['id']}") == row
 
 
-def test_the_settings_of_a_turn_are_stored_with_its_response(page: PageServer) -> None:
-    """They are sent, and read with the chain; the last blocks are read without the others."""
+def test_turn_settings_are_stored_with_response(page: PageServer) -> None:
+    """Settings are sent and shown in the chain, and the last blocks can be read without the others."""
     name = page.create_conversation("What is 2+3?")
     given = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 500, "effort": "low"}
     path = f"/api/conversations/{name}"
@@ -62,14 +62,14 @@ def test_the_settings_of_a_turn_are_stored_with_its_response(page: PageServer) -
     assert page.get(f"{path}/turns", last=3)["blocks"] == blocks[-3:]
 
 
-def test_a_conversation_can_have_a_time_to_live(fresh: PageServer) -> None:
-    """It is stored and read."""
+def test_conversation_can_have_a_ttl(fresh: PageServer) -> None:
+    """The time to live is stored and returned."""
     made = fresh.post("/api/conversations", ttl=60.0)
     assert made["ttl"] == fresh.get(f"/api/conversations/{made['id']}")["ttl"] == 60.0
 
 
 def test_next_turn_continues_from_head(page: PageServer) -> None:
-    """Chained, and only the new block is sent."""
+    """The next turn is chained and sends only the new block."""
     name = page.create_conversation("What is 2+3?")
     turn = page.post(f"/api/conversations/{name}/turns", text="What did I say first?")
     assert turn["text"] == 'You said first: "What is 2+3?"'
@@ -81,10 +81,10 @@ def test_next_turn_continues_from_head(page: PageServer) -> None:
     assert roles["node"] == turn["node"]
 
 
-def test_a_turn_elsewhere_that_is_sent_twice_leaves_the_head_at_its_answer(
+def test_repeated_turn_on_a_branch_does_not_move_the_head(
     page: PageServer,
 ) -> None:
-    """With its key, as a client does that lost the first answer."""
+    """A turn on a branch repeated with its idempotency key returns the stored answer."""
     name = page.create_conversation("First", "Second")
     at = page.get(f"/api/conversations/{name}/chain")["nodes"][0]["node"]
     path = f"/api/conversations/{name}/turns"
@@ -94,8 +94,8 @@ def test_a_turn_elsewhere_that_is_sent_twice_leaves_the_head_at_its_answer(
     assert page.get(f"/api/conversations/{name}")["head"] == first["node"]
 
 
-def test_a_turn_can_branch_from_any_response(page: PageServer) -> None:
-    """By the provider's id or by the node; what was there stays in the chain."""
+def test_turn_can_branch_from_any_response(page: PageServer) -> None:
+    """A turn can branch at a response id or a node, and the other branches stay in the chain."""
     name = page.create_conversation("First", "Second", "Third")
     chain = page.get(f"/api/conversations/{name}/chain")
     first = chain["nodes"][0]
@@ -111,8 +111,8 @@ def test_a_turn_can_branch_from_any_response(page: PageServer) -> None:
     assert len(chain["nodes"]) == 5
 
 
-def test_a_question_can_be_edited_and_sent_again(page: PageServer) -> None:
-    """On a branch of its own, before the question; other parts of it stay."""
+def test_edited_question_is_sent_on_a_new_branch(page: PageServer) -> None:
+    """An edited question starts a branch before the original; other blocks cannot be sent this way."""
     name = page.create_conversation("Hello", "What is 2+3?", "Thanks")
     turns = page.get(f"/api/conversations/{name}/turns")["blocks"]
     path = f"/api/conversations/{name}/turns"
@@ -126,8 +126,8 @@ def test_a_question_can_be_edited_and_sent_again(page: PageServer) -> None:
     assert page.client.post(path, json={"text": "x", "edit": "blk_none"}).status_code == 404
 
 
-def test_a_turn_can_be_watched(page: PageServer) -> None:
-    """The plan first, then the words as they come, then where the answer is kept."""
+def test_turn_can_be_streamed(page: PageServer) -> None:
+    """The stream has the plan, then the text deltas, then the stored turn with its address."""
     name = page.create_conversation("Hello")
     path = f"/api/conversations/{name}/turns"
     with page.client.stream("POST", path, json={"text": "What is 2+3?", "stream": True}) as answer:
@@ -141,7 +141,7 @@ def test_a_turn_can_be_watched(page: PageServer) -> None:
 
 
 def test_tools_are_streamed_as_they_run(page: PageServer) -> None:
-    """And every response of the turn is a place of the chain."""
+    """Tool calls are streamed as events, and every response of the turn is a node of the chain."""
     name = page.create_conversation()
     path = f"/api/conversations/{name}/turns"
     body = {"text": "Please call add with a=2 and b=3", "stream": True}
@@ -153,7 +153,7 @@ def test_tools_are_streamed_as_they_run(page: PageServer) -> None:
 
 
 def test_failure_is_reported_and_stored(fresh: PageServer) -> None:
-    """Streamed or not, the question stays and the chain shows what happened."""
+    """A failed turn is reported, streamed or not, and its question stays in the chain."""
     name = fresh.create_conversation("Hello")
     path = f"/api/conversations/{name}/turns"
     fresh.faults.set("status=400")
@@ -168,8 +168,8 @@ def test_failure_is_reported_and_stored(fresh: PageServer) -> None:
     assert fresh.post(path, text="What is 2+3?")["text"] == "2+3 = 5."
 
 
-def test_another_model_can_be_asked(tmp_path: Path) -> None:
-    """Where the server has several; the first is asked unless another is chosen."""
+def test_model_can_be_selected_per_turn(tmp_path: Path) -> None:
+    """A turn uses the server's default model unless another is selected."""
     models = {"alpha": PracticeModel(), "beta": PracticeModel()}
     with serve_page(tmp_path, models=models, default="beta") as page:
         name = page.create_conversation("Hello")
@@ -180,8 +180,8 @@ def test_another_model_can_be_asked(tmp_path: Path) -> None:
         assert "<option selected>alpha</option>" in html
 
 
-def test_the_same_key_runs_once(page: PageServer) -> None:
-    """A turn that is asked for twice is answered from the store."""
+def test_idempotency_key_runs_once(page: PageServer) -> None:
+    """A repeated turn returns the stored answer, and other text with the same key is a conflict."""
     name = page.create_conversation()
     path = f"/api/conversations/{name}/turns"
     first = page.post(path, text="What is 2+3?", key="one")
@@ -192,8 +192,8 @@ def test_the_same_key_runs_once(page: PageServer) -> None:
     assert other.status_code == 409
 
 
-def test_plans_of_the_past_and_of_the_future(page: PageServer) -> None:
-    """What was sent and why; what would be sent and why."""
+def test_past_and_next_plans_are_available(page: PageServer) -> None:
+    """The API returns the plan of a sent request and the plan of the next one."""
     name = page.create_conversation("First", "Second")
     head = page.get(f"/api/conversations/{name}/chain")["head"]
     past = page.get(f"/api/conversations/{name}/plans/{head}")
@@ -206,8 +206,8 @@ def test_plans_of_the_past_and_of_the_future(page: PageServer) -> None:
     assert page.client.get(f"/api/conversations/{name}/plans/1").status_code == 404
 
 
-def test_a_fork_is_a_conversation_of_its_own(page: PageServer) -> None:
-    """It shares what came before, and goes its own way."""
+def test_fork_is_a_separate_conversation(page: PageServer) -> None:
+    """A fork shares the earlier messages and continues separately."""
     name = page.create_conversation("First", "Second", title="Origin")
     first = page.get(f"/api/conversations/{name}/chain")["nodes"][0]
     made = page.post(f"/api/conversations/{name}/fork", at=first["node"])
@@ -219,8 +219,8 @@ def test_a_fork_is_a_conversation_of_its_own(page: PageServer) -> None:
     assert head != turn["node"]
 
 
-def test_figures_add_up(fresh: PageServer) -> None:
-    """Over a range of time; nothing outside of it."""
+def test_statistics_are_limited_to_time_range(fresh: PageServer) -> None:
+    """Statistics count the requests within a time range only."""
     fresh.create_conversation("First", "Second")
     fresh.create_conversation("Third")
     figures = fresh.get("/api/analytics")
@@ -232,8 +232,8 @@ def test_figures_add_up(fresh: PageServer) -> None:
     assert fresh.get("/api/analytics", until=1.0)["requests"]["total"] == 0
 
 
-def test_a_deleted_conversation_is_gone(page: PageServer) -> None:
-    """For good; a second time there is nothing to delete."""
+def test_deleted_conversation_is_not_found(page: PageServer) -> None:
+    """A deleted conversation is not found, and deleting it again is a 404 error."""
     name = page.create_conversation("A private matter")
     path = f"/api/conversations/{name}"
     assert page.client.delete(path).status_code == 204
@@ -257,17 +257,17 @@ def test_a_deleted_conversation_is_gone(page: PageServer) -> None:
         ({"tag": "none"}, set[str]()),
     ],
 )
-def test_conversations_are_found(
+def test_conversations_are_filtered(
     listed: PageServer, query: dict[str, Any], names: set[str]
 ) -> None:
-    """By words, by how they stand, in pages."""
+    """Conversations are filtered by text, status and tag, and returned in pages."""
     rows = listed.get("/api/conversations", **query)["data"]
     assert {row["title"] for row in rows} == names
 
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A page with three conversations, one put away."""
+    """Yield a page with three conversations, one of them archived."""
     with serve_page(tmp_path_factory.mktemp("listed")) as page:
         page.create_conversation("Tell me about the anchor", title="Boats")
         page.create_conversation("Tell me about rails", "And about steam", title="Trains")
@@ -278,7 +278,7 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("order", ["newest", "oldest", "turns", "tokens", "cost", "title"])
 def test_conversations_are_sorted(listed: PageServer, order: str) -> None:
-    """In every order that there is."""
+    """Conversations can be sorted in every supported order."""
     rows = listed.get("/api/conversations", order=order)["data"]
     first = {"newest": "Trains", "oldest": "Boats", "turns": "Trains", "tokens": "Trains"}
     assert rows[0]["title"] == first.get(order, rows[0]["title"])
@@ -302,13 +302,13 @@ def test_conversations_are_sorted(listed: PageServer, order: str) -> None:
 def test_errors_have_one_shape(
     page: PageServer, path: str, body: dict[str, Any], status: int, code: str
 ) -> None:
-    """With a status, a code for programs and a sentence for people."""
+    """An error has a status, a code for programs and a readable message."""
     answer = page.client.post(path, json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
 def test_bodies_are_json_and_bounded(page: PageServer) -> None:
-    """A form of another web site cannot post here, nor can anybody post a flood."""
+    """Other content types are rejected, so that foreign forms cannot post, and the size is limited."""
     path = "/api/conversations"
     assert page.client.post(path, content=b"title=x").status_code == 415
     form = {"content-type": "text/plain"}
@@ -320,7 +320,7 @@ def test_bodies_are_json_and_bounded(page: PageServer) -> None:
 
 
 def test_export_has_all_messages(page: PageServer) -> None:
-    """One JSON object a line, as a file."""
+    """The export is a JSON Lines file with all messages."""
     name = page.create_conversation("What is 2+3?")
     answer = page.client.get(f"/api/conversations/{name}/export")
     assert answer.headers["content-disposition"] == f'attachment; filename="{name}.jsonl"'
@@ -328,8 +328,8 @@ def test_export_has_all_messages(page: PageServer) -> None:
     assert all(isinstance(json.loads(line), dict) for line in answer.text.splitlines())
 
 
-def test_every_route_of_the_api_is_in_the_document(page: PageServer) -> None:
-    """And nothing else is: the document is made from the table of operations."""
+def test_every_api_route_is_in_the_document(page: PageServer) -> None:
+    """The OpenAPI document, which is built from the table of operations, matches the routes."""
     assert page.get("/api/openapi.json") == json.loads(json.dumps(OPENAPI_DOCUMENT))
     documented = {
         (method.upper(), path)
@@ -351,7 +351,7 @@ def test_every_route_of_the_api_is_in_the_document(page: PageServer) -> None:
 
 
 def test_chains_and_turns_are_read_in_pages(page: PageServer) -> None:
-    """Each page says how much there is in total."""
+    """Each page of a chain or a turn has the total count."""
     name = page.create_conversation("One", "Two", "Three")
     path = f"/api/conversations/{name}"
     complete = page.get(f"{path}/chain")
@@ -368,8 +368,8 @@ def test_chains_and_turns_are_read_in_pages(page: PageServer) -> None:
     assert page.get(f"{path}/turns", last=2)["offset"] == 4
 
 
-def test_a_fork_starts_at_a_response_a_node_or_a_block(page: PageServer) -> None:
-    """At a block in the middle of a turn, the fork ends with that block."""
+def test_fork_can_start_at_response_node_or_block(page: PageServer) -> None:
+    """A fork at a block in the middle of a turn ends with that block."""
     name = page.create_conversation("One", "Two")
     path = f"/api/conversations/{name}"
     blocks = page.get(f"{path}/turns")["blocks"]
@@ -387,8 +387,8 @@ def test_a_fork_starts_at_a_response_a_node_or_a_block(page: PageServer) -> None
     assert page.client.post(f"{path}/fork", json={"block": "none"}).status_code == 404
 
 
-def test_the_api_has_what_the_page_shows(fresh: PageServer) -> None:
-    """Comparisons, statistics by time and conversation, tags and models."""
+def test_api_has_the_data_of_the_page(fresh: PageServer) -> None:
+    """The API has comparisons, statistics by time and conversation, tags and models."""
     name = fresh.create_conversation("One", "Two", title="Numbers")
     path = f"/api/conversations/{name}"
     fresh.client.patch(path, json={"tags": ["work"]})
@@ -410,7 +410,7 @@ def test_the_api_has_what_the_page_shows(fresh: PageServer) -> None:
 
 
 def test_stored_bodies_are_shown(tmp_path: Path) -> None:
-    """Off by default; with the option, what went over the wire is on the card, refusals too."""
+    """With ``keep_bodies``, the plan card shows the request and response bodies, including rejections."""
     with serve_page(tmp_path, keep_bodies=True) as page:
         name = page.create_conversation("A private matter")
         path = f"/api/conversations/{name}/turns"
@@ -425,7 +425,7 @@ def test_stored_bodies_are_shown(tmp_path: Path) -> None:
         async def measure(service: ConversationService) -> int:
             return len((await load_exchanges(service.store, head))[-1].request)
 
-        size = page.run(measure)  # with the definition of a tool
+        size = page.run(measure)  # includes the definition of a tool
         (node,) = (
             each
             for each in page.get(f"/api/conversations/{name}/chain")["nodes"]
@@ -437,7 +437,7 @@ def test_stored_bodies_are_shown(tmp_path: Path) -> None:
 
 
 def test_bodies_are_not_stored_by_default(page: PageServer) -> None:
-    """And the card says how to keep them."""
+    """By default no bodies are stored, and the plan card names the option that stores them."""
     name = page.create_conversation("A private matter")
     head = page.get(f"/api/conversations/{name}/chain")["head"]
     assert "--keep-bodies" in page.client.get(f"/conversations/{name}/plans/{head}").text

@@ -1,4 +1,4 @@
-"""Attachments and request settings: accepted within limits, stored with the message, out of lists."""
+"""Attachments and request settings: limits, storage with the message, and the preview in lists."""
 
 import base64
 from pathlib import Path
@@ -14,17 +14,17 @@ PNG = base64.b64decode(
 
 
 def data_url(content: bytes, media_type: str = "image/png") -> str:
-    """A data URL."""
+    """Return a base64 data URL of the content."""
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
 
 
 def send(page: PageServer, name: str, **body: Any) -> Any:
-    """Send a message; its answer must be a success."""
+    """Send a message, check that it succeeded and return the turn."""
     return page.post(f"/api/conversations/{name}/turns", **body)
 
 
-def test_attachments_are_stored_with_the_message_and_served(fresh: PageServer) -> None:
-    """An image is shown, a file is a download; both are gone with the conversation."""
+def test_attachments_are_stored_and_served(fresh: PageServer) -> None:
+    """An image is shown inline, a file is a download, and both are deleted with the conversation."""
     name = fresh.create_conversation()
     attached = [
         {"data": data_url(PNG), "filename": "dot.png"},
@@ -50,8 +50,8 @@ def test_attachments_are_stored_with_the_message_and_served(fresh: PageServer) -
     assert fresh.client.get(f"{path}/1").status_code == 404
 
 
-def test_lists_show_the_text_of_a_message_with_a_large_attachment(fresh: PageServer) -> None:
-    """Only the beginning of its block is read, which holds the text."""
+def test_list_shows_text_of_message_with_large_attachment(fresh: PageServer) -> None:
+    """Lists show the message's text, which is at the start of the block, the only part that is read."""
     name = fresh.create_conversation()
     large = {"data": data_url(PNG + bytes(20_000))}
     send(fresh, name, text='What "is" this?\n\tA \u2028 dot', attachments=[large])
@@ -72,10 +72,10 @@ def test_lists_show_the_text_of_a_message_with_a_large_attachment(fresh: PageSer
         (data_url(bytes(6_000_000)), 422, "at most"),
     ],
 )
-def test_attachments_that_are_rejected(
+def test_invalid_attachments_are_rejected(
     page: PageServer, data: str, status: int, message: str
 ) -> None:
-    """With a reason; nothing is written."""
+    """An invalid attachment is rejected with a reason, and nothing is stored."""
     name = page.create_conversation()
     body = {"text": "Hello", "attachments": [{"data": data}]}
     answer = page.client.post(f"/api/conversations/{name}/turns", json=body)
@@ -83,8 +83,8 @@ def test_attachments_that_are_rejected(
     assert page.get(f"/api/conversations/{name}/chain")["nodes"] == []
 
 
-def test_an_edited_message_retains_its_attachments(page: PageServer) -> None:
-    """And gets those that are added."""
+def test_edited_message_retains_its_attachments(page: PageServer) -> None:
+    """An edited message retains its attachments, and new ones are added."""
     name = page.create_conversation()
     first = send(page, name, text="What is this?", attachments=[{"data": data_url(PNG)}])
     (question, _) = page.get(f"/api/conversations/{name}/turns")["blocks"]
@@ -95,8 +95,8 @@ def test_an_edited_message_retains_its_attachments(page: PageServer) -> None:
     assert [part["type"] for part in edited["parts"]] == ["text", "image", "file"]
 
 
-def test_the_system_prompt_changes_without_losing_the_chain(page: PageServer) -> None:
-    """From the message on; the next one uses it as well. An empty text removes it."""
+def test_system_prompt_change_stays_chained(page: PageServer) -> None:
+    """A new system prompt applies from its message on, stays chained, and is removed by an empty string."""
     made = page.post("/api/conversations", system="Be brief.")
     name = made["id"]
     first = send(page, name, text="Hello")
@@ -112,7 +112,7 @@ def test_the_system_prompt_changes_without_losing_the_chain(page: PageServer) ->
 
 
 def test_effort_and_temperature_are_sent(tmp_path: Path) -> None:
-    """As the provider names them; invalid ones are rejected."""
+    """Effort and temperature are sent under the provider's names; invalid values are rejected."""
     with serve_page(tmp_path, keep_bodies=True) as page:
         name = page.create_conversation()
         turn = send(page, name, text="Hello", effort="high", temperature=0.5)

@@ -1,4 +1,4 @@
-"""Differences of paths: by content, aligned, and word by word."""
+"""Tests of the comparison of paths: by content, aligned, and word by word."""
 
 from kedge.turns import assistant, system, tool_call, tool_result, user
 from kedge.web.block_diff import (
@@ -10,8 +10,8 @@ from kedge.web.block_diff import (
 )
 
 
-def test_a_changed_message_is_not_in_common() -> None:
-    """Its words that differ are marked; what follows it unchanged is in common."""
+def test_changed_message_is_not_in_common() -> None:
+    """The words that differ are marked, and unchanged messages after them count as common."""
     left = [user("What is 2+3?"), assistant("5"), user("Thanks a lot")]
     right = [user("What is 2+4?"), assistant("5"), user("Thanks a lot")]
     (changed, same), common = build_diff(left, right)
@@ -20,8 +20,8 @@ def test_a_changed_message_is_not_in_common() -> None:
     assert str(changed.right[0].html) == '<p class="words">What is 2+<ins>4</ins>?</p>'
 
 
-def test_messages_of_one_side_are_aligned() -> None:
-    """Rewritten blocks with other ids are the same; HTML in texts is escaped."""
+def test_messages_on_one_side_are_aligned() -> None:
+    """Blocks are compared by content, not by id, and HTML in texts is escaped."""
     left = [system("Be brief."), user("a"), assistant("<b>"), user("c")]
     right = [system("Be brief."), user("a"), user("c"), assistant("d")]
     rows, common = build_diff(left, right)
@@ -31,8 +31,8 @@ def test_messages_of_one_side_are_aligned() -> None:
     assert build_diff([], []) == ((), 0)
 
 
-def test_other_blocks_and_very_long_ones_are_shown_as_they_are() -> None:
-    """Calls are not compared word by word, nor are texts or paths beyond the limits."""
+def test_tool_calls_and_long_texts_have_no_word_diff() -> None:
+    """Tool calls, and texts or paths above the limits, are not compared word by word."""
     left = [tool_call("add", {"a": 1}, call_id="c"), tool_result("c", "1")]
     right = [tool_call("add", {"a": 2}, call_id="c"), tool_result("c", "1")]
     (changed, _), _ = build_diff(left, right)
@@ -45,8 +45,8 @@ def test_other_blocks_and_very_long_ones_are_shown_as_they_are() -> None:
     assert ([row.kind for row in rows[:3]], common) == (["changed", "changed", "left"], 0)
 
 
-def test_edits_are_paired_with_what_they_replaced() -> None:
-    """By their position between unchanged blocks; insertions are no edits."""
+def test_edits_are_paired_with_previous_text() -> None:
+    """Edits are paired by their position between unchanged blocks; an insertion is not an edit."""
     old, new = user("old"), user("new")
     before = [user("a"), old, assistant("b")]
     assert pair_edits(before, [before[0], new, before[2]]) == {new.id: "old"}
@@ -54,8 +54,8 @@ def test_edits_are_paired_with_what_they_replaced() -> None:
     assert pair_edits(before, [before[0], assistant("x"), before[2]]) == {}
 
 
-def test_the_first_change_is_named() -> None:
-    """What was changed, removed or inserted; what only follows is no change."""
+def test_first_change_is_described() -> None:
+    """The first changed, removed or inserted message is described; an appended one is no change."""
     before = [user("a"), assistant("b"), user("c")]
     assert describe_first_change(before, [*before, user("d")]) == ""
     assert describe_first_change(before, [before[0], user("x"), *before[1:]]) == (

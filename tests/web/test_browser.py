@@ -1,4 +1,4 @@
-"""The page in a real Chromium: it loads, chats, forks, compares, moves, and lets nothing through."""
+"""The page in Chromium: list, chat, forks, comparison, keyboard, themes and hostile content."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +29,7 @@ expect.set_options(timeout=120_000)
 def watched(
     browser: Browser, page: PageServer, request: pytest.FixtureRequest
 ) -> Iterator[WatchedTab]:
-    """A tab of its own; a test that ends with trouble noted fails."""
+    """Yield a new tab; the test fails if the tab recorded a problem."""
     settings: dict[str, Any] = getattr(request, "param", {})
     with open_context(browser, **settings) as context:
         made = WatchedTab(context, page.url)
@@ -37,8 +37,8 @@ def watched(
     assert made.problems == []
 
 
-def test_the_list_loads_and_leads_to_a_conversation(page: PageServer, watched: WatchedTab) -> None:
-    """Search narrows it, j and k walk it, Enter opens."""
+def test_list_is_searched_and_opened_by_keyboard(page: PageServer, watched: WatchedTab) -> None:
+    """The list can be searched, navigated with j and k, and a conversation opened with Enter."""
     page.create_conversation("Tell me about lighthouses", title="Lighthouses")
     page.create_conversation("Tell me about harbours", title="Harbours")
     tab = watched.open("/")
@@ -54,12 +54,12 @@ def test_the_list_loads_and_leads_to_a_conversation(page: PageServer, watched: W
     expect(tab.locator(".said.user .prose")).to_have_text("Tell me about lighthouses")
 
 
-def test_an_answer_streams_into_a_new_conversation(page: PageServer, watched: WatchedTab) -> None:
-    """From the empty list to an answer, with the plan of its request."""
+def test_answer_streams_into_new_conversation(page: PageServer, watched: WatchedTab) -> None:
+    """A new conversation shows the streamed answer and the plan of each request."""
     tab = watched.open("/")
     tab.get_by_role("button", name="New conversation").first.click()
     expect(tab.get_by_role("heading", name="Send a message")).to_be_visible()
-    tab.wait_for_load_state()  # the scripts are there
+    tab.wait_for_load_state()  # the scripts are loaded
     tab.get_by_label("Your message").fill("What is 6*7?")
     tab.keyboard.press("Enter")
     expect(tab.locator(".said.assistant .prose")).to_have_text("6*7 = 42.")
@@ -80,8 +80,8 @@ def test_an_answer_streams_into_a_new_conversation(page: PageServer, watched: Wa
     expect(tab.locator(".rows [aria-current]")).to_have_text("What did I say first?head")
 
 
-def test_forking_and_editing_make_branches(page: PageServer, watched: WatchedTab) -> None:
-    """From any response, and from any question in other words; nothing is lost."""
+def test_forking_and_editing_create_branches(page: PageServer, watched: WatchedTab) -> None:
+    """A fork at a response and an edited question each add a branch and retain the others."""
     name = page.create_conversation("First", "Second", "Third")
     tab = watched.open(f"/conversations/{name}")
     first = tab.locator("[data-exchange]").first
@@ -104,7 +104,7 @@ def test_forking_and_editing_make_branches(page: PageServer, watched: WatchedTab
 
 
 def test_two_branches_are_compared_side_by_side(page: PageServer, watched: WatchedTab) -> None:
-    """Chosen from the branches that there are."""
+    """Two branches chosen from the list of branches are shown side by side."""
     name = page.create_conversation("Shared", "To the left")
     nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
     page.post(f"/api/conversations/{name}/turns", text="To the right", at=nodes[0]["node"])
@@ -122,8 +122,8 @@ def test_two_branches_are_compared_side_by_side(page: PageServer, watched: Watch
     assert left["y"] == right["y"]
 
 
-def test_the_graph_is_walked_by_keyboard(page: PageServer, watched: WatchedTab) -> None:
-    """Keys choose responses, and the chat follows; the address is a permalink."""
+def test_graph_is_navigated_by_keyboard(page: PageServer, watched: WatchedTab) -> None:
+    """Keys select a response, the chat shows its path, and the address is a permalink."""
     name = page.create_conversation("First", "Second", "Third")
     tab = watched.open(f"/conversations/{name}")
     expect(tab.locator("[data-exchange]")).to_have_count(3)
@@ -138,8 +138,8 @@ def test_the_graph_is_walked_by_keyboard(page: PageServer, watched: WatchedTab) 
     expect(tab.get_by_role("dialog", name="Keyboard")).to_be_visible()
 
 
-def test_the_dashboard_moves_while_requests_run(page: PageServer, watched: WatchedTab) -> None:
-    """Without a reload, by server-sent events."""
+def test_dashboard_updates_while_requests_run(page: PageServer, watched: WatchedTab) -> None:
+    """The dashboard is updated by server-sent events, without a reload."""
     page.create_conversation("Before")
     tab = watched.open("/dashboard?range=1h")
     expect(tab.get_by_text("live", exact=True)).to_be_visible()
@@ -152,7 +152,7 @@ def test_the_dashboard_moves_while_requests_run(page: PageServer, watched: Watch
 
 @pytest.mark.parametrize("watched", [{"color_scheme": "dark"}], indirect=True)
 def test_dark_theme_is_remembered(page: PageServer, watched: WatchedTab) -> None:
-    """As the system says, until somebody chooses; the choice is remembered without a flash."""
+    """The theme follows the system until the user selects one, which is restored after a reload."""
 
     def ground() -> str:
         return tab.evaluate("getComputedStyle(document.documentElement).backgroundColor")
@@ -169,8 +169,8 @@ NARROW = {"viewport": {"width": 375, "height": 720}, "is_mobile": True, "has_tou
 
 
 @pytest.mark.parametrize("watched", [NARROW], indirect=True)
-def test_nothing_sticks_out_of_a_narrow_screen(page: PageServer, watched: WatchedTab) -> None:
-    """On every page; and one can write there."""
+def test_pages_fit_a_narrow_screen(page: PageServer, watched: WatchedTab) -> None:
+    """No page scrolls horizontally on a narrow screen, and a message can be sent there."""
     name = page.create_conversation("What is 2+3?", "Please call add with a=2 and b=3", "x" * 300)
     nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
     page.post(f"/api/conversations/{name}/turns", text="Other", at=nodes[0]["node"])
@@ -197,7 +197,7 @@ HOSTILE = """<script>alert('script')</script><img src=x onerror="alert('image')"
 
 
 async def _create_hostile(service: ConversationService) -> tuple[str, str]:
-    """A conversation that can go on, and one with more than a strict server would take."""
+    """Create a conversation that can be continued, and one that a strict server would reject."""
     conversation = await Conversation.create(
         service.store, service.models.engine, title=HOSTILE, tags=[HOSTILE]
     )
@@ -213,8 +213,8 @@ async def _create_hostile(service: ConversationService) -> tuple[str, str]:
     return conversation.id, worse.id
 
 
-def test_a_hostile_conversation_does_nothing(page: PageServer, watched: WatchedTab) -> None:
-    """Full of HTML and scripts in every place that can hold text: nothing runs, nothing is loaded."""
+def test_hostile_content_is_inert(page: PageServer, watched: WatchedTab) -> None:
+    """HTML and scripts in every text field neither run nor load anything."""
     names = page.run(_create_hostile)
     tab = watched.tab
     for name in reversed(names):
@@ -236,10 +236,8 @@ def test_a_hostile_conversation_does_nothing(page: PageServer, watched: WatchedT
         page.client.delete(f"/api/conversations/{name}")
 
 
-def test_two_thousand_responses_in_one_tree_are_drawn(
-    page: PageServer, watched: WatchedTab
-) -> None:
-    """Forks and all; rows can be chosen, and only the path is in the chat."""
+def test_graph_shows_two_thousand_responses(page: PageServer, watched: WatchedTab) -> None:
+    """A tree with 2,000 responses and forks is drawn, and a row can be selected."""
     name = page.run(lambda service: create_large_tree(service.store, 2_000))
     tab = watched.open(f"/conversations/{name}")
     assert tab.locator(".rows li").count() > 1_000
@@ -248,10 +246,10 @@ def test_two_thousand_responses_in_one_tree_are_drawn(
     expect(tab.locator(".lanes .line.here")).to_have_count(1)
 
 
-def test_a_page_with_a_token_is_entered_through_the_form(
+def test_login_form_accepts_token(
     browser: Browser, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Typed once, kept as a cookie that scripts cannot read."""
+    """The token is entered once and stored in a cookie that scripts cannot read."""
     with serve_page(tmp_path_factory.mktemp("door"), token="open-sesame", hosts=None) as page:
         context = browser.new_context()
         watched = WatchedTab(context, page.url)

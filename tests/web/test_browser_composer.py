@@ -1,4 +1,4 @@
-"""The composer in a real Chromium: attachments, request settings, and conversations of another provider."""
+"""The composer in Chromium: attachments, request settings, and conversations of another provider."""
 
 import pytest
 from playwright.sync_api import Browser, FilePayload, Page, expect
@@ -29,7 +29,7 @@ def send(tab: Page, text: str) -> None:
 
 
 def test_images_and_files_are_attached(browser: Browser, page: PageServer) -> None:
-    """Chosen, pasted and dropped; one can be removed, and a type that is not accepted is reported."""
+    """Files can be selected, pasted, dropped and removed; an unsupported type is reported."""
     with open_context(browser) as context:
         watched = WatchedTab(context, page.url)
         tab = watched.open(f"/conversations/{page.create_conversation()}")
@@ -55,8 +55,8 @@ def test_images_and_files_are_attached(browser: Browser, page: PageServer) -> No
         assert watched.problems == []
 
 
-def test_settings_of_a_request_are_sent_and_stay(browser: Browser, page: PageServer) -> None:
-    """The system prompt belongs to the conversation from then on; effort and temperature to the form."""
+def test_request_settings_are_sent_and_retained(browser: Browser, page: PageServer) -> None:
+    """The system prompt is stored with the conversation; effort and temperature remain in the form."""
     name = page.create_conversation("Hello")
     with open_context(browser) as context:
         watched = WatchedTab(context, page.url)
@@ -79,16 +79,16 @@ def test_settings_of_a_request_are_sent_and_stay(browser: Browser, page: PageSer
 
 
 async def _create_with_anthropic(service: ConversationService) -> str:
-    """A conversation that was held with another provider than this server."""
+    """Create a conversation with another provider than this server and return its id."""
     async with await Conversation.create(service.store, "anthropic:practice") as made:
         await made.send("My name is Ada.")
         return made.id
 
 
-def test_a_conversation_of_another_provider_continues_with_it(
+def test_conversation_continues_with_another_provider(
     browser: Browser, page: PageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The composer names the model, and its provider answers, with the key of the environment."""
+    """The composer shows the model, and its provider answers with the API key of the environment."""
     monkeypatch.setenv("ANTHROPIC_BASE_URL", page.url)
     monkeypatch.setenv("ANTHROPIC_API_KEY", "a key")
     name = page.run(_create_with_anthropic)

@@ -1,4 +1,4 @@
-"""Edits, comparison and two tabs in a real Chromium."""
+"""Edits, comparison and concurrent tabs in Chromium."""
 
 from playwright.sync_api import Browser, expect
 
@@ -8,8 +8,8 @@ from web.conftest import PageServer, open_context
 expect.set_options(timeout=120_000)
 
 
-def test_an_edit_is_marked_and_compared(browser: Browser, page: PageServer) -> None:
-    """The previous text is one click away; the comparison marks the words that differ."""
+def test_edit_is_marked_and_compared(browser: Browser, page: PageServer) -> None:
+    """An edited message shows its previous text, and the comparison highlights the changed words."""
     name = page.create_conversation("Hello", "What is 2+3?", "Thanks")
     with open_context(browser) as context:
         watched = WatchedTab(context, page.url)
@@ -33,8 +33,8 @@ def test_an_edit_is_marked_and_compared(browser: Browser, page: PageServer) -> N
         assert watched.problems == []
 
 
-def test_an_answer_is_edited_without_sending(browser: Browser, page: PageServer) -> None:
-    """Saved as a change of the history."""
+def test_answer_is_edited_without_sending(browser: Browser, page: PageServer) -> None:
+    """An edited answer is saved in the history without sending a request."""
     name = page.create_conversation("Hello")
     with open_context(browser) as context:
         watched = WatchedTab(context, page.url)
@@ -51,8 +51,8 @@ def test_an_answer_is_edited_without_sending(browser: Browser, page: PageServer)
         assert watched.problems == []
 
 
-def test_a_stale_tab_asks_before_it_moves_the_head(browser: Browser, page: PageServer) -> None:
-    """Both options in plain words; the text that was typed remains."""
+def test_stale_tab_asks_before_moving_the_head(browser: Browser, page: PageServer) -> None:
+    """A stale tab offers a new branch or the newest messages, and retains the typed text."""
     name = page.create_conversation("Hello")
     with open_context(browser) as context:
         stale, other = (WatchedTab(context, page.url) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Management and search in a real Chromium."""
+"""Managing and searching conversations in Chromium."""
 
 from playwright.sync_api import Browser, expect
 
@@ -8,10 +8,10 @@ from web.conftest import PageServer, open_context
 expect.set_options(timeout=120_000)
 
 
-def test_a_conversation_is_renamed_tagged_archived_and_deleted(
+def test_conversation_is_renamed_tagged_archived_and_deleted(
     browser: Browser, fresh: PageServer
 ) -> None:
-    """With undo; the list shows each change."""
+    """Each change is shown on the conversation page, and a deletion can be undone."""
     name = fresh.create_conversation("Tell me about lighthouses")
     with open_context(browser) as context:
         watched = WatchedTab(context, fresh.url)
@@ -46,7 +46,7 @@ def test_a_conversation_is_renamed_tagged_archived_and_deleted(
 
 
 def test_several_conversations_are_changed_at_once(browser: Browser, fresh: PageServer) -> None:
-    """Selected in the list, tagged, filtered by the tag, archived."""
+    """Conversations selected in the list are tagged, filtered by the tag and archived together."""
     for title in ("One", "Two", "Three"):
         fresh.create_conversation("Hello", title=title)
     with open_context(browser) as context:
@@ -71,8 +71,8 @@ def test_several_conversations_are_changed_at_once(browser: Browser, fresh: Page
     assert [row["title"] for row in fresh.get("/api/conversations")["data"]] == ["Three"]
 
 
-def test_a_search_result_leads_to_its_message(browser: Browser, fresh: PageServer) -> None:
-    """The match is marked, and the message is in view."""
+def test_search_result_links_to_its_message(browser: Browser, fresh: PageServer) -> None:
+    """A search result highlights the match, and its link scrolls to the message."""
     name = fresh.create_conversation(*(f"Message {number} of many" for number in range(12)))
     with open_context(browser) as context:
         watched = WatchedTab(context, fresh.url)

@@ -1,4 +1,4 @@
-"""Answers in a real Chromium: stopped, reloaded, followed from another tab, resumed after a crash."""
+"""Answers in Chromium: stopped, reloaded, followed from another tab, and resumed after a restart."""
 
 import socket
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ expect.set_options(timeout=120_000)
 
 @contextmanager
 def reserve_port() -> Iterator[int]:
-    """A port that no other process gets while the server is restarted."""
+    """Yield a port that no other process gets while the server is restarted."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
@@ -26,13 +26,13 @@ def reserve_port() -> Iterator[int]:
 
 @pytest.fixture
 def gate() -> GatedModel:
-    """A model that waits after its first text for a message that starts with "wait"."""
+    """Return a model that pauses after its first text for a message that starts with "wait"."""
     return GatedModel()
 
 
 @pytest.fixture
 def gated(tmp_path: Path, gate: GatedModel) -> Iterator[PageServer]:
-    """A page with that model."""
+    """Yield a page with the gated model."""
     with serve_page(tmp_path, model=gate) as made:
         yield made
 
@@ -43,10 +43,10 @@ def send(tab: Page, text: str) -> None:
     tab.keyboard.press("Enter")
 
 
-def test_a_stopped_answer_stays_and_can_be_sent_again(
+def test_stopped_answer_is_stored_and_can_be_retried(
     browser: Browser, gated: PageServer, gate: GatedModel
 ) -> None:
-    """The beginning is stored and shown, also after a reload; Retry gets the complete answer."""
+    """A partial answer is stored and shown after a reload, and Retry gets the complete answer."""
     with open_context(browser) as context:
         watched = WatchedTab(context, gated.url)
         tab = watched.open(f"/conversations/{gated.create_conversation('Hello')}")
@@ -67,10 +67,10 @@ def test_a_stopped_answer_stays_and_can_be_sent_again(
         assert watched.problems == []
 
 
-def test_a_reload_does_not_end_an_answer_and_any_tab_can_stop_it(
+def test_answer_continues_after_reload_and_any_tab_can_stop_it(
     browser: Browser, gated: PageServer, gate: GatedModel
 ) -> None:
-    """The page attaches to the run again; a second tab shows it, too."""
+    """After a reload the page attaches to the run again, and a second tab shows it as well."""
     with open_context(browser) as context:
         watched = WatchedTab(context, gated.url)
         tab = watched.open(f"/conversations/{gated.create_conversation()}")
@@ -89,10 +89,10 @@ def test_a_reload_does_not_end_an_answer_and_any_tab_can_stop_it(
         assert (watched.problems, other.problems) == ([], [])
 
 
-def test_an_answer_survives_a_restart_of_the_server(
+def test_question_survives_a_server_restart(
     browser: Browser, tmp_path: Path, gate: GatedModel
 ) -> None:
-    """A banner while the server is away; then the message is there, with Retry."""
+    """A banner is shown while the server is down; afterwards the message is shown with Retry."""
     with open_context(browser) as context, reserve_port() as port:
         with serve_page(tmp_path, port=port, model=gate) as page:
             watched = WatchedTab(context, page.url)

@@ -1,4 +1,4 @@
-"""Workflows in a real Chromium: started from the form and followed."""
+"""Starting and following workflows in Chromium."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from web.conftest import open_context, serve_page
 expect.set_options(timeout=120_000)
 
 
-def test_a_workflow_is_started_and_followed(browser: Browser, tmp_path: Path) -> None:
-    """The page shows each answer as it is stored, without a reload."""
+def test_workflow_is_started_and_followed(browser: Browser, tmp_path: Path) -> None:
+    """The page shows each answer when it is stored, without a reload."""
     gate = GatedModel()
     with serve_page(tmp_path, model=gate) as page, open_context(browser) as context:
         watched = WatchedTab(context, page.url)

@@ -1,11 +1,11 @@
-"""The lanes of a tree as SVG."""
+"""Tests of the SVG drawing of a tree."""
 
 from kedge.store.tree import GraphNode, Mark, compute_layout
 from kedge.web.chain_svg import draw_lanes
 
 
 def test_lanes_have_two_paths_and_a_shape_per_row() -> None:
-    """Shapes differ by mark, not only colours."""
+    """Marks differ by shape, not only by color."""
     marks: tuple[Mark, ...] = ("lost", "expired", "failed", "compacted")
     nodes = [
         GraphNode(number, number - 1, marks=frozenset({mark}))

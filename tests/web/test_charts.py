@@ -1,4 +1,4 @@
-"""Charts: drawn to scale, told in words, and safe to put anything into."""
+"""Tests of the charts: scale, text description and escaping."""
 
 import pytest
 
@@ -29,24 +29,24 @@ from kedge.web.dashboard import build_breakdowns
 LABELS = ("09:00", "10:00", "11:00")
 
 
-def test_bars_are_stacked_below_a_round_number() -> None:
-    """The highest stack decides the scale."""
+def test_bars_are_stacked_to_scale() -> None:
+    """The highest stack determines the scale of the chart."""
     svg = draw_chart(Chart("Requests", LABELS, [Series("a", [10, 20, 0]), Series("b", [5, 10, 0])]))
     assert '<span class="most">30</span>' in svg
     assert 'class="solid" x="202.00" y="46.67" width="196.00" height="93.33"' in svg
     assert 'class="hollow" x="202.00" y="0.00" width="196.00" height="46.67"' in svg
     assert "<title>10:00: a 20, b 10</title>" in svg
-    assert svg.count("<g>") == 2  # nothing is drawn where nothing was
+    assert svg.count("<g>") == 2  # no bar for an empty interval
 
 
-def test_lines_break_where_nothing_is_known() -> None:
-    """A gap is a gap and no zero."""
+def test_lines_break_at_missing_values() -> None:
+    """A missing value is a gap in the line, not a zero."""
     svg = draw_chart(Chart("Latency", LABELS, [Series("p50", [1, None, 2])], kind="lines"))
     assert 'd="M0.0 70.0h0.01M600.0 0.0h0.01"' in svg
 
 
 def test_chart_has_a_description() -> None:
-    """For those who do not see it: the newest and the highest value of each series."""
+    """The description has the newest and the highest value of each series."""
     chart = Chart("Bytes", LABELS, [Series("sent", [1, 9, 4]), Series("saved", [None, None, None])])
     assert describe_chart(chart) == "sent: 4 at the end, 9 at most. saved: no values."
     assert "<desc" in draw_chart(chart)
@@ -54,31 +54,31 @@ def test_chart_has_a_description() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [0, 0, 0], [None, None, None]])
-def test_empty_chart_has_a_text(values: list[float | None]) -> None:
-    """An empty chart has words in it."""
+def test_empty_chart_has_a_message(values: list[float | None]) -> None:
+    """A chart without values shows a message."""
     places = LABELS[: len(values)]
     assert "Nothing in this range yet." in draw_chart(Chart("x", places, [Series("a", values)]))
     assert "All is well." in draw_ranking("x", [], "All is well.")
 
 
 def test_names_are_escaped() -> None:
-    """A model's name may be anything."""
+    """Titles, labels and model names are escaped."""
     bad = "<script>"
     html = draw_chart(Chart(bad, [bad, bad], [Series(bad, [1, 2]), Series("b", [0, 1])]))
     html += draw_ranking(bad, [RankedBar(bad, 1, bad, bad)]) + draw_share_bar(1, 2, bad)
     assert "<script" not in html
 
 
-def test_a_share_is_seen_however_small() -> None:
-    """A little is not nothing, and no more than everything."""
+def test_small_share_is_visible() -> None:
+    """A small share has a minimum width, and a share is never wider than the bar."""
     assert 'class="part" width="0.60"' in draw_share_bar(1, 1_000_000, "x")
     assert 'class="part" width="0.00"' in draw_share_bar(0, 100, "x")
     assert 'class="part" width="100.00"' in draw_share_bar(300, 100, "x")
     assert 'class="part" width="0.60"' in draw_share_bar(3, 0, "x")
 
 
-def test_the_rows_of_a_breakdown_add_up_to_its_total() -> None:
-    """Conversations that are not listed are one row; a cost without a price is unknown."""
+def test_breakdown_rows_add_up_to_total() -> None:
+    """Conversations that are not listed are combined in one row; a cost without a price is unknown."""
     tokens, cost = Tokens(100, 0, 50, 0), Cost(3.0, 8, 2)
     stats = Analytics(
         Selection(), Requests(total=10, succeeded=9, conversations=3), Chains(), Branching(),

@@ -1,4 +1,4 @@
-"""The pages of documentation say what is true of the page and of the API."""
+"""Checks that the documentation of the page and the API matches the code."""
 
 import re
 from pathlib import Path
@@ -11,21 +11,21 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_every_page_is_documented() -> None:
-    """The table names every route there is."""
+    """The table in docs/web.md lists every route of the page."""
     documented = set(re.findall(r"^\| `(/[^`]*)` \|", (DOCS / "web.md").read_text(), re.MULTILINE))
     assert documented == {route.path.replace(":int}", "}") for route in ROUTES}
 
 
 def test_every_operation_is_documented() -> None:
-    """The table names every operation there is."""
+    """The table in docs/api.md lists every operation of the API."""
     documented = set(
         re.findall(r"^\| `([A-Z]+ /api[^`]*)` \|", (DOCS / "api.md").read_text(), re.MULTILINE)
     )
     assert documented == {f"{each.method} {each.path.replace(':int}', '}')}" for each in OPERATIONS}
 
 
-def test_every_mark_is_documented_as_it_is() -> None:
-    """In the words that the page itself uses."""
+def test_every_mark_is_documented() -> None:
+    """The table in docs/web.md describes every mark with the same text as the page."""
     documented = dict(
         re.findall(r"^\| `([a-z]+)` \| (.*?) \|$", (DOCS / "web.md").read_text(), re.MULTILINE)
     )

@@ -1,12 +1,12 @@
-"""Edits through the API and the page: on every message, visible, and never behind another client."""
+"""Edits through the API and the page: allowed for every message, marked, and checked against the head."""
 
 from kedge.conversation import Conversation
 from kedge.web.service import ConversationService
 from web.conftest import PageServer
 
 
-def test_a_message_before_an_edit_can_be_edited_and_sent(page: PageServer) -> None:
-    """In a rewritten history the edited message follows what was before it."""
+def test_message_can_be_edited_after_an_earlier_edit(page: PageServer) -> None:
+    """After an earlier message was edited, a later message can be edited and sent as a new branch."""
     name = page.create_conversation("Hello", "What is 2+3?", "Thanks")
     path = f"/api/conversations/{name}"
     blocks = page.get(f"{path}/turns")["blocks"]
@@ -25,8 +25,8 @@ def test_a_message_before_an_edit_can_be_edited_and_sent(page: PageServer) -> No
     assert '<p class="words">What is 2+3?</p>' in page.client.get(f"/conversations/{name}").text
 
 
-def test_messages_of_the_model_and_the_system_are_edited_without_sending(page: PageServer) -> None:
-    """Other blocks cannot be edited; a block that is not on the path is reported."""
+def test_assistant_and_system_messages_can_be_edited(page: PageServer) -> None:
+    """System and assistant messages are edited without sending; other blocks cannot be edited."""
     name = page.post("/api/conversations", system="Be brief.")["id"]
     path = f"/api/conversations/{name}"
     page.post(f"{path}/turns", text="Please call add with a=2 and b=3")
@@ -42,8 +42,8 @@ def test_messages_of_the_model_and_the_system_are_edited_without_sending(page: P
         assert answer.status_code == status
 
 
-def test_a_client_that_does_not_know_the_head_is_asked_first(page: PageServer) -> None:
-    """Nothing is written; with the current head the request is accepted."""
+def test_stale_head_is_a_conflict(page: PageServer) -> None:
+    """A request with a stale head fails with 409 and writes nothing; with the current head it succeeds."""
     name = page.create_conversation("Hello")
     path = f"/api/conversations/{name}"
     old = page.get(path)["head"]
@@ -61,8 +61,8 @@ def test_a_client_that_does_not_know_the_head_is_asked_first(page: PageServer) -
     assert page.get(path)["head"] == turn["node"]
 
 
-def test_edits_of_other_programs_are_marked(page: PageServer) -> None:
-    """By comparing the paths before and after the edit."""
+def test_edits_by_other_programs_are_marked(page: PageServer) -> None:
+    """An edit made outside the page is detected by comparing the paths before and after it."""
 
     async def work(service: ConversationService) -> str:
         made = await Conversation.create(service.store, service.models.engine)

@@ -16,12 +16,12 @@ from web.test_runs import GatedModel, start_turn
 
 
 async def close_deletions(service: ConversationService) -> None:
-    """Delete what is to be deleted now, as a server does that shuts down."""
+    """Run the scheduled deletions now, as a server does at shutdown."""
     await service.deletions.aclose()
 
 
-def test_a_deletion_can_be_undone_for_some_time(fresh: PageServer) -> None:
-    """Meanwhile the conversation is hidden; afterwards its data is gone."""
+def test_deletion_can_be_undone_for_a_time(fresh: PageServer) -> None:
+    """The conversation is hidden until the undo time has passed; then its data is deleted."""
     name = fresh.create_conversation("A private matter")
     other = fresh.create_conversation("Something else")
     for _ in range(2):
@@ -38,8 +38,8 @@ def test_a_deletion_can_be_undone_for_some_time(fresh: PageServer) -> None:
     assert fresh.client.delete(f"/api/conversations/{other}?undo=7200").status_code == 422
 
 
-def test_a_server_that_stops_deletes_what_is_to_be_deleted(tmp_path: Path) -> None:
-    """The time is over then; a new server does not have it."""
+def test_scheduled_deletions_run_at_shutdown(tmp_path: Path) -> None:
+    """When the server stops, scheduled deletions are run before their undo time has passed."""
     with serve_page(tmp_path) as page:
         name = page.create_conversation("A private matter")
         page.client.delete(f"/api/conversations/{name}?undo=3600")
@@ -47,8 +47,8 @@ def test_a_server_that_stops_deletes_what_is_to_be_deleted(tmp_path: Path) -> No
         assert page.client.get(f"/api/conversations/{name}").status_code == 404
 
 
-def test_a_killed_server_completes_its_deletions_when_it_starts(tmp_path: Path) -> None:
-    """What is due is deleted, what is not stays hidden and can be restored."""
+def test_killed_server_completes_deletions_at_start(tmp_path: Path) -> None:
+    """At start, due deletions are run; later ones stay hidden and can be restored."""
     with serve_page(tmp_path) as page:
         due, later, listed = (page.create_conversation(text) for text in ("One", "Two", "Three"))
 
@@ -73,8 +73,8 @@ def test_a_killed_server_completes_its_deletions_when_it_starts(tmp_path: Path) 
         assert {row["id"] for row in rows} == {later, listed}
 
 
-def test_lists_are_filtered_and_have_no_empty_rows(fresh: PageServer) -> None:
-    """By tag and model; a conversation without a title and a message is not listed."""
+def test_list_is_filtered_and_omits_empty_conversations(fresh: PageServer) -> None:
+    """Lists are filtered by tag and model, and omit conversations without a title or a message."""
     fresh.post("/api/conversations")
     titled = fresh.post("/api/conversations", title="Plans", tags=["work"])["id"]
     asked = fresh.create_conversation("Hello")
@@ -90,7 +90,7 @@ def test_lists_are_filtered_and_have_no_empty_rows(fresh: PageServer) -> None:
 
 
 def test_status_of_conversation(tmp_path: Path) -> None:
-    """Running, stopped, failed and pending questions at the head are visible in the list."""
+    """Running, stopped, failed and pending questions at the head are shown in the list."""
     gate = GatedModel()
     with serve_page(tmp_path, model=gate) as page:
         name = page.create_conversation("Hello")
@@ -126,14 +126,14 @@ def test_status_of_conversation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("until", "expected"), [(None, "active"), (300_000.0, "active"), (50_000.0, "expiring"), (9.0, "expired")]
 )  # fmt: skip
-def test_a_conversation_expires_soon_within_a_day(until: float | None, expected: str) -> None:
-    """Before that it is active, after it expired."""
+def test_conversation_is_expiring_within_a_day(until: float | None, expected: str) -> None:
+    """The status is expiring within a day of the expiry time, active before that, and expired after it."""
     row = ConversationRow("c")
     assert classify_status(row, unanswered="", lost=False, until=until, now=10.0) == expected
 
 
-def test_tags_lead_to_their_workflow_or_to_their_conversations() -> None:
-    """The tag of a kind of workflow is a tag like others."""
+def test_tags_link_to_workflow_or_conversations() -> None:
+    """A workflow's tag links to the workflow; any other tag links to the filtered list."""
     assert build_tag("workflow:wf_1").url == "/workflows/wf_1"
     assert build_tag("workflow:refine").url == "/?tag=workflow%3Arefine"
     assert build_tag("a b").url == "/?tag=a+b"
@@ -152,12 +152,12 @@ def test_tags_lead_to_their_workflow_or_to_their_conversations() -> None:
     ],
 )
 def test_matching_words_are_found_in_excerpts(text: str, query: str, words: list[str]) -> None:
-    """As the search finds them: without case and accents, with prefixes; excluded words are not marked."""
+    """Case and accents are ignored, prefixes match, and excluded words are not marked."""
     assert [text[start:end] for start, end in find_matches(text, query)] == words
 
 
-def test_search_results_lead_to_their_messages(fresh: PageServer) -> None:
-    """Also in forks and on side branches; the text is escaped."""
+def test_search_results_link_to_messages(fresh: PageServer) -> None:
+    """Results in forks and on side branches link to their messages, and the text is escaped."""
     name = fresh.create_conversation("Tell me about <b>lighthouses</b>", "And harbours")
     first = fresh.get(f"/api/conversations/{name}/chain")["nodes"][0]["node"]
     fork = fresh.post(f"/api/conversations/{name}/fork", at=first)["id"]
@@ -178,8 +178,8 @@ def test_search_results_lead_to_their_messages(fresh: PageServer) -> None:
     assert json.loads(fresh.client.get("/api/search").text)["error"]["code"] == "invalid"
 
 
-def test_conversations_of_other_programs_are_listed_with_their_titles(page: PageServer) -> None:
-    """A title makes a conversation visible before its first message."""
+def test_titled_conversation_is_listed_without_messages(page: PageServer) -> None:
+    """A conversation with a title is listed before its first message."""
 
     async def work(service: ConversationService) -> str:
         return (await Conversation.create(service.store, "practice", title="Titled")).id

@@ -1,4 +1,4 @@
-"""Markdown of a model: what it may become, and what not."""
+"""Tests of the Markdown renderer: allowed HTML, safe links and size limit."""
 
 import re
 from html.parser import HTMLParser
@@ -17,7 +17,7 @@ ATTRIBUTES = {"href", "title", "rel", "target", "class", "start"}
 
 
 class _TagCollector(HTMLParser):
-    """Collects tags and attributes."""
+    """An HTML parser that collects tags and attributes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class _TagCollector(HTMLParser):
 
 
 def parse_html(html: str) -> _TagCollector:
-    """Read HTML as a browser would, roughly."""
+    """Return the tags and attributes of a piece of HTML."""
     reader = _TagCollector()
     reader.feed(html)
     reader.close()
@@ -50,8 +50,8 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES | st.text(max_size=8), max_size=25).map("".join))
-def test_only_harmless_tags_and_attributes_come_out(text: str) -> None:
-    """Whatever a model writes: no script, no style, no image, no handler, no odd address."""
+def test_output_has_only_allowed_tags_and_attributes(text: str) -> None:
+    """Any input renders without scripts, styles, images, event handlers or unsafe URLs."""
     reader = parse_html(to_html(text))
     assert reader.tags <= ALLOWED
     assert {name for name, _ in reader.attributes} <= ATTRIBUTES
@@ -77,13 +77,13 @@ def test_only_harmless_tags_and_attributes_come_out(text: str) -> None:
         ("https:", False),
     ],
 )
-def test_links_lead_to_the_web_or_to_a_mailbox(url: str, safe: bool) -> None:
-    """And nowhere else; not even to our own pages, where a click might do something."""
+def test_only_web_and_mail_links_are_safe(url: str, safe: bool) -> None:
+    """Other schemes and links to the page's own paths are unsafe, because a click might change data."""
     assert is_safe_link(url) is safe
 
 
-def test_ordinary_markdown_looks_as_it_should() -> None:
-    """Emphasis, lists, tables with their alignment as a class, code."""
+def test_common_markdown_is_rendered() -> None:
+    """Emphasis, tables with alignment classes and code blocks are rendered."""
     html = to_html("**a** ~~b~~\n\n| x | y |\n|:-:|--:|\n| 1 | 2 |\n\n```python\na < b\n```\n")
     assert "<strong>a</strong> <s>b</s>" in html
     assert '<td class="text-align-right">2</td>' in html
@@ -91,16 +91,16 @@ def test_ordinary_markdown_looks_as_it_should() -> None:
     assert "style=" not in html
 
 
-def test_links_give_nothing_away_and_images_are_not_fetched() -> None:
-    """A link does not tell where it was clicked; an image is a link with its name."""
+def test_links_have_no_referrer_and_images_become_links() -> None:
+    """Links send no referrer, and an image becomes a link with its alternative text."""
     html = to_html("[a](https://a.example) ![cat <3](https://b.example/c.png)")
     assert html.count('rel="noopener noreferrer nofollow ugc"') == 2
     assert "cat &lt;3</a>" in html
     assert "<img" not in html
 
 
-def test_a_novel_is_shown_as_it_is() -> None:
-    """No parser is given more than it should have."""
+def test_very_long_text_is_not_parsed() -> None:
+    """Text above the length limit is shown as preformatted, escaped text."""
     html = to_html("**<b>**" * MAX_LENGTH)
     assert html.startswith("<pre")
     assert "<b>" not in html

@@ -1,4 +1,4 @@
-"""Which model answers: the conversation's own, one that was chosen, or none."""
+"""Which model answers: the model of the conversation, a selected model, or none."""
 
 import pytest
 
@@ -11,14 +11,14 @@ from web.conftest import PageServer
 
 @pytest.fixture
 def openai(monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer) -> TestServer:
-    """A server that the provider ``openai`` leads to, for this process only."""
+    """Point the provider ``openai`` to a test server."""
     monkeypatch.setenv("OPENAI_BASE_URL", kedge_server.base_url)
     monkeypatch.setenv("OPENAI_API_KEY", "test")
     return kedge_server
 
 
 def create_elsewhere(page: PageServer, model: str, *, recorded: str = "") -> str:
-    """Create a conversation with one exchange, held with another model than the page's."""
+    """Create a conversation with one exchange, using another model than the page's."""
 
     async def work(service: ConversationService) -> str:
         async with connect(model) as engine:
@@ -35,10 +35,10 @@ def count_nodes(page: PageServer, name: str) -> int:
     return len(page.get(f"/api/conversations/{name}/chain")["nodes"])
 
 
-def test_a_conversation_continues_with_its_own_provider(
+def test_conversation_continues_with_its_own_provider(
     fresh: PageServer, openai: TestServer
 ) -> None:
-    """The page connects to a provider that it knows by name, and records who answered."""
+    """The page connects to the conversation's provider by name and records it with the response."""
     name = create_elsewhere(fresh, "openai:practice")
     sent = len(openai.requests)
     plan = fresh.get(f"/api/conversations/{name}/plan", text="What is my name?")
@@ -53,10 +53,10 @@ def test_a_conversation_continues_with_its_own_provider(
     assert "<option selected>openai:practice</option><option>practice</option>" in html
 
 
-def test_a_provider_without_a_key_is_reported_before_anything_is_written(
+def test_missing_api_key_is_reported_before_writing(
     fresh: PageServer, openai: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The turn and the plan are rejected, the page says why, and another model can be chosen."""
+    """The turn and the plan are rejected with the reason, and another model can be selected."""
     name = create_elsewhere(fresh, "openai:practice")
     monkeypatch.delenv("OPENAI_API_KEY")
     before = count_nodes(fresh, name)
@@ -75,10 +75,8 @@ def test_a_provider_without_a_key_is_reported_before_anything_is_written(
     assert (last["response"]["provider"], last["response"]["model"]) == ("responses", "practice")
 
 
-def test_an_address_in_the_store_is_never_connected_to(
-    fresh: PageServer, kedge_server: TestServer
-) -> None:
-    """A conversation with another server is shown, and a turn on its model is rejected."""
+def test_stored_server_address_is_never_used(fresh: PageServer, kedge_server: TestServer) -> None:
+    """A conversation with another server is shown, but a turn with its model is rejected."""
     address = f"responses:{kedge_server.base_url}#practice"
     name = create_elsewhere(fresh, address, recorded=address)
     sent = len(kedge_server.requests)
@@ -89,7 +87,7 @@ def test_an_address_in_the_store_is_never_connected_to(
     assert len(kedge_server.requests) == sent
 
 
-def test_the_practice_model_of_the_command_line_is_the_servers(fresh: PageServer) -> None:
+def test_practice_conversation_of_cli_continues_on_server(fresh: PageServer) -> None:
     """A conversation of ``kedge chat`` continues on the server beside the page."""
     name = create_elsewhere(fresh, "practice", recorded="practice")
     turn = fresh.post(f"/api/conversations/{name}/turns", text="What is my name?")
@@ -98,8 +96,8 @@ def test_the_practice_model_of_the_command_line_is_the_servers(fresh: PageServer
     assert last["response"]["provider"] == "responses"
 
 
-def test_a_model_that_is_not_there_is_rejected(fresh: PageServer) -> None:
-    """Neither recorded for a new conversation nor used for a turn."""
+def test_unknown_model_is_rejected(fresh: PageServer) -> None:
+    """An unknown model is rejected for a new conversation and for a turn."""
     rejected = fresh.client.post("/api/conversations", json={"model": "gpt-5.1"})
     assert rejected.status_code == 400
     name = fresh.post("/api/conversations", model="practice")["id"]

@@ -1,4 +1,4 @@
-"""Schemathesis over the API: whatever is sent, it keeps to its own document."""
+"""Schemathesis tests that the API matches its OpenAPI document."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ CONFIG = {"checks": {"negative_data_rejection": {"expected-statuses": REJECTIONS
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServer, str]]:
-    """A page with a conversation that has a fork."""
+    """Yield a page and the id of a conversation that has a fork."""
     with serve_page(tmp_path_factory.mktemp("schema")) as page:
         name = page.create_conversation("First", "Second")
         nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
@@ -27,7 +27,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServer
 
 
 def check_case(case: Any, known: tuple[PageServer, str]) -> None:
-    """Send one request: a good or a bad one, to a conversation that exists or to another."""
+    """Send one valid or invalid request, to the known conversation or to another id."""
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi import checks
 
@@ -47,7 +47,7 @@ def check_case(case: Any, known: tuple[PageServer, str]) -> None:
 
 
 def test_api_matches_its_document(known: tuple[PageServer, str], subtests: pytest.Subtests) -> None:
-    """For every operation; Schemathesis takes seconds to import, so only the process that runs this does."""
+    """Every operation matches the document; Schemathesis is imported here because that takes seconds."""
     import schemathesis
     from schemathesis.config import SchemathesisConfig
     from schemathesis.core.result import Ok

@@ -1,4 +1,4 @@
-"""The pages as they come from the server: whole, readable without a script, and safe."""
+"""Tests of the HTML pages: complete and readable without scripts, and safe."""
 
 import json
 import re
@@ -18,17 +18,17 @@ PIXEL = b"\x89PNG\r\n\x1a\n"
 
 
 def page_text(html: str) -> str:
-    """What can be read on a page."""
+    """Return the visible text of a page."""
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
 def graph_nodes(html: str) -> list[str]:
-    """The nodes that have a row in the graph."""
+    """Return the nodes that have a row in the graph."""
     return re.findall(r'<a href="\?at=\d+" data-node="(\d+)"', html)
 
 
 def test_empty_list_has_a_hint(fresh: PageServer) -> None:
-    """And where a client may be pointed at."""
+    """Empty pages have a hint, and the list shows the base URL for clients."""
     html = fresh.client.get("/").text
     assert "No conversations yet" in html
     assert f"{fresh.url}/v1" in html
@@ -37,8 +37,8 @@ def test_empty_list_has_a_hint(fresh: PageServer) -> None:
     assert "No matches" in fresh.client.get("/?q=nothing").text
 
 
-def test_the_list_can_be_paged_at_ten_thousand_rows(tmp_path: Path) -> None:
-    """Fifty at a time, forward and back, and the last page ends where it should."""
+def test_list_is_paged_at_ten_thousand_rows(tmp_path: Path) -> None:
+    """The list has 50 rows per page, links to the next page, and a last page without one."""
 
     async def fill(service: ConversationService) -> None:
         def work(tx: object) -> None:
@@ -65,8 +65,8 @@ def test_the_list_can_be_paged_at_ten_thousand_rows(tmp_path: Path) -> None:
         assert "Talk 00777" in page.client.get("/?q=talk+00777").text
 
 
-def test_a_conversation_can_be_read_without_a_script(page: PageServer) -> None:
-    """Graph, chat, plans, and links to every response."""
+def test_conversation_is_readable_without_scripts(page: PageServer) -> None:
+    """The HTML has the graph, the chat, the plans and a link to every response."""
     name = page.create_conversation("What is **2+3**?", "Please call add with a=2 and b=3")
     html = page.client.get(f"/conversations/{name}").text
     assert "<strong>2+3</strong>" in html
@@ -83,7 +83,7 @@ def test_a_conversation_can_be_read_without_a_script(page: PageServer) -> None:
 
 
 def test_every_rejected_candidate_has_a_reason(page: PageServer) -> None:
-    """An edit breaks the chain, and the card says which response it broke and why."""
+    """After an edit, the plan card shows which response cannot be used and why."""
 
     async def work(service: ConversationService) -> str:
         conversation = await Conversation.create(service.store, service.models.engine)
@@ -101,7 +101,7 @@ def test_every_rejected_candidate_has_a_reason(page: PageServer) -> None:
         in text
     )
     html = page.client.get(f"/conversations/{name}").text
-    assert html.count("data-exchange=") == 3  # what an edit kept is told as it came
+    assert html.count("data-exchange=") == 3  # blocks retained by the edit stay in their exchanges
     assert "What is 20+3?" in html
     assert "Sent in full (5 blocks, " in text
     assert "changed" in text
@@ -111,8 +111,8 @@ def test_every_rejected_candidate_has_a_reason(page: PageServer) -> None:
     assert ["full", "head"] in marks
 
 
-def test_images_are_shown_from_here_and_named_from_elsewhere(page: PageServer) -> None:
-    """Bytes that are stored are shown; what lies elsewhere is linked and not loaded."""
+def test_stored_images_are_shown_and_remote_ones_linked(page: PageServer) -> None:
+    """Stored images are shown; remote images are linked and not loaded."""
 
     async def work(service: ConversationService) -> str:
         conversation = await Conversation.create(service.store, service.models.engine)
@@ -127,8 +127,8 @@ def test_images_are_shown_from_here_and_named_from_elsewhere(page: PageServer) -
     assert 'href="https://evil.example/pixel.png"' in html
 
 
-def test_two_branches_are_compared_from_where_they_part(page: PageServer) -> None:
-    """What they share is folded; each side has its own sums."""
+def test_branches_are_compared_after_common_messages(page: PageServer) -> None:
+    """Common messages are collapsed, and the messages that differ are marked."""
     name = page.create_conversation("Shared", "Left")
     nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
     turn = page.post(f"/api/conversations/{name}/turns", text="Right", at=nodes[0]["node"])
@@ -141,14 +141,14 @@ def test_two_branches_are_compared_from_where_they_part(page: PageServer) -> Non
 
 
 def test_long_path_is_truncated_and_can_be_expanded(page: PageServer) -> None:
-    """The newest exchanges, and a link to the older ones."""
+    """A long path shows the newest exchanges and a link to the older ones."""
     name = page.create_conversation(*(f"Number {n}" for n in range(45)))
     html = page.client.get(f"/conversations/{name}").text
     assert "Show 5 older exchanges" in html
     assert html.count("data-exchange=") == 40
     full_page = page.client.get(f"/conversations/{name}?all=1").text
     assert full_page.count("data-exchange=") == 45
-    assert "43 responses" in full_page  # folded in the graph
+    assert "43 responses" in full_page  # collapsed in the graph
     first = re.search(r"unfold=(\d+)", full_page)
     assert first
     opened = page.client.get(f"/conversations/{name}?unfold={first[1]}").text
@@ -156,7 +156,7 @@ def test_long_path_is_truncated_and_can_be_expanded(page: PageServer) -> None:
 
 
 def test_dashboard_has_figures(page: PageServer) -> None:
-    """In every range that can be chosen."""
+    """The dashboard has statistics and charts for every time range."""
     page.create_conversation("First", "Second")
     for name in ("15m", "1h", "24h", "7d", "30d", "nonsense"):
         html = page.client.get(f"/dashboard?range={name}").text
@@ -164,12 +164,12 @@ def test_dashboard_has_figures(page: PageServer) -> None:
         assert html.count("<figure") == 9
 
 
-def test_the_figures_come_again_when_something_happened(fresh: PageServer) -> None:
-    """As server-sent events, drawn; the server does not wait for whoever listens to end."""
+def test_dashboard_stream_sends_new_figures(fresh: PageServer) -> None:
+    """Updated charts are sent as server-sent events, and the server does not wait for their clients."""
     fresh.create_conversation("Before")
     drawn = fresh.client.get("/dashboard?range=1h").text
     (seen,) = re.findall(r'data-seen="([^"]+)"', drawn)
-    fresh.create_conversation("Meanwhile")  # nothing is missed between the page and the stream
+    fresh.create_conversation("Meanwhile")  # an update between the page and the stream is not lost
     with fresh.client.stream("GET", f"/dashboard/live?range=1h&seen={seen}") as live:
         lines = live.iter_lines()
         assert next(lines) == "retry: 1000"
@@ -179,8 +179,8 @@ def test_the_figures_come_again_when_something_happened(fresh: PageServer) -> No
         assert html.count("<figure") == 9
 
 
-def test_healed_and_lost_responses_are_counted(fresh: PageServer) -> None:
-    """On the card of the request, on the graph and on the dashboard."""
+def test_healed_and_lost_responses_are_shown(fresh: PageServer) -> None:
+    """Healing is shown on the plan card, in the graph and on the dashboard."""
     name = fresh.create_conversation("First")
     fresh.faults.set("forget_all", times=1)
     fresh.post(f"/api/conversations/{name}/turns", text="Second")
@@ -216,7 +216,7 @@ async def _run_debate(service: ConversationService) -> str:
 
 @pytest.mark.parametrize("kind", ["refine", "debate"])
 def test_workflows_are_shown_as_rounds_and_columns(page: PageServer, kind: str) -> None:
-    """With what was thought of each round, and who won."""
+    """A workflow page shows the verdict of each round and the result."""
     name = page.run(_run_refine if kind == "refine" else _run_debate)
     assert name in page.client.get("/workflows").text
     html = page.client.get(f"/workflows/{name}").text
@@ -231,8 +231,8 @@ def test_workflows_are_shown_as_rounds_and_columns(page: PageServer, kind: str) 
     assert page.client.get("/workflows/none").status_code == 404
 
 
-def test_with_a_token_the_door_is_a_form(tmp_path: Path) -> None:
-    """The right token gives a cookie that opens the page and its API, and not the server."""
+def test_login_form_sets_session_cookie(tmp_path: Path) -> None:
+    """The token gives a session cookie that is valid for the page and its API, but not for the server."""
     with serve_page(tmp_path, token="a-token", hosts=None) as page:
         client = page.client
         assert client.get("/", follow_redirects=False).headers["location"] == "/login"
@@ -262,10 +262,10 @@ def test_with_a_token_the_door_is_a_form(tmp_path: Path) -> None:
 def test_requests_are_logged_without_content(
     page: PageServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By method, path and status, under an id; search terms are not in the log."""
+    """The access log has method, path, status and request id, but no search terms."""
     with caplog.at_level("INFO", "kedge.access"):
         answer = page.client.get("/?q=a+private+matter")
-        page.client.get("/dashboard")  # by then the first one is in the log
+        page.client.get("/dashboard")  # the first request is in the log after this one
     assert answer.headers["x-request-id"] in caplog.text
     assert "GET / 200" in caplog.text
     assert "private" not in caplog.text
@@ -274,18 +274,18 @@ def test_requests_are_logged_without_content(
 def test_routine_requests_are_logged_at_debug(
     page: PageServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A health check and what an open page polls are not shown by default, unless they fail."""
+    """Health checks and polling are logged at the level DEBUG unless they fail."""
     with caplog.at_level("DEBUG", "kedge.access"):
         for path in ("/healthz", "/static/page.css", "/static/none.css", "/"):
             page.client.get(path)
-        page.client.get("/dashboard")  # by then the others are in the log
+        page.client.get("/dashboard")  # the other requests are in the log after this one
     levels = {each.getMessage().split()[1]: each.levelname for each in caplog.records}
     assert levels["/healthz"] == levels["/static/page.css"] == "DEBUG"
     assert levels["/static/none.css"] == levels["/"] == "INFO"
 
 
 def test_static_files_are_cached_by_content(page: PageServer) -> None:
-    """And checked again without it; nothing else is served."""
+    """Versioned files are immutable, others are revalidated, and unknown files are not served."""
     html = page.client.get("/").text
     (style,) = re.findall(r'href="(/static/page\.css\?v=\w+)"', html)
     retained = page.client.get(style)
@@ -298,7 +298,7 @@ def test_static_files_are_cached_by_content(page: PageServer) -> None:
 
 
 def test_proxied_requests_are_listed_with_their_plans(tmp_path: Path) -> None:
-    """Savings, healings and reasons; bodies only where they were stored."""
+    """Savings, healings and reasons are listed, and bodies only where they were stored."""
     common: Any = {"upstream": "http://u/v1", "model": "m", "status": 200, "seconds": 0.5}
     sizes: Any = {"full_items": 9, "sent_bytes": 100, "full_bytes": 4_000}
     rows = [

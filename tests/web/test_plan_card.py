@@ -1,4 +1,4 @@
-"""The sentence at the top of a plan card."""
+"""Tests of the summary sentence of a plan card."""
 
 import pytest
 
@@ -16,10 +16,10 @@ from kedge.web.plan_card import summarize_request
         ("resp_1", 2, 0, "Sent 2 new messages."),
     ],
 )
-def test_status_has_sent_and_stored_blocks(
+def test_summary_counts_sent_and_stored_blocks(
     anchor: str, sent: int, saved: int, sentence: str
 ) -> None:
-    """In one sentence, also for a single message."""
+    """The summary counts new and already stored messages, with the singular for one message."""
     row = ResponseRow(
         provider="practice", scope="", anchor=anchor, sent_blocks=sent, saved_blocks=saved
     )

@@ -1,4 +1,4 @@
-"""Runs of the API: they belong to the server, can be followed and stopped, and lose nothing."""
+"""Runs of the API: they continue without a client and can be followed, stopped and resumed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +14,13 @@ from web.test_api import parse_events
 
 @pytest.fixture
 def gate() -> GatedModel:
-    """A model that waits after its first text for a message that starts with "wait"."""
+    """Return a model that pauses after its first text for a message that starts with "wait"."""
     return GatedModel()
 
 
 @pytest.fixture
 def gated(tmp_path: Path, gate: GatedModel) -> Iterator[PageServer]:
-    """A page with that model."""
+    """Yield a page with the gated model."""
     with serve_page(tmp_path, model=gate) as made:
         yield made
 
@@ -41,8 +41,8 @@ def _read_first_text(answer: httpx2.Response) -> None:
     raise AssertionError("the stream ended without a text")
 
 
-def test_a_turn_continues_without_its_client(gated: PageServer, gate: GatedModel) -> None:
-    """The connection is closed in the middle; another client gets all events from the first one."""
+def test_turn_continues_without_its_client(gated: PageServer, gate: GatedModel) -> None:
+    """After a client disconnects, another client receives all events from the first one on."""
     name = gated.create_conversation()
     run = start_turn(gated, name, "wait for me")
     runs = gated.get(f"/api/conversations/{name}/runs")
@@ -58,8 +58,8 @@ def test_a_turn_continues_without_its_client(gated: PageServer, gate: GatedModel
     assert gate.cancelled == []
 
 
-def test_a_stopped_turn_stores_the_partial_answer(gated: PageServer, gate: GatedModel) -> None:
-    """As a node that is no anchor, beside the head; the question can be sent again."""
+def test_stopped_turn_stores_partial_answer(gated: PageServer, gate: GatedModel) -> None:
+    """The partial answer is a node beside the head, not an anchor, and the question can be sent again."""
     name = gated.create_conversation("Hello")
     head = gated.get(f"/api/conversations/{name}")["head"]
     run = start_turn(gated, name, "wait for me")
@@ -85,8 +85,8 @@ def test_a_stopped_turn_stores_the_partial_answer(gated: PageServer, gate: Gated
     assert "This answer was stopped." not in gated.client.get(f"/conversations/{name}").text
 
 
-def test_a_run_ends_with_its_conversation(gated: PageServer, gate: GatedModel) -> None:
-    """Deleting stops the model; nothing of the conversation is written again."""
+def test_deleted_conversation_stops_its_run(gated: PageServer, gate: GatedModel) -> None:
+    """Deleting a conversation cancels the model call, and nothing is written afterwards."""
     name = gated.create_conversation()
     run = start_turn(gated, name, "wait for me")
     assert gated.client.delete(f"/api/conversations/{name}").status_code == 204
@@ -96,8 +96,8 @@ def test_a_run_ends_with_its_conversation(gated: PageServer, gate: GatedModel) -
     assert gated.get("/api/conversations", show="all")["total"] == 0
 
 
-def test_a_turn_that_waits_reports_that_it_was_stopped(gated: PageServer, gate: GatedModel) -> None:
-    """The client of a turn without a stream gets an error that says so."""
+def test_resumed_turn_can_be_stopped(gated: PageServer, gate: GatedModel) -> None:
+    """A resumed question is listed as a run and can be stopped again, with a node for each attempt."""
     name = gated.create_conversation()
     path = f"/api/conversations/{name}"
     run = start_turn(gated, name, "wait for me")
@@ -116,8 +116,8 @@ def test_a_turn_that_waits_reports_that_it_was_stopped(gated: PageServer, gate: 
     assert marks == [["cancelled"], ["cancelled"]]
 
 
-def test_runs_and_questions_that_do_not_exist(page: PageServer) -> None:
-    """Are reported as not found."""
+def test_unknown_runs_and_questions_are_rejected(page: PageServer) -> None:
+    """An unknown run or node is not found, and a node that is not a question cannot be resumed."""
     name = page.create_conversation("Hello")
     path = f"/api/conversations/{name}"
     assert page.client.get(f"{path}/runs/run_none").status_code == 404
@@ -129,8 +129,8 @@ def test_runs_and_questions_that_do_not_exist(page: PageServer) -> None:
     assert "is not a question" in wrong.json()["error"]["message"]
 
 
-def test_a_failed_message_is_shown_with_what_can_be_done(fresh: PageServer) -> None:
-    """At its position, with the reason, until it is answered."""
+def test_failed_message_offers_retry_and_edit(fresh: PageServer) -> None:
+    """A failed message is shown at its position with the reason and the actions retry and edit."""
     name = fresh.create_conversation("Hello")
     fresh.faults.set("status=500")
     turns = f"/api/conversations/{name}/turns"

@@ -1,4 +1,4 @@
-"""The fence: who comes in, from where, and with which policy."""
+"""Tests of the page's access control: token, session, host, origin and content security policy."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ BASE_URL = "http://127.0.0.1:8484"
 
 
 def open_page(**terms: Any) -> TestClient:
-    """A small page behind the fence."""
+    """Return a client of a small application behind the access control."""
 
     async def hello(_: Request) -> Response:
         return PlainTextResponse("hello")
@@ -38,8 +38,8 @@ def open_page(**terms: Any) -> TestClient:
     return TestClient(app, base_url=BASE_URL, follow_redirects=False)
 
 
-def test_every_answer_carries_the_policy() -> None:
-    """Also a refusal: nothing is loaded from elsewhere, nothing inline runs, nothing is kept."""
+def test_every_response_has_security_headers() -> None:
+    """Every response, including errors, forbids inline scripts, foreign resources and caching."""
     page = open_page(token="secret")
     for answer in (page.get("/login"), page.get("/"), page.get("/api/x"), page.get("/nowhere")):
         assert answer.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
@@ -62,8 +62,8 @@ def test_every_answer_carries_the_policy() -> None:
         ("", 403),
     ],
 )
-def test_a_page_on_loopback_answers_to_loopback_names_only(host: str, status: int) -> None:
-    """Another name that leads to 127.0.0.1 is somebody else's web site."""
+def test_loopback_page_accepts_loopback_hosts_only(host: str, status: int) -> None:
+    """Another host name that resolves to 127.0.0.1 is rejected, which prevents DNS rebinding."""
     page = open_page(hosts=LOOPBACK_NAMES)
     assert page.get("/", headers={"host": host}).status_code == status
 
@@ -84,20 +84,20 @@ def test_a_page_on_loopback_answers_to_loopback_names_only(host: str, status: in
     ],
 )
 def test_write_must_come_from_page(headers: dict[str, str], status: int) -> None:
-    """Or from a program, which says nothing of origins."""
+    """A write needs the page's own origin, or no origin headers, as from a program."""
     page = open_page(hosts=LOOPBACK_NAMES)
     assert page.post("/api/x", headers=headers, json={}).status_code == status
     assert page.delete("/api/x", headers=headers).status_code == status
 
 
-def test_reading_is_open_to_links_from_elsewhere() -> None:
-    """A permalink may be followed from a mail or a chat."""
+def test_cross_site_reads_are_allowed() -> None:
+    """A link to the page from another site can be followed."""
     page = open_page(hosts=LOOPBACK_NAMES)
     assert page.get("/", headers={"sec-fetch-site": "cross-site"}).status_code == 200
 
 
-def test_with_a_token_strangers_are_sent_to_the_door() -> None:
-    """A browser to the form, a program to the header."""
+def test_missing_token_redirects_or_returns_401() -> None:
+    """Without the token, a browser is redirected to the login form and an API client gets 401."""
     page = open_page(token="secret")
     assert page.get("/").headers["location"] == "/login"
     refused = page.get("/api/x")
@@ -118,15 +118,15 @@ def test_with_a_token_strangers_are_sent_to_the_door() -> None:
         ("Bearer sécret", 401),
     ],
 )
-def test_a_program_sends_the_token(given: str, status: int) -> None:
-    """As a bearer, and exactly."""
+def test_bearer_token_must_match(given: str, status: int) -> None:
+    """An API request is accepted only with the exact bearer token."""
     page = open_page(token="secret")
     header = {"authorization": given.encode()}
     assert page.get("/api/x", headers=header).status_code == status  # pyright: ignore[reportArgumentType]
 
 
-def test_a_session_lasts_until_it_ends_and_cannot_be_made_up() -> None:
-    """It is signed with the token, and holds its own end."""
+def test_session_expires_and_cannot_be_forged() -> None:
+    """A session is signed with the token and contains its expiry time."""
     now = 1_000_000.0
     terms = PageAuth(token="secret", clock=lambda: now)
     session = terms.new_session()
@@ -137,7 +137,7 @@ def test_a_session_lasts_until_it_ends_and_cannot_be_made_up() -> None:
     foreign = PageAuth(token="other", clock=lambda: now).new_session()
     for value in (*forged, "²." + rest, session.replace(".", ".x", 1), foreign):
         assert not terms.is_signed_session(value)
-    assert terms.is_signed_session(terms.sign_session(end))  # as earlier versions wrote it
+    assert terms.is_signed_session(terms.sign_session(end))  # the format of earlier versions
     now += 31 * 86_400
     assert not terms.is_signed_session(session)
     assert "secret" not in session
@@ -146,7 +146,7 @@ def test_a_session_lasts_until_it_ends_and_cannot_be_made_up() -> None:
 def test_internal_error_reveals_no_content(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The answer and the log name its kind; its words may quote what was said."""
+    """The response and the log contain the error's type only; its message may quote a conversation."""
 
     async def broken(_: Request) -> Response:
         raise RuntimeError("a private matter")
@@ -162,8 +162,8 @@ def test_internal_error_reveals_no_content(
     assert "RuntimeError" in caplog.text
 
 
-def test_a_cookie_that_cannot_be_read_is_none() -> None:
-    """Whatever it holds."""
+def test_invalid_cookie_is_ignored() -> None:
+    """A malformed or duplicate cookie is treated as no session."""
     page = open_page(token="secret")
     for value in (
         "\x00",
@@ -176,8 +176,8 @@ def test_a_cookie_that_cannot_be_read_is_none() -> None:
         assert answer.headers["location"] == "/login"
 
 
-def test_failed_logins_are_limited_for_each_address() -> None:
-    """Until the oldest of them is a minute old; the number of addresses is bounded."""
+def test_failed_logins_are_limited_per_address() -> None:
+    """Logins are allowed again after a minute, and the number of tracked addresses is bounded."""
     now = 100.0
     throttle = LoginThrottle(lambda: now)
     for _ in range(MAX_LOGIN_FAILURES):

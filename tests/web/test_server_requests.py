@@ -1,4 +1,4 @@
-"""Requests of other programs to the server beside the page: list, plan, chain, content."""
+"""Requests of other programs to the server beside the page: list, plan, chain and content."""
 
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ from web.test_pages import page_text
 
 
 def ask(page: PageServer, path: str = "/v1/responses", **body: Any) -> dict[str, Any]:
-    """Send a request as another program does."""
+    """Send a request as another program would and return the JSON response."""
     answer = page.client.post(path, json={"model": "practice", **body})
     assert answer.is_success, answer.text
     return {} if body.get("stream") else answer.json()
 
 
-def test_requests_of_other_programs_are_listed_with_their_chain(fresh: PageServer) -> None:
-    """Chained ones show what the server had; those of the page itself are in their conversation."""
+def test_requests_by_other_programs_are_listed(fresh: PageServer) -> None:
+    """Requests are listed with their chain and savings; the page's own requests are not listed."""
     fresh.create_conversation("Sent by the page")
     assert fresh.get("/api/requests")["data"] == []
     first = ask(fresh, input="My name is Ada.")
@@ -45,8 +45,8 @@ def test_requests_of_other_programs_are_listed_with_their_chain(fresh: PageServe
     assert "5 requests: 2 chained" in page_text(fresh.client.get("/requests").text)
 
 
-def test_content_is_stored_with_keep_bodies_only(tmp_path: Path) -> None:
-    """Streams and conversation objects, too."""
+def test_keep_bodies_stores_content(tmp_path: Path) -> None:
+    """With ``keep_bodies`` the content of streams and conversation objects is stored as well."""
     with serve_page(tmp_path, keep_bodies=True) as page:
         made = page.client.post("/v1/conversations", json={}).json()["id"]
         ask(page, input="One", conversation=made)
@@ -58,8 +58,8 @@ def test_content_is_stored_with_keep_bodies_only(tmp_path: Path) -> None:
         assert "response.completed" in stored["response"]
 
 
-def test_rejected_clients_leave_no_trace(tmp_path: Path) -> None:
-    """Without the token a request has no user, so that no one could see it."""
+def test_unauthorized_requests_are_not_recorded(tmp_path: Path) -> None:
+    """A request without the token has no user who could see it, so it is not recorded."""
     with serve_page(tmp_path, token="secret") as page:
         body = {"model": "practice", "input": "Hello"}
         assert page.client.post("/v1/responses", json=body).status_code == 401
@@ -70,8 +70,8 @@ def test_rejected_clients_leave_no_trace(tmp_path: Path) -> None:
         assert page.client.get("/api/requests").status_code == 401
 
 
-def test_what_waits_is_written_when_the_server_stops(tmp_path: Path) -> None:
-    """Requests are written together, at the latest at the end."""
+def test_buffered_requests_are_written_at_shutdown(tmp_path: Path) -> None:
+    """Requests are written in batches, and the last batch when the server stops."""
     with serve_page(tmp_path) as page:
         ask(page, input="Hello")
     with serve_page(tmp_path) as page:
@@ -79,12 +79,12 @@ def test_what_waits_is_written_when_the_server_stops(tmp_path: Path) -> None:
 
 
 def make_row(number: int, response: str, previous: str = "") -> ProxiedRequest:
-    """A recorded request."""
+    """Return a recorded request."""
     return ProxiedRequest(1.0, "u", "m", 200, 0.1, previous, response, 1, 1, 1, 1, id=number)
 
 
-def test_a_chain_ends_where_it_begins() -> None:
-    """Ids come from other programs: a circle of them is no endless chain."""
+def test_circular_chain_is_cut() -> None:
+    """Ids come from other programs, so a cycle of them must not cause an endless chain."""
     rows = [make_row(1, "a", "c"), make_row(2, "b", "a"), make_row(3, "c", "b"), make_row(4, "")]
     before, after = find_chain(rows, rows[2])
     assert ([row.id for row in before], [row.id for row in after]) == ([1, 2], [1])

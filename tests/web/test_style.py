@@ -1,4 +1,4 @@
-"""The style sheet: every text can be read on its ground, in light and in dark."""
+"""Tests of the style sheet: color contrast in both themes, and no external resources."""
 
 import re
 from itertools import product
@@ -14,12 +14,12 @@ CHIPS = ("good", "warn", "bad", "violet")
 
 
 def parse_colors(block: str) -> dict[str, str]:
-    """The custom properties of a block that are colours."""
+    """Return the custom properties of a CSS block that are colors."""
     return dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", block))
 
 
 def parse_themes() -> dict[str, dict[str, str]]:
-    """The two sets of colours; dark is written twice, for the system and for who chooses it."""
+    """Return the colors of both themes; the two definitions of the dark theme must be equal."""
     light = STYLESHEET.split("@media", 1)[0]
     dark = STYLESHEET.split('[data-theme="dark"] {', 1)[1].split("}", 1)[0]
     system = STYLESHEET.split('[data-theme="light"]) {', 1)[1].split("}", 1)[0]
@@ -28,21 +28,21 @@ def parse_themes() -> dict[str, dict[str, str]]:
 
 
 def luminance(color: str) -> float:
-    """How light a colour is, as WCAG counts it."""
+    """Return the relative luminance of a color as defined by WCAG."""
     parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def contrast(one: str, other: str) -> float:
-    """The ratio of two colours."""
+    """Return the contrast ratio of two colors."""
     high, low = sorted((luminance(one), luminance(other)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_text_can_be_read_on_its_ground(theme: str) -> None:
-    """At least 4.5 to 1, as WCAG asks for at level AA."""
+def test_text_colors_have_sufficient_contrast(theme: str) -> None:
+    """Each text color has a contrast of at least 4.5 to 1 on its background, as in WCAG level AA."""
     found = parse_themes()[theme]
     pairs = [
         *product(TEXTS, BACKGROUNDS),
@@ -60,8 +60,8 @@ def test_every_text_can_be_read_on_its_ground(theme: str) -> None:
     assert low == {}
 
 
-def test_nothing_is_loaded_from_elsewhere() -> None:
-    """No fonts, no images, no other sheets."""
+def test_style_sheet_loads_no_external_resources() -> None:
+    """The style sheet loads no fonts, images or other style sheets."""
     assert "url(" not in STYLESHEET
     assert "@import" not in STYLESHEET
     assert ":focus-visible" in STYLESHEET

@@ -1,4 +1,4 @@
-"""From blocks to messages and exchanges."""
+"""Tests of the conversion of blocks to messages and exchanges."""
 
 from typing import Any
 
@@ -28,17 +28,17 @@ from kedge.web.transcript import (
 
 
 def make_node(number: int, parent: int, kind: str, retained: int, length: int) -> Node:
-    """A node of a path."""
+    """Return a node of a path."""
     return Node(number, 1, 1, parent, 1, kind, retained, length, number)  # pyright: ignore[reportArgumentType]
 
 
 def make_response(number: int, name: str = "", **members: Any) -> ResponseRow:
-    """The response that made a node."""
+    """Return the response of a node."""
     return ResponseRow(provider="p", scope="s", node=number, provider_response_id=name, **members)
 
 
 def summarize_exchanges(path: list[Node], blocks: list[Block], *rows: ResponseRow) -> list[Any]:
-    """Exchanges as (node, before, texts asked, texts answered), and what was said afterwards."""
+    """Return exchanges as (node, before, texts asked, texts answered), and the texts after the last one."""
     spans, text = split_exchanges(path, blocks, {row.node: row for row in rows})
     shown: list[Any] = [
         (each.node, each.before, [m.text for m in each.asked], [m.text for m in each.answered])
@@ -48,7 +48,7 @@ def summarize_exchanges(path: list[Node], blocks: list[Block], *rows: ResponseRo
 
 
 def test_each_response_ends_an_exchange() -> None:
-    """What was said before it was asked, what it added was answered."""
+    """Blocks before a response are its question, and blocks it added are its answer."""
     path = [
         make_node(1, 0, "root", 0, 0), make_node(2, 1, "asked", 0, 1), make_node(3, 2, "answered", 1, 2),
         make_node(4, 3, "added", 2, 3), make_node(5, 4, "asked", 3, 4), make_node(6, 5, "answered", 4, 5),
@@ -63,7 +63,7 @@ def test_each_response_ends_an_exchange() -> None:
 
 
 def test_retained_blocks_belong_to_their_responses() -> None:
-    """A rewritten history is not one long message, and what it replaced is not told twice."""
+    """Blocks retained by an edit stay in the exchange of their response, and replaced ones are omitted."""
     path = [
         make_node(1, 0, "root", 0, 0), make_node(2, 1, "asked", 0, 1), make_node(3, 2, "answered", 1, 2),
         make_node(4, 3, "edited", 0, 2), make_node(5, 4, "asked", 2, 3), make_node(6, 5, "answered", 3, 4),
@@ -79,8 +79,8 @@ def test_retained_blocks_belong_to_their_responses() -> None:
     ]
 
 
-def test_a_compaction_leaves_only_what_is_left() -> None:
-    """Responses of which nothing remains are not told in the chat; the graph shows them."""
+def test_compacted_responses_are_not_in_the_chat() -> None:
+    """Responses without remaining blocks are shown in the graph, not in the chat."""
     path = [
         make_node(1, 0, "root", 0, 0), make_node(2, 1, "asked", 0, 1), make_node(3, 2, "answered", 1, 2),
         make_node(4, 3, "compacted", 0, 1), make_node(5, 4, "asked", 1, 2), make_node(6, 5, "answered", 2, 3),
@@ -93,7 +93,7 @@ def test_a_compaction_leaves_only_what_is_left() -> None:
 
 
 def test_failure_without_blocks_is_shown() -> None:
-    """With what the server said."""
+    """A failed response without blocks is an exchange with the server's error."""
     path = [
         make_node(1, 0, "root", 0, 0),
         make_node(2, 1, "asked", 0, 1),
@@ -121,20 +121,20 @@ def test_failure_without_blocks_is_shown() -> None:
     ],
 )
 def test_every_kind_of_block_is_shown(block: Block, kind: str, title: str, within: str) -> None:
-    """Under a title that a person understands."""
+    """Each kind of block is shown under a readable title."""
     (message,) = render_messages([block], {"c": "add"})
     assert (message.kind, message.title) == (kind, title)
     assert within in message.html
 
 
 def test_origin_of_block_is_shown() -> None:
-    """If it was neither the user nor the engine."""
+    """The origin of a block is shown if it is neither the user nor the engine."""
     (message,) = render_messages([user("x", origin="repair")], {})
     assert message.tags == ("by repair",)
 
 
 def test_files_and_images_are_named() -> None:
-    """And linked only where a link is safe."""
+    """Files and images are labeled, and linked only if the link is safe."""
     parts = [file("https://a.example/b.pdf", filename="b.pdf"), image("javascript:alert(1)")]
     (message,) = render_messages([user(parts)], {})
     assert [(each.alt, each.link, each.src) for each in message.images] == [
@@ -143,8 +143,8 @@ def test_files_and_images_are_named() -> None:
     ]
 
 
-def test_json_is_laid_out_and_other_text_is_left_alone() -> None:
-    """However deep or broken it is."""
+def test_json_is_indented_and_other_text_is_unchanged() -> None:
+    """JSON is indented; text that is invalid or nested too deeply is returned unchanged."""
     assert format_json('{"a":[1]}') == '{\n  "a": [\n    1\n  ]\n}'
     assert format_json("[" * 5_000) == "[" * 5_000
     assert format_json("42") == "42"

@@ -1,4 +1,4 @@
-"""Users of the page and the API: each sees their own conversations, runs, figures and nothing else."""
+"""Users of the page and the API see only their own conversations, runs and statistics."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -51,14 +51,14 @@ class UserPage:
 
     @contextmanager
     def log_in(self, name: str) -> Iterator[httpx2.Client]:
-        """Yield a browser in which a user logged in."""
+        """Yield a client with the session of a user."""
         with httpx2.Client(base_url=self.page.url, timeout=TIMEOUT, verify=False) as client:
             answer = client.post("/login", data={"token": self.secrets[name]})
             assert answer.status_code == 303, answer.text
             yield client
 
     def send(self, name: str, text: str) -> str:
-        """Create a conversation in which this is said; return its id."""
+        """Create a conversation, send this text in it and return its id."""
         made = self.call(name, "POST", "/api/conversations", json={"title": text}).json()["id"]
         turn = self.call(name, "POST", f"/api/conversations/{made}/turns", json={"text": text})
         assert turn.status_code == 200, turn.text
@@ -67,7 +67,7 @@ class UserPage:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UserPage]:
-    """A page with the users alice and bob."""
+    """Yield a page with the users alice and bob."""
     folder = tmp_path_factory.mktemp("users")
     settings = Settings(token=ADMIN, hosts=None, db=str(folder / "server.db"))
     page = PageServer(settings, PageSettings(f"sqlite:///{folder / 'store.db'}"))
@@ -80,7 +80,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UserPage]:
 
 
 def list_paths() -> list[tuple[str, str]]:
-    """Every route of the page and of the API, with its method."""
+    """Return the method and path of every route of the page and the API."""
     pages = [
         (method, r.path) for r in ROUTES for method in sorted(r.methods or ()) if method != "HEAD"
     ]
@@ -88,8 +88,8 @@ def list_paths() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("stranger", ["bob", "admin"])
-def test_every_route_hides_what_another_user_has(running: UserPage, stranger: str) -> None:
-    """Each route answers as for an id that never was, or without anything of the other user."""
+def test_every_route_hides_other_users_data(running: UserPage, stranger: str) -> None:
+    """Each route responds as for an unknown id, without any content of the other user."""
     name = running.send("alice", "My secret is Zanzibar.")
     node = running.call("alice", "GET", f"/api/conversations/{name}/chain").json()["head"]
     assert node
@@ -123,8 +123,8 @@ def test_every_route_hides_what_another_user_has(running: UserPage, stranger: st
     assert own["title"] == "My secret is Zanzibar."
 
 
-def test_lists_search_and_figures_are_of_one_user(running: UserPage) -> None:
-    """Lists, search, filters, statistics and proxied requests have only the caller's rows."""
+def test_lists_search_and_statistics_are_per_user(running: UserPage) -> None:
+    """Lists, search, filters, statistics and proxied requests contain only the caller's rows."""
     running.send("alice", "Tell me about Quokkas.")
     assert running.call("alice", "GET", "/api/search?q=Quokkas").json()["data"]
     assert running.call("bob", "GET", "/api/search?q=Quokkas").json()["data"] == []
@@ -144,8 +144,8 @@ def test_lists_search_and_figures_are_of_one_user(running: UserPage) -> None:
     assert running.call("alice", "GET", "/requests/1").status_code == 404
 
 
-def test_requests_to_the_server_are_shown_to_their_user_only(running: UserPage) -> None:
-    """A program's requests are listed for the user of its token; the page's own are not listed."""
+def test_server_requests_are_shown_to_their_user_only(running: UserPage) -> None:
+    """Requests to the server are listed for the user of their token; the page's own are not listed."""
     running.send("alice", "Sent by the page")
     body = {"model": "practice", "input": "Sent by a program"}
     made = running.call("alice", "POST", "/v1/responses", json=body).json()["id"]
@@ -158,8 +158,8 @@ def test_requests_to_the_server_are_shown_to_their_user_only(running: UserPage) 
         assert running.call(stranger, "GET", f"/requests/{row['id']}").status_code == 404
 
 
-def test_the_page_calls_the_server_as_its_user(running: UserPage) -> None:
-    """A response of the page belongs to the user who sent the message, and to no other."""
+def test_page_calls_server_as_its_user(running: UserPage) -> None:
+    """A response created by the page belongs only to the user who sent the message."""
     name = running.send("alice", "Hello from Alice.")
     chain = running.call("alice", "GET", f"/api/conversations/{name}/chain").json()
     response = chain["nodes"][-1]["response"]["response_id"]
@@ -170,8 +170,8 @@ def test_the_page_calls_the_server_as_its_user(running: UserPage) -> None:
     assert found == {"alice": 200, "bob": 404, "admin": 404}
 
 
-def test_a_run_is_listed_and_stopped_by_its_user_only(running: UserPage) -> None:
-    """Another user neither sees nor follows nor stops it, even with its id."""
+def test_run_is_listed_and_stopped_by_its_user_only(running: UserPage) -> None:
+    """Another user cannot list, follow or stop a run, even with its id."""
     name = running.call("alice", "POST", "/api/conversations", json={}).json()["id"]
     path = f"/api/conversations/{name}"
     headers = {"authorization": f"Bearer {running.secrets['alice']}"}
@@ -186,10 +186,10 @@ def test_a_run_is_listed_and_stopped_by_its_user_only(running: UserPage) -> None
         assert running.call("alice", "POST", f"{path}/runs/{run}/stop").status_code == 200
 
 
-def test_sessions_are_of_one_user_and_revocable(
+def test_sessions_are_per_user_and_revocable(
     running: UserPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session shows its user's conversations until the token is revoked, also in open streams."""
+    """A session and its open streams end when the token is revoked."""
     monkeypatch.setattr(security, "RECHECK_SECONDS", 0.0)
     monkeypatch.setattr(dashboard, "HEARTBEAT_TICKS", 1)
     running.add("carol")
@@ -209,7 +209,7 @@ def test_sessions_are_of_one_user_and_revocable(
             chunks = stream.iter_bytes()
             assert next(chunks)
             running.revoke("carol")
-            list(chunks)  # it ends with the next heartbeat
+            list(chunks)  # the stream ends with the next heartbeat
         assert browser.get("/").status_code == 303
         assert browser.get("/api/conversations").status_code == 401
         assert phone.get("/").status_code == 200
@@ -218,11 +218,11 @@ def test_sessions_are_of_one_user_and_revocable(
         assert phone.get("/", headers=copied).status_code == 303
     with running.log_in("carol-phone") as phone:  # the token itself is still valid
         assert "Log out" in phone.get("/").text
-    assert "Log out" not in running.call("bob", "GET", "/").text  # a bearer has no session
+    assert "Log out" not in running.call("bob", "GET", "/").text  # a bearer token has no session
 
 
 def test_scopes_limit_where_a_token_is_accepted(running: UserPage) -> None:
-    """A token for the server is not for the page, and the other way round."""
+    """A token is accepted only by the parts of the server that its scopes name."""
     running.add("only-server", scopes=["server"])
     running.add("only-page", scopes=["page"])
     running.add("only-api", scopes=["api"])
@@ -244,14 +244,14 @@ def test_scopes_limit_where_a_token_is_accepted(running: UserPage) -> None:
         assert browser.get("/api/conversations").status_code == 200
 
 
-def test_limits_hold_for_the_page_and_the_api(running: UserPage) -> None:
+def test_limits_apply_to_page_and_api(running: UserPage) -> None:
     """Requests above a limit get 429 with headers; tokens of the page's messages count."""
     running.add("dave", requests_per_minute=1_000, tokens_per_minute=5)
     name = running.send("dave", "Hello.")
     turn = f"/api/conversations/{name}/turns"
 
     def send_until_limited(send: Callable[..., httpx2.Response]) -> httpx2.Response:
-        """Send messages until one is rejected: a new minute may begin between two of them."""
+        """Send messages until one is rejected, because a new minute may begin between two of them."""
         answers = (send("POST", turn, json={"text": "Hello."}) for _ in range(20))
         return next(answer for answer in answers if answer.status_code != 200)
 
@@ -262,11 +262,11 @@ def test_limits_hold_for_the_page_and_the_api(running: UserPage) -> None:
     assert rejected.headers["x-ratelimit-limit-tokens"] == "5"
     with running.log_in("dave") as browser:
         assert send_until_limited(browser.request).status_code == 429
-        assert browser.get("/").status_code == 200  # of a session only writes are counted
+        assert browser.get("/").status_code == 200  # a session's reads are not counted
 
 
-def test_users_cannot_use_the_keys_of_the_server(running: UserPage) -> None:
-    """A conversation with a provider of the machine's environment is not continued for a user."""
+def test_users_cannot_use_server_api_keys(running: UserPage) -> None:
+    """A user cannot continue a conversation whose provider uses the server's environment variables."""
 
     async def prepare(service: ConversationService) -> str:
         row = await service.store.use_namespace("alice").create(data={"model": "openai:gpt-5.1"})
@@ -278,8 +278,8 @@ def test_users_cannot_use_the_keys_of_the_server(running: UserPage) -> None:
     assert "not available to users" in turn.json()["error"]["message"]
 
 
-async def test_a_revoked_user_sends_nothing_more() -> None:
-    """The token with which the page calls the server ends with the user's own."""
+async def test_revoked_user_cannot_send() -> None:
+    """The token with which the page calls the server is revoked with the user's own token."""
     async with await open_store("sqlite://:memory:") as store:
         registry = TokenRegistry(store)
         erin, secret = await registry.add("erin", requests_per_minute=9, tokens_per_minute=9)

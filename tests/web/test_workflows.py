@@ -1,4 +1,4 @@
-"""Workflows that are started through the API: checked, followed, stopped."""
+"""Workflows through the API: starting, validating, following and stopping them."""
 
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ STEPS = [{"name": "sum", "prompt": "What is 2+3?"}, {"name": "next", "prompt": "
 
 
 def finish(page: PageServer, name: str) -> list[dict[str, Any]]:
-    """Follow a workflow to its end; its events, if it is still running."""
+    """Follow a workflow to its end and return its events, or an empty list if it is not running."""
     answer = page.client.get(f"/api/workflows/{name}/events")
     return parse_events(answer.text) if answer.is_success else []
 
 
 def test_steps_are_started_and_finished(page: PageServer) -> None:
-    """The workflow is stored when the request returns, and its conversation leads to it."""
+    """The workflow is stored when the request returns, and its conversation links to it."""
     made = page.post("/api/workflows", kind="steps", steps=STEPS)
     finish(page, made["id"])
     found = page.get(f"/api/workflows/{made['id']}")
@@ -34,8 +34,8 @@ def test_steps_are_started_and_finished(page: PageServer) -> None:
     )
 
 
-def test_workflows_use_the_models_of_their_form(tmp_path: Path) -> None:
-    """For all, for the judge and for a participant; an unknown one is rejected before anything is stored."""
+def test_workflow_uses_selected_models(tmp_path: Path) -> None:
+    """A model can be set for all, the judge or a participant; an unknown model is rejected."""
     models = {name: PracticeModel() for name in ("small", "large")}
     body: dict[str, Any] = {
         "kind": "debate",
@@ -80,7 +80,7 @@ def test_workflows_use_the_models_of_their_form(tmp_path: Path) -> None:
     ],
 )
 def test_refinements_and_debates_are_started(page: PageServer, body: dict[str, Any]) -> None:
-    """With a judge that is a model with a rubric."""
+    """A refinement and a debate run with a model and a rubric as the judge."""
     made = page.post("/api/workflows", **body)
     finish(page, made["id"])
     found = page.get(f"/api/workflows/{made['id']}")
@@ -98,16 +98,14 @@ def test_refinements_and_debates_are_started(page: PageServer, body: dict[str, A
         ({"kind": "debate", "question": "x", "rubric": "y"}, "at least two"),
     ],
 )
-def test_a_workflow_that_cannot_run_is_rejected(
-    page: PageServer, body: dict[str, Any], message: str
-) -> None:
-    """Before anything is stored."""
+def test_invalid_workflow_is_rejected(page: PageServer, body: dict[str, Any], message: str) -> None:
+    """A workflow without its required members is rejected with a 400 error."""
     answer = page.client.post("/api/workflows", json=body)
     assert (answer.status_code, message in answer.json()["error"]["message"]) == (400, True)
 
 
-def test_a_workflow_can_be_followed_and_stopped(tmp_path: Any) -> None:
-    """What it stored remains; it is shown as interrupted, because nothing runs it."""
+def test_running_workflow_can_be_stopped(tmp_path: Any) -> None:
+    """A stopped workflow remains stored and has the status interrupted."""
     with serve_page(tmp_path, models={"gated": GatedModel(), "other": PracticeModel()}) as page:
         steps = [{"name": "first", "prompt": "wait for me"}]
         made = page.post("/api/workflows", kind="steps", steps=steps)
@@ -119,8 +117,8 @@ def test_a_workflow_can_be_followed_and_stopped(tmp_path: Any) -> None:
         assert ">interrupted</span>" in page.client.get("/workflows").text
 
 
-def test_a_workflow_that_fails_at_its_start_is_an_error(fresh: PageServer) -> None:
-    """The server's error is reported, or the workflow ends with it."""
+def test_workflow_that_fails_at_start_is_an_error(fresh: PageServer) -> None:
+    """The server's error is returned for the request or is the workflow's last event."""
     fresh.faults.set("status=400")
     made = fresh.client.post("/api/workflows", json={"kind": "steps", "steps": STEPS})
     events = finish(fresh, made.json()["id"]) if made.is_success else []
