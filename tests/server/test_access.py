@@ -1,4 +1,4 @@
-"""The access policy that server, page and proxy share."""
+"""The access policy shared by server, web page and proxy."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from kedge.server.access import (
 
 
 def make_scope(**headers: str) -> Any:
-    """A request with these headers."""
+    """Return an ASGI scope with the given headers."""
     pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
     return {"type": "http", "headers": pairs}
 
@@ -29,13 +29,13 @@ def make_scope(**headers: str) -> Any:
         ("", ""),
     ],
 )
-def test_a_host_name_is_read_without_its_port(host: str, name: str) -> None:
-    """Also that of an IPv6 address, which has colons of its own."""
+def test_host_name_is_parsed_without_its_port(host: str, name: str) -> None:
+    """The port is removed, also after an IPv6 address, which contains colons itself."""
     assert parse_host_name(host.encode()) == name
 
 
 def test_only_the_listed_host_names_are_allowed() -> None:
-    """Without a list, any name is."""
+    """A policy with host names rejects other names; without host names it allows any."""
     policy = AccessPolicy(hosts=LOOPBACK_NAMES)
     assert policy.allows_host(make_scope(host="localhost:1"))
     assert not policy.allows_host(make_scope(host="localhost.evil.example"))
@@ -44,7 +44,7 @@ def test_only_the_listed_host_names_are_allowed() -> None:
 
 
 def test_a_token_matches_only_itself() -> None:
-    """Also one that is not ASCII; without a token nothing matches."""
+    """A token that is not ASCII is compared correctly, and without a token nothing matches."""
     policy = AccessPolicy(token="pässword")
     assert policy.matches_token("pässword".encode())
     assert not policy.matches_token(b"password")
@@ -64,7 +64,7 @@ def test_a_token_matches_only_itself() -> None:
     ],
 )
 def test_an_origin_must_be_the_server_itself(origin: str, same: bool) -> None:
-    """A program names none."""
+    """An origin must equal the server's address; a client that is not a browser sends none."""
     headers = {"origin": origin} if origin else {}
     assert is_same_origin(make_scope(host="localhost:8484", **headers)) is same
 
@@ -74,5 +74,5 @@ def test_an_origin_must_be_the_server_itself(origin: str, same: bool) -> None:
     [("Bearer x", b"x"), ("bearer  x ", b"x"), ("Basic x", b""), ("x", b""), ("", b"")],
 )
 def test_a_bearer_token_is_read(header: str, token: bytes) -> None:
-    """Other schemes give none."""
+    """A bearer token is read from the header; other schemes give none."""
     assert read_bearer_token(make_scope(authorization=header)) == token

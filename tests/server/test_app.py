@@ -1,4 +1,4 @@
-"""The HTTP around the API: routes, methods, bodies, limits, tokens and host names."""
+"""HTTP behavior of the server: routes, methods, bodies, limits, tokens and host names."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ HELLO_REQUEST: dict[str, Any] = {"model": "m", "input": "hello"}
 
 
 def read_error(answer: httpx2.Response) -> dict[str, Any]:
-    """Read the error of an answer, which always has the shape of the API's."""
+    """Return the error of a response after checking that it has the format of the API."""
     body = answer.json()
     assert body.keys() == {"error"}
     assert body["error"].keys() == {"message", "type", "param", "code"}
@@ -33,16 +33,16 @@ def read_error(answer: httpx2.Response) -> dict[str, Any]:
     return body["error"]
 
 
-def test_an_unknown_route_is_404_in_the_shape_of_the_api(http: httpx2.Client) -> None:
-    """The error names method and path."""
+def test_unknown_route_is_404(http: httpx2.Client) -> None:
+    """The error of an unknown route has the API's format and contains method and path."""
     answer = http.get("/v1/nothing")
     assert answer.status_code == 404
     assert read_error(answer)["message"] == "Invalid URL (GET /v1/nothing)"
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{sorted(route.methods)}{route.path}")
-def test_a_wrong_method_is_405_and_names_the_right_ones(http: httpx2.Client, route: Route) -> None:
-    """Every path lists all the methods it knows."""
+def test_wrong_method_is_405_with_allow_header(http: httpx2.Client, route: Route) -> None:
+    """The ``allow`` header lists all methods of the path."""
     path = re.sub(r"{.*?}", "x", route.path)
     answer = http.request("PATCH", path)
     assert answer.status_code == 405
@@ -56,24 +56,24 @@ def test_a_wrong_method_is_405_and_names_the_right_ones(http: httpx2.Client, rou
 @pytest.mark.parametrize(
     "raw", [b"", b"{", b"\xff\xfe{}", b"[" * 100_000, b'{"a": NaN}', b"nothing", b'{"a": 1} x']
 )
-def test_a_body_that_is_not_json_is_refused(http: httpx2.Client, raw: bytes) -> None:
-    """Whatever it is instead."""
+def test_body_that_is_not_json_is_rejected(http: httpx2.Client, raw: bytes) -> None:
+    """A body that is not valid JSON is a 400 error."""
     answer = http.post("/v1/responses", content=raw, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert "could not parse the JSON body" in read_error(answer)["message"]
 
 
 @pytest.mark.parametrize("raw", [b"[]", b'"x"', b"1", b"null"])
-def test_a_body_that_is_no_object_is_refused(http: httpx2.Client, raw: bytes) -> None:
-    """JSON, but not a request."""
+def test_body_that_is_not_an_object_is_rejected(http: httpx2.Client, raw: bytes) -> None:
+    """A JSON body that is not an object is a 400 error."""
     answer = http.post("/v1/responses", content=raw, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert read_error(answer)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
-def test_only_json_is_taken(http: httpx2.Client, kind: str | None) -> None:
-    """A web page cannot post here behind its reader's back: browsers ask first for JSON."""
+def test_only_json_content_type_is_accepted(http: httpx2.Client, kind: str | None) -> None:
+    """Other content types are rejected, because a web page can send them without a preflight request."""
     headers = {} if kind is None else {"content-type": kind}
     answer = http.post("/v1/responses", content=b'{"model":"m","input":"x"}', headers=headers)
     assert answer.status_code == 400
@@ -81,7 +81,7 @@ def test_only_json_is_taken(http: httpx2.Client, kind: str | None) -> None:
 
 
 def test_a_body_that_is_too_large_is_413() -> None:
-    """Declared or not: it is not even read to the end."""
+    """A body above the limit is rejected, with or without a declared length."""
     with serve(limits=Limits(body_bytes=1000)) as server:
         small = httpx2.post(
             f"{server.base_url}/responses", verify=False, timeout=TIMEOUT, json=HELLO_REQUEST
@@ -104,7 +104,7 @@ def test_a_body_that_is_too_large_is_413() -> None:
 
 
 def send_raw(server: TestServer, *parts: bytes) -> bytes:
-    """Send bytes and read until the server closes."""
+    """Send bytes and read until the server closes the connection."""
     with socket.create_connection(server.address, timeout=TIMEOUT) as connection:
         for part in parts:
             connection.sendall(part)
@@ -115,8 +115,8 @@ def send_raw(server: TestServer, *parts: bytes) -> bytes:
     return received
 
 
-def test_a_body_that_does_not_come_is_given_up() -> None:
-    """A slow client cannot hold a request open for ever."""
+def test_missing_body_times_out() -> None:
+    """A client that does not send its body gets a 408 error."""
     with serve(limits=Limits(read_seconds=0)) as server:
         answer = send_raw(
             server,
@@ -129,7 +129,7 @@ def test_a_body_that_does_not_come_is_given_up() -> None:
 
 @pytest.mark.parametrize("size", [8192, 200_000])
 def test_headers_have_a_limit(size: int) -> None:
-    """Beyond it the server refuses: with an error of the API, or before it has read them all."""
+    """Headers above the limit are rejected, with an API error or before all of them are read."""
     with serve(limits=Limits(header_bytes=4096)) as server:
         request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: "
         answer = send_raw(server, request + b"x" * size + b"\r\n\r\n")
@@ -139,14 +139,14 @@ def test_headers_have_a_limit(size: int) -> None:
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /healthz HTTP/1.1\r\nX: "])
-def test_a_connection_that_asks_nothing_is_closed(begun: bytes) -> None:
-    """Also one that never finishes its headers."""
+def test_idle_connection_is_closed(begun: bytes) -> None:
+    """A connection without a request, or with unfinished headers, is closed."""
     with serve(limits=Limits(idle_seconds=0)) as server:
         assert send_raw(server, begun) == b""
 
 
 class FakeClock:
-    """A clock that the test sets."""
+    """A clock whose time the test sets."""
 
     now = 0.0
 
@@ -154,8 +154,8 @@ class FakeClock:
         return self.now
 
 
-def test_a_connection_that_goes_on_asking_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request begins the waiting anew, though the connection is quiet whenever it is looked at."""
+def test_active_connection_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request restarts the idle timeout, although the connection is idle at every check."""
     hours = FakeClock()
     monkeypatch.setattr("kedge.server.uvicorn_server.time", hours)
 
@@ -182,7 +182,7 @@ def test_a_connection_that_goes_on_asking_stays_open(monkeypatch: pytest.MonkeyP
 
 
 class RecordingTransport(asyncio.Transport):
-    """A transport that records what is written to it."""
+    """A transport that records its writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class RecordingTransport(asyncio.Transport):
 
 
 async def test_the_head_of_a_response_is_sent_with_its_body() -> None:
-    """In one write; alone only if nothing follows in the same turn of the loop, or at the end."""
+    """The head is written together with the first body chunk, or alone if no chunk follows at once."""
     transport = RecordingTransport()
     buffer = HeadBuffer(transport, asyncio.get_running_loop())
     for body in (b"one", b"HTTP/1.0"):
@@ -225,8 +225,8 @@ async def test_the_head_of_a_response_is_sent_with_its_body() -> None:
     assert buffer.is_closing()
 
 
-def test_parameters_nested_too_deeply_are_refused(http: httpx2.Client) -> None:
-    """A tool's schema is free, but not bottomless."""
+def test_deeply_nested_parameters_are_rejected(http: httpx2.Client) -> None:
+    """The schema of a tool may be nested only to a maximum depth."""
     deep: dict[str, Any] = {}
     for _ in range(150):
         deep = {"properties": deep}
@@ -236,8 +236,8 @@ def test_parameters_nested_too_deeply_are_refused(http: httpx2.Client) -> None:
     assert read_error(answer)["code"] == "object_above_max_depth"
 
 
-def test_a_token_is_required_where_one_is_set() -> None:
-    """No token, another scheme, a wrong token: 401; the right one: 200; health is open."""
+def test_token_is_required_if_set() -> None:
+    """A missing or wrong token is a 401 error on every route except the health check."""
     with (
         serve(token="sésame") as server,
         httpx2.Client(base_url=server.url, verify=False, timeout=TIMEOUT) as http,
@@ -276,10 +276,10 @@ def test_a_token_is_required_where_one_is_set() -> None:
         ("", 403),
     ],
 )
-def test_a_loopback_server_answers_to_loopback_names_only(
+def test_loopback_server_rejects_other_host_names(
     http: httpx2.Client, host: str, status: int
 ) -> None:
-    """A page that rebinds its own name to 127.0.0.1 gets nothing."""
+    """DNS rebinding fails, because other host names get a 403 error."""
     answer = http.get("/healthz", headers={"host": host})
     assert answer.status_code == status
     if status == 403:
@@ -287,13 +287,13 @@ def test_a_loopback_server_answers_to_loopback_names_only(
 
 
 def test_models_are_listed(http: httpx2.Client) -> None:
-    """There is one; any name is answered by it."""
+    """The list has one model, which answers for any model name."""
     (model,) = http.get("/v1/models").json()["data"]
     assert (model["id"], model["object"]) == ("practice", "model")
 
 
-def test_cancelling_and_resuming_are_refused(http: httpx2.Client) -> None:
-    """No response here runs in the background."""
+def test_cancelling_and_resuming_are_rejected(http: httpx2.Client) -> None:
+    """A response that is not in the background can be neither cancelled nor resumed."""
     id_ = http.post("/v1/responses", json=HELLO_REQUEST).json()["id"]
     answer = http.post(f"/v1/responses/{id_}/cancel")
     assert answer.status_code == 400
@@ -303,8 +303,8 @@ def test_cancelling_and_resuming_are_refused(http: httpx2.Client) -> None:
     assert read_error(answer)["param"] == "stream"
 
 
-def test_the_access_log_does_not_tell_what_was_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Method, path, status, time and request id; no text, no query, no token."""
+def test_access_log_has_no_content(caplog: pytest.LogCaptureFixture) -> None:
+    """The log has method, path, status, time and request id, but no text, query or token."""
     with (
         caplog.at_level(logging.DEBUG, logger="kedge"),
         serve() as server,
@@ -324,16 +324,16 @@ def test_the_access_log_does_not_tell_what_was_said(caplog: pytest.LogCaptureFix
 
 
 def test_every_request_has_an_id_of_its_own(http: httpx2.Client) -> None:
-    """Whatever its answer."""
+    """Every response has a unique request id, also for errors."""
     answers = [http.get("/healthz"), http.get("/x"), http.post("/v1/responses", json=HELLO_REQUEST)]
     ids = {answer.headers["x-request-id"] for answer in answers}
     assert len(ids) == 3
 
 
-def test_a_bug_is_a_500_in_the_shape_of_the_api(
+def test_unexpected_error_is_500(
     server: TestServer, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the server goes on."""
+    """An unexpected exception is a 500 error in the API's format, and the server keeps working."""
     monkeypatch.setattr("kedge.server.prepare.check_supported", lambda _: 1 / 0)
     answer = http.post("/v1/responses", json=HELLO_REQUEST)
     assert answer.status_code == 500

@@ -1,4 +1,4 @@
-"""Responses in the background: polled, cancelled, read again, and honest after a restart."""
+"""Background responses: polling, cancellation, resumed streams and restarts."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,13 +25,13 @@ Event = dict[str, Any]
 
 @pytest.fixture
 def model() -> GatedModel:
-    """A model that waits for the test."""
+    """Return a model that waits for the test."""
     return GatedModel()
 
 
 @pytest.fixture
 def server(model: GatedModel) -> Iterator[TestServer]:
-    """A server with that model."""
+    """Yield a server with the gated model."""
     with serve(model=model) as running:
         yield running
 
@@ -46,14 +46,14 @@ def get_status(http: httpx2.Client, response_id: str) -> str:
 
 
 def parse_events(lines: Iterator[str]) -> Iterator[Event]:
-    """Read the events of a stream as they come."""
+    """Yield the events of a stream as they arrive."""
     for line in lines:
         if line.startswith("data: {"):
             yield json.loads(line.removeprefix("data: "))
 
 
 def test_a_slow_answer_can_be_polled_and_cancelled(connect: Connect) -> None:
-    """The practice model honors "very slowly" in the background, streamed or not."""
+    """The practice model follows "very slowly" also for a background response."""
     with serve() as server:
         client = connect(server)
         made = client.responses.create(
@@ -67,7 +67,7 @@ def test_a_slow_answer_can_be_polled_and_cancelled(connect: Connect) -> None:
 
 
 class EventReader:
-    """One reader of a stream."""
+    """A reader of one stream."""
 
     def __init__(self, answer: httpx2.Response) -> None:
         self.answer = answer
@@ -89,8 +89,10 @@ def resume_stream(http: httpx2.Client, response_id: str, **query: Any) -> Any:
     return http.stream("GET", f"/v1/responses/{response_id}", params={"stream": "true", **query})
 
 
-def test_a_response_is_queued_written_and_finished(http: httpx2.Client, model: GatedModel) -> None:
-    """Whoever asks is told how far it is."""
+def test_response_is_queued_in_progress_and_completed(
+    http: httpx2.Client, model: GatedModel
+) -> None:
+    """The status of a background response changes from queued to in progress to completed."""
     made = check_response_object(create_response(http))
     assert made["status"] == "queued"
     assert made["background"] is True
@@ -103,8 +105,8 @@ def test_a_response_is_queued_written_and_finished(http: httpx2.Client, model: G
     assert whole["usage"]["output_tokens"] > 0
 
 
-def test_only_so_many_run_at_once(model: GatedModel) -> None:
-    """The others are queued until it is their turn; one more than may wait is refused."""
+def test_running_and_queued_responses_are_limited(model: GatedModel) -> None:
+    """Responses above the limit are queued; one that does not fit in the queue is rejected."""
     limits = Limits(background_running=1, background_waiting=1, shutdown_seconds=1)
     with serve(model=model, limits=limits) as server, make_client(server) as http:
         first, second = create_response(http, "wait 1"), create_response(http, "wait 2")
@@ -122,8 +124,8 @@ def make_client(server: TestServer) -> httpx2.Client:
     return httpx2.Client(base_url=server.url, verify=False, timeout=TIMEOUT)
 
 
-def test_a_stream_outlives_its_reader(http: httpx2.Client, model: GatedModel) -> None:
-    """To leave stops nothing, and what comes after can be read by its number."""
+def test_stream_continues_without_a_reader(http: httpx2.Client, model: GatedModel) -> None:
+    """Disconnecting does not stop the response, and its later events can be read by sequence number."""
     with open_stream(http) as answer:
         begun = EventReader(answer).read(6)
     assert [event["type"].removeprefix("response.") for event in begun] == [
@@ -152,7 +154,7 @@ def test_a_stream_outlives_its_reader(http: httpx2.Client, model: GatedModel) ->
 
 
 def test_several_readers_follow_one_stream(http: httpx2.Client, model: GatedModel) -> None:
-    """Each from its own place, all of them to the end, while it is written."""
+    """Several readers follow a running stream from different positions to its end."""
     with open_stream(http) as first:
         one = EventReader(first)
         begun = one.read(6)
@@ -171,7 +173,7 @@ def test_several_readers_follow_one_stream(http: httpx2.Client, model: GatedMode
 
 
 def test_the_official_client_resumes_a_stream(server: TestServer, connect: Connect) -> None:
-    """Its retrieve takes the number of the last event that it saw."""
+    """The client's ``retrieve`` resumes a stream after the last event it received."""
     client = connect(server)
     with client.responses.create(model="m", input="hello", background=True, stream=True) as stream:
         events = list(stream)
@@ -181,8 +183,8 @@ def test_the_official_client_resumes_a_stream(server: TestServer, connect: Conne
         assert list(again) == events[5:]
 
 
-def test_after_the_last_event_there_is_nothing(http: httpx2.Client) -> None:
-    """An empty stream, with its end."""
+def test_resuming_after_the_last_event_is_empty(http: httpx2.Client) -> None:
+    """A stream that is resumed after its last event contains only the terminator."""
     with open_stream(http, "hello") as answer:
         events = EventReader(answer).read_rest()
     known = events[0]["response"]["id"]
@@ -191,8 +193,8 @@ def test_after_the_last_event_there_is_nothing(http: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize("after", ["x", "-1", "1.5"])
-def test_a_place_in_a_stream_is_a_number(http: httpx2.Client, after: str) -> None:
-    """Anything else is refused."""
+def test_starting_after_must_be_a_number(http: httpx2.Client, after: str) -> None:
+    """A ``starting_after`` that is not a non-negative integer is rejected."""
     with open_stream(http, "hello") as answer:
         known = EventReader(answer).read_rest()[0]["response"]["id"]
     with resume_stream(http, known, starting_after=after) as answer:
@@ -201,8 +203,8 @@ def test_a_place_in_a_stream_is_a_number(http: httpx2.Client, after: str) -> Non
     assert answer.json()["error"]["param"] == "starting_after"
 
 
-def test_only_a_background_stream_can_be_read_again(http: httpx2.Client) -> None:
-    """In the words of the hosted API, and in ours where it was not a stream."""
+def test_only_a_background_stream_can_be_resumed(http: httpx2.Client) -> None:
+    """A synchronous response, or one created without streaming, cannot be streamed later."""
     plain = http.post("/v1/responses", json={"model": "m", "input": "x"}).json()
     refused = http.get(f"/v1/responses/{plain['id']}?stream=true").json()["error"]
     assert refused["message"] == (
@@ -213,8 +215,8 @@ def test_only_a_background_stream_can_be_read_again(http: httpx2.Client) -> None
     assert refused["code"] == "stream_not_kept"
 
 
-def test_events_are_kept_for_a_while_only(server: TestServer, http: httpx2.Client) -> None:
-    """The response itself stays."""
+def test_events_expire(server: TestServer, http: httpx2.Client) -> None:
+    """The events of a stream expire after five minutes; the response remains."""
     with open_stream(http, "hello") as answer:
         known = EventReader(answer).read_rest()[0]["response"]["id"]
     server.clock.advance(seconds=301)
@@ -223,8 +225,8 @@ def test_events_are_kept_for_a_while_only(server: TestServer, http: httpx2.Clien
     assert get_status(http, known) == "completed"
 
 
-def test_finished_streams_make_room_for_those_that_run(model: GatedModel) -> None:
-    """The response of one that was dropped is there as ever."""
+def test_finished_streams_are_dropped_at_the_memory_limit(model: GatedModel) -> None:
+    """The oldest streams are dropped above the memory limit; their responses remain."""
     limits = Limits(stream_bytes=10_000, shutdown_seconds=1)
     with serve(model=model, limits=limits) as server, make_client(server) as http:
         ids: list[str] = []
@@ -236,8 +238,8 @@ def test_finished_streams_make_room_for_those_that_run(model: GatedModel) -> Non
         assert [get_status(http, known) for known in ids] == ["completed"] * 3
 
 
-async def test_a_stream_that_is_too_long_loses_its_beginning() -> None:
-    """Whoever has read it goes on; whoever has not is cut off, and told when asking anew."""
+async def test_long_stream_drops_its_oldest_events() -> None:
+    """A reader after the dropped events continues; a reader before them gets an error."""
     log = EventLog()
     log.add([{"type": "a"}, {"type": "b"}])
     quick, slow = log.read(-1), log.read(-1)
@@ -255,10 +257,10 @@ async def test_a_stream_that_is_too_long_loses_its_beginning() -> None:
         await anext(slow)
 
 
-def test_cancelling_stops_the_work_and_can_be_repeated(
+def test_cancelling_stops_the_model_and_is_idempotent(
     http: httpx2.Client, model: GatedModel, server: TestServer
 ) -> None:
-    """The response is cancelled, without output, and stays so."""
+    """A cancelled response has no output, and a second cancellation returns the same response."""
     made = create_response(http)
     wait_until(lambda: model.started)
     cancelled = http.post(f"/v1/responses/{made['id']}/cancel")
@@ -271,8 +273,8 @@ def test_cancelling_stops_the_work_and_can_be_repeated(
     assert server.running == 0
 
 
-def test_readers_of_a_cancelled_stream_are_told(http: httpx2.Client, model: GatedModel) -> None:
-    """The stream ends with a failure whose response is cancelled."""
+def test_cancelled_stream_ends_with_a_failure(http: httpx2.Client, model: GatedModel) -> None:
+    """The stream of a cancelled response ends with a failed event whose response is cancelled."""
     with open_stream(http) as answer:
         reader = EventReader(answer)
         known = reader.read(6)[0]["response"]["id"]
@@ -283,8 +285,8 @@ def test_readers_of_a_cancelled_stream_are_told(http: httpx2.Client, model: Gate
     assert last["response"]["error"] is None
 
 
-def test_what_waits_for_its_turn_can_be_cancelled(model: GatedModel) -> None:
-    """It never begins, and those behind it move up."""
+def test_queued_response_can_be_cancelled(model: GatedModel) -> None:
+    """A cancelled response in the queue never starts, and the next one runs."""
     limits = Limits(background_running=1, shutdown_seconds=1)
     with serve(model=model, limits=limits) as server, make_client(server) as http:
         create_response(http, "wait 1")
@@ -307,10 +309,10 @@ def test_what_waits_for_its_turn_can_be_cancelled(model: GatedModel) -> None:
         (False, "Cannot cancel a synchronous response."),
     ],
 )
-def test_what_cannot_be_cancelled_is_refused(
+def test_cancelling_a_finished_response_is_rejected(
     http: httpx2.Client, background: bool, message: str
 ) -> None:
-    """Because it has finished, or because its client waits for it."""
+    """Completed and synchronous responses cannot be cancelled."""
     made = create_response(http, "hello", background=background)
     wait_until(lambda: get_status(http, made["id"]) == "completed")
     refused = http.post(f"/v1/responses/{made['id']}/cancel")
@@ -319,14 +321,14 @@ def test_what_cannot_be_cancelled_is_refused(
 
 
 def test_an_unknown_response_cannot_be_cancelled(http: httpx2.Client) -> None:
-    """It is not found."""
+    """Cancelling an unknown response is a 404 error."""
     assert http.post("/v1/responses/resp_x/cancel").status_code == 404
 
 
-def test_what_is_not_finished_can_neither_be_continued_nor_deleted(
+def test_unfinished_response_cannot_be_continued_or_deleted(
     http: httpx2.Client, model: GatedModel
 ) -> None:
-    """The errors say what to do; afterwards both can be done."""
+    """A running response cannot be continued or deleted until it is completed."""
     made = create_response(http)
     wait_until(lambda: get_status(http, made["id"]) == "in_progress")
     refused = create_response(http, "x", background=False, previous_response_id=made["id"])
@@ -341,10 +343,10 @@ def test_what_is_not_finished_can_neither_be_continued_nor_deleted(
     assert http.delete(f"/v1/responses/{made['id']}").status_code == 200
 
 
-def test_a_conversation_waits_for_its_background_response(
+def test_conversation_is_locked_by_its_background_response(
     http: httpx2.Client, model: GatedModel
 ) -> None:
-    """Nobody else may speak in it meanwhile, and it moves on at the end."""
+    """Other responses are rejected until the background response has added its items."""
     conversation = http.post("/v1/conversations", json={}).json()["id"]
     made = create_response(http, conversation=conversation)
     refused = create_response(http, "x", conversation=conversation)
@@ -357,8 +359,8 @@ def test_a_conversation_waits_for_its_background_response(
 
 
 @pytest.mark.parametrize("retention", [True, False])
-def test_the_background_needs_a_store(retention: bool) -> None:
-    """What is not kept could never be asked for."""
+def test_background_requires_storage(retention: bool) -> None:
+    """A background response that is not stored is rejected, because it could not be retrieved."""
     with serve(zero_data_retention=not retention) as server, make_client(server) as http:
         body = {"model": "m", "input": "x", "background": True, "store": not retention}
         refused = http.post("/v1/responses", json=body)
@@ -366,8 +368,8 @@ def test_the_background_needs_a_store(retention: bool) -> None:
     assert refused.json()["error"]["param"] == "background"
 
 
-def test_a_model_that_fails_fails_the_response() -> None:
-    """The reader is told, and so is whoever asks later."""
+def test_model_error_fails_the_response() -> None:
+    """The stream ends with an error, and the stored response has the status failed."""
 
     class Broken(GatedModel):
         async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
@@ -383,8 +385,8 @@ def test_a_model_that_fails_fails_the_response() -> None:
     assert whole["error"]["code"] == "server_error"
 
 
-def test_a_stop_fails_what_runs_and_says_why(model: GatedModel, tmp_path: Path) -> None:
-    """After the time to finish, running and waiting responses are failed; the next start knows."""
+def test_stopping_the_server_fails_unfinished_responses(model: GatedModel, tmp_path: Path) -> None:
+    """After the shutdown timeout, running and queued responses are stored as failed with the reason."""
     db = str(tmp_path / "server.db")
     limits = Limits(background_running=1, shutdown_seconds=0)
     with serve(model=model, db=db, limits=limits) as server, make_client(server) as http:
@@ -399,8 +401,8 @@ def test_a_stop_fails_what_runs_and_says_why(model: GatedModel, tmp_path: Path) 
             )
 
 
-def test_a_crash_fails_what_was_left(model: GatedModel, tmp_path: Path) -> None:
-    """A restart marks what was running or waiting; nothing is taken up again."""
+def test_crash_fails_unfinished_responses(model: GatedModel, tmp_path: Path) -> None:
+    """A restart marks running and queued responses as failed and does not resume them."""
     db = str(tmp_path / "server.db")
     with serve(model=model, db=db) as server, make_client(server) as http:
         made = create_response(http, "hello")
@@ -415,7 +417,7 @@ def test_a_crash_fails_what_was_left(model: GatedModel, tmp_path: Path) -> None:
             "FROM nodes WHERE id = 1",
             (number, f"000000000{number + 1}", left, f"000000000{number + 1}", f'{left}"'),
         )
-    database._connection.close()  # without saying goodbye
+    database._connection.close()  # without a clean shutdown
     with serve(db=db) as server, make_client(server) as http:
         for number in (2, 3):
             known = made["id"].replace("0000000001", f"000000000{number}")

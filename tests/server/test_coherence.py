@@ -1,4 +1,4 @@
-"""Calls and outputs, ids, reasoning: what fits together, and the published answer where it does not."""
+"""Coherence of tool calls, results, ids and reasoning, and the published error for each violation."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -25,16 +25,16 @@ Item = dict[str, Any]
 
 
 class StoredItems:
-    """What a server knows: items by id, and which reasoning stood before which item."""
+    """The stored items of a server by id, and the reasoning before each item."""
 
     def __init__(self, *items: Item, before: dict[str, str] | None = None) -> None:
         self._items = {item["id"]: item for item in items}
         self._before = before or {}
 
-    def find_item(self, id: str) -> Item | None:  # noqa: A002 - the protocol's word
+    def find_item(self, id: str) -> Item | None:  # noqa: A002 - name of the protocol
         return self._items.get(id)
 
-    def find_reasoning_before(self, id: str) -> str | None:  # noqa: A002 - the protocol's word
+    def find_reasoning_before(self, id: str) -> str | None:  # noqa: A002 - name of the protocol
         return self._before.get(id)
 
 
@@ -234,10 +234,10 @@ REJECTED: list[tuple[str, list[Item], list[Item], StoredItems, int, str]] = [
     [row[1:] for row in REJECTED],
     ids=[row[0] for row in REJECTED],
 )
-def test_what_does_not_fit_gets_the_published_answer(
+def test_incoherent_input_gets_the_published_error(
     context: list[Item], new: list[Item], known: StoredItems, status: int, message: str
 ) -> None:
-    """Each incoherence has the live API's status and sentence, and blames the input."""
+    """Each violation has the hosted API's status and message, with ``input`` as the parameter."""
     with pytest.raises(ApiError) as caught:
         check_context(context, new, known)
     error = caught.value
@@ -317,14 +317,16 @@ ACCEPTED: list[tuple[str, list[Item], list[Item], StoredItems]] = [
 @pytest.mark.parametrize(
     ("context", "new", "known"), [row[1:] for row in ACCEPTED], ids=[row[0] for row in ACCEPTED]
 )
-def test_what_fits_is_taken(context: list[Item], new: list[Item], known: StoredItems) -> None:
-    """A coherent chain passes, whichever way it is written."""
+def test_coherent_input_is_accepted(
+    context: list[Item], new: list[Item], known: StoredItems
+) -> None:
+    """Coherent input is accepted in every form."""
     check_context(context, new, known)
 
 
 @pytest.mark.parametrize("kind", CALL_TYPES)
-def test_every_kind_of_call_is_paired_with_its_own_output(kind: str) -> None:
-    """Each client-owned call needs its output, and that output alone satisfies it."""
+def test_every_call_type_requires_its_output_type(kind: str) -> None:
+    """Each type of client tool call requires an output of its own type with the same id."""
     answers = {output.call: (name, output) for name, output in OUTPUT_TYPES.items()}
     name, answer = answers[kind]
     one: Item = {"type": kind, **dict.fromkeys(CALL_TYPES[kind].keys, "k1")}
@@ -336,14 +338,14 @@ def test_every_kind_of_call_is_paired_with_its_own_output(kind: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["lsh_1", "call_1"])
-def test_a_local_shells_output_may_name_its_call_either_way(key: str) -> None:
-    """Its only key is called id, and clients put the call's id or its call_id there."""
+def test_local_shell_output_accepts_either_id(key: str) -> None:
+    """A local shell output may contain the id or the call id of its call in ``id``."""
     shell = {"type": "local_shell_call", "id": "lsh_1", "call_id": "call_1"}
     check_context([shell], [{"type": "local_shell_call_output", "id": key, "output": ""}])
 
 
 def test_a_compaction_trigger_must_come_last() -> None:
-    """It compacts what stands before it, so nothing may follow."""
+    """A compaction trigger compacts the items before it, so no item may follow."""
     trigger = {"type": "compaction_trigger"}
     check_context([], [USER, trigger])
     with pytest.raises(ApiError) as caught:
@@ -351,8 +353,8 @@ def test_a_compaction_trigger_must_come_last() -> None:
     assert caught.value.param == "input[0]"
 
 
-def test_a_reference_becomes_the_item_it_refers_to() -> None:
-    """References are replaced in place; everything else stays as it came."""
+def test_reference_is_replaced_by_its_item() -> None:
+    """References are replaced by the stored items; other items are unchanged."""
     stored = ASSISTANT | {"id": "msg_1"}
     reference = {"type": "item_reference", "id": "msg_1"}
     assert resolve_references([USER, reference, {"id": "msg_1"}], StoredItems(stored)) == [
@@ -366,8 +368,8 @@ def test_a_reference_becomes_the_item_it_refers_to() -> None:
     assert caught.value.message.startswith("Item with id 'msg_1' not found. Items are not")
 
 
-def test_encrypted_content_must_be_our_own() -> None:
-    """What the server did not seal it cannot open, and says so without repeating it."""
+def test_foreign_encrypted_content_is_rejected() -> None:
+    """Content that the server cannot decrypt is rejected with an error that does not repeat it."""
     items = [make_reasoning(encrypted_content="gAAAAABsecret"), ASSISTANT]
     check_encrypted_content(items, decrypt=str)
     with pytest.raises(ApiError) as caught:
@@ -405,18 +407,18 @@ def check_parts(parts: Sequence[list[Item]], new: list[Item]) -> str:
 
 
 @given(context=items, new=items, cuts=st.lists(st.integers(0, 8), max_size=3))
-def test_a_context_kept_in_parts_is_judged_like_the_whole(
+def test_context_in_parts_gives_the_same_result(
     context: list[Item], new: list[Item], cuts: list[int]
 ) -> None:
-    """However a context was grown, the verdict on what comes next is the same."""
+    """The check of new items does not depend on how the context was divided into parts."""
     bounds = [0, *sorted(min(cut, len(context)) for cut in cuts), len(context)]
     parts = [context[i:j] for i, j in pairwise(bounds)]
     assert check_parts(parts, new) == check_parts([context], new)
 
 
 @given(st.lists(st.lists(st.integers(0, 60).map(str), max_size=6), max_size=60))
-def test_ids_are_a_set_that_keeps_its_versions(batches: list[list[str]]) -> None:
-    """Every version holds exactly what was added up to it, in few sets."""
+def test_id_set_versions_are_immutable(batches: list[list[str]]) -> None:
+    """Each version contains exactly the ids that were added up to it."""
     versions, held = [IdSet()], [set[str]()]
     for batch in batches:
         versions.append(versions[-1].union(batch))
@@ -425,8 +427,8 @@ def test_ids_are_a_set_that_keeps_its_versions(batches: list[list[str]]) -> None
         assert {str(n) for n in range(61) if str(n) in version} == expected
 
 
-def test_a_long_chain_keeps_its_ids_in_few_sets() -> None:
-    """A lookup after ten thousand turns asks a few dozen sets, not ten thousand."""
+def test_long_chain_has_few_id_sets() -> None:
+    """After 10,000 turns, a lookup searches a few dozen sets."""
     version = IdSet()
     for turn in range(10_000):
         version = version.union([f"msg_{turn}", f"fc_{turn}"])

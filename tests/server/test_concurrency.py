@@ -1,4 +1,4 @@
-"""Many at once: one who reads slowly holds up nobody else, and who leaves stops the model's work."""
+"""Concurrent clients: a slow reader delays no other client, and a disconnect stops the model."""
 
 import asyncio
 import json
@@ -13,14 +13,14 @@ from server.websocket.client import connect_client, response_text
 
 STREAM_COUNT = 50
 LENGTH, CHUNK = 1_200, "word " * 1_000
-"""An answer that the buffers on the way cannot hold: 6 MB."""
+"""An answer larger than all network buffers: 6 MB."""
 
 
 class LongAnswerModel(GatedModel):
-    """Writes a very long answer to "long", and short ones to anything else."""
+    """A model with a very long answer to "long", and short answers to other prompts."""
 
     async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
-        """Write the answer, never waiting."""
+        """Yield the answer without waiting."""
         said = last_user_text(prompt)
         self.started.append(said)
         yield ItemOpened("text")
@@ -33,7 +33,7 @@ class LongAnswerModel(GatedModel):
 async def open_stream(
     server: TestServer, prompt: str
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Ask for a stream over a connection of its own."""
+    """Request a stream over a new connection."""
     reader, writer = await asyncio.open_connection(*server.address)
     body = json.dumps({"model": "m", "input": prompt, "stream": True}).encode()
     writer.write(
@@ -45,7 +45,7 @@ async def open_stream(
 
 
 async def read_stream(server: TestServer, prompt: str) -> bytes:
-    """Ask, and read everything."""
+    """Request a stream and return all of its bytes."""
     reader, writer = await open_stream(server, prompt)
     try:
         return await asyncio.wait_for(reader.read(-1), TIMEOUT)
@@ -53,8 +53,8 @@ async def read_stream(server: TestServer, prompt: str) -> bytes:
         writer.close()
 
 
-async def test_a_slow_reader_among_many_streams_holds_nobody_up() -> None:
-    """All others come to their end while it has hardly begun to read; then it gets all of its own."""
+async def test_slow_reader_delays_no_other_stream() -> None:
+    """All other streams finish before a slow reader continues, and it then gets its complete answer."""
     model = LongAnswerModel()
     with serve(model=model) as server:
         slow, writer = await open_stream(server, "long")
@@ -74,8 +74,8 @@ async def test_a_slow_reader_among_many_streams_holds_nobody_up() -> None:
         writer.close()
 
 
-async def test_a_slow_reader_holds_up_no_other_socket() -> None:
-    """Nor does a WebSocket that is not read."""
+async def test_slow_reader_delays_no_other_websocket() -> None:
+    """All other WebSockets finish while one is not read."""
     model = LongAnswerModel()
     with serve(model=model) as server:
         async with AsyncExitStack() as stack:
@@ -92,8 +92,8 @@ async def test_a_slow_reader_holds_up_no_other_socket() -> None:
             assert len(response_text((await slow.read_response())[-1])) == LENGTH * len(CHUNK)
 
 
-async def test_clients_that_leave_stop_the_models_work() -> None:
-    """Streams, whole answers and sockets alike: nothing goes on for nobody."""
+async def test_disconnected_clients_stop_the_model() -> None:
+    """The model is cancelled when its HTTP or WebSocket client disconnects."""
     model = GatedModel()
     with serve(model=model) as server:
         streams = [await open_stream(server, f"wait {n}") for n in range(STREAM_COUNT)]

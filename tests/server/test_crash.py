@@ -1,4 +1,4 @@
-"""kill -9 in the middle of writes: what was answered is kept, what was not is failed."""
+"""``kill -9`` during writes: finished responses are stored, unfinished ones are failed."""
 
 import json
 import os
@@ -32,14 +32,14 @@ SERVE = [
 
 @dataclass
 class RecordingClient:
-    """A client that remembers what it was told."""
+    """A client that records the responses it received."""
 
     base_url: str
     finished: dict[str, Any] = field(default_factory=dict[str, Any])
     started: set[str] = field(default_factory=set[str])
 
     def run_until_killed(self) -> None:
-        """Chain whole and streamed responses until the server is gone."""
+        """Chain responses with and without streaming until the server is killed."""
         with httpx2.Client(base_url=self.base_url, verify=False, timeout=TIMEOUT) as http:
             previous: str | None = None
             try:
@@ -50,13 +50,13 @@ class RecordingClient:
                 return
 
     def create(self, http: httpx2.Client, previous: str | None) -> str:
-        """Create a response in one piece."""
+        """Create a response without streaming."""
         answer = http.post("/responses", json=self.make_body(previous)).json()
         self.finished[answer["id"]] = answer
         return answer["id"]
 
     def stream(self, http: httpx2.Client, previous: str) -> str:
-        """Create a response as a stream."""
+        """Create a response with streaming."""
         body = {**self.make_body(previous), "stream": True}
         with http.stream("POST", "/responses", json=body) as stream:
             for line in stream.iter_lines():
@@ -70,12 +70,12 @@ class RecordingClient:
         return previous
 
     def make_body(self, previous: str | None) -> dict[str, Any]:
-        """Ask for something."""
+        """Return the body of a request."""
         return {"model": "m", "input": "some words to say", "previous_response_id": previous}
 
 
 def kill_server(db: Path) -> list[RecordingClient]:
-    """Serve several clients, then kill the server without a warning."""
+    """Serve several clients, then kill the server."""
     command = [*SERVE, "--db", str(db)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -94,8 +94,8 @@ def kill_server(db: Path) -> list[RecordingClient]:
 
 
 @pytest.mark.parametrize("attempt", range(KILLS))
-def test_a_killed_server_keeps_every_finished_response(tmp_path: Path, attempt: int) -> None:
-    """Another start finds a sound database, and no response for ever in progress."""
+def test_killed_server_retains_every_finished_response(tmp_path: Path, attempt: int) -> None:
+    """After a restart the database is intact, and no response is in progress."""
     db = tmp_path / "server.db"
     witnesses = kill_server(db)
     with (
@@ -112,7 +112,7 @@ def test_a_killed_server_keeps_every_finished_response(tmp_path: Path, attempt: 
             cut_off = witness.started - witness.finished.keys()
             for id_ in cut_off:
                 stored = http.get(f"/responses/{id_}").json()
-                # The last one may have been finished without its client getting to know.
+                # The last one may have been completed before its client was notified.
                 assert stored["status"] in {"failed", "completed"}
             last = list(witness.finished)[-1]
             body = {"model": "m", "input": "go on", "previous_response_id": last}
@@ -122,8 +122,8 @@ def test_a_killed_server_keeps_every_finished_response(tmp_path: Path, attempt: 
         assert server.call(lambda s: s._database.execute(unfinished).fetchone()) == (0,)
 
 
-def test_a_response_cut_off_by_a_crash_is_failed(tmp_path: Path) -> None:
-    """It says so, and cannot be continued."""
+def test_response_interrupted_by_a_crash_is_failed(tmp_path: Path) -> None:
+    """An interrupted response is stored as failed with an error and cannot be continued."""
     db = tmp_path / "server.db"
     command = [*SERVE, "--db", str(db), "--pace", "60"]
     with subprocess.Popen(
@@ -135,7 +135,7 @@ def test_a_response_cut_off_by_a_crash_is_failed(tmp_path: Path) -> None:
         with httpx2.stream(
             "POST", f"{base_url}/responses", json=body, verify=False, timeout=TIMEOUT
         ) as stream:
-            lines = stream.iter_lines()  # kept: its end would be taken for the client's leaving
+            lines = stream.iter_lines()  # a reference: closing it would look like a disconnect
             line = next(line for line in lines if line.startswith("data: "))
             process.kill()
     id_ = json.loads(line.removeprefix("data: "))["response"]["id"]

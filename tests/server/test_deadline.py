@@ -7,8 +7,8 @@ import pytest
 from kedge.server.deadline import Deadline
 
 
-async def test_a_block_that_does_not_wait_is_left_alone() -> None:
-    """``on_wait`` is not called, and no timer is left."""
+async def test_block_that_does_not_wait_is_not_cancelled() -> None:
+    """For a block that does not wait, ``on_wait`` is not called and the deadline does not apply."""
     waits: list[int] = []
     with Deadline(0, lambda: waits.append(1)) as deadline:
         pass
@@ -18,17 +18,17 @@ async def test_a_block_that_does_not_wait_is_left_alone() -> None:
 
 
 async def test_a_block_that_waits_too_long_is_ended() -> None:
-    """As if it had finished; ``cancelled`` is set."""
+    """A block that waits too long ends without an error, and ``cancelled`` is set."""
     waits: list[int] = []
     with Deadline(0, lambda: waits.append(1)) as deadline:
         await asyncio.Event().wait()
     assert deadline.cancelled
     assert waits == [1]
-    await asyncio.sleep(0)  # the task itself goes on
+    await asyncio.sleep(0)  # the task itself continues
 
 
-async def test_a_block_can_be_ended_from_outside() -> None:
-    """Now, or before it was even entered."""
+async def test_block_can_be_cancelled_explicitly() -> None:
+    """A block can be cancelled while it waits, or before it is entered."""
     with Deadline(60) as deadline:
         asyncio.get_running_loop().call_soon(deadline.cancel)
         await asyncio.Event().wait()
@@ -41,7 +41,7 @@ async def test_a_block_can_be_ended_from_outside() -> None:
 
 
 async def test_errors_and_results_pass_through() -> None:
-    """The deadline changes neither."""
+    """A deadline changes neither results nor exceptions."""
 
     async def work(number: int) -> float:
         with Deadline(60):
@@ -55,7 +55,7 @@ async def test_errors_and_results_pass_through() -> None:
 
 
 async def test_a_cancellation_by_another_caller_propagates() -> None:
-    """Also when it comes together with our own."""
+    """Cancellation of the task propagates, also together with the deadline's own."""
     for both in (False, True):
         deadline = Deadline(60)
 

@@ -1,4 +1,4 @@
-"""The server's page names every route, every option and every limit."""
+"""The server's documentation page lists every route, option and limit."""
 
 import re
 from pathlib import Path
@@ -16,8 +16,8 @@ from kedge.server.settings import DAY, Limits, Settings
 PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
 
 
-def test_every_route_stands_on_the_page_and_no_other() -> None:
-    """In the table of routes, once each."""
+def test_page_lists_exactly_the_routes() -> None:
+    """The table of routes has each route once and no other."""
     written = re.findall(r"^\| `([A-Z]+ /\S+)` \|", PAGE, re.MULTILINE)
     served = [
         f"{method} {route.path}"
@@ -28,8 +28,8 @@ def test_every_route_stands_on_the_page_and_no_other() -> None:
     assert sorted(written) == sorted(served)
 
 
-def test_every_option_stands_on_the_page_and_no_other() -> None:
-    """In the table of options."""
+def test_page_lists_exactly_the_options() -> None:
+    """The table of options has each option of the command, and every option has a help text."""
     rows = re.findall(r"^\| (`--.*?) \|", PAGE, re.MULTILINE)
     written = [name for row in rows for name in re.findall(r"--[a-z-]+", row)]
     options = [o for o in command.params if isinstance(o, click.Option)]
@@ -37,8 +37,8 @@ def test_every_option_stands_on_the_page_and_no_other() -> None:
     assert all(option.help for option in options)
 
 
-def test_the_numbers_on_the_page_are_the_real_ones() -> None:
-    """Every number in the table of limits, and the defaults that the text names."""
+def test_page_has_the_actual_limits() -> None:
+    """The numbers in the table of limits and in the text equal the defaults of the code."""
     limits, minute, megabyte = Limits(), 60, 1024 * 1024
     for shown in (
         f"| request body | {limits.body_bytes // 10**6} MB (`--max-body-mb`), {MAX_DEPTH} levels",

@@ -1,4 +1,4 @@
-"""Encrypted content is decrypted by its own server, unchanged, and by no other."""
+"""Encrypted content can be decrypted only by the server that encrypted it."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ VERSION_0_1 = "ARfsMKbJh4i9HzVsmNrguTfgxrdOo0AajRUn7Bu3SGoBv2KeR0Xzus4Vg39i4fAL"
 
 @given(values)
 def test_encrypted_content_is_decrypted_with_the_same_key(value: Any) -> None:
-    """By the same key, and by no other."""
+    """The same key decrypts the value, and another key does not."""
     encrypted = CIPHER.encrypt(value)
     assert ContentCipher(b"k" * 32).decrypt(encrypted) == value
     assert ContentCipher(b"x" * 32).decrypt(encrypted) is None
@@ -27,7 +27,7 @@ def test_encrypted_content_is_decrypted_with_the_same_key(value: Any) -> None:
 
 @given(st.data())
 def test_any_change_is_detected(data: st.DataObject) -> None:
-    """One character more, less or other, anywhere."""
+    """Content with a character inserted, removed or replaced is not decrypted."""
     encrypted = CIPHER.encrypt({"text": "hello"})
     index = data.draw(st.integers(0, len(encrypted) - 1))
     other = data.draw(st.sampled_from("Aa0_-=!é\n "))
@@ -41,17 +41,17 @@ def test_any_change_is_detected(data: st.DataObject) -> None:
 
 @given(st.text())
 def test_other_text_is_not_encrypted_content(text: str) -> None:
-    """Whatever it is."""
+    """Arbitrary text is not decrypted."""
     assert CIPHER.decrypt(text) is None
 
 
 def test_content_of_version_0_1_is_not_decrypted() -> None:
-    """Even under the same key: its cipher is gone."""
+    """Content of version 0.1 used another cipher and is not decrypted, even with the same key."""
     assert CIPHER.decrypt(VERSION_0_1) is None
 
 
-def test_encrypting_twice_gives_different_content_that_hides_the_value() -> None:
-    """Equal values cannot be recognized, and no plain text is visible."""
+def test_encryption_is_randomized() -> None:
+    """Equal values have different encrypted content, and the plain text is not visible."""
     one, other = CIPHER.encrypt("attack at dawn"), CIPHER.encrypt("attack at dawn")
     assert one != other
     assert "attack" not in one

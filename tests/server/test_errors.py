@@ -4,8 +4,8 @@ from pathlib import Path
 from kedge.server import errors
 
 
-def test_an_error_answers_with_the_four_members_of_the_api() -> None:
-    """The body of an error is the object that every client of the API knows."""
+def test_error_body_has_four_members() -> None:
+    """The body of an error has the format of the API."""
     error = errors.PREVIOUS_RESPONSE_NOT_FOUND(id="resp_x")
     assert error.status == 400
     assert error.body() == {
@@ -18,20 +18,20 @@ def test_an_error_answers_with_the_four_members_of_the_api() -> None:
     }
 
 
-def test_a_clients_value_is_never_read_as_a_template() -> None:
-    """Braces in a value are repeated as they came."""
+def test_values_are_not_used_as_templates() -> None:
+    """Braces in a client's value are repeated unchanged in the message."""
     assert errors.UNKNOWN_PARAMETER(path="{path}{0}").message == "Unknown parameter: '{path}{0}'."
 
 
-def test_an_error_about_a_lone_surrogate_can_itself_be_sent() -> None:
-    """A broken string is spelled out, so that the answer is valid UTF-8."""
+def test_lone_surrogate_is_escaped() -> None:
+    """A lone surrogate is escaped in the message, so that the response is valid UTF-8."""
     error = errors.UNKNOWN_PARAMETER(path="\ud800")
     assert error.message.encode() == rb"Unknown parameter: '\ud800'."
     assert error.param == r"\ud800"
 
 
 def test_an_error_message_truncates_long_values() -> None:
-    """It never repeats a complete upload."""
+    """An error message does not repeat a complete upload."""
     assert len(errors.PREVIOUS_RESPONSE_NOT_FOUND(id="x" * 100_000).message) < 1_100
 
 
@@ -39,7 +39,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "strictness.md"
 
 
 def test_the_page_lists_exactly_the_messages_of_the_local_server() -> None:
-    """Those for which the hosted API has published none, row by row."""
+    """The page lists each message for which the hosted API has published none."""
     source = Path(errors.__file__).read_text()
     names = re.findall(
         r"^([A-Z_]+) = ErrorTemplate\(",

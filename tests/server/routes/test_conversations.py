@@ -23,7 +23,7 @@ def item_texts(client: OpenAI, conversation: str, **query: Any) -> list[str]:
 
 
 def test_a_conversation_is_created_read_updated_and_deleted(client: OpenAI) -> None:
-    """The life of a conversation object."""
+    """A conversation object can be created, read, updated and deleted; afterwards it is not found."""
     talk = client.conversations.create(metadata={"a": "b"}, items=[user_message("hello")])
     assert talk.object == "conversation"
     assert client.conversations.retrieve(talk.id).metadata == {"a": "b"}
@@ -35,12 +35,12 @@ def test_a_conversation_is_created_read_updated_and_deleted(client: OpenAI) -> N
 
 
 def test_a_conversation_needs_no_body(http: httpx2.Client) -> None:
-    """An empty request makes an empty conversation."""
+    """A request without a body creates an empty conversation."""
     assert http.post("/v1/conversations").json()["metadata"] == {}
 
 
 def test_a_response_in_a_conversation_adds_its_items(client: OpenAI, server: TestServer) -> None:
-    """Input and output appear after completion, and the next response sees them."""
+    """Input and output are added after completion, and the next response sees them."""
     talk = client.conversations.create(items=[user_message("zero")])
     first = client.responses.create(model="m", input="one", conversation=talk.id)
     assert first.conversation
@@ -52,7 +52,7 @@ def test_a_response_in_a_conversation_adds_its_items(client: OpenAI, server: Tes
 
 
 def test_an_unstored_response_adds_nothing(client: OpenAI, server: TestServer) -> None:
-    """``store: false`` reads the conversation and leaves it alone."""
+    """A response with ``store: false`` sees the conversation and adds no items to it."""
     talk = client.conversations.create(items=[user_message("zero")])
     client.responses.create(model="m", input="one", conversation=talk.id, store=False)
     assert len(server.requests[-1].context or ()) == 2
@@ -60,7 +60,7 @@ def test_an_unstored_response_adds_nothing(client: OpenAI, server: TestServer) -
 
 
 def test_a_response_of_a_conversation_can_be_chained(client: OpenAI, server: TestServer) -> None:
-    """The child has the same past and belongs to no conversation."""
+    """A chained response has the same context and does not belong to the conversation."""
     talk = client.conversations.create(items=[user_message("zero")])
     first = client.responses.create(model="m", input="one", conversation=talk.id)
     second = client.responses.create(model="m", input="two", previous_response_id=first.id)
@@ -69,8 +69,8 @@ def test_a_response_of_a_conversation_can_be_chained(client: OpenAI, server: Tes
     assert len(item_texts(client, talk.id)) == 3
 
 
-def test_a_conversation_outlives_its_responses(client: OpenAI, server: TestServer) -> None:
-    """Its items have no expiry and stay when a response is deleted, and the other way round."""
+def test_conversation_and_responses_are_independent(client: OpenAI, server: TestServer) -> None:
+    """Items remain when a response is deleted or expires, and a response when its conversation is deleted."""
     talk = client.conversations.create()
     first = client.responses.create(model="m", input="one", conversation=talk.id)
     client.responses.delete(first.id)
@@ -85,8 +85,8 @@ def test_a_conversation_outlives_its_responses(client: OpenAI, server: TestServe
         client.responses.retrieve(second.id)
 
 
-def test_items_are_added_read_and_taken_out(client: OpenAI, server: TestServer) -> None:
-    """What is taken out is not seen by the model any more."""
+def test_items_are_added_read_and_deleted(client: OpenAI, server: TestServer) -> None:
+    """A deleted item is not found and is not part of the next context."""
     talk = client.conversations.create(items=[user_message("zero")])
     added = client.conversations.items.create(
         talk.id, items=[user_message("one"), user_message("two")]
@@ -105,8 +105,8 @@ def test_items_are_added_read_and_taken_out(client: OpenAI, server: TestServer) 
     assert "one" not in str(server.requests[-1].context)
 
 
-def test_the_last_item_can_be_taken_out(client: OpenAI) -> None:
-    """Then the conversation is empty, and still there."""
+def test_last_item_can_be_deleted(client: OpenAI) -> None:
+    """A conversation whose last item is deleted is empty and still usable."""
     talk = client.conversations.create(items=[user_message("zero")])
     (item,) = client.conversations.items.list(talk.id).data
     assert item.id
@@ -115,8 +115,8 @@ def test_the_last_item_can_be_taken_out(client: OpenAI) -> None:
     assert client.responses.create(model="m", input="one", conversation=talk.id)
 
 
-def test_items_come_in_pages(client: OpenAI) -> None:
-    """Newest first unless asked otherwise; ``after`` goes on behind an item."""
+def test_items_are_paginated(client: OpenAI) -> None:
+    """Items are listed newest first by default, and ``after`` continues after an item."""
     talk = client.conversations.create()
     for start in (0, 20):
         items = [user_message(str(number)) for number in range(start, start + 20)]
@@ -145,8 +145,10 @@ def test_items_come_in_pages(client: OpenAI) -> None:
         ("after=msg_x", "after", "invalid_value"),
     ],
 )
-def test_a_bad_page_is_refused(http: httpx2.Client, query: str, param: str, code: str) -> None:
-    """The error names the parameter."""
+def test_invalid_page_parameters_are_rejected(
+    http: httpx2.Client, query: str, param: str, code: str
+) -> None:
+    """The error for an invalid page contains the parameter and a code."""
     talk = http.post("/v1/conversations").json()["id"]
     answer = http.get(f"/v1/conversations/{talk}/items?{query}")
     assert answer.status_code == 400
@@ -154,8 +156,8 @@ def test_a_bad_page_is_refused(http: httpx2.Client, query: str, param: str, code
     assert answer.json()["error"]["code"] == code
 
 
-def test_twenty_items_at_once_are_the_most(client: OpenAI) -> None:
-    """One more is refused, at creation and later."""
+def test_at_most_twenty_items_per_request(client: OpenAI) -> None:
+    """A request with 21 items is rejected, at creation and later."""
     many = [user_message("x")] * 21
     talk = client.conversations.create(items=many[:20])
     with pytest.raises(BadRequestError):
@@ -165,7 +167,7 @@ def test_twenty_items_at_once_are_the_most(client: OpenAI) -> None:
 
 
 def test_an_item_cannot_be_added_twice(client: OpenAI) -> None:
-    """Ids are unique within a conversation."""
+    """An item id that the conversation or the request already contains is rejected."""
     item: Any = {"type": "message", "role": "user", "content": "x", "id": "msg_mine"}
     talk = client.conversations.create(items=[item])
     with pytest.raises(BadRequestError, match="Duplicate item found with id msg_mine"):
@@ -174,8 +176,8 @@ def test_an_item_cannot_be_added_twice(client: OpenAI) -> None:
         client.conversations.create(items=[item, item])
 
 
-def test_a_dangling_call_blocks_a_conversation_too(client: OpenAI) -> None:
-    """Items may be added one by one, but a model is asked only about a coherent whole."""
+def test_tool_call_without_result_blocks_a_conversation(client: OpenAI) -> None:
+    """A tool call without a result may be added, but a response requires the result."""
     call: Any = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
     talk = client.conversations.create(items=[user_message("x"), call])
     with pytest.raises(BadRequestError, match="No tool output found for function call call_1"):
@@ -185,8 +187,8 @@ def test_a_dangling_call_blocks_a_conversation_too(client: OpenAI) -> None:
     assert client.responses.create(model="m", input="y", conversation=talk.id)
 
 
-def test_one_conversation_takes_one_request_at_a_time(connect: Connect) -> None:
-    """While a response is written, others and changes are refused as locked; reading is not."""
+def test_conversation_is_locked_during_a_response(connect: Connect) -> None:
+    """While a response is running, other responses and changes are rejected; reads are not."""
     with serve(model=GatedModel()) as server:
         client = connect(server)
         talk = client.conversations.create(items=[user_message("zero")])
@@ -212,7 +214,7 @@ def test_one_conversation_takes_one_request_at_a_time(connect: Connect) -> None:
 
 
 def test_an_unknown_conversation_is_not_found(client: OpenAI) -> None:
-    """Wherever it is named."""
+    """Every endpoint returns 404 for an unknown conversation."""
     calls = (
         lambda: client.responses.create(model="m", input="x", conversation="conv_x"),
         lambda: client.conversations.update("conv_x", metadata={}),

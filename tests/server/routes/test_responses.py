@@ -61,15 +61,15 @@ def context_texts(context: Any) -> list[str]:
 
 
 def test_a_response_has_all_31_keys(client: OpenAI, checked: CheckResponse) -> None:
-    """Both oracles accept the body, and every key of the resource is there."""
+    """Both schemas accept the body, and it has every key of the resource."""
     body = checked(client.responses.with_raw_response.create(model="practice", input="hello"))
     assert len(KEYS) == 31
     assert set(KEYS) <= body.keys()
     assert body["usage"]["input_tokens_details"].keys() == {"cached_tokens", "cache_write_tokens"}
 
 
-def test_settings_are_echoed_as_they_were_sent(client: OpenAI, checked: CheckResponse) -> None:
-    """What a request decides about itself can be read in its response."""
+def test_settings_are_echoed(client: OpenAI, checked: CheckResponse) -> None:
+    """A response contains the settings of its request."""
     sent: dict[str, Any] = {
         "instructions": "Be kind.",
         "max_output_tokens": 100,
@@ -103,7 +103,7 @@ def test_settings_are_echoed_as_they_were_sent(client: OpenAI, checked: CheckRes
 
 
 def test_null_means_the_default(http: httpx2.Client) -> None:
-    """A setting that is sent as null shows as if it had been left out."""
+    """A setting that is null has the same effect as one that is missing."""
     names = ("temperature", "top_p", "tools", "metadata", "store", "text", "truncation", "include")
     plain = http.post("/v1/responses", json={"model": "m", "input": "x"}).json()
     nulls = http.post(
@@ -115,8 +115,8 @@ def test_null_means_the_default(http: httpx2.Client) -> None:
     }
 
 
-def test_a_chained_response_sees_what_was_said_before(client: OpenAI, server: TestServer) -> None:
-    """The context is the parent's input and output, and then the new input."""
+def test_chained_response_sees_its_ancestors(client: OpenAI, server: TestServer) -> None:
+    """The context is the parent's input and output, followed by the new input."""
     first = client.responses.create(model="practice", input="one")
     second = client.responses.create(model="practice", input="two", previous_response_id=first.id)
     client.responses.create(model="practice", input="three", previous_response_id=second.id)
@@ -134,15 +134,15 @@ def test_a_chained_response_sees_what_was_said_before(client: OpenAI, server: Te
 def test_two_children_of_one_parent_do_not_see_each_other(
     client: OpenAI, server: TestServer
 ) -> None:
-    """A fork shares the past and nothing else."""
+    """Two responses with one parent share its context and do not see each other."""
     parent = client.responses.create(model="practice", input="one")
     client.responses.create(model="practice", input="left", previous_response_id=parent.id)
     client.responses.create(model="practice", input="right", previous_response_id=parent.id)
     assert context_texts(server.requests[-1].context) == ["one", parent.output_text, "right"]
 
 
-def test_nothing_but_items_is_carried_over(client: OpenAI, server: TestServer) -> None:
-    """Instructions, tools and settings hold for one request."""
+def test_only_items_are_inherited(client: OpenAI, server: TestServer) -> None:
+    """Instructions, tools and settings apply to one request only."""
     first = client.responses.create(
         model="practice",
         input="one",
@@ -159,8 +159,8 @@ def test_nothing_but_items_is_carried_over(client: OpenAI, server: TestServer) -
     assert "Be kind." not in str(context)
 
 
-def test_usage_counts_the_whole_context(client: OpenAI) -> None:
-    """Every earlier token counts as input again, and so do instructions and tools."""
+def test_usage_counts_the_complete_context(client: OpenAI) -> None:
+    """The input tokens include the complete context, the instructions and the tools."""
     first = client.responses.create(model="practice", input="one")
     second = client.responses.create(model="practice", input="two", previous_response_id=first.id)
     more = client.responses.create(
@@ -177,7 +177,7 @@ def test_usage_counts_the_whole_context(client: OpenAI) -> None:
     assert more.usage.input_tokens > second.usage.input_tokens + 10
 
 
-def test_cached_tokens_are_the_previous_prompt_in_steps(client: OpenAI) -> None:
+def test_cached_tokens(client: OpenAI) -> None:
     """From 1024 tokens on, the input of the previous response is a cached prefix, in steps of 128."""
     first = client.responses.create(model="practice", input="word " * 2000)
     second = client.responses.create(model="practice", input="two", previous_response_id=first.id)
@@ -190,8 +190,8 @@ def test_cached_tokens_are_the_previous_prompt_in_steps(client: OpenAI) -> None:
     assert details.cached_tokens + details.cache_write_tokens == second.usage.input_tokens
 
 
-def test_empty_input_goes_on_from_a_valid_response(client: OpenAI) -> None:
-    """``input: []`` is enough where there is something to go on from, and nowhere else."""
+def test_empty_input_requires_a_previous_response(client: OpenAI) -> None:
+    """``input: []`` is accepted only with a valid previous response."""
     first = client.responses.create(model="practice", input="one")
     assert client.responses.create(model="practice", input=[], previous_response_id=first.id).id
     with pytest.raises(BadRequestError, match="must be provided") as caught:
@@ -203,8 +203,8 @@ def test_empty_input_goes_on_from_a_valid_response(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("id", ["resp_x", "resp_" + "0" * 32, "resp_0000000001" + "0" * 22])
-def test_an_unknown_previous_response_is_refused(client: OpenAI, id: str) -> None:  # noqa: A002
-    """The error names the id, whether or not the id could have been one of ours."""
+def test_unknown_previous_response_is_rejected(client: OpenAI, id: str) -> None:  # noqa: A002
+    """The error contains the id, whether or not it has the format of an id of the server."""
     client.responses.create(model="practice", input="one")
     with pytest.raises(BadRequestError) as caught:
         client.responses.create(model="practice", input="x", previous_response_id=id)
@@ -213,8 +213,8 @@ def test_an_unknown_previous_response_is_refused(client: OpenAI, id: str) -> Non
     assert f"Previous response with id '{id}' not found." in str(caught.value)
 
 
-def test_an_unstored_response_is_nowhere(client: OpenAI) -> None:
-    """``store: false``: it can be neither continued nor retrieved."""
+def test_unstored_response_is_not_found(client: OpenAI) -> None:
+    """A response with ``store: false`` can be neither continued nor retrieved."""
     first = client.responses.create(model="practice", input="one", store=False)
     assert first.model_extra is not None
     assert first.model_extra["store"] is False
@@ -225,10 +225,10 @@ def test_an_unstored_response_is_nowhere(client: OpenAI) -> None:
         client.responses.retrieve(first.id)
 
 
-def test_a_call_must_be_answered_in_the_next_request(
+def test_tool_call_requires_a_result_in_the_next_request(
     scripted: Callable[..., PracticeModel], checked: CheckResponse, connect: Connect
 ) -> None:
-    """Pairing ranges over the whole chain: an open call blocks, its output opens the way."""
+    """Calls and results are matched across the complete chain."""
     model = scripted(
         {"after": "weather", "say": "Sunny."},
         {"when": "sky", "call": {"name": "weather", "arguments": {"city": "Oslo"}}},
@@ -248,10 +248,10 @@ def test_a_call_must_be_answered_in_the_next_request(
             client.responses.create(model="m", input=[output], previous_response_id=answer.id)
 
 
-def test_reasoning_is_sealed_when_asked_and_tampering_is_refused(
+def test_modified_encrypted_reasoning_is_rejected(
     scripted: Callable[..., PracticeModel], checked: CheckResponse, connect: Connect
 ) -> None:
-    """A client can carry reasoning for the server, but not change it."""
+    """A client can request encrypted reasoning and send it back, but not modify it."""
     with serve(model=scripted({"think": "Let me see.", "say": "Done."})) as server:
         client = connect(server)
         plain = checked(client.responses.with_raw_response.create(model="m", input="x"))
@@ -288,10 +288,10 @@ def test_reasoning_is_sealed_when_asked_and_tampering_is_refused(
                 assert caught.value.code == "invalid_encrypted_content"
 
 
-def test_sealed_content_of_another_server_is_refused(
+def test_encrypted_content_of_another_server_is_rejected(
     scripted: Callable[..., PracticeModel], connect: Connect
 ) -> None:
-    """Each database has a key of its own."""
+    """Encrypted content of another database is rejected, because each database has its own key."""
     model = scripted({"think": "Hm.", "say": "Done."})
     with serve(model=model) as one, serve(model=model) as other:
         ours = connect(one)
@@ -305,8 +305,8 @@ def test_sealed_content_of_another_server_is_refused(
         assert caught.value.code == "invalid_encrypted_content"
 
 
-def test_an_item_can_be_referred_to_by_its_id(client: OpenAI, server: TestServer) -> None:
-    """A reference stands for the stored item; one to nothing is refused with 404."""
+def test_item_reference(client: OpenAI, server: TestServer) -> None:
+    """A reference is replaced by the stored item; a reference to an unknown item is a 404 error."""
     first = client.responses.create(model="practice", input="one")
     reference: Any = {"type": "item_reference", "id": first.output[0].id}
     client.responses.create(model="practice", input=[reference, {"role": "user", "content": "two"}])
@@ -317,7 +317,7 @@ def test_an_item_can_be_referred_to_by_its_id(client: OpenAI, server: TestServer
 
 
 def test_the_answer_stops_at_max_output_tokens(client: OpenAI, checked: CheckResponse) -> None:
-    """It is incomplete, says why, and can still be continued."""
+    """An answer that reaches the limit is incomplete with a reason, and it can be continued."""
     body = checked(
         client.responses.with_raw_response.create(
             model="practice", input="word " * 200, max_output_tokens=16
@@ -331,10 +331,10 @@ def test_the_answer_stops_at_max_output_tokens(client: OpenAI, checked: CheckRes
     assert client.responses.create(model="practice", input="go on", previous_response_id=body["id"])
 
 
-def test_a_call_that_was_cut_off_blocks_the_chain(
+def test_incomplete_tool_call_blocks_the_chain(
     scripted: Callable[..., PracticeModel], connect: Connect
 ) -> None:
-    """An incomplete response with a dangling call cannot be continued as if nothing were."""
+    """An incomplete response with a tool call cannot be continued without the result."""
     long = {"text": "word " * 100}
     with serve(model=scripted({"call": {"name": "write", "arguments": long}})) as server:
         client = connect(server)
@@ -344,8 +344,8 @@ def test_a_call_that_was_cut_off_blocks_the_chain(
             client.responses.create(model="m", input="y", previous_response_id=cut.id)
 
 
-def test_what_does_not_fit_the_window_is_refused_or_truncated(connect: Connect) -> None:
-    """``truncation: auto`` drops the oldest exchanges, and never the newest."""
+def test_context_above_the_window_is_rejected_or_truncated(connect: Connect) -> None:
+    """A context above the window is an error; ``truncation: auto`` drops the oldest items instead."""
     with serve(model=PracticeModel(window=120)) as server:
         client = connect(server)
         previous: str | None = None
@@ -368,15 +368,15 @@ def test_what_does_not_fit_the_window_is_refused_or_truncated(connect: Connect) 
         assert caught.value.code == "context_length_exceeded"
 
 
-def test_what_the_server_cannot_do_is_refused(client: OpenAI) -> None:
-    """What runs in the background and is not stored could never be asked for."""
+def test_background_without_store_is_rejected(client: OpenAI) -> None:
+    """A background response that is not stored is rejected, because it could not be retrieved."""
     with pytest.raises(BadRequestError) as caught:
         client.responses.create(model="practice", input="x", background=True, store=False)
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "background")
 
 
-def test_a_bad_request_costs_no_state(client: OpenAI, http: httpx2.Client) -> None:
-    """Checks come in the documented order: the schema before the state."""
+def test_schema_is_checked_before_state(client: OpenAI, http: httpx2.Client) -> None:
+    """A request is validated against the schema before its previous response is looked up."""
     answer = http.post(
         "/v1/responses",
         json={"model": "m", "input": "x", "stop": 1, "previous_response_id": "resp_x"},
@@ -395,8 +395,8 @@ def test_a_bad_request_costs_no_state(client: OpenAI, http: httpx2.Client) -> No
     assert both.json()["error"]["code"] == "mutually_exclusive_parameters"
 
 
-def test_input_items_are_the_whole_resolved_input(client: OpenAI) -> None:
-    """The parent's input and output, then the new input, in pages."""
+def test_input_items_are_the_complete_context(client: OpenAI) -> None:
+    """The input items are the parent's input and output, then the new input, in pages."""
     first = client.responses.create(model="practice", input="one")
     second = client.responses.create(
         model="practice",
@@ -414,8 +414,8 @@ def test_input_items_are_the_whole_resolved_input(client: OpenAI) -> None:
         client.responses.input_items.list("resp_x")
 
 
-def test_input_tokens_are_counted_without_asking(client: OpenAI, server: TestServer) -> None:
-    """The count is what a response would have for its input."""
+def test_input_tokens_are_counted(client: OpenAI, server: TestServer) -> None:
+    """The count equals the input tokens of a response to the same request."""
     first = client.responses.create(model="practice", input="one")
     asked: Any = {"model": "practice", "input": "two", "previous_response_id": first.id}
     asked |= {"instructions": "Be kind.", "tools": [TOOL]}
@@ -431,7 +431,7 @@ def test_input_tokens_are_counted_without_asking(client: OpenAI, server: TestSer
 
 
 def test_an_answer_can_have_a_schema(client: OpenAI) -> None:
-    """``text.format`` with a JSON schema: the answer is JSON that fits it."""
+    """With a JSON schema in ``text.format``, the answer is JSON that matches it."""
     schema = {
         "type": "object",
         "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
@@ -451,7 +451,7 @@ def test_an_answer_can_have_a_schema(client: OpenAI) -> None:
 def test_reasoning_counts_as_output(
     scripted: Callable[..., PracticeModel], connect: Connect
 ) -> None:
-    """Shown or not."""
+    """Reasoning tokens are part of the output tokens, even if the reasoning is not sent."""
     with serve(model=scripted({"think": "word " * 50, "say": "Done."})) as server:
         made = connect(server).responses.create(model="m", input="x")
     assert made.usage

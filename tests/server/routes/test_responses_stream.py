@@ -1,4 +1,4 @@
-"""Streams: the whole order of events, over a real socket."""
+"""Streams of responses: the complete order of events, over a real socket."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -28,7 +28,7 @@ def parse_frames(text: str) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture
 def stream(check_event: CheckEvent) -> Stream:
-    """Stream a response and check everything that holds for any stream."""
+    """Return a function that streams a response and checks the properties of every stream."""
 
     def run(server: TestServer, **body: Any) -> list[dict[str, Any]]:
         asked = {"model": "m", "stream": True, **body}
@@ -50,7 +50,7 @@ def stream(check_event: CheckEvent) -> Stream:
 
 
 def event_types(events: list[dict[str, Any]]) -> list[str]:
-    """List the types of events, each run of deltas once."""
+    """Return the types of events, with consecutive deltas merged."""
     shown: list[str] = []
     for event in events:
         name = event["type"].removeprefix("response.")
@@ -70,8 +70,8 @@ TEXT_EVENTS = [
 ]
 
 
-def test_a_message_is_told_in_the_documented_order(server: TestServer, stream: Stream) -> None:
-    """Created, in progress, the item, its part, its text, and all of it closed again."""
+def test_message_events_have_the_documented_order(server: TestServer, stream: Stream) -> None:
+    """The events open and close the response, the item, its part and its text."""
     events = stream(server, input="hello there")
     assert event_types(events) == [*START_EVENTS, *TEXT_EVENTS, "completed"]
     text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
@@ -83,8 +83,8 @@ def test_a_message_is_told_in_the_documented_order(server: TestServer, stream: S
     assert events[0]["response"]["output"] == []
 
 
-def test_arguments_are_told_by_item_id_only(scripted: Scripted, stream: Stream) -> None:
-    """The call's id and name come with the item, not with its deltas."""
+def test_argument_deltas_have_only_the_item_id(scripted: Scripted, stream: Stream) -> None:
+    """The call id and name are sent with the item, not with its deltas."""
     model = scripted(
         {
             "think": "Two tools.",
@@ -127,8 +127,8 @@ def test_arguments_are_told_by_item_id_only(scripted: Scripted, stream: Stream) 
     assert events[-1]["response"]["output"][1]["arguments"] == whole
 
 
-def test_reasoning_that_was_not_asked_for_is_not_told(scripted: Scripted, stream: Stream) -> None:
-    """The item is there, its sealed content comes when it is done, its text stays hidden."""
+def test_reasoning_text_is_hidden_by_default(scripted: Scripted, stream: Stream) -> None:
+    """A reasoning item has encrypted content when it is done, but no text."""
     with serve(model=scripted({"think": "Secret.", "say": "Hi."})) as server:
         events = stream(server, input="x", include=["reasoning.encrypted_content"])
     assert event_types(events) == [
@@ -144,7 +144,7 @@ def test_reasoning_that_was_not_asked_for_is_not_told(scripted: Scripted, stream
 
 
 def test_a_refusal_has_events_of_its_own(scripted: Scripted, stream: Stream) -> None:
-    """Refusal deltas, not text deltas."""
+    """A refusal of the model is sent as refusal deltas, not as text deltas."""
     with serve(model=scripted({"refuse": "I will not."})) as server:
         events = stream(server, input="x")
     refused = [name.replace("output_text", "refusal") for name in TEXT_EVENTS]
@@ -154,8 +154,8 @@ def test_a_refusal_has_events_of_its_own(scripted: Scripted, stream: Stream) -> 
     ]
 
 
-def test_a_stream_that_is_cut_short_ends_incomplete(server: TestServer, stream: Stream) -> None:
-    """The last event says so, and holds what there is."""
+def test_stream_at_the_token_limit_ends_incomplete(server: TestServer, stream: Stream) -> None:
+    """The last event of a stream that reaches the token limit contains the reason and the output."""
     events = stream(server, input="word " * 100, max_output_tokens=16)
     assert event_types(events) == [*START_EVENTS, *TEXT_EVENTS, "incomplete"]
     response = events[-1]["response"]
@@ -164,7 +164,7 @@ def test_a_stream_that_is_cut_short_ends_incomplete(server: TestServer, stream: 
 
 
 def test_errors_before_the_stream_are_plain_json(server: TestServer) -> None:
-    """A request that is refused never becomes a stream."""
+    """A rejected request gets a JSON error instead of a stream."""
     answer = httpx2.post(
         f"{server.base_url}/responses",
         verify=False,
@@ -176,8 +176,8 @@ def test_errors_before_the_stream_are_plain_json(server: TestServer) -> None:
     assert answer.json()["error"]["code"] == "previous_response_not_found"
 
 
-def test_the_official_client_reads_every_stream(client: OpenAI, server: TestServer) -> None:
-    """Its accumulator comes to the same response that is stored, and that can be continued."""
+def test_official_client_reads_a_stream(client: OpenAI, server: TestServer) -> None:
+    """The client's accumulated response equals the stored one and can be continued."""
     with client.responses.stream(model="m", input="one") as told:
         final = told.get_final_response()
     assert client.responses.retrieve(final.id).output_text == final.output_text
@@ -187,8 +187,8 @@ def test_the_official_client_reads_every_stream(client: OpenAI, server: TestServ
     assert len(context) == 3
 
 
-def test_text_of_any_kind_survives_the_wire(client: OpenAI) -> None:
-    """Line breaks, separators and characters beyond the basic plane stay what they are."""
+def test_special_characters_are_unchanged(client: OpenAI) -> None:
+    """Line breaks, separators and characters outside the basic plane arrive unchanged."""
     odd = "a\r\nb\u2028c\u0085d\n\ndata: e 🪢 \x7f"
     with client.responses.stream(model="m", input=f"say {odd}") as told:
         final = told.get_final_response()
@@ -196,8 +196,8 @@ def test_text_of_any_kind_survives_the_wire(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_a_model_that_fails_ends_the_stream_with_a_failure(stored: bool, stream: Stream) -> None:
-    """The client gets an error event and the failed response; nobody can build on it."""
+def test_model_error_fails_the_stream(stored: bool, stream: Stream) -> None:
+    """The stream ends with an error event and the failed response, which cannot be continued."""
     with serve(model=FailingModel()) as server:
         events = stream(server, input="x", store=stored)
         assert event_types(events) == [*START_EVENTS, *TEXT_EVENTS[:3], "error", "failed"]
@@ -220,8 +220,8 @@ def test_a_model_that_fails_ends_the_stream_with_a_failure(stored: bool, stream:
             assert after.json()["error"]["code"] == "previous_response_not_completed"
 
 
-def test_a_model_that_fails_whole_is_a_server_error() -> None:
-    """Without a stream the client gets a 500 in the shape of the API."""
+def test_model_error_without_a_stream_is_a_server_error() -> None:
+    """Without a stream, the client gets a 500 error in the format of the API."""
     with serve(model=FailingModel()) as server:
         answer = httpx2.post(
             f"{server.base_url}/responses",
@@ -234,10 +234,10 @@ def test_a_model_that_fails_whole_is_a_server_error() -> None:
 
 
 class FailingModel(PracticeModel):
-    """A model that breaks in the middle of a sentence."""
+    """A model that raises an error after three events."""
 
     async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
-        """Write three pieces and fail."""
+        """Yield three events and raise an error."""
         written = 0
         async for piece in super().answer(prompt):
             yield piece

@@ -1,4 +1,4 @@
-"""Contexts share their past, and the cache of them keeps within its bounds."""
+"""Contexts share their ancestors, and the cache of contexts is bounded."""
 
 import pytest
 from hypothesis import given
@@ -25,7 +25,7 @@ def make_message(text: str) -> Item:
 
 
 SIZE = 10 + PART_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES
-"""What one part of a chain counts for."""
+"""The size of one part of a chain in bytes."""
 
 
 def make_chain(length: int, size: int = 10) -> list[Context]:
@@ -38,8 +38,8 @@ def make_chain(length: int, size: int = 10) -> list[Context]:
     return contexts
 
 
-def test_a_context_is_its_parents_plus_its_own() -> None:
-    """Items come oldest first and sums are kept along the way."""
+def test_context_extends_its_parent() -> None:
+    """Items are listed oldest first, and token counts are added up."""
     first, second = make_chain(2)
     assert second.parent is first
     assert second.list_items() == [make_item(0), make_item(1)]
@@ -47,8 +47,8 @@ def test_a_context_is_its_parents_plus_its_own() -> None:
     assert EMPTY_CONTEXT.list_items() == []
 
 
-def test_the_last_parts_can_be_cut_off() -> None:
-    """What a forgetful server would hold."""
+def test_last_parts() -> None:
+    """The last parts of a context are a context without the older parts."""
     last = make_chain(5)[-1]
     assert last.last_parts(2).list_items() == [make_item(3), make_item(4)]
     assert last.last_parts(2).tokens == 2
@@ -56,8 +56,8 @@ def test_the_last_parts_can_be_cut_off() -> None:
     assert last.last_parts(9).list_items() == last.list_items()
 
 
-def test_model_items_are_those_of_the_context_and_the_new_ones() -> None:
-    """They equal the list of all items, however they are read, and their messages are counted."""
+def test_model_items_are_context_items_and_new_items() -> None:
+    """Indexing, slicing and iterating give the same items as a plain list, and messages are counted."""
     context = EMPTY_CONTEXT
     for number in range(3):
         items: list[Item] = [make_message(f"{number}"), {"id": f"rs_{number}", "type": "reasoning"}]
@@ -79,7 +79,7 @@ def test_model_items_are_those_of_the_context_and_the_new_ones() -> None:
 
 
 def test_digests_do_not_depend_on_when_they_are_computed() -> None:
-    """A context has the same prefixes whether its parents have computed theirs or not."""
+    """A context has the same prefixes whether or not its parents have computed their digests."""
 
     def extend(*, compute: bool) -> list[tuple[bytes, int]]:
         context = EMPTY_CONTEXT
@@ -94,8 +94,8 @@ def test_digests_do_not_depend_on_when_they_are_computed() -> None:
     assert len(extend(compute=False)) == 3
 
 
-def test_the_cache_drops_the_ends_of_old_chains_first() -> None:
-    """A context that others are built upon stays as long as they do."""
+def test_cache_drops_old_leaves_first() -> None:
+    """A context remains in the cache while the cache has a child of it."""
     cache = ContextCache(max_bytes=5 * SIZE)
     old, new = make_chain(3), make_chain(3)
     for number, context in enumerate(old):
@@ -108,8 +108,8 @@ def test_the_cache_drops_the_ends_of_old_chains_first() -> None:
     assert cache.used_bytes == 5 * SIZE
 
 
-def test_what_cannot_be_counted_is_not_kept() -> None:
-    """A context whose parent was dropped would hold on to it unseen."""
+def test_context_without_cached_parent_is_not_cached() -> None:
+    """A context refers to its parent, whose size is counted only if the parent is cached."""
     cache = ContextCache(max_bytes=100_000)
     first, second = make_chain(2)
     cache.put(1, 0, second)
@@ -119,13 +119,13 @@ def test_what_cannot_be_counted_is_not_kept() -> None:
     assert cache.get(1) is second
 
 
-def test_a_deleted_end_is_forgotten() -> None:
-    """And frees its parent to be dropped in its turn."""
+def test_deleted_leaf_is_discarded() -> None:
+    """A leaf can be discarded; a context with a cached child cannot."""
     cache = ContextCache(max_bytes=100_000)
     first, second = make_chain(2)
     cache.put(0, None, first)
     cache.put(1, 0, second)
-    cache.discard(0)  # has a child: stays
+    cache.discard(0)  # has a child: not discarded
     cache.discard(1)
     assert cache.get(1) is None
     assert cache.get(0) is first
@@ -136,7 +136,7 @@ def test_a_deleted_end_is_forgotten() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40))), st.integers(0, 20_000))
 def test_the_cache_never_exceeds_its_bound(steps: list[tuple[int, int]], most: int) -> None:
-    """However chains grow and fork; and every cached context has its parent cached."""
+    """The cache stays within its limit, and each cached context has its parent cached."""
     cache = ContextCache(max_bytes=most)
     contexts: dict[int, tuple[int | None, Context]] = {}
     for number, (parent, size) in enumerate(steps):

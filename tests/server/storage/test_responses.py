@@ -1,4 +1,4 @@
-"""What is kept, for how long, and what deleting means."""
+"""Retention, expiry and deletion of stored responses."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ RunServer = Callable[..., AbstractContextManager[tuple[TestServer, OpenAI]]]
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The ``db`` of a server: an empty database of each kind."""
+    """Yield the ``db`` setting of a server: an empty database of each kind."""
     if request.param == "sqlite":
         yield str(tmp_path / "server.db")
         return
@@ -37,7 +37,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def running(connect: Callable[[TestServer], OpenAI]) -> RunServer:
-    """Run a server with settings of the test's own, and a client for it."""
+    """Return a context manager that runs a server with given settings and a client for it."""
 
     @contextmanager
     def run(**settings: Any) -> Iterator[tuple[TestServer, OpenAI]]:
@@ -56,7 +56,7 @@ def count_nodes(service: ServerState) -> int:
 
 
 def test_responses_and_conversations_survive_a_restart(address: str, running: RunServer) -> None:
-    """A chain and a conversation go on where they were, in another process's time."""
+    """A chain and a conversation can be continued after a restart of the server."""
     db = address
     with running(db=db) as (_, client):
         first = client.responses.create(model="m", input="one")
@@ -71,8 +71,8 @@ def test_responses_and_conversations_survive_a_restart(address: str, running: Ru
         assert len(server.requests[-1].context or ()) == 3
 
 
-def test_sealed_content_can_be_opened_after_a_restart(address: str, running: RunServer) -> None:
-    """The key is part of the database."""
+def test_encrypted_content_is_valid_after_a_restart(address: str, running: RunServer) -> None:
+    """Encrypted content is valid after a restart, because the key is stored in the database."""
     db = address
     with running(db=db) as (_, client):
         compacted = client.responses.compact(model="m", input="hello")
@@ -81,8 +81,8 @@ def test_sealed_content_can_be_opened_after_a_restart(address: str, running: Run
         assert client.responses.create(model="m", input=[item, {"role": "user", "content": "?"}])
 
 
-def test_a_long_chain_is_read_back_whole_from_the_file(tmp_path: Path, running: RunServer) -> None:
-    """A cold server resolves any depth, and in one query."""
+def test_long_chain_is_loaded_in_one_query(tmp_path: Path, running: RunServer) -> None:
+    """A server with an empty cache loads a chain of any length in one query."""
     db = str(tmp_path / "server.db")
     previous: str | None = None
     with running(db=db) as (_, client):
@@ -104,8 +104,8 @@ def test_a_long_chain_is_read_back_whole_from_the_file(tmp_path: Path, running: 
         assert sum("RECURSIVE" in statement for statement in statements) == 1
 
 
-def test_a_small_cache_changes_nothing_but_speed(address: str, running: RunServer) -> None:
-    """Contexts that were dropped from memory are read again."""
+def test_small_cache_does_not_change_results(address: str, running: RunServer) -> None:
+    """Contexts that were dropped from the cache are loaded again."""
     from kedge.server.settings import Limits
 
     with running(db=address, limits=Limits(cache_bytes=20_000)) as (server, client):
@@ -124,7 +124,7 @@ def test_a_small_cache_changes_nothing_but_speed(address: str, running: RunServe
 def test_deleting_a_parent_leaves_its_children_their_context(
     address: str, running: RunServer
 ) -> None:
-    """The deleted response cannot be found or continued; what was built on it can."""
+    """A deleted response cannot be found or continued, but its children can."""
     with running(db=address) as (server, client):
         first = client.responses.create(model="m", input="one")
         second = client.responses.create(model="m", input="two", previous_response_id=first.id)
@@ -141,8 +141,8 @@ def test_deleting_a_parent_leaves_its_children_their_context(
         assert len(list(client.responses.input_items.list(second.id))) == 3
 
 
-def test_deleted_content_is_gone_from_the_disk(tmp_path: Path, running: RunServer) -> None:
-    """When the last response that needs a text is deleted, no byte of it is left in the file."""
+def test_deleted_content_is_removed_from_disk(tmp_path: Path, running: RunServer) -> None:
+    """When the last response with a text is deleted, the database files do not contain the text."""
     db = tmp_path / "server.db"
     with running(db=str(db)) as (server, client):
         first = client.responses.create(model="m", input=SECRET)
@@ -155,7 +155,7 @@ def test_deleted_content_is_gone_from_the_disk(tmp_path: Path, running: RunServe
 
 
 def test_a_response_expires_and_is_purged(tmp_path: Path, running: RunServer) -> None:
-    """After its retention a response is not found; the purge then deletes it for good."""
+    """After its retention a response is not found, and the purge deletes its content."""
     db = tmp_path / "server.db"
     with running(db=str(db)) as (server, client):
         made = client.responses.create(model="m", input=SECRET)
@@ -172,10 +172,8 @@ def test_a_response_expires_and_is_purged(tmp_path: Path, running: RunServer) ->
         assert SECRET.encode() not in read_files(db)
 
 
-def test_an_expired_parent_stays_for_as_long_as_a_child_needs_it(
-    address: str, running: RunServer
-) -> None:
-    """Ancestors of a live response are retained, and deleted with it."""
+def test_expired_parent_is_retained_for_its_children(address: str, running: RunServer) -> None:
+    """Expired ancestors of a live response are retained, and deleted with it."""
     with running(db=address, retention=10 * DAY) as (server, client):
         first = client.responses.create(model="m", input="one")
         server.clock.advance(days=6)
@@ -190,7 +188,7 @@ def test_an_expired_parent_stays_for_as_long_as_a_child_needs_it(
 
 
 def test_the_purge_runs_at_the_start(tmp_path: Path, running: RunServer) -> None:
-    """A server that was off for a long time first cleans up."""
+    """A server deletes expired responses when it starts."""
     db = tmp_path / "server.db"
     with running(db=str(db)) as (_, client):
         client.responses.create(model="m", input=SECRET)
@@ -200,13 +198,13 @@ def test_the_purge_runs_at_the_start(tmp_path: Path, running: RunServer) -> None
         direct.execute("UPDATE nodes SET expires_at = 1")
     direct.close()
     with running(db=str(db)) as (server, client):
-        client.models.list()  # one turn of the loop
+        client.models.list()  # one iteration of the event loop
         assert server.call(count_nodes) == 0
     assert SECRET.encode() not in read_files(db)
 
 
-def test_zero_data_retention_keeps_nothing(tmp_path: Path, running: RunServer) -> None:
-    """Chaining is refused in the words of the hosted API, and nothing reaches the disk."""
+def test_zero_data_retention_stores_nothing(tmp_path: Path, running: RunServer) -> None:
+    """Chaining is rejected with the hosted API's message, and no content is written to disk."""
     db = tmp_path / "server.db"
     with running(db=str(db), zero_data_retention=True) as (_, client):
         made = client.responses.create(model="m", input=SECRET, store=True)
@@ -223,8 +221,8 @@ def test_zero_data_retention_keeps_nothing(tmp_path: Path, running: RunServer) -
         assert SECRET.encode() not in read_files(db)
 
 
-def test_a_newer_database_is_refused(tmp_path: Path) -> None:
-    """The message says what to do."""
+def test_newer_database_is_rejected(tmp_path: Path) -> None:
+    """The error for a database of a newer version says to upgrade."""
     db = tmp_path / "server.db"
     with sqlite3.connect(db) as direct:
         direct.execute("PRAGMA user_version = 99")
@@ -234,7 +232,7 @@ def test_a_newer_database_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_database_has_one_server_at_a_time(tmp_path: Path, running: RunServer) -> None:
-    """Two owners would break each other's promises."""
+    """A second server on a database that is not shared is rejected."""
     db = str(tmp_path / "server.db")
     with (
         running(db=db),
@@ -245,7 +243,7 @@ def test_a_database_has_one_server_at_a_time(tmp_path: Path, running: RunServer)
 
 
 def test_several_servers_can_share_a_database(address: str, running: RunServer) -> None:
-    """Each continues the responses of the other, and a deleted response is gone for both."""
+    """Each server continues the responses of the other, and a deletion is visible to both."""
     shared: dict[str, Any] = {"db": address, "shared": True}
     with running(**shared) as (_, one), running(**shared) as (server, other):
         made = [one.responses.create(model="m", input="My name is Ada.") for _ in range(3)]
@@ -266,7 +264,7 @@ def test_several_servers_can_share_a_database(address: str, running: RunServer) 
 
 
 def test_unfinished_responses_of_other_processes_are_failed_later(tmp_path: Path) -> None:
-    """A shared database does not fail what another process may still be writing."""
+    """A shared database does not fail responses that another process may still be writing."""
     settings = Settings(db=str(tmp_path / "server.db"), shared=True)
 
     def read_statuses(now: float) -> list[str]:
@@ -286,7 +284,7 @@ def test_unfinished_responses_of_other_processes_are_failed_later(tmp_path: Path
 def test_the_oldest_responses_of_a_large_database_are_deleted(
     address: str, running: RunServer
 ) -> None:
-    """The limit is on the content: conversation objects without a response are deleted as well."""
+    """The limit applies to all content: conversation objects without responses are deleted as well."""
     with running(db=address, max_db_bytes=100_000) as (server, client):
         conversation = client.conversations.create(
             items=[{"type": "message", "role": "user", "content": "x" * 50_000}]
@@ -306,8 +304,8 @@ def test_the_oldest_responses_of_a_large_database_are_deleted(
         assert server.call(count_nodes) == 0
 
 
-def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
-    """A file of something else, or a folder, is left alone."""
+def test_file_that_is_no_database_is_rejected(tmp_path: Path) -> None:
+    """A folder or a file of another kind is rejected and not changed."""
     text = tmp_path / "notes.txt"
     text.write_text("not a database, " * 100)
     for place in (text, tmp_path):
@@ -317,7 +315,7 @@ def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
 
 
 def test_sqlite_address_is_a_file(tmp_path: Path) -> None:
-    """As for a store; an address of anything else is an error that does not repeat it."""
+    """A ``sqlite:`` address names a file; the error for other addresses does not contain the password."""
     with serve(db=f"sqlite:///{tmp_path}/my%20server.db"):
         assert (tmp_path / "my server.db").exists()
     with pytest.raises(CannotServe, match="unknown database address") as wrong:
@@ -326,15 +324,15 @@ def test_sqlite_address_is_a_file(tmp_path: Path) -> None:
 
 
 def test_the_database_is_private(tmp_path: Path, running: RunServer) -> None:
-    """Other users of the machine cannot read it."""
+    """Other users of the machine have no permissions on the database files."""
     db = tmp_path / "folder" / "server.db"
     with running(db=str(db)) as (_, client):
         client.responses.create(model="m", input="x")
         assert all(path.stat().st_mode & 0o077 == 0 for path in db.parent.iterdir())
 
 
-def test_the_memory_can_be_wiped_at_run_time(address: str, running: RunServer) -> None:
-    """``forget`` is what a server does that lost its disk."""
+def test_forget_deletes_all_responses(address: str, running: RunServer) -> None:
+    """After ``forget``, previous responses are not found, as if the server had lost its disk."""
     with running(db=address) as (server, client):
         made = client.responses.create(model="m", input="one")
         server.forget()
