@@ -116,7 +116,7 @@ def test_a_message_limit_is_met_or_reported(blocks: tuple[Block, ...], most: int
 def test_a_token_target_is_met_or_reported(
     blocks: tuple[Block, ...], most: int, data: st.DataObject
 ) -> None:
-    """Above the limit, the history is cut to the target, unless the newest exchange alone exceeds it."""
+    """A history above the limit is cut to the target, unless the newest exchange alone exceeds it."""
     target = data.draw(st.integers(1, most))
     request = CompactionRequest(blocks)
     result = run_immediately(run_compactor(TokenLimitCompactor(most, target), request))

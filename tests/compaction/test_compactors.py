@@ -269,7 +269,7 @@ def test_unusable_summary_is_not_used(answer: str, note: str) -> None:
     assert result.notes == (note,)
 
 
-def test_a_verbose_model_does_not_cause_compaction_at_every_turn() -> None:
+def test_long_summary_is_truncated() -> None:
     """A summary that is too long is truncated, so that several exchanges fit before the next compaction."""
     oracle = FunctionEngine(lambda _: "x " * 5_000)
     compactor = SummarisingCompactor(400, 100, engine=oracle)
@@ -316,7 +316,7 @@ def test_chat_rejects_an_invalid_compactor(compactor: Any) -> None:
 
 
 def test_summary_without_an_engine_is_reported() -> None:
-    """Without an engine no summary is made, and a note reports it."""
+    """Without an engine no summary is created, and a note reports it."""
     result = compact_now(SummarisingCompactor(200, 60), make_exchanges(20))
     assert result.notes == ("the summary call failed (KedgeError); nothing was cut",)
 

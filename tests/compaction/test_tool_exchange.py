@@ -51,7 +51,7 @@ def output_text(blocks: tuple[Block, ...], index: int = 2) -> str:
 
 
 def test_long_output_retains_its_start_and_end() -> None:
-    """The text says how much was left out, and the metadata has the original length."""
+    """A shortened output states how much was left out, and its metadata has the original length."""
     text = "first line\n" + "middle\n" * 200 + "last line"
     blocks = (*make_exchange(0, text), *make_exchange(1, "x"))
     made = shorten(blocks)
@@ -77,7 +77,7 @@ def test_json_output_retains_its_members() -> None:
 
 
 def test_shortened_arguments_are_json() -> None:
-    """Shortened arguments are valid JSON even if they were not before, except for custom tools."""
+    """Shortened arguments are valid JSON, even if the original ones were not, except for custom tools."""
     long = (*make_exchange(0, "x", {"text": "lorem " * 300, "n": 7}), *make_exchange(1, "x"))
     call = shorten(long)[1]
     assert isinstance(call, ToolCallBlock)

@@ -314,10 +314,10 @@ REASONING = {"type": "reasoning", "id": "rs_1", "summary": []}
         "no list",
     ],
 )
-def test_a_response_that_contradicts_its_stream_is_no_anchor(
+def test_response_that_differs_from_its_stream_is_not_an_anchor(
     streamed: list[dict[str, Any]], listed: list[dict[str, Any]], problem: str
 ) -> None:
-    """The response is complete, but is no anchor, because the version stored by the server is unknown."""
+    """A response that lists other items than its stream is completed but not an anchor."""
     events: list[Event] = [ItemCompleted(item, index) for index, item in enumerate(streamed)]
     result = assemble([*events, ResponseCompleted("resp_1", output=tuple(listed))])  # type: ignore[list-item]
     assert result.completed
@@ -327,7 +327,7 @@ def test_a_response_that_contradicts_its_stream_is_no_anchor(
 
 @pytest.mark.parametrize("kind", ["contradiction", "replaced_text"])
 def test_content_anomaly_prevents_an_anchor(kind: Any) -> None:
-    """The response is complete, but is no anchor, because the server may have stored other content."""
+    """A response with a content anomaly is completed, but not an anchor, as the stored one may differ."""
     events = [TextDelta("hi", "msg_1", 0), AnomalyNoted(kind, "why"), COMPLETED]
     result = assemble(events)
     assert result.completed
@@ -335,7 +335,7 @@ def test_content_anomaly_prevents_an_anchor(kind: Any) -> None:
 
 
 def test_call_with_a_fallback_id_prevents_an_anchor() -> None:
-    """The server does not know a call by its fallback id, so the response is no anchor."""
+    """A response with a call under a fallback id, unknown to the server, is not an anchor."""
     started = ToolCallStarted("fc_1", "t", "fc_1", 0, fallback="missing")
     finished = ToolCallCompleted("fc_1", "t", "{}", "fc_1", 0)
     assert "call_id" in assemble([started, finished, COMPLETED]).anchor_problem
@@ -443,7 +443,7 @@ def test_anomaly_is_ignored_if_the_item_is_complete() -> None:
     assert assemble(events).completed
 
 
-def test_empty_item_is_no_block() -> None:
+def test_empty_item_creates_no_block() -> None:
     """A message or reasoning item without content creates no block, even if it never finishes."""
     result = assemble([ItemStarted("message", "m", 0), ItemStarted("reasoning", "r", 1), COMPLETED])
     assert result.completed

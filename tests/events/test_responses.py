@@ -551,7 +551,7 @@ CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "t",
 
 @pytest.mark.parametrize("member", ["arguments", "name", "call_id"])
 def test_listed_call_that_differs_prevents_an_anchor(member: str) -> None:
-    """The streamed call is used, but the response is no anchor, because the server may have stored the other."""
+    """If listed and streamed call differ, the streamed one is used and the response is not an anchor."""
     stream = [
         {"type": "response.created", "response": {"id": "resp_1"}},
         {
@@ -582,7 +582,7 @@ def test_listed_call_that_differs_prevents_an_anchor(member: str) -> None:
 )
 @pytest.mark.parametrize("way", ["deltas", "item", "whole"])
 def test_lone_surrogate_prevents_an_anchor(texts: list[str], replaced: bool, way: str) -> None:
-    """The Turn contains U+FFFD where the server stored other text, so the response is no anchor."""
+    """A response with a replaced surrogate is not an anchor, because the server stored other text."""
     text = json.loads(json.dumps("".join(texts)))  # as a JSON parser returns it
     item = {
         "type": "message",

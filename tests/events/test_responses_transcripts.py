@@ -1,4 +1,4 @@
-"""Recorded streams give the same blocks however they arrive, and a partial response is never completed.
+"""Recorded streams give the same blocks in any chunks, and a partial response is never completed.
 
 The transcripts have the shape of real streams: text with a split emoji, reasoning and a call,
 interleaved parallel calls, a custom tool, a refusal, an incomplete answer, a failure, an error, a web
@@ -258,7 +258,7 @@ def test_keepalives_and_comments_do_not_change_the_outcome(name: str) -> None:
 
 @all_transcripts
 def test_a_stream_cut_at_any_event_is_never_complete(name: str) -> None:
-    """Without the final event the status is ``cut``, and the blocks are a prefix of the expected ones."""
+    """A stream without its final event has the status ``cut`` and a prefix of the expected blocks."""
     status, blocks = EXPECTED[name]
     events = read_messages(name)
     for at in range(len(events)):

@@ -12,7 +12,7 @@ def check_sequence(*seen: tuple[int, str]) -> list[str]:
 
 
 def test_consecutive_numbers_are_fresh() -> None:
-    """Consecutive numbers are fresh, whatever the first one is."""
+    """Consecutive numbers are fresh, starting from any number."""
     assert check_sequence((0, "a"), (1, "b"), (2, "c")) == ["fresh"] * 3
     assert check_sequence((7, "a"), (8, "b")) == ["fresh"] * 2
 

@@ -479,7 +479,7 @@ def test_calls_without_ids_are_distinguished_by_index() -> None:
 
 
 def test_calls_are_in_output_order() -> None:
-    """Calls are in output order, whichever starts or finishes first."""
+    """Calls are in output order, regardless of the order in which they start and finish."""
     stream = [
         item_added("fc_2", "call_2", 1),
         item_added("fc_1", "call_1", 0),
@@ -629,7 +629,7 @@ def test_state_is_consistent_for_any_stream(events: list[Message]) -> None:
 def test_call_without_a_name_is_completed_by_inference(
     stream: list[Message], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The inferred name is logged with the call id, and the completed response is no anchor."""
+    """A call without a name is completed with an inferred one, and the response is not an anchor."""
     decoder = ResponsesDecoder()
     decoder.calls.infer_name = lambda arguments, custom: (
         "add" if (arguments, custom) == ('{"a":1}', False) else ""

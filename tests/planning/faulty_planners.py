@@ -39,7 +39,7 @@ def trust_latest(turn: Turn, **options: Any) -> RequestPlan:
 
 
 def resend_encrypted(turn: Turn, **options: Any) -> RequestPlan:
-    """Send all encrypted content again, whichever server it came from."""
+    """Send all encrypted content again, to any server."""
     plan = plan_request(turn, **options)
     sealed = (b for b in plan.delta if isinstance(b, ReasoningBlock) or is_compaction(b))
     return replace(plan, intact=frozenset(block.id for block in sealed))

@@ -152,7 +152,7 @@ def test_digests_detect_changes_that_tags_do_not(change: Callable[[Turn], Turn])
 
 
 def test_anchor_problem_names_the_reason() -> None:
-    """``anchor_problem`` returns the reason why a response is no anchor, and ``None`` for a valid one."""
+    """``anchor_problem`` returns the reason why a response is not an anchor, and ``None`` for a valid one."""
     turn = make_exchanges(3)
     assert anchor_problem(turn, "R3") is None
     assert anchor_problem(turn, "") == anchor_problem(turn, "R9") == "unproven"
@@ -168,7 +168,7 @@ def test_anchor_problem_names_the_reason() -> None:
 
 
 def test_tags_on_other_blocks_do_not_move_an_anchor() -> None:
-    """A response ends where its record says, even if later blocks have its tag."""
+    """The end of a response is defined by its record, even if later blocks have its tag."""
     turn = make_exchanges(2)
     tagged = turn.append(tagged_answer("R2"))
     assert anchor_problem(tagged, "R2") == "changed"

@@ -51,7 +51,7 @@ def test_canonical_json_equals_json_dumps(block: Block) -> None:
 
 @given(known_blocks())
 def test_wire_item_has_the_canonical_form_of_its_block(block: Block) -> None:
-    """A block that is sent and read back from a server keeps its canonical form."""
+    """A block that is sent and read back from a server has the same canonical form."""
     item = item_from_block(block)
     received = dict(item)
     if item["type"] not in ID_IS_CONTENT:
@@ -63,7 +63,7 @@ def test_wire_item_has_the_canonical_form_of_its_block(block: Block) -> None:
 
 
 @given(blocks())
-def test_a_json_round_trip_keeps_the_canonical_form(block: Block) -> None:
+def test_json_round_trip_preserves_the_canonical_form(block: Block) -> None:
     """A block loaded from its JSON form has the same canonical form."""
     (again,) = loads(dumps(Turn([block]))).blocks
     assert canonical_json(again) == canonical_json(block)

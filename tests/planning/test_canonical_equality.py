@@ -22,7 +22,7 @@ from strategies import blocks, known_blocks
 
 @given(blocks(), blocks())
 def test_canonical_form_agrees_with_equality(one: Block, other: Block) -> None:
-    """Equal blocks have equal canonical forms, whatever their ids, metadata and origin."""
+    """Equal blocks have equal canonical forms, regardless of their ids, metadata and origin."""
     alike = replace(one, id="other", metadata=FrozenMap(a=1), origin="elsewhere")
     assert canonical(alike) == canonical(one)
     if one == other:
@@ -33,7 +33,7 @@ def test_canonical_form_agrees_with_equality(one: Block, other: Block) -> None:
 
 
 @given(known_blocks())
-def test_json_and_the_wire_keep_the_canonical_form(block: Block) -> None:
+def test_json_and_wire_items_preserve_the_canonical_form(block: Block) -> None:
     """A block that was stored, or sent and read back, has the same canonical form."""
     assert canonical(load_block(dump_block(block))) == canonical(block)
     assert canonical(block_from_item(item_from_block(block))) == canonical(block)

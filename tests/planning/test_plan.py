@@ -112,7 +112,7 @@ REJECTIONS: dict[str, tuple[Callable[[AnchorRecord], AnchorRecord], dict[str, An
 
 @pytest.mark.parametrize("reason", REJECTIONS)
 def test_rejected_candidate_has_a_reason_and_an_older_one_is_used(reason: str) -> None:
-    """Covers every reason except ``split`` (tags only) and ``too_deep`` (starts a new chain)."""
+    """A candidate rejected for any reason but ``split`` and ``too_deep`` is replaced by an older one."""
     spoil, options = REJECTIONS[reason]
     turn = make_exchanges(2).append(user("next"))
     first, last = get_state(turn).anchors
@@ -126,7 +126,7 @@ def test_rejected_candidate_has_a_reason_and_an_older_one_is_used(reason: str) -
 
 
 def test_chain_at_its_maximum_depth_causes_a_full_send() -> None:
-    """A full send follows, because a shallower ancestor would stay the anchor with an ever longer delta."""
+    """A chain that is too deep is not continued from an ancestor, whose delta would only grow."""
     turn = make_exchanges(2).append(user("next"))
     first, last = get_state(turn).anchors
     deep = set_state(turn, ConversationState(anchors=(first, replace(last, depth=5))))
@@ -183,7 +183,7 @@ def test_reasoning_after_the_anchor_is_sent() -> None:
 
 
 def test_leading_system_text_does_not_affect_the_anchor() -> None:
-    """Changing the leading system text keeps the anchor; inserting a system block in the middle does not."""
+    """A change of the leading system text does not change the anchor; a system block in the middle does."""
     turn = make_exchanges(2)
     instructed = turn.insert(0, system("be brief"))
     planned = make_plan(instructed.append(user("next")))
@@ -254,7 +254,7 @@ def test_conversation_mode_needs_the_newest_response_of_its_object() -> None:
 
 
 def test_unstored_response_is_not_in_its_conversation_object() -> None:
-    """A response with ``store=false`` is not added to the conversation object, so it is no anchor."""
+    """A response with ``store=false`` is not added to its conversation object and is not an anchor."""
     turn = add_response(
         Turn([user("a")]), "R1", mode="conversation", conversation_id="c1", stored=False
     )
@@ -285,7 +285,7 @@ def test_lost_response_is_not_tried_again() -> None:
 
 
 def test_extra_record_can_mark_a_response_as_stored() -> None:
-    """A live socket can continue an unstored response, and passes a record of its own for it."""
+    """A live socket that can continue an unstored response passes an extra record for it."""
     turn = make_exchanges(1, stored=False).append(user("next"))
     assert make_plan(turn).fallback == "unstored"
     (record,) = get_state(turn).anchors

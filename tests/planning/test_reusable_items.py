@@ -18,7 +18,7 @@ from planning.recorded_turns import (
 
 
 def test_scopes_of_conversation_objects_belong_to_their_provider() -> None:
-    """The base scope of a conversation object is its provider's scope, whatever characters it contains."""
+    """The base scope of a conversation object is its provider's scope, with any characters."""
     scope = "https://host/v1 key 12"
     inside = conversation_scope(scope, "conv_1")
     assert base_scope(inside) == base_scope(scope) == scope
@@ -65,7 +65,7 @@ def test_edit_before_a_compaction_invalidates_it() -> None:
 
 
 def test_a_compaction_of_another_provider_is_left_out() -> None:
-    """A compaction is sent only to the provider that created it, which continues its own chain from it."""
+    """A compaction is sent only to the provider that created it, whose chain continues from it."""
     turn = add_response(
         make_exchanges(1).append(user("u")), "R2", compaction_block("c"), message_block("c")
     )
@@ -108,7 +108,7 @@ def test_untagged_compaction_is_recognized_by_its_record() -> None:
     assert make_plan(edited).previous_response_id == "R1"
 
 
-def test_compaction_without_a_record_is_judged_by_its_tags() -> None:
+def test_received_compaction_without_a_record_is_not_used() -> None:
     """A compaction with the origin or tag of a response but without a record is not used."""
     received = compaction_block("c", origin="engine")
     assert item_types(render(Turn([user("u"), received, user("v")]))) == ["user", "user"]

@@ -149,7 +149,7 @@ def test_invalid_block_is_rejected(make: Any, message: str) -> None:
 
 
 def test_with_metadata_and_with_origin_return_a_new_block() -> None:
-    """``with_metadata`` and ``with_origin`` keep the id and the content, and do not change the original."""
+    """``with_metadata`` and ``with_origin`` return a new block with the same id and content."""
     block = user("a", metadata={"mine": 1, "gone": 2, "null": None})
     tagged = block.with_metadata({"odd key": [1]}, response_id="resp_1", item_id="msg_1", gone=None)
     assert tagged.metadata == {

@@ -99,7 +99,7 @@ def test_unknown_members_are_preserved_at_every_level(turn: Turn, data: st.DataO
 
 @pytest.mark.parametrize("block", sample_blocks(), ids=lambda block: block.kind)
 def test_blocks_and_parts_of_unknown_kinds_are_preserved(block: Block) -> None:
-    """Unknown blocks and parts keep their position, content and local id."""
+    """The position, content and local id of unknown blocks and parts are preserved."""
     form = dump_block(block)
     if "parts" in form:
         form["parts"].insert(1, {"type": "hologram", "frames": [1, None], "text": "x"})

@@ -35,7 +35,7 @@ def test_null_members_are_dropped(value: Any) -> None:
 
 @given(opaque_items())
 def test_id_and_status_are_stripped_unless_content(item: Any) -> None:
-    """Only the listed types keep their id and status, and all other members remain."""
+    """The id and status are removed except for the listed types, and all other members remain."""
     retained = strip_server_fields(FrozenMap(item))
     shown = {"type", *(k for k, v in item.items() if v is not None)}
     hidden = {

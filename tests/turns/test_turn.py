@@ -139,7 +139,7 @@ class TestTurnsAgainstLists(TurnsAgainstLists.TestCase):
     """Random sequences of operations on Turns, compared with lists."""
 
 
-def test_cached_index_is_kept_on_append_and_system_changes() -> None:
+def test_cached_index_is_valid_after_append_and_system_changes() -> None:
     """The cached index stays valid after appends and changes to the leading system blocks."""
     turn = Turn([system("a", id="s"), user("b"), assistant("c")])
     cache_index(turn, "derived", 2)
@@ -428,7 +428,7 @@ def test_threads_that_extend_one_turn_are_independent() -> None:
 
 @given(st.lists(st.integers(0, 5), unique=True), st.lists(st.integers(0, 5), unique=True))
 def test_with_blocks_replaces_all_blocks(before: list[int], after: list[int]) -> None:
-    """``with_blocks`` replaces all blocks, keeps the id and data, and leaves no stale digest."""
+    """``with_blocks`` replaces all blocks, retains the id and data, and leaves no stale digest."""
     pool = [system("s"), system("t"), *(user(str(i)) for i in range(4))]
     turn = Turn([pool[i] for i in before], data={"k": 1})
     prefix_digest(turn)
