@@ -1,4 +1,4 @@
-"""A real server, and Chats that talk to it."""
+"""Fixtures for a real server and Chats connected to it."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from kedge.testing import TestServer, serve
 
 @pytest.fixture
 def server() -> Iterator[TestServer]:
-    """A strict local server of its own."""
+    """Yield a strict local server for one test."""
     with serve() as running:
         yield running
 
@@ -23,7 +23,7 @@ OpenChat = Callable[..., Chat]
 
 @pytest.fixture
 async def open_chat(server: TestServer) -> AsyncIterator[OpenChat]:
-    """Makes Chats with that server; each knows nothing of the others, as in another process."""
+    """Yield a function that creates independent Chats connected to the server."""
     made: list[Chat] = []
 
     def make(engine: Engine | str | None = None, **settings: Any) -> Chat:
@@ -37,12 +37,12 @@ async def open_chat(server: TestServer) -> AsyncIterator[OpenChat]:
 
 
 def request_bodies(server: TestServer) -> list[dict[str, Any]]:
-    """The bodies of the requests for an answer, in order."""
+    """Return the bodies of the requests for an answer, in order."""
     return [each.body for each in server.requests if each.path == "/v1/responses"]
 
 
 def item_texts(items: Any) -> list[str]:
-    """What messages say, oldest first."""
+    """Return the texts of items, oldest first."""
     found: list[str] = []
     for item in items or ():
         content = item.get("content") or item.get("output") or ""

@@ -1,11 +1,11 @@
-"""Damage to state bytes, of every kind that storage, transport and people can do."""
+"""Random damage to state bytes, as caused by storage, transport or manual edits."""
 
 import random
 from collections.abc import Callable
 
 Mutation = Callable[[random.Random, bytes], bytes]
 
-# What makes JSON mean something else when it lands in the right place.
+# Fragments that can change the meaning of JSON.
 _FRAGMENTS = [
     b'"',
     b"\\",
@@ -117,7 +117,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def mutate(rng: random.Random, data: bytes, max_mutations: int = 3) -> bytes:
-    """The bytes with one to ``most`` things done to them."""
+    """Return the bytes after one to ``max_mutations`` random mutations."""
     for _ in range(rng.randint(1, max_mutations)):
         if data:
             data = rng.choice(MUTATIONS)(rng, data)

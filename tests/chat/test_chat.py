@@ -1,4 +1,4 @@
-"""Chat on a real server: state in, answer and state out."""
+"""Chat with a real server: a state is passed in, an answer and a new state are returned."""
 
 import logging
 from typing import Any, assert_type
@@ -37,10 +37,10 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-async def test_a_conversation_goes_on_from_the_bytes_of_the_last_answer(
+async def test_conversation_continues_from_state_bytes(
     server: TestServer, open_chat: OpenChat
 ) -> None:
-    """Each call is a Chat of its own, as in another process, and sends only what is new."""
+    """A new Chat, as in another process, continues from the state and sends only new blocks."""
     first = await open_chat().chat_with_state(None, user("My name is Ada."))
     second = await open_chat().chat_with_state(first.state, user("What did I say first?"))
     assert second.text == 'You said first: "My name is Ada."'
@@ -52,8 +52,8 @@ async def test_a_conversation_goes_on_from_the_bytes_of_the_last_answer(
 
 
 @pytest.mark.parametrize("key", [None, new_key()], ids=["plain", "encrypted"])
-async def test_a_remembered_state_is_the_decoded_one(open_chat: OpenChat, key: Any) -> None:
-    """A Chat that gets its own bytes back sends what another process would send."""
+async def test_cached_state_equals_the_decoded_one(open_chat: OpenChat, key: Any) -> None:
+    """A Chat that receives its own bytes sends the same request as another process."""
     chat = open_chat(key=key)
     first = await chat.chat_with_state(None, system("Be brief."), user("My name is Ada."))
     own = await chat.chat_with_state(first.state, user("What is my name?"))
@@ -66,7 +66,7 @@ async def test_a_remembered_state_is_the_decoded_one(open_chat: OpenChat, key: A
 
 
 async def test_a_call_without_blocks_returns_only_the_new_text() -> None:
-    """The answer before it is not part of the answer."""
+    """Text of the previous answer is not part of the new answer."""
     chat = Chat(ScriptedEngine([assistant("Old.")], [assistant("New.")]))
     first = await chat.chat_with_state(None, "Hello")
     second = await chat.chat_with_state(first.state)
@@ -74,16 +74,16 @@ async def test_a_call_without_blocks_returns_only_the_new_text() -> None:
     assert len(second.turn) == 3
 
 
-async def test_text_may_be_given_for_a_user_block(open_chat: OpenChat) -> None:
-    """The common case is one string."""
+async def test_text_is_accepted_as_a_user_block(open_chat: OpenChat) -> None:
+    """A string is converted to a user block."""
     answer = await open_chat().chat_with_state(None, "What is 6 * 7?")
     assert "42" in answer.text
 
 
-async def test_leading_system_blocks_are_sent_fresh_and_never_stored(
+async def test_leading_system_blocks_are_sent_and_never_stored(
     server: TestServer, open_chat: OpenChat
 ) -> None:
-    """Each call has its own instructions; they are no part of the state, and cost no anchor."""
+    """Each call has its own instructions, which are not part of the state and do not invalidate anchors."""
     chat = open_chat()
     first = await chat.chat_with_state(None, system("Be kind."), system("Be brief."), "Hello!")
     second = await chat.chat_with_state(first.state, system("Be rude."), "Hello again!")
@@ -97,10 +97,10 @@ async def test_leading_system_blocks_are_sent_fresh_and_never_stored(
     assert b"Be rude" not in second.state
 
 
-async def test_later_system_blocks_stay_where_they_are(
+async def test_later_system_blocks_retain_their_position(
     server: TestServer, open_chat: OpenChat
 ) -> None:
-    """A system block after the first other block is part of the conversation, in its place."""
+    """A system block after the first other block is a part of the conversation at its position."""
     chat = open_chat()
     first = await chat.chat_with_state(None, "Hello!", system("The sun is up."), "Well?")
     state = chat.append_to_state(first.state, system("The sun is down."))
@@ -113,7 +113,7 @@ async def test_later_system_blocks_stay_where_they_are(
 async def test_appended_blocks_are_pending_until_the_next_call(
     server: TestServer, open_chat: OpenChat
 ) -> None:
-    """Any role, in order, without a request; the model sees them at the next call."""
+    """Appended blocks of any role are sent in order with the next call."""
     chat = open_chat()
     first = await chat.chat_with_state(None, "Hello!")
     state = chat.append_to_state(first.state, user("One."), assistant("Two."), system("Three."))
@@ -132,8 +132,8 @@ async def test_appended_blocks_are_pending_until_the_next_call(
     assert chat.inspect_state(answer.state).pending == 0
 
 
-async def test_an_event_is_told_in_the_role_of_the_user(open_chat: OpenChat) -> None:
-    """Servers take events from users; the block is marked for everyone else."""
+async def test_event_is_a_user_block(open_chat: OpenChat) -> None:
+    """An event is sent with the role of the user, and marked in the metadata of its block."""
     state = open_chat().update_state_after_event(None, "The user has checked in.")
     answer = await open_chat().chat_with_state(state)
     event = answer.turn.blocks[0]
@@ -141,10 +141,10 @@ async def test_an_event_is_told_in_the_role_of_the_user(open_chat: OpenChat) -> 
     assert event.metadata["event"] is True
 
 
-async def test_leading_system_blocks_are_not_appended_to_nothing(
+async def test_leading_system_blocks_are_not_appended_to_an_empty_state(
     caplog: pytest.LogCaptureFixture, open_chat: OpenChat
 ) -> None:
-    """In an empty conversation they would lead it: they are left out, and a log record says so."""
+    """Leading system blocks of an empty conversation are omitted, and a warning is logged."""
     chat = open_chat()
     with caplog.at_level(logging.WARNING, "kedge.chat"):
         state = chat.append_to_state(None, system("Be kind."), user("Hello!"), system("Later."))
@@ -154,10 +154,10 @@ async def test_leading_system_blocks_are_not_appended_to_nothing(
     ]
 
 
-async def test_two_calls_from_the_same_bytes_are_a_fork_and_both_are_right(
+async def test_two_calls_from_the_same_bytes_are_a_fork(
     server: TestServer, open_chat: OpenChat
 ) -> None:
-    """Both chain on the same response, and neither knows of the other."""
+    """Both calls chain on the same response, and their contexts are independent."""
     chat = open_chat()
     start = await chat.chat_with_state(None, "My name is Ada.")
     left = await chat.chat_with_state(start.state, "I live in Oslo.")
@@ -170,8 +170,8 @@ async def test_two_calls_from_the_same_bytes_are_a_fork_and_both_are_right(
         assert other not in asked.text
 
 
-async def test_the_same_block_may_be_said_twice(open_chat: OpenChat) -> None:
-    """A block that somebody keeps for reuse gets an id of its own each time."""
+async def test_same_block_may_be_sent_twice(open_chat: OpenChat) -> None:
+    """A block that is used several times gets a new id each time."""
     again = user("Again!")
     chat = open_chat()
     first = await chat.chat_with_state(None, again, again)
@@ -179,8 +179,8 @@ async def test_the_same_block_may_be_said_twice(open_chat: OpenChat) -> None:
     assert len({block.id for block in second.turn}) == len(second.turn) == 5
 
 
-async def test_a_stream_tells_events_and_ends_with_the_answer(open_chat: OpenChat) -> None:
-    """Text comes in pieces, and the answer is there at the end."""
+async def test_stream_yields_events_and_ends_with_the_answer(open_chat: OpenChat) -> None:
+    """Text arrives in deltas, and the answer is available at the end."""
     chat = open_chat()
     async with chat.stream_with_state(None, "Count to 5") as stream:
         with pytest.raises(KedgeError, match="has not ended"):
@@ -194,8 +194,8 @@ async def test_a_stream_tells_events_and_ends_with_the_answer(open_chat: OpenCha
     assert "Count to 5" in answer.text
 
 
-async def test_a_stream_left_early_leaves_a_state_that_can_be_used(open_chat: OpenChat) -> None:
-    """What was said is there, and nothing that was not."""
+async def test_stopped_stream_leaves_a_usable_state(open_chat: OpenChat) -> None:
+    """The state of a stopped stream has the sent message as pending, and no partial answer."""
     chat = open_chat()
     async with chat.stream_with_state(None, "Write 400 words.") as stream:
         async for event in stream:
@@ -210,7 +210,7 @@ async def test_a_stream_left_early_leaves_a_state_that_can_be_used(open_chat: Op
 async def test_tools_are_run_and_their_results_are_in_the_state(
     server: TestServer, open_chat: OpenChat
 ) -> None:
-    """The loop is the Chat's; each round sends only the results."""
+    """The Chat runs the tools, and each round sends only the results."""
     chat = open_chat(tools=[add])
     first = await chat.chat_with_state(None, "Call add with 2 and 3.")
     assert first.text == "add says: 5."
@@ -221,10 +221,8 @@ async def test_tools_are_run_and_their_results_are_in_the_state(
     assert "5" in second.text
 
 
-async def test_an_error_carries_the_state_reached_so_far(
-    server: TestServer, open_chat: OpenChat
-) -> None:
-    """The old state is still good, and the error's has what was said: both can go on."""
+async def test_error_has_the_latest_state(server: TestServer, open_chat: OpenChat) -> None:
+    """After an error, both the previous state and the error's state can be continued."""
     chat = open_chat()
     first = await chat.chat_with_state(None, "My name is Ada.")
     server.faults.set("status=500", times=1)
@@ -239,10 +237,10 @@ async def test_an_error_carries_the_state_reached_so_far(
     assert old.text == again.text
 
 
-async def test_a_failure_after_a_tool_keeps_its_result(
+async def test_failure_after_a_tool_retains_its_result(
     server: TestServer, open_chat: OpenChat
 ) -> None:
-    """What a tool did is done and paid for: it is in the error's state, and is not done again."""
+    """The error's state has the tool result, so the tool is not run again."""
     runs: list[int] = []
 
     def add(a: int, b: int) -> int:
@@ -262,8 +260,8 @@ async def test_a_failure_after_a_tool_keeps_its_result(
     assert runs == [5]
 
 
-async def test_an_unfinished_answer_keeps_what_is_whole(open_chat: OpenChat) -> None:
-    """An answer that ran out of tokens is an error, and its state can go on."""
+async def test_incomplete_answer_leaves_a_usable_state(open_chat: OpenChat) -> None:
+    """An answer that exceeds its token limit raises an error whose state can be continued."""
     chat = open_chat()
     with pytest.raises(AnswerIncomplete) as caught:
         await chat.chat_with_state(None, "Write 400 words.", max_output_tokens=16)
@@ -272,8 +270,8 @@ async def test_an_unfinished_answer_keeps_what_is_whole(open_chat: OpenChat) -> 
     assert "Write 400 words." in answer.text
 
 
-async def test_what_a_guard_stops_is_not_in_the_state(open_chat: OpenChat) -> None:
-    """A message that must not be sent must not be kept either: the error's state is the old one."""
+async def test_blocked_message_is_not_in_the_state(open_chat: OpenChat) -> None:
+    """A message blocked by a guard is not stored: the error's state is the previous one."""
     chat = open_chat(middleware=[guard(block("secret", name="secrets"))])
     first = await chat.chat_with_state(None, "Hello!")
     with pytest.raises(Blocked) as caught:
@@ -281,16 +279,16 @@ async def test_what_a_guard_stops_is_not_in_the_state(open_chat: OpenChat) -> No
     assert caught.value.state == first.state
 
 
-async def test_what_a_guard_redacts_is_redacted_in_the_state(open_chat: OpenChat) -> None:
-    """Middleware changes the Turn itself, so nothing that was redacted is kept."""
+async def test_redacted_text_is_not_in_the_state(open_chat: OpenChat) -> None:
+    """Middleware changes the Turn, so the state contains only the redacted text."""
     chat = open_chat(middleware=[guard(redact(r"\d{4}"))])
     answer = await chat.chat_with_state(None, "My number is 1234.")
     assert b"is 1234" not in answer.state
     assert b"[redacted]" in answer.state
 
 
-async def test_a_system_prompt_of_middleware_is_not_stored(open_chat: OpenChat) -> None:
-    """Whoever puts a leading system block there puts it there at every call."""
+async def test_system_prompt_of_middleware_is_not_stored(open_chat: OpenChat) -> None:
+    """A middleware adds its leading system block at every call, and the state does not contain it."""
     chat = open_chat(middleware=[system_prompt("Be kind.")])
     first = await chat.chat_with_state(None, "Hello!")
     second = await chat.chat_with_state(first.state, "What are your instructions?")
@@ -298,8 +296,8 @@ async def test_a_system_prompt_of_middleware_is_not_stored(open_chat: OpenChat) 
     assert b"Be kind" not in first.state
 
 
-async def test_other_errors_carry_a_state_too(open_chat: OpenChat) -> None:
-    """Also what is not an error of Kedge: a middleware that breaks after the answer."""
+async def test_other_errors_have_a_state(open_chat: OpenChat) -> None:
+    """An exception of a middleware that is not a `KedgeError` also has a state."""
 
     def broken(turn: Turn) -> Turn:
         raise ZeroDivisionError
@@ -311,16 +309,16 @@ async def test_other_errors_carry_a_state_too(open_chat: OpenChat) -> None:
     assert chat.inspect_state(state).blocks == 2
 
 
-async def test_a_server_that_is_not_there_costs_nothing(open_chat: OpenChat) -> None:
-    """The error's state has the message, pending."""
+async def test_unreachable_server_leaves_a_pending_message(open_chat: OpenChat) -> None:
+    """The error's state has the message as pending."""
     chat = open_chat("responses:http://127.0.0.1:9/v1#practice")
     with pytest.raises(Unreachable) as caught:
         await chat.chat_with_state(None, "Hello!")
     assert chat.inspect_state(caught.value.state).pending == 1
 
 
-async def test_calls_without_a_result_are_mended(open_chat: OpenChat) -> None:
-    """Repair is on by default: a history with an open call can be sent, and shows how."""
+async def test_calls_without_a_result_are_repaired(open_chat: OpenChat) -> None:
+    """Repair is on by default: a missing tool result is added, so that the history can be sent."""
     history = (user("Add!"), tool_call("add", {"a": 1, "b": 2}, call_id="call_1"))
     state = open_chat().append_to_state(None, *history)
     answer = await open_chat().chat_with_state(state, "Hello?")
@@ -345,10 +343,10 @@ async def test_calls_without_a_result_are_mended(open_chat: OpenChat) -> None:
         (lambda _: 7, "not_json"),
     ],
 )
-async def test_bad_state_is_a_fresh_start_with_one_log_record(
+async def test_invalid_state_starts_fresh_with_one_log_record(
     caplog: pytest.LogCaptureFixture, change: Any, reason: str, open_chat: OpenChat
 ) -> None:
-    """Never an exception and never half a history; the log says why, once, and quotes nothing."""
+    """An invalid state starts a fresh conversation, and the reason is logged once without its content."""
     chat = open_chat()
     first = await chat.chat_with_state(None, "My name is Ada.")
     reset()
@@ -361,8 +359,8 @@ async def test_bad_state_is_a_fresh_start_with_one_log_record(
     assert snapshot()["states_discarded_total"] == {(("reason", reason),): (1, 1.0)}
 
 
-async def test_a_state_belongs_to_its_provider(server: TestServer, open_chat: OpenChat) -> None:
-    """Another provider starts afresh; another key or address of the same one does not."""
+async def test_state_belongs_to_its_provider(server: TestServer, open_chat: OpenChat) -> None:
+    """Another provider starts fresh; another address of the same provider continues."""
     first = await open_chat().chat_with_state(None, "My name is Ada.")
     other = await open_chat("practice").chat_with_state(first.state, "What did I say first?")
     assert "I cannot see it" in other.text
@@ -372,10 +370,10 @@ async def test_a_state_belongs_to_its_provider(server: TestServer, open_chat: Op
     assert "My name is Ada." in kept.text
 
 
-async def test_a_server_that_forgot_is_sent_everything(
+async def test_full_history_is_sent_after_lost_context(
     server: TestServer, open_chat: OpenChat
 ) -> None:
-    """The bytes hold the whole history, so nothing is lost when the server's memory is."""
+    """The state contains the complete history, which is sent again when the server lost its context."""
     chat = open_chat()
     first = await chat.chat_with_state(None, "My name is Ada.")
     server.forget()
@@ -387,7 +385,7 @@ async def test_a_server_that_forgot_is_sent_everything(
 
 
 async def test_compaction_is_in_the_answer(open_chat: OpenChat) -> None:
-    """What was removed, and the tokens before and after; the state holds what stayed."""
+    """The answer lists the removed blocks and the tokens before and after."""
     chat = open_chat(compactor=MessageLimitCompactor(4))
     state: bytes | None = None
     for number in range(2):
@@ -404,8 +402,8 @@ async def test_compaction_is_in_the_answer(open_chat: OpenChat) -> None:
     assert len(answer.turn) == chat.inspect_state(answer.state).blocks == 4
 
 
-async def test_a_compactor_that_breaks_costs_nothing(open_chat: OpenChat) -> None:
-    """The answer is there, the history is whole, and a note says what happened."""
+async def test_failing_compactor_changes_nothing(open_chat: OpenChat) -> None:
+    """If a compactor raises, the answer is returned, the history is complete, and a note has the error."""
 
     class Broken:
         async def compact(self, request: CompactionRequest) -> CompactionResult:
@@ -420,7 +418,7 @@ async def test_a_compactor_that_breaks_costs_nothing(open_chat: OpenChat) -> Non
 async def test_pending_blocks_can_be_compacted_before_a_call(
     server: TestServer, open_chat: OpenChat
 ) -> None:
-    """A flood of events is cut before it is sent; what the model has seen is still known."""
+    """Pending events are compacted before they are sent."""
     chat = open_chat(compactor=MessageLimitCompactor(6))
     first = await chat.chat_with_state(None, "Hello!")
     assert await chat.compact_pending(first.state) == first.state
@@ -434,8 +432,8 @@ async def test_pending_blocks_can_be_compacted_before_a_call(
     assert item_texts(server.requests[-1].context)[0] == "Event 14."
 
 
-async def test_pending_compaction_keeps_count_of_what_was_seen(open_chat: OpenChat) -> None:
-    """Only the oldest part goes; the rest of the seen blocks are still seen."""
+async def test_pending_compaction_updates_processed_length(open_chat: OpenChat) -> None:
+    """The oldest blocks are removed, and the remaining processed blocks are counted as processed."""
     chat = open_chat(compactor=MessageLimitCompactor(4))
     first = await chat.chat_with_state(None, "One.")
     second = await chat.chat_with_state(first.state, "Two.")
@@ -444,16 +442,16 @@ async def test_pending_compaction_keeps_count_of_what_was_seen(open_chat: OpenCh
     assert (report.blocks, report.processed_length) == (3, 2)
 
 
-def test_a_chat_works_in_a_script() -> None:
-    """run_sync is all that sync code needs, call after call."""
+def test_chat_works_in_a_script() -> None:
+    """Sync code uses a Chat with `run_sync`."""
     chat = Chat("practice")
     first = run_sync(chat.chat_with_state(None, "My name is Ada."))
     second = run_sync(chat.chat_with_state(first.state, "What did I say first?"))
     assert second.text == 'You said first: "My name is Ada."'
 
 
-async def test_a_plan_can_be_seen_before_a_call(server: TestServer, open_chat: OpenChat) -> None:
-    """A dry run sends nothing."""
+async def test_plan_is_available_before_a_call(server: TestServer, open_chat: OpenChat) -> None:
+    """`plan` returns the plan of a call without sending a request."""
     async with open_chat() as chat:
         first = await chat.chat_with_state(None, "My name is Ada.")
         plan = chat.plan(first.state, "What did I say first?")
@@ -463,8 +461,8 @@ async def test_a_plan_can_be_seen_before_a_call(server: TestServer, open_chat: O
         assert len(server.requests) == 1
 
 
-async def test_options_go_to_the_engine(server: TestServer, open_chat: OpenChat) -> None:
-    """A call may choose its mode and further parameters."""
+async def test_options_are_passed_to_the_engine(server: TestServer, open_chat: OpenChat) -> None:
+    """A call accepts a mode and further request parameters."""
     chat = open_chat()
     answer = await chat.chat_with_state(None, "Hello!", mode="stateless", temperature=0.5)
     assert request_bodies(server)[0]["temperature"] == 0.5
@@ -473,10 +471,10 @@ async def test_options_go_to_the_engine(server: TestServer, open_chat: OpenChat)
     assert answer.plan.mode == "stateless"
 
 
-async def test_a_state_is_edited_and_chains_on_what_is_unchanged(
+async def test_edited_state_chains_on_the_unchanged_part(
     server: TestServer, open_chat: OpenChat, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Anchors that still hold are retained, others are dropped; what follows them is sent."""
+    """An edit retains the anchors that are still valid, and the blocks after them are sent."""
     chat = open_chat()
     first = await chat.chat_with_state(None, "My name is Ada.")
     second = await chat.chat_with_state(first.state, "My ship is the Erebus.")
@@ -506,14 +504,14 @@ async def test_a_state_is_edited_and_chains_on_what_is_unchanged(
         chat.replace_in_state(first.state, first.turn.blocks[1].id, "no")
 
 
-async def test_a_refusal_is_no_text(open_chat: OpenChat) -> None:
-    """The words of a refusal are told apart from those of an answer."""
+async def test_refusal_is_not_text(open_chat: OpenChat) -> None:
+    """The text of a refusal is in `refusal`, not in `text`."""
     answer = await open_chat().chat_with_state(None, "Refuse to sing.")
     assert (answer.text, answer.refusal) == ("", "I will not sing.")
 
 
-async def test_pictures_and_files_are_kept(open_chat: OpenChat) -> None:
-    """State holds every part of a message."""
+async def test_images_are_stored(open_chat: OpenChat) -> None:
+    """The state contains every part of a message."""
     chat = open_chat()
     seen = user(["What is this?", image(b"\x89PNG")])
     first = await chat.chat_with_state(None, seen)
@@ -521,15 +519,15 @@ async def test_pictures_and_files_are_kept(open_chat: OpenChat) -> None:
     assert second.turn.blocks[0] == seen
 
 
-async def test_what_is_no_block_is_refused(open_chat: OpenChat) -> None:
-    """A mistake in the call is an error, as everywhere; only state is forgiven."""
+async def test_invalid_block_is_rejected(open_chat: OpenChat) -> None:
+    """An invalid block raises an error, unlike an invalid state."""
     wrong: Any = {"role": "user"}
     with pytest.raises(InvalidTurn, match="must have blocks"):
         await open_chat().chat_with_state(None, wrong)
 
 
-async def test_encrypted_state_is_read_with_its_key_only(open_chat: OpenChat) -> None:
-    """Nothing can be read from it; without the key, or with another, the conversation starts afresh."""
+async def test_encrypted_state_requires_its_key(open_chat: OpenChat) -> None:
+    """Without its key, an encrypted state is unreadable and starts a fresh conversation."""
     key, other = new_key(), new_key()
     first = await open_chat(key=key).chat_with_state(None, "My name is Ada.")
     assert b"My name is Ada." not in first.state
@@ -545,10 +543,10 @@ async def test_encrypted_state_is_read_with_its_key_only(open_chat: OpenChat) ->
     assert "My name is Ada." in third.text
 
 
-async def test_encryption_can_be_switched_on_for_a_running_conversation(
+async def test_encryption_can_be_enabled_for_an_existing_conversation(
     open_chat: OpenChat,
 ) -> None:
-    """A plain state is taken over, and is encrypted from the next answer on."""
+    """A plain state is accepted, and is encrypted with the next answer."""
     plain = await open_chat().chat_with_state(None, "My name is Ada.")
     sealed = await open_chat(key=new_key()).chat_with_state(plain.state, "Hello again!")
     assert len(sealed.turn) == 4
@@ -556,17 +554,15 @@ async def test_encryption_can_be_switched_on_for_a_running_conversation(
 
 
 @pytest.mark.parametrize("key", ["", "short", b"x" * 44, 7])
-async def test_a_key_that_is_none_is_refused_without_quoting_it(
-    key: Any, open_chat: OpenChat
-) -> None:
-    """The message says how to make one."""
+async def test_invalid_key_is_rejected_without_quoting_it(key: Any, open_chat: OpenChat) -> None:
+    """The message explains how to create a key and does not contain the given one."""
     with pytest.raises(InvalidSetting, match="new_key") as caught:
         open_chat(key=[key])
     assert "short" not in str(caught.value)
 
 
-async def test_an_answer_may_be_typed(open_chat: OpenChat, server: TestServer) -> None:
-    """The value is part of the answer; corrections are part of the state, and chained."""
+async def test_typed_answer(open_chat: OpenChat, server: TestServer) -> None:
+    """The answer has the typed value; corrections are part of the state and chained."""
     chat = open_chat()
     answer = await chat.chat_with_state(None, "First invalid: What is 2 + 3?", output=int)
     assert_type(answer.output, int)
@@ -579,10 +575,10 @@ async def test_an_answer_may_be_typed(open_chat: OpenChat, server: TestServer) -
     assert answer.text.startswith("I can see 5 messages")
 
 
-async def test_a_typed_answer_that_never_matches_leaves_a_state_to_continue_with(
+async def test_invalid_typed_answer_leaves_a_usable_state(
     open_chat: OpenChat,
 ) -> None:
-    """With everything that was sent and answered."""
+    """The error's state contains all messages sent and received."""
     chat = open_chat()
     with pytest.raises(OutputInvalid) as caught:
         await chat.chat_with_state(None, "Always invalid: Hello", output=int, output_retries=1)
@@ -591,8 +587,8 @@ async def test_a_typed_answer_that_never_matches_leaves_a_state_to_continue_with
     assert answer.text.startswith("I can see 5 messages")
 
 
-async def test_a_stream_of_a_typed_answer_has_partial_values(open_chat: OpenChat) -> None:
-    """And the value at its end."""
+async def test_stream_of_a_typed_answer_has_partial_values(open_chat: OpenChat) -> None:
+    """A stream with an output type yields partial values and ends with the complete one."""
     async with open_chat().stream_with_state(None, "What is 2 + 3?", output=list[int]) as stream:
         assert_type(stream, ChatStream[list[int]])
         values = [value async for value in stream.partial_outputs()]

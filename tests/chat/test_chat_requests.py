@@ -1,4 +1,4 @@
-"""Compaction and chaining on the wire: what the server was sent, and what its model saw."""
+"""Compaction and chaining: the requests sent to the server and the context of its model."""
 
 from typing import Any
 
@@ -20,11 +20,11 @@ from kedge.testing import TestServer
 from kedge.turns import OpaqueBlock
 
 SUMMARY_PROMPT = "What have I said so far?"
-"""To this the practice model answers with a list of what the user said: a summary."""
+"""The practice model answers this prompt with a list of the user's messages, as a summary."""
 
 
 def conversation_bodies(server: TestServer, word: str = "") -> list[dict[str, Any]]:
-    """The bodies of the requests of the conversation itself: those for a summary are left out."""
+    """Return the bodies of the requests of the conversation, without those for a summary."""
     return [
         body
         for body in request_bodies(server)
@@ -33,7 +33,7 @@ def conversation_bodies(server: TestServer, word: str = "") -> list[dict[str, An
 
 
 async def send_lines(chat: Any, *lines: str, state: bytes | None = None) -> list[Any]:
-    """Say these lines one after the other."""
+    """Send these lines one after the other, and return the answers."""
     answers: list[Any] = []
     for line in lines:
         answers.append(await chat.chat_with_state(state, line))
@@ -41,10 +41,10 @@ async def send_lines(chat: Any, *lines: str, state: bytes | None = None) -> list
     return answers
 
 
-async def test_after_a_cut_a_new_chain_starts_once_from_the_short_history(
+async def test_compacted_history_starts_a_new_chain(
     server: TestServer, open_chat: OpenChat
 ) -> None:
-    """The cut history is sent once, in full; from then on requests chain again."""
+    """The compacted history is sent once in full, and later requests chain on it."""
     chat = open_chat(compactor=MessageLimitCompactor(6, target_messages=2))
     answers = await send_lines(chat, *(f"Number {n}." for n in range(8)))
     cuts = [n for n, answer in enumerate(answers) if answer.compaction]
@@ -58,8 +58,8 @@ async def test_after_a_cut_a_new_chain_starts_once_from_the_short_history(
     assert len(after) == 5
 
 
-async def test_a_summary_is_sent_exactly_once(server: TestServer, open_chat: OpenChat) -> None:
-    """It is in the one request that starts the new chain; the server remembers it from there."""
+async def test_summary_is_sent_once(server: TestServer, open_chat: OpenChat) -> None:
+    """The summary is sent only in the request that starts the new chain."""
     chat = open_chat(compactor=SummarisingCompactor(180, 60, ask=SUMMARY_PROMPT))
     lines = [f"My boat number {n} is called Argo {n}." for n in range(8)]
     answers = await send_lines(chat, *lines)
@@ -81,10 +81,10 @@ async def test_a_summary_is_sent_exactly_once(server: TestServer, open_chat: Ope
     assert len(following.body["input"]) == 1
 
 
-async def test_the_question_for_a_summary_is_all_that_is_sent_for_it(
+async def test_summary_request_contains_only_the_prompt(
     server: TestServer, open_chat: OpenChat
 ) -> None:
-    """The server remembers the old part, so the summary is asked for as a branch of the chain."""
+    """The summary is requested as a branch of the chain, because the server has stored the old blocks."""
     chat = open_chat(compactor=SummarisingCompactor(180, 60, ask=SUMMARY_PROMPT))
     answers = await send_lines(chat, *(f"My boat number {n} is called Argo {n}." for n in range(8)))
     assert any(answer.compaction for answer in answers)
@@ -97,10 +97,10 @@ async def test_the_question_for_a_summary_is_all_that_is_sent_for_it(
     assert len(questions[0]["input"]) == 1
 
 
-async def test_a_later_summary_holds_the_earlier_one(
+async def test_later_summary_contains_the_earlier_one(
     server: TestServer, open_chat: OpenChat
 ) -> None:
-    """There is one summary at a time, and what the first one said is in the last one too."""
+    """There is one summary at a time, and it contains the facts of the earlier one."""
     chat = open_chat(compactor=SummarisingCompactor(220, 60, ask=SUMMARY_PROMPT))
     answers = await send_lines(
         chat, *(f"My boat number {n} is called Argo {n}." for n in range(20))
@@ -112,8 +112,10 @@ async def test_a_later_summary_holds_the_earlier_one(
     assert summaries[0].metadata["summary"] > 10
 
 
-async def test_a_failing_summary_call_cuts_nothing(server: TestServer, open_chat: OpenChat) -> None:
-    """The answer is there, the history stays whole, and a note says so."""
+async def test_failed_summary_request_changes_nothing(
+    server: TestServer, open_chat: OpenChat
+) -> None:
+    """If the summary request fails, the answer is returned, the history is unchanged, and a note is added."""
     broken = open_chat("responses:http://127.0.0.1:9/v1#practice").engine
     chat = open_chat(compactor=SummarisingCompactor(20, engine=broken))
     answers = await send_lines(chat, "Number 0.", "Number 1.")
@@ -125,10 +127,10 @@ async def test_a_failing_summary_call_cuts_nothing(server: TestServer, open_chat
     assert "Number 0." in third.text
 
 
-async def test_shortened_tool_exchanges_keep_the_chain_before_them(
+async def test_shortened_tool_results_retain_the_anchor_before_them(
     server: TestServer, open_chat: OpenChat
 ) -> None:
-    """The newest anchor before the first shortened block still holds, and is used."""
+    """The newest anchor before the first shortened block is still valid, and is used."""
 
     def look_up(word: str) -> str:
         """Look something up."""
@@ -152,10 +154,8 @@ async def test_shortened_tool_exchanges_keep_the_chain_before_them(
     assert "sea" in reread.text
 
 
-async def test_the_server_can_compact_while_it_answers(
-    server: TestServer, open_chat: OpenChat
-) -> None:
-    """Its item comes with the answer and stands for all before it, in the state and on the wire."""
+async def test_server_compacts_while_it_answers(server: TestServer, open_chat: OpenChat) -> None:
+    """The server's compaction item replaces all earlier blocks in the state and in later requests."""
     chat = open_chat(compactor=ServerCompactor(1_000))
     answers = await send_lines(chat, "My name is Ada.", "Write 900 words.", "Write 300 words.")
     assert request_bodies(server)[0]["context_management"] == [
@@ -175,8 +175,8 @@ async def test_the_server_can_compact_while_it_answers(
     assert "My name is Ada." in chained.text
 
 
-async def test_the_server_can_be_asked_to_compact(server: TestServer, open_chat: OpenChat) -> None:
-    """All but the newest exchange becomes its item; only the anchor was sent to get it."""
+async def test_server_compacts_by_endpoint(server: TestServer, open_chat: OpenChat) -> None:
+    """All but the newest exchange is replaced by the server's item, and only the anchor is sent for it."""
     chat = open_chat(compactor=ServerCompactor(400, "endpoint"))
     answers = await send_lines(chat, "My name is Ada.", "Write 100 words.", "Write 300 words.")
     asking = next(r for r in server.requests if r.path == "/v1/responses/compact")
@@ -191,10 +191,10 @@ async def test_the_server_can_be_asked_to_compact(server: TestServer, open_chat:
     assert "My name is Ada." in chained.text
 
 
-async def test_a_server_that_forgot_compacts_from_the_whole_history(
+async def test_endpoint_compacts_full_history_after_lost_anchor(
     server: TestServer, open_chat: OpenChat
 ) -> None:
-    """If the anchor is gone, everything is sent to be compacted, once."""
+    """If the anchor is lost, the full history is sent to the compaction endpoint once."""
     chat = open_chat(compactor=ServerCompactor(60, "endpoint"))
     first = await chat.chat_with_state(None, "My name is Ada.")
     async with chat.stream_with_state(first.state, "Write 60 words.") as stream:
@@ -207,7 +207,7 @@ async def test_a_server_that_forgot_compacts_from_the_whole_history(
     assert stream.answer.compaction.changed
 
 
-async def test_the_provider_can_count(server: TestServer, open_chat: OpenChat) -> None:
+async def test_provider_counts_tokens(server: TestServer, open_chat: OpenChat) -> None:
     """Its own endpoint says how many tokens the history has, and what is left fits."""
     chat = open_chat(compactor=TokenLimitCompactor(90, 60, counter=ProviderCounter()))
     answers = await send_lines(chat, *(f"Number {n}." for n in range(6)))
@@ -217,8 +217,8 @@ async def test_the_provider_can_count(server: TestServer, open_chat: OpenChat) -
     assert all(each.status == 200 for each in counted)
 
 
-async def test_usage_is_used_where_it_is_known(server: TestServer, open_chat: OpenChat) -> None:
-    """The server's word for the size of the last answer decides, instructions included."""
+async def test_reported_usage_is_used(server: TestServer, open_chat: OpenChat) -> None:
+    """The token usage of the last answer, including instructions, triggers compaction."""
     chat = open_chat(compactor=TokenLimitCompactor(300, 200))
     state: bytes | None = None
     answer = await chat.chat_with_state(state, "Hello!")
@@ -234,8 +234,8 @@ async def test_usage_is_used_where_it_is_known(server: TestServer, open_chat: Op
     assert answer.compaction.tokens_after <= 200
 
 
-async def test_a_long_resend_is_compressed_first(server: TestServer, open_chat: OpenChat) -> None:
-    """A server that forgot is sent the short history, not the long one."""
+async def test_long_resend_is_compacted(server: TestServer, open_chat: OpenChat) -> None:
+    """A server that lost its context is sent the compacted history."""
     chat = open_chat(compactor=MessageLimitCompactor(1_000, 4), resend_limit=500)
     answers = await send_lines(chat, *(f"Number {n}." for n in range(6)))
     assert not any(answer.compaction for answer in answers)
@@ -255,10 +255,8 @@ async def test_a_long_resend_is_compressed_first(server: TestServer, open_chat: 
     assert chained.compaction is None
 
 
-async def test_a_resend_that_the_plan_foresees_is_compressed_too(
-    server: TestServer, open_chat: OpenChat
-) -> None:
-    """A state from another account has no anchor that holds: it is cut before it is sent."""
+async def test_planned_resend_is_compacted(server: TestServer, open_chat: OpenChat) -> None:
+    """A state of another account has no valid anchor, and is compacted before it is sent."""
     answers = await send_lines(open_chat(), *(f"Number {n}." for n in range(6)))
     chat = open_chat(
         connect(f"responses:{server.base_url}#practice", api_key="another"),
@@ -270,8 +268,8 @@ async def test_a_resend_that_the_plan_foresees_is_compressed_too(
     assert len(request_bodies(server)[-1]["input"]) == 3
 
 
-async def test_without_a_limit_a_resend_is_whole(server: TestServer, open_chat: OpenChat) -> None:
-    """It is off by default."""
+async def test_resend_without_limit_is_complete(server: TestServer, open_chat: OpenChat) -> None:
+    """Without `resend_limit`, a resend is not compacted."""
     chat = open_chat(compactor=MessageLimitCompactor(1_000, 4))
     answers = await send_lines(chat, *(f"Number {n}." for n in range(6)))
     server.forget()
@@ -280,7 +278,7 @@ async def test_without_a_limit_a_resend_is_whole(server: TestServer, open_chat: 
 
 
 async def test_compaction_is_counted(server: TestServer, open_chat: OpenChat) -> None:
-    """Metrics tell how often, by whom, and how much it saved."""
+    """Metrics count compactions by compactor and outcome, removed blocks and saved tokens."""
     reset()
     chat = open_chat(
         compactor=CompositeCompactor(

@@ -1,4 +1,4 @@
-"""The pages about Chat and compaction, held against the code."""
+"""Checks of the documentation of Chat and compaction against the code."""
 
 import inspect
 import re
@@ -11,14 +11,14 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
 def test_every_reason_to_discard_a_state_is_on_the_page() -> None:
-    """In the words of the code."""
+    """The documented reasons equal those of the code."""
     page = (DOCS / "chat.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE))
     assert {reason: rows.get(reason) for reason in DISCARD_REASONS} == DISCARD_REASONS
 
 
 def test_every_method_of_chat_is_on_the_page() -> None:
-    """The table of calls is complete, and the attribute for sync code is used."""
+    """Every public method of `Chat` is on its documentation page."""
     page = (DOCS / "chat.md").read_text()
     methods = [name for name in vars(Chat) if not name.startswith("_")]
     missing = [name for name in methods if not re.search(rf"\b{name}\(|chat\.{name}\.", page)]
@@ -26,7 +26,7 @@ def test_every_method_of_chat_is_on_the_page() -> None:
 
 
 def test_every_compactor_and_trigger_is_on_the_page() -> None:
-    """One page for all that compacts, and for whoever writes their own."""
+    """Every compactor, trigger and counter is on the documentation page."""
     page = (DOCS / "compaction.md").read_text()
     compactors = [
         name

@@ -1,4 +1,4 @@
-"""Encryption at rest: only the holder of a key reads a state."""
+"""Encryption of state bytes with a key."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from kedge.errors import InvalidSetting
 SECRET = b'{"version": 2, "blocks": ["my name is Ada Lovelace"]}'
 
 
-def test_what_was_sealed_is_opened_with_the_same_key() -> None:
-    """The bytes come back exactly, and the sealed ones hold nothing of them."""
+def test_encrypted_state_is_decrypted_with_the_same_key() -> None:
+    """Decryption returns the original bytes, and the encrypted ones contain no plain text."""
     sealer = StateCipher(new_key())
     sealed = sealer.encrypt(SECRET)
     assert sealer.decrypt(sealed) == SECRET
@@ -17,21 +17,21 @@ def test_what_was_sealed_is_opened_with_the_same_key() -> None:
     assert sealed.isascii()
 
 
-def test_a_sealed_state_is_known_by_its_beginning() -> None:
-    """A plain one is not taken for it."""
+def test_encrypted_state_is_recognized_by_its_prefix() -> None:
+    """Encrypted bytes are recognized by their prefix, and plain ones are not."""
     assert is_encrypted(StateCipher(new_key()).encrypt(SECRET))
     assert is_encrypted(ENCRYPTED_PREFIX)
     assert not is_encrypted(SECRET)
     assert not is_encrypted(b"")
 
 
-def test_another_key_opens_nothing() -> None:
-    """Nothing is raised: the state is not ours to read."""
+def test_another_key_decrypts_nothing() -> None:
+    """Decryption with another key returns ``None`` and raises nothing."""
     assert StateCipher(new_key()).decrypt(StateCipher(new_key()).encrypt(SECRET)) is None
 
 
-def test_changed_bytes_open_nothing() -> None:
-    """The seal is checked over every byte."""
+def test_changed_bytes_are_not_decrypted() -> None:
+    """Encrypted bytes that were changed or truncated are not decrypted."""
     sealer = StateCipher(new_key())
     sealed = sealer.encrypt(SECRET)
     for place in (len(ENCRYPTED_PREFIX) + 2, len(sealed) // 2, len(sealed) - 4):
@@ -41,8 +41,8 @@ def test_changed_bytes_open_nothing() -> None:
     assert sealer.decrypt(SECRET) is None
 
 
-def test_a_key_can_be_changed_without_losing_a_conversation() -> None:
-    """The first key encrypts, all of them decrypt."""
+def test_key_rotation() -> None:
+    """The first key encrypts, and every key decrypts."""
     old, new = new_key(), new_key()
     both = StateCipher([new, old])
     assert both.decrypt(StateCipher(old).encrypt(SECRET)) == SECRET
@@ -50,15 +50,15 @@ def test_a_key_can_be_changed_without_losing_a_conversation() -> None:
     assert StateCipher(old).decrypt(both.encrypt(SECRET)) is None
 
 
-def test_a_key_may_be_text_or_bytes() -> None:
-    """As it comes from the environment or from a file."""
+def test_key_may_be_text_or_bytes() -> None:
+    """A key is accepted as text or bytes."""
     key = new_key()
     assert StateCipher(key.encode()).decrypt(StateCipher(key).encrypt(SECRET)) == SECRET
 
 
 @pytest.mark.parametrize("keys", ["hunter2", b"hunter2", ["hunter2"], [""]])
-def test_what_is_no_key_is_refused_unquoted(keys: str | bytes | list[str]) -> None:
-    """The error says how to make one, and neither it nor its cause repeats what was given."""
+def test_invalid_key_is_rejected_without_quoting_it(keys: str | bytes | list[str]) -> None:
+    """The error explains how to create a key, and neither it nor its cause contains the given one."""
     with pytest.raises(InvalidSetting, match="new_key") as caught:
         StateCipher(keys)
     assert "hunter2" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""What a person is told about state bytes: all that matters, and no message."""
+"""Reports about state bytes, which contain no message text."""
 
 import json
 
@@ -8,15 +8,15 @@ from kedge.chat.inspect import StateReport, build_report
 from kedge.turns import user
 
 
-def test_no_bytes_are_a_fresh_conversation() -> None:
-    """Nothing is wrong with them."""
+def test_empty_state_is_a_fresh_conversation() -> None:
+    """An empty state is usable and reported as a fresh conversation."""
     found = build_report(b"", "openai", None)
     assert found == StateReport(usable=True, size=0)
     assert str(found) == "no state: a fresh conversation"
 
 
-async def test_a_state_is_described_without_its_words(open_chat: OpenChat) -> None:
-    """Size, version, provider, how many blocks of which kind, and what is pending."""
+async def test_report_does_not_contain_message_text(open_chat: OpenChat) -> None:
+    """A report has the size, version, provider, block counts by kind, and pending blocks."""
     chat = open_chat()
     answer = await chat.chat_with_state(b"", user("My name is Ada Lovelace."))
     state = chat.append_to_state(answer.state, user("One more thing"))
@@ -33,8 +33,8 @@ async def test_a_state_is_described_without_its_words(open_chat: OpenChat) -> No
     assert "Ada" not in str(found)
 
 
-def test_what_would_be_discarded_is_told_with_its_reason() -> None:
-    """In a word for code, in a sentence for a person."""
+def test_discarded_state_is_reported_with_its_reason() -> None:
+    """An unusable state is reported with a reason code and a sentence."""
     form = {"version": 99, "provider": "openai"}
     for data, words in (
         (b"\xff\xfe", "version unknown"),
@@ -51,8 +51,8 @@ def test_what_would_be_discarded_is_told_with_its_reason() -> None:
         assert (found.blocks, found.pending) == (0, 0)
 
 
-async def test_another_providers_state_is_told_apart(open_chat: OpenChat) -> None:
-    """It is whole, and not for this provider; asked about any provider, it is usable."""
+async def test_state_of_another_provider_is_not_usable(open_chat: OpenChat) -> None:
+    """A valid state is usable for its own or any provider, and not for another one."""
     state = (await open_chat().chat_with_state(b"", user("Hello"))).state
     assert build_report(state, None, None).usable
     found = build_report(state, "somebody else", None)
@@ -60,8 +60,8 @@ async def test_another_providers_state_is_told_apart(open_chat: OpenChat) -> Non
     assert found.provider == build_report(state, None, None).provider
 
 
-async def test_a_sealed_state_is_described_to_the_holder_of_its_key(open_chat: OpenChat) -> None:
-    """Others are told that it is encrypted, and no more."""
+async def test_encrypted_state_is_reported_with_its_key(open_chat: OpenChat) -> None:
+    """Without the key, the report says only that the state is encrypted."""
     key = new_key()
     state = (await open_chat(key=key).chat_with_state(b"", user("Hello"))).state
     inside, outside = build_report(state, None, StateCipher(key)), build_report(state, None, None)

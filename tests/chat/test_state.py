@@ -1,4 +1,4 @@
-"""State bytes: everything comes back, and nothing that was not put in."""
+"""Encoding and decoding of state bytes, and detection of damage."""
 
 import gc
 import hashlib
@@ -52,11 +52,11 @@ from kedge.turns import (
 from strategies import blocks, json_objects
 
 MUTATION_COUNT = int(os.environ.get("KEDGE_MUTATIONS", "400"))
-"""How many times state bytes are damaged; the campaign is KEDGE_MUTATIONS=100000."""
+"""The number of mutations of state bytes; the campaign uses KEDGE_MUTATIONS=100000."""
 
 
 def make_turn(exchanges: int = 3) -> Turn:
-    """A Turn as an engine leaves it: with tools, thoughts, anchors and data."""
+    """Return a Turn with tools, reasoning, anchors and data, as an engine returns it."""
     turn = Turn(data={"mine": {"of": [1, None, "é"]}})
     for i in range(exchanges):
         asked = user(["Look at this: 漢字 \U0001f30a", image("https://kedge.example/a.png")])
@@ -68,8 +68,8 @@ def make_turn(exchanges: int = 3) -> Turn:
     return turn.append(opaque({"type": "web_search_call", "id": "ws_1", "new": {"field": 1.5}}))
 
 
-def test_recent_states_are_limited_and_the_oldest_are_forgotten_first() -> None:
-    """Bytes that are remembered have their state at once; others are decoded as ever."""
+def test_recent_states_are_limited() -> None:
+    """Recent states are found by their bytes, and the oldest are removed first."""
     states = [state_from_turn(make_turn(count), "openai", 1) for count in (1, 2, 3)]
     encoded = [encode_state(state) for state in states]
     recent = RecentStates(len(encoded[1]) + len(encoded[2]))
@@ -84,8 +84,8 @@ def test_recent_states_are_limited_and_the_oldest_are_forgotten_first() -> None:
     assert small.find(encoded[0]) is None
 
 
-def test_a_state_is_encoded_from_the_one_before_to_the_same_bytes() -> None:
-    """Whatever happens to a conversation between two states: growth, edits, lost and new anchors."""
+def test_incremental_encoding_gives_the_same_bytes() -> None:
+    """A state encoded from the previous one has the same bytes as a full encoding, after any change."""
     rng = random.Random(11)
     for _ in range(40):
         turn, before = Turn([system("be kind")] * rng.randrange(2)), ChatState("openai")
@@ -105,7 +105,7 @@ def test_a_state_is_encoded_from_the_one_before_to_the_same_bytes() -> None:
 
 
 def change_turn(rng: random.Random, turn: Turn, number: int) -> Turn:
-    """The Turn after one of the things that happen between two states."""
+    """Return the Turn after one random change that can occur between two states."""
     match rng.randrange(7):
         case 0 if len(turn):
             return turn.remove(rng.choice(turn.blocks).id)
@@ -124,8 +124,8 @@ def change_turn(rng: random.Random, turn: Turn, number: int) -> Turn:
             return add_response(asked, assistant("yes"), reasoning("hm"), number=number)
 
 
-def test_fields_of_a_turn_that_are_not_stored_do_not_come_back() -> None:
-    """A state that is remembered gives the Turn that its bytes give."""
+def test_unknown_fields_of_a_turn_are_not_restored() -> None:
+    """Unknown fields of a Turn are not stored, and a cached state does not return them either."""
     turn = Turn([user("a")], extra={"new": 1})
     _, state = encode_incrementally(state_from_turn(turn, "openai", 1))
     assert state.turn().extra == {}
@@ -133,7 +133,7 @@ def test_fields_of_a_turn_that_are_not_stored_do_not_come_back() -> None:
 
 
 def add_response(turn: Turn, *blocks_made: Block, number: int) -> Turn:
-    """The Turn with a response of these blocks."""
+    """Return the Turn with a response of these blocks."""
     plan = plan_request(turn, scope="openai/api", now=100.0 + number)
     noted = [
         block.with_metadata(item_id=f"item_{number}_{i}") for i, block in enumerate(blocks_made)
@@ -144,13 +144,13 @@ def add_response(turn: Turn, *blocks_made: Block, number: int) -> Turn:
 
 
 def is_identical(one: ChatState, other: ChatState) -> bool:
-    """Equal in everything that counts."""
+    """Return whether two states are equal, including the serialized blocks."""
     forms = [[dump_block(block) for block in state.blocks] for state in (one, other)]
     return one == other and forms[0] == forms[1]
 
 
-def test_a_conversation_comes_back_whole() -> None:
-    """Blocks with all their members, anchors, data, the id: a Turn equal to the one that went in."""
+def test_conversation_round_trips() -> None:
+    """A decoded state gives an equal Turn, with all members of blocks, anchors, data and id."""
     turn = make_turn()
     state = state_from_turn(turn, "openai", 5)
     back = decode_state(encode_state(state), "openai")
@@ -169,10 +169,10 @@ def test_a_conversation_comes_back_whole() -> None:
     json_objects(without=frozenset({"kedge.state"})),
     st.sampled_from([None, "chained", "stateless", "conversation"]),
 )
-def test_any_state_comes_back(
+def test_any_state_round_trips(
     given: list[Block], provider: str, length: int, data: dict[str, Any], mode: Any
 ) -> None:
-    """Whatever a Turn can hold, state bytes can."""
+    """State bytes can represent every Turn."""
     memory = ConversationState(mode, previous_response_id="resp_é", conversation_id="conv_1")
     turn = Turn(data=data)
     state = ChatState(provider, tuple(given), min(length, len(given)), memory, turn.id, turn.data)
@@ -182,14 +182,14 @@ def test_any_state_comes_back(
 
 
 def test_leading_system_blocks_are_not_stored_and_later_ones_are() -> None:
-    """What stands in front is sent afresh with every call."""
+    """Leading system blocks are sent with each call; later ones are part of the state."""
     turn = Turn([system("be kind"), system("be brief"), user("hello"), system("now be rude")])
     state = state_from_turn(turn, "openai", 0)
     assert [type(block) is SystemBlock for block in state.blocks] == [False, True]
 
 
-def test_state_bytes_are_json_that_names_what_is_inside() -> None:
-    """Anyone can see what it is; the checksum covers every byte before it."""
+def test_state_bytes_are_json_with_a_checksum() -> None:
+    """State bytes are readable JSON, and the checksum covers every byte before it."""
     data = encode_state(state_from_turn(make_turn(), "openai", 5))
     members = json.loads(data)
     assert members["version"] == 2
@@ -200,7 +200,7 @@ def test_state_bytes_are_json_that_names_what_is_inside() -> None:
 
 
 def sign(members: dict[str, Any]) -> bytes:
-    """State bytes with a right checksum, whatever they say."""
+    """Return state bytes with a valid checksum for these members."""
     rest = {name: value for name, value in members.items() if name != "checksum"}
     covered = json.dumps(rest, separators=(",", ":")).encode()[:-1]
     data = covered + b',"checksum":"sha256:' + hashlib.sha256(covered).hexdigest().encode() + b'"}'
@@ -282,8 +282,8 @@ DISCARDED: list[tuple[str, bytes, str]] = [
 @pytest.mark.parametrize(
     ("data", "reason"), [each[1:] for each in DISCARDED], ids=[d[0] for d in DISCARDED]
 )
-def test_what_is_no_state_is_discarded_with_its_reason(data: bytes, reason: str) -> None:
-    """Nothing raises; a word says why, and a sentence says it to a person."""
+def test_invalid_state_is_discarded_with_its_reason(data: bytes, reason: str) -> None:
+    """Decoding an invalid state raises nothing and returns a reason code with a sentence."""
     found = decode_state(data, "openai")
     assert isinstance(found, DiscardedState)
     assert found.reason == reason
@@ -291,13 +291,13 @@ def test_what_is_no_state_is_discarded_with_its_reason(data: bytes, reason: str)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_can_be_read_without_an_exception(data: bytes) -> None:
-    """Bytes that nobody wrote are no state."""
+def test_decoding_random_bytes_does_not_raise(data: bytes) -> None:
+    """Random bytes are never a valid state."""
     assert isinstance(decode_state(data, "openai"), DiscardedState)
 
 
-def test_damage_never_raises_and_never_makes_up_a_history() -> None:
-    """However bytes are mutated, what can still be read is what was stored."""
+def test_damage_never_raises_or_invents_history() -> None:
+    """A mutated state is discarded, unless its bytes equal a stored state."""
     stored = [
         ChatState("openai"),
         state_from_turn(Turn([user("hello")]), "openai", 0),
@@ -314,8 +314,8 @@ def test_damage_never_raises_and_never_makes_up_a_history() -> None:
             assert is_identical(found, stored[written.index(data)])
 
 
-def test_every_single_byte_matters() -> None:
-    """A state with one byte changed, anywhere, is not a state any more."""
+def test_every_byte_is_checked() -> None:
+    """A state with one changed byte, or truncated at any byte, is discarded."""
     data = encode_state(state_from_turn(make_turn(1), "openai", 4))
     rng = random.Random(7)
     for at in range(len(data)):
@@ -339,18 +339,18 @@ def test_every_single_byte_matters() -> None:
         (bytearray(b"x\n"), b"x"),
     ],
 )
-def test_state_may_come_from_wherever_it_was_kept(given: Any, expected: bytes) -> None:
-    """No state is no bytes; buffers and text columns give what they hold."""
+def test_state_may_have_several_types(given: Any, expected: bytes) -> None:
+    """``None`` is an empty state; buffers and text are converted to bytes."""
     assert as_bytes(given) == expected
 
 
-def test_what_is_not_bytes_is_no_state() -> None:
-    """A mistake of the caller is a fresh start like any other."""
+def test_other_types_are_not_a_state() -> None:
+    """A value that is not bytes or text is discarded, as any other invalid state."""
     assert isinstance(decode_state(as_bytes(7), "openai"), DiscardedState)
 
 
 def test_state_bytes_are_small() -> None:
-    """At most the escaped text, 200 bytes a block and 320 a response, with ids as long as real ones."""
+    """A state has at most the escaped text, 200 bytes per block and 320 per response, with ids of real length."""
     turn = Turn()
     for i in range(50):
         turn = turn.append(user(f'question "{i}": 漢字'))
@@ -380,10 +380,10 @@ def test_state_bytes_are_small() -> None:
     assert len(data) <= sum(map(escaped_size, turn.blocks)) + 200 * len(turn) + 320 * 100
 
 
-def test_the_memory_of_a_conversation_is_bounded() -> None:
-    """A decoded state that was planned and encoded again: at most 3,000 bytes a block with its text."""
+def test_memory_of_a_conversation_is_bounded() -> None:
+    """A decoded state that is planned and encoded again uses at most 3,000 bytes per block."""
     data = encode_state(state_from_turn(make_turn(100), "openai", 0))
-    decode_state(data, "openai")  # whatever is loaded once
+    decode_state(data, "openai")  # loads everything that is loaded once
     gc.collect()
     tracemalloc.start()
     try:
@@ -402,7 +402,7 @@ def test_the_memory_of_a_conversation_is_bounded() -> None:
 
 
 def escaped_size(block: Block) -> int:
-    """How long the text of a block is in JSON."""
+    """Return the size of the text of a block in JSON."""
     form = dump_block(block)
     texts = [form.get("arguments", ""), *form.get("summary", []), *form.get("texts", [])]
     texts += [part.get("text", "") for part in form.get("parts", [])]

@@ -1,4 +1,4 @@
-"""Blocks and anchors in state bytes: nothing is lost, little is said twice."""
+"""Compact encoding of blocks and anchors in state bytes."""
 
 import json
 from dataclasses import fields
@@ -32,31 +32,31 @@ from strategies import blocks
 
 
 class ResponseIndex:
-    """A list of response ids that grows as they are met."""
+    """A list of response ids that grows with each new id."""
 
     def __init__(self) -> None:
         self.ids: dict[str, int] = {}
 
     def __call__(self, response_id: str) -> int:
-        """The place of an id."""
+        """Return the index of an id."""
         return self.ids.setdefault(response_id, len(self.ids))
 
 
 def round_trip(blocks_in: list[Block]) -> list[Block]:
-    """Write blocks, and read them again."""
+    """Encode and decode blocks."""
     numbers = ResponseIndex()
     written = encode_blocks(blocks_in, numbers).text
     return decode_blocks(json.loads(written), list(numbers.ids))
 
 
 def is_identical(one: Block, other: Block) -> bool:
-    """Equal in content and in everything else."""
+    """Return whether two blocks are equal, including their serialized form."""
     return one == other and dump_block(one) == dump_block(other)
 
 
 @given(st.lists(blocks(), max_size=5))
-def test_any_block_comes_back_as_it_was(given: list[Block]) -> None:
-    """Content, ids, metadata, origin and what Kedge does not interpret: all of it."""
+def test_any_block_round_trips(given: list[Block]) -> None:
+    """Content, ids, metadata, origin and uninterpreted members round-trip."""
     assert all(map(is_identical, round_trip(given), given))
 
 
@@ -73,10 +73,10 @@ RESPONSE_METADATA = {"response_id": "resp_1", "output_index": 0, "item_id": "msg
     st.sampled_from(["user", "engine", "guard"]),
     st.dictionaries(st.sampled_from(["text", "from", "as_is", "other"]), st.text(max_size=3)),
 )
-def test_odd_notes_of_an_engine_come_back_as_they_were(
+def test_unusual_metadata_round_trips(
     metadata: dict[str, object], origin: str, extra: dict[str, object]
 ) -> None:
-    """Whatever metadata, origin and foreign members say, even in the words of the layout."""
+    """Any metadata, origin and unknown members round-trip, even if their names are used by the encoding."""
     made = [
         AssistantBlock((TextPart("x"),), metadata=FrozenMap(metadata), origin=origin),
         UserBlock((TextPart("x"),), metadata=FrozenMap(metadata), origin=origin),
@@ -88,7 +88,7 @@ def test_odd_notes_of_an_engine_come_back_as_they_were(
 
 
 def test_common_blocks_are_short() -> None:
-    """One text is one member, and what an engine noted is three values."""
+    """A single text is one member, and the metadata of an engine is a list of three values."""
     numbers = ResponseIndex()
     given = [
         user("Hello", id="blk_1"),
@@ -113,7 +113,7 @@ def test_common_blocks_are_short() -> None:
 
 
 def records() -> st.SearchStrategy[AnchorRecord]:
-    """Any anchor record."""
+    """Generate anchor records."""
     times = st.floats(0, 2e9)
     return st.builds(
         AnchorRecord,
@@ -133,20 +133,20 @@ def records() -> st.SearchStrategy[AnchorRecord]:
 
 
 @given(st.lists(records(), max_size=6))
-def test_any_anchors_come_back_as_they_were(given: list[AnchorRecord]) -> None:
-    """What is the same as in the anchor before is not written, and is there again."""
+def test_any_anchors_round_trip(given: list[AnchorRecord]) -> None:
+    """Values equal to those of the previous anchor are omitted and restored."""
     numbers = ResponseIndex()
     written = json.loads(encode_anchors(given, numbers).text)
     assert decode_anchors(written, list(numbers.ids)) == given
 
 
-def test_the_layout_knows_every_member_of_an_anchor() -> None:
-    """A member that planning adds must find its way into state bytes."""
+def test_encoding_covers_every_member_of_an_anchor() -> None:
+    """Every member of `AnchorRecord` is part of the encoding."""
     assert list(_ANCHOR_TYPES)[1:] == [each.name for each in fields(AnchorRecord)][1:]
 
 
-def test_a_time_that_never_comes_is_no_time() -> None:
-    """JSON has no infinity: an anchor that is kept for good has no time of expiry."""
+def test_infinite_expiry_is_no_expiry() -> None:
+    """An infinite expiry is stored as no expiry, because JSON has no infinity."""
     record = AnchorRecord("resp_1", "s", "sha256:0", 1, expires_at=float("inf"))
     numbers = ResponseIndex()
     written = json.loads(encode_anchors([record], numbers).text)

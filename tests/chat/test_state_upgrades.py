@@ -1,4 +1,4 @@
-"""An older state becomes the current one, step by step."""
+"""Upgrades of older states to the current version, one version at a time."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ from middleware.scripted_engine import ScriptedEngine
 
 
 def make_version_1(*messages: Any, processed: int = 0) -> dict[str, Any]:
-    """A state of version 1."""
+    """Return a state of version 1."""
     return {
         "version": 1,
         "provider": "openai",
@@ -31,14 +31,14 @@ def make_version_1(*messages: Any, processed: int = 0) -> dict[str, Any]:
     }
 
 
-def test_there_is_a_step_from_every_older_version() -> None:
-    """No version is left behind, and the checksum came no later than now."""
+def test_every_older_version_has_an_upgrade() -> None:
+    """There is an upgrade from every older version, and the checksum version is not in the future."""
     assert sorted(UPGRADES) == list(range(1, VERSION))
     assert FIRST_CHECKSUM_VERSION <= VERSION
 
 
 def test_messages_become_blocks() -> None:
-    """What was said is kept, and nothing is claimed about a server's memory."""
+    """Messages are converted to blocks, without responses or anchors."""
     said = {"role": "user", "content": "Ada"}, {"role": "assistant", "content": "Hello"}
     made = upgrade_members(make_version_1(*said, processed=2))
     first, second = (load_block(each["as_is"]) for each in made.pop("blocks"))
@@ -56,8 +56,8 @@ def test_messages_become_blocks() -> None:
 
 
 @pytest.mark.parametrize(("processed", "left"), [(0, 0), (1, 0), (2, 0), (3, 1)])
-def test_leading_system_messages_are_left_out_and_not_counted(processed: int, left: int) -> None:
-    """They are no part of a state any more; later ones are."""
+def test_leading_system_messages_are_omitted_and_not_counted(processed: int, left: int) -> None:
+    """Leading system messages are not part of an upgraded state; later ones are."""
     rules, more = {"role": "system", "content": "Be kind"}, {"role": "developer", "content": "Now"}
     said = {"role": "user", "content": "Ada"}
     made = upgrade_members(make_version_1(rules, rules, said, more, processed=processed))
@@ -66,8 +66,8 @@ def test_leading_system_messages_are_left_out_and_not_counted(processed: int, le
 
 
 @pytest.mark.parametrize("messages", [None, "hello", {}, [1], [{}], [{"content": "Ada"}]])
-def test_what_are_no_messages_is_refused(messages: object) -> None:
-    """A form that cannot be read is an error, which discards the state."""
+def test_invalid_messages_are_rejected(messages: object) -> None:
+    """Messages of an invalid form raise an error, which discards the state."""
     with pytest.raises(ValueError, match="messages are objects"):
         upgrade_members({**make_version_1(), "messages": messages})
 
@@ -93,7 +93,7 @@ CHAT_COMPLETIONS = [
 
 
 def test_chat_completions_messages_become_blocks() -> None:
-    """Calls and results too; what a model has seen is counted in blocks."""
+    """Tool calls and results are converted too, and the processed length counts blocks."""
     made = upgrade_members(make_version_1(*CHAT_COMPLETIONS, processed=5))
     blocks = [load_block(each["as_is"]) for each in made["blocks"]]
     assert blocks == [
@@ -106,7 +106,7 @@ def test_chat_completions_messages_become_blocks() -> None:
 
 
 def test_one_message_may_become_several_blocks() -> None:
-    """Text and calls of one message are blocks of their own, and so is a custom call."""
+    """Text, function calls and custom calls of one message become separate blocks."""
     message = {
         "role": "assistant",
         "content": "Let me see.",
@@ -143,8 +143,8 @@ def test_one_message_may_become_several_blocks() -> None:
         {"type": "function_call", "name": 5},
     ],
 )
-async def test_a_state_that_cannot_be_converted_is_discarded(message: Any) -> None:
-    """It is reported so, a call with it starts afresh, and so does one with the error's state."""
+async def test_unconvertible_state_is_discarded(message: Any) -> None:
+    """The state is reported as malformed, a call with it starts fresh, and its result can be continued."""
     state = json.dumps({**make_version_1(message), "provider": "scripted"})
     chat = Chat(ScriptedEngine([assistant("Hello")], [assistant("Hello again")]))
     assert chat.inspect_state(state).reason == "malformed"
@@ -155,8 +155,8 @@ async def test_a_state_that_cannot_be_converted_is_discarded(message: Any) -> No
     assert (await chat.chat_with_state(answer.state, "Hello")).discarded is None
 
 
-def test_steps_follow_each_other_until_there_is_none() -> None:
-    """Each takes a state one version further; the current one is left as it is."""
+def test_upgrades_run_in_sequence() -> None:
+    """Each upgrade leads to the next version, and a current state is returned unchanged."""
 
     def named(step: str) -> Any:
         return lambda members: {"seen": [*members.get("seen", ()), step]}

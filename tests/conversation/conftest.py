@@ -1,4 +1,4 @@
-"""Stores for the tests: every test of the contract runs on each kind."""
+"""Fixtures for stores and engines; tests of the contract run on every database."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ Connect = Callable[..., Engine]
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The address of an empty store."""
+    """Yield the address of an empty store."""
     match request.param:
         case "postgresql":
             with request.getfixturevalue("postgres_store").borrow() as url:
@@ -29,14 +29,14 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 async def store(store_url: str) -> AsyncIterator[Store]:
-    """An empty store."""
+    """Yield an empty store."""
     async with await open_store(store_url) as opened:
         yield opened
 
 
 @pytest.fixture
 async def connected(kedge_server: TestServer) -> AsyncIterator[Connect]:
-    """Makes engines for the test's server, and closes them."""
+    """Yield a function that creates engines for the test server, and close them afterwards."""
     made: list[Engine] = []
 
     def make(**settings: Any) -> Engine:

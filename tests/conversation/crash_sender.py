@@ -1,10 +1,10 @@
-"""Processes that hold a conversation until they are killed, for the fault tests.
+"""Processes that continue a conversation until they are killed, for the fault tests.
 
     python crash_sender.py STORE SERVER KILLS SEED
 
 One process after the other is forked and killed with SIGKILL at a random moment of a request. The next one
-opens the conversation and continues: with the question that has no answer yet, or with the next one. At the
-end every question is there once, in order, and every answer was made with all that came before it.
+opens the conversation and continues with the pending question, or with the next one. At the end, every
+question is stored once and in order, and every answer had the complete context before it.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ async def continue_conversation(url: str, server: str, name: str, out: int) -> N
 
 
 def kill_sender(url: str, server: str, name: str, rng: random.Random) -> int:
-    """Kill a process at a random moment, and return how many answers it had reported."""
+    """Kill a process at a random moment, and return the number of answers it reported."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -50,14 +50,14 @@ def kill_sender(url: str, server: str, name: str, rng: random.Random) -> int:
 
 
 async def create_conversation(url: str, server: str) -> str:
-    """Create the conversation; the request imports what all processes need, once."""
+    """Create the conversation; the request loads modules that all processes need."""
     async with await open_store(url) as store, connect(f"responses:{server}#practice") as engine:
         await engine.run(Turn([user("Hello")]))
         return (await store.create("Killed")).id
 
 
 async def check_conversation(url: str, server: str, name: str, reported: int) -> int:
-    """Answer what is pending, and return the number of questions, each of which must be there once."""
+    """Answer a pending question, check that each question is stored once, and return their number."""
     async with await open_store(url) as store, connect(f"responses:{server}#practice") as engine:
         assert await store.verify() == []
         conversation = await Conversation.open(store, name, engine)

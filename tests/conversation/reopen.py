@@ -1,4 +1,4 @@
-"""Another process: opens a conversation, and goes on with it.
+"""A separate process that opens a conversation and continues it.
 
 python reopen.py STORE SERVER CONVERSATION
 """
@@ -10,7 +10,7 @@ from kedge import Conversation, connect, open_store
 
 
 async def send_followup(url: str, server: str, name: str) -> None:
-    """Ask one more question."""
+    """Send one more question, and print the answer."""
     engine = connect(f"responses:{server}#practice")
     async with await open_store(url) as store, engine:
         conversation = await Conversation.open(store, name, engine)

@@ -1,4 +1,4 @@
-"""Conversations: durable, in step with the server, with a tree behind them."""
+"""Durable conversations: sending, streaming, editing, forking, idempotency keys and healing."""
 
 import asyncio
 import hashlib
@@ -37,19 +37,19 @@ Connect = Callable[..., Engine]
 
 @pytest.fixture
 async def conversation(store: Store, connected: Connect) -> Conversation:
-    """A conversation that has just begun."""
+    """Return a new conversation."""
     return await Conversation.create(store, connected(), title="A talk")
 
 
 def node_kinds(nodes: Any) -> list[str]:
-    """What the nodes are."""
+    """Return the kinds of the nodes."""
     return [node.kind for node in nodes]
 
 
 async def test_reopened_conversation_continues(
     store: Store, conversation: Conversation, kedge_server: TestServer, connected: Connect
 ) -> None:
-    """Opened again, it sends only what is new, on the response that is in the store."""
+    """A reopened conversation sends only the new blocks, chained on the stored response."""
     await conversation.send("My name is Ada.")
     again = await Conversation.open(store, conversation.id, connected())
     reply = await again.send("What is my name?")
@@ -74,10 +74,8 @@ async def test_reopened_conversation_continues(
     ]
 
 
-async def test_a_stream_ends_with_a_reply_that_is_in_the_store(
-    store: Store, conversation: Conversation
-) -> None:
-    """Deltas come as they are made; the reply only at the end."""
+async def test_stream_ends_with_a_stored_reply(store: Store, conversation: Conversation) -> None:
+    """Deltas arrive while the answer is generated, and the reply is available at the end."""
     async with conversation.stream("Count to 5") as stream:
         with pytest.raises(KedgeError, match="not ended"):
             _ = stream.reply
@@ -91,10 +89,10 @@ async def test_a_stream_ends_with_a_reply_that_is_in_the_store(
     assert 0 <= row.first_token_seconds <= row.seconds
 
 
-async def test_the_question_is_durable_before_it_is_sent(
+async def test_question_is_stored_before_it_is_sent(
     store: Store, conversation: Conversation, kedge_server: TestServer, connected: Connect
 ) -> None:
-    """If the server fails, the question is there, visibly without an answer, and can be resumed."""
+    """After a failed request the question is stored without an answer, and can be resumed."""
     kedge_server.faults.set("status=500")
     with pytest.raises(KedgeError):
         await conversation.send("What is 2+3?")
@@ -112,10 +110,10 @@ async def test_the_question_is_durable_before_it_is_sent(
         await again.resume()
 
 
-async def test_two_who_answer_at_once_both_keep_their_answer(
+async def test_conflicting_answers_are_both_stored(
     store: Store, conversation: Conversation, connected: Connect
 ) -> None:
-    """The loser is told; its answer is a node already saved, and can be gone on from."""
+    """The second of two answers raises `HeadConflict`, and its stored node can be forked."""
     await conversation.send("My name is Ada.")
     other = await Conversation.open(store, conversation.id, connected())
     await conversation.send("What is 1+1?")
@@ -128,10 +126,10 @@ async def test_two_who_answer_at_once_both_keep_their_answer(
     assert (await other.send("What did I say first?")).text.endswith('"My name is Ada."')
 
 
-async def test_the_settings_of_a_request_are_stored_with_its_response(
+async def test_settings_of_a_request_are_stored_with_its_response(
     store: Store, connected: Connect
 ) -> None:
-    """As the guards leave them; options of the transport are not settings."""
+    """Settings are stored after guards have changed them, without transport options."""
     secret = guard(redact("hunter2"))
     conversation = await Conversation.create(store, connected(), middleware=[secret], ttl=60.0)
     assert conversation.row.ttl == 60.0
@@ -146,7 +144,7 @@ async def test_the_settings_of_a_request_are_stored_with_its_response(
 
 
 async def test_turns_of_one_object_queue_or_conflict(store: Store, connected: Connect) -> None:
-    """By the setting; a turn that is left early, or fails, lets the next one start."""
+    """Concurrent sends are queued or conflict by the setting, and a failed or stopped turn frees the queue."""
     queued = await Conversation.create(store, connected(), concurrent="queue")
     replies: list[str] = []
 
@@ -174,7 +172,7 @@ async def test_turns_of_one_object_queue_or_conflict(store: Store, connected: Co
 
 
 async def test_fork_continues_from_any_response(store: Store, conversation: Conversation) -> None:
-    """By the provider's id, a node or a block; and chains on that response."""
+    """A fork is created from a response id or a block, and chains on the response before it."""
     await conversation.send("My name is Ada.")
     await conversation.send("What is 1+1?")
     first, _ = await conversation.responses()
@@ -193,7 +191,7 @@ async def test_fork_continues_from_any_response(store: Store, conversation: Conv
 async def test_undo_edit_and_regenerate_leave_history(
     store: Store, conversation: Conversation
 ) -> None:
-    """Each goes elsewhere in the tree, and nothing is lost."""
+    """Undo, edit and regenerate create other branches, and all earlier nodes remain."""
     await conversation.send("My name is Ada.")
     await conversation.send("What is my name?")
     was = conversation.head
@@ -219,7 +217,7 @@ async def test_undo_edit_and_regenerate_leave_history(
 
 
 async def check_same_as_opened(conversation: Conversation, engine: Engine) -> None:
-    """Check that a conversation is what a newly opened one is: its Turn and what it would send."""
+    """Check that a conversation has the same Turn and plan as a newly opened one."""
     opened = await Conversation.open(conversation.store, conversation.id, engine)
     assert conversation.turn.blocks == opened.turn.blocks
     assert (conversation.head, conversation.turn.id) == (opened.head, opened.turn.id)
@@ -232,12 +230,12 @@ async def check_same_as_opened(conversation: Conversation, engine: Engine) -> No
 
 
 @pytest.mark.parametrize(("seed", "is_long"), [(1, False), (2, False), (3, True), (4, True)])
-async def test_every_verb_leads_to_what_opening_again_loads(
+async def test_every_method_leads_to_the_stored_conversation(
     store: Store, connected: Connect, monkeypatch: pytest.MonkeyPatch, seed: int, is_long: bool
 ) -> None:
-    """What a conversation has in memory is not read again, and equals what is stored.
+    """After every method, the Turn in memory equals the stored one.
 
-    A long conversation is opened again before each step, and loads its blocks only when they are needed.
+    A long conversation is reopened before each step, and loads its blocks only when they are needed.
     """
     pick = random.Random(seed)
     monkeypatch.setattr(
@@ -285,7 +283,7 @@ async def test_every_verb_leads_to_what_opening_again_loads(
 async def test_undo_covers_all_steps_of_one_question(
     store: Store, conversation: Conversation
 ) -> None:
-    """The question may be far before the head, after many calls of tools."""
+    """Undo removes a question and all its steps, even if the question is far before the head."""
     await conversation.append("First.")
     before = step = await store.node(conversation.row, conversation.head)
     for number in range(40):
@@ -302,10 +300,10 @@ async def test_undo_covers_all_steps_of_one_question(
     assert (conversation.head, len(conversation.turn)) == (before.id, 1)
 
 
-async def test_a_long_conversation_loads_its_blocks_when_they_are_needed(
+async def test_long_conversation_loads_blocks_lazily(
     store: Store, conversation: Conversation, connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What needs no block loads none; the Turn of a handle whose head moves meanwhile is that of the new head."""
+    """Methods that need no blocks load none, and a head moved while loading is respected."""
     monkeypatch.setattr("kedge.conversation.conversation.MAX_LOADED_BLOCKS", 1)
     await conversation.send("My name is Ada.")
     opened = await Conversation.open(store, conversation.id, connected())
@@ -329,10 +327,10 @@ async def test_a_long_conversation_loads_its_blocks_when_they_are_needed(
     assert (await fork.send("What is my name?")).text == "Your name is Ada."
 
 
-async def test_what_was_undone_is_redone(
+async def test_redo_reverts_undo(
     store: Store, conversation: Conversation, kedge_server: TestServer, connected: Connect
 ) -> None:
-    """Step by step in one object; a conversation that was opened again takes the newest branch."""
+    """`redo` repeats the undone steps; a reopened conversation follows the newest branch."""
     await conversation.send("My name is Ada.")
     first = conversation.head
     await conversation.send("What is my name?")
@@ -359,7 +357,7 @@ async def test_what_was_undone_is_redone(
 async def test_blocks_are_inserted_removed_replaced_and_truncated(
     conversation: Conversation, kedge_server: TestServer
 ) -> None:
-    """Each is a node of its own; what is sent next chains on what is unchanged."""
+    """Each edit is a separate node, and the next request chains on the unchanged part."""
     await conversation.send("My name is Ada.")
     await conversation.send("My ship is the Erebus.")
     one, two, three, four = conversation.turn.blocks
@@ -380,7 +378,7 @@ async def test_blocks_are_inserted_removed_replaced_and_truncated(
 
 
 async def test_goto_moves_head_to_any_position(conversation: Conversation) -> None:
-    """A node, a response or a block; what differs there is shown without going."""
+    """`goto` accepts a node, a response id or a block id; `diff` compares without moving the head."""
     first = await conversation.send("My name is Ada.")
     second = await conversation.send("What is my name?")
     assert (await conversation.diff(first.node)).removed == conversation.turn.blocks[2:]
@@ -398,10 +396,10 @@ async def test_goto_moves_head_to_any_position(conversation: Conversation) -> No
             await conversation.goto(nowhere)
 
 
-async def test_a_question_is_asked_again_as_it_was_edited(
+async def test_edited_question_is_regenerated(
     store: Store, conversation: Conversation, kedge_server: TestServer
 ) -> None:
-    """What was taken out of a conversation does not come back by asking again."""
+    """`regenerate` sends the edited history, without the replaced blocks."""
     await conversation.send("My name is Ada.")
     await conversation.send("What is my name?")
     edited = await conversation.edit(conversation.turn.blocks[0].id, "My name is Bo.")
@@ -414,8 +412,8 @@ async def test_a_question_is_asked_again_as_it_was_edited(
     assert conversation.head == edited.id
 
 
-async def test_what_was_added_is_a_question_too(store: Store, connected: Connect) -> None:
-    """A conversation that begins with a question answers it, and answers it again."""
+async def test_appended_block_is_a_question(store: Store, connected: Connect) -> None:
+    """A conversation created with a question answers it with `send` and `regenerate`."""
     conversation = await Conversation.create(store, connected(), blocks=["What is 2+3?"])
     with pytest.raises(NotInStore, match="has no question"):
         await (await Conversation.create(store, connected())).regenerate()
@@ -424,8 +422,8 @@ async def test_what_was_added_is_a_question_too(store: Store, connected: Connect
     assert len(conversation.turn) == 2
 
 
-async def test_tools_are_steps_of_the_tree(store: Store, connected: Connect) -> None:
-    """The call is saved before the tool runs, its result before it is sent; its time is written down."""
+async def test_tool_calls_and_results_are_nodes(store: Store, connected: Connect) -> None:
+    """The tool call is stored before the tool runs, and its result and duration afterwards."""
     seen: list[list[str]] = []
 
     async def add(a: int, b: int) -> int:
@@ -447,8 +445,8 @@ async def test_tools_are_steps_of_the_tree(store: Store, connected: Connect) -> 
     assert again.plan("Thanks").delta_blocks == 1
 
 
-async def test_a_key_runs_once(conversation: Conversation, kedge_server: TestServer) -> None:
-    """Asked again, the answer that is there comes back, and nothing is sent."""
+async def test_key_runs_once(conversation: Conversation, kedge_server: TestServer) -> None:
+    """A repeated key returns the stored answer without a request, and rejects another message."""
     first = await conversation.send("What is 2+3?", key="k1")
     sent = len(kedge_server.requests)
     second = await conversation.send("What is 2+3?", key="k1")
@@ -459,10 +457,10 @@ async def test_a_key_runs_once(conversation: Conversation, kedge_server: TestSer
         await conversation.send("What is 2+4?", key="k1")
 
 
-async def test_a_turn_elsewhere_moves_the_head_only_with_its_answer(
+async def test_send_at_another_node_moves_the_head_after_its_answer(
     store: Store, conversation: Conversation, kedge_server: TestServer
 ) -> None:
-    """Where none comes, the conversation stands where it stood."""
+    """If a request at another node fails, the head does not move."""
     first = await conversation.send("My name is Ada.")
     second = await conversation.send("My name is Bo.")
     kedge_server.faults.set("status=500", times=1)
@@ -474,10 +472,10 @@ async def test_a_turn_elsewhere_moves_the_head_only_with_its_answer(
     assert (await store.conversation(conversation.id)).head == conversation.head == third.node
 
 
-async def test_a_key_asked_by_many_at_once_runs_once(
+async def test_concurrent_sends_with_one_key_run_once(
     store: Store, conversation: Conversation, kedge_server: TestServer, connected: Connect
 ) -> None:
-    """All of them get the same answer."""
+    """Concurrent sends with the same key send one request and return the same answer."""
     replies: list[Any] = []
     others = [await Conversation.open(store, conversation.id, connected()) for _ in range(4)]
 
@@ -495,11 +493,11 @@ async def test_a_key_asked_by_many_at_once_runs_once(
 async def test_expired_claim_is_taken_over(
     store: Store, conversation: Conversation, kedge_server: TestServer
 ) -> None:
-    """From its node: the question is not stored twice, also for a key of version 0.1."""
+    """An expired claim continues from its stored question, including for a key of version 0.1."""
     about = hashlib.sha256(canonical_json(user("What is 2+3?")) or b"").digest()
     claim = await store.claim(conversation.row, "k", about=about, owner="dead", lease=30)
     assert claim.is_owner
-    await store.renew(conversation.row, "k", owner="dead", lease=0)  # as if its lease had run out
+    await store.renew(conversation.row, "k", owner="dead", lease=0)  # as if its lease had expired
     node = (await store.load(conversation.row)).node
     asked = await store.append(
         conversation.row, node, [user("What is 2+3?")], kind="asked", asked_for="k"
@@ -510,16 +508,16 @@ async def test_expired_claim_is_taken_over(
     assert [(n.kind, n.parent) for n in tree[1:]] == [("asked", node.id), ("answered", asked.id)]
 
 
-async def test_a_key_that_lost_the_race_for_the_head_runs_again_from_the_new_head(
+async def test_key_after_a_head_conflict_runs_again_from_the_new_head(
     store: Store, conversation: Conversation, kedge_server: TestServer, connected: Connect
 ) -> None:
-    """Its answer is on another branch, so it is no answer of the conversation."""
+    """After a head conflict, the answer on the other branch is not returned for the key."""
     other = await Conversation.open(store, conversation.id, connected())
     await other.send("My name is Ada.")
     with pytest.raises(HeadConflict):
         await conversation.send("What is my name?", key="k")
     sent = len(kedge_server.requests)
-    with pytest.raises(HeadConflict):  # it would lose again, so nothing is sent
+    with pytest.raises(HeadConflict):  # it would conflict again, so no request is sent
         await conversation.send("What is my name?", key="k")
     assert len(kedge_server.requests) == sent
     await conversation.refresh()
@@ -529,10 +527,10 @@ async def test_a_key_that_lost_the_race_for_the_head_runs_again_from_the_new_hea
     assert (await conversation.send("What is my name?", key="k")).stored
 
 
-async def test_a_reply_that_was_stored_brings_the_handle_up_to_the_head(
+async def test_stored_reply_updates_the_head(
     store: Store, conversation: Conversation, connected: Connect
 ) -> None:
-    """The next message is sent with the context of the stored exchange, and of what followed."""
+    """After a stored reply, the next message is sent with the context of the current head."""
     other = await Conversation.open(store, conversation.id, connected())
     first = await other.send("My name is Ada.", key="k")
     await other.send("My ship is the Erebus.")
@@ -551,8 +549,8 @@ async def test_a_reply_that_was_stored_brings_the_handle_up_to_the_head(
         {"mode": "stateless"},
     ],
 )
-async def test_a_key_belongs_to_one_request(conversation: Conversation, changed: Any) -> None:
-    """Another model, setting or schema is another request; how it is delivered is not."""
+async def test_key_belongs_to_one_request(conversation: Conversation, changed: Any) -> None:
+    """Another model, setting, schema or mode is a different request; streaming is not."""
     await conversation.send("What is 2+3?", key="k", temperature=0.1)
     assert (await conversation.send("What is 2+3?", key="k", temperature=0.1)).stored
     async with conversation.stream("What is 2+3?", key="k", temperature=0.1) as stream:
@@ -562,10 +560,10 @@ async def test_a_key_belongs_to_one_request(conversation: Conversation, changed:
 
 
 @pytest.mark.parametrize("first", ["Hello", user("Hello")])
-async def test_a_conversation_can_start_with_one_block(
+async def test_conversation_can_start_with_one_block(
     store: Store, connected: Connect, first: Block | str
 ) -> None:
-    """A text is one message, not one for each character."""
+    """A string passed as `blocks` is one message, not one for each character."""
     conversation = await Conversation.create(store, connected(), blocks=first)
     assert list(conversation.turn) == [user("Hello")]
 
@@ -582,19 +580,19 @@ async def test_a_conversation_can_start_with_one_block(
         {"concurrent": "wait"},
     ],
 )
-async def test_impossible_settings_are_rejected(
+async def test_invalid_settings_are_rejected(
     store: Store, connected: Connect, settings: Any
 ) -> None:
-    """No conversation is created."""
+    """Invalid settings raise `InvalidSetting`, and no conversation is created."""
     with pytest.raises(InvalidSetting, match="must be"):
         await Conversation.create(store, connected(), **settings)
     assert await Conversation.list(store) == []
 
 
-async def test_retention_holds_at_once(
+async def test_retention_applies_immediately(
     store: Store, kedge_server: TestServer, connected: Connect
 ) -> None:
-    """In the handle that created the conversation, and for anchors found in the index."""
+    """The retention applies to the conversation object that created it and to anchors of the index."""
     conversation = await Conversation.create(store, connected(), retention=0.001)
     await conversation.send("My name is Ada.")
     reply = await conversation.send("What is my name?")
@@ -602,10 +600,10 @@ async def test_retention_holds_at_once(
     assert "previous_response_id" not in kedge_server.requests[-1].body
 
 
-async def test_a_middleware_that_swallows_events_does_not_prevent_saving(
+async def test_question_is_stored_if_middleware_drops_events(
     store: Store, connected: Connect
 ) -> None:
-    """What is sent is stored before it leaves, whatever middleware makes of events."""
+    """The question is stored before it is sent, even if a middleware drops events."""
 
     class Quiet(BaseMiddleware):
         name = "recall"
@@ -620,10 +618,10 @@ async def test_a_middleware_that_swallows_events_does_not_prevent_saving(
     assert "asked" in node_kinds(await store.tree(conversation.row))
 
 
-async def test_a_failed_turn_gives_its_key_back(
+async def test_failed_turn_releases_its_key(
     conversation: Conversation, kedge_server: TestServer
 ) -> None:
-    """The same key then goes on with the same question."""
+    """After a failure, the same key continues with the same question."""
     kedge_server.faults.set("status=500")
     with pytest.raises(KedgeError):
         await conversation.send("What is 2+3?", key="k")
@@ -635,7 +633,7 @@ async def test_a_failed_turn_gives_its_key_back(
 async def test_lost_response_is_marked_and_resent(
     store: Store, conversation: Conversation, kedge_server: TestServer
 ) -> None:
-    """Once, with its reason; the healing is written down, and the next anchor is used."""
+    """A lost response is marked once with its reason, the healing is stored, and later requests chain."""
     await conversation.send("My name is Ada.")
     kedge_server.forget()
     reply = await conversation.send("What is my name?")
@@ -650,10 +648,10 @@ async def test_lost_response_is_marked_and_resent(
     assert rows == [("healed", "gone")]
 
 
-async def test_an_expired_anchor_is_not_tried(
+async def test_expired_anchor_is_not_used(
     store: Store, kedge_server: TestServer, connected: Connect
 ) -> None:
-    """Past the retention of the conversation everything is sent, without asking the server."""
+    """After the retention of the conversation, everything is sent without using the anchor."""
     conversation = await Conversation.create(store, connected(), retention=0.001)
     await conversation.send("My name is Ada.")
     again = await Conversation.open(store, conversation.id, connected())
@@ -666,7 +664,7 @@ async def test_an_expired_anchor_is_not_tried(
 async def test_stateless_mode_stores_nothing_with_provider(
     store: Store, kedge_server: TestServer, connected: Connect
 ) -> None:
-    """A stateless conversation sends store=false, and keeps encrypted reasoning here."""
+    """A stateless conversation sends ``store=false`` and resends stored encrypted reasoning."""
     conversation = await Conversation.create(store, connected(), mode="stateless")
     await conversation.send("Think about 2+3")
     again = await Conversation.open(store, conversation.id, connected())
@@ -678,8 +676,8 @@ async def test_stateless_mode_stores_nothing_with_provider(
     assert any(item["type"] == "reasoning" for item in kedge_server.requests[-1].body["input"])
 
 
-async def test_a_rebuilt_turn_chains_again(store: Store, connected: Connect) -> None:
-    """Plain messages, without ids or records, find the response that remembers them; not for others."""
+async def test_rebuilt_turn_chains_again(store: Store, connected: Connect) -> None:
+    """Plain messages without ids find the stored response of their content, but not with another API key."""
     first = await Conversation.create(store, connected(api_key="one"))
     await first.send("My name is Ada.")
     plain = [type(block)(block.parts) for block in first.turn]  # type: ignore[attr-defined,call-arg]
@@ -693,8 +691,8 @@ async def test_a_rebuilt_turn_chains_again(store: Store, connected: Connect) -> 
     assert reply.plan.is_full
 
 
-async def test_blocked_message_is_not_stored(store: Store, connected: Connect) -> None:
-    """What a guard changed is stored as changed: the store sees what the server sees."""
+async def test_redacted_text_is_not_stored(store: Store, connected: Connect) -> None:
+    """Text changed by a guard is stored as it is sent."""
     conversation = await Conversation.create(
         store, connected(), middleware=[guard(redact("secret"))]
     )
@@ -703,8 +701,8 @@ async def test_blocked_message_is_not_stored(store: Store, connected: Connect) -
     assert "secret" not in str(bodies)
 
 
-async def test_a_refused_request_is_written_down(conversation: Conversation) -> None:
-    """With its status and the server's words, as a node beside the question."""
+async def test_rejected_request_is_stored(conversation: Conversation) -> None:
+    """A rejected request is stored as a response with its status and the server's message."""
     with pytest.raises(RequestRefused):
         await conversation.send("Hello", temperature=99)
     (row,) = await conversation.responses()
@@ -713,8 +711,8 @@ async def test_a_refused_request_is_written_down(conversation: Conversation) -> 
     assert (await conversation.send("What is 2+3?")).text == "2+3 = 5."
 
 
-async def test_another_branch_is_summed_up(conversation: Conversation) -> None:
-    """As a block that says what it stands for."""
+async def test_summary_of_another_branch_is_merged(conversation: Conversation) -> None:
+    """A merged summary is a block whose metadata has the number of summarized blocks."""
     await conversation.send("My name is Ada.")
     fork = await conversation.fork()
     await fork.send("My ship is the Erebus.")
@@ -724,8 +722,8 @@ async def test_another_branch_is_summed_up(conversation: Conversation) -> None:
     assert conversation.turn[-1].metadata["summary"] == 2
 
 
-async def test_its_name_and_its_tags(store: Store, conversation: Conversation) -> None:
-    """Renamed, tagged and archived, as the list shows."""
+async def test_title_tags_and_archive(store: Store, conversation: Conversation) -> None:
+    """The list shows renamed, tagged and archived conversations."""
     await conversation.rename("Weather")
     await conversation.tag("work", "home")
     await conversation.untag("home")
@@ -736,7 +734,7 @@ async def test_its_name_and_its_tags(store: Store, conversation: Conversation) -
 
 
 async def read_first_text(conversation: Conversation) -> str:
-    """Stop a turn at its first text, which is returned."""
+    """Stop a turn at its first text, and return that text."""
     async with conversation.stream("Count to 500") as stream:
         async for event in stream:
             if isinstance(event, TextDelta):
@@ -744,10 +742,10 @@ async def read_first_text(conversation: Conversation) -> str:
     raise AssertionError("the stream ended without a text")
 
 
-async def test_a_stream_left_early_leaves_the_question(
+async def test_stopped_stream_leaves_a_pending_question(
     store: Store, conversation: Conversation
 ) -> None:
-    """The head stays; the partial answer is a cancelled node beside the path, which is no anchor."""
+    """The head stays, and the partial answer is a cancelled node that is not an anchor."""
     received = await read_first_text(conversation)
     assert (await store.conversation(conversation.id)).head == conversation.head
     (asked,) = await conversation.pending()
@@ -761,10 +759,10 @@ async def test_a_stream_left_early_leaves_the_question(
     assert [each.status for each in await conversation.responses()] == ["cancelled", "completed"]
 
 
-async def test_a_partial_answer_is_sent_if_the_user_continues_from_it(
+async def test_partial_answer_is_sent_when_continued(
     store: Store, conversation: Conversation
 ) -> None:
-    """In full, because it is no anchor; a message at the head does not send it."""
+    """Continuing from a partial answer sends it in full, because it is not an anchor."""
     await read_first_text(conversation)
     (stopped,) = await conversation.responses()
     reply = await conversation.send("How many messages?", at=stopped.node)
@@ -773,8 +771,8 @@ async def test_a_partial_answer_is_sent_if_the_user_continues_from_it(
     assert (reply.plan.anchor, reply.plan.delta_blocks) == (None, 3)
 
 
-async def test_a_stored_question_can_be_streamed_again(conversation: Conversation) -> None:
-    """With ``restart`` from the question, although an answer is stored by now."""
+async def test_stored_question_can_be_streamed_again(conversation: Conversation) -> None:
+    """`stream_resume` returns the stored answer, or requests a new one with ``restart``."""
     first = await conversation.send("What is 2+3?")
     (question,) = [
         node.id for node in await conversation.store.tree(conversation.row) if node.kind == "asked"
@@ -788,8 +786,8 @@ async def test_a_stored_question_can_be_streamed_again(conversation: Conversatio
     assert stream.reply.node != first.node
 
 
-async def test_what_an_answer_cost_is_written_down(store: Store) -> None:
-    """By the current prices; the built-in model has one, and it is nothing."""
+async def test_cost_of_an_answer_is_stored(store: Store) -> None:
+    """The cost is computed by the current prices; the built-in model costs nothing."""
     async with await Conversation.create(store, "practice") as conversation:
         await conversation.send("Hello")
         (row,) = await conversation.responses()
@@ -799,7 +797,7 @@ async def test_what_an_answer_cost_is_written_down(store: Store) -> None:
 async def test_two_processes_may_create_one_conversation(
     store: Store, connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that comes second opens what the first created; other invalid settings are raised."""
+    """`open_or_create` opens a conversation that another process created first; other errors are raised."""
     first = await Conversation.create(store, connected(), id="c1")
     real, absent = Conversation.open, [NotInStore("not yet there")]
 

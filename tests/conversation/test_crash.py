@@ -1,4 +1,4 @@
-"""kill -9 of a process that holds a conversation; ``make campaign`` kills more of them."""
+"""Recovery after SIGKILL of a process that uses a conversation; ``make campaign`` kills more of them."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ KILLS = int(os.environ.get("KEDGE_KILLS", "2"))
 
 
 async def test_killed_processes_lose_and_repeat_no_question(tmp_path: Path) -> None:
-    """The next process continues where the last one was killed; answers have the full context."""
+    """The next process continues after the last stored node, and answers have the complete context."""
     url = f"sqlite:///{tmp_path}/killed.db"
     with serve() as server:
         command = [sys.executable, str(SENDER), url, server.base_url, str(KILLS), "7"]

@@ -1,4 +1,4 @@
-"""Several processes: an id that goes all the way, and four workers on the same conversations."""
+"""Conversations used by several processes, and response ids from the stream to the store."""
 
 import json
 import sys
@@ -21,10 +21,10 @@ WORKERS, ITEMS = 4, 2
 Connect = Callable[..., Engine]
 
 
-async def test_a_response_id_goes_all_the_way(
+async def test_response_id_is_the_same_everywhere(
     store: Store, store_url: str, connected: Connect, kedge_server: TestServer
 ) -> None:
-    """From the bytes of the stream to the outcome, the record, the row, another process, the wire."""
+    """The id of the stream is that of the outcome, the anchor, the row and another process's next request."""
     store.keep_bodies = True
     conversation = await Conversation.create(store, connected())
     async with conversation.stream("My name is Ada.") as stream:
@@ -57,10 +57,10 @@ async def test_a_response_id_goes_all_the_way(
     assert second.anchor == first.provider_response_id == outcome.response_id
 
 
-async def test_a_response_without_an_id_is_written_down_as_such(
+async def test_response_without_id_is_stored(
     talk_without_id: Conversation,
 ) -> None:
-    """It is no anchor, and the conversation goes on by a full send."""
+    """A response without an id is not an anchor, and the next request is sent in full."""
     (row,) = await talk_without_id.responses()
     assert (row.provider_response_id, row.digest, row.status) == ("", "", "completed")
     reply = await talk_without_id.send("What is my name?")
@@ -73,17 +73,17 @@ async def test_a_response_without_an_id_is_written_down_as_such(
 async def talk_without_id(
     store: Store, connected: Connect, kedge_server: TestServer
 ) -> Conversation:
-    """A conversation whose first answer had no id."""
+    """Return a conversation whose first answer had no id."""
     conversation = await Conversation.create(store, connected())
     kedge_server.faults.set("omit_response_id", times=1)
     await conversation.send("My name is Ada.")
     return conversation
 
 
-async def test_bodies_are_kept_when_asked_for(
+async def test_bodies_are_stored_on_request(
     store: Store, connected: Connect, kedge_server: TestServer
 ) -> None:
-    """Requests and replies as they were, refused ones too, each up to a bound; otherwise nothing."""
+    """With `keep_bodies`, requests and replies are stored up to a limit, including rejected requests."""
     conversation = await Conversation.create(store, connected())
     await conversation.send("What is 2+3?")
     assert await store.exchanges(conversation.row) == []
@@ -102,7 +102,7 @@ async def test_bodies_are_kept_when_asked_for(
 async def test_four_processes_on_the_same_conversations(
     postgres_url: str, kedge_server: TestServer
 ) -> None:
-    """Nothing is lost or doubled; every conversation has one head, and every answer one row."""
+    """Concurrent processes lose and duplicate no message; each conversation has one head."""
     with create_schema(postgres_url) as url:
         async with await open_store(url) as store:
             conversations = [(await store.create(f"Talk {number}")).id for number in range(2)]

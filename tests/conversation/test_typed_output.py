@@ -1,4 +1,4 @@
-"""Typed answers of a conversation: stored with their corrections, once per key, continued after a failure."""
+"""Typed answers of a conversation: stored corrections, idempotency keys and continuation after failures."""
 
 import hashlib
 from collections.abc import Callable
@@ -20,14 +20,14 @@ Connect = Callable[..., Engine]
 
 @pytest.fixture
 async def conversation(store: Store, connected: Connect) -> Conversation:
-    """A new conversation."""
+    """Return a new conversation."""
     return await Conversation.create(store, connected())
 
 
-async def test_a_typed_reply_is_stored_with_its_correction(
+async def test_typed_reply_is_stored_with_its_correction(
     conversation: Conversation, store: Store, kedge_server: TestServer
 ) -> None:
-    """The correction follows the invalid answer on its chain, and both are nodes of the tree."""
+    """The correction chains on the invalid answer, and both are nodes of the tree."""
     reply = await conversation.send("First invalid: What is 2 + 3?", output=int)
     assert_type(reply, Reply[int])
     assert reply.output == 5
@@ -38,10 +38,10 @@ async def test_a_typed_reply_is_stored_with_its_correction(
     assert (await conversation.send("How many messages can you see?")).output is None
 
 
-async def test_a_typed_reply_of_a_key_is_loaded_with_its_value(
+async def test_typed_reply_of_a_key_is_loaded_with_its_value(
     conversation: Conversation, kedge_server: TestServer
 ) -> None:
-    """The type belongs to the request of the key."""
+    """A repeated key returns the stored value, and another output type is a different request."""
     for stored in (False, True):
         reply = await conversation.send("What is 2 + 3?", key="k", output=int)
         assert (reply.output, reply.stored) == (5, stored)
@@ -50,10 +50,10 @@ async def test_a_typed_reply_of_a_key_is_loaded_with_its_value(
         await conversation.send("What is 2 + 3?", key="k", output=str)
 
 
-async def test_a_key_continues_after_answers_that_did_not_match(
+async def test_key_continues_after_invalid_answers(
     conversation: Conversation, kedge_server: TestServer
 ) -> None:
-    """From the last stored answer, with a correction; the head moves with the answer that matches."""
+    """A repeated key continues from the last stored answer, and the head moves with the valid answer."""
     question = "First invalid: What is 2 + 3?"
     head = conversation.head
     with pytest.raises(OutputInvalid) as caught:
@@ -68,10 +68,10 @@ async def test_a_key_continues_after_answers_that_did_not_match(
     assert second.body["previous_response_id"] == first.response_id
 
 
-async def test_resume_requests_an_answer_that_did_not_match_again(
+async def test_resume_corrects_an_invalid_answer(
     conversation: Conversation,
 ) -> None:
-    """And returns a stored one that matches."""
+    """`resume` requests a correction of an invalid answer, and returns a valid stored one."""
     with pytest.raises(OutputInvalid):
         await conversation.send("First invalid: What is 2 + 3?", output=int, output_retries=0)
     asked = next(node.id for node in await conversation.tree() if node.kind == "asked")
@@ -79,8 +79,8 @@ async def test_resume_requests_an_answer_that_did_not_match_again(
     assert (await conversation.resume(asked, output=int)).stored
 
 
-async def test_settled_reply_of_another_type_is_rejected(conversation: Conversation) -> None:
-    """The hash of a key of version 0.1 covers the messages only, not the type."""
+async def test_stored_reply_of_another_type_is_rejected(conversation: Conversation) -> None:
+    """A stored reply that does not match the type is rejected; a key of version 0.1 does not cover the type."""
     about = hashlib.sha256(canonical_json(user("Hello")) or b"").digest()
     store, row = conversation.store, conversation.row
     await store.claim(row, "k", about=about, owner="version 0.1", lease=60)
@@ -89,8 +89,8 @@ async def test_settled_reply_of_another_type_is_rejected(conversation: Conversat
         await conversation.send("Hello", key="k", output=int)
 
 
-async def test_a_refusal_is_stored_and_raised(conversation: Conversation) -> None:
-    """The head stays, as after any other failure."""
+async def test_refusal_raises_and_leaves_the_head(conversation: Conversation) -> None:
+    """A refusal raises `OutputRefused`, and the head does not move."""
     head = conversation.head
     with pytest.raises(OutputRefused):
         await conversation.send("Refuse to sing.", output=int)
@@ -98,7 +98,7 @@ async def test_a_refusal_is_stored_and_raised(conversation: Conversation) -> Non
 
 
 async def test_streams_and_regeneration_are_typed(conversation: Conversation) -> None:
-    """Partial values while the answer arrives, and the value with the reply."""
+    """A stream yields partial values and ends with the typed value, which `regenerate` returns too."""
     async with conversation.stream("What is 2 + 3?", output=list[int]) as stream:
         assert_type(stream, ConversationStream[list[int]])
         values = [value async for value in stream.partial_outputs()]
@@ -107,10 +107,10 @@ async def test_streams_and_regeneration_are_typed(conversation: Conversation) ->
     assert reply.output == 5
 
 
-async def test_functions_may_be_offered_with_a_key(
+async def test_functions_may_be_used_with_a_key(
     conversation: Conversation, kedge_server: TestServer
 ) -> None:
-    """They are part of the request by their definitions, which are the same in every process."""
+    """A key covers functions by their definitions, which are equal in every process."""
 
     def make() -> Any:
         def add(a: int, b: int) -> int:

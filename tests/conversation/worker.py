@@ -2,8 +2,8 @@
 
     python worker.py STORE SERVER PROCESSES ITEMS SHARED CONVERSATION...
 
-Each sends every item in every conversation until it is on the line of the head, and sends one shared
-message with the same key as the others. Prints how often it lost a race, a line for each process.
+Each sends every item in every conversation until it is on the path of the head, and sends one shared
+message with the same key as the others. Each process prints the number of its conflicts in one line.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from kedge import Conversation, HeadConflict, connect, open_store
 async def send_items(
     url: str, server: str, name: str, items: int, shared: str, conversations: list[str]
 ) -> None:
-    """Do the work, and say how it went."""
+    """Send all items, and print the number of conflicts."""
     lost = 0
     engine = connect(f"responses:{server}#practice")
     async with await open_store(url) as store, engine:
@@ -38,13 +38,16 @@ async def send_items(
 
 
 def run(name: str, url: str, server: str, items: str, shared: str, *conversations: str) -> None:
-    """Work in a process of its own."""
+    """Send the items in a separate process."""
     asyncio.run(send_items(url, server, name, int(items), shared, list(conversations)))
 
 
 if __name__ == "__main__":
     store, server, number, *others = sys.argv[1:]
-    for name in ("aiohttp", "openai"):  # before the fork: the imports take longer than the work
+    for name in (
+        "aiohttp",
+        "openai",
+    ):  # before the fork, because the imports take longer than the work
         import_module(name)
     context = multiprocessing.get_context("fork")
     processes = [
