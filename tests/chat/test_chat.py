@@ -432,7 +432,7 @@ async def test_pending_blocks_can_be_compacted_before_a_call(
     assert item_texts(server.requests[-1].context)[0] == "Event 14."
 
 
-async def test_pending_compaction_updates_processed_length(open_chat: OpenChat) -> None:
+async def test_pending_compaction_updates_the_seen_length(open_chat: OpenChat) -> None:
     """The oldest blocks are removed, and the remaining processed blocks are counted as processed."""
     chat = open_chat(compactor=MessageLimitCompactor(4))
     first = await chat.chat_with_state(None, "One.")

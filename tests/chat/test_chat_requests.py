@@ -208,7 +208,7 @@ async def test_endpoint_compacts_full_history_after_lost_anchor(
 
 
 async def test_provider_counts_tokens(server: TestServer, open_chat: OpenChat) -> None:
-    """Its own endpoint says how many tokens the history has, and what is left fits."""
+    """The token count of the provider's endpoint triggers compaction."""
     chat = open_chat(compactor=TokenLimitCompactor(90, 60, counter=ProviderCounter()))
     answers = await send_lines(chat, *(f"Number {n}." for n in range(6)))
     assert any(answer.compaction for answer in answers)

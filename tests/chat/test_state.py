@@ -350,7 +350,7 @@ def test_other_types_are_not_a_state() -> None:
 
 
 def test_state_bytes_are_small() -> None:
-    """A state has at most the escaped text, 200 bytes per block and 320 per response, with ids of real length."""
+    """A state has at most the escaped text, 200 bytes per block and 320 per response with realistic ids."""
     turn = Turn()
     for i in range(50):
         turn = turn.append(user(f'question "{i}": 漢字'))

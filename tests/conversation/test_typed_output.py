@@ -80,7 +80,7 @@ async def test_resume_corrects_an_invalid_answer(
 
 
 async def test_stored_reply_of_another_type_is_rejected(conversation: Conversation) -> None:
-    """A stored reply that does not match the type is rejected; a key of version 0.1 does not cover the type."""
+    """A stored reply that does not match the type is rejected; keys of version 0.1 do not cover the type."""
     about = hashlib.sha256(canonical_json(user("Hello")) or b"").digest()
     store, row = conversation.store, conversation.row
     await store.claim(row, "k", about=about, owner="version 0.1", lease=60)
