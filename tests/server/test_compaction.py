@@ -1,4 +1,4 @@
-"""Compaction: by threshold, by trigger, by its endpoint, and what a model sees afterwards."""
+"""Compaction by threshold, by trigger and by endpoint, and the context afterwards."""
 
 from collections.abc import Callable
 from typing import Any
@@ -44,10 +44,10 @@ def create_long_chain(client: OpenAI, turns: int = 3) -> str:
     return previous
 
 
-def test_a_context_beyond_the_threshold_is_compacted(
+def test_context_above_the_threshold_is_compacted(
     client: OpenAI, server: TestServer, checked: CheckResponse
 ) -> None:
-    """The item comes before the answer, and the next turn starts there."""
+    """The compaction item precedes the answer, and the next context starts with it."""
     previous = create_long_chain(client)
     body = checked(
         client.responses.with_raw_response.create(
@@ -67,8 +67,8 @@ def test_a_context_beyond_the_threshold_is_compacted(
     assert context_texts(server)[0].startswith("Earlier items of this conversation were compacted")
 
 
-def test_a_context_below_the_threshold_is_left_alone(client: OpenAI) -> None:
-    """Compaction happens when it is needed."""
+def test_context_below_the_threshold_is_not_compacted(client: OpenAI) -> None:
+    """A context below the threshold is not compacted."""
     made = client.responses.create(
         model="m",
         input="short",
@@ -77,8 +77,8 @@ def test_a_context_below_the_threshold_is_left_alone(client: OpenAI) -> None:
     assert [item.type for item in made.output] == ["message"]
 
 
-def test_compaction_survives_a_cold_start(tmp_path: Any, connect: Connect) -> None:
-    """A context that begins at a compaction is read back from the file as it was."""
+def test_compaction_survives_a_restart(tmp_path: Any, connect: Connect) -> None:
+    """A context that begins with a compaction is loaded unchanged after a restart."""
     db = str(tmp_path / "server.db")
     with serve(db=db) as server:
         client = connect(server)
@@ -98,10 +98,8 @@ def test_compaction_survives_a_cold_start(tmp_path: Any, connect: Connect) -> No
     assert cold[:-1] == warm[:-1]
 
 
-def test_what_was_before_a_compaction_goes_with_its_response(
-    client: OpenAI, server: TestServer
-) -> None:
-    """Deleting the compacted chain keeps only what children see: the compaction itself."""
+def test_items_before_a_compaction_are_deleted_with_it(client: OpenAI, server: TestServer) -> None:
+    """Deleting a compacted chain retains only the compaction item, which the children need."""
     ids: list[str] = []
     previous: str | None = None
     for text in ("a secret " + LONG_TEXT, "more " + LONG_TEXT):
@@ -122,11 +120,11 @@ def test_what_was_before_a_compaction_goes_with_its_response(
     after = server.requests[-1].context or ()
     assert after[: len(before)] == before
     kept = server.call(lambda s: s.nodes._execute("SELECT count(*) FROM nodes").fetchone()[0])
-    assert kept == 3  # the compaction's own node, the child and the last one
+    assert kept == 3  # the nodes of the compaction, the child and the last response
 
 
-def test_a_trigger_compacts_and_does_nothing_else(client: OpenAI, server: TestServer) -> None:
-    """The response is one compaction item; the chain goes on from it."""
+def test_trigger_only_compacts(client: OpenAI, server: TestServer) -> None:
+    """The response to a trigger is one compaction item and can be continued."""
     previous = create_long_chain(client)
     trigger: Any = {"type": "compaction_trigger"}
     made = client.responses.create(model="m", input=[trigger], previous_response_id=previous)
@@ -137,8 +135,8 @@ def test_a_trigger_compacts_and_does_nothing_else(client: OpenAI, server: TestSe
         client.responses.create(model="m", input=[trigger, user_message("x")])
 
 
-def test_a_streamed_compaction_is_told(client: OpenAI, check_event: Any) -> None:
-    """Added, compacting, done, and then the answer."""
+def test_compaction_is_streamed(client: OpenAI, check_event: Any) -> None:
+    """A stream sends the compaction events before the answer."""
     events = list(
         client.responses.create(
             model="m",
@@ -160,7 +158,7 @@ def test_a_streamed_compaction_is_told(client: OpenAI, check_event: Any) -> None
 
 
 def test_the_endpoint_returns_one_item(client: OpenAI, server: TestServer) -> None:
-    """Its output starts a new chain; its id does not."""
+    """The output of the endpoint starts a new chain; its id cannot be continued."""
     previous = create_long_chain(client)
     raw = client.responses.with_raw_response.compact(
         model="m", previous_response_id=previous, input=[user_message("newest")]
@@ -182,7 +180,7 @@ def test_the_endpoint_returns_one_item(client: OpenAI, server: TestServer) -> No
 
 
 def test_the_endpoint_passes_the_strict_validation_of_the_client(server: TestServer) -> None:
-    """The official client's types allow output items only, not the user's messages."""
+    """The output has output items only, because the official client's types allow no user messages."""
     strict: Any = {"_strict_response_validation": True}
     with OpenAI(base_url=server.base_url, api_key="any", max_retries=0, **strict) as client:
         compacted = client.responses.compact(
@@ -195,8 +193,8 @@ def test_the_endpoint_passes_the_strict_validation_of_the_client(server: TestSer
     assert made.output_text == 'You said first: "My name is Ada."'
 
 
-def test_a_compaction_item_that_was_changed_is_refused(client: OpenAI) -> None:
-    """It is sealed."""
+def test_modified_compaction_item_is_rejected(client: OpenAI) -> None:
+    """Encrypted content of a compaction item that was modified is rejected."""
     item: Any = (
         client.responses.compact(model="m", input="x").output[-1].model_dump(exclude_none=True)
     )
@@ -210,7 +208,7 @@ def test_a_compaction_item_that_was_changed_is_refused(client: OpenAI) -> None:
 def test_reasoning_content_in_a_compaction_item_is_rejected(
     scripted: Callable[..., PracticeModel], connect: Connect
 ) -> None:
-    """It can be decrypted, but it is not a context."""
+    """Encrypted reasoning in a compaction item can be decrypted, but it is not a context."""
     with serve(model=scripted({"think": "Hm.", "say": "Done."})) as server:
         client = connect(server)
         made = client.responses.create(
@@ -225,8 +223,8 @@ def test_reasoning_content_in_a_compaction_item_is_rejected(
     assert caught.value.code == "invalid_encrypted_content"
 
 
-def test_compaction_keeps_a_conversation_listable(client: OpenAI, server: TestServer) -> None:
-    """The model starts at the compaction; the conversation still lists everything."""
+def test_compacted_conversation_lists_all_items(client: OpenAI, server: TestServer) -> None:
+    """The model's context starts at the compaction; the conversation still lists every item."""
     talk = client.conversations.create(items=[user_message(LONG_TEXT), user_message(LONG_TEXT)])
     made = client.responses.create(
         model="m",
@@ -242,13 +240,13 @@ def test_compaction_keeps_a_conversation_listable(client: OpenAI, server: TestSe
     assert len(listed) == 7
 
 
-def test_nothing_to_compact_is_refused(client: OpenAI) -> None:
-    """Compacting needs an input or a previous response."""
+def test_compacting_nothing_is_rejected(client: OpenAI) -> None:
+    """Compaction requires an input or a previous response."""
     with pytest.raises(BadRequestError, match="must be provided"):
         client.responses.compact(model="m")
 
 
-# The choice of what is kept.
+# Selection of the retained items.
 
 
 def call_pair(number: int) -> list[dict[str, Any]]:
@@ -281,8 +279,8 @@ exchanges = st.lists(
 
 
 @given(exchanges, st.integers(0, 600))
-def test_compaction_never_parts_a_call_from_its_result(parts: list[Any], most: int) -> None:
-    """Whatever is kept is coherent, ends as the context ended, and holds the newest question."""
+def test_compaction_never_separates_a_call_from_its_result(parts: list[Any], most: int) -> None:
+    """The retained items are coherent and contain the last item and the last user message."""
     items: list[dict[str, Any]] = []
     for number, part in enumerate(parts):
         match part:
@@ -303,7 +301,7 @@ def test_compaction_never_parts_a_call_from_its_result(parts: list[Any], most: i
 
 
 def test_a_long_tool_loop_is_shortened() -> None:
-    """Also within one exchange: the question and the newest results stay."""
+    """Compaction within one exchange retains the user message and the newest results."""
     items = [message_item("user", "go"), *(item for n in range(50) for item in call_pair(n))]
     kept = compact(items, 500).items
     assert kept[1] == items[0]
@@ -311,8 +309,8 @@ def test_a_long_tool_loop_is_shortened() -> None:
     assert count_items(kept) < 700
 
 
-def test_the_first_message_is_kept_before_all_others() -> None:
-    """It usually says what the whole is about."""
+def test_first_message_has_priority() -> None:
+    """The first message is retained before others, because it usually states the topic."""
     items = [message_item("user", f"number {n} " + "word " * 20) for n in range(50)]
     kept = compact(items, 300).items
     assert items[0] in kept
@@ -320,8 +318,8 @@ def test_the_first_message_is_kept_before_all_others() -> None:
     assert len(kept) < 20
 
 
-def test_a_window_is_the_threshold_where_none_is_given(connect: Connect) -> None:
-    """``compact_threshold`` may be left out."""
+def test_default_threshold_is_the_window(connect: Connect) -> None:
+    """Without ``compact_threshold``, the context window is the threshold."""
     with serve(model=PracticeModel(window=1800)) as server:
         client = connect(server)
         first = client.responses.create(model="m", input="a " + LONG_TEXT)

@@ -1,4 +1,4 @@
-"""Input is written out in full, once, and ids say where they belong."""
+"""Normalization of input items, and the keys in ids."""
 
 from typing import Any
 
@@ -82,20 +82,20 @@ def expand_item(item: dict[str, Any]) -> dict[str, Any]:
         ),
     ],
 )
-def test_short_forms_are_written_out(sent: dict[str, Any], kept: dict[str, Any]) -> None:
-    """A model, a listing and the next turn all read the same thing."""
+def test_short_forms_are_expanded(sent: dict[str, Any], kept: dict[str, Any]) -> None:
+    """Short forms of input items are stored in their complete form."""
     written = expand_item(sent)
     assert parse_item_key(written.pop("id")) == KEY
     assert written == kept
 
 
-def test_an_id_that_was_sent_is_kept() -> None:
-    """Ids are the client's to choose."""
+def test_id_of_the_client_is_retained() -> None:
+    """An item id sent by the client is not replaced."""
     assert expand_item({"role": "user", "content": "x", "id": "msg_mine"})["id"] == "msg_mine"
 
 
-def test_ids_carry_their_key() -> None:
-    """A key names its node, and an id its key; what we did not make has none."""
+def test_ids_contain_their_key() -> None:
+    """An id contains its key, and a key contains its node number; other ids have none."""
     assert parse_node_number(KEY) == 42
     assert parse_response_key(make_response_id(KEY)) == KEY
     assert parse_item_key(make_item_id("function_call", KEY, 3)) == KEY

@@ -1,4 +1,4 @@
-"""No request to the stateless endpoints, however damaged, is met with anything but an answer."""
+"""Malformed requests to the stateless endpoints are accepted or rejected with an API error."""
 
 import copy
 import json
@@ -83,14 +83,14 @@ JUNK: list[Any] = [None, True, 0, -1, 1.5, "", "x", "auto", [], [None], {}, {"ty
 
 
 def json_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place within a JSON value."""
+    """Return every path within a JSON value."""
     inside = value.items() if isinstance(value, dict) else ()
     inside = enumerate(value) if isinstance(value, list) else inside
     return [path, *(place for key, one in inside for place in json_paths(one, (*path, key)))]
 
 
 def damage(body: Any, path: tuple[Any, ...], junk: Any, *, remove: bool) -> Any:
-    """The body with something else, or nothing, at one place."""
+    """Return a copy of the body with the value at one path replaced or removed."""
     if not path:
         return junk
     body = copy.deepcopy(body)
@@ -106,15 +106,15 @@ def damage(body: Any, path: tuple[Any, ...], junk: Any, *, remove: bool) -> Any:
 
 @settings(max_examples=scale_examples(300))
 @given(place=st.sampled_from(json_paths(CHAT)), junk=st.sampled_from(JUNK), gone=st.booleans())
-def test_a_damaged_chat_is_read_or_refused(place: Any, junk: Any, gone: bool) -> None:
-    """With an error of the API, and nothing else."""
+def test_damaged_chat_is_accepted_or_rejected(place: Any, junk: Any, gone: bool) -> None:
+    """A chat request with one part replaced or removed raises only API errors."""
     check_parse(chat.parse_request, damage(CHAT, place, junk, remove=gone))
 
 
 @settings(max_examples=scale_examples(300))
 @given(place=st.sampled_from(json_paths(MESSAGE)), junk=st.sampled_from(JUNK), gone=st.booleans())
-def test_a_damaged_message_is_read_or_refused(place: Any, junk: Any, gone: bool) -> None:
-    """In Anthropic's words, whatever it was."""
+def test_damaged_message_is_accepted_or_rejected(place: Any, junk: Any, gone: bool) -> None:
+    """A message request with one part replaced or removed raises only API errors."""
     check_parse(
         lambda body: messages.parse_request(body, lambda _: None),
         damage(MESSAGE, place, junk, remove=gone),
@@ -133,7 +133,7 @@ def check_parse(read: Any, body: Any) -> None:
 
 
 def find_error(read: Any, body: Any) -> ApiError | None:
-    """Why a request is refused; None if it is read, and can be passed on."""
+    """Return the error of a rejected request, or None if it is accepted and serializable."""
     try:
         question: StatelessRequest = read(body)
     except ApiError as error:
@@ -142,7 +142,7 @@ def find_error(read: Any, body: Any) -> ApiError | None:
     return None
 
 
-def test_the_undamaged_ones_are_read() -> None:
-    """Or the tests above would prove little."""
+def test_undamaged_requests_are_accepted() -> None:
+    """The requests that the other tests damage are valid."""
     assert len(chat.parse_request(CHAT).input) == 5
     assert len(messages.parse_request(MESSAGE, lambda _: None).input) == 5

@@ -1,4 +1,4 @@
-"""``/metrics``: what the process has counted, for those who may see it."""
+"""``/metrics``: the counters of the process, and access to them."""
 
 import httpx2
 from openai import OpenAI
@@ -12,7 +12,7 @@ KEY = "sk-planted-key"
 
 
 def scrape(url: str, **headers: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Every sample: name and labels -> value."""
+    """Return the value of every sample by name and labels."""
     answer = httpx2.get(f"{url}/metrics", headers=headers, verify=False, timeout=TIMEOUT)
     assert answer.status_code == 200
     return {
@@ -23,7 +23,7 @@ def scrape(url: str, **headers: str) -> dict[tuple[str, tuple[tuple[str, str], .
 
 
 def test_requests_and_responses_are_counted_by_route_and_memory() -> None:
-    """Under the pattern of a route, never under a path with an id in it."""
+    """Requests are counted by the pattern of their route, not by a path with an id."""
     reset()
     with serve() as server:
         client = OpenAI(base_url=server.base_url, api_key="any")
@@ -50,8 +50,8 @@ def test_requests_and_responses_are_counted_by_route_and_memory() -> None:
     assert "Ada" not in body
 
 
-def test_a_token_guards_the_metrics_too() -> None:
-    """Where the server wants a key, so does this page; a strange host name is refused as well."""
+def test_metrics_require_the_token() -> None:
+    """The metrics require the server's token, and other host names are rejected."""
     with serve(token=KEY) as server:
         assert httpx2.get(f"{server.url}/metrics", verify=False, timeout=TIMEOUT).status_code == 401
         assert scrape(server.url, Authorization=f"Bearer {KEY}")

@@ -1,4 +1,4 @@
-"""Output items: what a model chose for them is kept where clients can send it back."""
+"""Call ids of output items: valid ids of a model are retained."""
 
 import pytest
 
@@ -21,10 +21,8 @@ KIMI_CALL_ID = "functions.get_weather:0"
         ("toolu", "", False),
     ],
 )
-def test_a_call_has_an_id_that_its_client_can_answer_to(
-    calls: str, chosen: str, kept: bool
-) -> None:
-    """One that the checks of this server would refuse is replaced by one of our own."""
+def test_invalid_call_id_is_replaced(calls: str, chosen: str, kept: bool) -> None:
+    """A call id that the server would reject in a request is replaced by a generated one."""
     writer = OutputWriter("0a1b", 3, call_prefix=calls)
     writer.consume(ItemOpened("function_call", "get_weather", chosen))
     (item,) = writer.items

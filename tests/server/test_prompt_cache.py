@@ -1,4 +1,4 @@
-"""The prompt cache: automatic prefixes, lifetimes, and what shares a prefix with what."""
+"""The prompt cache: automatic prefixes, lifetimes and shared prefixes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,14 +13,14 @@ LONG = "word " * 2000
 
 
 def cached(client: OpenAI, **members: Any) -> tuple[str, int]:
-    """The id of a response, and the tokens of its prompt that were cached."""
+    """Return the id of a new response and the number of its cached tokens."""
     made = client.responses.create(model="practice", **members)
     assert made.usage
     return made.id, made.usage.input_tokens_details.cached_tokens
 
 
 def test_a_full_resend_shares_the_prefix_of_the_chain(client: OpenAI) -> None:
-    """What counts is the prompt, not how it was sent."""
+    """A conversation sent in full has the same cached prefix as a chained one."""
     first = client.responses.create(model="practice", input=LONG)
     history: list[Any] = [
         {"role": "user", "content": LONG},
@@ -35,7 +35,7 @@ def test_a_full_resend_shares_the_prefix_of_the_chain(client: OpenAI) -> None:
 
 
 def test_a_change_before_the_prompt_misses(client: OpenAI) -> None:
-    """Instructions, tools and the cache key come before everything else."""
+    """Other instructions, tools or cache keys cause a cache miss, because they precede the prompt."""
     tools: list[Any] = [
         {"type": "function", "name": name, "parameters": {}, "strict": False} for name in "ab"
     ]
@@ -49,7 +49,7 @@ def test_a_change_before_the_prompt_misses(client: OpenAI) -> None:
 
 
 def test_prefixes_expire_without_use(client: OpenAI, server: TestServer) -> None:
-    """Ten minutes after the last use, or the requested retention later."""
+    """A prefix expires ten minutes after its last use, or after the requested retention."""
     cached(client, input=LONG)
     server.clock.advance(seconds=500)
     assert cached(client, input=LONG)[1] > 1900
@@ -62,13 +62,13 @@ def test_prefixes_expire_without_use(client: OpenAI, server: TestServer) -> None
 
 
 def test_short_prompts_are_not_cached(client: OpenAI) -> None:
-    """Below 1,024 tokens nothing is cached, whatever is repeated."""
+    """A prompt below 1,024 tokens is not cached, even if it is repeated."""
     cached(client, input="word " * 900)
     assert cached(client, input="word " * 900)[1] == 0
 
 
 def test_chat_completions_are_cached_as_well(client: OpenAI) -> None:
-    """The same rules hold for the stateless API."""
+    """Chat completions use the cache with the same rules."""
     counts: list[int] = []
     messages: list[Any] = [{"role": "user", "content": LONG}]
     for text in ("one", "two"):
@@ -84,8 +84,8 @@ def test_chat_completions_are_cached_as_well(client: OpenAI) -> None:
     assert counts[1] > 1900
 
 
-def test_the_prefixes_of_a_long_chain_are_renewed_now_and_then() -> None:
-    """A turn reads the new prefixes only, and all of them after a tenth of their lifetime."""
+def test_prefixes_of_a_long_chain_are_renewed() -> None:
+    """A request reads only new prefixes, and all of them after a tenth of their lifetime."""
     now = 0.0
     cache = PromptCache(lambda: now)
     digests = [bytes([number]) for number in range(100)]
@@ -110,7 +110,7 @@ def test_the_prefixes_of_a_long_chain_are_renewed_now_and_then() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: Any) -> None:
-    """The prefixes that were used least recently are dropped."""
+    """Above the maximum number of entries, the least recently used prefixes are dropped."""
     monkeypatch.setattr(prompt_cache, "MAX_ENTRIES", 2)
     cache = PromptCache(lambda: 0.0)
     for name in (b"a", b"b", b"c"):

@@ -1,7 +1,7 @@
-"""Every published answer of the live API, row by row, from the running server over real HTTP.
+"""Every published error of the hosted API, returned by the running server over HTTP.
 
-``ROWS`` are the two tables of observed errors. What a row needs to be there first (a stored
-response, a conversation, a response with an open call) its ``given`` makes.
+The rows are the two tables of observed errors. The ``prepare`` function of a row creates the state that
+it needs: a stored response, a conversation, or a response with an open tool call.
 """
 
 import json
@@ -39,7 +39,7 @@ USER_PARTS = "'input_text', 'input_image', 'input_file', 'scoped_content', and '
 
 
 class Api:
-    """A running server and a plain client to it."""
+    """A running server and an HTTP client for it."""
 
     def __init__(self, server: TestServer, http: httpx.Client) -> None:
         self.server = server
@@ -68,7 +68,7 @@ def api() -> Iterator[Api]:
 
 @dataclass(frozen=True)
 class Row:
-    """One row: what is sent, and the answer. ``given`` makes values for both."""
+    """A request and its error; ``prepare`` returns values for the placeholders of both."""
 
     name: str
     send: Body
@@ -80,7 +80,7 @@ class Row:
 
 
 def fill_placeholders(value: Any, values: dict[str, str]) -> Any:
-    """Put values in the place of their names, such as <id>; leave out what is ``...``."""
+    """Replace placeholders such as <id> by their values, and remove members that are ``...``."""
     if isinstance(value, str):
         for name, one in values.items():
             value = value.replace(f"<{name}>", one)
@@ -93,7 +93,7 @@ def fill_placeholders(value: Any, values: dict[str, str]) -> Any:
 
 
 def create_deleted(api: Api) -> dict[str, str]:
-    id = api.create()["id"]  # noqa: A001 - the wire's word
+    id = api.create()["id"]  # noqa: A001 - name in the API
     api.delete(f"/v1/responses/{id}")
     return {"id": id}
 
@@ -598,17 +598,17 @@ def check_error(answer: httpx.Response, row: Row, values: dict[str, str]) -> Non
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("row", STATE_ROWS + SHAPE_ROWS, ids=lambda row: row.name)
-def test_the_running_server_gives_the_published_answer(api: Api, row: Row, stream: bool) -> None:
-    """Status, message, type, param and code, as ordinary JSON even if a stream was asked for."""
+def test_server_returns_the_published_error(api: Api, row: Row, stream: bool) -> None:
+    """Status, message, type, param and code are as published, as JSON even for a stream."""
     values = row.prepare(api)
     body = fill_placeholders({"model": "practice", "input": "Hello"} | row.send, values)
-    if stream and "stre" not in body:  # a key that was sent is not suggested
+    if stream and "stre" not in body:  # a key that is present is not suggested
         body = {"stream": True} | body
     check_error(api.post(body), row, values)
 
 
-def test_a_refused_request_leaves_nothing_behind(api: Api) -> None:
-    """After every refusal the response that was to be continued is as good as before."""
+def test_rejected_request_changes_nothing(api: Api) -> None:
+    """After rejected requests, the previous response can still be continued."""
     first = api.create(input="My name is Ada.")
     for row in SHAPE_ROWS:
         if row.prepare is Row.prepare:
@@ -617,8 +617,8 @@ def test_a_refused_request_leaves_nothing_behind(api: Api) -> None:
     assert "My name is Ada." in again["output"][0]["content"][0]["text"]
 
 
-def test_context_too_long_is_told_so() -> None:
-    """What does not fit the model's window is refused, unless it may be truncated."""
+def test_context_above_the_window_is_rejected() -> None:
+    """Input that exceeds the context window is rejected with the published error."""
     with (
         serve(model=PracticeModel(window=100)) as server,
         httpx.Client(base_url=server.url, timeout=TIMEOUT) as http,
@@ -636,14 +636,14 @@ def test_context_too_long_is_told_so() -> None:
 
 
 def test_a_foreground_response_cannot_be_cancelled(api: Api) -> None:
-    """Cancelling is for background responses."""
+    """A response that is not in the background cannot be cancelled."""
     answer = api.post({}, f"/v1/responses/{api.create()['id']}/cancel")
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == "Cannot cancel a synchronous response."
 
 
-def test_one_conversation_is_used_by_one_request_at_a_time() -> None:
-    """A second request while the first still runs is told to come back."""
+def test_conversation_is_locked_during_a_request() -> None:
+    """A second request to a conversation is rejected while the first one is running."""
     with (
         serve(model=GatedModel()) as server,
         httpx.Client(base_url=server.url, timeout=TIMEOUT) as http,
@@ -651,7 +651,7 @@ def test_one_conversation_is_used_by_one_request_at_a_time() -> None:
         id = http.post("/v1/conversations", json={}).json()["id"]  # noqa: A001
         body = {"model": "practice", "input": "wait", "conversation": id}
         with http.stream("POST", "/v1/responses", json=body | {"stream": True}) as running:
-            told = running.iter_bytes()  # held, or the connection would be closed at once
+            told = running.iter_bytes()  # a reference, so that the connection stays open
             next(told)
             answer = http.post("/v1/responses", json=body)
         assert answer.status_code == 400
@@ -664,8 +664,8 @@ def test_one_conversation_is_used_by_one_request_at_a_time() -> None:
         }
 
 
-def test_empty_input_after_a_valid_response_is_taken(api: Api) -> None:
-    """The empty-input check comes after the state is found, and a previous response suffices."""
+def test_empty_input_after_a_valid_response_is_accepted(api: Api) -> None:
+    """Empty input is accepted with a previous response, because the state is checked first."""
     first = api.create()
     assert api.create(input=[], previous_response_id=first["id"])["status"] == "completed"
 
@@ -681,14 +681,14 @@ ORDER = [
 
 
 @pytest.mark.parametrize(("blamed", "send"), ORDER, ids=[f"{row[0]}" for row in ORDER])
-def test_the_phases_come_in_the_live_order(api: Api, blamed: str, send: Body) -> None:
-    """Presence, unknown keys, the schema, the state, the empty input."""
+def test_order_of_checks(api: Api, blamed: str, send: Body) -> None:
+    """The order is required parameters, unknown keys, the schema, the state, the empty input."""
     answer = api.post(fill_placeholders({"model": "practice", "input": "x"} | send, {}))
     assert answer.json()["error"]["param"] == blamed
 
 
-def test_conversation_comes_before_prompt_before_previous_response(api: Api) -> None:
-    """Within the state phase the order is fixed too."""
+def test_order_of_state_checks(api: Api) -> None:
+    """The conversation is checked before the prompt, and the prompt before the previous response."""
     both = api.post(
         {"model": "m", "input": "x", "conversation": "conv_x", "prompt": {"id": "pmpt_x"}}
     )
@@ -702,8 +702,8 @@ def test_conversation_comes_before_prompt_before_previous_response(api: Api) -> 
 @pytest.mark.parametrize(
     "raw", [b"", b"{", b'{"model": NaN}', b'{"a": "\xff"}', b"[" * 200_000], ids=repr
 )
-def test_what_is_not_json_is_told_so_over_http(api: Api, raw: bytes) -> None:
-    """In the shape of every other error, with status 400."""
+def test_invalid_json_is_rejected(api: Api, raw: bytes) -> None:
+    """A body that is not JSON gets a 400 error in the usual format."""
     answer = httpx.post(
         f"{api.server.base_url}/responses",
         timeout=TIMEOUT,
@@ -714,8 +714,8 @@ def test_what_is_not_json_is_told_so_over_http(api: Api, raw: bytes) -> None:
     assert answer.json()["error"]["message"].startswith("We could not parse the JSON body")
 
 
-def test_a_body_too_large_is_refused_before_it_is_read(api: Api) -> None:
-    """With status 413 and the limit in the message."""
+def test_large_body_is_rejected(api: Api) -> None:
+    """A body above the limit gets a 413 error."""
     answer = httpx.post(
         f"{api.server.base_url}/responses",
         timeout=TIMEOUT,
@@ -729,23 +729,23 @@ def test_a_body_too_large_is_refused_before_it_is_read(api: Api) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/nowhere", "/", "/v1/responses/", "/v1/responses/resp_x/nothing"]
 )
-def test_an_unknown_route_is_told_so(api: Api, path: str) -> None:
-    """With status 404, naming method and path."""
+def test_unknown_route_is_rejected(api: Api, path: str) -> None:
+    """An unknown route gets a 404 error with method and path."""
     answer = api.get(path)
     assert answer.status_code == 404
     assert answer.json()["error"]["message"] == f"Invalid URL (GET {path})"
 
 
-def test_a_wrong_method_is_told_so(api: Api) -> None:
-    """With status 405 and the methods that would do."""
+def test_wrong_method_is_rejected(api: Api) -> None:
+    """A wrong method gets a 405 error with the allowed methods."""
     answer = api.get("/v1/responses")
     assert answer.status_code == 405
     assert "POST" in answer.headers["allow"]
     assert answer.json()["error"]["message"].startswith("Not allowed to GET on /v1/responses.")
 
 
-def test_lone_surrogates_are_refused_and_the_refusal_can_be_read(api: Api) -> None:
-    """Escaped surrogates pass a JSON reader; the server names the place instead of failing."""
+def test_lone_surrogates_are_rejected(api: Api) -> None:
+    """Escaped lone surrogates are valid JSON, but they are rejected with a readable error."""
     for raw, param in [
         (b'{"model": "practice", "input": "\\ud800"}', "input"),
         (b'{"model": "practice", "input": "x", "\\ud800": 1}', "\\ud800"),

@@ -1,8 +1,8 @@
-"""Random trees of responses, judged twice: by the server, and by a plain model of what it should do.
+"""Random trees of responses, compared between the server and a simple model of it.
 
-The model keeps every context as a whole list and checks it as a whole; the server keeps shared
-parts and checks only what is new. They must agree on every request: taken or refused, in the same
-words, with the same context before the model's eyes.
+The model stores each context as a complete list and checks all of it; the server stores shared parts
+and checks only new items. Both must accept or reject each request with the same message and give the
+language model the same context.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 
 @dataclass
 class ServerModel:
-    """What a server should hold: whole contexts by response, and every stored item."""
+    """The expected state of a server: the context of each response, and every stored item."""
 
     contexts: dict[str, list[Item]] = field(default_factory=dict[str, list[Item]])
     stored: dict[str, Item] = field(default_factory=dict[str, Item])
@@ -36,14 +36,14 @@ class ServerModel:
     items_by_response: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     unavailable: set[str] = field(default_factory=set[str])
 
-    def find_item(self, id: str) -> Item | None:  # noqa: A002 - the protocol's word
+    def find_item(self, id: str) -> Item | None:  # noqa: A002 - name of the protocol
         return self.stored.get(id)
 
-    def find_reasoning_before(self, id: str) -> str | None:  # noqa: A002 - the protocol's word
+    def find_reasoning_before(self, id: str) -> str | None:  # noqa: A002 - name of the protocol
         return self.reasoning_by_item.get(id) if id in self.stored else None
 
     def expected_message(self, previous: str | None, new: list[Item]) -> str:
-        """Say what the server should say to this request."""
+        """Return the error message expected for a request, or "taken"."""
         if previous in self.unavailable:
             return f"Previous response with id '{previous}' not found."
         context = self.contexts[previous] if previous else []
@@ -55,13 +55,13 @@ class ServerModel:
         return "taken"
 
     def record(self, response: Item, previous: str | None, given: list[Item]) -> None:
-        """Note what a response that was made has added."""
+        """Record the items that a new response has added."""
         earlier = self.contexts[previous] if previous else []
         self.contexts[response["id"]] = [*earlier, *given, *response["output"]]
         if not response["store"]:
             self.unavailable.add(response["id"])
             return
-        # An item is known by the id that the server gave it; a client's copy of it is not.
+        # Only items with an id from the server are stored by id, not copies sent by a client.
         key = response["id"].removeprefix("resp_")
         mine = {item["id"]: item for item in [*given, *response["output"]] if key in item["id"]}
         self.items_by_response[response["id"]] = list(mine)
@@ -71,7 +71,7 @@ class ServerModel:
                 self.reasoning_by_item[other["id"]] = one["id"]
 
     def delete(self, response_id: str) -> None:
-        """Let a response go; what builds on it keeps its context, but nobody else can refer to it."""
+        """Delete a response; its children retain their context, but its items cannot be referenced."""
         self.unavailable.add(response_id)
         for item_id in self.items_by_response[response_id]:
             del self.stored[item_id]
@@ -90,7 +90,7 @@ def http(server: TestServer) -> Iterator[httpx.Client]:
 
 
 def item_summary(item: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What must be the same of an item, however it is written."""
+    """Return the parts of an item that are equal in all of its forms."""
     content = item.get("content")
     text = (
         content if isinstance(content, str) else "".join(p.get("text", "") for p in content or [])
@@ -109,7 +109,7 @@ PROMPTS = ["Hello", "Call weather.", "Think about 6 * 7", "Call weather and weat
 
 @st.composite
 def request_plans(draw: st.DrawFn) -> dict[str, Any]:
-    """One request, in terms of what is there when its time comes."""
+    """Generate a request in terms of the state at the time it is sent."""
     return {
         "parent": draw(st.integers(-1, 12)),
         "answers": draw(st.sampled_from(["all", "all", "all", "all", "some", "none", "wrong"])),
@@ -122,7 +122,7 @@ def request_plans(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def build_input(plan: dict[str, Any], model: ServerModel, previous: str | None) -> list[Item]:
-    """Write the input of a planned request."""
+    """Return the input of a planned request."""
     context = model.contexts[previous] if previous else []
     calls = open_calls(context)
     answered = {"all": calls, "some": calls[1:], "none": [], "wrong": ["call_wrong"]}
@@ -145,10 +145,10 @@ def build_input(plan: dict[str, Any], model: ServerModel, previous: str | None) 
 
 @settings(max_examples=scale_examples(25), deadline=None)
 @given(plans=st.lists(request_plans(), min_size=1, max_size=10))
-def test_the_server_and_a_plain_model_agree_on_every_chain(
+def test_server_and_model_agree_on_every_chain(
     server: TestServer, http: httpx.Client, plans: list[dict[str, Any]]
 ) -> None:
-    """Forks, tool calls, replays, references, unstored and deleted responses, in any order."""
+    """Server and model agree on forks, tool calls, repeated items, references and deleted responses."""
     plain, made = ServerModel(), list[str]()
     for plan in plans:
         alive = [one for one in made if one not in plain.unavailable]

@@ -1,7 +1,7 @@
-"""kill -9 of random servers on one PostgreSQL, under load.
+"""``kill -9`` of random servers that share one PostgreSQL database, under load.
 
-Nothing that was acknowledged is lost, nothing is there twice, and every model saw exactly the context
-that its client meant: the model answers with a digest of what it saw.
+No acknowledged response is lost or duplicated, and each model gets exactly the context that its client
+sent: the model answers with a digest of its context.
 """
 
 import itertools
@@ -30,9 +30,9 @@ KILLS = int(os.environ.get("KEDGE_REPLICA_KILLS", "2"))
 REPLICAS = 3
 STEPS_BETWEEN_KILLS = 6
 STEPS_PER_CHAIN = 20
-"""Steps after which a client starts again with an empty context."""
+"""Number of steps after which a client starts with an empty context."""
 CHECKED_RESPONSES = 20
-"""How many of the newest responses a client retrieves at the end; the others are read from the database."""
+"""Number of newest responses that a client retrieves; the others are read from the database."""
 RETRY_SECONDS = 0.05
 SCRIPT = Path(__file__).with_name("replica_process.py")
 TEMPORARY_CODES = {
@@ -45,7 +45,7 @@ Messages = list[tuple[str, str]]
 
 
 class Cluster:
-    """The servers, which a test kills, and a balancer in front of them."""
+    """The servers, which the test kills, and a round-robin balancer."""
 
     def __init__(self, url: str) -> None:
         self._parent = subprocess.Popen(
@@ -59,7 +59,7 @@ class Cluster:
         self._next = itertools.count()
 
     def _start(self) -> tuple[int, str]:
-        """Start a server, and return its process id and address."""
+        """Start a server and return its process id and address."""
         assert self._parent.stdin is not None
         assert self._parent.stdout is not None
         self._parent.stdin.write("start\n")
@@ -68,11 +68,11 @@ class Cluster:
         return started["pid"], started["base_url"]
 
     def choose_url(self) -> str:
-        """Return the base URL of the next server, whether it is alive or not."""
+        """Return the base URL of the next server, whether or not it is running."""
         return self._servers[next(self._next) % REPLICAS][1]
 
     def kill_one(self, chosen: int) -> None:
-        """Kill a server without a warning, and start another one instead."""
+        """Kill a server and start another one."""
         os.kill(self._servers[chosen][0], signal.SIGKILL)
         self._servers[chosen] = self._start()
 
@@ -82,7 +82,7 @@ class Cluster:
 
 
 class Client:
-    """A client that goes on through all failures, and remembers what was acknowledged."""
+    """A client that retries after every failure and records acknowledged responses."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.name = name
@@ -95,7 +95,7 @@ class Client:
         self._http = httpx2.Client(verify=False, timeout=TIMEOUT)
 
     def run(self, stop: threading.Event) -> None:
-        """Send requests until the test stops it."""
+        """Send requests until the test stops the client."""
         try:
             with self._http:
                 while not stop.is_set():
@@ -113,20 +113,20 @@ class Client:
         raise NotImplementedError
 
     def step(self) -> None:
-        """Do one exchange."""
+        """Perform one exchange."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Check at the end of a chain that everything is still there."""
+        """Check at the end of a chain that its responses are still stored."""
         for id_ in list(self.responses)[-CHECKED_RESPONSES:]:
             assert self.call("GET", f"/responses/{id_}") == self.responses[id_]
 
     def call(self, method: str, path: str, body: Any = None, key: str = "") -> Any:
-        """Send a request to one server after the other until one has answered it."""
+        """Send a request to one server after another until one succeeds."""
         return self.repeat(lambda: self._send(method, path, body, key))
 
     def repeat(self, attempt: Callable[[], Any]) -> Any:
-        """Try again until there is an answer."""
+        """Repeat an attempt until it returns an answer."""
         end = time.monotonic() + TIMEOUT
         while True:
             try:
@@ -161,18 +161,18 @@ class Client:
 
     @property
     def text(self) -> str:
-        """The user message of the current step."""
+        """Return the user message of the current step."""
         return f"{self.name} {self.steps}"
 
     def create_response(self, key: str = "", **context: Any) -> Any:
-        """Create a response in this context, streamed or not, and record it."""
+        """Create a response in a context, with or without streaming, and record it."""
         body = {"model": "m", "input": self.text, "stream": self.steps % 2 == 1, **context}
         response = self.call("POST", "/responses", body, key)
         self.record(response, key)
         return response
 
     def record(self, response: Any, key: str) -> None:
-        """Check that the model saw exactly the context of the current step, and record its answer."""
+        """Check that the model got exactly the context of the current step, and record the response."""
         self.messages.append(("user", self.text))
         text = response["output"][0]["content"][0]["text"]
         assert response["status"] == "completed"
@@ -190,7 +190,7 @@ def parse_events(text: str) -> list[Any]:
 
 
 class ConversationClient(Client):
-    """Continues one conversation object, with an idempotency key for each request."""
+    """A client that continues one conversation object, with an idempotency key per request."""
 
     def prepare(self) -> None:
         """Create the conversation."""
@@ -198,11 +198,11 @@ class ConversationClient(Client):
         self.messages = []
 
     def step(self) -> None:
-        """Create a response in the conversation, streamed or not."""
+        """Create a response in the conversation, with or without streaming."""
         self.create_response(self.text, conversation=self.conversation)
 
     def finish(self) -> None:
-        """Compare the items of the conversation."""
+        """Compare the items of the conversation with the recorded messages."""
         super().finish()
         if not self.steps:
             return
@@ -219,7 +219,7 @@ class ConversationClient(Client):
 
 
 class ChainClient(Client):
-    """Continues its newest response; a request that failed is repeated from the same one."""
+    """A client that continues its newest response and retries a failed request from the same one."""
 
     def prepare(self) -> None:
         """Start without a response."""
@@ -227,12 +227,12 @@ class ChainClient(Client):
         self.messages = []
 
     def step(self) -> None:
-        """Create a response that continues the newest."""
+        """Create a response that continues the newest one."""
         self.previous = self.create_response(previous_response_id=self.previous)["id"]
 
 
 class BackgroundClient(ChainClient):
-    """The same with responses in the background: polled, and streamed from any server."""
+    """A client that creates background responses and polls or streams them from any server."""
 
     def step(self) -> None:
         """Create a response, wait for it, and read its events from other servers."""
@@ -255,7 +255,7 @@ class BackgroundClient(ChainClient):
         self.record(made, self.text)
 
     def _start_stream(self, body: Any, key: str) -> str | None:
-        """Create a streamed response, and leave the stream after its first event."""
+        """Create a streamed response and disconnect after its first event."""
         headers = {"Idempotency-Key": key}
         url = self._cluster.choose_url() + "/responses"
         with self._http.stream("POST", url, json=body, headers=headers) as stream:
@@ -276,7 +276,7 @@ class BackgroundClient(ChainClient):
 
 
 def run_clients(cluster: Cluster, chooser: random.Random) -> list[Client]:
-    """Kill servers while clients work, each time after some steps of theirs."""
+    """Run clients and kill a server after every few steps."""
     kinds = (
         ConversationClient,
         ConversationClient,
@@ -320,7 +320,7 @@ def read_nodes(url: str) -> Iterator[tuple[Any, ...]]:
 
 
 def test_servers_are_killed_under_load(postgres_url: str) -> None:
-    """``KEDGE_REPLICA_KILLS`` sets how often; every stored answer is one to its stored context."""
+    """Each stored answer matches its stored context; ``KEDGE_REPLICA_KILLS`` sets the number of kills."""
     with ExitStack() as stack:
         url = stack.enter_context(create_schema(postgres_url))
         cluster = Cluster(url)
@@ -333,7 +333,7 @@ def test_servers_are_killed_under_load(postgres_url: str) -> None:
 
         @cache
         def read_context(id_: int | None) -> tuple[Messages, Messages]:
-            """Return what the model of a node saw, and what it answered."""
+            """Return the context and the answer of a node."""
             if id_ is None:
                 return [], []
             _, parent, _, given, output, *_ = nodes[id_]

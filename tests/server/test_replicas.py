@@ -1,4 +1,4 @@
-"""Several servers on one PostgreSQL: what one stores, locks, cancels or leaves, the others see."""
+"""Several servers on one PostgreSQL database share responses, locks, cancellations and failures."""
 
 import asyncio
 import json
@@ -25,18 +25,18 @@ from server.gated_model import GatedModel
 from server.waiting import TIMEOUT, wait_until
 
 LIMITS = Limits(lease_seconds=600.0, shutdown_seconds=1.0)
-"""A test says when a lease expires: a busy machine must not."""
+"""Leases long enough to expire only when a test makes them expire."""
 
 
 @pytest.fixture
 def url(postgres_url: str) -> Iterator[str]:
-    """The address of an empty database."""
+    """Yield the address of an empty database."""
     with create_schema(postgres_url) as made:
         yield made
 
 
 class Replica:
-    """One of the servers, its model and a client for it."""
+    """One of the servers, with its model and a client."""
 
     def __init__(self, stack: ExitStack, url: str, **settings: Any) -> None:
         self.url = url
@@ -47,7 +47,7 @@ class Replica:
         self.http = stack.enter_context(made)
 
     def create(self, prompt: str, key: str = "", **body: Any) -> Any:
-        """Create a response, and return what the server answered."""
+        """Create a response and return the body."""
         headers = {"Idempotency-Key": key} if key else {}
         asked = {"model": "m", "input": prompt, **body}
         return self.http.post("/responses", json=asked, headers=headers).json()
@@ -57,12 +57,12 @@ class Replica:
         return self.http.get(f"/responses/{id_}").json()
 
     def read_events(self, id_: str, **query: Any) -> list[dict[str, Any]]:
-        """Return the events of a background response, until it has ended."""
+        """Return the events of a background response up to its end."""
         answer = self.http.get(f"/responses/{id_}", params={"stream": "true", **query})
         return parse_events(answer.text)
 
     def lose_lease(self) -> None:
-        """Let the others believe that this server is gone, while it is only slow."""
+        """Expire the lease of this server while it is still running."""
 
         def stop_renewing(service: Any) -> str:
             service.claims.renew = lambda: None
@@ -74,7 +74,7 @@ class Replica:
 
 @pytest.fixture
 def replicas(url: str) -> Iterator[tuple[Replica, Replica]]:
-    """Two servers on one database."""
+    """Yield two servers on one database."""
     with ExitStack() as stack:
         yield Replica(stack, url), Replica(stack, url)
 
@@ -95,7 +95,7 @@ def get_text(response: Any) -> str:
 
 
 def test_a_conversation_is_locked_for_every_server(replicas: tuple[Replica, Replica]) -> None:
-    """While one server generates, another one cannot change the conversation; then it can."""
+    """While one server generates, another server cannot change the conversation."""
     one, other = replicas
     id_ = one.http.post("/conversations", json={}).json()["id"]
     made = one.create("wait", conversation=id_, background=True)
@@ -116,8 +116,8 @@ def test_a_conversation_is_locked_for_every_server(replicas: tuple[Replica, Repl
     assert other.http.delete(f"/conversations/{id_}").json()["deleted"]
 
 
-def test_what_one_server_deleted_no_other_serves(replicas: tuple[Replica, Replica]) -> None:
-    """A cached context is only used after its response was found in the database."""
+def test_deletion_is_visible_to_every_server(replicas: tuple[Replica, Replica]) -> None:
+    """A cached context is used only after its response was found in the database."""
     one, other = replicas
     first = one.create("one")
     second = one.create("two", previous_response_id=first["id"])
@@ -128,10 +128,10 @@ def test_what_one_server_deleted_no_other_serves(replicas: tuple[Replica, Replic
     assert one.create("three", previous_response_id=first["id"])["status"] == "completed"
 
 
-def test_a_response_whose_history_was_deleted_meanwhile_is_not_stored(
+def test_response_with_deleted_parent_is_not_stored(
     replicas: tuple[Replica, Replica], url: str
 ) -> None:
-    """It could not be continued: its client gets the error on which it sends everything again."""
+    """It could not be continued, so the client gets an error and can send the complete context."""
     one, other = replicas
     first = one.create("one")
     stream = {"model": "m", "input": "two", "previous_response_id": first["id"]}
@@ -150,7 +150,7 @@ def test_a_response_whose_history_was_deleted_meanwhile_is_not_stored(
 def test_a_background_response_is_continued_by_another_server(
     replicas: tuple[Replica, Replica],
 ) -> None:
-    """With the same context and id; what the first server writes later is not stored."""
+    """The context and id are the same, and later output of the first server is not stored."""
     one, other = replicas
     first = other.create("one")
     made = one.create("wait two", previous_response_id=first["id"], background=True)
@@ -171,8 +171,8 @@ def test_a_background_response_is_continued_by_another_server(
     assert texts == ["one", "answer to one", "wait two", "answer to wait two", "three"]
 
 
-def test_a_stream_goes_on_after_its_server_is_gone(replicas: tuple[Replica, Replica]) -> None:
-    """Its events are numbered on, and the last one has the complete response."""
+def test_stream_continues_on_another_server(replicas: tuple[Replica, Replica]) -> None:
+    """The sequence numbers continue, and the last event has the complete response."""
     one, other = replicas
     asked = {"model": "m", "input": "wait", "background": True, "stream": True}
     with one.http.stream("POST", "/responses", json=asked) as stream:
@@ -194,7 +194,7 @@ def test_a_stream_goes_on_after_its_server_is_gone(replicas: tuple[Replica, Repl
 
 
 def test_a_stream_can_be_read_from_every_server(replicas: tuple[Replica, Replica]) -> None:
-    """All of it, or from any event on; a response that was not streamed has no events."""
+    """Any server returns the stream from any event; a response without streaming has no events."""
     one, other = replicas
     asked = {"model": "m", "input": "hello", "background": True, "stream": True}
     events = parse_events(one.http.post("/responses", json=asked).text)
@@ -209,7 +209,7 @@ def test_a_stream_can_be_read_from_every_server(replicas: tuple[Replica, Replica
 def test_a_response_can_be_cancelled_through_every_server(
     replicas: tuple[Replica, Replica],
 ) -> None:
-    """It is cancelled at once, its model stops soon after, and its stream ends."""
+    """Another server can cancel a response, and its model is then stopped."""
     one, other = replicas
     made = one.create("wait", background=True)
     wait_until(lambda: one.model.started)
@@ -224,10 +224,10 @@ def test_a_response_can_be_cancelled_through_every_server(
     assert other.http.post(f"/responses/{finished['id']}/cancel").status_code == 400
 
 
-def test_the_streams_of_a_server_that_is_gone_are_failed(
+def test_streams_of_a_lost_server_are_failed(
     replicas: tuple[Replica, Replica],
 ) -> None:
-    """Their clients lost the connection; the conversation is free again."""
+    """A response whose server is lost is failed, and its conversation is unlocked."""
     one, other = replicas
     conversation = one.http.post("/conversations", json={}).json()["id"]
     asked = {"model": "m", "input": "wait", "stream": True, "conversation": conversation}
@@ -242,8 +242,8 @@ def test_the_streams_of_a_server_that_is_gone_are_failed(
     assert len(other.http.get(f"/conversations/{conversation}/items").json()["data"]) == 2
 
 
-def test_a_server_that_stops_leaves_its_background_responses(url: str) -> None:
-    """Another one continues them at once, also one that starts later; the conversation stays locked."""
+def test_background_responses_continue_after_a_server_stops(url: str) -> None:
+    """Another server continues them, even if it starts later; the conversation stays locked."""
     with ExitStack() as stack:
         one = Replica(stack, url)
         id_ = one.http.post("/conversations", json={}).json()["id"]
@@ -258,8 +258,8 @@ def test_a_server_that_stops_leaves_its_background_responses(url: str) -> None:
         assert other.create("x", conversation=id_)["status"] == "completed"
 
 
-def test_a_response_that_stops_every_server_is_failed(url: str) -> None:
-    """After some attempts; and one that cannot be prepared any more is failed at once."""
+def test_response_is_failed_after_repeated_attempts(url: str) -> None:
+    """A response with too many attempts, or with an invalid request, is failed."""
     with ExitStack() as stack:
         one = Replica(stack, url)
         made = [one.create("wait", background=True) for _ in range(2)]
@@ -284,7 +284,7 @@ def test_a_response_that_stops_every_server_is_failed(url: str) -> None:
 
 
 def test_one_server_purges_at_a_time(replicas: tuple[Replica, Replica], url: str) -> None:
-    """Another one leaves it alone, and does not wait."""
+    """A second server skips the purge instead of waiting."""
     one, other = replicas
     made = one.create("hello")
     for replica in replicas:
@@ -298,8 +298,8 @@ def test_one_server_purges_at_a_time(replicas: tuple[Replica, Replica], url: str
     assert other.http.get(f"/responses/{made['id']}").status_code == 404
 
 
-def test_events_are_deleted_some_time_after_the_end(replicas: tuple[Replica, Replica]) -> None:
-    """Those of unfinished responses are retained."""
+def test_events_of_finished_responses_are_deleted(replicas: tuple[Replica, Replica]) -> None:
+    """The events of a finished response are deleted; the response remains."""
     one, other = replicas
     asked = {"model": "m", "input": "hello", "background": True, "stream": True}
     events = parse_events(one.http.post("/responses", json=asked).text)
@@ -315,7 +315,7 @@ def test_events_are_deleted_some_time_after_the_end(replicas: tuple[Replica, Rep
 
 
 def test_a_stream_of_a_deleted_response_ends(replicas: tuple[Replica, Replica]) -> None:
-    """Without the last events, because there is no response any more."""
+    """Reading the stored events of a deleted response raises ``EventsDropped``."""
     one, other = replicas
     asked = {"model": "m", "input": "hello", "background": True, "stream": True}
     id_ = parse_events(one.http.post("/responses", json=asked).text)[0]["response"]["id"]
@@ -334,8 +334,8 @@ def test_a_stream_of_a_deleted_response_ends(replicas: tuple[Replica, Replica]) 
     assert read == []
 
 
-def test_a_database_that_fails_is_reported(replicas: tuple[Replica, Replica]) -> None:
-    """As an error that a client repeats, on every route and in a run."""
+def test_database_failure_is_reported(replicas: tuple[Replica, Replica]) -> None:
+    """A database failure is a retryable error on every route and in a run."""
     one, _ = replicas
     made = one.create("hello")
 
@@ -351,7 +351,7 @@ def test_a_database_that_fails_is_reported(replicas: tuple[Replica, Replica]) ->
 
 
 class BrokenDriver:
-    """A driver whose server does not answer."""
+    """A driver that cannot connect to its server."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
@@ -365,7 +365,7 @@ class BrokenDriver:
 
 @pytest.mark.parametrize("db", ["sqlite", "postgresql"])
 def test_a_repeated_request_gets_the_same_response(db: str, url: str) -> None:
-    """It is generated once, whichever server gets it; streamed, its items come in one piece."""
+    """A response with an idempotency key is generated once; a repeated stream has complete items."""
     with ExitStack() as stack:
         one = Replica(stack, url if db == "postgresql" else ":memory:")
         other = Replica(stack, url) if db == "postgresql" else one
@@ -406,8 +406,10 @@ def test_a_repeated_request_gets_the_same_response(db: str, url: str) -> None:
         assert other.create("hello", "b")["status"] == "completed"
 
 
-def test_a_key_is_in_use_until_its_response_has_ended(replicas: tuple[Replica, Replica]) -> None:
-    """A response that failed, or whose server is gone, is generated again."""
+def test_idempotency_key_is_in_use_until_the_response_ends(
+    replicas: tuple[Replica, Replica],
+) -> None:
+    """A response that failed, or whose server is lost, is generated again."""
     one, other = replicas
     headers = {"Idempotency-Key": "a"}
     asked = {"model": "m", "input": "wait", "stream": True}
@@ -429,8 +431,8 @@ def test_a_key_is_in_use_until_its_response_has_ended(replicas: tuple[Replica, R
     assert one.retrieve(new)["status"] == "completed"
 
 
-def test_a_database_that_cannot_be_used_is_reported(url: str) -> None:
-    """An address that is wrong, a database of a newer version: the message says what to do."""
+def test_unusable_database_is_reported(url: str) -> None:
+    """The error for a wrong address or a newer version says what to do."""
     with pytest.raises(CannotServe, match="cannot be opened") as wrong:
         serve(db=url.replace(PASSWORD, "letmein")).__enter__()
     assert "letmein" not in str(wrong.value)
@@ -442,7 +444,7 @@ def test_a_database_that_cannot_be_used_is_reported(url: str) -> None:
 
 
 async def test_a_store_can_be_in_the_same_database(url: str) -> None:
-    """Each has its own tables, whichever is opened first."""
+    """A store and a server have separate tables, whichever is opened first."""
     with serve(db=url):
         async with await open_store(url) as store:
             assert await store.list_scheduled() == []

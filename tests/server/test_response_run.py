@@ -1,4 +1,4 @@
-"""Responses while they are written: many at once, abandoned, too slow, cut off by the end."""
+"""Responses while they are generated: concurrency, disconnects, timeouts and shutdown."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ Connect = Callable[[TestServer], OpenAI]
 
 
 class GatedModel(PracticeModel):
-    """A model that writes a word and then waits until it is let go."""
+    """A model that pauses after its second event until the test continues it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,11 +30,11 @@ class GatedModel(PracticeModel):
         self.cancelled = threading.Event()
 
     def open_gate(self, server: TestServer) -> None:
-        """Let every answer go on."""
+        """Let every answer continue."""
         server.call(lambda _: self._gate.set())
 
     async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
-        """Wait in the middle of the answer."""
+        """Yield an answer with a pause in the middle."""
         written = 0
         async for piece in super().answer(prompt):
             yield piece
@@ -47,8 +47,8 @@ class GatedModel(PracticeModel):
                     raise
 
 
-async def test_fifty_streams_run_side_by_side() -> None:
-    """Every client gets its own answer, whole and in order, and can go on from it."""
+async def test_fifty_concurrent_streams() -> None:
+    """Every client gets its own complete answer and can continue it."""
     model = GatedModel()
     with serve(model=model) as server:
         limits = httpx2.Limits(max_connections=100)
@@ -83,7 +83,7 @@ async def test_fifty_streams_run_side_by_side() -> None:
 
 @contextmanager
 def abandon_request(server: TestServer, **body: Any) -> Generator[None]:
-    """Ask for a response and, when it is being written, go away; then do the rest."""
+    """Request a response, disconnect while it is generated, and then run the block."""
     raw = json.dumps({"model": "m", "input": "hello", **body}).encode()
     head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n"
     with socket.create_connection(server.address) as connection:
@@ -93,8 +93,8 @@ def abandon_request(server: TestServer, **body: Any) -> Generator[None]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_ends_the_work(stream: bool, connect: Connect) -> None:
-    """The model is cancelled, the response is marked, and nobody can build on it."""
+def test_disconnect_cancels_the_response(stream: bool, connect: Connect) -> None:
+    """The model is cancelled, and the response is stored as cancelled and cannot be continued."""
     model = GatedModel()
     with serve(model=model) as server, abandon_request(server, stream=stream):
         wait_until(model.cancelled.is_set)
@@ -111,7 +111,7 @@ def test_a_client_that_goes_away_ends_the_work(stream: bool, connect: Connect) -
 
 
 def test_an_abandoned_conversation_is_unlocked_and_unchanged(connect: Connect) -> None:
-    """What was not completed adds nothing."""
+    """A response that was not completed adds nothing to its conversation."""
     model = GatedModel()
     with serve(model=model) as server:
         client = connect(server)
@@ -123,8 +123,8 @@ def test_an_abandoned_conversation_is_unlocked_and_unchanged(connect: Connect) -
             assert client.responses.create(model="m", input="y", conversation=talk.id)
 
 
-def test_a_response_in_progress_can_be_seen_but_not_continued(connect: Connect) -> None:
-    """It is stored from the start; deleting it while it runs leaves nothing behind."""
+def test_response_in_progress_is_visible_but_not_continuable(connect: Connect) -> None:
+    """It is stored from the start, and deleting it while it runs leaves no node."""
     model = GatedModel()
     with serve(model=model) as server:
         client = connect(server)
@@ -149,7 +149,7 @@ def test_a_response_in_progress_can_be_seen_but_not_continued(connect: Connect) 
 
 
 def test_an_answer_that_takes_too_long_is_failed(connect: Connect) -> None:
-    """With an error for the client and in the database."""
+    """An answer that exceeds the time limit is an error for the client and stored as failed."""
     with serve(model=GatedModel(), limits=Limits(answer_seconds=0)) as server:
         client = connect(server)
         events = list(client.responses.create(model="m", input="x", stream=True))
@@ -181,8 +181,8 @@ def open_gate_when_stopping(server: TestServer, model: GatedModel) -> None:
 
 
 @pytest.mark.parametrize("finishes", [True, False])
-def test_stopping_finishes_or_fails_what_runs(tmp_path: Any, finishes: bool) -> None:
-    """In either case the client is told the end, and the database knows it."""
+def test_stopping_finishes_or_fails_running_responses(tmp_path: Any, finishes: bool) -> None:
+    """In either case, the client gets the final event and the response is stored."""
     model = GatedModel()
     told: list[str] = []
     db = str(tmp_path / "server.db")
@@ -206,16 +206,16 @@ def test_stopping_finishes_or_fails_what_runs(tmp_path: Any, finishes: bool) -> 
         assert kept == last["response"]
 
 
-def test_stopping_takes_no_new_requests() -> None:
-    """The port is closed at once."""
+def test_stopped_server_accepts_no_requests() -> None:
+    """The port of a stopped server is closed."""
     with serve() as server:
         url = server.url
     with pytest.raises(httpx2.ConnectError):
         httpx2.get(f"{url}/healthz", verify=False, timeout=TIMEOUT)
 
 
-def test_a_stream_comes_word_by_word(connect: Connect) -> None:
-    """Streaming is real: the first word is there while the rest is not yet written."""
+def test_stream_is_incremental(connect: Connect) -> None:
+    """The first delta arrives before the rest of the answer is generated."""
     model = GatedModel()
     with serve(model=model) as server:
         seen: list[str] = []

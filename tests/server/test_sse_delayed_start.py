@@ -1,4 +1,4 @@
-"""The opening of a stream, held back until its model has begun."""
+"""The start of a stream is delayed until its model has begun."""
 
 import asyncio
 from typing import Any
@@ -12,7 +12,7 @@ START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 
 
 async def open_delayed(grace: float) -> tuple[DelayedStart, list[Any]]:
-    """An opening that was asked to send its start, and what it has sent."""
+    """Return a delayed start that has received its first message, and the list of sent messages."""
     sent: list[Any] = []
 
     async def send(message: Message) -> None:
@@ -23,15 +23,15 @@ async def open_delayed(grace: float) -> tuple[DelayedStart, list[Any]]:
     return opening, sent
 
 
-async def test_without_grace_everything_passes_at_once() -> None:
-    """A model that cannot refuse needs no waiting."""
+async def test_messages_are_sent_at_once_without_grace() -> None:
+    """Without a grace period, the start of the response is sent immediately."""
     opening, sent = await open_delayed(0)
     assert opening.released
     assert sent == [START]
 
 
-async def test_with_grace_everything_waits_for_the_release() -> None:
-    """And comes in its order then."""
+async def test_messages_wait_for_the_release_with_grace() -> None:
+    """With a grace period, messages are sent in order after the release."""
     opening, sent = await open_delayed(60)
     await opening({"type": "http.response.body", "body": b"a", "more_body": True})
     assert sent == []
@@ -40,8 +40,8 @@ async def test_with_grace_everything_waits_for_the_release() -> None:
     opening.close()
 
 
-async def test_a_slow_model_is_not_waited_for_for_ever() -> None:
-    """After its grace the stream is opened."""
+async def test_grace_period_ends() -> None:
+    """After the grace period, the start is sent without a release."""
     begun = asyncio.Event()
 
     async def send(_: Message) -> None:

@@ -1,4 +1,4 @@
-"""Frames that are put together are sent together, in order, and none is lost."""
+"""Frames that are put together are sent together, in order and without loss."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from kedge.server.sse import MAX_PENDING_BYTES, BufferedSender
 
 
 class FakeSocket:
-    """Records what is sent. While it is not open, sending waits."""
+    """A socket that records its sends; while it is not open, sending waits."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -23,12 +23,12 @@ class FakeSocket:
         self.bodies.append(message["body"])
 
     async def wait_for_send(self) -> bytes:
-        """Wait until the next send has begun, as a model waits, and return what it sends."""
+        """Wait until the next send has begun and return its body."""
         return await self._begun.get()
 
 
 async def test_frames_that_are_put_at_once_are_sent_together() -> None:
-    """One write for all that was put before the model waited, and one at the end."""
+    """All frames put before a wait are sent in one write."""
     socket = FakeSocket()
     async with BufferedSender(socket.send) as outbox:
         await outbox.put(b"a")
@@ -42,7 +42,7 @@ async def test_frames_that_are_put_at_once_are_sent_together() -> None:
 
 
 async def test_a_slow_socket_slows_the_writer_down() -> None:
-    """Above the limit, ``put`` returns when the socket has accepted what is pending."""
+    """Above the limit, ``put`` returns only after the socket has accepted the pending frames."""
     socket = FakeSocket()
     socket.open.clear()
     order: list[str] = []
@@ -66,7 +66,7 @@ async def test_a_slow_socket_slows_the_writer_down() -> None:
 
 
 async def test_nothing_is_lost_when_the_block_ends_during_a_send() -> None:
-    """The end waits for the send under way and then sends the rest."""
+    """Leaving the block waits for the current send and then sends the rest."""
     socket = FakeSocket()
     socket.open.clear()
     leaving = asyncio.Event()
@@ -87,7 +87,7 @@ async def test_nothing_is_lost_when_the_block_ends_during_a_send() -> None:
 
 
 async def test_an_error_of_the_socket_is_raised_at_the_end() -> None:
-    """Also when it happened while sending in the background."""
+    """An error of a send in the background is raised when the block ends."""
     called = asyncio.Event()
 
     async def send(_: Message) -> None:

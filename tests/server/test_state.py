@@ -1,7 +1,7 @@
-"""The whole state against a plain model of it: chains, forks, deletion, expiry, conversations.
+"""The server state compared with a simple model: chains, forks, deletion, expiry, conversations.
 
-Whatever is done in whatever order, a live response's context is what a dictionary of lists says it
-is, a dead one cannot be found, and when nothing needs them any more no nodes are left.
+After any sequence of operations, the context of a live response equals that of the model, an expired or
+deleted response is not found, and nodes that are no longer needed are deleted.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ def item_texts(items: Any) -> list[str]:
 
 @dataclass
 class ExpectedResponse:
-    """What the model of the state knows of one response."""
+    """The expected state of one response."""
 
     texts: list[str]
     expires_at: float
@@ -58,14 +58,14 @@ class ExpectedResponse:
 
 @dataclass
 class ExpectedConversation:
-    """What it knows of one conversation: the ids and texts of its items."""
+    """The expected state of one conversation: the ids and texts of its items."""
 
     items: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     deleted: bool = False
 
 
 class ServerStateMachine(RuleBasedStateMachine):
-    """Random lives of a server."""
+    """Random operations on a server."""
 
     responses = Bundle("responses")
     conversations = Bundle("conversations")
@@ -80,7 +80,7 @@ class ServerStateMachine(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        """Start a server on the database, with hardly any room for a cache."""
+        """Start a server on the database with a small cache."""
         self.service = ServerState(
             Settings(
                 db=self.db,
@@ -91,7 +91,7 @@ class ServerStateMachine(RuleBasedStateMachine):
         )
 
     def teardown(self) -> None:
-        """Delete everything, and stop."""
+        """Delete everything and stop."""
         for id_ in self.expected_conversations:
             if found := self.service.conversations.find(id_):
                 self.service.conversations.delete(found)
@@ -101,7 +101,7 @@ class ServerStateMachine(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def create_response(self, **body: Any) -> dict[str, Any]:
-        """Create a response, without the HTTP around it."""
+        """Create a response without HTTP."""
 
         def prepare() -> ResponseRun:
             return ResponseRun(self.service, prepare_response(self.service, {"model": "m", **body}))
@@ -115,7 +115,7 @@ class ServerStateMachine(RuleBasedStateMachine):
         return decode(whole)
 
     def is_alive(self, id_: str) -> bool:
-        """Whether a response should be there."""
+        """Return whether a response is expected to exist."""
         said = self.expected_responses[id_]
         return not said.deleted and said.expires_at > self.now
 
@@ -132,7 +132,7 @@ class ServerStateMachine(RuleBasedStateMachine):
 
     @rule(target=responses, previous=responses, word=words)
     def chain(self, previous: str, word: str) -> Any:
-        """Go on from any response."""
+        """Continue any response."""
         if not self.is_alive(previous):
             with pytest.raises(ApiError, match=r"Previous response with id .* not found"):
                 self.create_response(input=word, previous_response_id=previous)
@@ -155,12 +155,12 @@ class ServerStateMachine(RuleBasedStateMachine):
 
     @rule(days=st.integers(1, 6))
     def wait(self, days: int) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.now += days * DAY
 
     @rule()
     def purge(self) -> None:
-        """Delete what has expired."""
+        """Delete expired responses."""
         self.service.responses.purge()
 
     @rule()
@@ -205,7 +205,7 @@ class ServerStateMachine(RuleBasedStateMachine):
 
     @rule(talk=conversations, place=st.integers(0, 20))
     def remove(self, talk: str, place: int) -> None:
-        """Take an item out of a conversation."""
+        """Remove an item from a conversation."""
         found, known = self.service.conversations.find(talk), self.expected_conversations[talk]
         if found is not None and known.items:
             id_, _ = known.items.pop(place % len(known.items))
@@ -220,13 +220,13 @@ class ServerStateMachine(RuleBasedStateMachine):
         self.expected_conversations[talk].deleted = True
 
     def items(self, word: str) -> tuple[str, list[Any]]:
-        """Write one message out."""
+        """Return a key and one normalized message."""
         key = new_key(self.service.nodes.next_number())
         return key, list(normalize_items([{"role": "user", "content": word}], key))
 
     @invariant()
     def every_context_is_what_was_said(self) -> None:
-        """Live responses and conversations hold exactly what the model says."""
+        """Live responses and conversations have exactly the expected items."""
         for id_, said in self.expected_responses.items():
             found = self.service.responses.find(id_)
             assert (found is not None) == self.is_alive(id_)
@@ -251,8 +251,8 @@ class ServerStateMachine(RuleBasedStateMachine):
             assert count_nodes(self.service) == 0
 
 
-def test_the_same_holds_on_postgresql(postgres_url: str) -> None:
-    """Random lives of a server that shares its database with others."""
+def test_state_machine_on_postgresql(postgres_url: str) -> None:
+    """The same operations are correct on a PostgreSQL database."""
     with create_schema(postgres_url) as url:
         machine: Any = partial(ServerStateMachine, url)
         steps = settings(max_examples=scale_examples(6), stateful_step_count=15)
@@ -266,7 +266,7 @@ TestServerState.settings = settings(
 
 
 def test_reasoning_texts_are_remembered_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the id of the item, or from its encrypted content; unknown ones are empty."""
+    """Reasoning is found by item id or decrypted; above the limit, old texts are dropped."""
     monkeypatch.setattr("kedge.server.state.MAX_REASONING_TEXTS", 2)
     state = ServerState(Settings())
     items = [{"type": "reasoning", "id": f"rs_{n}"} for n in range(3)]

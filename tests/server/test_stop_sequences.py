@@ -1,4 +1,4 @@
-"""Stop sequences, whichever way a model cuts its text."""
+"""Stop sequences, for any division of the text into deltas."""
 
 from collections.abc import AsyncIterator
 
@@ -11,7 +11,7 @@ from kedge.server.stop_sequences import apply_stop_sequences
 
 
 async def stream_text(text: str, size: int) -> AsyncIterator[OutputEvent]:
-    """An answer of one text, in chunks."""
+    """Yield an answer with one text, in deltas of a size."""
     yield ItemOpened("text")
     for at in range(0, len(text), size):
         yield ItemDelta(text[at : at + size])
@@ -19,7 +19,7 @@ async def stream_text(text: str, size: int) -> AsyncIterator[OutputEvent]:
 
 
 async def apply_stops(text: str, size: int, stops: tuple[str, ...]) -> tuple[str, str]:
-    """What is left of a text, and the sequence at which it stopped."""
+    """Return the text before the stop sequence, and the stop sequence that was found."""
     pieces = [piece async for piece in apply_stop_sequences(stream_text(text, size), stops)]
     said = "".join(piece.text for piece in pieces if isinstance(piece, ItemDelta))
     closed = [piece for piece in pieces if isinstance(piece, ItemClosed)]
@@ -33,7 +33,7 @@ async def apply_stops(text: str, size: int, stops: tuple[str, ...]) -> tuple[str
     stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
 )
 def test_a_text_ends_before_the_first_stop_sequence(text: str, size: int, stops: list[str]) -> None:
-    """However it is chunked, nothing of it is lost or told too early."""
+    """For any delta size, no text before a stop sequence is lost and none after it is sent."""
     said, found = run_sync(apply_stops(text, size, tuple(stops)))
     if found:
         assert found in stops
@@ -44,8 +44,8 @@ def test_a_text_ends_before_the_first_stop_sequence(text: str, size: int, stops:
         assert not any(stop in text for stop in stops)
 
 
-async def test_only_what_is_said_is_looked_at() -> None:
-    """A thought or a call may hold a stop sequence."""
+async def test_stop_sequences_apply_only_to_text() -> None:
+    """Stop sequences in reasoning or tool calls have no effect."""
 
     async def thought() -> AsyncIterator[OutputEvent]:
         yield ItemOpened("reasoning")

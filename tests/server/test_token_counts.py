@@ -1,4 +1,4 @@
-"""Long texts are counted in a thread, on the way in and on the way out, and in bounded time."""
+"""Long texts of requests and responses are counted in a thread and in bounded time."""
 
 import threading
 from typing import Any
@@ -17,7 +17,7 @@ LINE = "All work and no play makes Jack a dull boy, he said. "
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """The texts that the server counted, each with the name of the thread that did."""
+    """Return a list of counted texts, each with the name of the thread that counted it."""
     found: list[tuple[str, str]] = []
     original = tokens.count_text
 
@@ -30,7 +30,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 def send(server: TestServer, api: str, texts: list[str], *, stream: bool) -> None:
-    """Send messages over one of the APIs, and read the answer to its end."""
+    """Send messages to one of the APIs and read the response to its end."""
     client = OpenAI(base_url=server.base_url, api_key="any", max_retries=0)
     messages: Any = [{"role": "user", "content": text} for text in texts]
     given: Any = (
@@ -45,10 +45,10 @@ def send(server: TestServer, api: str, texts: list[str], *, stream: bool) -> Non
 
 @pytest.mark.parametrize("api", ["responses", "chat"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_loop_counts_no_long_text(
+def test_long_texts_are_counted_in_a_thread(
     api: str, stream: bool, counted: list[tuple[str, str]]
 ) -> None:
-    """Neither the request nor the answer, which repeats it; each is counted once, in a thread."""
+    """A long request and its long answer are each counted once, in a thread."""
     text = f"{api} {stream} " + LINE * (MIN_THREAD_CHARS // len(LINE) + 1)
     with serve(model=GatedModel()) as server:
         send(server, api, [text], stream=stream)
@@ -58,10 +58,8 @@ def test_the_loop_counts_no_long_text(
 
 
 @pytest.mark.parametrize("api", ["responses", "chat"])
-def test_the_loop_counts_no_short_texts_of_a_long_request(
-    api: str, counted: list[tuple[str, str]]
-) -> None:
-    """However many there are: counts are stored for the request, not only in a bounded cache."""
+def test_long_requests_are_counted_in_a_thread(api: str, counted: list[tuple[str, str]]) -> None:
+    """Many short texts are counted in a thread too, and their counts are stored for the request."""
     texts = [f"{number} {LINE}" for number in range(MIN_THREAD_CHARS // len(LINE) + 1)]
     with serve() as server:
         send(server, api, texts, stream=False)
@@ -73,7 +71,7 @@ def test_the_loop_counts_no_short_texts_of_a_long_request(
 def test_a_text_over_the_length_limit_is_rejected_uncounted(
     counted: list[tuple[str, str]],
 ) -> None:
-    """By its length alone, with the sentence of the live API."""
+    """A text above the length limit is rejected with the hosted API's message, without counting."""
     with serve() as server, pytest.raises(BadRequestError) as caught:
         send(server, "responses", ["a" * 10_485_761], stream=False)
     assert caught.value.code == "string_above_max_length"
@@ -84,7 +82,7 @@ def test_a_text_over_the_length_limit_is_rejected_uncounted(
 def test_a_text_over_the_window_is_rejected_after_bounded_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a text that no model can read, only samples are encoded."""
+    """Of a text far above the context window, only samples are encoded."""
     encoding = counter.get_encoding()
     lengths: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Unknown parameters: rejected for the practice model, ignored in front of any other model."""
+"""Unknown parameters: rejected for the practice model, ignored for other models."""
 
 import logging
 from collections.abc import Iterator
@@ -122,7 +122,7 @@ def post(server: TestServer, path: str, body: Any) -> Any:
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_unknown_parameters_are_ignored_and_listed(server: TestServer, name: str) -> None:
-    """The members that Codex, Claude Code and LiteLLM send."""
+    """Unknown parameters that Codex, Claude Code and LiteLLM send are ignored and listed in a header."""
     path, body, ignored = REQUESTS[name]
     answer = post(server, path, body)
     assert answer.status_code == 200, answer.text
@@ -131,7 +131,7 @@ def test_unknown_parameters_are_ignored_and_listed(server: TestServer, name: str
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_unknown_parameters_are_rejected_by_default(name: str) -> None:
-    """By the practice model, as the hosted APIs do."""
+    """The practice model rejects unknown parameters, as the hosted APIs do."""
     path, body, _ = REQUESTS[name]
     with serve() as server:
         answer = post(server, path, body)
@@ -139,8 +139,8 @@ def test_unknown_parameters_are_rejected_by_default(name: str) -> None:
     assert HEADER not in answer.headers
 
 
-def test_a_stream_lists_them_too(client: OpenAI) -> None:
-    """In the headers of the stream."""
+def test_stream_lists_ignored_parameters(client: OpenAI) -> None:
+    """The ignored parameters of a stream are listed in its headers."""
     more: Any = {"extra_body": {"client_metadata": {"a": "b"}}}
     raw = client.responses.with_raw_response.create(model="m", input="Hello", stream=True, **more)
     assert raw.headers[HEADER] == "client_metadata"
@@ -148,12 +148,12 @@ def test_a_stream_lists_them_too(client: OpenAI) -> None:
 
 
 def test_a_request_without_unknown_parameters_has_no_header(server: TestServer) -> None:
-    """Nothing is listed where nothing was ignored."""
+    """A response to a request without unknown parameters has no header."""
     assert HEADER not in post(server, "/v1/responses", {"model": "m", "input": "Hi"}).headers
 
 
 def test_ignored_members_are_not_stored(server: TestServer, client: OpenAI) -> None:
-    """What a later request builds on is what the model saw."""
+    """Ignored members are removed from the stored items and tools."""
     made = post(server, "/v1/responses", CODEX_REQUEST).json()
     items = client.responses.input_items.list(made["id"]).data
     assert "passthrough" not in str([item.model_dump() for item in items])
@@ -163,7 +163,7 @@ def test_ignored_members_are_not_stored(server: TestServer, client: OpenAI) -> N
 def test_each_parameter_is_logged_once(
     server: TestServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An agent sends the same members with every request."""
+    """A parameter that an agent sends with every request is logged once."""
     caplog.set_level(logging.WARNING, "kedge.server")
     for _ in range(3):
         post(server, "/v1/responses", CODEX_REQUEST)
@@ -175,7 +175,7 @@ def test_each_parameter_is_logged_once(
 def test_names_cannot_forge_a_header_or_a_log_line(
     server: TestServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A name may contain any character and be of any length."""
+    """A name with control characters or of great length is escaped and truncated."""
     body = {"model": "m", "input": "Hi", "a\r\nx-evil: 1, b": 1, "é" * 200: 2}
     answer = post(server, "/v1/responses", body)
     assert answer.status_code == 200
@@ -183,8 +183,8 @@ def test_names_cannot_forge_a_header_or_a_log_line(
     assert "\r\nx-evil" not in caplog.text
 
 
-def test_the_list_is_bounded(server: TestServer) -> None:
-    """All are ignored, and only so many are listed."""
+def test_list_of_ignored_parameters_is_bounded(server: TestServer) -> None:
+    """All unknown parameters are ignored, and at most 32 are listed."""
     body = {"model": "m", "input": "Hi"} | {f"unknown_{number}": 1 for number in range(500)}
     assert len(post(server, "/v1/responses", body).headers[HEADER].split(", ")) == 32
 
@@ -199,18 +199,18 @@ def test_the_list_is_bounded(server: TestServer) -> None:
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content"),
     ],
 )
-def test_everything_known_keeps_its_checks(
+def test_known_parameters_are_still_validated(
     server: TestServer, path: str, change: Any, param: str
 ) -> None:
-    """Values, required members, types of items and tools, and parameters of other APIs."""
+    """Values, required members, item types and parameters of other APIs are still checked."""
     base = CODEX_REQUEST if path == "/v1/responses" else CHAT_REQUEST
     answer = post(server, path, {**base, **change})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
 
 
-def test_a_model_behind_the_server_is_enough() -> None:
-    """Without a setting, and the setting decides where it is given."""
+def test_unknown_parameters_are_ignored_for_a_backend() -> None:
+    """A server with a backend ignores them by default, and the setting overrides that."""
     with serve() as upstream:
 
         def status(**settings: Any) -> int:
@@ -224,8 +224,8 @@ def test_a_model_behind_the_server_is_enough() -> None:
     assert "client_metadata" not in str(upstream.requests[-1].body)
 
 
-async def test_a_websocket_ignores_them_as_well(server: TestServer) -> None:
-    """Codex speaks the Responses API over WebSocket, too."""
+async def test_websocket_ignores_unknown_parameters(server: TestServer) -> None:
+    """Unknown parameters are ignored on a WebSocket too, because Codex uses one."""
     async with connect_client(server) as socket:
         await socket.send(type="response.create", **CODEX_REQUEST)
         last = (await socket.read_response())[-1]
@@ -239,7 +239,7 @@ def get_weather(city: str) -> str:
 
 
 def test_an_unknown_policy_is_rejected() -> None:
-    """It would be taken for ``reject``."""
+    """An invalid value of the setting is an error."""
     with (
         pytest.raises(InvalidSetting, match="ignore or reject, not 'bogus'"),
         serve(unknown_parameters="bogus"),
@@ -248,8 +248,8 @@ def test_an_unknown_policy_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("unknown_parameters", ["ignore", "reject"])
-def test_the_tool_runner_of_anthropic_continues_without_threads(unknown_parameters: str) -> None:
-    """It sends ``thread``, gets the error that it understands, and sends the full conversation."""
+def test_anthropic_tool_runner_continues_without_threads(unknown_parameters: str) -> None:
+    """After the error for ``thread``, the tool runner sends the complete conversation."""
     with (
         serve(unknown_parameters=unknown_parameters) as server,
         Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
@@ -268,7 +268,7 @@ def test_the_tool_runner_of_anthropic_continues_without_threads(unknown_paramete
 
 
 def test_a_thread_is_rejected_with_its_code(server: TestServer) -> None:
-    """Ignored, it would make the client send only its newest message."""
+    """An ignored ``thread`` would make the client send only its newest message."""
     with (
         Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
         pytest.raises(anthropic.BadRequestError) as caught,
@@ -282,8 +282,8 @@ def test_a_thread_is_rejected_with_its_code(server: TestServer) -> None:
     assert caught.value.error_code == "thread_unsupported_request"
 
 
-def test_responses_rejects_what_has_moved(client: OpenAI) -> None:
-    """The official client sees the hosted API's error also where unknown members are ignored."""
+def test_moved_parameter_is_rejected(client: OpenAI) -> None:
+    """A moved parameter gets the hosted API's error even if unknown parameters are ignored."""
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model="m", input="Hi", extra_body={"response_format": {}})
     assert "has moved to 'text.format'" in caught.value.message

@@ -1,4 +1,4 @@
-"""Named tokens: each caller sees what its own namespace stored, within its limits."""
+"""Named tokens: each user accesses only its own namespace, within its limits."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ class Users:
     secrets: dict[str, str] = field(default_factory=dict[str, str])
 
     def add(self, name: str, **options: Any) -> str:
-        """Add a token, and return its secret."""
+        """Add a token and return its secret."""
         _, secret = asyncio.run(self.registry.add(name, **options))
         self.secrets[name] = secret
         return secret
@@ -55,18 +55,18 @@ class Users:
 
 @pytest.fixture(scope="module")
 def module_users() -> Iterator[Users]:
-    """One server for the tests of isolation, which do not disturb each other."""
+    """Yield a server for the tests of isolation, which are independent of each other."""
     yield from make_users()
 
 
 @pytest.fixture
 def users() -> Iterator[Users]:
-    """A server of its own."""
+    """Yield a server that only this test uses."""
     yield from make_users()
 
 
 def make_users() -> Iterator[Users]:
-    """Run a server with the users alice and bob, whose counts have a clock that stands still."""
+    """Run a server with the users alice and bob and a clock that the test sets."""
     store = asyncio.run(open_store("sqlite://:memory:"))
     now = [600.0]
     registry = TokenRegistry(store, lambda: now[0])
@@ -81,7 +81,7 @@ def make_users() -> Iterator[Users]:
 def compare_to_unknown(
     users: Users, name: str, method: str, path: str, own: str, **options: Any
 ) -> None:
-    """Check that another user's id gives exactly the answer for an id that never was."""
+    """Check that the id of another user gives the same response as an unknown id."""
     unknown = own[:-8] + "00000000"
     answers: list[tuple[int, str]] = []
     for each in (own, unknown):
@@ -94,7 +94,7 @@ def compare_to_unknown(
 
 @pytest.mark.parametrize("stranger", ["bob", "admin"])
 def test_a_response_of_another_user_is_unknown(module_users: Users, stranger: str) -> None:
-    """It cannot be read, deleted, cancelled, listed, streamed or chained on."""
+    """A response of another user cannot be read, deleted, cancelled, listed, streamed or continued."""
     users = module_users
     made = users.create("alice", background=True, stream=False)
     calls: list[tuple[str, str, dict[str, Any]]] = [
@@ -115,7 +115,7 @@ def test_a_response_of_another_user_is_unknown(module_users: Users, stranger: st
 
 @pytest.mark.parametrize("stranger", ["bob", "admin"])
 def test_a_conversation_of_another_user_is_unknown(module_users: Users, stranger: str) -> None:
-    """It cannot be read, changed, deleted or continued, and neither can its items."""
+    """A conversation of another user and its items cannot be read, changed, deleted or continued."""
     users = module_users
     items = [{"type": "message", "role": "user", "content": "My name is Ada."}]
     made = users.call("alice", "POST", "/v1/conversations", json={"items": items}).json()
@@ -142,7 +142,7 @@ def test_a_conversation_of_another_user_is_unknown(module_users: Users, stranger
 
 
 def test_caches_and_keys_are_separate(module_users: Users) -> None:
-    """Cached prompts, remembered reasoning and encrypted content are those of one user."""
+    """Cached prompts, stored reasoning and encrypted content belong to one user."""
     users = module_users
     for name in ("alice", "bob"):
         cached = [
@@ -171,8 +171,8 @@ def test_caches_and_keys_are_separate(module_users: Users) -> None:
     assert [bool(text) for text in texts] == [False, True, False]
 
 
-def test_messages_of_a_socket_are_those_of_its_user(users: Users) -> None:
-    """A lane does not chain on a response of another user, and ends with its token."""
+def test_websocket_belongs_to_its_user(users: Users) -> None:
+    """A WebSocket cannot continue responses of another user, and a revoked token is rejected."""
     made = users.create("alice")
 
     async def exchange() -> None:
@@ -188,8 +188,8 @@ def test_messages_of_a_socket_are_those_of_its_user(users: Users) -> None:
     asyncio.run(exchange())
 
 
-def test_a_token_is_needed_and_has_scopes(users: Users) -> None:
-    """Without a token, with a wrong one, without the scope, and after it was revoked."""
+def test_token_and_scope_are_required(users: Users) -> None:
+    """A missing, wrong or revoked token is a 401 error, and a missing scope is a 403 error."""
     users.secrets["nobody"] = "kedge_wrong"
     assert users.call("nobody", "GET", "/v1/models").status_code == 401
     assert httpx2.get(f"{users.server.url}/v1/models", verify=False).status_code == 401
@@ -210,8 +210,8 @@ def test_a_token_is_needed_and_has_scopes(users: Users) -> None:
     assert users.call("alice", "GET", "/v1/models").status_code == 401
 
 
-def test_a_limit_of_requests_holds(users: Users) -> None:
-    """Requests above it get 429 with the headers of the hosted API, until the next minute."""
+def test_request_limit(users: Users) -> None:
+    """Requests above the limit get a 429 error with the hosted API's headers until the next minute."""
     users.add("small", requests_per_minute=2)
     users.now[0] = 615.0
     first = users.call("small", "GET", "/v1/models")
@@ -230,8 +230,8 @@ def test_a_limit_of_requests_holds(users: Users) -> None:
     assert users.call("small", "GET", "/v1/models").status_code == 200
 
 
-def test_a_limit_of_requests_holds_on_a_socket(users: Users) -> None:
-    """Each message counts, and a rejected one says when to try again; the connection itself does not."""
+def test_request_limit_on_a_websocket(users: Users) -> None:
+    """Each message counts, but not the connection; a rejected message has ``retry-after``."""
     users.add("small", requests_per_minute=1)
     headers = {"authorization": f"Bearer {users.secrets['small']}"}
 
@@ -246,8 +246,8 @@ def test_a_limit_of_requests_holds_on_a_socket(users: Users) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_limit_of_tokens_holds(users: Users, stream: bool) -> None:
-    """The tokens of all APIs count, and a request is rejected once they reach the limit."""
+def test_token_limit(users: Users, stream: bool) -> None:
+    """The tokens of all APIs count, and requests above the limit are rejected."""
     users.add("small", tokens_per_minute=300)
     body: dict[str, Any] = {"model": "m", "input": "hello " * 20, "stream": stream}
     first = users.call("small", "POST", "/v1/responses", json=body)
@@ -274,7 +274,7 @@ def test_a_limit_of_tokens_holds(users: Users, stream: bool) -> None:
 def test_a_failed_count_does_not_break_the_response(
     users: Users, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The response is complete; only its tokens are missing in the counts."""
+    """If counting fails, the response is complete and only its tokens are not counted."""
     users.add("small", tokens_per_minute=1000)
     count = users.registry.count
 

@@ -1,4 +1,4 @@
-"""Every published answer to a malformed request, row by row, and the order in which they come."""
+"""Every published error for a malformed request, and the order of the checks."""
 
 from typing import Any
 
@@ -494,14 +494,14 @@ ROWS = PRESENCE + UNKNOWN + TYPES + VALUES + MEMBERS + BOUNDS
 
 
 def make_body(fragment: dict[str, Any]) -> dict[str, Any]:
-    """Make a request from a fragment; ``...`` leaves a parameter out."""
+    """Return a request with the fragment merged in; ``...`` removes a parameter."""
     whole = {"model": "practice", "input": "ping"} | fragment
     return {name: value for name, value in whole.items() if value is not ...}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_a_malformed_request_gets_the_published_answer(row: Row) -> None:
-    """Status, param, code and message are those of the live API."""
+def test_malformed_request_gets_the_published_error(row: Row) -> None:
+    """Status, param, code and message are those of the hosted API."""
     _, fragment, param, code, message = row
     with pytest.raises(ApiError) as caught:
         validation.check_create(make_body(fragment))
@@ -545,10 +545,8 @@ ORDER = [
 
 
 @pytest.mark.parametrize(("blamed", "fragment"), ORDER, ids=[row[0] for row in ORDER])
-def test_of_two_faults_the_live_apis_first_is_answered(
-    blamed: str, fragment: dict[str, Any]
-) -> None:
-    """The walk has a fixed order, whatever order the client wrote its parameters in."""
+def test_order_of_checks_is_fixed(blamed: str, fragment: dict[str, Any]) -> None:
+    """The reported error does not depend on the order of the parameters in the request."""
     backwards = dict(reversed(make_body(fragment).items()))
     for request in (make_body(fragment), backwards):
         with pytest.raises(ApiError) as caught:
@@ -607,8 +605,8 @@ ACCEPTED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fragment", ACCEPTED, ids=lambda fragment: ",".join(fragment)[:40])
-def test_a_well_formed_request_is_taken(fragment: dict[str, Any]) -> None:
-    """Strictness has its limit: what the API takes is taken, null included where it is allowed."""
+def test_valid_request_is_accepted(fragment: dict[str, Any]) -> None:
+    """Requests that the API accepts are accepted, including null where it is allowed."""
     validation.check_create(make_body(fragment))
 
 
@@ -629,20 +627,20 @@ def test_a_well_formed_request_is_taken(fragment: dict[str, Any]) -> None:
     ],
     ids=lambda raw: repr(raw[:16]),
 )
-def test_what_is_not_json_is_told_so(raw: bytes) -> None:
-    """Bytes that no JSON reader should take are refused before anything else."""
+def test_invalid_json_is_rejected(raw: bytes) -> None:
+    """A body that is not valid JSON is rejected before any other check."""
     with pytest.raises(ApiError, match="could not parse the JSON body"):
         validation.parse_body(raw)
 
 
-def test_of_two_equal_keys_the_last_one_wins() -> None:
-    """Duplicate keys are decided as every JSON reader decides them."""
+def test_last_duplicate_key_wins() -> None:
+    """Of duplicate keys the last one is used, as in other JSON parsers."""
     assert validation.parse_body(b'{"a": 1, "a": 2}') == {"a": 2}
 
 
 @pytest.mark.parametrize("value", [[], "x", 1, None])
 def test_a_body_must_be_an_object(value: object) -> None:
-    """Any other JSON value has no parameters at all."""
+    """A JSON value that is not an object is rejected."""
     with pytest.raises(ApiError, match="expected an object") as caught:
         validation.check_create(value)
     assert caught.value.code == "invalid_type"
@@ -660,15 +658,15 @@ def test_a_body_must_be_an_object(value: object) -> None:
         ({"tools": [FUNCTION | {"parameters": {"x": float("inf")}}]}, "tools[0].parameters"),
     ],
 )
-def test_what_no_store_could_hold_is_refused(fragment: dict[str, Any], param: str) -> None:
-    """Infinities and lone surrogates pass Python's JSON reader, but never this check."""
+def test_values_that_cannot_be_stored_are_rejected(fragment: dict[str, Any], param: str) -> None:
+    """Infinities and lone surrogates are rejected, although Python's JSON parser accepts them."""
     with pytest.raises(ApiError) as caught:
         validation.check_create(make_body(fragment))
     assert (caught.value.param, caught.value.code) == (param, "invalid_value")
 
 
-def test_free_form_json_may_nest_but_not_without_end() -> None:
-    """A tool's parameters are bounded in depth, so that nobody's stack ends the server."""
+def test_nesting_of_free_form_json_is_limited() -> None:
+    """The parameters of a tool have a maximum depth, so that they cannot exhaust the stack."""
 
     def nested(depth: int) -> dict[str, Any]:
         value: dict[str, Any] = {}
@@ -683,7 +681,7 @@ def test_free_form_json_may_nest_but_not_without_end() -> None:
 
 
 def test_conversation_and_previous_response_exclude_each_other() -> None:
-    """The state phase refuses both at once, with the live API's odd sentence."""
+    """A request with both is rejected with the hosted API's message."""
     with pytest.raises(ApiError) as caught:
         validation.check_exclusive({"conversation": "conv_1", "previous_response_id": "resp_1"})
     assert caught.value.body()["error"] == {
@@ -698,7 +696,7 @@ def test_conversation_and_previous_response_exclude_each_other() -> None:
 
 
 def test_a_stored_prompt_is_never_found() -> None:
-    """This server keeps no prompts, and says so as the live API does of an unknown one."""
+    """The server stores no prompts and returns the hosted API's error for an unknown one."""
     with pytest.raises(ApiError) as caught:
         validation.check_prompt({"prompt": {"id": "pmpt_x"}})
     assert (caught.value.status, caught.value.message) == (
@@ -709,8 +707,8 @@ def test_a_stored_prompt_is_never_found() -> None:
 
 
 @pytest.mark.parametrize("empty", [[], ""])
-def test_empty_input_needs_something_to_go_on_from(empty: object) -> None:
-    """Nothing said and nothing before it is no request; with a previous response it is one."""
+def test_empty_input_requires_a_previous_response(empty: object) -> None:
+    """Empty input is rejected without a previous response or conversation."""
     with pytest.raises(ApiError) as caught:
         validation.check_not_empty({"input": empty, "previous_response_id": None})
     assert caught.value.body()["error"] == {
@@ -749,10 +747,10 @@ OTHER_CHECKS = [
 
 
 @pytest.mark.parametrize(("check", "good", "bad", "param"), OTHER_CHECKS)
-def test_the_other_endpoints_check_their_bodies_too(
+def test_other_endpoints_validate_their_bodies(
     check: Any, good: dict[str, Any], bad: dict[str, Any], param: str
 ) -> None:
-    """Token counting, compaction and conversations have tables of their own."""
+    """Token counting, compaction and conversations validate their own parameters."""
     check(good)
     with pytest.raises(ApiError) as caught:
         check(bad)

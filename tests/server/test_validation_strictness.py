@@ -1,7 +1,7 @@
-"""Strict, but no stricter than the API.
+"""The validation is strict, but no stricter than the API.
 
-Whatever the openai package can say is taken, each small damage to it is refused at its place, and
-no JSON in the world gets any other answer than these two.
+Everything that the types of the openai package allow is accepted, each small change that makes it invalid
+is rejected with its path, and any other JSON is accepted or rejected without another error.
 """
 
 import copy
@@ -30,7 +30,7 @@ from kedge.server.schema.items import ITEM_TYPES
 from kedge.testing import serve
 from server.waiting import TIMEOUT
 
-# Where the live API is stricter than the package's types, or a value must look like one.
+# Members for which the hosted API is stricter than the package's types, and valid sample values.
 OUTPUT_ONLY = {
     ("ResponseReasoningItemParam", "status"),
     ("Reasoning", "generate_summary"),
@@ -69,7 +69,7 @@ ID_PREFIXES = {
 
 
 def sample_values(hint: Any, name: str = "") -> list[Any]:
-    """Make values of a type: one per choice, objects with as little and with as much as may be."""
+    """Return values of a type: one per choice, and objects with minimal and with all members."""
     origin, args = get_origin(hint), get_args(hint)
     if name in VALUES and (hint in (str, int, float) or type(None) in args):
         return [VALUES[name]]
@@ -83,7 +83,7 @@ def sample_values(hint: Any, name: str = "") -> list[Any]:
         return sample_objects(hint)
     if origin is dict:
         return [{}, {"key": sample_values(args[1])[0]}]
-    if origin is not None:  # some kind of list
+    if origin is not None:  # a list type
         choices = sample_values(args[0], name)
         return [[choice] for choice in choices]
     return {str: ["text"], int: [1], float: [0.5, 1], bool: [True, False], type(None): [None]}.get(
@@ -119,7 +119,7 @@ def sample_objects(shape: Any) -> list[dict[str, Any]]:
 
 
 def with_id(item: dict[str, Any]) -> dict[str, Any]:
-    """Give an item the kind of id that its type has."""
+    """Return the item with an id that has the prefix of its type."""
     kind = item.get("type") or ("message" if "role" in item else "item_reference")
     if item.get("id") is not None:
         item = item | {"id": f"{ID_PREFIXES.get(kind, 'x')}_1"}
@@ -127,7 +127,7 @@ def with_id(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_model_message(item: dict[str, Any]) -> bool:
-    """Tell the messages that the live API does not take although the package's types allow them."""
+    """Return whether the hosted API rejects a message that the package's types allow."""
     content = item.get("content")
     parts = cast("list[Any]", content) if isinstance(content, list) else []
     said = {part.get("type", "") for part in parts if isinstance(part, Mapping)}
@@ -157,8 +157,8 @@ def find_error(check: Any, body: Any) -> ApiError | None:
     return None
 
 
-def test_every_item_that_the_package_can_write_is_taken() -> None:
-    """All item types, with the least and with every single member and choice they may have."""
+def test_every_item_type_is_accepted() -> None:
+    """All item types are accepted, with minimal members and with each member and choice."""
     assert {item["type"] for item in ITEMS if item.get("type")} == set(ITEM_TYPES)
     errors = {
         f"{json.dumps(item)}: {error.message}"
@@ -168,8 +168,8 @@ def test_every_item_that_the_package_can_write_is_taken() -> None:
     assert errors == set()
 
 
-def test_the_running_server_takes_every_item_type_in_every_way() -> None:
-    """Whole, streamed, counted, compacted, kept in a conversation: never a failure of its own."""
+def test_server_accepts_every_item_type_on_every_endpoint() -> None:
+    """No item type causes a server error on any endpoint, with or without streaming."""
     first = {item["type"]: item for item in ITEMS if item.get("type")}
     with serve() as server, httpx.Client(base_url=f"{server.base_url}/", timeout=TIMEOUT) as http:
         for item in first.values():
@@ -184,8 +184,8 @@ def test_the_running_server_takes_every_item_type_in_every_way() -> None:
             assert max(answer.status_code for answer in answers) < 500, item
 
 
-def test_every_tool_that_the_package_can_write_is_taken() -> None:
-    """All tools, hosted ones too."""
+def test_every_tool_type_is_accepted() -> None:
+    """All types of tools are accepted, including hosted tools."""
     errors = {
         f"{json.dumps(tool)}: {error.message}"
         for tool in TOOLS
@@ -209,14 +209,14 @@ def test_every_tool_that_the_package_can_write_is_taken() -> None:
         (validation.check_conversation_items, item_create_params.ItemCreateParams),
     ],
 )
-def test_every_parameter_that_the_package_can_write_is_taken(check: Any, shape: Any) -> None:
-    """Each parameter of each endpoint, with each of its choices, null included."""
+def test_every_parameter_is_accepted(check: Any, shape: Any) -> None:
+    """Each parameter of each endpoint is accepted with each of its choices, including null."""
     hints = get_type_hints(shape, include_extras=True)
     needed = {"model": "m", "input": "x"} if "input" in hints else {"items": []}
     if shape is conversation_create_params.ConversationCreateParams:
         needed = {}
     for name, hint in hints.items():
-        if name in {"input", "items", "tools"}:  # covered above
+        if name in {"input", "items", "tools"}:  # tested above
             continue
         for value in sample_values(hint, name):
             error = find_error(check, needed | {name: value})
@@ -283,7 +283,7 @@ JsonPath = tuple[str | int, ...]
 
 
 def json_paths(value: Any, path: JsonPath = ()) -> Iterator[tuple[JsonPath, Any]]:
-    """List every place in a body, except inside of what has no fixed form."""
+    """Yield every path and value of a body, except inside free-form values."""
     yield path, value
     if path and path[-1] in FREE_FORM:
         return
@@ -302,7 +302,7 @@ def format_path(path: JsonPath) -> str:
 
 
 def change_at(path: JsonPath, change: Any) -> dict[str, Any]:
-    """Copy the whole body and change what holds the last step of a place."""
+    """Return a copy of the full body, changed at a path."""
     body = copy.deepcopy(FULL_BODY)
     holder: Any = body
     for step in path[:-1]:
@@ -311,8 +311,8 @@ def change_at(path: JsonPath, change: Any) -> dict[str, Any]:
     return body
 
 
-def test_the_whole_body_is_valid() -> None:
-    """What the damage below is done to has none yet."""
+def test_full_body_is_valid() -> None:
+    """The body that the following tests change is valid."""
     validation.check_create(FULL_BODY)
 
 
@@ -325,8 +325,8 @@ def test_the_whole_body_is_valid() -> None:
     ],
     ids=format_path,
 )
-def test_an_unknown_member_is_refused_wherever_it_is(at: JsonPath) -> None:
-    """One member too many, anywhere, is named by its full path."""
+def test_unknown_member_is_rejected_at_any_path(at: JsonPath) -> None:
+    """An unknown member at any position is reported with its full path."""
     place = (*at, "zzz")
     error = find_error(
         validation.check_create, change_at(place, lambda holder, key: holder.update({key: 1}))
@@ -336,8 +336,8 @@ def test_an_unknown_member_is_refused_wherever_it_is(at: JsonPath) -> None:
 
 
 @pytest.mark.parametrize("at", [at for at, _ in json_paths(FULL_BODY) if at], ids=format_path)
-def test_a_wrong_type_is_refused_wherever_it_is(at: JsonPath) -> None:
-    """A value of a type that fits nowhere is blamed on its place, or on what its tag decides."""
+def test_wrong_type_is_rejected_at_any_path(at: JsonPath) -> None:
+    """A value of a wrong type is reported with its path or with that of its parent."""
     error = find_error(
         validation.check_create,
         change_at(at, lambda holder, key: holder.__setitem__(key, [[3.5]])),
@@ -364,8 +364,8 @@ REQUIRED_PATHS = [
 
 
 @pytest.mark.parametrize("at", REQUIRED_PATHS, ids=format_path)
-def test_a_missing_member_is_refused_wherever_it_is(at: JsonPath) -> None:
-    """What an object needs is asked for by its full path; an item's tag by the item's own."""
+def test_missing_member_is_rejected_at_any_path(at: JsonPath) -> None:
+    """A missing member is reported with its full path, or with that of its item."""
     error = find_error(
         validation.check_create, change_at(at, lambda holder, key: holder.__delitem__(key))
     )
@@ -410,21 +410,21 @@ def is_serializable(error: ApiError | None) -> bool:
 
 
 @given(body=values, check=st.sampled_from(CHECKS))
-def test_any_json_is_taken_or_refused_and_nothing_else(body: Any, check: Any) -> None:
-    """No value makes a check fail in any other way, and every refusal can be sent."""
+def test_any_json_is_accepted_or_rejected(body: Any, check: Any) -> None:
+    """No JSON value raises another error, and every error can be serialized."""
     assert is_serializable(find_error(check, body))
 
 
 @given(data=st.data(), value=values)
-def test_any_damage_to_a_request_is_taken_or_refused(data: st.DataObject, value: Any) -> None:
-    """The same for a request of which one part was replaced by anything at all."""
+def test_any_changed_request_is_accepted_or_rejected(data: st.DataObject, value: Any) -> None:
+    """No replaced value in a request raises another error, and every error can be serialized."""
     at = data.draw(st.sampled_from([at for at, _ in json_paths(FULL_BODY) if at]))
     body = change_at(at, lambda holder, key: holder.__setitem__(key, value))
     assert is_serializable(find_error(validation.check_create, body))
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_json_or_refused(raw: bytes) -> None:
-    """No bytes make the reading of a body fail in any other way."""
+def test_any_bytes_are_parsed_or_rejected(raw: bytes) -> None:
+    """No bytes raise another error when a body is parsed."""
     error = find_error(validation.parse_body, raw)
     assert error is None or error.status == 400

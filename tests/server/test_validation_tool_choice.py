@@ -1,4 +1,4 @@
-"""Only a tool that is offered can be chosen."""
+"""A tool choice must refer to an available tool."""
 
 from typing import Any
 
@@ -43,16 +43,14 @@ REJECTED: list[tuple[Any, list[Any], str]] = [
 
 
 @pytest.mark.parametrize(("choice", "tools", "seen"), ACCEPTED)
-def test_a_tool_that_is_offered_may_be_chosen(
-    choice: Any, tools: list[Any], seen: list[Any]
-) -> None:
-    """By the request, by a namespace in it, or by an item of the context."""
+def test_available_tool_is_accepted(choice: Any, tools: list[Any], seen: list[Any]) -> None:
+    """A tool may be defined by the request, by a namespace or by an item of the context."""
     check_tool_choice({"tool_choice": choice, "tools": tools}, seen)
 
 
 @pytest.mark.parametrize(("choice", "tools", "message"), REJECTED)
-def test_a_tool_that_is_not_offered_may_not(choice: Any, tools: list[Any], message: str) -> None:
-    """The live API names the choice that it did not find."""
+def test_unavailable_tool_is_rejected(choice: Any, tools: list[Any], message: str) -> None:
+    """The error contains the tool choice that was not found, as in the hosted API."""
     with pytest.raises(ApiError) as caught:
         check_tool_choice({"tool_choice": choice, "tools": tools}, [])
     assert caught.value.message.startswith(message)

@@ -1,4 +1,4 @@
-"""WebSocket mode, over real sockets: chains, lanes, limits, refusals and the end of a connection."""
+"""WebSocket mode over real sockets: chains, lanes, limits, errors and closing."""
 
 import asyncio
 import json
@@ -28,21 +28,21 @@ CheckEvent = Callable[[dict[str, Any]], None]
 
 @pytest.fixture
 async def wire(server: TestServer) -> AsyncIterator[WebSocketClient]:
-    """A connection to the server."""
+    """Yield a connection to the server."""
     async with connect_client(server) as made:
         yield made
 
 
 async def read_completed(connection: AsyncResponsesConnection) -> Response:
-    """Read events of the official client up to the end of a response."""
+    """Read events with the official client and return the completed response."""
     async for event in connection:
         if event.type == "response.completed":
             return event.response
     raise AssertionError("the connection was closed")
 
 
-async def test_the_official_client_talks_over_one_connection(server: TestServer) -> None:
-    """Its typed events, its chain of unstored responses, its errors."""
+async def test_official_client(server: TestServer) -> None:
+    """The official client gets typed events, chains unstored responses and gets typed errors."""
     client = AsyncOpenAI(base_url=server.base_url, api_key="any")
     async with client, client.responses.connect() as connection:
         ask = connection.response.create
@@ -59,8 +59,8 @@ async def test_the_official_client_talks_over_one_connection(server: TestServer)
         assert refused.error.code == "previous_response_not_found"
 
 
-async def test_the_official_client_reconnects_after_a_restart(server: TestServer) -> None:
-    """The codes with which a connection is closed are those that it knows how to mend."""
+async def test_official_client_reconnects(server: TestServer) -> None:
+    """The close code is one after which the official client reconnects."""
     client = AsyncOpenAI(base_url=server.base_url, api_key="any")
     seen: list[int] = []
 
@@ -81,8 +81,10 @@ async def test_the_official_client_reconnects_after_a_restart(server: TestServer
     assert seen == [1001]
 
 
-async def test_events_are_those_of_a_stream(wire: WebSocketClient, check_event: CheckEvent) -> None:
-    """In the same order and with the same members, numbered from nought in each response."""
+async def test_events_equal_those_of_a_stream(
+    wire: WebSocketClient, check_event: CheckEvent
+) -> None:
+    """Events have the format of a stream and are numbered from 0 in each response."""
     for _ in range(2):
         await wire.create("Think about tea.")
         events = await wire.read_response()
@@ -92,10 +94,10 @@ async def test_events_are_those_of_a_stream(wire: WebSocketClient, check_event: 
             check_event(event)
 
 
-async def test_a_stored_response_is_known_everywhere(
+async def test_stored_response_can_be_continued_anywhere(
     server: TestServer, wire: WebSocketClient
 ) -> None:
-    """Over HTTP and on other connections, also after its own is closed."""
+    """A stored response can be continued on another connection after its own is closed."""
     ended = await wire.create_and_read("I am Ada.")
     await wire.connection.close()
     async with connect_client(server) as other:
@@ -105,10 +107,10 @@ async def test_a_stored_response_is_known_everywhere(
     assert response_text(asked) == 'You said first: "I am Ada."'
 
 
-async def test_an_unstored_response_is_known_on_its_connection_only(
+async def test_unstored_response_is_limited_to_its_connection(
     server: TestServer, wire: WebSocketClient
 ) -> None:
-    """The memory is that of the connection, and nothing reaches the database."""
+    """An unstored response can be continued only on its connection and is not in the database."""
     first = await wire.create_unstored("I am Ada.")
     async with connect_client(server) as other:
         refused = await other.create_and_read(previous_response_id=first)
@@ -121,7 +123,7 @@ async def test_an_unstored_response_is_known_on_its_connection_only(
 
 
 async def test_only_the_newest_response_of_a_lane_is_remembered(wire: WebSocketClient) -> None:
-    """A lane that has moved on has forgotten where it was; another lane has not."""
+    """An older response of a lane cannot be continued; responses of other lanes can."""
     first = await wire.create_unstored("One", stream_id="a")
     fork = await wire.create_unstored("Two", stream_id="b", previous_response_id=first)
     await wire.create_unstored("Three", stream_id="a", previous_response_id=first)
@@ -140,7 +142,7 @@ async def test_only_the_newest_response_of_a_lane_is_remembered(wire: WebSocketC
 async def test_a_failed_continuation_evicts_its_parent_on_the_same_lane(
     wire: WebSocketClient, lane: str, remembered: bool
 ) -> None:
-    """What failed here is forgotten; a fork that failed on another lane spoils nothing."""
+    """A failed request evicts the previous response of its lane, but not that of another lane."""
     first = await wire.create_unstored("One", stream_id="a")
     orphan = [{"type": "function_call_output", "call_id": "call_x", "output": "x"}]
     refused = await wire.create_and_read(
@@ -154,7 +156,7 @@ async def test_a_failed_continuation_evicts_its_parent_on_the_same_lane(
 
 
 async def test_a_stored_parent_survives_a_failed_continuation(wire: WebSocketClient) -> None:
-    """The database knows it, whatever the connection has forgotten."""
+    """A stored response can be continued after a failed request."""
     first = (await wire.create_and_read("One"))["response"]["id"]
     orphan = [{"type": "function_call_output", "call_id": "call_x", "output": "x"}]
     assert (await wire.create_and_read(orphan, previous_response_id=first))["status"] == 400
@@ -163,10 +165,10 @@ async def test_a_stored_parent_survives_a_failed_continuation(wire: WebSocketCli
     ] == "response.completed"
 
 
-async def test_a_stored_response_keeps_what_it_was_built_on(
+async def test_stored_response_includes_its_unstored_ancestors(
     server: TestServer, wire: WebSocketClient
 ) -> None:
-    """Its unstored past is written down with it, so that it can be asked for from then on."""
+    """The unstored ancestors of a stored response are stored with it."""
     first = await wire.create_unstored("I am Ada.")
     second = await wire.create_unstored("I like tea.", previous_response_id=first)
     ended = await wire.create_and_read("And now?", previous_response_id=second)
@@ -183,8 +185,8 @@ async def test_a_stored_response_keeps_what_it_was_built_on(
     assert again["response"]["usage"]["input_tokens"] == tokens
 
 
-async def test_a_compaction_is_remembered_like_anything_else(wire: WebSocketClient) -> None:
-    """What stands for the past is carried along, stored or not."""
+async def test_compaction_can_be_continued(wire: WebSocketClient) -> None:
+    """A compaction can be continued by stored and unstored responses."""
     first = await wire.create_unstored("I am Ada.")
     compacted = await wire.create_unstored(
         [{"type": "compaction_trigger"}], previous_response_id=first
@@ -195,10 +197,10 @@ async def test_a_compaction_is_remembered_like_anything_else(wire: WebSocketClie
     assert response_text(asked) == 'You said first: "I am Ada."'
 
 
-async def test_a_warm_up_says_nothing_and_can_be_continued(
+async def test_warm_up_has_no_output_and_can_be_continued(
     server: TestServer, wire: WebSocketClient
 ) -> None:
-    """``generate: false`` keeps the context, stored or not, and asks no model."""
+    """``generate: false`` stores the context and does not call the model."""
     for store in (True, False):
         warm = await wire.create_and_read("I am Ada.", generate=False, store=store)
         assert warm["type"] == "response.completed"
@@ -211,8 +213,8 @@ async def test_a_warm_up_says_nothing_and_can_be_continued(
         assert response_text(asked) == 'You said first: "I am Ada."'
 
 
-async def test_zero_data_retention_leaves_the_memory_of_the_connection() -> None:
-    """Nothing is stored, and yet a connection can go on; what it forgot is not found."""
+async def test_zero_data_retention_allows_connection_memory() -> None:
+    """Nothing is stored, but the newest response of a connection can be continued."""
     with serve(zero_data_retention=True) as server:
         async with connect_client(server) as wire:
             ended = await wire.create_and_read("I am Ada.")
@@ -225,8 +227,8 @@ async def test_zero_data_retention_leaves_the_memory_of_the_connection() -> None
             assert refused["error"]["code"] == "previous_response_not_found"
 
 
-async def test_a_lane_is_a_queue_and_lanes_do_not_wait_for_each_other() -> None:
-    """Requests of one lane run in their order; another lane overtakes them."""
+async def test_lanes_are_independent_queues() -> None:
+    """Requests of one lane run in order; requests of another lane do not wait for them."""
     model = GatedModel()
     with serve(model=model) as server:
         async with connect_client(server) as wire:
@@ -242,8 +244,8 @@ async def test_a_lane_is_a_queue_and_lanes_do_not_wait_for_each_other() -> None:
         assert model.started == ["wait one", "three", "two"]
 
 
-async def test_more_requests_than_may_run_at_once_wait_their_turn() -> None:
-    """The third of two starts when one of them has ended; none is refused."""
+async def test_requests_above_the_concurrency_limit_wait() -> None:
+    """With a limit of two, the third request starts when one has ended."""
     model = GatedModel()
     with serve(model=model, limits=Limits(socket_in_flight=2)) as server:
         async with connect_client(server) as wire:
@@ -253,7 +255,7 @@ async def test_more_requests_than_may_run_at_once_wait_their_turn() -> None:
             await wire.send(type="nonsense")
             assert (await wire.read_response())[-1][
                 "type"
-            ] == "error"  # so what came before was looked at
+            ] == "error"  # so the earlier messages were processed
             assert model.started == ["wait a", "wait b"]
             model.open_gate()
             ended: set[str] = set()
@@ -264,8 +266,8 @@ async def test_more_requests_than_may_run_at_once_wait_their_turn() -> None:
         assert len(model.started) == 3
 
 
-async def test_too_many_waiting_requests_are_refused() -> None:
-    """The queue has an end, and what is in it is still answered."""
+async def test_requests_above_the_queue_limit_are_rejected() -> None:
+    """A request that does not fit in the queue is rejected; queued requests are answered."""
     model = GatedModel()
     with serve(model=model, limits=Limits(socket_waiting=2)) as server:
         async with connect_client(server) as wire:
@@ -282,8 +284,8 @@ async def test_too_many_waiting_requests_are_refused() -> None:
                 assert response_text((await wire.read_response())[-1]) == f"answer to wait {number}"
 
 
-async def test_there_are_only_so_many_lanes() -> None:
-    """One more name is refused; the lane without a name does not count."""
+async def test_number_of_lanes_is_limited() -> None:
+    """A lane above the limit is rejected; the lane without a name does not count."""
     with serve(limits=Limits(socket_lanes=2)) as server:
         async with connect_client(server) as wire:
             for lane in (None, "a", "b", "a"):
@@ -301,8 +303,8 @@ async def test_there_are_only_so_many_lanes() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ä", "x" * 257, 7, None])
-async def test_a_lane_must_have_a_proper_name(wire: WebSocketClient, name: Any) -> None:
-    """What is no name is not repeated as one."""
+async def test_invalid_lane_name_is_rejected(wire: WebSocketClient, name: Any) -> None:
+    """The error for an invalid lane name has no ``stream_id``."""
     await wire.create(stream_id=name)
     refused = await wire.next_event()
     assert refused["error"]["code"] == "invalid_stream_id"
@@ -337,10 +339,10 @@ async def test_a_lane_must_have_a_proper_name(wire: WebSocketClient, name: Any) 
         ),
     ],
 )
-async def test_what_cannot_be_understood_is_refused_and_the_connection_goes_on(
+async def test_invalid_message_is_rejected(
     wire: WebSocketClient, message: str, code: str | None, param: str | None
 ) -> None:
-    """In the shape of the API: the status, and the error within."""
+    """An invalid message gets an error event with a status, and the connection stays open."""
     await wire.connection.send(message)
     refused = await wire.next_event()
     assert refused["type"] == "error"
@@ -350,22 +352,22 @@ async def test_what_cannot_be_understood_is_refused_and_the_connection_goes_on(
     assert (await wire.create_and_read())["type"] == "response.completed"
 
 
-async def test_generate_is_not_known_over_http(server: TestServer) -> None:
-    """It belongs to the socket."""
+async def test_generate_is_rejected_over_http(server: TestServer) -> None:
+    """The parameter ``generate`` exists only on a WebSocket."""
     client = AsyncOpenAI(base_url=server.base_url, api_key="any", max_retries=0)
     async with client:
         with pytest.raises(Exception, match="Unknown parameter: 'generate'"):
             await client.responses.create(model="m", input="x", extra_body={"generate": False})
 
 
-async def test_what_clients_send_out_of_habit_is_tolerated(wire: WebSocketClient) -> None:
-    """``stream`` and a background that is not wanted mean nothing here."""
+async def test_stream_and_background_false_are_accepted(wire: WebSocketClient) -> None:
+    """``stream`` and ``background: false`` are accepted and have no effect."""
     ended = await wire.create_and_read(stream=False, background=False)
     assert ended["type"] == "response.completed"
 
 
-async def test_a_connection_ends_after_its_time(server: TestServer, wire: WebSocketClient) -> None:
-    """The next request is told so, and the connection is closed."""
+async def test_connection_has_a_maximum_age(server: TestServer, wire: WebSocketClient) -> None:
+    """After the maximum age, the next request is rejected and the connection is closed."""
     await wire.create_and_read()
     server.clock.advance(seconds=3600)
     refused = await wire.create_and_read(stream_id="a")
@@ -375,8 +377,8 @@ async def test_a_connection_ends_after_its_time(server: TestServer, wire: WebSoc
     assert await wire.wait_closed() == 1001
 
 
-async def test_a_quiet_connection_is_told_when_its_time_is_over() -> None:
-    """It need not ask to be told."""
+async def test_idle_connection_is_closed_at_the_maximum_age() -> None:
+    """An idle connection gets an error event and is closed."""
     with serve(limits=Limits(socket_seconds=0)) as server:
         async with connect_client(server) as wire:
             assert (await wire.next_event())["error"][
@@ -385,8 +387,8 @@ async def test_a_quiet_connection_is_told_when_its_time_is_over() -> None:
             assert await wire.wait_closed() == 1001
 
 
-async def test_what_runs_when_the_time_is_over_is_still_answered() -> None:
-    """Only new requests are refused; the connection closes after the last answer."""
+async def test_running_response_is_finished_at_the_maximum_age() -> None:
+    """New requests are rejected, and the connection is closed after the running response."""
     model = GatedModel()
     with serve(model=model) as server:
         async with connect_client(server) as wire:
@@ -399,8 +401,8 @@ async def test_what_runs_when_the_time_is_over_is_still_answered() -> None:
             assert await wire.wait_closed() == 1001
 
 
-async def test_a_client_that_goes_away_stops_the_models_work() -> None:
-    """On every lane; nothing is left running."""
+async def test_disconnect_cancels_every_lane() -> None:
+    """The model is cancelled on every lane, and queued requests never start."""
     model = GatedModel()
     with serve(model=model) as server:
         async with connect_client(server) as wire:
@@ -414,8 +416,8 @@ async def test_a_client_that_goes_away_stops_the_models_work() -> None:
         assert server.call(lambda service: len(service.sockets)) == 0
 
 
-async def test_a_server_that_stops_lets_answers_finish() -> None:
-    """What runs is answered before the connection is closed with the code of a restart."""
+async def test_stopping_server_finishes_running_responses() -> None:
+    """A running response is finished before the connection is closed with the restart code."""
     model = GatedModel()
     with serve(model=model, limits=Limits(shutdown_seconds=TIMEOUT)) as server:
         async with connect_client(server) as wire:
@@ -430,8 +432,8 @@ async def test_a_server_that_stops_lets_answers_finish() -> None:
             await asyncio.wait_for(stopping, TIMEOUT)
 
 
-async def test_a_server_that_cannot_wait_says_so() -> None:
-    """What still runs when the time is up is failed, and its client is told."""
+async def test_stopping_server_fails_responses_after_the_timeout() -> None:
+    """A response that is still running after the shutdown timeout is failed."""
     model = GatedModel()
     with serve(model=model, limits=Limits(shutdown_seconds=0)) as server:
         async with connect_client(server) as wire:
@@ -447,22 +449,22 @@ async def test_a_server_that_cannot_wait_says_so() -> None:
             await asyncio.wait_for(stopping, TIMEOUT)
 
 
-async def test_a_message_that_is_too_large_ends_the_connection() -> None:
-    """The protocol has a code for that."""
+async def test_large_message_closes_the_connection() -> None:
+    """A message above the limit closes the connection with code 1009."""
     with serve(limits=Limits(body_bytes=1000)) as server:
         async with connect_client(server) as wire:
             await wire.create("x" * 2000)
             assert await wire.wait_closed() == 1009
 
 
-async def test_bytes_are_no_message(wire: WebSocketClient) -> None:
-    """The API speaks text."""
+async def test_binary_message_closes_the_connection(wire: WebSocketClient) -> None:
+    """A binary message closes the connection with code 1003."""
     await wire.connection.send(b"{}")
     assert await wire.wait_closed() == 1003
 
 
-async def test_a_token_is_asked_for_at_the_door() -> None:
-    """As over HTTP: without it the handshake is refused in the shape of the API."""
+async def test_handshake_requires_the_token() -> None:
+    """A handshake without the token is rejected with an error in the API's format."""
     with serve(token="secret") as server:
         with pytest.raises(InvalidStatus) as caught:
             async with connect_client(server):
@@ -484,8 +486,10 @@ async def test_a_token_is_asked_for_at_the_door() -> None:
         ({"Origin": "null"}, "origin_not_allowed"),
     ],
 )
-async def test_no_web_page_gets_in(server: TestServer, headers: dict[str, str], code: str) -> None:
-    """A page may open a socket to any address, but it cannot hide where it comes from."""
+async def test_foreign_origin_is_rejected(
+    server: TestServer, headers: dict[str, str], code: str
+) -> None:
+    """A handshake from a page of another origin is rejected."""
     with pytest.raises(InvalidStatus) as caught:
         async with connect_client(server, additional_headers=headers):
             pass
@@ -493,23 +497,21 @@ async def test_no_web_page_gets_in(server: TestServer, headers: dict[str, str], 
     assert json.loads(caught.value.response.body or b"")["error"]["code"] == code
 
 
-async def test_a_page_of_the_server_itself_may(server: TestServer) -> None:
-    """Its origin is the name under which the server was asked."""
+async def test_own_origin_is_accepted(server: TestServer) -> None:
+    """A handshake from a page of the server itself is accepted."""
     async with connect_client(server, additional_headers={"Origin": server.url}) as wire:
         assert (await wire.create_and_read())["type"] == "response.completed"
 
 
 async def test_other_paths_have_no_socket(server: TestServer) -> None:
-    """The handshake is refused."""
+    """A handshake on another path is rejected."""
     with pytest.raises(InvalidStatus):
         async with connect_client(server, path="/conversations"):
             pass
 
 
-async def test_every_request_over_a_socket_is_on_record(
-    server: TestServer, wire: WebSocketClient
-) -> None:
-    """With what the model saw, as over HTTP."""
+async def test_requests_are_recorded(server: TestServer, wire: WebSocketClient) -> None:
+    """A request on a WebSocket is recorded with its context, as over HTTP."""
     first = await wire.create_unstored("One")
     await wire.create_unstored("Two", previous_response_id=first)
     exchange = server.requests[-1]
@@ -519,14 +521,14 @@ async def test_every_request_over_a_socket_is_on_record(
     assert [item["role"] for item in exchange.context or ()] == ["user", "assistant", "user"]
 
 
-# Faults strike here too.
+# Faults apply to WebSockets too.
 
 
 @pytest.mark.parametrize("fault", ["cut_after_events=0", "cut_after_events=3", "cut_in_event=2"])
-async def test_a_cut_breaks_the_connection(
+async def test_cut_closes_the_connection(
     server: TestServer, wire: WebSocketClient, fault: str
 ) -> None:
-    """With everything on it; the work is given up."""
+    """A cut closes the connection, and the response is cancelled."""
     server.faults.set(fault, times=1)
     await wire.create("Write 50 words.")
     told = [await wire.next_event() for _ in range(int(fault[-1]))]
@@ -536,8 +538,8 @@ async def test_a_cut_breaks_the_connection(
     await wait_until_async(lambda: server.running == 0)
 
 
-async def test_a_refusal_on_purpose_is_an_event(server: TestServer, wire: WebSocketClient) -> None:
-    """With its status, and with the headers that go with it."""
+async def test_status_fault_is_an_error_event(server: TestServer, wire: WebSocketClient) -> None:
+    """The error event has the status and headers of the fault."""
     server.faults.set("status=429,retry_after=2", times=1)
     refused = await wire.create_and_read(stream_id="a")
     assert (refused["status"], refused["stream_id"]) == (429, "a")
@@ -546,20 +548,18 @@ async def test_a_refusal_on_purpose_is_an_event(server: TestServer, wire: WebSoc
     assert (await wire.create_and_read())["type"] == "response.completed"
 
 
-async def test_other_servers_words_arrive_as_they_are(
+async def test_errors_of_other_servers_are_unchanged(
     server: TestServer, wire: WebSocketClient
 ) -> None:
-    """Also where their shape is another."""
+    """A fault that imitates another server sends its error in its own format."""
     server.faults.set("not_found=ogx")
     refused = await wire.create_and_read(previous_response_id="resp_x")
     assert refused["status"] == 404
     assert refused["error"]["detail"] == "Response 'resp_x' not found."
 
 
-async def test_events_may_come_twice_and_out_of_order(
-    server: TestServer, wire: WebSocketClient
-) -> None:
-    """Faults of streams are faults of sockets."""
+async def test_events_can_be_duplicated(server: TestServer, wire: WebSocketClient) -> None:
+    """Faults of streams apply to the events of a WebSocket."""
     server.faults.set("duplicate_events,only=response.created", times=1)
     await wire.create()
     events = await wire.read_response()
@@ -570,20 +570,18 @@ async def test_events_may_come_twice_and_out_of_order(
     ]
 
 
-async def test_a_server_that_forgets_forgets_its_connections_too(
-    server: TestServer, wire: WebSocketClient
-) -> None:
-    """Whatever was remembered, wherever."""
+async def test_forget_clears_connection_memory(server: TestServer, wire: WebSocketClient) -> None:
+    """After ``forget``, unstored responses of a connection are not found either."""
     first = await wire.create_unstored()
     server.forget()
     refused = await wire.create_and_read(previous_response_id=first, store=False)
     assert refused["error"]["code"] == "previous_response_not_found"
 
 
-async def test_a_bug_ends_the_connection_and_not_the_server(
+async def test_unexpected_error_closes_only_the_connection(
     server: TestServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log tells of it without the words of the error."""
+    """The log has the type of the error without its message, and the server keeps working."""
 
     def broken(*_: object) -> None:
         raise ValueError("the words of a conversation")

@@ -1,16 +1,16 @@
-"""The memory of a connection: the newest response of each lane, within its bytes."""
+"""The memory of a connection: the newest response of each lane, within a size limit."""
 
 from kedge.server.storage.context import EMPTY_CONTEXT, Context, extend_context
 from kedge.server.websocket.memory import LaneMemory, SocketMemory
 
 
 def make_context(size: int, parent: Context = EMPTY_CONTEXT) -> Context:
-    """A context that takes about this many bytes more than its parent."""
+    """Return a context about this many bytes larger than its parent."""
     return extend_context(parent, [], [], 0, size)
 
 
-def test_each_lane_remembers_its_newest() -> None:
-    """The one before it is gone; other lanes are not touched."""
+def test_each_lane_remembers_its_newest_response() -> None:
+    """A new response replaces the previous one of its lane; other lanes are unchanged."""
     memory, first, second = SocketMemory(10_000), make_context(1), make_context(1)
     memory.store("a", "resp_1", first)
     memory.store("b", "resp_2", second)
@@ -20,8 +20,8 @@ def test_each_lane_remembers_its_newest() -> None:
     assert memory.find("resp_3") is first
 
 
-def test_the_lane_that_was_quiet_for_longest_is_forgotten_first() -> None:
-    """As soon as there is too much, counted with all that a context stands on."""
+def test_least_recently_used_lane_is_dropped_first() -> None:
+    """The size of a context includes its ancestors."""
     memory = SocketMemory(4_500)
     memory.store("a", "resp_1", make_context(1_000))
     memory.store("b", "resp_2", make_context(1_000, make_context(500)))
@@ -32,8 +32,8 @@ def test_the_lane_that_was_quiet_for_longest_is_forgotten_first() -> None:
     assert memory.find("resp_4")
 
 
-def test_the_newest_is_never_too_much() -> None:
-    """One response that is larger than the bound stays alone."""
+def test_newest_response_is_always_stored() -> None:
+    """A response larger than the limit is stored alone."""
     memory = SocketMemory(100)
     memory.store("a", "resp_1", make_context(50))
     memory.store("b", "resp_2", make_context(1_000))
@@ -41,8 +41,8 @@ def test_the_newest_is_never_too_much() -> None:
     assert memory.find("resp_2")
 
 
-def test_only_what_is_named_is_forgotten() -> None:
-    """To evict a response that its lane does not remember does nothing."""
+def test_forget_requires_lane_and_response() -> None:
+    """Forgetting a response that its lane does not have does nothing."""
     memory = SocketMemory(10_000)
     memory.store("a", "resp_1", make_context(1))
     memory.forget("a", "resp_2")
@@ -52,8 +52,8 @@ def test_only_what_is_named_is_forgotten() -> None:
     assert len(memory) == 0
 
 
-def test_a_stored_response_takes_the_place_and_leaves_it_empty() -> None:
-    """The lane has moved on, and the database remembers."""
+def test_stored_response_clears_its_lane() -> None:
+    """A stored response removes the previous one of its lane, because the database has it."""
     memory = SocketMemory(10_000)
     place = LaneMemory(memory, "a")
     place.store("resp_1", make_context(1))
