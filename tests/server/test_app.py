@@ -42,7 +42,7 @@ def test_unknown_route_is_404(http: httpx2.Client) -> None:
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{sorted(route.methods)}{route.path}")
 def test_wrong_method_is_405_with_allow_header(http: httpx2.Client, route: Route) -> None:
-    """The ``allow`` header lists all methods of the path."""
+    """A wrong method is a 405 error whose ``allow`` header lists all methods of the path."""
     path = re.sub(r"{.*?}", "x", route.path)
     answer = http.request("PATCH", path)
     assert answer.status_code == 405
@@ -333,7 +333,7 @@ def test_every_request_has_an_id_of_its_own(http: httpx2.Client) -> None:
 def test_unexpected_error_is_500(
     server: TestServer, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An unexpected exception is a 500 error in the API's format, and the server keeps working."""
+    """An unexpected exception is a 500 error in the API's format, and the server continues to work."""
     monkeypatch.setattr("kedge.server.prepare.check_supported", lambda _: 1 / 0)
     answer = http.post("/v1/responses", json=HELLO_REQUEST)
     assert answer.status_code == 500

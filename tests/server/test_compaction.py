@@ -310,7 +310,7 @@ def test_a_long_tool_loop_is_shortened() -> None:
 
 
 def test_first_message_has_priority() -> None:
-    """The first message is retained before others, because it usually states the topic."""
+    """The first message is retained before all others, because it usually states the topic."""
     items = [message_item("user", f"number {n} " + "word " * 20) for n in range(50)]
     kept = compact(items, 300).items
     assert items[0] in kept

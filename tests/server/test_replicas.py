@@ -131,7 +131,7 @@ def test_deletion_is_visible_to_every_server(replicas: tuple[Replica, Replica]) 
 def test_response_with_deleted_parent_is_not_stored(
     replicas: tuple[Replica, Replica], url: str
 ) -> None:
-    """It could not be continued, so the client gets an error and can send the complete context."""
+    """A response whose parent was deleted is an error, because it could not be continued."""
     one, other = replicas
     first = one.create("one")
     stream = {"model": "m", "input": "two", "previous_response_id": first["id"]}
@@ -150,7 +150,7 @@ def test_response_with_deleted_parent_is_not_stored(
 def test_a_background_response_is_continued_by_another_server(
     replicas: tuple[Replica, Replica],
 ) -> None:
-    """The context and id are the same, and later output of the first server is not stored."""
+    """Another server continues it with the same context and id; late output of the first is dropped."""
     one, other = replicas
     first = other.create("one")
     made = one.create("wait two", previous_response_id=first["id"], background=True)
@@ -172,7 +172,7 @@ def test_a_background_response_is_continued_by_another_server(
 
 
 def test_stream_continues_on_another_server(replicas: tuple[Replica, Replica]) -> None:
-    """The sequence numbers continue, and the last event has the complete response."""
+    """After its server is lost, a stream continues its numbers and ends with the complete response."""
     one, other = replicas
     asked = {"model": "m", "input": "wait", "background": True, "stream": True}
     with one.http.stream("POST", "/responses", json=asked) as stream:
@@ -243,7 +243,7 @@ def test_streams_of_a_lost_server_are_failed(
 
 
 def test_background_responses_continue_after_a_server_stops(url: str) -> None:
-    """Another server continues them, even if it starts later; the conversation stays locked."""
+    """Another server continues the responses of a stopped server; the conversation stays locked."""
     with ExitStack() as stack:
         one = Replica(stack, url)
         id_ = one.http.post("/conversations", json={}).json()["id"]
@@ -409,7 +409,7 @@ def test_a_repeated_request_gets_the_same_response(db: str, url: str) -> None:
 def test_idempotency_key_is_in_use_until_the_response_ends(
     replicas: tuple[Replica, Replica],
 ) -> None:
-    """A response that failed, or whose server is lost, is generated again."""
+    """A key in use is a conflict; a failed response, or one of a lost server, is generated again."""
     one, other = replicas
     headers = {"Idempotency-Key": "a"}
     asked = {"model": "m", "input": "wait", "stream": True}

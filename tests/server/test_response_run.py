@@ -124,7 +124,7 @@ def test_an_abandoned_conversation_is_unlocked_and_unchanged(connect: Connect) -
 
 
 def test_response_in_progress_is_visible_but_not_continuable(connect: Connect) -> None:
-    """It is stored from the start, and deleting it while it runs leaves no node."""
+    """A response is stored from the start, and deleting it while it runs leaves no node."""
     model = GatedModel()
     with serve(model=model) as server:
         client = connect(server)
@@ -182,7 +182,7 @@ def open_gate_when_stopping(server: TestServer, model: GatedModel) -> None:
 
 @pytest.mark.parametrize("finishes", [True, False])
 def test_stopping_finishes_or_fails_running_responses(tmp_path: Any, finishes: bool) -> None:
-    """In either case, the client gets the final event and the response is stored."""
+    """A stopping server sends the final event of a running response and stores the response."""
     model = GatedModel()
     told: list[str] = []
     db = str(tmp_path / "server.db")

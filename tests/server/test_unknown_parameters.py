@@ -210,7 +210,7 @@ def test_known_parameters_are_still_validated(
 
 
 def test_unknown_parameters_are_ignored_for_a_backend() -> None:
-    """A server with a backend ignores them by default, and the setting overrides that."""
+    """A server with a backend ignores unknown parameters by default; the setting overrides that."""
     with serve() as upstream:
 
         def status(**settings: Any) -> int:
@@ -268,7 +268,7 @@ def test_anthropic_tool_runner_continues_without_threads(unknown_parameters: str
 
 
 def test_a_thread_is_rejected_with_its_code(server: TestServer) -> None:
-    """An ignored ``thread`` would make the client send only its newest message."""
+    """``thread`` is rejected, because the client would then send only its newest message."""
     with (
         Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
         pytest.raises(anthropic.BadRequestError) as caught,

@@ -46,7 +46,7 @@ def apply_steps(steps: list[StreamStep], size: int = 7) -> str:
 def test_steps_determine_the_order_of_events(
     steps: list[StreamStep], expected: str, size: int
 ) -> None:
-    """For any chunk size, no event is lost and the terminator comes last."""
+    """Steps reorder or duplicate events for any chunk size; no event is lost, and the terminator is last."""
     again = [type(step)(step._only) for step in steps]  # type: ignore[attr-defined]
     assert apply_steps(list(again), size) == expected
 

@@ -552,7 +552,7 @@ def test_a_stream_ends_with_an_error_event(server: TestServer, client: OpenAI) -
 
 
 def test_a_server_can_be_anonymous(server: TestServer, client: OpenAI) -> None:
-    """A fault removes the header that identifies the server in every response."""
+    """A fault removes the header that identifies the server."""
     create = client.responses.with_raw_response.create
     assert create(model="practice", input="Hi").headers["kedge-server"] == "kedge"
     server.faults.set("anonymous")
@@ -672,7 +672,7 @@ def test_wrong_stream_content_type(server: TestServer, value: str, expected: str
 
 
 def test_deltas_repeated_after_the_finish_reason(server: TestServer, client: OpenAI) -> None:
-    """A client that appends the repeated deltas has the answer twice."""
+    """Deltas are sent again after the finish reason, so a client that appends them has the answer twice."""
 
     def read() -> str:
         messages: Any = [{"role": "user", "content": "Hello"}]

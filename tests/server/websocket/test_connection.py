@@ -388,7 +388,7 @@ async def test_idle_connection_is_closed_at_the_maximum_age() -> None:
 
 
 async def test_running_response_is_finished_at_the_maximum_age() -> None:
-    """New requests are rejected, and the connection is closed after the running response."""
+    """At the maximum age, new requests are rejected, and running responses end before the close."""
     model = GatedModel()
     with serve(model=model) as server:
         async with connect_client(server) as wire:
@@ -402,7 +402,7 @@ async def test_running_response_is_finished_at_the_maximum_age() -> None:
 
 
 async def test_disconnect_cancels_every_lane() -> None:
-    """The model is cancelled on every lane, and queued requests never start."""
+    """A disconnect cancels the model on every lane, and queued requests never start."""
     model = GatedModel()
     with serve(model=model) as server:
         async with connect_client(server) as wire:
@@ -581,7 +581,7 @@ async def test_forget_clears_connection_memory(server: TestServer, wire: WebSock
 async def test_unexpected_error_closes_only_the_connection(
     server: TestServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log has the type of the error without its message, and the server keeps working."""
+    """The log has the type of the error without its message, and the server continues to work."""
 
     def broken(*_: object) -> None:
         raise ValueError("the words of a conversation")

@@ -21,7 +21,7 @@ def test_each_lane_remembers_its_newest_response() -> None:
 
 
 def test_least_recently_used_lane_is_dropped_first() -> None:
-    """The size of a context includes its ancestors."""
+    """Above the limit, the least recently used lane is dropped; a context's size includes its ancestors."""
     memory = SocketMemory(4_500)
     memory.store("a", "resp_1", make_context(1_000))
     memory.store("b", "resp_2", make_context(1_000, make_context(500)))
