@@ -1,4 +1,4 @@
-"""Stores to ask, and rows to put into them."""
+"""Fixtures for stores, and a class that adds responses to them."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from kedge.turns import user
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The address of an empty store: every test holds for each kind."""
+    """Yield the address of an empty store, for each kind of database."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/store.db"
         return
@@ -22,13 +22,13 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 async def store(store_url: str) -> AsyncIterator[Store]:
-    """An empty store."""
+    """Yield an empty store."""
     async with await open_store(store_url) as opened:
         yield opened
 
 
 class ResponseWriter:
-    """Puts responses into a conversation, as they would come."""
+    """A writer that adds responses to a conversation."""
 
     def __init__(self, store: Store, row: ConversationRow) -> None:
         self.store = store
@@ -36,7 +36,7 @@ class ResponseWriter:
         self.count = 0
 
     async def add_response(self, *, after: int | None = None, **members: Any) -> int:
-        """One more response, after the head or after a node; its node."""
+        """Add a response after the head or after a node, and return its node."""
         self.count += 1
         at = (await self.store.conversation(self.row.id)).head if after is None else after
         parent = await self.store.node(self.row, at)

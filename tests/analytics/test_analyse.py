@@ -1,4 +1,4 @@
-"""Analytics: what is counted is what happened."""
+"""Statistics of the responses in a store."""
 
 import dataclasses
 import json
@@ -34,12 +34,12 @@ from kedge.testing import TestServer
 
 
 async def create_writer(store: Store, **options: Any) -> ResponseWriter:
-    """A conversation to fill."""
+    """Create a conversation, and return a writer for its responses."""
     return ResponseWriter(store, await store.create(**options))
 
 
 async def test_empty_store_has_empty_statistics(store: Store) -> None:
-    """No division by nothing, and no rates where there is nothing to rate."""
+    """The statistics of an empty store are empty, and rates are ``None``."""
     found = await analyse(store)
     assert found.requests.total == 0
     assert found.requests.success_rate is None
@@ -52,7 +52,7 @@ async def test_empty_store_has_empty_statistics(store: Store) -> None:
 
 
 async def test_real_conversations_are_counted(store: Store, kedge_server: TestServer) -> None:
-    """A chain of three, a fork from its middle, and a server that forgot."""
+    """A chain of three, a fork from its middle and a lost context are counted."""
     engine = f"responses:{kedge_server.base_url}#practice"
     async with await Conversation.create(store, engine) as conversation:
         await conversation.send("One")
@@ -83,7 +83,7 @@ async def test_real_conversations_are_counted(store: Store, kedge_server: TestSe
 
 
 async def test_statuses_reasons_and_missing_ids(store: Store) -> None:
-    """Every way in which a request can end is counted under its name."""
+    """Every status, mode and fallback reason is counted by its name."""
     writer = await create_writer(store)
     await writer.add_response()
     await writer.add_response(anchor="resp_1", depth=2)
@@ -112,8 +112,8 @@ async def test_statuses_reasons_and_missing_ids(store: Store) -> None:
     assert found.success_rate == 0.8
 
 
-async def test_a_range_of_time_and_names_narrow_it_down(store: Store) -> None:
-    """``since`` is part of the range, ``until`` is not; model, provider and conversation select."""
+async def test_selection_by_time_and_names(store: Store) -> None:
+    """``since`` is included in the range, ``until`` is not; model, provider and conversation select."""
     writer = await create_writer(store)
     other = await create_writer(store)
     for at in (10.0, 20.0, 30.0):
@@ -133,8 +133,8 @@ async def test_a_range_of_time_and_names_narrow_it_down(store: Store) -> None:
     assert await total(conversation="nobody") == 0
 
 
-async def test_latency_is_that_of_a_real_request(store: Store) -> None:
-    """Median, and 95th percentile by nearest rank, for each model, of answers alone."""
+async def test_latency_per_model(store: Store) -> None:
+    """Median and 95th percentile (nearest rank) are computed per model from successful answers."""
     writer = await create_writer(store)
     for seconds in range(1, 101):
         await writer.add_response(seconds=float(seconds), first_token_seconds=seconds / 10)
@@ -148,8 +148,8 @@ async def test_latency_is_that_of_a_real_request(store: Store) -> None:
     assert [each.model for each in found.models] == ["gpt-5.1", "gpt-5-mini"]
 
 
-async def test_tokens_and_what_they_cost(store: Store) -> None:
-    """A cost that was written down counts; else today's price; and what has none is said."""
+async def test_tokens_and_cost(store: Store) -> None:
+    """A stored cost is used first, then the current price; responses without a price are counted."""
     writer = await create_writer(store)
     tokens = {"input_tokens": 1_000_000, "cached_tokens": 400_000, "output_tokens": 100_000}
     await writer.add_response(**tokens, reasoning_tokens=50_000)
@@ -166,8 +166,8 @@ async def test_tokens_and_what_they_cost(store: Store) -> None:
     }
 
 
-async def test_predictions_are_held_against_counts(store: Store) -> None:
-    """Only requests with both; savings of all; the same in intervals."""
+async def test_predicted_and_actual_cached_tokens(store: Store) -> None:
+    """Predictions are compared only for requests with both values; savings include all requests."""
     writer = await create_writer(store)
     await writer.add_response(
         cached_tokens=900, predicted_cached_tokens=1000, cache_savings=0.25, cache_write_tokens=7
@@ -183,8 +183,8 @@ async def test_predictions_are_held_against_counts(store: Store) -> None:
     assert sum(each.cache.saved for each in pieces) == 0.75
 
 
-async def test_chains_end_where_nothing_was_chained(store: Store) -> None:
-    """Two branches of one chain are two lengths; another server's ids are others."""
+async def test_chains_end_at_unchained_responses(store: Store) -> None:
+    """Two branches of a chain count as two lengths, and equal ids in another scope are separate."""
     writer = await create_writer(store)
     first = await writer.add_response(provider_response_id="a", depth=1)
     await writer.add_response(provider_response_id="b", anchor="a", depth=2)
@@ -198,8 +198,8 @@ async def test_chains_end_where_nothing_was_chained(store: Store) -> None:
     assert until.chains.count == 0
 
 
-async def test_failed_attempts_are_no_branches(store: Store) -> None:
-    """A question that was asked again is not a fork."""
+async def test_failed_attempts_are_not_branches(store: Store) -> None:
+    """A question that was sent again after a failure is not a fork."""
     writer = await create_writer(store)
     first = await writer.add_response()
     await writer.add_response(status="failed", after=first)
@@ -209,8 +209,8 @@ async def test_failed_attempts_are_no_branches(store: Store) -> None:
     assert node.kind == "answered"
 
 
-async def test_pieces_of_time_add_up(store: Store) -> None:
-    """Every response is in one piece, empty pieces are there, and sums are those of the whole."""
+async def test_intervals_sum_to_the_total(store: Store) -> None:
+    """Every response is in one interval, empty intervals are included, and sums equal the totals."""
     writer = await create_writer(store)
     for at in range(20):
         await writer.add_response(
@@ -236,8 +236,8 @@ async def test_pieces_of_time_add_up(store: Store) -> None:
 
 
 @pytest.mark.parametrize("options", [{"buckets": 0}, {"width": 0.0}, {"width": 1e-4}])
-async def test_pieces_that_cannot_be_are_refused(store: Store, options: dict[str, Any]) -> None:
-    """None at all, of no width, or too many of them."""
+async def test_invalid_intervals_are_rejected(store: Store, options: dict[str, Any]) -> None:
+    """No intervals, intervals of no width, and too many intervals raise `InvalidSetting`."""
     writer = await create_writer(store)
     await writer.add_response(created_at=1.0)
     await writer.add_response(created_at=1000.0)
@@ -260,7 +260,7 @@ SELECTIONS = (
 
 
 async def check_sums(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that the maintained sums give what all responses give, and that they are sound."""
+    """Check that the maintained sums equal those computed from all responses, and are valid."""
     found = [await analyse(store, selection) for selection in SELECTIONS]
     with monkeypatch.context() as patch:
         patch.setattr("kedge.store.response_sums.has_pending", lambda _: True)
@@ -300,10 +300,8 @@ async def add_random_response(
     )
 
 
-async def test_sums_stay_those_of_the_responses(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Additions in batches, forks, deletions, lost responses and imports keep every figure exact."""
+async def test_sums_match_the_responses(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums stay exact after additions in batches, forks, deletions, lost responses and imports."""
     monkeypatch.setattr("kedge.store.response_sums.BATCH_SIZE", 5)
     pick = random.Random(18)
     writers = [await create_writer(store) for _ in range(3)]
@@ -337,7 +335,7 @@ async def test_sums_stay_those_of_the_responses(
 
 
 async def test_damaged_sums_are_found_and_repaired(store: Store) -> None:
-    """Verify reports sums that are not those of the responses, and gc computes them again."""
+    """`verify` reports sums that do not match the responses, and `gc` recomputes them."""
     writer = await create_writer(store)
     await writer.add_response(input_tokens=10, output_tokens=1)
     await writer.add_response(anchor="resp_x", depth=2)
@@ -352,8 +350,8 @@ async def test_damaged_sums_are_found_and_repaired(store: Store) -> None:
     assert await analyse(store) == before
 
 
-async def test_a_store_that_may_only_be_read_is_analyzed(tmp_path: Path) -> None:
-    """Responses that are not in the sums are read one by one then."""
+async def test_read_only_store_is_analyzed(tmp_path: Path) -> None:
+    """In a read-only store, responses that are not in the sums are read individually."""
     path = tmp_path / "store.db"
     async with await open_store(f"sqlite:///{path}") as store:
         writer = await create_writer(store)
@@ -375,8 +373,8 @@ async def test_tiered_prices_are_computed_for_each_response(store: Store) -> Non
     assert (await analyse(store, prices=Prices(((base,),)))).cost == Cost(0.6, 3)
 
 
-async def test_everything_is_ready_for_json(store: Store) -> None:
-    """A page and a script get it without help."""
+async def test_statistics_are_json_serializable(store: Store) -> None:
+    """Statistics and intervals can be serialized as JSON."""
     await (await create_writer(store)).add_response(created_at=5.0, input_tokens=3)
     found = await analyse(store)
     assert isinstance(found, Analytics)
@@ -386,8 +384,8 @@ async def test_everything_is_ready_for_json(store: Store) -> None:
     assert json.loads(json.dumps([dataclasses.asdict(each) for each in pieces]))
 
 
-async def test_conversations_add_up_to_the_totals(store: Store) -> None:
-    """Most requests first, within the selection and the limit."""
+async def test_conversations_sum_to_the_totals(store: Store) -> None:
+    """Conversations are listed by number of requests, within the selection and the limit."""
     assert await analyse_conversations(store) == ()
     writers = [await create_writer(store, title=f"number {number}") for number in (1, 2, 3)]
     for number, writer in enumerate(writers, 1):
@@ -406,7 +404,7 @@ async def test_conversations_add_up_to_the_totals(store: Store) -> None:
 
 
 async def test_sizes_are_those_of_complete_requests(store: Store) -> None:
-    """With tools and settings; rows of older versions have the size of the messages."""
+    """Sizes include tools and settings; rows of older versions have the size of the messages."""
     writer = await create_writer(store)
     await writer.add_response(created_at=5.0, sent_bytes=111, request_bytes=818)
     await writer.add_response(created_at=6.0, sent_bytes=100)
@@ -414,10 +412,10 @@ async def test_sizes_are_those_of_complete_requests(store: Store) -> None:
     assert [each.sent_bytes for each in await analyse_over_time(store, buckets=1)] == [918]
 
 
-async def test_failures_belong_to_the_model_that_was_asked(
+async def test_failures_count_for_the_requested_model(
     store: Store, kedge_server: TestServer
 ) -> None:
-    """A model that never answers has a rate of its own, and what is free costs nothing."""
+    """A failed request counts for the requested model."""
     engine = connect(f"responses:{kedge_server.base_url}#practice", max_retries=0)
     async with await Conversation.create(store, engine) as conversation:
         await conversation.send("One")

@@ -144,7 +144,7 @@ async def test_settings_of_a_request_are_stored_with_its_response(
 
 
 async def test_turns_of_one_object_queue_or_conflict(store: Store, connected: Connect) -> None:
-    """Concurrent sends are queued or conflict by the setting, and a failed or stopped turn frees the queue."""
+    """Concurrent sends are queued or conflict, by the setting; a failed or stopped turn frees the queue."""
     queued = await Conversation.create(store, connected(), concurrent="queue")
     replies: list[str] = []
 

@@ -1,8 +1,8 @@
-"""Many conversations at the same time on one server, of whose requests one in five is faulty.
+"""Many concurrent conversations on one server, with one faulty request in five.
 
-Each conversation has an engine that it shares with others, over HTTP or over WebSockets, and one store for
-all. Every finished answer is checked where it was made: the model must have received exactly the Turn, with
-nothing of another conversation. At the end every question is stored once, in its own conversation.
+The conversations share two engines, one over HTTP and one over WebSockets, and one store. The context of
+every finished answer is checked: the model must have received exactly the Turn, and nothing of another
+conversation. At the end, every question is stored once, in its own conversation.
 
 ``python tests/law/concurrent_conversations.py 200`` runs the campaign.
 """
@@ -44,14 +44,14 @@ FAULTS = (
     "reorder_events,only=response.output_text.delta",
     "stream_content_type=none",
 )
-"""Failures and irregular streams. Each is set once, for the next request that can have it.
+"""Failures and irregular streams. Each is set once, for the next request that supports it.
 
 A server that forgets silently is not among them: one such answer ends chaining for all conversations.
 """
 FORGET_EVERY = 400
-"""Every this many faults the server loses everything, which all conversations notice."""
+"""After this many faults the server loses all responses, which affects all conversations."""
 MAX_ATTEMPTS = 100
-"""How often a question is asked: with one faulty request in five, this many fail by a bug only."""
+"""The maximum number of attempts for a question; with one faulty request in five, only a bug exceeds it."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class ConcurrentRun:
     server: TestServer = field(init=False)
 
     async def run(self) -> None:
-        """Hold the conversations, then check what is stored."""
+        """Run the conversations, then check the store."""
         url = f"sqlite:///{self.folder}/concurrent.db"
         async with AsyncExitStack() as stack:
             self.server = stack.enter_context(serve())
@@ -109,7 +109,7 @@ class ConcurrentRun:
         return [f"Line {index} of conversation {number:04}" for index in range(self.messages)]
 
     async def _ask(self, conversation: Conversation, text: str) -> None:
-        """Ask until there is an answer."""
+        """Send a question until it is answered."""
         stream = conversation.stream(text)
         for _ in range(MAX_ATTEMPTS):
             self._set_fault()
@@ -126,7 +126,7 @@ class ConcurrentRun:
         raise AssertionError(f"no answer after {MAX_ATTEMPTS} attempts: {text}")
 
     def _set_fault(self) -> None:
-        """Let every fifth request, of this conversation or of another one, be faulty."""
+        """Set a fault for every fifth request of all conversations."""
         self.requests += 1
         if self.requests % FAULTY_EVERY == 0:
             forgets = self.faulty % FORGET_EVERY == FORGET_EVERY - 1
@@ -146,7 +146,7 @@ class ConcurrentRun:
         self.chained += bool(request.body.get("previous_response_id"))
 
     async def _check_store(self, store: Store) -> None:
-        """Each conversation has its own questions, in their order, and its own answers."""
+        """Check that each conversation has its own questions, in order, and its own answers."""
         assert await store.verify() == []
         rows = {row.title: row for row in await store.conversations(limit=self.count + 1)}
         assert len(rows) == self.count
@@ -159,8 +159,8 @@ class ConcurrentRun:
 
 
 def main(count: int, messages: int = 10) -> int:
-    """Hold this many conversations, and print what came of them; a wrong answer raises."""
-    logging.getLogger().addHandler(logging.NullHandler())  # irregular streams are on purpose here
+    """Run this many conversations and print the results; a wrong answer raises."""
+    logging.getLogger().addHandler(logging.NullHandler())  # irregular streams are intended here
     with tempfile.TemporaryDirectory() as folder:
         run = ConcurrentRun(Path(folder), count, messages)
         anyio.run(run.run)

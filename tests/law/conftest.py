@@ -1,4 +1,4 @@
-"""The tests of the law use the server and the engine of the engines' tests."""
+"""Fixtures for the server and the engine, shared with the tests of engines."""
 
 from engines.conftest import engine, server
 

@@ -1,8 +1,8 @@
-"""Plays durable conversations: every way through the tree, several hands, and a server that forgets.
+"""Runs stored conversations with forks, edits, several writers, and a server that loses context.
 
-Like the player it knows nothing of digests or plans. Each finished answer is judged where it was given:
-what the server's model saw must be what the Turn said. And at any time the store must hold just the
-conversation that its holder has.
+Like the engine fuzzer, it does not use digests or plans. The context of each finished answer is checked:
+the server's model must have received the Turn. At any time, the store must contain the same conversation
+as the object in memory.
 """
 
 import random
@@ -24,7 +24,7 @@ from normalization import expected_context, normalize_blocks, normalize_items
 
 PROMPTS = ("Line {n}", "Please call alpha.", "Please call alpha and call beta.", "Think about {n}.")
 MAX_MESSAGES = 9
-"""Messages beyond which a conversation with a compactor is compacted."""
+"""The number of messages above which a conversation with a compactor is compacted."""
 
 
 async def alpha() -> str:
@@ -33,7 +33,7 @@ async def alpha() -> str:
 
 
 async def beta() -> str:
-    """A tool that does not."""
+    """A tool that fails."""
     raise RuntimeError("beta is out of order")
 
 
@@ -84,11 +84,11 @@ class ConversationFuzzer:
 
     @property
     def conversation(self) -> Conversation:
-        """The conversation that is being held."""
+        """Return the current conversation."""
         return self.conversations[-1]
 
     async def run(self, actions: list[str]) -> None:
-        """Do these things one after the other, and look at the store after each."""
+        """Run these actions one after the other, and check the store after each."""
         for name in actions:
             try:
                 await getattr(self, f"do_{name}")()
@@ -96,12 +96,12 @@ class ConversationFuzzer:
                 self.conflict_count += 1
                 await self.conversation.refresh()
             except (NotInStore, EngineError):
-                pass  # nothing there to undo, to ask again or to resume; or a server that broke
+                pass  # nothing to undo, to regenerate or to resume; or the server failed
             self.server.faults.clear()
             await self._check_store()
 
     async def _run_stream(self, stream: Any) -> None:
-        """Watch a turn, and judge each of its answers when it is given."""
+        """Consume a stream, and check the context of each answer."""
         async with stream:
             async for event in stream:
                 if isinstance(event, AnswerFinished):
@@ -114,7 +114,7 @@ class ConversationFuzzer:
         self.chained_count += bool(exchange.body.get("previous_response_id"))
 
     async def _check_store(self) -> None:
-        """What the hand holds is what a stranger finds at the same node."""
+        """Check that the conversation in memory equals the stored one at the same node."""
         loaded = await self.store.load(self.conversation.row, self.conversation.head)
         kept = loaded.turn(self.conversation.id)
         assert normalize_blocks(kept.blocks) == normalize_blocks(self.conversation.turn.blocks)
@@ -128,12 +128,12 @@ class ConversationFuzzer:
         return self.rng.choice(PROMPTS).format(n=self.prompt_count)
 
     async def do_send(self) -> None:
-        """Say something, streamed or not."""
+        """Send a message, streamed or not."""
         streaming = self.rng.random() < 0.5
         await self._run_stream(self.conversation.stream(self._next_prompt(), streaming=streaming))
 
     async def do_send_with_key(self) -> None:
-        """Say something twice under one key: the second time nothing is sent."""
+        """Send a message twice with one key: the second time no request is sent."""
         self.prompt_count += 1
         key, words = f"key {self.prompt_count}", f"Line {self.prompt_count}"
         await self._run_stream(self.conversation.stream(words, key=key))
@@ -143,26 +143,26 @@ class ConversationFuzzer:
         assert len(self.server.requests) == before
 
     async def do_append(self) -> None:
-        """Add something without asking."""
+        """Append a block without a request."""
         made = self.rng.choice((user, assistant, system))(f"Noted {self.prompt_count}")
         await self.conversation.append(made)
 
     async def do_edit(self) -> None:
-        """Put other words in the place of something a user said."""
+        """Replace a user message."""
         users = [block for block in self.conversation.turn.blocks if isinstance(block, UserBlock)]
         if users:
             await self.conversation.edit(self.rng.choice(users).id, f"Edited {self.rng.random()}")
 
     async def do_undo(self) -> None:
-        """Go back."""
+        """Undo the last exchange."""
         await self.conversation.undo()
 
     async def do_regenerate(self) -> None:
-        """Ask again."""
+        """Regenerate the last answer."""
         await self.conversation.regenerate()
 
     async def do_fork(self) -> None:
-        """Go on elsewhere: from here, from a node, from a block."""
+        """Fork from the head, a node or a block."""
         nodes = await self.store.tree(self.conversation.row)
         blocks = [block.id for block in self.conversation.turn.blocks]
         places: list[Any] = [
@@ -177,11 +177,11 @@ class ConversationFuzzer:
         self.conversations.append(forked)
 
     async def do_switch(self) -> None:
-        """Hold another of the conversations."""
+        """Switch to another conversation."""
         self.rng.shuffle(self.conversations)
 
     async def do_reopen(self) -> None:
-        """As another process does: another store, another engine, the head as it is."""
+        """Open the conversation with another store and engine, as another process would."""
         opened = await self._open_store()
         talk = await Conversation.open(
             opened, self.conversation.id, self._build_engine(), **self._choose_settings()
@@ -189,44 +189,44 @@ class ConversationFuzzer:
         self.conversations[-1] = talk
 
     async def do_concurrent_send(self) -> None:
-        """Somebody else says something to the same conversation; whoever comes later is told."""
+        """Send a message by another object of the same conversation, which may cause a conflict."""
         other = await Conversation.open(self.store, self.conversation.id, self._build_engine())
         await self._run_stream(other.stream(self._next_prompt()))
         if self.rng.random() < 0.5:
             await self.conversation.refresh()
 
     async def do_disconnect(self) -> None:
-        """Stop listening at the first word."""
+        """Stop reading at the first text."""
         async with self.conversation.stream("Write 60 words.") as stream:
             async for event in stream:
                 if isinstance(event, TextDelta):
                     break
 
     async def do_resume(self) -> None:
-        """Go on with what was asked and never answered."""
+        """Resume a pending question."""
         await self.conversation.resume()
 
     async def do_cut_stream(self) -> None:
-        """The server breaks off."""
+        """Send a message whose stream is interrupted by the server."""
         self.server.faults.set(f"cut_after_events={self.rng.randrange(8)}", times=1)
         await self.do_send()
 
     async def do_server_error(self) -> None:
-        """The server fails."""
+        """Send a message to a failing server."""
         self.server.faults.set("status=500", times=1)
         await self.do_send()
 
     async def do_server_forget(self) -> None:
-        """The server loses its memory."""
+        """Delete all responses of the server."""
         self.server.forget()
 
     async def do_expire(self) -> None:
-        """A month goes by for everybody."""
+        """Advance the clock by a month, and delete expired responses."""
         self.server.clock.advance(days=31)
         self.server.purge()
 
     async def do_export_import(self) -> None:
-        """Export it and take it in again, under another id."""
+        """Export the conversation and import it with another id."""
         (row,) = await self.store.import_(await self.conversation.export())
         found = await Conversation.open(
             self.store, row.id, self._build_engine(), **self._choose_settings()

@@ -1,8 +1,8 @@
-"""Plays conversations against strict servers, edits them in every way, and judges every request.
+"""Runs conversations with strict servers, edits them in every way, and checks every request.
 
-The player knows nothing of digests or plans. It keeps its own memory of what each response holds, as
-plain tuples of what was said, and compares it with what the server's model really saw. From the same
-memory it works out the shortest request that a client could have made with what it can know.
+The fuzzer does not use digests or plans. It records the context of each response as plain tuples, and
+compares it with the context of the server's model. From the same records it computes the shortest request
+that a client could have sent with the available information.
 """
 
 import json
@@ -56,7 +56,7 @@ SERVER_ACTIONS = (
     "fork",
 )
 ACTIONS = (*REQUEST_OPTIONS, "ask and leave", *EDITS, *SERVER_ACTIONS)
-# What people do most; everything else happens now and then.
+# Requests are the most frequent; all other actions are occasional.
 WEIGHTS = [12 if name == "ask" else 2 if name in EDITS else 1 for name in ACTIONS]
 
 
@@ -65,7 +65,7 @@ TRANSPORTS: dict[str, dict[str, Any]] = {
     "websocket": {"transport": "websocket"},
     "websocket, unstored": {"transport": "websocket", "params": {"store": False}},
 }
-"""How requests may travel: settings of the engines."""
+"""Settings of the engines for each transport."""
 
 HOUR = 3600.0
 MONTH = 30 * 24 * HOUR
@@ -73,7 +73,7 @@ MONTH = 30 * 24 * HOUR
 
 @dataclass(slots=True)
 class FuzzStats:
-    """What came of a campaign; bytes are those of what was said in chained requests."""
+    """The results of a campaign; bytes are those of the messages in chained requests."""
 
     requests: int = 0
     incoherent: int = 0
@@ -98,7 +98,7 @@ class KnownResponse:
 
 @dataclass
 class EngineFuzzer:
-    """One campaign: two servers, some branches of a conversation, and a tally."""
+    """One campaign: two servers, branches of a conversation, and statistics."""
 
     rng: random.Random
     stats: FuzzStats = field(default_factory=FuzzStats)
@@ -134,7 +134,7 @@ class EngineFuzzer:
 
     @property
     def turn(self) -> Turn:
-        """The branch that is being played."""
+        """Return the current branch."""
         return self.branches[-1]
 
     @turn.setter
@@ -143,11 +143,11 @@ class EngineFuzzer:
 
     @property
     def server(self) -> TestServer:
-        """The server that is being spoken to."""
+        """Return the current server."""
         return self.servers[self.server_index]
 
     async def run(self, actions: Sequence[str]) -> None:
-        """Do these things one after the other."""
+        """Run these actions one after the other."""
         for name in actions:
             if name in EDITS:
                 self.turn = EDITS[name](self.turn, self.rng)
@@ -159,7 +159,7 @@ class EngineFuzzer:
                 self.disturb(name)
 
     async def send(self, options: dict[str, Any]) -> None:
-        """Say something, and judge every request that this makes."""
+        """Send a message, and check every request that this causes."""
         self.prompt_count += 1
         self.clock += 1
         text = self.rng.choice(PROMPTS).format(n=self.prompt_count)
@@ -180,14 +180,16 @@ class EngineFuzzer:
             self.turn = error.turn or asked
         else:
             self.turn = stream.turn
-            finished = stream.answers[-1].turn  # as the engine left it, before any way out
+            finished = stream.answers[
+                -1
+            ].turn  # as the engine returned it, before middleware changes it
             self._check_requests(finished, since, known, chained=not options)
             self._record_response(finished, stored=not options)
         self.stats.healed += healed
         self.server.faults.clear()
 
     async def send_and_disconnect(self) -> None:
-        """Say something, and stop listening at the first word."""
+        """Send a message, and stop reading at the first text."""
         asked = answer_open_calls(self.turn).append(user("Write 60 words."))
         try:
             async with self._build_engine().stream(asked) as stream:
@@ -200,7 +202,7 @@ class EngineFuzzer:
         self.server.faults.clear()
 
     def _build_engine(self) -> Engine:
-        """The engine, now and then under a middleware that edits the Turn on its way in or out."""
+        """Return the engine, sometimes with a middleware that edits the Turn before or after it."""
         edit = EDITS[self.rng.choice(list(EDITS))]
         before, after = self.rng.choices(("edit", ""), (1, 3), k=2)
 
@@ -215,12 +217,12 @@ class EngineFuzzer:
         return with_middleware(self.engines[self.server_index], *layers)
 
     def _remove_past_block(self, turn: Turn) -> Turn:
-        """What a middleware may do on the way out without touching the answer: edit the past."""
+        """Remove a block before the answer, as a middleware may do after the engine."""
         kept = [block for block in turn.blocks if block.response_id != turn.blocks[-1].response_id]
         return turn.remove(self.rng.choice(kept).id) if kept else turn
 
     def disturb(self, name: str) -> None:
-        """Do something to the server, or go elsewhere."""
+        """Cause a failure of the server, or switch the server or branch."""
         match name:
             case "forget":
                 self.server.forget()
@@ -263,7 +265,7 @@ class EngineFuzzer:
                 self.stats.full_bytes += byte_size(spoken)
 
     def _usable_responses(self, turn: Turn) -> list[KnownResponse]:
-        """What the responses that this Turn knows of hold, as far as the server can be asked."""
+        """Return the known responses of a Turn that the current server can still use."""
         if self.server_index in self.untrusted_servers:
             return []
         ids = [record.response_id for record in get_state(turn).anchors]
@@ -277,7 +279,7 @@ class EngineFuzzer:
         ]
 
     def _min_bytes(self, context: list[NormalForm], known: list[KnownResponse]) -> int:
-        """The least that had to be said, given what is known to be held."""
+        """Return the minimum number of bytes to send, given the known responses."""
         lengths = [
             len(each.context)
             for each in known
@@ -296,7 +298,7 @@ class EngineFuzzer:
             )
 
     def _record_healing(self, healed: Healed) -> None:
-        """What a client knows from now on: what is lost, and who cannot be trusted to remember."""
+        """Record which responses are lost, and which server cannot be trusted to store context."""
         for lost in healed.lost:
             if lost in self.known_responses:
                 self.known_responses[lost].usable = False
@@ -309,10 +311,10 @@ def _is_create_request(request: RecordedRequest) -> bool:
 
 
 def byte_size(context: Sequence[NormalForm]) -> int:
-    """The bytes of what was said."""
+    """Return the size of a context in bytes."""
     return sum(len(json.dumps(each)) for each in context)
 
 
 def choose_actions(rng: random.Random, count: int) -> list[str]:
-    """A script: mostly asking, with every kind of edit and accident in between."""
+    """Return a script: mostly requests, with every kind of edit and failure."""
     return rng.choices(ACTIONS, WEIGHTS, k=count)

@@ -1,9 +1,9 @@
-"""``make fuzz N=…``: a long campaign of the law over HTTP, with a progress bar and a tally.
+"""``make fuzz N=…``: a long campaign of the law over HTTP, with a progress bar and statistics.
 
-Each round plays a script of 60 actions against two fresh servers, from its own seed, so that a round
-that fails can be played again: ``make fuzz N=60 SEED=<seed>``. Rounds take turns over HTTP, over
-WebSocket, and over WebSocket with nothing stored. Each is followed by a conversation with a server whose
-memory misbehaves (``law.memory_fuzzer``). Several processes play at the same time.
+Each round runs a script of 60 actions against two new servers, from its own seed, so that a failed round
+can be repeated: ``make fuzz N=60 SEED=<seed>``. Rounds alternate between HTTP, WebSocket, and WebSocket
+without stored responses. Each is followed by a conversation with a server whose memory misbehaves
+(``law.memory_fuzzer``). Several processes run at the same time.
 """
 
 import logging
@@ -26,11 +26,11 @@ from law.memory_fuzzer import TRANSPORTS as MEMORY_TRANSPORTS
 ACTIONS_PER_ROUND = 60
 MESSAGES_PER_ROUND = 20
 WORKERS = 4 * (os.cpu_count() or 1)
-"""Rounds at the same time: they wait for sockets most of the time."""
+"""The number of concurrent rounds, which mostly wait for sockets."""
 
 
 async def run_round(seed: int, stats: FuzzStats) -> None:
-    """Play one round."""
+    """Run one round."""
     rng = random.Random(seed)
     world = list(TRANSPORTS.values())[seed % len(TRANSPORTS)]
     async with EngineFuzzer(rng, stats, settings=world) as player:
@@ -38,7 +38,7 @@ async def run_round(seed: int, stats: FuzzStats) -> None:
 
 
 async def run_memory_round(seed: int, stats: MemoryStats) -> int:
-    """Play a conversation with a misbehaving server; return how many wrong answers are too many."""
+    """Run a conversation with a misbehaving server, and return the number of unacceptable wrong answers."""
     rng = random.Random(seed)
     behavior = list(BEHAVIORS)[seed % len(BEHAVIORS)]
     transport = rng.choice(list(MEMORY_TRANSPORTS))
@@ -46,15 +46,15 @@ async def run_memory_round(seed: int, stats: MemoryStats) -> int:
     before, flagged = stats.wrong, stats.flagged
     fuzzer = MemoryFuzzer(rng, behavior, transport, stats)
     await fuzzer.run(MESSAGES_PER_ROUND, late=late, edits=rng.random() < 0.5)
-    # A server may show one answer in flight each time it begins to forget: at its cap, and later.
+    # A stream may show one wrong answer each time a server begins to forget: at its cap, and later.
     in_flight = (bool(late) + behavior.startswith("caps")) if transport != "whole" else 0
     unflagged = (stats.wrong - before) - (stats.flagged - flagged)
     return max(stats.wrong - before - in_flight, unflagged)
 
 
 def run_seed(seed: int) -> tuple[FuzzStats, MemoryStats, int]:
-    """Play both rounds of a seed; return what came of them, and how many wrong answers are too many."""
-    logging.getLogger().addHandler(logging.NullHandler())  # broken connections are on purpose here
+    """Run both rounds of a seed; return their statistics and the number of unacceptable wrong answers."""
+    logging.getLogger().addHandler(logging.NullHandler())  # broken connections are intended here
     tally, memory = FuzzStats(), MemoryStats()
     anyio.run(run_round, seed, tally)
     return tally, memory, anyio.run(run_memory_round, seed, memory)
@@ -68,7 +68,7 @@ def add_stats(total: Any, part: Any) -> None:
 
 
 def main(count: int, seed: int, workers: int) -> int:
-    """Play at least ``count`` actions; the exit code tells whether every request was coherent."""
+    """Run at least ``count`` actions, and return the exit code: 0 if every request was coherent."""
     from rich.progress import Progress
 
     tally, memory, excess = FuzzStats(), MemoryStats(), 0

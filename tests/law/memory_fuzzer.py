@@ -1,8 +1,8 @@
-"""Plays conversations against servers whose memory misbehaves, judged by what the model read.
+"""Runs conversations with servers whose memory misbehaves, and checks the context of every answer.
 
 Each round has a server of an unknown kind with one behavior, alone or mixed with another, and messages of
-random length. A server that never remembers may show no wrong answer at all. One that starts to forget may
-show the one that was in flight, which must be flagged.
+random length. A server that never stores responses must cause no wrong answer. One that starts to forget may
+cause one wrong answer that was being streamed, which must be flagged.
 """
 
 import random
@@ -50,9 +50,9 @@ BEHAVIORS: Mapping[str, tuple[str, ...]] = {
     "breaks surrogates": ("lone_surrogate",),
     "rejects chaining": ("refuse_previous_response_id=llama.cpp",),
 }
-"""What a server may do from its first request on, in the words of its faults."""
+"""Behaviors of a server from its first request, as fault specifications."""
 LATE_BEHAVIORS = ("forget_silently", "forget_silently,echo=no", "remember=0", "remember=1")
-"""What a server may begin to do in the middle of a conversation."""
+"""Behaviors that a server may start in the middle of a conversation."""
 TRANSPORTS: Mapping[str, dict[str, Any]] = {
     "whole": {},
     "stream": {},
@@ -69,15 +69,15 @@ MESSAGES = (
 
 @dataclass(slots=True)
 class MemoryStats:
-    """What came of a campaign."""
+    """The results of a campaign."""
 
     requests: int = 0
     chained: int = 0
     answers: int = 0
     wrong: int = 0
-    """Answers shown that were made from another context than the Turn."""
+    """Answers shown that were generated from a context other than the Turn."""
     flagged: int = 0
-    """Of these, the ones that were reported."""
+    """The number of wrong answers that were reported."""
     healed: int = 0
     first_wrong: str = ""
 
@@ -128,7 +128,7 @@ class MemoryFuzzer:
         try:
             async with engine.stream(asked, streaming=self.transport != "whole") as stream:
                 async for event in stream:
-                    events.append(event)  # noqa: PERF401 - an error must not lose what came before
+                    events.append(event)  # noqa: PERF401 - after an error, the earlier events are needed
         except EngineError as error:
             self.turn = error.turn or asked
             return

@@ -1,4 +1,4 @@
-"""Conversations at the same time, with one request in five faulty; ``make campaign`` holds 200 of them."""
+"""Concurrent conversations with one faulty request in five; ``make campaign`` runs 200 of them."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ from law.concurrent_conversations import FAULTY_EVERY, ConcurrentRun
 CONVERSATIONS, MESSAGES = 5, 4
 
 
-async def test_conversations_at_the_same_time_with_faulty_requests(tmp_path: Path) -> None:
-    """Every answer is to its own conversation, and every question is stored once."""
+async def test_concurrent_conversations_with_faulty_requests(tmp_path: Path) -> None:
+    """Every answer belongs to its own conversation, and every question is stored once."""
     run = ConcurrentRun(tmp_path, CONVERSATIONS, MESSAGES)
     await run.run()
     assert run.checked >= CONVERSATIONS

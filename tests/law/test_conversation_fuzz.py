@@ -1,4 +1,4 @@
-"""The law through conversations: forks, edits, crashes, other hands, and a server that forgets."""
+"""The law with stored conversations: forks, edits, failures, concurrent writers and lost context."""
 
 import random
 from pathlib import Path
@@ -11,8 +11,8 @@ from law.conversation_fuzzer import ACTIONS, WEIGHTS, ConversationFuzzer
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_becomes_of_a_conversation_the_model_sees_what_it_says(seed: int) -> None:
-    """Over a random script no answer is given to anything but the conversation's own Turn."""
+def test_context_equals_the_conversation_after_any_script(seed: int) -> None:
+    """Over a random script, every answer is generated from the conversation's own Turn."""
 
     async def main() -> ConversationFuzzer:
         rng = random.Random(seed)

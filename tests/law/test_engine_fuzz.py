@@ -1,4 +1,4 @@
-"""The law over HTTP: random conversations with random edits, judged on the server's side."""
+"""The law over HTTP: random conversations with random edits, checked on the server's side."""
 
 import random
 
@@ -11,7 +11,7 @@ from law.engine_fuzzer import ACTIONS, TRANSPORTS, EngineFuzzer, FuzzStats, choo
 
 
 def run_script(actions: list[str], seed: int, world: str = "http") -> FuzzStats:
-    """Play a script in a world of its own."""
+    """Run a script against new servers, and return the statistics."""
 
     async def main() -> FuzzStats:
         async with EngineFuzzer(random.Random(seed), settings=TRANSPORTS[world]) as player:
@@ -28,13 +28,13 @@ def run_script(actions: list[str], seed: int, world: str = "http") -> FuzzStats:
     st.sampled_from(sorted(TRANSPORTS)),
 )
 def test_no_script_makes_an_incoherent_request(actions: list[str], seed: int, world: str) -> None:
-    """Whatever is done between requests, however they travel, the model sees what the Turn says."""
+    """After any edits and over any transport, the model's context equals the Turn."""
     tally = run_script(["ask", *actions, "ask"], seed, world)
     assert tally.incoherent == 0, tally.first_incoherent
 
 
-def test_a_short_campaign_is_coherent_and_uploads_little() -> None:
-    """Over a longer script nothing is incoherent, and no more is sent than has to be."""
+def test_short_campaign_is_coherent_and_sends_little() -> None:
+    """A longer script is coherent and sends at most 2 % more bytes than the best plan."""
     rng = random.Random(2026)
     tally = run_script(choose_actions(rng, 150), 7)
     assert tally.incoherent == 0, tally.first_incoherent
@@ -44,8 +44,8 @@ def test_a_short_campaign_is_coherent_and_uploads_little() -> None:
 
 
 @pytest.mark.parametrize("world", ["websocket", "websocket, unstored"])
-def test_the_same_campaign_over_sockets_is_coherent(world: str) -> None:
-    """Also where only a connection remembers, and connections are broken off."""
+def test_same_campaign_over_websockets_is_coherent(world: str) -> None:
+    """Requests are coherent where only a connection stores context, and connections are interrupted."""
     rng = random.Random(2026)
     tally = run_script(choose_actions(rng, 150), 7, world)
     assert tally.incoherent == 0, tally.first_incoherent

@@ -1,7 +1,7 @@
-"""Ways to be wrong that good engineers fell into, each a test on the wire.
+"""Known mistakes of clients that use stored responses, each tested with real requests.
 
-Every test plays one situation through the real client against the strict local server, and looks at what
-was sent and at what the model saw. ``seen(context) == sent(turn)`` is the law.
+Every test sends requests through the real client to the strict local server, and checks what was sent and
+what the model received. The law: the context of the model equals the Turn.
 """
 
 import re
@@ -35,12 +35,12 @@ from normalization import expected_context, normalize_blocks, normalize_items
 
 
 def check_law(server: TestServer, turn: Turn) -> None:
-    """The model saw exactly what the Turn says before its answer."""
+    """Check that the model's context equals the Turn before its answer."""
     assert normalize_items(server.requests[-1].context) == expected_context(turn)
 
 
 def user_texts(server: TestServer) -> list[str]:
-    """The user's words in the newest context (the practice model likes to repeat them)."""
+    """Return the user messages of the newest context (the practice model often repeats them)."""
     return [str(each) for each in normalize_items(server.requests[-1].context) if each[0] == "user"]
 
 
@@ -54,10 +54,10 @@ def lookup(city: str) -> str:
     return f"It rains in {city}."
 
 
-async def test_01_an_edited_user_message_before_the_anchor_reaches_the_server(
+async def test_01_edited_user_message_before_the_anchor_reaches_the_server(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """The old text of an edited message is in no context any more."""
+    """The old text of an edited message is in no later context."""
     turn = await send_lines(engine, "My password is hunter2.", "Two")
     turn = turn.replace(turn.blocks[0].id, user("My password is secret."))
     turn = await engine.run(turn.append(user("What did I say first?")))
@@ -65,10 +65,8 @@ async def test_01_an_edited_user_message_before_the_anchor_reaches_the_server(
     assert not any("hunter2" in text for text in user_texts(server))
 
 
-async def test_02_an_edited_answer_leaves_the_client(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
-    """An answer that was edited is what the model sees of itself."""
+async def test_02_edited_answer_is_sent(engine: ResponsesEngine, server: TestServer) -> None:
+    """The model receives its answer as it was edited."""
     turn = await send_lines(engine, "One")
     turn = turn.replace(turn.blocks[1].id, assistant("I said something else."))
     turn = await engine.run(turn.append(user("Two")))
@@ -76,10 +74,10 @@ async def test_02_an_edited_answer_leaves_the_client(
     assert "I said something else." in str(server.requests[-1].context)
 
 
-async def test_03_an_edit_near_the_end_keeps_the_earlier_anchor(
+async def test_03_edit_near_the_end_uses_the_earlier_anchor(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """Only what comes after the last intact response is uploaded again."""
+    """Only blocks after the last unchanged response are sent again."""
     turn = await send_lines(engine, *(f"Line {n}" for n in range(6)))
     turn = turn.replace(turn.blocks[-2].id, user("Line five")).append(user("Next"))
     turn = await engine.run(turn)
@@ -87,10 +85,8 @@ async def test_03_an_edit_near_the_end_keeps_the_earlier_anchor(
     check_law(server, turn)
 
 
-async def test_04_an_equal_rebuild_keeps_the_chain(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
-    """New ids, new metadata and a JSON round trip cost nothing."""
+async def test_04_equal_rebuild_uses_the_chain(engine: ResponsesEngine, server: TestServer) -> None:
+    """A Turn rebuilt with new ids and metadata and a JSON round trip is still chained."""
     turn = await send_lines(engine, "One", "Two")
     rebuilt = [replace(b, id="", metadata={"rebuilt": True}) for b in turn.blocks]
     turn = loads(dumps(set_state(Turn(rebuilt), get_state(turn))))
@@ -99,10 +95,10 @@ async def test_04_an_equal_rebuild_keeps_the_chain(
     check_law(server, turn)
 
 
-async def test_05_a_summary_reaches_the_server_and_the_old_blocks_do_not(
+async def test_05_summary_reaches_the_server_and_old_blocks_do_not(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """A local summary is sent once, and the server's context is the short one."""
+    """A local summary is sent once, and the server's context is the shortened one."""
     turn = await send_lines(engine, "One", "Two", "Three")
     short = Turn([user("Summary: we counted."), *turn.blocks[4:]], data=turn.data)
     turn = await engine.run(short.append(user("Four")))
@@ -113,10 +109,10 @@ async def test_05_a_summary_reaches_the_server_and_the_old_blocks_do_not(
     check_law(server, turn)
 
 
-async def test_06_a_changed_system_prompt_is_sent(
+async def test_06_changed_system_prompt_is_sent(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """Instructions go out with every request, and changing them does not break the chain."""
+    """Instructions are sent with every request, and changing them does not break the chain."""
     texts = iter(["Be kind.", "Be terse."])
     with_prompt = with_middleware(engine, system_prompt(lambda _: next(texts)))
     turn = await with_prompt.run(Turn([user("One")]))
@@ -126,10 +122,10 @@ async def test_06_a_changed_system_prompt_is_sent(
     check_law(server, turn)
 
 
-async def test_07_a_removed_tool_result_is_named_and_can_be_repaired(
+async def test_07_removed_tool_result_is_reported_and_can_be_repaired(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """A call that lost its result is said by name, before the server hears of it."""
+    """A tool call without a result raises an error before sending, unless it is repaired."""
     turn = await with_middleware(engine, tools(add)).run(
         Turn([user("Please call add with a=2 and b=3")])
     )
@@ -141,10 +137,10 @@ async def test_07_a_removed_tool_result_is_named_and_can_be_repaired(
     check_law(server, turn)
 
 
-async def test_08_an_expired_id_costs_a_full_send_and_nothing_else(
+async def test_08_expired_id_is_healed_by_a_full_send(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """The whole history is at hand, so the error is healed."""
+    """An expired response id is healed by sending the complete history."""
     turn = await send_lines(engine, "One")
     server.clock.advance(days=31)
     turn = await engine.run(turn.append(user("What did I say first?")))
@@ -152,20 +148,20 @@ async def test_08_an_expired_id_costs_a_full_send_and_nothing_else(
     check_law(server, turn)
 
 
-async def test_09_an_unstored_response_is_not_chained_on(
+async def test_09_unstored_response_is_not_chained_on(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """After store=false nothing is asked of the server's memory."""
+    """After ``store=false`` the next request is sent in full."""
     turn = await send_lines(engine, "One", store=False)
     turn = await send_lines(engine, "Two", turn=turn)
     assert "previous_response_id" not in request_bodies(server)[-1]
     check_law(server, turn)
 
 
-async def test_10_a_cancelled_stream_is_no_anchor(
+async def test_10_cancelled_stream_is_not_an_anchor(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """Half an answer is neither in the Turn nor on the chain."""
+    """A partial answer is neither in the Turn nor on the chain."""
     turn = await send_lines(engine, "One")
     asked = turn.append(user("Write 300 words."))
     async with engine.stream(asked) as stream:
@@ -177,10 +173,10 @@ async def test_10_a_cancelled_stream_is_no_anchor(
     check_law(server, turn)
 
 
-async def test_11_history_is_never_replayed_and_chained_at_once(
+async def test_11_history_is_never_both_replayed_and_chained(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """A chained request holds nothing that its anchor holds."""
+    """A chained request contains no blocks that its anchor already includes."""
     turn = await send_lines(engine, "One", "Two", "Three")
     held = normalize_blocks(turn.blocks[:4])
     items = normalize_items(request_bodies(server)[-1]["input"])
@@ -191,7 +187,7 @@ async def test_11_history_is_never_replayed_and_chained_at_once(
 async def test_12_each_step_of_a_tool_loop_moves_the_anchor(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """The second step goes on from the first answer, with its reasoning, and sends the result."""
+    """The second request chains on the first answer, including its reasoning, and sends the result."""
     looped = with_middleware(engine, tools(add))
     turn = await looped.run(Turn([user("Think, then call add with a=2 and b=3")]))
     first, second = request_bodies(server)
@@ -201,10 +197,10 @@ async def test_12_each_step_of_a_tool_loop_moves_the_anchor(
     check_law(server, turn)
 
 
-async def test_13_reasoning_without_an_answer_does_not_spoil_the_conversation(
+async def test_13_reasoning_without_an_answer_is_omitted(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """Reasoning is replayed only before the item it belongs to, so a lone one is left out."""
+    """Reasoning is sent only before the item it belongs to, so reasoning without one is omitted."""
     turn = await send_lines(engine, "Think about one.", mode="stateless")
     lone = Turn(turn.blocks[:2], data=turn.data)
     assert isinstance(lone.blocks[-1], ReasoningBlock)
@@ -213,10 +209,8 @@ async def test_13_reasoning_without_an_answer_does_not_spoil_the_conversation(
     check_law(server, turn)
 
 
-async def test_14_two_branches_never_see_each_other(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
-    """Forks of one Turn share their past and nothing else."""
+async def test_14_branches_are_independent(engine: ResponsesEngine, server: TestServer) -> None:
+    """Forks of one Turn share only the history before the fork."""
     turn = await send_lines(engine, "Common")
     left = await engine.run(turn.append(user("Left")))
     check_law(server, left)
@@ -227,10 +221,10 @@ async def test_14_two_branches_never_see_each_other(
     assert "Right" not in str(server.requests[-1].context)
 
 
-async def test_15_nulls_in_provider_json_do_not_cost_the_chain(
+async def test_15_nulls_in_provider_json_do_not_break_the_chain(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """A block that comes back with nulls and statuses is the same block."""
+    """A block loaded from an item with nulls and a status is equal to the original."""
     from kedge.turns import block_from_item, item_from_block
 
     turn = await send_lines(engine, "One")
@@ -242,17 +236,17 @@ async def test_15_nulls_in_provider_json_do_not_cost_the_chain(
 
 
 async def test_16_local_ids_are_never_sent(engine: ResponsesEngine, server: TestServer) -> None:
-    """No id of ours is in any request."""
+    """No local id is in any request."""
     turn = await send_lines(engine, "Think about one.", "Two", mode="stateless")
     wire = str([request.raw for request in server.requests])
     assert all(block.id not in wire for block in turn.blocks)
     assert turn.id not in wire
 
 
-async def test_17_recovery_does_not_go_by_wording(
+async def test_17_recovery_does_not_depend_on_wording(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """A sentence that nobody has seen before is healed by its code."""
+    """An error with an unknown message is healed by its error code."""
     turn = await send_lines(engine, "One")
     server.forget()
     server.faults.set("not_found=code")
@@ -262,10 +256,10 @@ async def test_17_recovery_does_not_go_by_wording(
     check_law(server, stream.turn)
 
 
-async def test_18_reasoning_made_from_a_secret_is_not_sent_after_redaction(
+async def test_18_reasoning_about_a_secret_is_not_sent_after_redaction(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """Once the secret is redacted, nothing derived from it goes out again."""
+    """After a secret is redacted, reasoning derived from it is not sent again."""
     turn = await send_lines(engine, "Think about the code 4711.", mode="stateless")
     sealed = next(b for b in turn.blocks if isinstance(b, ReasoningBlock)).encrypted_content
     assert sealed
@@ -276,10 +270,8 @@ async def test_18_reasoning_made_from_a_secret_is_not_sent_after_redaction(
     check_law(server, turn)
 
 
-async def test_19_results_go_to_the_call_that_they_answer(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
-    """Calls are known by call_id, never by item id, through streams and replays."""
+async def test_19_results_match_their_calls(engine: ResponsesEngine, server: TestServer) -> None:
+    """Tool calls are identified by `call_id`, never by item id, in streams and resent history."""
     looped = with_middleware(engine, tools(add, lookup))
     asked = Turn([user("Please call add with a=2 and b=3 and call lookup with city=Oslo")])
     async with looped.stream(asked) as stream:
@@ -293,10 +285,10 @@ async def test_19_results_go_to_the_call_that_they_answer(
     check_law(server, stream.turn)
 
 
-async def test_20_the_round_limit_leaves_no_dangling_call(
+async def test_20_round_limit_leaves_no_open_call(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """At the limit every call is answered, and later turns go on."""
+    """At the limit of rounds every call has a result, and the conversation can continue."""
     looped = with_middleware(engine, tools(add, max_rounds=0))
     turn = await looped.run(Turn([user("Please call add with a=2 and b=3")]))
     check_law(server, turn)
@@ -304,8 +296,8 @@ async def test_20_the_round_limit_leaves_no_dangling_call(
     check_law(server, turn)
 
 
-async def test_21_a_chain_id_never_goes_to_another_provider() -> None:
-    """Another server gets everything; the first one still chains when the Turn comes back."""
+async def test_21_response_id_is_never_sent_to_another_provider() -> None:
+    """Another server receives the complete history, and the first one still chains later."""
     with serve() as first, serve() as second:
         async with open_engine(first) as here, open_engine(second) as there:
             turn = await send_lines(here, "One")
@@ -317,10 +309,10 @@ async def test_21_a_chain_id_never_goes_to_another_provider() -> None:
             check_law(first, turn)
 
 
-async def test_22_a_gateway_that_forgot_is_noticed_before_anything_is_shown(
+async def test_22_silently_lost_context_is_detected_before_output(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """An answer of 200 without memory is sent again, whole."""
+    """A successful answer without the stored context is discarded, and the request is sent in full."""
     turn = await send_lines(engine, "One")
     server.faults.set("forget_silently,echo=no")
     turn = await engine.run(turn.append(user("What did I say first?")))
@@ -328,10 +320,8 @@ async def test_22_a_gateway_that_forgot_is_noticed_before_anything_is_shown(
     check_law(server, turn)
 
 
-async def test_23_calls_keep_the_order_in_which_they_were_made(
-    engine: ResponsesEngine, server: TestServer
-) -> None:
-    """Calls and their results stand in the order of the model's output."""
+async def test_23_calls_retain_their_order(engine: ResponsesEngine, server: TestServer) -> None:
+    """Tool calls and their results have the order of the model's output."""
     looped = with_middleware(engine, tools(add, lookup))
     asked = Turn([user("Please call lookup with city=Oslo and call add with a=2 and b=3")])
     turn = await looped.run(asked)
@@ -342,10 +332,10 @@ async def test_23_calls_keep_the_order_in_which_they_were_made(
     check_law(server, turn)
 
 
-async def test_24_a_deleted_block_is_gone_from_what_the_model_sees(
+async def test_24_deleted_block_is_not_in_the_context(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """Removing a block from the Turn removes it from the model's context."""
+    """A block removed from the Turn is not in the model's context."""
     turn = await send_lines(engine, "Forget me.", "Two")
     turn = turn.remove(turn.blocks[0].id).append(user("What did I say first?"))
     turn = await engine.run(turn)
@@ -353,18 +343,18 @@ async def test_24_a_deleted_block_is_gone_from_what_the_model_sees(
     check_law(server, turn)
 
 
-def test_every_way_to_be_wrong_has_its_test() -> None:
-    """The entries are numbered from 1 to 24, without a gap."""
+def test_every_pitfall_has_a_test() -> None:
+    """The tests are numbered from 1 to 24 without a gap."""
     names = re.findall(r"^async def test_(\d\d)_", Path(__file__).read_text(), re.MULTILINE)
     numbers = [int(name) for name in names]
     assert numbers == list(range(1, 25))
 
 
-# The integration flows from which boundary tracking grew.
+# Integration tests of complete request sequences.
 
 
 async def test_flow_end_to_end_chained_request(engine: ResponsesEngine, server: TestServer) -> None:
-    """First everything, then only the tool's result on the first answer; blocks are tagged."""
+    """The first request sends everything, the second only the tool result; model blocks have a response id."""
     tool: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}}
     turn = await engine.run(Turn([user("Please call add.")]), tools=(tool,))
     call = turn.blocks[-1]
@@ -381,7 +371,7 @@ async def test_flow_end_to_end_chained_request(engine: ResponsesEngine, server: 
 async def test_flow_fallback_to_stateless(
     engine: ResponsesEngine, server: TestServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rearranged blocks leave no anchor: everything is sent, and the log says why."""
+    """Reordered blocks match no anchor: everything is sent, and the reason is logged."""
 
     def rearrange(turn: Turn) -> Turn:
         return Turn([*turn.blocks[1:3], turn.blocks[0], *turn.blocks[3:]], data=turn.data)
@@ -397,7 +387,7 @@ async def test_flow_fallback_to_stateless(
 async def test_flow_multiple_middleware_iterations(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """Each round of a tool loop chains on the round before and sends its own result only."""
+    """Each round of a tool loop chains on the previous round and sends only its new blocks."""
     turn = Turn()
     tool: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}}
     turn = await engine.run(turn.append(user("Please call add.")), tools=(tool,))
@@ -411,10 +401,10 @@ async def test_flow_multiple_middleware_iterations(
         check_law(server, turn)
 
 
-async def test_a_stream_cut_before_its_end_keeps_the_turn(
+async def test_interrupted_stream_retains_the_turn(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
-    """A cut stream is a typed error; the Turn it carries can be sent again."""
+    """An interrupted stream raises a typed error whose Turn can be sent again."""
     turn = await send_lines(engine, "One")
     server.faults.set("cut_after_events=4", times=1)
     with pytest.raises(StreamCut) as caught:

@@ -1,4 +1,4 @@
-"""Items of hosted tools survive: kept losslessly, and sent again in a form that a server takes."""
+"""Items of hosted tools are stored without loss and sent again in a form that a server accepts."""
 
 from typing import Any
 
@@ -66,8 +66,8 @@ ITEMS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item["type"])
-def test_what_a_server_sent_it_takes_again(item: dict[str, Any]) -> None:
-    """The rendered item is valid, keeps its content, and holds no id of ours or theirs."""
+def test_server_accepts_its_own_items(item: dict[str, Any]) -> None:
+    """The rendered item is valid, has the same content, and contains no local id."""
     block = loads(dumps(Turn([block_from_item(item)]))).blocks[0]
     sent = item_from_block(block)
     check_create({"model": "practice", "input": [sent]})

@@ -1,4 +1,4 @@
-"""Everything that client code may do to a Turn between two requests."""
+"""Edits that client code may make to a Turn between two requests."""
 
 import random
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Edit = Callable[[Turn, random.Random], Turn]
 
 
 def answer_open_calls(turn: Turn) -> Turn:
-    """The Turn with every open call answered, as a tool loop would."""
+    """Return the Turn with a result for every open tool call, as a tool loop would."""
     results = [tool_result(c.call_id, f"result of {c.name}") for c in find_open_calls(turn)]
     return turn.append(*results)
 
@@ -34,7 +34,7 @@ def _pick_block(turn: Turn, rng: random.Random) -> Block | None:
 
 
 def edit(turn: Turn, rng: random.Random) -> Turn:
-    """Change the words of a block, keeping its id and tags."""
+    """Change the text of a block, with the same id and metadata."""
     block = _pick_block(turn, rng)
     match block:
         case UserBlock():
@@ -54,19 +54,19 @@ def edit(turn: Turn, rng: random.Random) -> Turn:
 
 
 def insert(turn: Turn, rng: random.Random) -> Turn:
-    """Put a new block somewhere."""
+    """Insert a new block at a random position."""
     made = rng.choice((user, assistant, system))(f"Inserted {rng.random()}")
     return turn.insert(rng.randrange(len(turn) + 1), made)
 
 
 def remove(turn: Turn, rng: random.Random) -> Turn:
-    """Leave a block out."""
+    """Remove a block."""
     block = _pick_block(turn, rng)
     return turn.remove(block.id) if block else turn
 
 
 def swap(turn: Turn, rng: random.Random) -> Turn:
-    """Let two blocks change places."""
+    """Swap two blocks."""
     blocks = list(turn.blocks)
     if len(blocks) > 1:
         a, b = rng.sample(range(len(blocks)), 2)
@@ -75,7 +75,7 @@ def swap(turn: Turn, rng: random.Random) -> Turn:
 
 
 def truncate(turn: Turn, rng: random.Random) -> Turn:
-    """Go back to an earlier moment."""
+    """Remove all blocks after a random position."""
     return turn.take(rng.randrange(len(turn) + 1))
 
 
@@ -86,28 +86,28 @@ def summarize_old(turn: Turn, rng: random.Random) -> Turn:
 
 
 def rebuild(turn: Turn, rng: random.Random) -> Turn:
-    """The same words, with new ids."""
+    """Return the same content with new ids."""
     return Turn([replace(block, id="") for block in turn.blocks], data=turn.data)
 
 
 def drop_tags(turn: Turn, rng: random.Random) -> Turn:
-    """The same words, without a trace of who made them."""
+    """Return the same content without metadata."""
     return Turn([replace(block, metadata={}) for block in turn.blocks], data=turn.data)
 
 
 def add_metadata(turn: Turn, rng: random.Random) -> Turn:
-    """Notes of somebody's own on a block."""
+    """Add custom metadata to a block."""
     block = _pick_block(turn, rng)
     return turn.replace(block.id, block.with_metadata(seen=True)) if block else turn
 
 
 def json_round_trip(turn: Turn, rng: random.Random) -> Turn:
-    """Into another process and back."""
+    """Serialize and load the Turn, as between two processes."""
     return loads(dumps(turn))
 
 
 def replace_system_prompt(turn: Turn, rng: random.Random) -> Turn:
-    """Another system prompt at the front."""
+    """Replace the leading system blocks by another prompt."""
     body = Turn(turn.body, data=turn.data)
     return body.insert(0, system(f"Prompt {rng.random()}"))
 

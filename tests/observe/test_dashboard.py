@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks for what there is, and shows all of it."""
+"""Checks of the Grafana dashboard against the metrics."""
 
 import json
 import re
@@ -16,13 +16,13 @@ GROUP_BY = re.compile(r"by \(([^)]*)\)")
 
 
 def panel_queries() -> list[str]:
-    """Every query of every panel."""
+    """Return every query of every panel."""
     board: Any = json.loads(DASHBOARD.read_text())
     return [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
 
 
 def exposed_names() -> set[str]:
-    """The names of samples that a scrape can find."""
+    """Return the names of all exposed samples."""
     names: set[str] = set()
     for family in parse(render()[0].decode()):
         base = METRICS.get(f"{family.name}_total") or METRICS[family.name]
@@ -31,21 +31,21 @@ def exposed_names() -> set[str]:
     return names
 
 
-def test_every_metric_that_is_asked_for_exists() -> None:
-    """A renamed metric would leave an empty panel, so it fails here."""
+def test_every_queried_metric_exists() -> None:
+    """Every metric in a panel's query exists, so that a renamed metric leaves no empty panel."""
     asked = {name for query in panel_queries() for name in METRIC_NAME.findall(query)}
     assert len(asked) > 20
     assert asked - exposed_names() == set()
 
 
 def test_every_metric_is_shown() -> None:
-    """What is counted is worth looking at."""
+    """Every metric is used in a panel."""
     asked = " ".join(panel_queries())
     assert [name for name in METRICS if name not in asked] == []
 
 
-def test_panels_group_by_labels_that_there_are() -> None:
-    """A sum by a label that a metric does not have would be one nameless line."""
+def test_panels_group_by_existing_labels() -> None:
+    """Queries group only by labels that their metrics have."""
     for query in panel_queries():
         labels = {
             label
@@ -57,8 +57,8 @@ def test_panels_group_by_labels_that_there_are() -> None:
         assert asked <= labels, query
 
 
-def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
-    """As Grafana wants it."""
+def test_panels_have_unique_ids_and_do_not_overlap() -> None:
+    """Panels have unique ids and separate positions within the width of the grid."""
     board: Any = json.loads(DASHBOARD.read_text())
     panels = board["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)

@@ -1,4 +1,4 @@
-"""Logging: the stdlib's, with TRACE below DEBUG and ids as fields."""
+"""Logging with the standard library: the TRACE level and ids as fields."""
 
 import logging
 import subprocess
@@ -10,7 +10,7 @@ from kedge.observe import TRACE, get_logger
 
 
 def test_fields_go_along_as_attributes(caplog: pytest.LogCaptureFixture) -> None:
-    """Ids are fields of the record; empty ones are left out."""
+    """Ids are fields of the record; empty ones are omitted."""
     caplog.set_level(TRACE, "kedge.test")
     log = get_logger("kedge.test")
     log.trace("a step", response_id="resp_1", call_id="")
@@ -21,14 +21,14 @@ def test_fields_go_along_as_attributes(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_disabled_level_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Below the level nothing is made."""
+    """No record is created below the configured level."""
     caplog.set_level(logging.WARNING, "kedge.test")
     get_logger("kedge.test").debug("never")
     assert caplog.records == []
 
 
-def test_a_library_is_silent_unless_asked() -> None:
-    """Without any configuration a warning of ours reaches no standard error."""
+def test_library_is_silent_by_default() -> None:
+    """Without logging configuration, a warning is not written to standard error."""
     code = "from kedge.observe import get_logger; get_logger('kedge.x').warning('hush')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == ""

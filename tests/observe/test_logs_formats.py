@@ -1,4 +1,4 @@
-"""Log records on their way out: as lines for people, or as JSON with ids as members."""
+"""Log output as text lines, or as JSON with ids as members."""
 
 import io
 import json
@@ -20,7 +20,7 @@ from kedge.testing import serve
 
 @pytest.fixture
 def written() -> Iterator[io.StringIO]:
-    """What reaches the standard error; the loggers are as before afterwards."""
+    """Yield a stream for log output, and restore the loggers afterwards."""
     root = logging.getLogger("kedge")
     handlers, level = list(root.handlers), root.level
     yield io.StringIO()
@@ -30,19 +30,19 @@ def written() -> Iterator[io.StringIO]:
 
 @pytest.fixture
 async def practice() -> AsyncIterator[Engine]:
-    """An engine on a real server."""
+    """Yield an engine connected to a real server."""
     with serve() as server:
         async with connect(f"responses:{server.base_url}#practice") as engine:
             yield engine
 
 
 def parse_lines(written: io.StringIO) -> list[dict[str, str]]:
-    """The lines as JSON."""
+    """Return the lines parsed as JSON."""
     return [json.loads(line) for line in written.getvalue().splitlines()]
 
 
-def test_json_is_one_object_a_line(written: io.StringIO) -> None:
-    """Time, level, logger and message, the ids beside them, and an exception as one member."""
+def test_json_is_one_object_per_line(written: io.StringIO) -> None:
+    """A JSON line has time, level, logger, message, ids, and an exception as one member."""
     log_to_stderr("trace", "json", written)
     log = get_logger("kedge.test")
     log.trace("a step of %d", 3, response_id="resp_1")
@@ -60,8 +60,8 @@ def test_json_is_one_object_a_line(written: io.StringIO) -> None:
     assert "ValueError" in second["exception"]
 
 
-def test_text_is_one_line_with_the_ids_at_its_end(written: io.StringIO) -> None:
-    """For people."""
+def test_text_is_one_line_with_ids_at_its_end(written: io.StringIO) -> None:
+    """A text line ends with the ids in brackets."""
     log_to_stderr("info", "text", written)
     get_logger("kedge.test").info("sent", response_id="resp_1")
     get_logger("kedge.test").debug("never")
@@ -87,8 +87,8 @@ HOSTILE = (
 def test_no_value_starts_a_line_or_controls_a_terminal(
     written: io.StringIO, form: str, hostile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Paths, tool names and call ids come from outside: in a message or a field they stay text."""
-    # The records must not reach pytest's own handler: a report with half a character cannot be sent.
+    """External values such as paths and call ids are escaped in messages and fields."""
+    # The records must not reach pytest's own handler: it cannot report a lone surrogate.
     monkeypatch.setattr(logging.getLogger("kedge"), "propagate", False)
     log_to_stderr("info", form, written)
     log = get_logger("kedge.test")
@@ -100,7 +100,7 @@ def test_no_value_starts_a_line_or_controls_a_terminal(
     assert not any(line.startswith(FORGED) for line in lines)
 
 
-def test_a_field_cannot_add_another_field(written: io.StringIO) -> None:
+def test_field_cannot_add_another_field(written: io.StringIO) -> None:
     """A value with a space or a bracket is quoted."""
     log_to_stderr("info", "text", written)
     get_logger("kedge.test").info("run", call_id='x] [request_id="req_1')
@@ -108,7 +108,7 @@ def test_a_field_cannot_add_another_field(written: io.StringIO) -> None:
 
 
 def test_lines_of_a_traceback_are_indented(written: io.StringIO) -> None:
-    """The message of an exception may quote foreign text: none of its lines looks like a record."""
+    """Lines of an exception's message are indented, so that none looks like a log record."""
     log_to_stderr("info", "text", written)
     error = ValueError(f"bad\n{FORGED}\x1b[2K")
     get_logger("kedge.test").error("it failed", exc_info=error, call_id="call_1")
@@ -118,8 +118,8 @@ def test_lines_of_a_traceback_are_indented(written: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/x%0aFAKE", "/v1/x%0d%0aFAKE", "/v1/%1b%5b2KFAKE"])
-def test_a_path_cannot_forge_a_line_of_the_access_log(written: io.StringIO, path: str) -> None:
-    """One request is one line, whatever its path holds; no token is needed to try."""
+def test_path_cannot_forge_a_line_of_the_access_log(written: io.StringIO, path: str) -> None:
+    """One unauthenticated request is one line of the access log, for any path."""
     log_to_stderr("info", "text", written)
     with serve() as server:
         answer = httpx2.get(server.base_url.removesuffix("/v1") + path, timeout=300)
@@ -130,15 +130,15 @@ def test_a_path_cannot_forge_a_line_of_the_access_log(written: io.StringIO, path
     assert lines[0].isprintable()
 
 
-def test_only_our_own_loggers_are_shown(written: io.StringIO) -> None:
-    """An SDK's log of details holds whole requests: it is not ours to show."""
+def test_only_own_loggers_are_shown(written: io.StringIO) -> None:
+    """Records of SDKs are not shown, because they may contain complete requests."""
     log_to_stderr("trace", "text", written)
     logging.getLogger("openai").error("everything that was said")
     assert written.getvalue() == ""
 
 
 def test_second_call_replaces_handler(written: io.StringIO) -> None:
-    """A record is never written twice."""
+    """A record is written once if `log_to_stderr` is called twice."""
     log_to_stderr("info", "text", written)
     log_to_stderr("info", "json", written)
     get_logger("kedge.test").info("once")
@@ -146,14 +146,14 @@ def test_second_call_replaces_handler(written: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize(("level", "form"), [("loud", "text"), ("info", "xml")])
-def test_a_wrong_word_is_refused_with_the_right_ones(level: str, form: str) -> None:
-    """The message lists what there is."""
+def test_invalid_level_or_format_is_rejected(level: str, form: str) -> None:
+    """The error message lists the valid values."""
     with pytest.raises(InvalidSetting, match="use one of"):
         log_to_stderr(level, form)
 
 
-def test_bound_ids_hold_below_and_end_with_their_block(written: io.StringIO) -> None:
-    """Plain loggers have them too; what is given with a record wins."""
+def test_bound_ids_apply_within_their_context(written: io.StringIO) -> None:
+    """Bound ids are in records of all loggers, and fields of a record override them."""
     log_to_stderr("info", "json", written)
     with bind_fields(conversation_id="talk", response_id=""), bind_fields(call_id="call_1"):
         get_logger("kedge.test").info("one", call_id="call_2")
@@ -166,8 +166,8 @@ def test_bound_ids_hold_below_and_end_with_their_block(written: io.StringIO) -> 
     assert "response_id" not in one
 
 
-def test_a_handler_of_ones_own_can_have_the_ids(written: io.StringIO) -> None:
-    """``Ids`` is a filter that puts them on every record."""
+def test_custom_handler_can_have_the_ids(written: io.StringIO) -> None:
+    """`ContextFilter` adds the bound ids to every record of a handler."""
     handler = logging.StreamHandler(written)
     handler.addFilter(ContextFilter())
     handler.setFormatter(logging.Formatter("%(message)s %(kedge)s"))
@@ -178,7 +178,7 @@ def test_a_handler_of_ones_own_can_have_the_ids(written: io.StringIO) -> None:
 
 
 async def test_every_record_of_a_run_has_its_ids(practice: Engine, written: io.StringIO) -> None:
-    """Conversation and turn from the start, the response once it is known, the call in its tool."""
+    """Records have the conversation and turn ids, the response id once known, and the call id in a tool."""
 
     def note(text: str) -> str:
         """Note."""
@@ -203,7 +203,7 @@ async def test_every_record_of_a_run_has_its_ids(practice: Engine, written: io.S
 async def test_stored_conversation_is_bound_to_records(
     practice: Engine, written: io.StringIO
 ) -> None:
-    """Every record of its engine has its id, and what the store took is measured."""
+    """Every record of its engine has the conversation id, and the duration of the store is measured."""
     reset()
     log_to_stderr("debug", "json", written)
     async with await open_store("sqlite://:memory:") as store:
@@ -214,10 +214,8 @@ async def test_stored_conversation_is_bound_to_records(
     assert {labels[0][1] for labels in snapshot()["store_duration_seconds"]} >= {"read", "write"}
 
 
-async def test_two_runs_at_once_keep_their_ids_apart(
-    practice: Engine, written: io.StringIO
-) -> None:
-    """Ids are bound for one step of a stream; between two steps the caller's own hold."""
+async def test_concurrent_runs_have_separate_ids(practice: Engine, written: io.StringIO) -> None:
+    """Ids are bound during one step of a stream, and not between two steps."""
     log_to_stderr("info", "json", written)
     with bind_fields(conversation_id="one"):
         one = practice.stream(Turn([user("Hello")]))
@@ -238,7 +236,7 @@ async def test_two_runs_at_once_keep_their_ids_apart(
 
 
 async def test_failure_is_logged_with_ids(written: io.StringIO) -> None:
-    """A server that is not there."""
+    """The error of an unreachable server is logged with the conversation id."""
     log_to_stderr("error", "json", written)
     async with connect("responses:http://127.0.0.1:9/v1#x", max_retries=0) as engine:
         with bind_fields(conversation_id="talk"), pytest.raises(EngineError):

@@ -1,4 +1,4 @@
-"""Metrics are declared once, with their labels, and counted in the process."""
+"""Declaration and counting of metrics within the process."""
 
 import threading
 from pathlib import Path
@@ -10,12 +10,12 @@ from kedge.observe import METRICS, count, measure, reset, snapshot
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    """Start from nothing."""
+    """Reset all metrics."""
     reset()
 
 
 def test_counters_add_up_by_label() -> None:
-    """Each set of labels has a count of its own."""
+    """Each set of labels has its own count."""
     count("responses_fallback_total", reason="changed")
     count("responses_fallback_total", reason="changed")
     count("responses_fallback_total", reason="expired")
@@ -25,8 +25,8 @@ def test_counters_add_up_by_label() -> None:
     }
 
 
-def test_histograms_sum_and_gauges_hold() -> None:
-    """A histogram keeps times and sum, a gauge its present value."""
+def test_histograms_sum_and_gauges_store_the_last_value() -> None:
+    """A histogram stores the number and sum of its values, a gauge the last value."""
     measure("responses_delta_blocks_count", 3)
     measure("responses_delta_blocks_count", 4)
     measure("responses_chained_mode_enabled", 1)
@@ -35,22 +35,22 @@ def test_histograms_sum_and_gauges_hold() -> None:
     assert snapshot()["responses_chained_mode_enabled"][()][1] == 0
 
 
-def test_nothing_is_counted_that_is_not_declared() -> None:
-    """An unknown name or label is a mistake of ours, and is said so."""
+def test_undeclared_metric_is_rejected() -> None:
+    """An unknown metric name or label raises `KeyError`."""
     with pytest.raises(KeyError):
         count("no_such_metric")
     with pytest.raises(KeyError, match="has the labels"):
         count("responses_fallback_total", conversation_id="conv_1")
 
 
-def test_no_label_can_hold_an_id_or_content() -> None:
-    """The labels that exist are few words each."""
+def test_no_label_contains_an_id_or_content() -> None:
+    """No metric has a label for ids or message content."""
     labels = {label for metric in METRICS.values() for label in metric.labels}
     assert not labels & {"id", "conversation", "conversation_id", "response_id", "text", "turn"}
 
 
-def test_threads_lose_no_count() -> None:
-    """Counting is safe from several threads."""
+def test_counting_is_thread_safe() -> None:
+    """Counts from several threads are all included."""
 
     def many() -> None:
         for _ in range(500):
@@ -65,7 +65,7 @@ def test_threads_lose_no_count() -> None:
 
 
 def test_every_metric_is_documented_with_its_labels() -> None:
-    """On the page about observability."""
+    """Each metric has a row with its labels on the observability page."""
     page = Path(__file__).parents[2] / "docs" / "observability.md"
     rows = [line for line in page.read_text().splitlines() if line.startswith("| `")]
     for metric in METRICS.values():

@@ -1,4 +1,4 @@
-"""The table in the form that Prometheus reads, judged by the parser of its own client."""
+"""The exposition format of the metrics, checked with the parsers of the Prometheus client."""
 
 import pytest
 from prometheus_client.openmetrics.parser import (
@@ -14,12 +14,12 @@ from kedge.observe.prometheus import TableCollector, render
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    """Start from nothing."""
+    """Reset all metrics."""
     reset()
 
 
 def scrape_values() -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """What a scrape finds: name and labels -> value."""
+    """Return the values of a scrape by name and labels."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in parse(render()[0].decode())
@@ -27,8 +27,8 @@ def scrape_values() -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
-def test_every_metric_is_declared_to_a_scraper() -> None:
-    """With its kind and its words, before anything was counted."""
+def test_every_metric_is_exposed() -> None:
+    """Every metric is exposed with its type and help text before anything was counted."""
     families = {family.name: family for family in parse(render()[0].decode())}
     for metric in METRICS.values():
         family = families[metric.name.removesuffix("_total")]
@@ -36,15 +36,15 @@ def test_every_metric_is_declared_to_a_scraper() -> None:
         assert family.documentation == metric.help
 
 
-def test_what_has_no_labels_is_zero_from_the_start() -> None:
-    """So that a rate is known from the first scrape on."""
+def test_metrics_without_labels_start_at_zero() -> None:
+    """Metrics without labels are zero from the first scrape, so that rates can be computed."""
     seen = scrape_values()
     assert seen["responses_chained_requests_total", ()] == 0
     assert seen["responses_delta_blocks_count_bucket", (("le", "+Inf"),)] == 0
 
 
-def test_counts_arrive_with_their_labels() -> None:
-    """Counters, gauges and histograms with cumulative buckets."""
+def test_counts_are_exposed_with_their_labels() -> None:
+    """Counters, gauges and histograms with cumulative buckets are exposed."""
     count("responses_fallback_total", reason="changed")
     count("responses_fallback_total", 2, reason="expired")
     measure("responses_chained_mode_enabled", 1)
@@ -64,8 +64,8 @@ def test_counts_arrive_with_their_labels() -> None:
     assert seen["responses_delta_blocks_count_sum", ()] == 4004
 
 
-def test_openmetrics_is_given_to_those_who_ask_for_it() -> None:
-    """The content type says which it is, and each parses as what it says."""
+def test_openmetrics_is_returned_on_request() -> None:
+    """The `Accept` header selects the format, and both formats can be parsed."""
     plain, plain_type = render()
     opened, opened_type = render("application/openmetrics-text;version=1.0.0")
     assert plain_type.startswith("text/plain")
@@ -75,7 +75,7 @@ def test_openmetrics_is_given_to_those_who_ask_for_it() -> None:
 
 
 def test_labels_are_bounded_in_length_and_number() -> None:
-    """A server's codes are words of its own: a sentence, or one code too many, becomes ``other``."""
+    """A label value that is long, unusual or beyond the maximum number of series becomes ``other``."""
     for code in ("rate_limit", "Please call Ada on 555-1234", "x" * 49, 'a"b\n', ""):
         count("responses_rejected_total", code=code)
     for number in range(2 * MAX_SERIES):
@@ -92,8 +92,8 @@ def test_labels_are_bounded_in_length_and_number() -> None:
     assert rejected == 4 + 2 * MAX_SERIES - (len(codes) - 2)
 
 
-def test_the_table_can_join_another_registry() -> None:
-    """A program with metrics of its own registers ours beside them."""
+def test_metrics_can_be_added_to_another_registry() -> None:
+    """A program with its own registry can register Kedge's metrics in it."""
     registry = CollectorRegistry()
     registry.register(TableCollector())
     assert registry.get_sample_value("responses_forgotten_total") == 0

@@ -1,4 +1,4 @@
-"""Blocks as the messages of OpenTelemetry's conventions."""
+"""Conversion of blocks to messages of OpenTelemetry's conventions."""
 
 from kedge.observe.otel import system_parts, to_messages
 from kedge.turns import (
@@ -13,8 +13,8 @@ from kedge.turns import (
 )
 
 
-def test_every_kind_of_block_has_its_form() -> None:
-    """Roles and parts; what the model did in one go is one message."""
+def test_every_kind_of_block_is_converted() -> None:
+    """Blocks are converted to roles and parts, and consecutive model blocks form one message."""
     messages = to_messages(
         [
             system("Be brief.", role="developer"),
@@ -36,14 +36,14 @@ def test_every_kind_of_block_has_its_form() -> None:
 
 
 def test_unreadable_content_is_passed_unchanged() -> None:
-    """Arguments that are no JSON stay text; an item that nobody knows is named only."""
+    """Arguments that are not JSON remain text, and an opaque item is only named."""
     broken = tool_call("add", "{broken", call_id="call_1")
     (messages,) = to_messages([broken, opaque({"type": "web_search_call", "query": "private"})])
     assert messages["parts"][0]["arguments"] == "{broken"
     assert "private" not in str(messages["parts"][1])
 
 
-def test_instructions_are_parts_of_their_own() -> None:
-    """Or none at all."""
+def test_instructions_are_converted_to_parts() -> None:
+    """Instructions become one text part, and no instructions become no parts."""
     assert system_parts("Be brief.") == [{"type": "text", "content": "Be brief."}]
     assert system_parts(None) == []

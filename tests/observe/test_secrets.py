@@ -1,7 +1,7 @@
-"""A whole run with everything that can be logged switched on: no planted secret is in it.
+"""A run with all logging enabled writes no planted secret.
 
-Keys and passwords must be in no record of any logger, SDKs included; what was said must be in none of
-ours (an SDK that is asked for details writes whole requests: ``log_to_stderr`` never shows it).
+Keys and passwords must be in no record of any logger, SDKs included; message content must be in none of
+Kedge's own (an SDK at debug level logs complete requests: ``log_to_stderr`` never shows them).
 """
 
 import logging
@@ -33,14 +33,14 @@ CONTENT = (USER_TEXT, ARGUMENT, RESULT, ERROR_TEXT, INSTRUCTIONS)
 
 
 class RecordingHandler(logging.Handler):
-    """Keeps every record in every form that it can be written in."""
+    """A handler that stores every record in all formats."""
 
     def __init__(self) -> None:
         super().__init__(TRACE)
         self.lines: list[tuple[str, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the record down, also as those who look at its members see it."""
+        """Store the formatted record and the representation of its attributes."""
         output = f"{record.__dict__!r} {record.exc_info!r}"
         for text in (JsonFormatter().format(record), TextFormatter().format(record), output):
             self.lines.append((record.name, text))
@@ -63,17 +63,17 @@ def logged() -> Iterator[RecordingHandler]:
 
 
 def secretive(text: str) -> str:
-    """Answer with something that is nobody's business."""
+    """Return a confidential value."""
     return f"{RESULT} {text}"
 
 
 def failing(text: str) -> str:
-    """Fail with words that are nobody's business."""
+    """Fail with a confidential message."""
     raise RuntimeError(f"{ERROR_TEXT} {text} {KEY}")
 
 
 async def run_conversation(address: str, key: str) -> None:
-    """A conversation with tools, edits, a fallback, compaction, healing and failures."""
+    """Run a conversation with tools, edits, a fallback, compaction, healing and failures."""
     model = f"responses:{address}#practice"
     settings = {"api_key": key, "default_headers": {"x-team": HEADER}, "max_retries": 0}
     async with connect(model, **settings) as engine:
@@ -99,7 +99,7 @@ async def run_conversation(address: str, key: str) -> None:
 
 
 async def run_store(address: str, folder: Path) -> None:
-    """A conversation that is kept, undone and found again, and a store that cannot be opened."""
+    """Store, undo and search a conversation, and open a store that cannot be opened."""
     async with await open_store(f"sqlite:///{folder}/kept.db") as store:
         engine = connect(f"responses:{address}#practice", api_key=KEY)
         async with await Conversation.create(store, engine, title=USER_TEXT) as talking:
@@ -114,7 +114,7 @@ async def run_store(address: str, folder: Path) -> None:
 
 
 async def test_run_logs_no_secret(logged: RecordingHandler, tmp_path: Path) -> None:
-    """Client and server in one process, with everything that goes wrong in between."""
+    """Client and server in one process log no secret, also when requests fail."""
     with serve(token=KEY) as server:
         await run_conversation(server.base_url, KEY)
         server.faults.set("status=500", times=1)

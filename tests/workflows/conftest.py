@@ -1,4 +1,4 @@
-"""A store, a server with a script, and engines for it."""
+"""Fixtures for a store, servers with a script, and engines."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
@@ -20,20 +20,20 @@ Connect = Callable[..., Engine]
 
 @pytest.fixture
 def store_url(tmp_path: Path) -> str:
-    """The address of an empty store."""
+    """Return the address of an empty store."""
     return f"sqlite:///{tmp_path}/store.db"
 
 
 @pytest.fixture
 async def store(store_url: str) -> AsyncIterator[Store]:
-    """An empty store."""
+    """Yield an empty store."""
     async with await open_store(store_url) as opened:
         yield opened
 
 
 @pytest.fixture
 def scripted() -> Iterator[StartServer]:
-    """Starts servers whose practice model follows a script."""
+    """Yield a function that starts servers whose practice model follows a script."""
     with ExitStack() as running:
 
         def start(*answers: dict[str, Any]) -> TestServer:
@@ -45,7 +45,7 @@ def scripted() -> Iterator[StartServer]:
 
 @pytest.fixture
 async def connected() -> AsyncIterator[Connect]:
-    """Makes engines for servers, and closes them."""
+    """Yield a function that creates engines for servers, and close them afterwards."""
     made: list[Engine] = []
 
     def make(server: TestServer, **settings: Any) -> Engine:

@@ -1,4 +1,4 @@
-"""A workflow in a process of its own that dies, as by kill -9, where it is told to."""
+"""A process that runs a workflow and kills itself with SIGKILL at a given event or answer."""
 
 import os
 import signal
@@ -20,12 +20,12 @@ LEASE = 0.6
 
 
 def kill_self() -> None:
-    """As a process dies that is killed."""
+    """Kill this process with SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class KillOnAnswer(BaseMiddleware):
-    """Dies when an answer has come over the wire, before it can be saved."""
+    """A middleware that kills the process after an answer was received, before it is stored."""
 
     name = "dies"
 
@@ -34,7 +34,7 @@ class KillOnAnswer(BaseMiddleware):
         self.remaining = left
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """The events of the inner engine, up to the fatal one."""
+        """Yield the events of the inner engine, and kill the process at the chosen answer."""
         async with aclosing(self.inner.events(turn, request)) as events:
             async for event in events:
                 if isinstance(event, AnswerFinished):
@@ -47,7 +47,7 @@ class KillOnAnswer(BaseMiddleware):
 def kill_at_event(
     number: int, kill: Callable[[], None] = kill_self
 ) -> Callable[[WorkflowEvent], None]:
-    """Watches, and dies at the event of this number; 0 for never."""
+    """Return a watcher that kills the process at the event of this number; 0 for never."""
     seen: list[WorkflowEvent] = []
 
     def watch(event: WorkflowEvent) -> None:
@@ -59,7 +59,7 @@ def kill_at_event(
 
 
 def judge(answer: str) -> Verdict:
-    """Content with the third answer."""
+    """Accept the third answer."""
     return Verdict(passed="3" in answer, critique=f"More than {answer}")
 
 
@@ -73,7 +73,7 @@ EXPECTED_REQUESTS = {"refine": 4, "debate": 4, "steps": 3}
 
 
 async def run_workflow(kind: str, url: str, servers: list[str], **options: Any) -> dict[str, Any]:
-    """The workflow of this kind, to its end."""
+    """Run the workflow of this kind, and return its result."""
     engines = [connect(f"responses:{server}#practice", max_retries=0) for server in servers]
     options |= {"workflow": "wf_crash", "lease": LEASE}
     try:

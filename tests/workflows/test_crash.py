@@ -1,4 +1,4 @@
-"""Workflows that die go on where they stood, and the server proves that nothing was paid for twice."""
+"""Interrupted workflows continue from their last stored step, without repeating answered requests."""
 
 import signal
 import subprocess
@@ -16,7 +16,7 @@ SCRIPT = Path(crash_process.__file__)
 
 
 class Crash(BaseException):
-    """Nothing that anybody would catch."""
+    """An exception that is not caught by the code under test."""
 
 
 def crash() -> None:
@@ -24,23 +24,23 @@ def crash() -> None:
 
 
 def run_killed(kind: str, url: str, how: str, at: int, servers: list[str]) -> None:
-    """Run a workflow in a process that dies on the way."""
+    """Run a workflow in a process that is killed before its end."""
     command = [sys.executable, str(SCRIPT), kind, url, how, str(at), *servers]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 async def count_answers(url: str) -> int:
-    """How many answers are in the store."""
+    """Return the number of completed answers in the store."""
     async with await open_store(url) as store:
         return len([row for row in await store.responses() if row.status == "completed"])
 
 
 @pytest.mark.parametrize("kind", ["refine", "debate", "steps"])
 async def test_workflow_resumes_from_every_event(kind: str, scripted: Any, tmp_path: Path) -> None:
-    """Interrupted again and again, one event later each time, no answer is paid for again.
+    """A workflow interrupted at every event repeats no stored answer.
 
-    Only in a debate may there be a request of somebody else under way, which then dies with it.
+    Only in a debate may requests of other sides be in progress, which are lost.
     """
     url = f"sqlite:///{tmp_path}/store.db"
     server = scripted(*crash_process.ANSWERS)
@@ -64,10 +64,10 @@ async def test_workflow_resumes_from_every_event(kind: str, scripted: Any, tmp_p
 
 
 @pytest.mark.parametrize(("kind", "at"), [("refine", 6), ("debate", 5)])
-async def test_a_killed_process_is_succeeded_by_another(
+async def test_killed_process_is_continued_by_another(
     kind: str, at: int, scripted: Any, tmp_path: Path
 ) -> None:
-    """A kill -9 between two steps: the next process pays for what is left, and for nothing else."""
+    """After SIGKILL between two steps, the next process sends only the remaining requests."""
     url = f"sqlite:///{tmp_path}/store.db"
     server = scripted(*crash_process.ANSWERS)
     run_killed(kind, url, "event", at, [server.base_url])
@@ -80,10 +80,10 @@ async def test_a_killed_process_is_succeeded_by_another(
 
 
 @pytest.mark.parametrize(("kind", "at"), [("refine", 2), ("steps", 2)])
-async def test_an_answer_that_died_on_the_way_is_asked_for_once_more(
+async def test_unsaved_answer_is_requested_again(
     kind: str, at: int, scripted: Any, tmp_path: Path
 ) -> None:
-    """A kill -9 inside a step: of all answers only the one that was never saved is paid for again."""
+    """After SIGKILL within a step, only the answer that was not stored is requested again."""
     url = f"sqlite:///{tmp_path}/store.db"
     server = scripted(*crash_process.ANSWERS)
     run_killed(kind, url, "answer", at, [server.base_url])

@@ -1,4 +1,4 @@
-"""``debate``: each side on its own chain and server; what crosses between them is words alone."""
+"""``debate``: each side has its own chain and server, and only text is passed between them."""
 
 from typing import Any
 
@@ -24,18 +24,18 @@ COFFEE = ({"when": "Tea calms", "say": "So be it."}, {"when": "debate", "say": "
 
 
 def anchor_ids(server: TestServer) -> set[str]:
-    """The responses that requests to a server were based on."""
+    """Return the response ids that requests to a server chained on."""
     named = (each.body.get("previous_response_id") for each in server.requests)
     return {each for each in named if each}
 
 
 def response_ids(server: TestServer) -> set[str]:
-    """The responses that a server gave."""
+    """Return the ids of a server's responses."""
     return {each.response_id or "" for each in server.requests}
 
 
 async def test_chains_never_cross_providers(store: Store, scripted: Any, connected: Any) -> None:
-    """On the wire, every previous_response_id is one of that server's own."""
+    """Every ``previous_response_id`` sent to a server is an id of that server."""
     tea, coffee, bench = (
         scripted(*TEA),
         scripted(*COFFEE),
@@ -68,10 +68,8 @@ async def test_chains_never_cross_providers(store: Store, scripted: Any, connect
     assert "You stand for this: Coffee is better." in str(coffee.requests[0].body["input"])
 
 
-async def test_a_debate_is_columns_in_the_store(
-    store: Store, scripted: Any, connected: Any
-) -> None:
-    """Each side is a chain with its rounds, and the rulings are there."""
+async def test_debate_is_loaded_from_the_store(store: Store, scripted: Any, connected: Any) -> None:
+    """A loaded debate has one chain per side with its rounds, and the rulings."""
     result = await debate(
         [Side("tea", connected(scripted(*TEA))), Side("coffee", connected(scripted(*COFFEE)))],
         "Tea or coffee?",
@@ -92,8 +90,8 @@ async def test_a_debate_is_columns_in_the_store(
     assert await list_workflows(store, kind="refine") == []
 
 
-async def test_more_than_two_may_debate(store: Store, scripted: Any, connected: Any) -> None:
-    """Each hears all the others."""
+async def test_more_than_two_sides(store: Store, scripted: Any, connected: Any) -> None:
+    """With three sides, each receives the arguments of both others."""
     server = scripted()
     sides = [Side(name, connected(server)) for name in ("tea", "coffee", "water")]
     result = await debate(sides, "What?", judge=lambda arguments: None, store=store, rounds=2)
@@ -104,10 +102,10 @@ async def test_more_than_two_may_debate(store: Store, scripted: Any, connected: 
     assert (await load_workflow(store, result.workflow)).status == "undecided"
 
 
-async def test_a_side_that_fails_does_not_stop_the_others(
+async def test_failed_side_does_not_stop_the_others(
     store: Store, scripted: Any, connected: Any
 ) -> None:
-    """What the others said is kept, and is not paid for again when the debate goes on."""
+    """Arguments of the other sides are stored, and are not requested again when the debate continues."""
     tea, coffee = scripted(*TEA), scripted(*COFFEE)
     sides = [Side("tea", connected(tea)), Side("coffee", connected(coffee))]
     coffee.faults.set("status=500", times=1)
@@ -124,7 +122,7 @@ async def test_a_side_that_fails_does_not_stop_the_others(
 
 
 async def test_winner_must_be_a_side(store: Store, scripted: Any, connected: Any) -> None:
-    """A judge cannot name somebody else, nor say what is no ruling."""
+    """A ruling with an unknown side or of another type raises `InvalidWorkflow`."""
     sides = [Side(name, connected(scripted())) for name in ("tea", "coffee")]
     with pytest.raises(InvalidWorkflow, match="is not a side: 'water'"):
         await debate(sides, "?", judge=lambda arguments: "water", store=store)
@@ -136,15 +134,15 @@ async def test_winner_must_be_a_side(store: Store, scripted: Any, connected: Any
 @pytest.mark.parametrize(
     ("names", "rounds"), [(["a"], 1), (["a", "a"], 1), (["a", "judge"], 1), (["a", "b"], 0)]
 )
-async def test_what_is_no_debate_is_refused(names: list[str], rounds: int, store: Store) -> None:
-    """It takes two names and a round."""
+async def test_invalid_debate_is_rejected(names: list[str], rounds: int, store: Store) -> None:
+    """A debate needs two different names that are not reserved, and at least one round."""
     sides = [Side(name, "practice") for name in names]
     with pytest.raises(InvalidWorkflow):
         await debate(sides, "?", judge=lambda arguments: None, store=store, rounds=rounds)
 
 
 async def test_judge_receives_all_arguments(store: Store, scripted: Any, connected: Any) -> None:
-    """A function gets all arguments so far, in order, and may wait."""
+    """A judge function receives all arguments so far, in order, and may be asynchronous."""
     received: list[tuple[DebateArgument, ...]] = []
     seen: list[WorkflowEvent] = []
 
@@ -161,7 +159,7 @@ async def test_judge_receives_all_arguments(store: Store, scripted: Any, connect
 async def test_sides_may_use_different_protocols(
     store: Store, scripted: Any, connected: Any
 ) -> None:
-    """One on a chain of the Responses API, one on Chat Completions, which has no memory at all."""
+    """One side may use the Responses API with chaining, another Chat Completions without it."""
     tea, coffee = scripted(*TEA), scripted(*COFFEE)
     chat = connect(f"chat:{coffee.base_url}#practice", max_retries=0)
     result = await debate(

@@ -1,4 +1,4 @@
-"""``refine``: it asks again with the critique, stops when it is good, and pays once for each answer."""
+"""``refine``: repeats a request with the judge's critique until the answer passes."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ WARMER = (
 
 
 def guess_eight(answer: str) -> Verdict:
-    """The number is eight."""
+    """Return a verdict that passes for the number eight."""
     number = int(answer)
     if number == 8:
         return Verdict(passed=True, score=1.0)
@@ -38,10 +38,10 @@ def guess_eight(answer: str) -> Verdict:
     return Verdict(passed=False, critique=critique, score=number / 8)
 
 
-async def test_each_round_is_asked_with_the_critique(
+async def test_each_round_is_sent_with_the_critique(
     store: Store, scripted: Any, connected: Any
 ) -> None:
-    """The answers get better because of what the judge said, on one chain."""
+    """Each round sends the critique of the previous answer on the same chain."""
     server = scripted(*WARMER)
     engine = connected(server)
     result = await refine("Please guess.", judge=guess_eight, store=store, engine=engine)
@@ -54,10 +54,10 @@ async def test_each_round_is_asked_with_the_critique(
     assert result.usage.input_tokens > 0
 
 
-async def test_it_ends_when_the_rounds_are_over(
+async def test_refine_ends_after_the_last_round(
     store: Store, scripted: Any, connected: Any
 ) -> None:
-    """The last answer is given, and said not to have passed."""
+    """The last answer is returned, marked as not passed."""
     engine = connected(scripted(*WARMER))
     result = await refine("Please guess.", judge=guess_eight, store=store, engine=engine, rounds=2)
     assert not result.passed
@@ -72,7 +72,7 @@ async def test_it_ends_when_the_rounds_are_over(
 async def test_judge_function_may_return_any_verdict_value(
     opinion: Any, passed: bool, store: Store, scripted: Any, connected: Any
 ) -> None:
-    """True or False, a score, or a critique that is empty if all is well."""
+    """A judge may return a boolean, a score, or a critique that is empty if the answer passes."""
     engine = connected(scripted())
 
     async def judge(answer: str) -> Any:
@@ -82,8 +82,8 @@ async def test_judge_function_may_return_any_verdict_value(
     assert result.passed is passed
 
 
-async def test_what_is_no_opinion_is_refused(store: Store, scripted: Any, connected: Any) -> None:
-    """None is not taken for a no."""
+async def test_invalid_verdict_is_rejected(store: Store, scripted: Any, connected: Any) -> None:
+    """``None`` as a verdict and a judge of an invalid type raise `InvalidWorkflow`."""
     engine = connected(scripted())
     judge: Any = lambda answer: None  # noqa: E731
     with pytest.raises(InvalidWorkflow, match="not a NoneType"):
@@ -100,10 +100,10 @@ class Ship(BaseModel):
 
 
 @pytest.mark.parametrize("form", [Ship, Ship.model_json_schema()], ids=["pydantic", "schema"])
-async def test_an_answer_must_fit_its_schema(
+async def test_answer_must_match_its_schema(
     form: Any, store: Store, scripted: Any, connected: Any
 ) -> None:
-    """The server is asked for the form, and what does not fit is asked for again, by name."""
+    """The schema is sent to the server, and an answer that does not match is requested again."""
     server = scripted(
         {"when": "must fit its schema", "say": '{"name": "Argo", "masts": 1}'},
         {"when": "ship", "say": '```json\n{"name": "Argo"}\n```'},
@@ -116,10 +116,8 @@ async def test_an_answer_must_fit_its_schema(
     assert asked["strict"] is True
 
 
-async def test_a_model_judges_on_a_chain_of_its_own(
-    store: Store, scripted: Any, connected: Any
-) -> None:
-    """Judge and author are two conversations on two servers, and never mix."""
+async def test_model_judge_has_its_own_chain(store: Store, scripted: Any, connected: Any) -> None:
+    """Judge and author are separate conversations on separate servers."""
     author = scripted({"when": "shorter", "say": "Hi."}, {"when": "greet", "say": "Good day!"})
     bench = scripted(
         {"when": "Hi.", "say": '{"passed": true, "critique": ""}'},
@@ -139,10 +137,10 @@ async def test_a_model_judges_on_a_chain_of_its_own(
     assert [chain.role for chain in found.chains] == ["author", "judge"]
 
 
-async def test_a_judge_that_cannot_be_read_is_asked_again(
+async def test_unreadable_verdict_is_requested_again(
     store: Store, scripted: Any, connected: Any
 ) -> None:
-    """Three times; then the workflow fails, and says which it was. Resumed, it asks once more."""
+    """The workflow fails after three invalid verdicts, and requests one more when resumed."""
     bench = scripted({"when": "Write the whole answer again", "say": "Well…"}, {"say": "Hmm."})
     judge = ModelJudge(connected(bench), "It is good.")
     with pytest.raises(WorkflowFailed, match="did not answer in the requested format") as caught:
@@ -159,8 +157,10 @@ async def test_a_judge_that_cannot_be_read_is_asked_again(
     assert len(better.requests) == 1
 
 
-async def test_own_conversation_is_refined(store: Store, scripted: Any, connected: Any) -> None:
-    """What was said before is part of the chain, and the conversation can go on afterwards."""
+async def test_existing_conversation_is_refined(
+    store: Store, scripted: Any, connected: Any
+) -> None:
+    """Earlier messages are part of the chain, and the conversation can continue afterwards."""
     conversation = await Conversation.create(store, connected(scripted()), data={"mine": 1})
     await conversation.send("My ship is the Argo.")
     result = await refine(
@@ -176,10 +176,10 @@ async def test_own_conversation_is_refined(store: Store, scripted: Any, connecte
     assert (await store.conversation(conversation.id)).data["mine"] == 1
 
 
-async def test_a_conversation_serves_several_workflows(
+async def test_conversation_has_several_workflows(
     store: Store, scripted: Any, connected: Any
 ) -> None:
-    """Each has a record of its own: its task, its verdicts, its status and its exchanges."""
+    """Each workflow has its own record of task, verdicts, status and exchanges."""
     conversation = await Conversation.create(store, connected(scripted()))
     await conversation.send("My ship is the Argo.")
     first = await refine(
@@ -212,7 +212,7 @@ async def test_a_conversation_serves_several_workflows(
 
 
 async def test_watch_receives_every_event(store: Store, scripted: Any, connected: Any) -> None:
-    """Started, asked, answered, judged and so on, in order."""
+    """The watcher receives all events of a workflow in order."""
     seen: list[WorkflowEvent] = []
     await refine(
         "Please guess.",
@@ -226,10 +226,10 @@ async def test_watch_receives_every_event(store: Store, scripted: Any, connected
     assert [type(each) for each in seen] == [WorkflowStarted, *one, *one, WorkflowFinished]
 
 
-async def test_a_workflow_that_is_over_is_not_run_again(
+async def test_finished_workflow_is_not_run_again(
     store: Store, scripted: Any, connected: Any
 ) -> None:
-    """With its id it gives the same result, and sends nothing."""
+    """A finished workflow returns its stored result without sending a request."""
     server = scripted(*WARMER)
     engine = connected(server)
     first = await refine("Please guess.", judge=guess_eight, store=store, engine=engine)
@@ -245,8 +245,8 @@ async def test_a_workflow_that_is_over_is_not_run_again(
     assert all(each.stored for each in again.rounds)
 
 
-async def test_what_cannot_be_is_refused(store: Store, scripted: Any, connected: Any) -> None:
-    """No rounds, nowhere to talk, or the id of another kind of workflow."""
+async def test_invalid_arguments_are_rejected(store: Store, scripted: Any, connected: Any) -> None:
+    """No rounds, a missing engine and an invalid schema raise `InvalidWorkflow`."""
     engine = connected(scripted())
     with pytest.raises(InvalidWorkflow, match="at least one round"):
         await refine("Hello", judge=bool, store=store, engine=engine, rounds=0)

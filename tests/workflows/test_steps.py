@@ -32,10 +32,10 @@ PIPELINE = (
 )
 
 
-async def test_results_are_typed_and_feed_the_next_prompt(
+async def test_results_are_typed_and_used_in_the_next_prompt(
     store: Store, scripted: Any, connected: Any
 ) -> None:
-    """Each step sees the chain so far, and its prompt the results before it."""
+    """Each step chains on the previous one, and its prompt may contain earlier results."""
     server = scripted(*ANSWERS)
     result = await steps(
         PIPELINE, inputs={"place": "Colchis"}, store=store, engine=connected(server)
@@ -53,10 +53,10 @@ async def test_results_are_typed_and_feed_the_next_prompt(
         result["nothing"]
 
 
-async def test_an_answer_of_the_wrong_form_is_asked_for_again(
+async def test_invalid_answer_is_requested_again(
     store: Store, scripted: Any, connected: Any
 ) -> None:
-    """With what is wrong about it; then it goes on as if nothing had been."""
+    """A correction with the problem is sent, and the pipeline continues with the valid answer."""
     server = scripted(
         {"when": "does not have the form", "say": '{"ship": "Argo", "days": 3}'},
         ANSWERS[1],
@@ -70,10 +70,10 @@ async def test_an_answer_of_the_wrong_form_is_asked_for_again(
     assert len(server.requests) == 3
 
 
-async def test_refine_fails_without_valid_verdict(
+async def test_step_fails_after_invalid_answers(
     store: Store, scripted: Any, connected: Any
 ) -> None:
-    """After so many attempts, with the id of what was reached."""
+    """After the maximum number of attempts, the error has the id of the stored workflow."""
     server = scripted({"say": "No."})
     step = Step("voyage", "Plan a voyage.", {"type": "object", "required": ["ship"]}, attempts=2)
     with pytest.raises(WorkflowFailed, match="did not match its schema, 2 times") as caught:
@@ -86,7 +86,7 @@ async def test_refine_fails_without_valid_verdict(
 
 
 async def test_attempts_are_reported(store: Store, scripted: Any, connected: Any) -> None:
-    """Each answer and its problems, as they arrive; a refusal is not requested again."""
+    """Each answer and its problems are reported as events; a refusal is not requested again."""
     server = scripted(
         {"when": "does not have the form", "refuse": "I do not sail."}, {"say": "No."}
     )
@@ -108,7 +108,7 @@ async def test_attempts_are_reported(store: Store, scripted: Any, connected: Any
 async def test_attempts_of_version_0_1_are_continued(
     store: Store, scripted: Any, connected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There each correction was a question with a key of its own, and keys compared the messages only."""
+    """In version 0.1, each correction was a question with its own key, which covered only the messages."""
     step = Step("voyage", "Plan a voyage.", Voyage)
     engine = connected(scripted({"say": "No."}))
     role = await Role.open(
@@ -131,10 +131,10 @@ async def test_attempts_of_version_0_1_are_continued(
     assert len(better.requests) == 1
 
 
-async def test_who_resumes_a_step_that_failed_tries_again(
+async def test_failed_step_is_retried_on_resume(
     store: Store, scripted: Any, connected: Any
 ) -> None:
-    """What was answered is not paid for again, and is not all there will ever be."""
+    """Stored answers are not requested again, and further attempts are made."""
     step = Step("voyage", "Plan a voyage.", Voyage, attempts=2)
     with pytest.raises(WorkflowFailed) as caught:
         await steps([step], store=store, engine=connected(scripted({"say": "No."})))
@@ -147,10 +147,10 @@ async def test_who_resumes_a_step_that_failed_tries_again(
     assert (await load_workflow(store, workflow)).status == "finished"
 
 
-async def test_a_pipeline_can_be_part_of_a_conversation(
+async def test_pipeline_can_be_part_of_a_conversation(
     store: Store, scripted: Any, connected: Any
 ) -> None:
-    """Steps know what was said before."""
+    """Steps of an existing conversation have its earlier messages as context."""
     conversation = await Conversation.create(store, connected(scripted()))
     await conversation.send("My ship is the Argo.")
     result = await steps([Step("ship", "What is my ship?")], conversation=conversation)
@@ -159,10 +159,10 @@ async def test_a_pipeline_can_be_part_of_a_conversation(
     assert (found.kind, found.status) == ("steps", "finished")
 
 
-async def test_the_same_id_gives_the_same_results_for_nothing(
+async def test_finished_steps_are_read_from_the_store(
     store: Store, scripted: Any, connected: Any
 ) -> None:
-    """What is finished is read from the store."""
+    """Running a finished workflow again sends no request."""
     server = scripted(*ANSWERS)
     engine = connected(server)
     inputs = {"place": "Colchis"}
@@ -187,19 +187,17 @@ async def test_the_same_id_gives_the_same_results_for_nothing(
         ([Step("a", "a { b")], "single '{'"),
     ],
 )
-async def test_a_pipeline_that_cannot_be_is_refused_before_anything_is_asked(
+async def test_invalid_pipeline_is_rejected_before_sending(
     pipeline: list[Step], words: str, store: Store
 ) -> None:
-    """Nothing is paid for a mistake in a template."""
+    """A mistake in a template raises `InvalidWorkflow` before any request."""
     with pytest.raises(InvalidWorkflow) as caught:
         await steps(pipeline, inputs={"place": "x"}, store=store, engine="practice")
     assert words in str(caught.value)
 
 
-async def test_a_template_reaches_nothing_but_values(
-    store: Store, scripted: Any, connected: Any
-) -> None:
-    """Members that are not there, or not of plain values, are refused."""
+async def test_template_accesses_only_values(store: Store, scripted: Any, connected: Any) -> None:
+    """Missing members and members of values that are not plain data are rejected."""
     engine = connected(scripted())
     for prompt in ("{place.title}", "{place.__class__}", "{things.9}"):
         with pytest.raises(InvalidWorkflow, match="to put into the prompt"):
@@ -212,13 +210,13 @@ async def test_a_template_reaches_nothing_but_values(
 
 
 @pytest.mark.parametrize("wrong", [{"name": "two words"}, {"name": "a", "attempts": 0}])
-def test_a_step_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
-    """A name that no template could use, and no attempt at all."""
+def test_invalid_step_is_rejected(wrong: dict[str, Any]) -> None:
+    """A name that is not an identifier and zero attempts raise `InvalidWorkflow`."""
     with pytest.raises(InvalidWorkflow):
         Step(prompt="x", **wrong)
 
 
-async def test_a_result_may_be_of_any_type(store: Store, scripted: Any, connected: Any) -> None:
+async def test_result_may_have_any_type(store: Store, scripted: Any, connected: Any) -> None:
     """A list is wrapped in an object for the server, and unwrapped for the next prompt."""
     server = scripted({"when": "ships", "say": '{"value": ["Argo", "Beagle"]}'}, {"say": "ok"})
     pipeline = [Step("ships", "List the ships.", list[str]), Step("all", "Check {ships}.")]
