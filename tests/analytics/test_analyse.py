@@ -271,7 +271,7 @@ async def check_sums(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 async def add_random_response(
     writer: ResponseWriter, pick: random.Random, known: list[str]
 ) -> None:
-    """Add a response of any kind, at any time of four days, chained on a known one or on none."""
+    """Add a random response within four days, chained on a known response or on none."""
     anchor = pick.choice([*known, ""]) if known else ""
     provider, model = pick.choice([("openai", "gpt-5.1"), ("openai", "gpt-5-mini"), ("xai", "x")])
     name = f"resp_{pick.getrandbits(40):x}"

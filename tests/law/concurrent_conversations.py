@@ -56,15 +56,15 @@ MAX_ATTEMPTS = 100
 
 @dataclass
 class ConcurrentRun:
-    """A number of conversations at the same time.
+    """A number of concurrent conversations.
 
     Attributes:
-        folder: Where the store is.
+        folder: The folder of the store.
         count: The number of conversations.
         messages: The questions in each.
         requests: The requests so far, of which one in five is faulty.
         checked: The answers whose context was compared with the Turn.
-        chained: Those of them that continued a stored response.
+        chained: The number of checked answers that continued a stored response.
         failed: The requests that raised an error.
         faulty: The faults that were set.
     """

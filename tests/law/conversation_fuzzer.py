@@ -39,7 +39,7 @@ async def beta() -> str:
 
 @dataclass
 class ConversationFuzzer:
-    """One world: a server, a store, and hands that hold conversations in it."""
+    """A server, a store, and the conversations in it."""
 
     rng: random.Random
     path: str

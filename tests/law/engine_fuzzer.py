@@ -88,7 +88,7 @@ class FuzzStats:
 
 @dataclass(slots=True)
 class KnownResponse:
-    """What one response holds, as the player remembers it."""
+    """The context of one response, as recorded by the fuzzer."""
 
     server_index: int
     context: tuple[NormalForm, ...]

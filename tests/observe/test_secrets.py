@@ -48,7 +48,7 @@ class RecordingHandler(logging.Handler):
 
 @pytest.fixture
 def logged() -> Iterator[RecordingHandler]:
-    """All records of all loggers, from TRACE on."""
+    """Yield a handler that receives all records of all loggers, from TRACE on."""
     root = logging.getLogger()
     named = [logging.getLogger(name) for name in ("kedge", "openai", "httpx2", "httpcore2")]
     before = [(each, each.level) for each in (root, *named)]
