@@ -1,4 +1,4 @@
-"""Commands show log records if they are asked to; for other tests that must not last."""
+"""Fixture that restores the logging configuration, which commands change."""
 
 import logging
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def quiet_again() -> Iterator[None]:
-    """Put the loggers back as they were."""
+    """Restore the handlers and the level of the logger after each test."""
     root = logging.getLogger("kedge")
     handlers, level = list(root.handlers), root.level
     yield

@@ -1,4 +1,4 @@
-"""Conversations for the tests of commands: a store on disk, a real server, a tree with forks in it."""
+"""A sample store for the tests of commands: conversations with forks, and their server."""
 
 import json
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def run_command(*words: str, stdin: str | None = None) -> Result:
 
 
 def run_json(*words: str, stdin: str | None = None) -> Any:
-    """What a command answers in JSON."""
+    """Run a command with ``--json`` and return its output."""
     result = run_command(*words, "--json", stdin=stdin)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
@@ -33,10 +33,10 @@ def run_json(*words: str, stdin: str | None = None) -> Any:
 
 @contextmanager
 def serve_sample_store(path: Path) -> Iterator[TestServer]:
-    """A store at this path with the conversation ``harbour`` and its fork ``quay``, and their server.
+    """Yield a server and create a store with the conversation ``harbour`` and its fork ``quay``.
 
-    Nodes: 1 root; 2, 3 the first question and its answer; 4, 5 the second; after an undo 6, 7 another
-    second one; 8, 9 a third, on the fork.
+    Nodes: 1 root; 2, 3 the first question and its answer; 4, 5 the second; 6, 7 another second
+    question and its answer, after an undo; 8, 9 a third, on the fork.
     """
     with serve() as server:
         model = f"responses:{server.base_url}#practice"

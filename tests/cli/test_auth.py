@@ -1,4 +1,4 @@
-"""``kedge auth``: add, list and revoke tokens; ``kedge serve`` with them."""
+"""Tests of ``kedge auth``, and of ``kedge serve`` with tokens."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from server.waiting import wait_until
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    """The file of a store that does not exist yet."""
+    """Return the path of a store that does not exist yet."""
     return str(tmp_path / "store.db")
 
 
@@ -27,19 +27,19 @@ def run_auth(store: str, *arguments: str) -> Result:
 
 
 def read_json(store: str, *arguments: str) -> Any:
-    """Run it with ``--json``."""
+    """Run ``kedge auth`` with ``--json`` and return its output."""
     done = run_auth(store, *arguments, "--json")
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
-def test_scopes_are_those_of_the_store() -> None:
-    """The command repeats them, because importing the store takes long."""
+def test_scopes_match_the_store() -> None:
+    """The command repeats the store's scopes, because importing the store takes long."""
     assert (SCOPES, DEFAULT_SCOPES) == (tokens.SCOPES, tokens.DEFAULT_SCOPES)
 
 
 def test_tokens_are_added_listed_and_revoked(store: str) -> None:
-    """The secret is printed once, by ``add``."""
+    """A token is printed only by ``add``; ``list`` and ``revoke`` use its name."""
     assert "There are no tokens" in run_auth(store, "list").stdout
     added = run_auth(store, "add", "alice")
     secret = added.stdout.strip()
@@ -74,10 +74,10 @@ def test_tokens_are_added_listed_and_revoked(store: str) -> None:
         (("revoke", "nobody"), 1, "there is no token 'nobody'"),
     ],
 )
-def test_errors_name_the_remedy(
+def test_invalid_arguments_are_reported(
     store: str, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
-    """With one sentence and an exit code."""
+    """An invalid argument is reported with a message and an exit code."""
     run_auth(store, "add", "known")
     done = run_auth(store, *arguments)
     assert done.exit_code == code
@@ -85,8 +85,8 @@ def test_errors_name_the_remedy(
 
 
 @pytest.mark.parametrize("page", ["--page", "--no-page"])
-def test_a_server_requires_the_tokens_of_its_store(store: str, page: str) -> None:
-    """Once there is one; each request is of the user whose token it has."""
+def test_server_requires_tokens_of_its_store(store: str, page: str) -> None:
+    """With tokens in its store, the server requires one, and each user sees only their own responses."""
     secrets = {name: read_json(store, "add", name)["token"] for name in ("alice", "bob")}
     with run_serve("--db", ":memory:", page, "--store", store) as (_, line):
         url = f"{line['base_url']}/responses"
@@ -108,8 +108,8 @@ def test_a_server_requires_the_tokens_of_its_store(store: str, page: str) -> Non
 
 
 @pytest.mark.parametrize("page", ["--page", "--no-page"])
-def test_the_first_token_takes_effect_in_a_running_server(store: str, page: str) -> None:
-    """A server that was started without any needs one from then on, also after it is revoked."""
+def test_first_token_applies_to_running_server(store: str, page: str) -> None:
+    """A running server requires a token after the first one is added, and also after it is revoked."""
     with run_serve("--db", ":memory:", page, "--store", store) as (_, line):
         models = f"{line['base_url']}/models"
 
@@ -118,7 +118,7 @@ def test_the_first_token_takes_effect_in_a_running_server(store: str, page: str)
 
         assert get(models) == 200
         secret = read_json(store, "add", "alice")["token"]
-        wait_until(lambda: get(models) == 401)  # the server looks at its store once a second
+        wait_until(lambda: get(models) == 401)  # the server checks its store once a second
         assert get(models, authorization=f"Bearer {secret}") == 200
         if page == "--page":
             assert get(f"{line['url']}/api/conversations") == 401

@@ -1,4 +1,4 @@
-"""What every command shares: JSON, errors of one line, exit codes, help that loads nothing."""
+"""Tests of what all commands share: JSON, one-line errors, exit codes, and help without imports."""
 
 import json
 import os
@@ -26,7 +26,7 @@ HEAVY_MODULES = {
 
 
 def run_kedge(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the real command."""
+    """Run the command in a separate process."""
     return subprocess.run(
         [sys.executable, "-m", "kedge", *words],
         capture_output=True,
@@ -38,7 +38,7 @@ def run_kedge(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 def load_commands() -> list[tuple[str, click.Command]]:
-    """Every command, imported; those of a group one by one."""
+    """Return every command with its name, including the commands of groups."""
     found: list[tuple[str, click.Command]] = []
     for name in COMMANDS:
         made = load_command(name)
@@ -50,7 +50,7 @@ def load_commands() -> list[tuple[str, click.Command]]:
 
 @pytest.fixture
 def read_only_folder() -> Iterator[Path]:
-    """A folder in which this process cannot write, also if it runs as root."""
+    """Yield a folder that the test can make read-only, even if it runs as root."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -64,7 +64,7 @@ def read_only_folder() -> Iterator[Path]:
 
 
 def lock(folder: Path) -> None:
-    """Make a folder and its files read-only, and give up the right to write there anyway."""
+    """Make a folder and its files read-only, and drop the privilege to write there."""
     for path in folder.iterdir():
         path.chmod(0o444)
     folder.chmod(0o555)
@@ -74,10 +74,10 @@ def lock(folder: Path) -> None:
         pytest.skip("other users cannot read the source code")
 
 
-def test_a_read_only_store_can_be_read(
+def test_read_only_store_can_be_read(
     read_only_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everything but writing works, and the doctor finds out."""
+    """Commands that only read work, writing is an error, and the doctor reports it."""
     monkeypatch.setenv("KEDGE_STORE", str(read_only_folder / "kedge.db"))
     monkeypatch.setenv("XDG_DATA_HOME", str(read_only_folder))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(read_only_folder))
@@ -87,7 +87,9 @@ def test_a_read_only_store_can_be_read(
 
     reading = [("conversations",), *((name, "quay") for name in ("show", "tree", "inspect"))]
     assert run("chat", "-c", "quay", text="My name is Ada.\n").exit_code == 0
-    assert all(run(*words).exit_code == 0 for words in reading)  # imports what is needed
+    assert all(
+        run(*words).exit_code == 0 for words in reading
+    )  # imports the modules that the commands need
     lock(read_only_folder)
     for words in reading:
         result = run(*words)
@@ -113,10 +115,10 @@ def test_a_read_only_store_can_be_read(
         (["export", "--out", "/no/such/folder/file"], "No such file or directory"),
     ],
 )
-def test_problems_of_the_environment_are_not_internal_errors(
+def test_environment_problems_are_not_internal_errors(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message names the file, and the hint says what to do."""
+    """A file problem is reported with a message and a hint."""
     blocked = tmp_path / "file"
     blocked.touch()
     monkeypatch.delenv("KEDGE_STORE", raising=False)
@@ -132,8 +134,8 @@ def test_problems_of_the_environment_are_not_internal_errors(
     assert hint.startswith("Hint: ")
 
 
-def test_a_full_disk_is_reported(tmp_path: Path) -> None:
-    """Also if it holds the standard output."""
+def test_full_disk_is_reported(tmp_path: Path) -> None:
+    """A full disk behind standard output is reported with a hint."""
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full")
     environ = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
@@ -154,10 +156,10 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "iso-8859-1"])
-def test_output_that_is_not_utf_8_has_replacements(
+def test_output_in_other_encodings_has_replacements(
     encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Marks and lines become ASCII, other text a question mark; JSON is escaped."""
+    """Symbols and lines become ASCII, other text a question mark, and JSON is escaped."""
     monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "kedge.db"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     lines = "Grüße von der Küste \u4e16\n/undo\nHello\n".encode()
@@ -179,8 +181,8 @@ def test_output_that_is_not_utf_8_has_replacements(
     assert "\u4e16" in runner.invoke(group, ["export"]).stdout_bytes.decode("utf-8")
 
 
-def test_lines_are_broken_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long word is not broken; without a terminal nothing is."""
+def test_text_is_wrapped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are broken between words, and only if the output is a terminal."""
     text = "the conversation is stored\nunder " + "x" * 50
     assert wrap_text(text) == text
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
@@ -194,7 +196,7 @@ def test_lines_are_broken_between_words_on_a_terminal(monkeypatch: pytest.Monkey
 
 
 def test_sqlite_errors_are_not_internal_errors() -> None:
-    """An error of a database that nothing translates still has a message."""
+    """An untranslated SQLite error is reported with its message."""
 
     @command()
     def broken(as_json: bool) -> None:
@@ -204,8 +206,8 @@ def test_sqlite_errors_are_not_internal_errors() -> None:
     assert "SQLite reports: disk I/O error" in result.stderr
 
 
-def test_help_lists_every_command_and_loads_none_of_them() -> None:
-    """``kedge --help`` is quick because it imports nothing that it does not show."""
+def test_help_lists_every_command_without_importing_it() -> None:
+    """``kedge --help`` is fast because it imports no command."""
     code = (
         "import sys, kedge.cli\n"
         "try: kedge.cli.main(['--help'])\n"
@@ -223,7 +225,7 @@ def test_help_lists_every_command_and_loads_none_of_them() -> None:
 
 @pytest.mark.parametrize("first", COMMANDS)
 def test_every_command_has_json_and_verbose(first: str) -> None:
-    """And its line in the list is the one of its own help."""
+    """Every command has both options, and its line in the list matches its own help."""
     for name, made in load_commands():
         if name.split()[0] == first:
             options = {flag for param in made.params for flag in param.opts}
@@ -233,7 +235,7 @@ def test_every_command_has_json_and_verbose(first: str) -> None:
 
 
 def find_section(name: str) -> str:
-    """Return what the pages say about a command: the common part, and each section that names it."""
+    """Return the documentation of a command: the common part and each section that names it."""
     common, *sections = re.split(r"^## ", (DOCS / "cli.md").read_text(), flags=re.MULTILINE)
     own = [each for each in sections if re.search(rf"`kedge {name}\b", each)]
     if name == "serve":
@@ -248,7 +250,7 @@ def list_options(made: click.Command) -> list[str]:
 
 
 def test_every_command_and_option_is_documented() -> None:
-    """In a section of the page of the command line that names the command."""
+    """Every option is in a section of docs/cli.md that names its command."""
     missing = [
         f"{name} {flag}"
         for name, made in load_commands()
@@ -275,8 +277,8 @@ def test_every_documented_option_exists() -> None:
         assert {flag for row in rows for flag in re.findall(r"--[a-z-]+", row)} <= known
 
 
-def test_an_unknown_command_is_a_wrong_use_with_a_guess() -> None:
-    """Exit code 2, one line, and what was probably meant."""
+def test_unknown_command_has_a_suggestion() -> None:
+    """An unknown command exits with code 2 and one line with the most similar command."""
     done = run_kedge("confg")
     assert done.returncode == 2
     assert "there is no command 'confg'; did you mean config?" in done.stderr
@@ -285,7 +287,7 @@ def test_an_unknown_command_is_a_wrong_use_with_a_guess() -> None:
 
 
 def make_failing_command(error: Exception) -> click.Command:
-    """A command that fails with this error."""
+    """Return a command that fails with this error."""
 
     @command("failing")
     def made(as_json: bool) -> None:
@@ -294,8 +296,8 @@ def make_failing_command(error: Exception) -> click.Command:
     return made
 
 
-def test_an_error_of_ours_is_one_line_and_a_hint() -> None:
-    """Exit code 1; -v adds the traceback; --json makes an object of it."""
+def test_kedge_error_is_one_line_and_a_hint() -> None:
+    """The exit code is 1, ``-v`` adds the traceback, and ``--json`` prints an object."""
     made = make_failing_command(CannotConnect("no key\nfor openai"))
     plain = CliRunner().invoke(made)
     assert plain.exit_code == 1
@@ -312,7 +314,7 @@ def test_an_error_of_ours_is_one_line_and_a_hint() -> None:
 
 
 def test_internal_error_is_reported_without_content() -> None:
-    """Its words may hold anything, so they are shown only to those who ask with -v."""
+    """The message of an internal error may contain user data, so it is shown only with ``-v``."""
     made = make_failing_command(ValueError("planted words"))
     plain = CliRunner().invoke(made)
     assert plain.exit_code == 1
@@ -321,13 +323,13 @@ def test_internal_error_is_reported_without_content() -> None:
     assert "planted" in CliRunner().invoke(made, ["-v"]).stderr
 
 
-def test_an_error_without_advice_is_one_line_only() -> None:
-    """A hint is given where there is one."""
+def test_error_without_hint_is_one_line() -> None:
+    """An error that has no hint prints one line."""
     assert CliRunner().invoke(make_failing_command(KedgeError("no"))).stderr == "Error: no\n"
 
 
 def test_settings_become_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A flag, else the environment, else the file, else the default, each checked."""
+    """A flag overrides the environment, which overrides the file, and each value is validated."""
 
     @command("made")
     @setting_option("serve.port")
@@ -353,8 +355,8 @@ def test_settings_become_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert run().startswith("1 Error")
 
 
-def test_logs_are_shown_to_those_who_ask() -> None:
-    """-vv shows what was sent, and as JSON if so configured."""
+def test_verbose_prints_log_records() -> None:
+    """``-vv`` prints the requests that were sent, as JSON if so configured."""
     environment = {"KEDGE_LOG_FORMAT": "json"}
     loud = CliRunner().invoke(group, ["-vv", "chat"], input="Hello\n", env=environment)
     assert loud.exit_code == 0
@@ -364,7 +366,7 @@ def test_logs_are_shown_to_those_who_ask() -> None:
 
 
 def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Colour reaches a terminal only, and not where NO_COLOR is set."""
+    """Colors are printed only on a terminal, and not if NO_COLOR is set."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     styled = CliRunner().invoke(group, ["config"], color=True)
     assert "\x1b[" in styled.output
@@ -372,8 +374,8 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[" not in CliRunner().invoke(group, ["config"], color=True).output
 
 
-def test_a_reader_that_has_enough_is_no_error() -> None:
-    """``kedge config | head -1`` ends without a word."""
+def test_closed_output_pipe_is_no_error() -> None:
+    """``kedge config | head -1`` prints no error."""
     pipe = f"{sys.executable} -m kedge config | head -1"
     done = subprocess.run(["sh", "-c", pipe], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("file")
@@ -381,7 +383,7 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
 
 
 def test_tables_are_aligned_and_not_truncated_in_pipes(capsys: pytest.CaptureFixture[str]) -> None:
-    """Columns are as wide as need be; only a terminal cuts the last one."""
+    """Columns are as wide as their content, and only a terminal truncates the last one."""
     print_table(("a", "b"), [("1", "x" * 200), ("22", "multi\nline")])
     first, second, third = capsys.readouterr().out.splitlines()
     assert first == "a   b"

@@ -1,4 +1,4 @@
-"""``kedge batch``: a file in, a file out, and a summary."""
+"""Tests of ``kedge batch``: input file, results file, summary and progress."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from server.gated_model import GatedModel
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer) -> Path:
-    """A folder with prompts, a store, and a model."""
+    """Return a folder with prompts, a store and a configured model."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.toml").touch()
     monkeypatch.setenv("KEDGE_CONFIG", str(tmp_path / "config.toml"))
@@ -39,8 +39,8 @@ def run_batch(*options: str) -> Result:
     return CliRunner().invoke(group, ["batch", "prompts.jsonl", "--out", "out.jsonl", *options])
 
 
-def test_a_batch_is_run_and_summed_up(folder: Path) -> None:
-    """Words for people; nothing is drawn where there is no terminal."""
+def test_batch_prints_a_summary(folder: Path) -> None:
+    """The summary is text, and no progress bar is drawn without a terminal."""
     done = run_batch("--concurrency", "2", "--requests-per-minute", "100")
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("2 of 2 completed, 0 failed\n")
@@ -52,16 +52,16 @@ def test_a_batch_is_run_and_summed_up(folder: Path) -> None:
     }
 
 
-def test_a_batch_is_summed_up_for_scripts(folder: Path) -> None:
-    """And a second run has nothing to do."""
+def test_batch_prints_a_json_summary(folder: Path) -> None:
+    """The summary is a JSON object, and a second run skips all lines."""
     assert json.loads(run_batch("--json").stdout)["completed"] == 2
     again = json.loads(run_batch("--json").stdout)
     assert (again["skipped"], again["completed"], again["input_tokens"]) == (2, 0, 0)
     assert "2 finished before" in run_batch().stdout
 
 
-def test_a_failed_line_is_an_exit_code(folder: Path) -> None:
-    """With a count of each kind of error."""
+def test_failed_line_sets_exit_code(folder: Path) -> None:
+    """A failed line sets exit code 1, and the errors are counted by kind."""
     with (folder / "prompts.jsonl").open("a") as file:
         file.write('\n{"id": "bad", "prompt": "x", "model": "nobody:x"}')
     done = run_batch()
@@ -70,7 +70,7 @@ def test_a_failed_line_is_an_exit_code(folder: Path) -> None:
 
 
 def test_invalid_line_is_reported_in_one_line(folder: Path) -> None:
-    """With its number."""
+    """The error names the number of the invalid line."""
     (folder / "prompts.jsonl").write_text("{}\n")
     done = run_batch()
     assert done.exit_code == 1
@@ -78,7 +78,7 @@ def test_invalid_line_is_reported_in_one_line(folder: Path) -> None:
 
 
 def start_on_terminal(*options: str) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a batch whose standard error is a terminal; return it with the other end."""
+    """Start a batch whose standard error is a terminal; return the process and the other end."""
     controller, terminal = pty.openpty()
     command = [sys.executable, "-m", "kedge", "batch", "prompts.jsonl", "--out", "out.jsonl"]
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
@@ -90,7 +90,7 @@ def start_on_terminal(*options: str) -> tuple[subprocess.Popen[bytes], int]:
 
 
 def read_terminal(controller: int, pattern: bytes | None = None) -> bytes:
-    """Read what is drawn, up to a pattern or to the end; a terminal that nobody reads would block."""
+    """Read the output up to a pattern or to its end; an unread terminal would block the process."""
     drawn = b""
     with suppress(OSError):  # the other end is closed
         while pattern is None or not re.search(pattern, drawn):
@@ -101,7 +101,7 @@ def read_terminal(controller: int, pattern: bytes | None = None) -> bytes:
 
 
 def test_progress_is_drawn_on_a_terminal(folder: Path) -> None:
-    """A bar on standard error, and the result on standard output."""
+    """The progress bar is on standard error, and the result on standard output."""
     running, controller = start_on_terminal("--json")
     drawn = read_terminal(controller, b"2/2")
     read_terminal(controller)
@@ -111,10 +111,10 @@ def test_progress_is_drawn_on_a_terminal(folder: Path) -> None:
     assert json.loads(output)["completed"] == 2
 
 
-def test_ctrl_c_ends_a_batch_that_can_be_resumed(
+def test_batch_interrupted_by_ctrl_c_can_be_resumed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line says so, and the same command goes on."""
+    """The last line says how to continue, and the same command resumes the batch."""
     prompts = ["Hello", *(f"wait {number}" for number in range(9))]
     lines = [{"id": str(number), "prompt": prompt} for number, prompt in enumerate(prompts)]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))

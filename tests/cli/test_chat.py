@@ -1,4 +1,4 @@
-"""``kedge chat`` as a person or a script uses it: a real process, real pipes, real signals."""
+"""Tests of ``kedge chat`` with pipes, signals and separate processes."""
 
 import json
 import os
@@ -24,7 +24,7 @@ TIMEOUT = 300
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of this machine's own is read or written."""
+    """Isolate the test from the machine's own configuration and data."""
     for name in ("KEDGE_CONFIG", "KEDGE_MODEL", "KEDGE_STORE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -32,7 +32,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def run_chat(lines: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Pipe lines into a chat in a process of its own."""
+    """Pipe lines into a chat in a separate process."""
     main = "from kedge.cli import main; main()"
     return subprocess.run(
         [sys.executable, "-c", main, "chat", *options],
@@ -45,14 +45,14 @@ def run_chat(lines: str, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def invoke_chat(lines: str, *options: str, code: int = 0) -> Result:
-    """The same in this process: quicker, for what needs no process of its own."""
+    """Pipe lines into a chat in this process, which is faster."""
     result = CliRunner().invoke(command, options, input=lines)
     assert result.exit_code == code, result.output
     return result
 
 
-def test_a_piped_conversation_remembers_and_shows_what_was_sent() -> None:
-    """Answers come on standard output, and each turn ends with one line of what was sent."""
+def test_piped_chat_is_chained_and_prints_status() -> None:
+    """Answers are printed on standard output, each followed by a line about what was sent."""
     done = run_chat("What is 2+3?\nWhat did I say first?\n")
     assert done.returncode == 0
     assert "2+3 = 5." in done.stdout
@@ -65,7 +65,7 @@ def test_a_piped_conversation_remembers_and_shows_what_was_sent() -> None:
 
 
 def test_invalid_utf_8_is_reported_and_chat_continues() -> None:
-    """What cannot be sent is not guessed at."""
+    """A line that is not UTF-8 is reported instead of being guessed."""
     done = subprocess.run(
         [*KEDGE, "chat"],
         input=b"caf\xe9\nWhat is 2+3?\n",
@@ -79,15 +79,15 @@ def test_invalid_utf_8_is_reported_and_chat_continues() -> None:
     assert b"2+3 = 5." in done.stdout
 
 
-def test_the_built_in_tools_are_real() -> None:
-    """The clock tells the time of a place, and a wrong place is told to the model."""
+def test_built_in_tools_are_available() -> None:
+    """The model can call a built-in tool, whose result is printed."""
     done = invoke_chat("Please call days_between with first=2026-01-01 and second=2026-03-01\n")
     assert "days_between" in done.stdout
     assert "59" in done.stdout
 
 
-def test_tools_of_ones_own_can_be_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--tool takes a function of a module in the current folder."""
+def test_custom_tools_can_be_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--tool`` accepts a function of a module in the current folder."""
     (tmp_path / "mytools.py").write_text(
         'def shout(text: str) -> str:\n    """Shout."""\n    return text.upper()\n'
     )
@@ -97,8 +97,8 @@ def test_tools_of_ones_own_can_be_offered(tmp_path: Path, monkeypatch: pytest.Mo
     assert "HELLO" in done.stdout
 
 
-def test_json_gives_one_object_a_turn() -> None:
-    """A script gets text, requests and usage of each turn."""
+def test_json_prints_one_object_per_turn() -> None:
+    """The object has the text, requests and usage of the turn."""
     done = invoke_chat("What is 2+3?\nWhat did I say first?\n", "--json")
     first, second = (json.loads(line) for line in done.stdout.splitlines())
     assert first["text"] == "2+3 = 5."
@@ -109,8 +109,8 @@ def test_json_gives_one_object_a_turn() -> None:
     assert second["usage"]["input_tokens"] > 0
 
 
-def test_commands_inside_the_chat() -> None:
-    """/plan explains, /show lists, /help helps, and an unknown one is said so."""
+def test_chat_commands() -> None:
+    """/plan, /show, /help and /quit work, and an unknown command is reported."""
     done = invoke_chat("Hello\n/plan\n/show\n/help\n/nonsense\n/quit\nnot reached\n")
     assert "Chained on resp_" in done.stdout
     assert "0 user        Hello" in done.stdout
@@ -120,13 +120,13 @@ def test_commands_inside_the_chat() -> None:
 
 
 def test_tracing_without_an_exporter_is_reported() -> None:
-    """Spans that go nowhere would look like a broken exporter."""
+    """A note is printed, because spans without an exporter are not visible anywhere."""
     assert "Note: --trace has no effect" in invoke_chat("Hello\n", "--trace").stderr
     assert invoke_chat("Hello\n").stderr == ""
 
 
 def test_errors_are_one_line_with_a_hint() -> None:
-    """A missing key says what to set; the exit code is 1, and there is no traceback."""
+    """A missing key is reported with the variable to set, exit code 1 and no traceback."""
     environment = {k: v for k, v in os.environ.items() if k != "OPENAI_API_KEY"}
     done = subprocess.run(
         [*KEDGE, "chat", "--model", "openai:gpt-5.1"],
@@ -144,7 +144,7 @@ def test_errors_are_one_line_with_a_hint() -> None:
 
 
 def test_conversation_is_usable_after_error() -> None:
-    """A dead server is told, and the chat goes on to the next line."""
+    """An unreachable server is reported, and the chat continues with the next line."""
     model = "responses:http://ada:secret-words@127.0.0.1:9/v1?key=secret-words#x"
     done = invoke_chat("hi\n/show\n", "--model", model, code=1)
     assert "could not reach the server at http://127.0.0.1:9/v1" in done.stderr
@@ -153,8 +153,8 @@ def test_conversation_is_usable_after_error() -> None:
     assert "0 blocks" in done.stdout
 
 
-def test_a_message_without_an_answer_is_answered_later(kedge_server: TestServer) -> None:
-    """The failure is told, the message is kept, and whoever comes back gets the answer."""
+def test_unanswered_message_can_be_resumed(kedge_server: TestServer) -> None:
+    """A failed message is reported and stored, and /resume gets its answer."""
     model = f"responses:{kedge_server.base_url}#practice"
     kedge_server.faults.set("status=400", times=1)
     options = ("-c", "harbour", "--model", model, "--json")
@@ -166,7 +166,7 @@ def test_a_message_without_an_answer_is_answered_later(kedge_server: TestServer)
 
 
 def test_conversation_is_usable_after_ctrl_c() -> None:
-    """The message is taken back, and the next one is answered."""
+    """The interrupted message is undone, and the next one is answered."""
     conversation = subprocess.Popen(
         [*KEDGE, "chat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
@@ -186,7 +186,7 @@ def test_conversation_is_usable_after_ctrl_c() -> None:
 
 
 def test_named_conversation_continues_in_another_process() -> None:
-    """The practice model remembers it, as a hosted provider does, and inspect predicts that."""
+    """The practice model stores its responses, and ``kedge inspect`` predicts a chained request."""
     assert "You said" in invoke_chat("My name is Ada.\n", "-c", "harbour").stdout
     assert predict("harbour", "What is my name?")["sent_blocks"] == 1
     again = run_chat("What is my name?\n", "--conversation", "harbour")
@@ -199,8 +199,8 @@ def predict(name: str, message: str) -> dict[str, Any]:
     return json.loads(result.stdout)["plan"]
 
 
-def test_a_practice_model_without_its_memory_gets_the_full_conversation(tmp_path: Path) -> None:
-    """Inspect finds out before a request does; a file that cannot be created is reported."""
+def test_practice_model_without_stored_responses_gets_full_conversation(tmp_path: Path) -> None:
+    """``kedge inspect`` predicts the loss, and a file that cannot be created is reported."""
     invoke_chat("My name is Ada.\n", "-c", "harbour")
     memory = tmp_path / "kedge" / "kedge.practice.db"
     memory.unlink()
@@ -218,8 +218,8 @@ def test_a_practice_model_without_its_memory_gets_the_full_conversation(tmp_path
     assert "Note: the practice model remembers this conversation only" in again.stderr
 
 
-def test_deleting_a_conversation_erases_it_from_the_practice_memory(tmp_path: Path) -> None:
-    """Other conversations stay chained."""
+def test_deleted_conversation_is_erased_from_practice_database(tmp_path: Path) -> None:
+    """The deleted text is in no file, and other conversations stay chained."""
     invoke_chat("A secret.\n", "-c", "harbour")
     invoke_chat("My name is Ada.\n", "-c", "quay")
     assert CliRunner().invoke(delete_command, ["harbour", "--yes"]).exit_code == 0
@@ -228,8 +228,8 @@ def test_deleting_a_conversation_erases_it_from_the_practice_memory(tmp_path: Pa
     assert predict("quay", "What is my name?")["sent_blocks"] == 1
 
 
-def test_undo_edit_and_fork_go_elsewhere_in_the_tree() -> None:
-    """And nothing that was said is lost: /tree shows all of it."""
+def test_undo_edit_and_fork_create_branches() -> None:
+    """/undo, /edit and /fork create branches, and /tree still shows all messages."""
     lines = ["My name is Ada.", "What is 2+3?", "/undo", "What is my name?", "/edit What is 3+4?"]
     done = invoke_chat("\n".join([*lines, "/fork quay", "/tree", "/show", "/edit"]))
     assert "back at node 3, 2 blocks" in done.stdout
@@ -246,7 +246,7 @@ def test_undo_edit_and_fork_go_elsewhere_in_the_tree() -> None:
 
 
 def test_another_model_can_continue() -> None:
-    """With the whole conversation; a wrong one is refused, and the talk goes on with the old."""
+    """Another model gets the full conversation; an unknown one is rejected without changing the model."""
     done = invoke_chat(
         "My name is Ada.\n/model\n/model oracle:x\n/model practice\nWhat is my name?\n"
     )
@@ -256,7 +256,7 @@ def test_another_model_can_continue() -> None:
 
 
 def test_password_in_url_is_neither_printed_nor_stored(tmp_path: Path) -> None:
-    """Not by /model, and not in the store."""
+    """/model masks the password, and no database file contains it."""
     address = "responses:http://ada:planted@127.0.0.1:9/v1#x"
     done = invoke_chat("/model\nhi\n", "--model", address, "-c", "harbour", code=1)
     assert "ada:…@127.0.0.1" in done.stdout
@@ -264,8 +264,8 @@ def test_password_in_url_is_neither_printed_nor_stored(tmp_path: Path) -> None:
     assert all(b"planted" not in file.read_bytes() for file in tmp_path.rglob("*.db*"))
 
 
-def test_commands_answer_scripts_in_json() -> None:
-    """An object for each line, whatever it asked for."""
+def test_chat_commands_print_json() -> None:
+    """With ``--json``, each input line prints one object."""
     done = invoke_chat("Hello\n/plan And?\n/undo\n/undo\n", "--json")
     turn, plan, undone, failed = (json.loads(line) for line in done.stdout.splitlines())
     assert turn["conversation"].startswith("conv_")
@@ -275,8 +275,8 @@ def test_commands_answer_scripts_in_json() -> None:
     assert failed["kind"] == "NotInStore"
 
 
-def test_a_chat_from_a_pipe_is_stored_when_it_is_saved(tmp_path: Path) -> None:
-    """/save moves it to the store under its name, which must be free; /redo goes forward."""
+def test_piped_chat_is_stored_by_save(tmp_path: Path) -> None:
+    """/save stores the chat under a name that is not in use, and /redo moves the head forward."""
     invoke_chat("Hello\n", "-c", "harbour")
     lines = ["My name is Ada.", "/save", "/save harbour", "/save quay", "/undo", "/redo", "/redo"]
     done = invoke_chat("\n".join(lines))
@@ -291,14 +291,14 @@ def test_a_chat_from_a_pipe_is_stored_when_it_is_saved(tmp_path: Path) -> None:
     assert "Your name is Ada." in invoke_chat("What is my name?\n", "-c", "pier").stdout
 
 
-def test_a_conversation_in_which_nothing_was_sent_is_not_stored(tmp_path: Path) -> None:
-    """Only looking at a new conversation leaves nothing behind."""
+def test_conversation_without_messages_is_not_stored(tmp_path: Path) -> None:
+    """A new conversation without messages is not stored."""
     invoke_chat("/help\n", "-c", "harbour")
     assert CliRunner().invoke(inspect_command, ["harbour"]).exit_code == 1
 
 
-def test_a_message_can_be_written_in_an_editor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An editor that is left without saving sends nothing."""
+def test_message_can_be_written_in_an_editor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing the editor without saving sends nothing."""
     texts = iter(["What is\n2+3?\n", None])
     monkeypatch.setattr(click, "edit", lambda text: next(texts))
     done = invoke_chat("/editor\n/editor What\n")
@@ -306,10 +306,10 @@ def test_a_message_can_be_written_in_an_editor(monkeypatch: pytest.MonkeyPatch) 
     assert "nothing was sent" in done.stdout
 
 
-def test_a_chat_without_a_writable_folder_is_not_saved(
+def test_chat_without_writable_folder_is_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A person at a terminal is told; the chat works."""
+    """A note is printed, and the chat works."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(ChatOptions, "is_saved", True)
@@ -334,7 +334,7 @@ def write_schema(folder: Path, schema: object = STOP_SCHEMA) -> str:
 
 
 def test_with_a_schema_only_valid_json_is_printed(tmp_path: Path) -> None:
-    """Also if the first answer is invalid; notes go to standard error."""
+    """Invalid answers are requested again, and notes are printed on standard error."""
     result = invoke_chat(
         "I travel to Lisbon for 3 days.\nFirst invalid: I travel to Oslo for 2 days.\n",
         "--schema",
@@ -348,16 +348,16 @@ def test_with_a_schema_only_valid_json_is_printed(tmp_path: Path) -> None:
     assert "2 requests" in result.stderr
 
 
-def test_with_a_schema_json_has_the_value(tmp_path: Path) -> None:
-    """Beside the text and what was sent."""
+def test_json_with_schema_has_the_value(tmp_path: Path) -> None:
+    """The JSON object has the parsed value in addition to the text."""
     schema = write_schema(tmp_path, {"type": "integer"})
     result = invoke_chat("What is 2 + 3?\n", "--schema", schema, "--json")
     turn = json.loads(result.stdout)
     assert (turn["output"], turn["text"]) == (5, '{"value":5}')
 
 
-def test_an_answer_that_never_matches_its_schema_fails_the_command(tmp_path: Path) -> None:
-    """With its problems on standard error, and nothing on standard output."""
+def test_answer_that_never_matches_schema_is_an_error(tmp_path: Path) -> None:
+    """The problems are printed on standard error, and nothing on standard output."""
     schema = write_schema(tmp_path)
     result = invoke_chat("Always invalid: Hello\n", "--schema", schema, code=1)
     assert result.stdout == ""
@@ -366,8 +366,8 @@ def test_an_answer_that_never_matches_its_schema_fails_the_command(tmp_path: Pat
 
 
 @pytest.mark.parametrize("schema", [["no"], {"type": "boat"}])
-def test_a_file_that_is_no_schema_is_rejected(tmp_path: Path, schema: object) -> None:
-    """Before anything is sent."""
+def test_invalid_schema_file_is_rejected(tmp_path: Path, schema: object) -> None:
+    """A file that is not a JSON schema is a usage error."""
     result = invoke_chat("Hello\n", "--schema", write_schema(tmp_path, schema), code=2)
     assert "--schema" in result.stderr
     assert "stop" in result.stderr

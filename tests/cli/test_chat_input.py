@@ -1,4 +1,4 @@
-"""Input of a chat: keys in a prompt without a terminal, and a conversation at a real one."""
+"""Tests of the input of a chat: keys in a prompt, and a conversation at a pseudo-terminal."""
 
 import asyncio
 import os
@@ -28,13 +28,13 @@ PASTE = "\x1b[200~{}\x1b[201~"
 PROMPT = "\x1b[?2004h"
 """What a terminal is sent when the prompt is ready: pastes are to be marked."""
 ALT_ENTER, CTRL_C, CTRL_D = "\x1b\r", "\x03", "\x04"
-# Makes the terminal the one that Ctrl-C is for, then becomes the command.
+# Makes the terminal the controlling terminal, which receives Ctrl-C, then executes the command.
 RUN_AT_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of this machine's own is read or written."""
+    """Isolate the test from the machine's own configuration and data."""
     for name in ("KEDGE_CONFIG", "KEDGE_MODEL", "KEDGE_STORE", "VISUAL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -43,13 +43,13 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def keys() -> Iterator[PipeInput]:
-    """Keys that are typed into prompts."""
+    """Yield the input whose keys are typed into prompts."""
     with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
         yield pipe
 
 
 def read(keys: PipeInput, *typed: str, completions: tuple[str, ...] = ()) -> list[str]:
-    """Type keys, a message at a time, and return the messages that arrive."""
+    """Type keys, one message at a time, and return the messages that are read."""
     with asyncio.Runner() as runner:
         messages = _read_terminal(runner, completions)
         found: list[str] = []
@@ -59,8 +59,8 @@ def read(keys: PipeInput, *typed: str, completions: tuple[str, ...] = ()) -> lis
     return found
 
 
-def test_keys_of_the_prompt(keys: PipeInput) -> None:
-    """A paste is one message; a backslash and Alt+Enter continue it; Ctrl-C clears it."""
+def test_prompt_keys(keys: PipeInput) -> None:
+    """A paste is one message, a backslash and Alt+Enter continue it, and Ctrl-C clears it."""
     typed = [
         PASTE.format("first\nsecond") + "\r",
         f"one\\\rtwo{ALT_ENTER}three\r",
@@ -73,13 +73,13 @@ def test_keys_of_the_prompt(keys: PipeInput) -> None:
 def test_ctrl_c_without_text_prints_how_to_end(
     keys: PipeInput, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It does not end the chat: it may be the second of two that were to stop an answer."""
+    """Ctrl-C does not end the chat, because it may be the second one pressed to stop an answer."""
     assert read(keys, f"{CTRL_C}next\r") == ["next"]
     assert EMPTY_INTERRUPT_MESSAGE in capsys.readouterr().out
 
 
-def test_messages_are_remembered_privately(keys: PipeInput, tmp_path: Path) -> None:
-    """Arrow up recalls messages, also those of version 0.1; others cannot read them."""
+def test_history_is_private(keys: PipeInput, tmp_path: Path) -> None:
+    """Arrow up recalls messages, including those of version 0.1, and other users cannot read them."""
     history_file().parent.mkdir()
     (history_file().parent / "history").write_text("an old line\n")
     read(keys, "My name is Ada.\r")
@@ -88,10 +88,10 @@ def test_messages_are_remembered_privately(keys: PipeInput, tmp_path: Path) -> N
     assert read(keys, "\x1b[A\x1b[A\r") == ["an old line"]
 
 
-def test_a_history_that_cannot_be_written_is_in_memory(
+def test_unwritable_history_is_in_memory(
     keys: PipeInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chat works without a folder of its own."""
+    """A chat works without a writable data folder."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
     assert read(keys, "Hello\r") == ["Hello"]
@@ -106,7 +106,7 @@ class Terminal:
         self.seen = ""
 
     def read_until(self, text: str) -> str:
-        """Return what is shown up to this text, which must come; it may be drawn in several steps."""
+        """Return the output before this text, which must appear; it may be drawn in several steps."""
         pattern = re.compile(ESCAPES.join(map(re.escape, text)))
         end = time.monotonic() + TIMEOUT
         while not (found := pattern.search(self.seen)) and time.monotonic() < end:
@@ -125,7 +125,7 @@ class Terminal:
         self.press(text)
 
     def press(self, text: str) -> None:
-        """Type at once."""
+        """Type without waiting for the prompt."""
         os.write(self._fd, text.encode())
 
 
@@ -156,8 +156,8 @@ def open_terminal(*options: str, **environ: str) -> Iterator[Terminal]:
         os.close(ours)
 
 
-def test_a_conversation_at_a_terminal(tmp_path: Path) -> None:
-    """Paste, Ctrl-C, /editor, /save and Ctrl-D; another process continues it, chained."""
+def test_conversation_at_a_terminal(tmp_path: Path) -> None:
+    """Paste, Ctrl-C, /editor, /save and Ctrl-D work, and a second command continues the chat, chained."""
     editor = tmp_path / "editor"
     editor.write_text("#!/bin/sh\necho 'What is 3+4?' > \"$1\"\n")
     editor.chmod(0o700)
@@ -190,8 +190,8 @@ def test_a_conversation_at_a_terminal(tmp_path: Path) -> None:
     assert "The kedge" in tree
 
 
-def test_a_chat_in_which_nothing_is_sent_is_not_stored() -> None:
-    """Ctrl-D at the first prompt leaves no empty conversation; --no-save stores nothing at all."""
+def test_chat_without_messages_is_not_stored() -> None:
+    """Ctrl-D at the first prompt stores no conversation, and --no-save stores nothing at all."""
     with open_terminal() as terminal:
         terminal.type(CTRL_D)
         assert terminal.process.wait(TIMEOUT) == 0

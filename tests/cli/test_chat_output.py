@@ -1,4 +1,4 @@
-"""How a chat tells what happens besides the answer."""
+"""Tests of the lines that a chat prints in addition to the answer."""
 
 import click
 import pytest
@@ -13,8 +13,8 @@ from kedge.turns import assistant, opaque, reasoning, tool_call, tool_result, us
 TOOL_CALL = tool_call("look", {"at": "\x1b[2J sea"}, call_id="call_1")
 
 
-def test_tools_are_folded_into_a_line() -> None:
-    """With the first line of what they said, cut, and nothing that commands the terminal."""
+def test_tool_call_is_one_line() -> None:
+    """The line has the shortened first line of the result, without control characters."""
     result = tool_result("call_1", "x" * 100 + "\nsecond line")
     line = format_event(ToolFinished(TOOL_CALL, result))
     assert line.startswith("[look {")
@@ -24,8 +24,8 @@ def test_tools_are_folded_into_a_line() -> None:
     assert format_event(ToolFinished(TOOL_CALL, tool_result("call_1", " "))).endswith("-> ]")
 
 
-def test_what_went_wrong_is_a_line() -> None:
-    """Healed, fallen back, forgotten; anything else is not told."""
+def test_healing_and_fallback_are_one_line() -> None:
+    """Healed, resent and lost responses are one line each; other events print nothing."""
     assert (
         format_event(Healed("gone"))
         == "[the server no longer had the earlier response; the full conversation was resent]"
@@ -38,8 +38,8 @@ def test_what_went_wrong_is_a_line() -> None:
     assert format_status([]) == "[nothing sent]"
 
 
-def test_a_refusal_is_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    """And a line in brackets never stands behind half a sentence."""
+def test_refusal_is_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line in brackets after a partial answer starts on a new line."""
     output = TextOutput()
     output.show_event(RefusalDelta("I cannot"))
     output.show_event(Healed("gone"))
@@ -50,8 +50,8 @@ def test_a_refusal_is_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> 
     )
 
 
-def test_show_folds_and_unfolds(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is not said to anyone is a line, or whole with --full."""
+def test_show_collapses_and_expands_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Reasoning, tool calls and results are one line each, or complete with ``--full``."""
     blocks = [
         user("Look.", origin="guard"),
         reasoning(summary=["Where is it?"]),
@@ -86,6 +86,6 @@ def test_show_folds_and_unfolds(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_invalid_tool_is_rejected_with_message(path: str, words: str) -> None:
-    """What is missing, and how a tool is named."""
+    """The message says what is missing and how to name a tool."""
     with pytest.raises(click.BadParameter, match=words):
         load_tool(path)

@@ -1,4 +1,4 @@
-"""Markdown that streams: what is settled stays, and nothing a model writes commands the terminal."""
+"""Tests of streamed Markdown: finished paragraphs are final, and control characters are removed."""
 
 import io
 import re
@@ -25,14 +25,14 @@ from kedge.text_format import sanitize_text
         ("````\n```\n\n````\n\nx", "````\n```\n\n````\n\n"),
     ],
 )
-def test_what_is_settled_ends_with_a_blank_line_outside_of_code(text: str, done: str) -> None:
-    """A code block is one piece, however many blank lines it has."""
+def test_settled_text_ends_with_a_blank_line_outside_code(text: str, done: str) -> None:
+    """A code block is not split, even if it contains blank lines."""
     assert split_settled(text) == (done, text[len(done) :])
 
 
 @given(st.text(alphabet="ab\n`~ ", max_size=60), st.integers(0, 60))
 def test_settled_text_stays_settled(text: str, cut: int) -> None:
-    """What was settled of a beginning is the beginning of what is settled of the whole."""
+    """The settled text of a prefix is a prefix of the settled text of the complete input."""
     early, _ = split_settled(text[:cut])
     done, rest = split_settled(text)
     assert done + rest == text
@@ -40,14 +40,14 @@ def test_settled_text_stays_settled(text: str, cut: int) -> None:
 
 
 def make_output() -> tuple[MarkdownOutput, io.StringIO]:
-    """A teller on a terminal that can be read."""
+    """Return an output and the terminal text that it writes."""
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=60, color_system=None)
     return MarkdownOutput(console), screen
 
 
-def test_an_answer_is_drawn_as_markdown() -> None:
-    """Paragraph by paragraph, and whole at the end."""
+def test_answer_is_rendered_as_markdown() -> None:
+    """An answer is rendered paragraph by paragraph, and completely at its end."""
     telling, screen = make_output()
     for piece in ("# Ti", "tle\n\nSome **bo", "ld** words.\n\n- a\n- b", ""):
         telling.show_event(TextDelta(delta=piece))
@@ -61,8 +61,8 @@ def test_an_answer_is_drawn_as_markdown() -> None:
     assert "bold**" not in plain
 
 
-def test_thinking_is_folded_into_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """While it lasts on the screen; afterwards as a count."""
+def test_reasoning_is_collapsed_into_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Reasoning is shown as a progress line, and afterwards as a word count."""
     telling, screen = make_output()
     telling.show_event(ReasoningDelta(delta="let me see now "))
     assert "reasoning, about" in screen.getvalue()
@@ -72,8 +72,8 @@ def test_thinking_is_folded_into_a_line(capsys: pytest.CaptureFixture[str]) -> N
     assert "let me see" not in screen.getvalue()
 
 
-def test_control_characters_do_not_reach_the_terminal() -> None:
-    """A model cannot move the cursor, set a title or clear the screen."""
+def test_control_characters_are_not_printed() -> None:
+    """A model cannot move the cursor, set the title or clear the screen."""
     assert sanitize_text("a\x1b[2Jb\x07\r\n\tc") == "a�[2Jb��\n\tc"
     assert sanitize_text("plain é 漢") == "plain é 漢"
     telling, screen = make_output()

@@ -1,4 +1,4 @@
-"""``kedge config``: what holds, where it came from, and no secret in it."""
+"""Tests of ``kedge config``: values, their sources, and masked secrets."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ TOKEN = "planted-token-0123456789abcdef"
 
 @pytest.fixture(autouse=True)
 def configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A file and an environment of the test's own."""
+    """Create a configuration file and environment for the test; return the file."""
     file = tmp_path / "config.toml"
     file.write_text(f'model = "xai:grok-4"\n[serve]\ntoken = "{TOKEN}"\n')
     monkeypatch.setenv("KEDGE_CONFIG", str(file))
@@ -23,8 +23,8 @@ def configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return file
 
 
-def test_it_shows_each_value_with_its_source() -> None:
-    """One line a setting."""
+def test_values_are_printed_with_their_source() -> None:
+    """Each setting is one line with its value, source and variable."""
     lines = CliRunner().invoke(command).output.splitlines()
     (model,) = [line for line in lines if line.startswith("model")]
     (port,) = [line for line in lines if line.startswith("serve.port")]
@@ -35,7 +35,7 @@ def test_it_shows_each_value_with_its_source() -> None:
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_no_secret_is_shown(options: list[str]) -> None:
-    """Neither the token nor the password in an address."""
+    """Neither a token nor the password in a URL is printed."""
     output = CliRunner().invoke(command, options).output
     assert "planted-token" not in output
     assert "planted-pass" not in output
@@ -43,8 +43,8 @@ def test_no_secret_is_shown(options: list[str]) -> None:
     assert "ada:…@db" in output
 
 
-def test_json_has_everything(configured: Path) -> None:
-    """Values in their types, sources and places."""
+def test_json_has_all_settings(configured: Path) -> None:
+    """The JSON output has typed values, sources and positions."""
     report = json.loads(CliRunner().invoke(command, ["--json"]).output)
     assert report["file"] == str(configured)
     assert report["exists"] is True
@@ -61,7 +61,7 @@ def test_json_has_everything(configured: Path) -> None:
 
 
 def test_missing_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """So that one can be made."""
+    """The path of a missing configuration file is printed, so that it can be created."""
     monkeypatch.delenv("KEDGE_CONFIG")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
     output = CliRunner().invoke(command).output

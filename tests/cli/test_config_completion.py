@@ -1,4 +1,4 @@
-"""``kedge completion``: scripts that shells take, and completion that imports nothing."""
+"""Tests of ``kedge completion``: shell scripts and completions."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from kedge.cli.config import COMPLETE_VARIABLE, SHELLS, completion_command
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_every_shell_has_its_script(shell: str) -> None:
-    """It asks kedge itself what there is."""
+def test_every_shell_has_a_script(shell: str) -> None:
+    """The script of each shell calls kedge for the completions."""
     plain = CliRunner().invoke(completion_command, [shell]).output
     assert f"{COMPLETE_VARIABLE}={shell}_complete" in plain
     report = json.loads(CliRunner().invoke(completion_command, [shell, "--json"]).output)
@@ -25,14 +25,14 @@ def test_every_shell_has_its_script(shell: str) -> None:
 
 @pytest.mark.parametrize("shell", [s for s in SHELLS if shutil.which(s)])
 def test_script_has_valid_syntax(shell: str) -> None:
-    """Where the shell is here, it reads the script."""
+    """Each installed shell accepts the syntax of its script."""
     script = CliRunner().invoke(completion_command, [shell]).output
     done = subprocess.run([shell, "-n"], input=script, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def complete(words: str, number: int) -> str:
-    """What a shell is offered."""
+    """Return the completions that a shell would offer."""
     environ = {COMPLETE_VARIABLE: "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(number)}
     code = "from kedge.cli import group; group.main(prog_name='kedge')"
     return subprocess.run(
@@ -46,7 +46,7 @@ def complete(words: str, number: int) -> str:
 
 
 def test_commands_and_options_are_completed() -> None:
-    """By what was typed so far."""
+    """Commands and options are completed from the typed prefix."""
     offered = {line.partition(",")[2] for line in complete("kedge ", 1).splitlines()}
     assert set(COMMANDS) <= offered
     assert "plain,config" in complete("kedge conf", 1)

@@ -1,4 +1,4 @@
-"""The commands about conversations, on a store with a fork in it and a server that remembers."""
+"""Tests of the commands that manage conversations, with a sample store and its server."""
 
 import json
 import sqlite3
@@ -26,7 +26,7 @@ from kedge.turns import Turn, dumps, system, user
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A store of the test's own."""
+    """Configure a separate store for the test and return its path."""
     for name in ("KEDGE_CONFIG", "KEDGE_MODEL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -38,13 +38,13 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(alone: Path) -> Iterator[TestServer]:
-    """The server that the conversations were held with."""
+    """Yield the server of the sample conversations."""
     with serve_sample_store(alone) as server:
         yield server
 
 
-def test_without_a_store_nothing_is_made(alone: Path) -> None:
-    """The list is empty and says how to start; anything else says that there is none."""
+def test_missing_store_is_not_created(alone: Path) -> None:
+    """The list is empty and says how to start; other commands report that there is no conversation."""
     empty = run_command("conversations")
     assert empty.exit_code == 0
     assert "kedge chat --conversation" in empty.output
@@ -55,8 +55,8 @@ def test_without_a_store_nothing_is_made(alone: Path) -> None:
     assert not alone.exists()
 
 
-def test_a_conversation_is_renamed_tagged_and_archived(server: TestServer) -> None:
-    """And listed accordingly; each change can be taken back."""
+def test_conversation_is_renamed_tagged_and_archived(server: TestServer) -> None:
+    """Each change is shown in the list and can be undone."""
     assert run_command("rename", "harbour", "Old harbour").output == (
         "Old harbour: renamed, was harbour\n"
     )
@@ -79,10 +79,10 @@ def test_undo_and_redo_move_the_head(server: TestServer) -> None:
     assert "there is nothing to redo" in run_command("redo", "harbour").stderr
 
 
-def test_a_conversation_can_be_followed(
+def test_conversation_can_be_followed(
     server: TestServer, alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """New blocks are printed once, a move of the head is reported, and Ctrl-C ends it."""
+    """New blocks are printed once, a move of the head is reported, and Ctrl-C ends the command."""
     moves: list[int] = []
 
     async def move_head(_: float) -> None:
@@ -107,8 +107,8 @@ def test_a_conversation_can_be_followed(
     assert run_command("show", "harbour", "--follow", "--at", "3").exit_code == 2
 
 
-def test_conversations_lists_what_there_is(server: TestServer) -> None:
-    """The newest first, with answers, tokens and forks; a tag chooses."""
+def test_conversations_are_listed(server: TestServer) -> None:
+    """Conversations are listed newest first, with answers, tokens and forks, and filtered by tag."""
     quay, harbour = run_json("conversations")
     assert (quay["title"], harbour["title"]) == ("quay", "harbour")
     assert harbour["answers"] == 3
@@ -123,7 +123,7 @@ def test_conversations_lists_what_there_is(server: TestServer) -> None:
 
 
 def test_conversations_are_filtered_sorted_and_paged(server: TestServer) -> None:
-    """By model, status and time; --offset continues after --limit."""
+    """Filters are model, status and time; ``--offset`` continues after ``--limit``."""
 
     def titles(*options: str) -> list[str]:
         return [row["title"] for row in run_json("conversations", *options)]
@@ -145,7 +145,7 @@ def test_conversations_are_filtered_sorted_and_paged(server: TestServer) -> None
 
 
 def test_show_prints_the_last_blocks(server: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also at another node, and before new ones are followed."""
+    """``--last`` works at another node and before new blocks are followed."""
     blocks = run_json("show", "harbour")["blocks"]
     assert run_json("show", "harbour", "--last", "2")["blocks"] == blocks[-2:]
     assert run_json("show", "harbour", "--last", "1", "--at", "3")["blocks"] == blocks[1:2]
@@ -163,8 +163,8 @@ def test_show_prints_the_last_blocks(server: TestServer, monkeypatch: pytest.Mon
     assert [json.loads(line) for line in lines] == blocks[-1:]
 
 
-def test_a_conversation_is_named_by_id_beginning_or_title(server: TestServer) -> None:
-    """What fits nothing, or too much, is said so."""
+def test_conversation_is_found_by_id_prefix_or_title(server: TestServer) -> None:
+    """An unknown or ambiguous name is reported."""
     harbour = run_json("conversations")[1]["id"]
     for name in ("harbour", harbour, harbour[:-2]):
         assert run_json("show", name)["id"] == harbour
@@ -174,8 +174,8 @@ def test_a_conversation_is_named_by_id_beginning_or_title(server: TestServer) ->
     assert "give more of the id" in run_command("show", "conv_").stderr
 
 
-def test_show_reads_as_a_chat(server: TestServer) -> None:
-    """Up to the head, or to any place of the tree."""
+def test_show_prints_messages_up_to_a_node(server: TestServer) -> None:
+    """Messages are printed up to the head or up to any node of the tree."""
     output = run_command("show", "harbour").output
     assert output.index("My name is Ada.") < output.index("What is my name?")
     assert "2+3" not in output
@@ -188,7 +188,7 @@ def test_show_reads_as_a_chat(server: TestServer) -> None:
 
 
 def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, alone: Path) -> None:
-    """Forks are lanes; expired, lost, failed and edited places are marked."""
+    """Forks are lanes, and expired and lost responses are marked."""
     graph = run_command("tree", "harbour").output.splitlines()
     assert len(graph) == 10
     assert "├─┘" in graph
@@ -220,7 +220,7 @@ def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, alone: Path) -
 
 
 def test_inspect_prints_blocks_plan_and_savings() -> None:
-    """Origin, response and tokens of each block; the anchor; what is sent; what is saved."""
+    """The output has the origin and tokens of each block, the anchor, the sent blocks and the savings."""
     run_command("chat", "-c", "pier", stdin="My name is Ada.\nWhat is my name?\n")
     found = run_json("inspect", "pier", "--say", "And?")
     assert [block["sent"] for block in found["blocks"]] == [False] * 4 + [True]
@@ -240,7 +240,7 @@ def test_inspect_prints_blocks_plan_and_savings() -> None:
 
 
 def test_inspect_accepts_a_turn_or_a_chat_state(tmp_path: Path) -> None:
-    """From a file; the plan is that of the next request."""
+    """A file is inspected with the plan of its next request."""
 
     async def chat() -> tuple[Turn, bytes]:
         async with connect("practice") as engine:
@@ -259,8 +259,8 @@ def test_inspect_accepts_a_turn_or_a_chat_state(tmp_path: Path) -> None:
     assert "Chained on resp_" in output
 
 
-def test_inspect_names_what_is_wrong_with_a_file(tmp_path: Path) -> None:
-    """A file that is neither, and one that cannot be read."""
+def test_inspect_reports_invalid_file(tmp_path: Path) -> None:
+    """A file that is neither a Turn nor a chat state, or cannot be read, is reported."""
     wrong = tmp_path / "wrong.json"
     wrong.write_text("[]")
     done = run_command("inspect", str(wrong))
@@ -271,7 +271,7 @@ def test_inspect_names_what_is_wrong_with_a_file(tmp_path: Path) -> None:
 
 
 def test_inspect_prints_why_candidates_are_rejected(server: TestServer) -> None:
-    """As seen from another provider, nothing holds, and each reason is in plain words."""
+    """For another provider, every candidate is rejected with a readable reason."""
     plan = run_json("inspect", "harbour", "--model", "practice")["plan"]
     assert plan["anchor"] is None
     assert {each["reason"] for each in plan["rejected"]} == {"scope"}
@@ -279,8 +279,8 @@ def test_inspect_prints_why_candidates_are_rejected(server: TestServer) -> None:
     assert "another provider" in run_command("inspect", "harbour", "--model", "practice").output
 
 
-def test_diff_compares_branches_and_moments(server: TestServer) -> None:
-    """By nodes, or by the names of forks."""
+def test_diff_compares_nodes_and_forks(server: TestServer) -> None:
+    """Two positions are named by nodes or by the titles of forks."""
     found = run_json("diff", "harbour", "5")
     assert found["shared"] == 2
     assert found["left"]["blocks"][0]["parts"][0]["text"] == "What is 2+3?"
@@ -295,7 +295,7 @@ def test_diff_compares_branches_and_moments(server: TestServer) -> None:
 
 
 def test_fork_continues_from_any_position(server: TestServer) -> None:
-    """Under a name of its own, with the same model, and all that came before."""
+    """A fork has its own title, the same model and all earlier blocks."""
     made = run_json("fork", "harbour", "--at", "3", "--title", "pier")
     assert made["node"] == 3
     assert len(run_json("show", "pier")["blocks"]) == 2
@@ -303,8 +303,8 @@ def test_fork_continues_from_any_position(server: TestServer) -> None:
     assert "kedge chat --conversation" in run_command("fork", "harbour").output
 
 
-def test_search_finds_words(server: TestServer) -> None:
-    """In every conversation, with what stands around them."""
+def test_search_finds_text(server: TestServer) -> None:
+    """Text is found in every conversation and printed with its context."""
     hits = run_json("search", "name", "ada")
     assert hits
     assert {hit["title"] for hit in hits} <= {"harbour", "quay"}
@@ -330,7 +330,7 @@ def test_search_is_filtered_ranked_and_paged(server: TestServer) -> None:
 
 
 def test_export_and_import_are_lossless(server: TestServer, tmp_path: Path) -> None:
-    """Into another store and out again: the same lines; a broken file changes nothing."""
+    """A second export has the same lines, and a truncated file changes nothing."""
     lines = run_command("export", "harbour").stdout
     assert all(json.loads(line) for line in lines.splitlines())
     file, other = tmp_path / "out.jsonl", str(tmp_path / "other.db")
@@ -349,7 +349,7 @@ def test_export_and_import_are_lossless(server: TestServer, tmp_path: Path) -> N
     assert run_command("export", "harbour", "--json").exit_code == 2
 
 
-def test_an_imported_conversation_does_not_decide_where_keys_go(
+def test_imported_server_address_needs_confirmation(
     server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chat, inspect and verify use an address from a store only if it was given on this machine."""
@@ -374,7 +374,7 @@ def test_an_imported_conversation_does_not_decide_where_keys_go(
 
 
 def test_verify_checks_the_store_and_the_server(server: TestServer, alone: Path) -> None:
-    """Sound and in agreement; after a change behind our back, it says where, with exit code 1."""
+    """Agreement is reported, and a changed block is damage with exit code 1."""
     found = run_json("verify", "--server")
     assert found["ok"]
     assert [audit["agrees"] for audit in found["audits"]] == [True, True]
@@ -398,8 +398,8 @@ def test_verify_checks_the_store_and_the_server(server: TestServer, alone: Path)
     assert json.loads(run_command("verify", "--json").stdout)["ok"] is False
 
 
-def test_gc_removes_only_what_was_deleted(server: TestServer, alone: Path) -> None:
-    """Undone branches stay; a deleted conversation gives its space back."""
+def test_gc_removes_only_deleted_data(server: TestServer, alone: Path) -> None:
+    """Undone branches are retained, and the space of a deleted conversation is freed."""
     before = run_json("tree", "harbour")["nodes"]
     run_json("gc")
     assert run_json("tree", "harbour")["nodes"] == before
@@ -414,10 +414,10 @@ def test_gc_removes_only_what_was_deleted(server: TestServer, alone: Path) -> No
     assert [row["title"] for row in run_json("conversations")] == ["harbour"]
 
 
-def test_doctor_looks_at_the_store(
+def test_doctor_checks_the_store(
     server: TestServer, alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its schema, or why it cannot be opened; a password is not shown."""
+    """The schema, or why the store cannot be opened, is reported without a password."""
     checks = {check["name"]: check for check in run_json("doctor")["checks"]}
     assert "schema" in checks["store"]["found"]
     newer = "UPDATE kedge_schema SET version = 9999"
@@ -442,7 +442,7 @@ def test_doctor_looks_at_the_store(
 
 
 def test_names_are_completed(server: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Titles and ids of conversations; a store that is not there offers none."""
+    """Titles and ids are completed, and a missing store has no completions."""
     context = click.Context(group)
     parameter = click.Argument(["conversation"])
     assert complete_names(context, parameter, "har") == ["harbour"]
@@ -451,8 +451,8 @@ def test_names_are_completed(server: TestServer, monkeypatch: pytest.MonkeyPatch
     assert complete_names(context, parameter, "") == []
 
 
-def test_delete_asks_and_leaves_other_conversations(server: TestServer) -> None:
-    """No answer is no; a fork keeps the blocks that it shares."""
+def test_delete_needs_confirmation_and_retains_forks(server: TestServer) -> None:
+    """No input is not a confirmation, and a fork retains the blocks that it shares."""
     before = run_json("show", "quay")
     assert run_command("delete", "harbour").exit_code == 1
     assert len(run_json("conversations")) == 2
@@ -463,7 +463,7 @@ def test_delete_asks_and_leaves_other_conversations(server: TestServer) -> None:
 
 
 def test_old_conversations_are_deleted(server: TestServer, alone: Path) -> None:
-    """By age and tag, after a confirmation; a conversation with --ttl expires by itself."""
+    """Conversations are deleted by age and tag, after a confirmation."""
     assert run_json("delete", "--older-than", "1h", "--yes") == {"deleted": []}
     with closing(sqlite3.connect(alone)) as database, database:
         database.execute("UPDATE conversations SET updated_at = updated_at - 7200")
@@ -471,7 +471,7 @@ def test_old_conversations_are_deleted(server: TestServer, alone: Path) -> None:
     asked = run_command("delete", "--older-than", "1h", stdin="n\n")
     assert asked.exit_code == 1
     assert "Delete 2 conversations permanently?" in asked.stderr
-    assert run_command("undo", "quay").exit_code == 0  # changes it
+    assert run_command("undo", "quay").exit_code == 0  # changes its time of update
     deleted = run_command("delete", "--older-than", "1h", stdin="y\n")
     assert "1 conversation deleted" in deleted.stdout
     (quay,) = run_json("conversations")
@@ -482,8 +482,8 @@ def test_old_conversations_are_deleted(server: TestServer, alone: Path) -> None:
     assert run_command("delete", "--older-than", "0d").exit_code == 2
 
 
-def test_a_conversation_expires_after_its_time_to_live(alone: Path) -> None:
-    """--ttl of a new chat is stored, that of an existing one replaces it; gc deletes what has expired."""
+def test_conversation_expires_after_its_ttl(alone: Path) -> None:
+    """``--ttl`` sets or replaces the time to live, and gc deletes expired conversations."""
     chat = ("chat", "--model", "practice", "-c", "guest")
     for ttl, seconds in (("12h", 43_200.0), ("30m", 1_800.0)):
         assert run_command(*chat, "--ttl", ttl, stdin="What is 2+3?\n").exit_code == 0
@@ -495,8 +495,8 @@ def test_a_conversation_expires_after_its_time_to_live(alone: Path) -> None:
     assert run_json("conversations") == []
 
 
-def test_a_title_means_the_conversation_and_not_its_fork(server: TestServer) -> None:
-    """A fork that kept the title goes by its id; between strangers with one title nobody guesses."""
+def test_title_selects_conversation_before_its_fork(server: TestServer) -> None:
+    """A fork with the same title is named by its id; an ambiguous title is an error."""
     (row,) = [each for each in run_json("conversations") if each["title"] == "harbour"]
     run_command("fork", "harbour")
     assert run_json("fork", "harbour")["forked_from"] == row["id"]
@@ -508,8 +508,8 @@ def test_a_title_means_the_conversation_and_not_its_fork(server: TestServer) -> 
     assert "2 conversations have the title 'harbour'; use an id: conv_" in refused.stderr
 
 
-def test_a_title_does_not_command_the_terminal(alone: Path) -> None:
-    """Titles and tags come with files of other people; what is no letter is shown as such."""
+def test_control_characters_in_titles_are_not_printed(alone: Path) -> None:
+    """Titles and tags may come from other people's files, so control characters are replaced."""
 
     async def make() -> str:
         async with await open_store(f"sqlite:///{alone}") as store:

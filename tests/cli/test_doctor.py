@@ -1,4 +1,4 @@
-"""``kedge doctor``: what is in place, what is not, and what to do about it."""
+"""Tests of ``kedge doctor``: its checks, their results and their advice."""
 
 import json
 import sqlite3
@@ -24,7 +24,7 @@ RunDoctor = Callable[..., dict[str, dict[str, Any]]]
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of this machine's own is looked at."""
+    """Isolate the test from the machine's own configuration, data and keys."""
     for name in (
         *KEY_VARIABLES,
         "OPENAI_BASE_URL",
@@ -37,15 +37,15 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def run_doctor(*words: str) -> tuple[Result, dict[str, dict[str, Any]]]:
-    """Run it with --json: the result, and its checks by name."""
+    """Run the command with ``--json``; return the result and the checks by name."""
     result = CliRunner().invoke(command, ["--json", *words])
     report = json.loads(result.stdout)
     assert report["ok"] is (result.exit_code == 0)
     return result, {check["name"]: check for check in report["checks"]}
 
 
-def test_a_fresh_machine_is_fine() -> None:
-    """Versions are told, and that no key is needed for the practice model."""
+def test_fresh_machine_has_no_problems() -> None:
+    """Versions are listed, and missing keys are only a note because the practice model needs none."""
     result, checks = run_doctor()
     assert result.exit_code == 0
     assert checks["python"]["state"] == "ok"
@@ -55,16 +55,18 @@ def test_a_fresh_machine_is_fine() -> None:
     assert "does not exist yet" in checks["server.db"]["found"]
 
 
-def test_a_store_without_a_folder_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It could not be made when it is needed."""
+def test_store_without_a_folder_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A store whose folder does not exist could not be created when it is needed."""
     monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "nowhere" / "kedge.db"))
     result, checks = run_doctor()
     assert result.exit_code == 1
     assert "its folder does not exist" in checks["store"]["found"]
 
 
-def test_what_is_known_about_the_memory_of_servers_is_shown(tmp_path: Path) -> None:
-    """In one sentence each; streaming or not is one line if nothing differs."""
+def test_evidence_about_servers_is_shown(tmp_path: Path) -> None:
+    """Each server has one line; streaming and other requests are combined if their evidence is equal."""
     unproven = ServerEvidence()
     proven = ServerEvidence(proof="count", max_depth=100)
     doubted = ServerEvidence(doubt="unsupported")
@@ -90,8 +92,8 @@ def test_what_is_known_about_the_memory_of_servers_is_shown(tmp_path: Path) -> N
     ]
 
 
-def test_a_store_of_an_older_version_has_no_evidence(tmp_path: Path) -> None:
-    """It is migrated when it is opened; until then nothing is known."""
+def test_store_of_older_version_has_no_evidence(tmp_path: Path) -> None:
+    """A store that is not yet migrated has no evidence and is not an error."""
     folder = tmp_path / "kedge"
     folder.mkdir()
     with closing(sqlite3.connect(folder / "kedge.db")) as database:
@@ -100,8 +102,8 @@ def test_a_store_of_an_older_version_has_no_evidence(tmp_path: Path) -> None:
     assert "server" not in checks
 
 
-def test_a_nearly_full_disk_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Conversations could not be stored."""
+def test_nearly_full_disk_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk with too little free space is reported, because conversations could not be stored."""
     monkeypatch.setattr("kedge.cli.doctor.MIN_FREE_BYTES", 1 << 80)
     result, checks = run_doctor()
     assert result.exit_code == 1
@@ -109,8 +111,8 @@ def test_a_nearly_full_disk_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "Free some space" in checks["folder"]["advice"]
 
 
-def test_people_get_a_line_a_check_and_a_sum() -> None:
-    """With signs that need no colour."""
+def test_text_output_has_a_line_per_check_and_a_summary() -> None:
+    """Symbols distinguish the results without color."""
     output = CliRunner().invoke(command).output
     assert "✓ python" in output
     assert "! keys" in output
@@ -119,7 +121,7 @@ def test_people_get_a_line_a_check_and_a_sum() -> None:
 
 
 def test_keys_are_shown_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is damaged is said so."""
+    """API keys are masked, and a key with invalid characters is a problem."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("XAI_API_KEY", "sk-ünpräntable")
     result, checks = run_doctor()
@@ -129,10 +131,8 @@ def test_keys_are_shown_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 1
 
 
-def test_a_broken_configuration_is_diagnosed_not_died_of(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The doctor is whom one asks then."""
+def test_invalid_configuration_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An invalid file or variable is reported as a failed check instead of ending the command."""
     file = tmp_path / "broken.toml"
     file.write_text("modell = 'x'")
     monkeypatch.setenv("KEDGE_CONFIG", str(file))
@@ -146,10 +146,8 @@ def test_a_broken_configuration_is_diagnosed_not_died_of(
     assert "KEDGE_SERVE_PORT" in checks["environment"]["found"]
 
 
-def test_a_secret_that_others_can_read_is_noted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """With the command that mends it."""
+def test_readable_secret_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A secret in a file that others can read is reported with the command that fixes it."""
     file = tmp_path / "config.toml"
     file.write_text('[serve]\ntoken = "planted"\n')
     monkeypatch.setenv("KEDGE_CONFIG", str(file))
@@ -159,14 +157,14 @@ def test_a_secret_that_others_can_read_is_noted(
     assert run_doctor()[1]["config"]["advice"] == ""
 
 
-def test_the_rollback_switch_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody may have forgotten it."""
+def test_rollback_switch_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rollback variable is reported, because it may have been left set by mistake."""
     monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", "0")
     assert run_doctor()[1]["ENABLE_RESPONSE_BOUNDARY_TRACKING"]["state"] == "note"
 
 
-def test_databases_are_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A sound one tells its version, a damaged one what to do; it is never written to."""
+def test_databases_are_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The schema version or the damage of a database is reported, and the file is not modified."""
     file = tmp_path / "server.db"
     monkeypatch.setenv("KEDGE_SERVE_DB", str(file))
     with sqlite3.connect(file) as database:
@@ -183,8 +181,8 @@ def test_databases_are_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert run_doctor()[1]["server.db"]["state"] == "ok"
 
 
-def test_online_asks_who_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reached, refused, or not there; nobody without a key is asked."""
+def test_online_checks_providers_with_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Providers with a key are reported as reachable, rejecting the key, or not reachable."""
     assert "no server is configured" in run_doctor("--online")[1]["online"]["found"]
     with serve(token=KEY) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
@@ -205,8 +203,8 @@ def test_online_asks_who_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cannot be reached" in checks["reach openai"]["found"]
 
 
-def test_online_asks_the_configured_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server of one's own, without the password in its address."""
+def test_online_checks_the_configured_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configured server is checked, and a password in its URL is not shown."""
     with serve() as server:
         monkeypatch.setenv("KEDGE_MODEL", f"responses:{server.base_url}#x")
         assert run_doctor("--online")[1]["reach responses"]["state"] == "ok"
@@ -222,10 +220,8 @@ def test_online_asks_the_configured_server(monkeypatch: pytest.MonkeyPatch) -> N
     assert "planted" not in result.output
 
 
-def test_the_database_of_replicas_is_checked(
-    monkeypatch: pytest.MonkeyPatch, postgres_url: str
-) -> None:
-    """Whether it can be reached; the password is not shown."""
+def test_server_database_is_checked(monkeypatch: pytest.MonkeyPatch, postgres_url: str) -> None:
+    """The connection to PostgreSQL is checked, and the password is not shown."""
     monkeypatch.setenv("KEDGE_SERVE_DB", postgres_url)
     found = run_doctor()[1]["server.db"]
     assert found["state"] == "ok"

@@ -1,4 +1,4 @@
-"""`kedge proxy` on the command line."""
+"""Tests of ``kedge proxy``."""
 
 import json
 import os
@@ -24,16 +24,16 @@ from kedge.testing import serve
         (["--db", "/dev/null/x.db"], "cannot be opened"),
     ],
 )
-def test_wrong_use_is_explained(tmp_path: Path, options: list[str], message: str) -> None:
-    """The error says what to do."""
+def test_invalid_options_are_rejected(tmp_path: Path, options: list[str], message: str) -> None:
+    """An invalid option is rejected with a message that says what to do."""
     db = ["--db", str(tmp_path / "proxy.db")]
     result = CliRunner().invoke(group, ["proxy", *db, *options])
     assert result.exit_code != 0
     assert message in result.output
 
 
-def test_a_client_uses_the_proxy(tmp_path: Path) -> None:
-    """It announces its address, forwards, writes its index, and stops on a signal."""
+def test_proxy_forwards_requests(tmp_path: Path) -> None:
+    """The proxy prints its address, forwards requests, writes its index and stops on a signal."""
     index = tmp_path / "index.db"
     with serve() as server:
         command = [sys.executable, "-m", "kedge", "proxy", "--json", "--port", "0"]
@@ -46,7 +46,7 @@ def test_a_client_uses_the_proxy(tmp_path: Path) -> None:
                     model="practice", input="What is 2+3?"
                 )
             assert answer.parse().output_text == "2+3 = 5."
-            assert len(answer.headers.get_list("date")) == 1  # of the upstream server
+            assert len(answer.headers.get_list("date")) == 1  # the header of the upstream server
             process.send_signal(signal.SIGTERM)
             process.wait(300)
     assert index.exists()

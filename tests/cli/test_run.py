@@ -1,4 +1,4 @@
-"""``kedge run``: workflows from files and options, told to people and to scripts."""
+"""Tests of ``kedge run``: workflows from files and options, with text and JSON output."""
 
 import json
 from copy import deepcopy
@@ -47,7 +47,7 @@ prompt = "What is {double.result} + 1?"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer) -> Path:
-    """A folder with a judge, a store, and a model."""
+    """Return a folder with a judge module, a store and a configured model."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.toml").touch()
     monkeypatch.setenv("KEDGE_CONFIG", str(tmp_path / "config.toml"))
@@ -68,8 +68,8 @@ def run_json(*arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def test_refine_by_options_and_again_by_its_id(folder: Path, kedge_server: TestServer) -> None:
-    """The same result, and nothing is sent the second time."""
+def test_refine_by_options_and_resume_by_id(folder: Path, kedge_server: TestServer) -> None:
+    """Resuming a finished workflow returns the same result without sending a request."""
     done = invoke_run(
         "refine", "--task", "What is 2+3?", "--judge", "judging:five", "--id", "wf_one"
     )
@@ -83,7 +83,7 @@ def test_refine_by_options_and_again_by_its_id(folder: Path, kedge_server: TestS
 
 
 def test_debate_by_options(folder: Path) -> None:
-    """Sides with their models, and a function that decides."""
+    """Sides can have their own models, and a function is the judge."""
     model = "--side=b=practice"
     found = run_json("debate", "--question", "Tea?", "--side=a", model, "--judge", "judging:first")
     assert found["ruling"] == {"over": True, "winner": "a", "reason": ""}
@@ -95,7 +95,7 @@ def test_debate_by_options(folder: Path) -> None:
 
 
 def test_steps_from_a_file(folder: Path) -> None:
-    """With a schema beside it, and an input in place of the file's."""
+    """A step's schema is read beside the file, and ``--input`` overrides the file's inputs."""
     (folder / "double.json").write_text(
         '{"type": "object", "required": ["result"], "properties": {"result": {"type": "number"}}}'
     )
@@ -110,8 +110,8 @@ def test_steps_from_a_file(folder: Path) -> None:
     assert "more  10 + 1 = 11." in invoke_run("steps", "steps.toml").stdout
 
 
-def test_what_failed_on_its_way_can_be_resumed(folder: Path, kedge_server: TestServer) -> None:
-    """The command that goes on is told; it pays only for what is left."""
+def test_failed_workflow_can_be_resumed(folder: Path, kedge_server: TestServer) -> None:
+    """The error names the command that continues, which sends only the remaining requests."""
     (folder / "steps.toml").write_text(
         '[[steps]]\nname = "a"\nprompt = "Hi"\n[[steps]]\nname = "b"\nprompt = "{a} Call it."\n'
     )
@@ -145,7 +145,7 @@ def test_what_failed_on_its_way_can_be_resumed(folder: Path, kedge_server: TestS
 def test_invalid_workflow_is_reported_in_one_line(
     arguments: list[str], words: str, folder: Path, kedge_server: TestServer
 ) -> None:
-    """And nothing is sent."""
+    """An invalid workflow is an error of one line and a hint, and nothing is sent."""
     (folder / "bad.toml").write_text('[[steps]]\nname = "a"\n')
     (folder / "worse.toml").write_text('[[step]]\nname = "a"\n')
     (folder / "worst.toml").write_text("steps =")
@@ -156,8 +156,8 @@ def test_invalid_workflow_is_reported_in_one_line(
     assert not kedge_server.requests
 
 
-def test_every_event_has_a_text() -> None:
-    """What a terminal shows of a workflow on its way."""
+def test_workflow_events_are_formatted() -> None:
+    """Events are formatted as lines or as the status of the progress display."""
     lines = [
         format_event(WorkflowStarted("wf_1", "refine", 4, resumed=True)),
         format_event(QuestionAsked("wf_1", "author", 1)),
@@ -180,10 +180,10 @@ def test_every_event_has_a_text() -> None:
 
 
 @pytest.mark.parametrize("given", ["topic", "=topic"])
-def test_an_input_without_a_name_and_a_value_is_an_error(
+def test_malformed_input_option_is_an_error(
     given: str, folder: Path, kedge_server: TestServer
 ) -> None:
-    """It is a usage error, and nothing is sent."""
+    """An input without a name or a value is a usage error, and nothing is sent."""
     (folder / "steps.toml").write_text(STEPS)
     done = invoke_run("steps", "steps.toml", "--input", given)
     assert done.exit_code == 2
@@ -202,10 +202,10 @@ def test_an_input_without_a_name_and_a_value_is_an_error(
         ),
     ],
 )
-def test_a_stored_workflow_decides_neither_code_nor_addresses(
+def test_tampered_workflow_is_not_resumed(
     change: dict[str, Any], named: str, folder: Path, kedge_server: TestServer
 ) -> None:
-    """A spec that was changed in the store is rejected with what it names; one from here is resumed."""
+    """A function, file or address that was changed in the store is rejected and named."""
     done = invoke_run(
         "refine", "--task", "What is 2+3?", "--judge", "judging:five", "--id", "wf_own"
     )

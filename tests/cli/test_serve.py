@@ -1,4 +1,4 @@
-"""``kedge serve``: a process of its own, its options, its end."""
+"""Tests of ``kedge serve``: the running command, its options and its shutdown."""
 
 import json
 import signal
@@ -24,7 +24,7 @@ TIMEOUT = 300.0
 
 @contextmanager
 def run_serve(*options: str) -> Generator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """Run the command until the block ends; give the process and its start-up line."""
+    """Run the command until the block ends; yield the process and its start-up line."""
     process = subprocess.Popen(
         [*KEDGE, "serve", "--port", "0", "--store", ":memory:", "--json", *options],
         stdout=subprocess.PIPE,
@@ -39,8 +39,8 @@ def run_serve(*options: str) -> Generator[tuple[subprocess.Popen[str], dict[str,
         process.communicate()
 
 
-def test_it_serves_only_the_api_until_a_signal(tmp_path: Path) -> None:
-    """The start-up line contains the addresses; the access log goes to standard error; the exit code is 0."""
+def test_no_page_serves_only_the_api_until_a_signal(tmp_path: Path) -> None:
+    """The start-up line has the addresses, standard error has the access log, and the exit code is 0."""
     db = tmp_path / "server.db"
     with run_serve("--db", str(db), "--no-page") as (process, line):
         assert line["db"] == str(db)
@@ -63,10 +63,10 @@ def test_it_serves_only_the_api_until_a_signal(tmp_path: Path) -> None:
     assert b"a private matter" in db.read_bytes()
 
 
-def test_a_token_can_come_from_the_environment(
+def test_token_can_be_set_in_the_environment(
     monkeypatch: pytest.MonkeyPatch, caught: Callable[..., Settings]
 ) -> None:
-    """Beside the option, so that it need not stand in the list of processes."""
+    """The token can be set by a variable, so that it is not visible in the list of processes."""
     monkeypatch.setenv("KEDGE_SERVER_TOKEN", "from-outside")
     settings = caught("--host", "0.0.0.0")  # noqa: S104 - nothing is bound
     assert settings.token == "from-outside"
@@ -76,7 +76,7 @@ def test_a_token_can_come_from_the_environment(
 
 @pytest.fixture
 def caught(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
-    """Run the command up to the point where it would serve; give its settings."""
+    """Return a function that runs the command without serving and returns its settings."""
 
     def run(*options: str) -> Settings:
         seen: list[Settings] = []
@@ -89,7 +89,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
 
 
 def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path) -> None:
-    """Each has its place, and its default."""
+    """Each option sets a setting, and has a default."""
     plain = caught()
     assert plain.db == str(default_db())
     assert plain.token is None
@@ -136,7 +136,7 @@ def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path
 def test_invalid_options_are_rejected_with_message(
     options: list[str], code: int, words: str
 ) -> None:
-    """With exit code 2 for a wrong use and 1 for a wrong world."""
+    """The exit code is 2 for invalid usage and 1 for a problem of the environment."""
     result = CliRunner().invoke(command, ["--store", ":memory:", *options])
     assert result.exit_code == code
     assert words in result.output
@@ -144,7 +144,7 @@ def test_invalid_options_are_rejected_with_message(
 
 
 def test_port_in_use_is_reported() -> None:
-    """And what to do about it."""
+    """A port that is in use is named in the error message."""
     with bind("127.0.0.1", 0) as listener:
         listener.listen()
         port = str(listener.getsockname()[1])
@@ -154,7 +154,7 @@ def test_port_in_use_is_reported() -> None:
 
 
 def test_page_is_served_beside_api_and_uses_it(tmp_path: Path) -> None:
-    """One process, one port; what is said on the page is kept in the store."""
+    """The page and the API share one process and one port, and the page's messages are stored."""
     store = tmp_path / "kedge.db"
     with run_serve("--db", ":memory:", "--store", str(store)) as (process, line):
         url = line["page"]
@@ -175,10 +175,10 @@ def test_page_is_served_beside_api_and_uses_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("bound", "own"),
-    [("127.0.0.1", "http://127.0.0.1:"), ("0.0.0.0", "http://127.0.0.1:")],  # noqa: S104 - briefly
+    [("127.0.0.1", "http://127.0.0.1:"), ("0.0.0.0", "http://127.0.0.1:")],  # noqa: S104 - for a moment only
 )
-def test_the_page_finds_its_server_wherever_it_listens(bound: str, own: str) -> None:
-    """Also behind an address that stands for all of them."""
+def test_page_uses_loopback_url_of_server(bound: str, own: str) -> None:
+    """The page calls the server by a loopback address, even if it listens on all addresses."""
     with bind(bound, 0) as listener:
         assert local_url(listener).startswith(own)
 
@@ -198,7 +198,7 @@ def test_the_page_finds_its_server_wherever_it_listens(bound: str, own: str) -> 
     ],
 )
 def test_only_loopback_is_local(host: str, local: bool) -> None:
-    """An address that others might reach needs a token."""
+    """An address that other machines might reach is not local and needs a token."""
     assert is_loopback(host) is local
 
 
@@ -215,7 +215,7 @@ def test_only_loopback_is_local(host: str, local: bool) -> None:
 def test_database_is_in_platform_data_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, platform: str, variable: str | None, place: str
 ) -> None:
-    """On every system in its own place."""
+    """The default database is in the data folder of each platform."""
     monkeypatch.setattr("sys.platform", platform)
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     for name in ("XDG_DATA_HOME", "LOCALAPPDATA"):
@@ -225,8 +225,8 @@ def test_database_is_in_platform_data_folder(
     assert default_db() == tmp_path / place
 
 
-def test_several_models_come_from_a_file(tmp_path: Path, caught: Callable[..., Settings]) -> None:
-    """By name; the default, or the first, is the one that the page talks with."""
+def test_models_are_read_from_file(tmp_path: Path, caught: Callable[..., Settings]) -> None:
+    """Models are read by name; the page uses the default model, or else the first."""
     file = tmp_path / "models.toml"
     file.write_text('[models.a]\nmodel = "practice"\n[models.b]\nmodel = "ollama:llama3.2"\n')
     settings = caught("--models", str(file))

@@ -1,4 +1,4 @@
-"""Faults from the command line."""
+"""Tests of the option ``--fault`` of ``kedge serve``."""
 
 import json
 import subprocess
@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from kedge.cli.serve import command
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::"])  # noqa: S104 - refused is the point
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::"])  # noqa: S104 - expected to be rejected
 def test_public_address_rejects_faults(host: str) -> None:
-    """Nobody else's client shall meet a server that is wrong on purpose."""
+    """Faults are allowed on loopback only, so that other clients never meet a faulty server."""
     run = CliRunner().invoke(
         command, ["--host", host, "--token", "secret", "--fault", "forget_all", "--db", ":memory:"]
     )
@@ -21,15 +21,15 @@ def test_public_address_rejects_faults(host: str) -> None:
     assert "--fault is not allowed: serve on 127.0.0.1" in run.output
 
 
-def test_a_fault_that_cannot_be_is_explained_before_anything_starts() -> None:
-    """A typing mistake is answered with what there is."""
+def test_unknown_fault_is_rejected() -> None:
+    """An unknown fault is an error that lists the known ones."""
     run = CliRunner().invoke(command, ["--fault", "explode", "--db", ":memory:"])
     assert run.exit_code == 1
     assert "unknown fault 'explode'; choose one of cut_after_events" in run.output
 
 
-def test_a_served_fault_strikes() -> None:
-    """The real command on a real port, with two faults at once."""
+def test_faults_are_applied_to_responses() -> None:
+    """The running command applies two faults at once."""
     arguments = ["--port", "0", "--db", ":memory:", "--json", "--no-page"]
     faults = ["--fault", "status=503,times=1", "--fault", "omit_response_id"]
     with subprocess.Popen(

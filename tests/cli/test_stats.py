@@ -1,4 +1,4 @@
-"""``kedge stats``: numbers for scripts, and small charts for people."""
+"""Tests of ``kedge stats``: JSON for scripts, and charts on a terminal."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from kedge.testing import TestServer
 
 @pytest.fixture
 def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer) -> None:
-    """A store with a conversation that was once forgotten."""
+    """Create a store with a conversation whose responses the server once lost."""
     (tmp_path / "config.toml").touch()
     monkeypatch.setenv("KEDGE_CONFIG", str(tmp_path / "config.toml"))
     monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store.db"))
@@ -39,8 +39,8 @@ def run_stats(*options: str) -> Result:
     return CliRunner().invoke(group, ["stats", *options])
 
 
-def test_numbers_for_scripts(filled: None) -> None:
-    """Everything, and the same over time."""
+def test_json_has_all_statistics(filled: None) -> None:
+    """The JSON output has totals and the same numbers over time."""
     found = json.loads(run_stats("--json", "--buckets", "4").stdout)
     assert found["requests"]["total"] == 4
     assert found["requests"]["healed"] == [{"name": "gone", "count": 1}]
@@ -49,8 +49,8 @@ def test_numbers_for_scripts(filled: None) -> None:
     assert len(found["over_time"]) == 4
 
 
-def test_charts_for_people(filled: None) -> None:
-    """Tables, bars and lines of blocks."""
+def test_text_output_has_charts(filled: None) -> None:
+    """The text output has tables, bars and sparklines."""
     shown = run_stats().stdout
     for words in ("4 in 1 conversation ", "longest 3", "Healed by reason", "gone", "practice", "█"):
         assert words in shown
@@ -66,22 +66,22 @@ def test_charts_for_people(filled: None) -> None:
         (["--provider", "nobody"], 0),
     ],
 )
-def test_any_range_and_any_name(options: list[str], total: int, filled: None) -> None:
-    """Days, hours ago, models and providers."""
+def test_statistics_are_filtered(options: list[str], total: int, filled: None) -> None:
+    """Statistics are filtered by time, model and provider."""
     assert json.loads(run_stats(*options, "--json").stdout)["requests"]["total"] == total
     if not total:
         assert "No requests in this range" in run_stats(*options).stdout
 
 
 def test_invalid_time_is_reported(filled: None) -> None:
-    """With the ways to write one."""
+    """An invalid time is a usage error that shows the accepted formats."""
     done = run_stats("--since", "tomorrow")
     assert done.exit_code == 2
     assert "write 2026-11-15" in done.stderr
 
 
-def test_a_line_of_blocks_shows_the_least_of_something() -> None:
-    """And a blank for nothing."""
+def test_sparkline_shows_small_values() -> None:
+    """A small value has the lowest block, and zero is blank."""
     assert render_sparkline([0, 1, 1000, 500]) == " ▁█▄"
     assert render_sparkline([0, 0]) == "  "
     assert render_sparkline([]) == ""

@@ -1,4 +1,4 @@
-"""``kedge tree``: marks with their reasons, heads, and the graph as text."""
+"""Tests of ``kedge tree``: marks with their reasons, heads, and the graph as text."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ RESPONSE_ROW = ResponseRow(
 
 
 def make_tree(kind: Any = "answered", **changes: Any) -> AnnotatedTree:
-    """A root and one node, made by a response with these members."""
+    """Return a tree with a root and one node, created by a response with these members."""
     row = ConversationRow("conv_1", "harbour", head=2, tree=1)
     nodes = (
         Node(1, 1, 1, 0, 1, "root", 0, 0, 0),
@@ -51,7 +51,7 @@ def make_tree(kind: Any = "answered", **changes: Any) -> AnnotatedTree:
     ],
 )
 def test_marks_of_node_are_printed(kind: str, changes: dict[str, Any], marks: list[str]) -> None:
-    """A usable response has no mark."""
+    """The marks of a node are printed; a usable response has none."""
     made = make_tree(kind, **changes)
     assert made.marks(made.tree.nodes[1], NOW) == marks
     first, last = render_tree(made, NOW)
@@ -62,8 +62,8 @@ def test_marks_of_node_are_printed(kind: str, changes: dict[str, Any], marks: li
     assert last.endswith("root")
 
 
-def test_reason_of_mark_is_sentence() -> None:
-    """A reader needs no knowledge of the codes; an unknown one is printed unchanged."""
+def test_mark_is_described_as_text() -> None:
+    """Known codes are described as text, and an unknown one is printed unchanged."""
     assert describe_mark("lost: gone") == "lost: the server no longer has this response"
     resent = "the server no longer had the earlier response; the full conversation was resent"
     assert describe_mark("healed: gone") == resent
@@ -73,7 +73,7 @@ def test_reason_of_mark_is_sentence() -> None:
 
 
 def test_json_has_all_nodes() -> None:
-    """For scripts, the oldest first."""
+    """The JSON output has all nodes, oldest first."""
     report = make_tree(status="lost").to_json(NOW)
     root, node = report["nodes"]
     assert root["response"] is None
@@ -83,7 +83,7 @@ def test_json_has_all_nodes() -> None:
 
 
 def make_stored(*parents: int, head: int = 0) -> StoredTree:
-    """A tree whose nodes 1, 2, … have these parents."""
+    """Return a tree whose nodes 1, 2, … have these parents."""
     nodes = (
         Node(number, 1, 1, parent, 1, "answered", 0, 0, 0)
         for number, parent in enumerate(parents, 1)
@@ -92,12 +92,12 @@ def make_stored(*parents: int, head: int = 0) -> StoredTree:
 
 
 def draw_text(*parents: int, head: int = 0, limit: int = 0) -> str:
-    """The graph of a tree as one text."""
+    """Return the graph of a tree as one string."""
     return "\n".join(line.lanes for line in draw_graph(make_stored(*parents, head=head), limit))
 
 
-def test_line_has_one_lane() -> None:
-    """There are no lanes without a fork."""
+def test_tree_without_forks_has_one_lane() -> None:
+    """A tree without a fork is drawn in one lane."""
     assert draw_text(0, 1, 2) == "●\n●\n●"
 
 
@@ -116,14 +116,14 @@ def test_branches_of_branches_have_further_lanes() -> None:
 
 
 def test_limit_draws_newest_nodes() -> None:
-    """A branch whose parent is not drawn does not join."""
+    """With a limit, a branch whose parent is not drawn does not join."""
     assert draw_text(0, 1, 2, 2, head=4, limit=2) == "●\n│ ●"
     assert draw_text(0, 1, 2, 2, head=4, limit=3) == "●\n│ ●\n├─┘\n●"
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=40))
 def test_every_node_is_drawn_once_under_its_children(choices: list[int]) -> None:
-    """For any tree, each node has one line, below those of its children."""
+    """In any tree, each node has one line, below the lines of its children."""
     parents = [0 if i == 0 else 1 + choice % i for i, choice in enumerate(choices)]
     lines = list(draw_graph(make_stored(*parents, head=len(parents))))
     drawn = [line.node.id for line in lines if line.node]
