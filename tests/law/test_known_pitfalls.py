@@ -354,7 +354,7 @@ def test_every_pitfall_has_a_test() -> None:
 
 
 async def test_flow_end_to_end_chained_request(engine: ResponsesEngine, server: TestServer) -> None:
-    """The first request sends all blocks, the second only the tool result; model blocks have a response id."""
+    """The first request sends all blocks, the second only the tool result; answers have a response id."""
     tool: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}}
     turn = await engine.run(Turn([user("Please call add.")]), tools=(tool,))
     call = turn.blocks[-1]

@@ -60,7 +60,7 @@ async def test_shared_blocks_remain(store: Store) -> None:
 
 
 async def test_fork_retains_shared_history_after_delete(store: Store) -> None:
-    """A fork retains only its own path; later and removed blocks of the deleted original are gone."""
+    """A fork retains only its own path; later and removed blocks of the original are deleted."""
     row, nodes = await create_conversation(store, 4)
     fork = await store.fork(row, nodes[2].id)
     cut = await store.append(fork, nodes[2], [user("elsewhere")], kept=3, head=nodes[2].id)

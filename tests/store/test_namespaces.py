@@ -223,7 +223,7 @@ async def test_statistics_are_independent_of_other_namespaces(store: Store, alic
 async def test_ranked_hits_are_independent_of_other_namespaces(
     store: Store, alice: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit of ranked blocks counts only blocks of the own namespace."""
+    """Only blocks of the same namespace count towards the limit of ranked blocks."""
     monkeypatch.setattr(search, "MAX_RANKED", 2)
     monkeypatch.setattr(search, "PAGE_SIZE", 2)
     await create_conversation(store.use_namespace("bob"), 3, title="Newer")

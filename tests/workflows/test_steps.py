@@ -108,7 +108,7 @@ async def test_attempts_are_reported(store: Store, scripted: Any, connected: Any
 async def test_attempts_of_version_0_1_are_continued(
     store: Store, scripted: Any, connected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In version 0.1, each correction was a question with its own key, which covered only the messages."""
+    """Attempts stored by version 0.1, with one key per correction over only the messages, are continued."""
     step = Step("voyage", "Plan a voyage.", Voyage)
     engine = connected(scripted({"say": "No."}))
     role = await Role.open(
