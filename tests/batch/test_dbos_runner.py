@@ -1,4 +1,4 @@
-"""Worker processes on DBOS: one is killed in the middle, and nobody notices but the log."""
+"""Tests of batches with DBOS worker processes, including one that is killed."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ TURNS = 2
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The address of an empty store that processes can share."""
+    """Yield the address of an empty store that processes can share."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/store.db"
         return
@@ -34,12 +34,12 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def count_questions(server: TestServer) -> Counter[str]:
-    """How often each question came to the server."""
+    """Return how often the server received each question."""
     return Counter(each.body["input"][-1]["content"] for each in server.requests)
 
 
 async def answered_questions(store: Store, name: str) -> set[str]:
-    """The questions that have an answer in the store."""
+    """Return the questions that have an answer in the store."""
     found: set[str] = set()
     for row in await store.conversations(tag=f"batch:{name}", limit=1_000):
         blocks = (await store.load(row)).blocks
@@ -47,8 +47,8 @@ async def answered_questions(store: Store, name: str) -> set[str]:
     return found
 
 
-async def test_a_killed_worker_is_succeeded(store_url: str, tmp_path: Path) -> None:
-    """Every conversation ends, in order; no finished turn is paid for twice."""
+async def test_killed_worker_is_replaced(store_url: str, tmp_path: Path) -> None:
+    """Every conversation is completed in order, and no finished turn is requested twice."""
     lines = [
         BatchLine(f"line{i}", tuple(f"Turn {turn} of {i}" for turn in range(TURNS)))
         for i in range(LINES)
@@ -58,7 +58,7 @@ async def test_a_killed_worker_is_succeeded(store_url: str, tmp_path: Path) -> N
 
     def kill_one(progress: Progress) -> None:
         for pid in runner.pids if progress.completed >= 2 and not killed else ():
-            with suppress(ProcessLookupError):  # it died by itself and is about to be replaced
+            with suppress(ProcessLookupError):  # it already exited and is about to be replaced
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)
                 break
@@ -73,7 +73,7 @@ async def test_a_killed_worker_is_succeeded(store_url: str, tmp_path: Path) -> N
             name="killing",
             runner=runner,
             concurrency=4,
-            lease=10.0,  # longer than a busy machine may stop a worker for
+            lease=10.0,  # longer than a busy machine may delay a worker
             watch=kill_one,
         )
         counts = count_questions(server)
@@ -84,15 +84,15 @@ async def test_a_killed_worker_is_succeeded(store_url: str, tmp_path: Path) -> N
         everything = await answered_questions(store, "killing")
     assert len([row for row in rows if row.status == "completed"]) == LINES * TURNS
     assert everything == set(counts) == {text for line in lines for text in line.prompts}
-    # Only what was on its way when the worker died can have been asked for once more: at most one
-    # turn of each conversation that it had.
+    # Only turns that were pending when the worker was killed can have been requested again: at most
+    # one turn of each of its conversations.
     again = [text for text, count in counts.items() if count > 1]
     assert len(again) <= 2
     assert max(counts.values()) <= 2
 
 
-async def test_a_batch_that_was_run_is_not_run_again(tmp_path: Path) -> None:
-    """A second run reads what the first one finished, but not for another prompt with the same line id."""
+async def test_finished_batch_is_not_run_again(tmp_path: Path) -> None:
+    """A second run reads the finished results, but not for another prompt with the same line id."""
     store_url = f"sqlite:///{tmp_path}/store.db"
     lines = [
         BatchLine("a", ("Hello", "What did I say first?")),
@@ -118,23 +118,23 @@ async def test_a_batch_that_was_run_is_not_run_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["sqlite://:memory:", "sqlite://"])
 def test_workers_cannot_share_a_store_in_memory(url: str) -> None:
-    """Which is said before anything is started."""
+    """An in-memory store is rejected before a worker is started."""
     with pytest.raises(InvalidBatch, match="cannot share an in-memory store"):
         default_database_url(url)
 
 
-def test_the_books_of_dbos_are_beside_the_store() -> None:
-    """A file beside a file, a schema in the same database; and no workers are no batch."""
+def test_dbos_database_is_beside_the_store() -> None:
+    """The DBOS database is a file beside a file, or the same PostgreSQL database."""
     assert default_database_url("sqlite:///a.db?x=1") == "sqlite:///a.db.dbos"
     assert default_database_url("postgresql://h/d") == "postgresql://h/d"
     with pytest.raises(InvalidBatch):
         DbosRunner(0)
 
 
-async def test_workers_that_only_die_end_the_batch(
+async def test_batch_fails_if_workers_only_exit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a few deaths with nothing finished in between, it says so in place of going on for ever."""
+    """The batch fails after several worker exits without a finished line, instead of retrying forever."""
     monkeypatch.setattr(dbos_runner.sys, "executable", "/bin/false")
     store_url = f"sqlite:///{tmp_path}/store.db"
     runner = DbosRunner(1)
@@ -145,8 +145,8 @@ async def test_workers_that_only_die_end_the_batch(
     assert runner.pids == []
 
 
-def test_a_workflow_that_dbos_gave_up_on_is_a_failed_line() -> None:
-    """With what DBOS says about it; the next run gives it another workflow."""
+def test_workflow_abandoned_by_dbos_is_a_failed_line() -> None:
+    """The result has the status of DBOS, and the next run uses a new workflow id."""
     gone: Any = SimpleNamespace(
         workflow_id="b.a.1", status="MAX_RECOVERY_ATTEMPTS_EXCEEDED", output=None, error=None
     )

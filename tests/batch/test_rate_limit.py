@@ -1,4 +1,4 @@
-"""Pace: no minute ever holds more than was allowed."""
+"""Tests of the rate limiter: no minute has more requests or tokens than allowed."""
 
 import anyio
 import pytest
@@ -13,7 +13,7 @@ from kedge.testing import TestServer
 
 
 class FakeClock:
-    """A clock that moves when somebody sleeps."""
+    """A clock that advances when its ``sleep`` is called."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -28,7 +28,7 @@ class FakeClock:
 async def send_requests(
     pace: RateLimiter, clock: FakeClock, tokens: list[int], seconds: float = 0.0
 ) -> list[float]:
-    """Send requests that take so many tokens, one after the other; when each went out."""
+    """Send requests with these token counts, one after the other; return the time of each."""
     times: list[float] = []
     for number in tokens:
         async with pace.request() as ticket:
@@ -39,8 +39,8 @@ async def send_requests(
 
 
 @given(st.integers(1, 20), st.lists(st.floats(0, 30), min_size=1, max_size=60))
-def test_no_minute_holds_more_requests_than_allowed(limit: int, gaps: list[float]) -> None:
-    """Whatever the gaps between those who ask."""
+def test_no_minute_has_more_requests_than_allowed(limit: int, gaps: list[float]) -> None:
+    """The limit applies for any gaps between requests."""
 
     async def run() -> list[float]:
         clock = FakeClock()
@@ -56,16 +56,16 @@ def test_no_minute_holds_more_requests_than_allowed(limit: int, gaps: list[float
         assert sum(start <= each < start + 59.999 for each in times) <= limit
 
 
-async def test_tokens_are_held_back_too() -> None:
-    """The first request tells how much one takes; the sum of a minute stays within the limit."""
+async def test_tokens_per_minute_are_limited() -> None:
+    """The first request sets the expected token count, and each minute stays within the limit."""
     clock = FakeClock()
     pace = RateLimiter(tokens=1000, clock=clock, sleep=clock.sleep)
     times = await send_requests(pace, clock, [400] * 6)
     assert [time - 1000 for time in times] == pytest.approx([0, 0, 60, 60, 120, 120])
 
 
-async def test_requests_on_their_way_count_as_much_as_usual() -> None:
-    """Nobody slips through while others have not come back."""
+async def test_pending_requests_count_with_expected_tokens() -> None:
+    """A request waits while pending requests are expected to use the limit."""
     clock = FakeClock()
     pace = RateLimiter(tokens=1000, clock=clock, sleep=clock.sleep)
     await send_requests(pace, clock, [400])
@@ -76,10 +76,10 @@ async def test_requests_on_their_way_count_as_much_as_usual() -> None:
         assert clock.now - before >= 60
 
 
-async def test_a_server_that_asks_for_a_pause_gets_it_from_everyone(
+async def test_retry_after_delays_all_requests(
     kedge_server: TestServer,
 ) -> None:
-    """Every attempt has its place in the minute, and a refusal holds up the next one."""
+    """Every attempt counts toward the limit, and a 429 response delays the next one."""
     clock = FakeClock()
     pace = RateLimiter(requests=2, clock=clock, sleep=clock.sleep)
     engine = connect(f"responses:{kedge_server.base_url}#practice", max_retries=0)
@@ -93,8 +93,8 @@ async def test_a_server_that_asks_for_a_pause_gets_it_from_everyone(
     await engine.aclose()
 
 
-async def test_a_pause_holds_up_everyone() -> None:
-    """As long as the server asked for."""
+async def test_pause_delays_all_requests() -> None:
+    """No request is sent until the pause is over."""
     clock = FakeClock()
     pace = RateLimiter(clock=clock, sleep=clock.sleep)
     pace.pause(30)
@@ -102,15 +102,15 @@ async def test_a_pause_holds_up_everyone() -> None:
 
 
 async def test_request_above_limit_is_sent_alone() -> None:
-    """It would never fit, and waiting for ever helps nobody."""
+    """A request above the limit is sent alone, because it would otherwise wait forever."""
     clock = FakeClock()
     pace = RateLimiter(tokens=10, clock=clock, sleep=clock.sleep)
     times = await send_requests(pace, clock, [500, 500])
     assert [time - 1000 for time in times] == pytest.approx([0, 60])
 
 
-async def test_without_limits_nothing_waits() -> None:
-    """Nor does a limit below nothing make sense."""
+async def test_requests_do_not_wait_without_limits() -> None:
+    """Without limits no request waits, and a negative limit is rejected."""
     clock = FakeClock()
     pace = RateLimiter(clock=clock, sleep=clock.sleep)
     assert await send_requests(pace, clock, [10**9] * 3) == [1000.0] * 3

@@ -1,4 +1,4 @@
-"""Batches: every line comes to its end, once, and an interrupted batch goes on for nothing."""
+"""Tests of batches: every line is completed once, and an interrupted batch continues without repeating work."""
 
 import errno
 import json
@@ -29,14 +29,14 @@ from kedge.testing import TestServer, serve
 
 @pytest.fixture
 def server() -> Iterator[TestServer]:
-    """A server to talk with."""
+    """Yield a test server."""
     with serve() as running:
         yield running
 
 
 @pytest.fixture
 def batch(server: TestServer, tmp_path: Path) -> dict[str, Any]:
-    """What a batch of a test needs."""
+    """Return the arguments of a batch."""
     return {
         "out": tmp_path / "results.jsonl",
         "store_url": f"sqlite:///{tmp_path}/store.db",
@@ -45,14 +45,14 @@ def batch(server: TestServer, tmp_path: Path) -> dict[str, Any]:
 
 
 def write_prompts(tmp_path: Path, *lines: object) -> Path:
-    """A file of lines."""
+    """Write a file of lines and return its path."""
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n".join(json.dumps(each) for each in lines))
     return file
 
 
 def read_results(batch: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The results in the file, by id."""
+    """Return the results in the file, by id."""
     lines = batch["out"].read_text().splitlines()
     return {each["id"]: each for each in map(json.loads, lines)}
 
@@ -60,7 +60,7 @@ def read_results(batch: dict[str, Any]) -> dict[str, dict[str, Any]]:
 async def test_every_line_is_a_conversation(
     batch: dict[str, Any], server: TestServer, tmp_path: Path
 ) -> None:
-    """Of one turn or several, with instructions and parameters of its own."""
+    """A line has one or several turns, and its own instructions and parameters."""
     file = write_prompts(
         tmp_path,
         {"id": "one", "prompt": "What is 2 + 3?"},
@@ -84,7 +84,7 @@ async def test_every_line_is_a_conversation(
         ] == "two"
 
 
-async def test_a_finished_batch_costs_nothing_the_second_time(
+async def test_finished_batch_sends_nothing_again(
     batch: dict[str, Any], server: TestServer, tmp_path: Path
 ) -> None:
     """Lines that have a result are skipped."""
@@ -100,7 +100,7 @@ async def test_a_finished_batch_costs_nothing_the_second_time(
 async def test_lost_results_are_read_from_the_store(
     batch: dict[str, Any], server: TestServer, tmp_path: Path
 ) -> None:
-    """Even without the file of results no answer is paid for again; a cut last line is healed."""
+    """Answers missing from the results file are not requested again, and a partial line is repaired."""
     file = write_prompts(tmp_path, *({"id": str(i), "prompts": ["One", "Two"]} for i in range(5)))
     await run_batch(file, **batch)
     complete = batch["out"].read_bytes()
@@ -113,11 +113,11 @@ async def test_lost_results_are_read_from_the_store(
 
 
 class Interruption(Exception):
-    """Whatever ends a batch early."""
+    """An exception that ends a batch early."""
 
 
 class InterruptedRunner(AsyncioRunner):
-    """Breaks off after so many results."""
+    """A runner that raises an exception after this many results."""
 
     def __init__(self, after: int) -> None:
         self.after = after
@@ -126,7 +126,9 @@ class InterruptedRunner(AsyncioRunner):
         self, lines: Sequence[BatchLine], work: BatchJob
     ) -> AsyncGenerator[LineResult, None]:
         count = 0
-        async for result in super().run(lines, work):  # and leaves it to be collected
+        async for result in super().run(
+            lines, work
+        ):  # the generator is left to the garbage collector
             yield result
             count += 1
             if count == self.after:
@@ -136,7 +138,7 @@ class InterruptedRunner(AsyncioRunner):
 async def test_interrupted_batch_continues(
     batch: dict[str, Any], server: TestServer, tmp_path: Path
 ) -> None:
-    """What was finished is kept, and what was saved is not paid for again."""
+    """Finished lines are skipped, and stored answers are not requested again."""
     file = write_prompts(tmp_path, *({"id": str(i), "prompts": ["One", "Two"]} for i in range(12)))
     with pytest.raises(Interruption):
         await run_batch(file, **batch, runner=InterruptedRunner(3), concurrency=3)
@@ -152,7 +154,7 @@ async def test_interrupted_batch_continues(
 async def test_errors_are_stored_with_their_line(
     batch: dict[str, Any], server: TestServer, tmp_path: Path
 ) -> None:
-    """One line that fails does not stop the others, and is tried again by the next run."""
+    """A failed line does not stop the others, and the next run tries it again."""
     file = write_prompts(
         tmp_path,
         {"id": "good", "prompt": "Hello"},
@@ -170,7 +172,7 @@ async def test_errors_are_stored_with_their_line(
 
 
 async def test_changed_prompt_is_rejected(batch: dict[str, Any], server: TestServer) -> None:
-    """Its id stands for what was sent; an answer to something else would be wrong."""
+    """A line with the same id and another prompt is rejected, because the stored answer would be wrong."""
     server.faults.set("status=400", times=1)
     await run_batch([BatchLine("a", ("What is 2 + 3?",))], **batch)
     await run_batch([BatchLine("a", ("What is 5 + 5?",))], **batch)
@@ -190,7 +192,7 @@ async def test_changed_prompt_is_rejected(batch: dict[str, Any], server: TestSer
         {"model": "practice"},
     ],
 )
-async def test_a_result_counts_only_for_the_same_request(
+async def test_result_is_valid_only_for_the_same_request(
     changed: dict[str, Any], batch: dict[str, Any], server: TestServer
 ) -> None:
     """A line with other prompts, instructions, params or model is neither skipped nor sent."""
@@ -207,7 +209,7 @@ async def test_a_result_counts_only_for_the_same_request(
 async def test_results_without_a_fingerprint_are_read_from_the_store(
     batch: dict[str, Any], server: TestServer
 ) -> None:
-    """Results of version 0.1 cannot show what was asked, so their lines run again, for nothing."""
+    """Results of version 0.1 have no fingerprint, so their lines run again from the store."""
     line = BatchLine("a", ("What is 2 + 3?",))
     await run_batch([line], **batch)
     result = read_results(batch)["a"]
@@ -220,17 +222,15 @@ async def test_results_without_a_fingerprint_are_read_from_the_store(
 async def test_what_may_succeed_later_is_tried_again(
     batch: dict[str, Any], server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that fails now and then does not fail the line."""
+    """A temporary server error does not fail the line."""
     server.faults.set("status=500", times=2)
     file = write_prompts(tmp_path, {"id": "a", "prompt": "Hello"})
     summary = await run_batch(file, **batch)
     assert summary.completed == 1
 
 
-async def test_no_more_run_at_once_than_was_allowed(
-    batch: dict[str, Any], server: TestServer
-) -> None:
-    """However many lines there are, and every step is told."""
+async def test_concurrency_is_limited(batch: dict[str, Any], server: TestServer) -> None:
+    """The number of concurrent requests is limited, and every step is reported."""
     most = 0
     seen: list[Progress] = []
 
@@ -267,7 +267,7 @@ async def test_no_more_run_at_once_than_was_allowed(
 async def test_invalid_line_is_reported_before_sending(
     text: str, words: str, batch: dict[str, Any], server: TestServer, tmp_path: Path
 ) -> None:
-    """With its number, and what is wrong with it."""
+    """The error has the number of the line and the problem."""
     file = tmp_path / "prompts.jsonl"
     file.write_text(text)
     with pytest.raises(InvalidBatch) as caught:
@@ -277,7 +277,7 @@ async def test_invalid_line_is_reported_before_sending(
 
 
 async def test_unusable_files_are_reported(batch: dict[str, Any], tmp_path: Path) -> None:
-    """A missing file, a folder, and a file of something else, which is left as it is."""
+    """A missing file, a folder and a file of another program are reported and not changed."""
     with pytest.raises(InvalidBatch, match="cannot be read"):
         await run_batch(tmp_path / "none.jsonl", **batch)
     with pytest.raises(InvalidBatch, match="cannot be written"):
@@ -292,22 +292,22 @@ async def test_unusable_files_are_reported(batch: dict[str, Any], tmp_path: Path
 
 @pytest.mark.parametrize("text", ["my diary", '{"id": "a", "prompt": "Hi"}', '{"id": 1, "a'])
 async def test_file_of_another_program_is_unchanged(text: str, batch: dict[str, Any]) -> None:
-    """Only the cut end of a result is taken off, not a line that lacks its line break."""
+    """Only a partial result is removed from the end of a file, not another line without a line break."""
     batch["out"].write_text(text)
     with pytest.raises(InvalidBatch, match="is not a result of a batch"):
         await run_batch([BatchLine("a", ("Hi",))], **batch)
     assert batch["out"].read_text() == text
 
 
-def test_a_mark_of_byte_order_is_read_over(tmp_path: Path) -> None:
-    """Some editors put one in front of every file."""
+def test_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    """A byte order mark, which some editors write, is ignored."""
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"id": "a", "prompt": "Hi"}\n\n', encoding="utf-8-sig")
     assert read_lines(file) == [BatchLine("a", ("Hi",))]
 
 
 def test_full_disk_is_reported_with_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """And the file is as usable as before when there is room again."""
+    """A full disk is reported, and the file is usable when there is space again."""
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -323,7 +323,7 @@ def test_full_disk_is_reported_with_remedy(monkeypatch: pytest.MonkeyPatch, tmp_
 
 @pytest.mark.parametrize("cut", range(0, 130, 13))
 def test_partial_last_line_is_removed(cut: int, tmp_path: Path) -> None:
-    """Wherever it was cut, what was whole before it stays, and new lines are whole."""
+    """Complete lines before a truncated one are retained, and new lines are complete."""
     file = tmp_path / "out.jsonl"
     with ResultsFile(file) as results:
         for name in ("a", "b"):
@@ -350,7 +350,7 @@ run_sync(run_batch(prompts, out, store_url=store, model=model, concurrency=3, le
 async def test_killed_batch_continues_in_another_process(
     batch: dict[str, Any], server: TestServer, tmp_path: Path
 ) -> None:
-    """After a kill -9 only what was on its way is paid for again: at most a turn of each line."""
+    """After SIGKILL only pending requests are repeated: at most one turn of each concurrent line."""
     server.faults.set("slow_first_byte=0.05")
     lines = [{"id": str(i), "prompts": [f"One {i}", f"Two {i}"]} for i in range(20)]
     file = write_prompts(tmp_path, *lines)
@@ -375,10 +375,10 @@ async def test_killed_batch_continues_in_another_process(
     assert saved >= 8
 
 
-async def test_a_line_with_a_schema_has_valid_json_answers(
+async def test_line_with_schema_has_valid_json_answers(
     batch: dict[str, Any], tmp_path: Path, server: TestServer
 ) -> None:
-    """Also after an invalid answer; a line without a valid one fails, and the schema is part of it."""
+    """Invalid answers are requested again, and a line without a valid answer fails."""
     number = {"type": "integer"}
     file = write_prompts(
         tmp_path,

@@ -1,4 +1,4 @@
-"""Where a value comes from: a flag, the environment, the file, the default."""
+"""Tests of the sources of a setting: flag, environment, file and default."""
 
 from pathlib import Path
 
@@ -13,15 +13,15 @@ TOKEN = "planted-token-0123456789abcdef"
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configuration file that is in force."""
+    """Create a configuration file, set KEDGE_CONFIG to its path and return it."""
     path = tmp_path / "config.toml"
     monkeypatch.setenv("KEDGE_CONFIG", str(path))
     path.write_text('model = "xai:grok-4"\n\n[serve]\nport = 9000\n')
     return path
 
 
-def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(file: Path) -> None:
-    """And each value knows where it came from."""
+def test_precedence_of_sources(file: Path) -> None:
+    """A flag overrides the environment, which overrides the file, and each value has its source."""
     config = Config(file, read_config_file(file), {"KEDGE_SERVE_PORT": "9001"})
     assert config.find("serve.port", 9002).source == "flag"
     found = config.find("serve.port")
@@ -32,10 +32,10 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(file: Pat
     assert config["serve.host"] == "127.0.0.1"
 
 
-def test_no_file_is_no_error_unless_one_was_named(
+def test_missing_file_is_an_error_only_if_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name that leads nowhere is a mistake worth telling."""
+    """A missing default file is accepted; a missing file named by KEDGE_CONFIG is an error."""
     monkeypatch.delenv("KEDGE_CONFIG", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert {value.source for value in load_config({})} == {"default"}
@@ -44,8 +44,8 @@ def test_no_file_is_no_error_unless_one_was_named(
         load_config()
 
 
-def test_an_empty_variable_is_none(file: Path) -> None:
-    """As shells are used: setting it to nothing is unsetting it."""
+def test_empty_variable_is_ignored(file: Path) -> None:
+    """An empty environment variable is treated as unset."""
     config = Config(file, {}, {"KEDGE_MODEL": ""})
     assert config.find("model").source == "default"
 
@@ -69,7 +69,7 @@ def test_an_empty_variable_is_none(file: Path) -> None:
     ],
 )
 def test_invalid_file_is_reported_with_position(file: Path, text: str, words: str) -> None:
-    """What is wrong, on which line, and what was probably meant."""
+    """The error has the problem, the line and a suggestion."""
     file.write_text(text)
     with pytest.raises(InvalidSetting) as raised:
         load_config()
@@ -79,7 +79,7 @@ def test_invalid_file_is_reported_with_position(file: Path, text: str, words: st
 
 
 def test_unreadable_file_is_reported(file: Path) -> None:
-    """A folder in its place, or bytes that are no text."""
+    """A file that is not UTF-8, or a folder in its place, is reported."""
     file.write_bytes(b"model = '\xff'")
     with pytest.raises(InvalidSetting, match="not UTF-8"):
         load_config()
@@ -99,8 +99,8 @@ def test_unreadable_file_is_reported(file: Path) -> None:
         ("mode", "stateless", "stateless"),
     ],
 )
-def test_variables_are_read_as_what_they_are_for(name: str, text: str, value: object) -> None:
-    """Numbers, switches and choices."""
+def test_variables_are_parsed_by_type(name: str, text: str, value: object) -> None:
+    """Numbers, switches and choices are parsed by the type of the setting."""
     assert SETTINGS[name].parse(text, "X") == value
 
 
@@ -108,15 +108,15 @@ def test_variables_are_read_as_what_they_are_for(name: str, text: str, value: ob
     ("name", "text"),
     [("serve.port", "x"), ("serve.port", "1.5"), ("trace", "perhaps"), ("serve.pace", "-1")],
 )
-def test_a_wrong_variable_is_named(name: str, text: str) -> None:
-    """So that one knows which to mend."""
+def test_invalid_variable_is_named(name: str, text: str) -> None:
+    """The error names the environment variable with the invalid value."""
     config = Config(Path("x"), {}, {SETTINGS[name].env: text})
     with pytest.raises(InvalidSetting, match=f"{SETTINGS[name].env} must be"):
         config.find(name)
 
 
-def test_secrets_are_masked_wherever_they_are_shown() -> None:
-    """The value, its ``repr`` and an error keep it; a password in an address goes as well."""
+def test_secrets_are_masked() -> None:
+    """Secrets are masked in display values, reprs and errors, as are passwords in URLs."""
     config = Config(Path("x"), {}, {"KEDGE_SERVER_TOKEN": TOKEN})
     found = config.find("serve.token")
     assert found.display_value == "pla…cdef"
@@ -130,8 +130,8 @@ def test_secrets_are_masked_wherever_they_are_shown() -> None:
     assert "4711" not in str(raised.value)
 
 
-def test_an_address_without_a_password_stays_as_it_is() -> None:
-    """Also one with a port, and a model whose name has the sign of an address in it."""
+def test_url_without_password_is_unchanged() -> None:
+    """A URL with a port, or a model name that contains an at sign, is not changed."""
     for address in ("responses:http://127.0.0.1:8484/v1#claude@1", "postgresql://ada@db/kedge"):
         assert mask_url(address) == address
 
@@ -139,8 +139,8 @@ def test_an_address_without_a_password_stays_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("secret", "shown"), [("", ""), ("short", "…"), ("x" * 19, "…"), ("abc" + "x" * 20, "abc…xxxx")]
 )
-def test_a_short_secret_shows_nothing_of_itself(secret: str, shown: str) -> None:
-    """A long one shows its ends, so that its owner knows which it is."""
+def test_short_secret_is_masked_completely(secret: str, shown: str) -> None:
+    """A long secret shows its first and last characters, so that it can be recognized."""
     assert mask(secret) == shown
 
 
@@ -155,8 +155,8 @@ def test_a_short_secret_shows_nothing_of_itself(secret: str, shown: str) -> None
         "postgresql://:planted@h",
     ],
 )
-def test_no_form_of_an_address_shows_its_password(address: str) -> None:
-    """In front of the host, as a parameter, or in the words of libpq."""
+def test_password_is_masked_in_every_address_format(address: str) -> None:
+    """The password is masked before the host, as a parameter, and in a libpq connection string."""
     shown = mask_url(address)
     assert "planted" not in shown
     assert "word'" not in shown

@@ -1,4 +1,4 @@
-"""The table of settings: one source for flags, variables, keys and documentation."""
+"""Tests of the table of settings, which defines flags, variables, keys and documentation."""
 
 import re
 from pathlib import Path
@@ -10,8 +10,8 @@ from kedge.config import SETTINGS, config_path, data_dir, store_url
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
-def test_every_setting_is_documented_as_it_is() -> None:
-    """The page's table is the table: name, variable, default and words."""
+def test_every_setting_is_documented() -> None:
+    """The table in docs/configuration.md has the name, variable, default and help of each setting."""
     rows = re.findall(
         r"^\| `([a-z_.]+)` \| `([A-Z_]+)` \| (.*?) \| (.*?) \|$", PAGE.read_text(), re.MULTILINE
     )
@@ -21,8 +21,8 @@ def test_every_setting_is_documented_as_it_is() -> None:
     ]
 
 
-def test_names_variables_and_defaults_are_sound() -> None:
-    """No two settings share a variable, and every default may be."""
+def test_names_variables_and_defaults_are_valid() -> None:
+    """Variables are unique, and every default is a valid value."""
     assert len({setting.env for setting in SETTINGS.values()}) == len(SETTINGS)
     for setting in SETTINGS.values():
         assert setting.env.startswith("KEDGE_")
@@ -30,14 +30,14 @@ def test_names_variables_and_defaults_are_sound() -> None:
         assert setting.help.endswith(".")
 
 
-def test_what_is_secret_is_marked() -> None:
-    """Whatever sounds like a secret is one."""
+def test_secret_settings_are_marked() -> None:
+    """Settings whose names suggest a secret are marked as secret."""
     sounding = {name for name in SETTINGS if re.search("token|key|password|store", name)}
     assert sounding <= {name for name, setting in SETTINGS.items() if setting.secret}
 
 
-def test_the_store_is_a_file_or_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By default a file among the data, whose folder is made."""
+def test_store_is_a_file_or_a_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The default store is a file in the data folder, which is created."""
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert store_url() == f"sqlite:///{tmp_path}/kedge/kedge.db"
@@ -47,7 +47,7 @@ def test_the_store_is_a_file_or_an_address(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_file_is_in_platform_config_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Or where KEDGE_CONFIG says; data lie apart from it."""
+    """The file is in the configuration folder, separate from the data, or set by KEDGE_CONFIG."""
     monkeypatch.delenv("KEDGE_CONFIG", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))

@@ -1,4 +1,4 @@
-"""The examples run, and show what they say."""
+"""Tests that run the examples and check their output."""
 
 import ast
 import io
@@ -21,7 +21,7 @@ COMPARISON = EXAMPLES.parent / "docs" / "guides" / "migrate-pydantic-ai.md"
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestServer]:
-    """A server that outlives the processes of an example, and is the model of the examples."""
+    """Yield a server that is the model of the examples, for all processes of a test."""
     with serve() as running:
         monkeypatch.setenv("KEDGE_MODEL", f"responses:{running.base_url}#practice")
         yield running
@@ -30,7 +30,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestServer]:
 def test_hello_with_state_over_two_processes(
     server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second process knows what was said in the first, and sends only what is new."""
+    """The second process knows the first message, and sends only new blocks."""
     file = tmp_path / "hello.state"
     run_example("hello_with_state.py", str(file), "My name is Ada.", monkeypatch=monkeypatch)
     command = [sys.executable, str(EXAMPLES / "hello_with_state.py"), str(file), "What is my name?"]
@@ -38,7 +38,7 @@ def test_hello_with_state_over_two_processes(
     assert done.stdout.startswith("Your name is Ada.\nChained on resp_")
     assert done.stderr == ""
     first, last = (each.body for each in server.requests if each.method == "POST")
-    assert len(first["input"]) == 2  # the event, and what was said
+    assert len(first["input"]) == 2  # the event and the message
     assert len(last["input"]) == 1
     assert last["previous_response_id"] == server.requests[0].response_id
     assert b"Be brief" not in file.read_bytes()
@@ -47,7 +47,7 @@ def test_hello_with_state_over_two_processes(
 def test_memory_continues_in_the_next_process(
     server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second process continues the conversation of the first, and sends only what is new."""
+    """The second process continues the conversation of the first, and sends only new blocks."""
     monkeypatch.setenv("KEDGE_STATE", str(tmp_path / "memory.state"))
     run_example("memory.py", "My name is Ada.", monkeypatch=monkeypatch)
     command = [sys.executable, str(EXAMPLES / "memory.py"), "What is my name?"]
@@ -59,7 +59,7 @@ def test_memory_continues_in_the_next_process(
 def test_streaming_terminal_prints_each_answer(
     server: TestServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Messages come from standard input, until it ends."""
+    """Messages are read from standard input until it ends."""
     monkeypatch.setattr("sys.stdin", io.StringIO("My name is Ada.\nWhat is my name?\n"))
     runpy.run_path(str(EXAMPLES / "streaming_terminal.py"), run_name="__main__")
     printed = capsys.readouterr().out
@@ -67,8 +67,8 @@ def test_streaming_terminal_prints_each_answer(
     assert server.requests[-1].body["stream"] is True
 
 
-def test_streaming_fastapi_answers_in_pieces_and_remembers(server: TestServer) -> None:
-    """Each user has a conversation, of which only what is new is sent."""
+def test_streaming_fastapi_streams_chained_answers(server: TestServer) -> None:
+    """Each user has a separate conversation, and only new blocks are sent."""
     app = runpy.run_path(str(EXAMPLES / "streaming_fastapi.py"))["app"]
     with TestClient(app) as client:
         client.post("/chat/ada", params={"text": "My name is Ada."})
@@ -97,8 +97,8 @@ def count_code_lines(source: str) -> int:
     )
 
 
-def test_the_everyday_programs_are_as_short_as_with_pydantic_ai() -> None:
-    """The page with the other versions states the right numbers, and every line is at most 100 long."""
+def test_examples_are_as_short_as_with_pydantic_ai() -> None:
+    """The line counts in the comparison are correct, and no line is longer than 100 characters."""
     page = COMPARISON.read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+\.py)` \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
     others = dict(re.findall(r"^`(\w+\.py)`:\n\n```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE))
@@ -114,7 +114,7 @@ def test_the_everyday_programs_are_as_short_as_with_pydantic_ai() -> None:
 
 
 def test_state_stays_bounded_over_200_turns() -> None:
-    """However long the chat, the state has a bound, cuts are rare, and each costs one full send."""
+    """The size of the state is bounded, cuts are rare, and each one causes one full request."""
     example = runpy.run_path(str(EXAMPLES / "state_compaction.py"))
     sizes, cuts, full = run_sync(example["run_chat"](200))
     assert len(sizes) == 200
@@ -123,15 +123,15 @@ def test_state_stays_bounded_over_200_turns() -> None:
     assert full == cuts + 1
 
 
-def test_a_custom_trigger_forgets_the_old_subject(capsys: pytest.CaptureFixture[str]) -> None:
-    """Only the new subject is left."""
+def test_custom_trigger_removes_the_old_subject(capsys: pytest.CaptureFixture[str]) -> None:
+    """After the compaction only the messages about the new subject remain."""
     runpy.run_path(str(EXAMPLES / "custom_trigger.py"), run_name="__main__")
     printed = capsys.readouterr().out
     assert "compacted by SubjectChanged+NewestSubject: -4" in printed
     assert printed.endswith("1. New subject: my dog is called Rex.\n")
 
 
-def test_a_summary_remembers_what_was_cut(capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_contains_removed_messages(capsys: pytest.CaptureFixture[str]) -> None:
     """The first ship is found in the summary."""
     runpy.run_path(str(EXAMPLES / "summariser.py"), run_name="__main__")
     printed = capsys.readouterr().out
@@ -140,8 +140,8 @@ def test_a_summary_remembers_what_was_cut(capsys: pytest.CaptureFixture[str]) ->
     assert "Argo" in printed
 
 
-def test_the_puzzle_is_solved_by_listening_to_the_judge(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each round is better than the one before, and the rule holds for the grid nobody showed."""
+def test_puzzle_is_solved_with_critique(capsys: pytest.CaptureFixture[str]) -> None:
+    """The score rises in each round, and the rule also solves the grid that was not shown."""
     runpy.run_path(str(EXAMPLES / "refine_puzzle.py"), run_name="__main__")
     printed = capsys.readouterr().out
     assert [line.split()[-1] for line in printed.splitlines() if "score" in line] == [
@@ -153,8 +153,8 @@ def test_the_puzzle_is_solved_by_listening_to_the_judge(capsys: pytest.CaptureFi
     assert "not solved" not in printed
 
 
-def test_without_the_critique_the_puzzle_is_not_solved() -> None:
-    """It is the judge's words that make the answers better, and nothing else."""
+def test_puzzle_is_not_solved_without_critique() -> None:
+    """Without the judge's critique the score does not rise."""
     example = runpy.run_path(str(EXAMPLES / "refine_puzzle.py"))
     result = run_sync(example["solve"](again="Please try again."))
     assert not result.passed
@@ -162,8 +162,8 @@ def test_without_the_critique_the_puzzle_is_not_solved() -> None:
     assert len(result.rounds) == 6
 
 
-def test_a_debate_is_shown_in_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each answers what the other one said, and the judge ends it."""
+def test_debate_is_printed_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each side answers the other, and the judge ends the debate."""
     runpy.run_path(str(EXAMPLES / "debate.py"), run_name="__main__")
     assert capsys.readouterr().out == (
         "tea:\n"
@@ -176,8 +176,8 @@ def test_a_debate_is_shown_in_columns(capsys: pytest.CaptureFixture[str]) -> Non
     )
 
 
-def test_a_pipeline_hands_typed_results_on(capsys: pytest.CaptureFixture[str]) -> None:
-    """And its last step still knows how it began."""
+def test_pipeline_passes_typed_results(capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps receive typed results, and the last step still has the first message in its context."""
     runpy.run_path(str(EXAMPLES / "pipeline.py"), run_name="__main__")
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "trip: Trip(city='Lisbon', days=3, mode='ship')"
@@ -185,10 +185,10 @@ def test_a_pipeline_hands_typed_results_on(capsys: pytest.CaptureFixture[str]) -
     assert "I travel to Lisbon" in printed[3]
 
 
-def test_typed_output_prints_the_members_of_a_model(
+def test_typed_output_prints_model_fields(
     server: TestServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the first answer is invalid."""
+    """The fields are printed even if the first answer is invalid."""
     text = "First invalid: I travel to Lisbon for 3 days by ship."
     run_example("typed_output.py", text, monkeypatch=monkeypatch)
     assert capsys.readouterr().out == "3 days in Lisbon, by ship\n"
@@ -201,19 +201,19 @@ def run_example(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> 
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
 
-def test_a_tool_agent_answers_with_the_result_of_a_tool(
+def test_tool_agent_answers_with_tool_result(
     server: TestServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model calls the function, and its result is sent on the response that called it."""
+    """The tool result is sent chained on the response that called the tool."""
     run_example("tool_agent.py", "What is the weather in Lisbon?", monkeypatch=monkeypatch)
     assert "sunny in Lisbon" in capsys.readouterr().out
     assert server.requests[1].body["previous_response_id"] == server.requests[0].response_id
 
 
-def test_a_provider_swap_continues_the_conversation(
+def test_provider_swap_continues_the_conversation(
     server: TestServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the Responses API to Chat Completions, with everything that was said."""
+    """A conversation of the Responses API continues with Chat Completions and all messages."""
     models = [f"{api}:{server.base_url}#practice" for api in ("responses", "chat")]
     run_example("provider_swap.py", *models, monkeypatch=monkeypatch)
     assert capsys.readouterr().out == "Your name is Ada.\n"

@@ -1,4 +1,4 @@
-"""Servers for the tests of MCP: in this process over HTTP, and as child processes."""
+"""MCP servers for the tests: in this process over HTTP, and as child processes."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ OpenRaw = Callable[..., AbstractAsyncContextManager[Toolbox]]
 
 
 def is_running(pid: str) -> bool:
-    """Whether a process exists and is no zombie, which only its parent can remove."""
+    """Return whether a process exists and is not a zombie, which only its parent can remove."""
     if not Path("/proc/self/stat").exists():
         command = ["ps", "-o", "stat=", "-p", pid]
         found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
@@ -37,13 +37,13 @@ def is_running(pid: str) -> bool:
 
 
 def read_pids(file: Path) -> list[str]:
-    """Return the processes of a test."""
+    """Return the process ids of a test."""
     return file.read_text().split() if file.exists() else []
 
 
 @pytest.fixture
 def pid_file(tmp_path: Path) -> Iterator[Path]:
-    """The file with the processes of a test; all must have ended at its end."""
+    """Yield the file with the process ids of a test, and wait until all of them have ended."""
     file = tmp_path / "pids"
     yield file
     for pid in read_pids(file):
@@ -55,7 +55,7 @@ def pid_file(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def open_raw(pid_file: Path) -> OpenRaw:
-    """Return a function that connects to the server without a library, in a mode."""
+    """Return a function that connects to ``raw_server.py`` in a given mode."""
 
     def open_server(mode: str, **options: Any) -> AbstractAsyncContextManager[Toolbox]:
         env = {"PID_FILE": str(pid_file), **options.pop("env", {})}
@@ -67,12 +67,12 @@ def open_raw(pid_file: Path) -> OpenRaw:
 
 @asynccontextmanager
 async def serve_app(app: Any) -> AsyncGenerator[str]:
-    """Serve an app in this event loop and give its address."""
+    """Serve an app in this event loop and yield its URL."""
     config = uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     with bind("127.0.0.1", 0) as listener:
         async with anyio.create_task_group() as group:
-            # Signals belong to pytest.
+            # The private method is used because signals belong to pytest.
             group.start_soon(server._serve, [listener])
             try:
                 with anyio.fail_after(300):
@@ -84,7 +84,7 @@ async def serve_app(app: Any) -> AsyncGenerator[str]:
 
 
 async def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds."""
+    """Wait until a condition is true."""
     with anyio.fail_after(300):
         while not condition():  # noqa: ASYNC110 - the tools of a server have no event
             await anyio.sleep(0.01)

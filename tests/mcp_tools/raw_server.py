@@ -1,7 +1,8 @@
-"""An MCP server without a library, for servers that misbehave: ``python raw_server.py MODE``.
+"""An MCP server without a library, used to simulate faulty servers: ``python raw_server.py MODE``.
 
-It starts fast, and can do what the official package does not allow. It writes its process id, and those of
-its children, to the file in ``PID_FILE``, so that a test can check that they have ended.
+It starts fast and can violate the protocol in ways that the official package does not allow. It writes
+its process id and those of its children to the file in ``PID_FILE``, so that a test can check that they
+have ended.
 """
 
 import json
@@ -28,13 +29,13 @@ def write(message: dict[str, Any]) -> None:
 
 
 def record_pid(pid: int) -> None:
-    """Add a process to the file of the test."""
+    """Append a process id to the file of the test."""
     with Path(os.environ["PID_FILE"]).open("a", encoding="utf-8") as file:
         file.write(f"{pid}\n")
 
 
 def list_tools() -> list[dict[str, Any]]:
-    """Return the tools of the mode."""
+    """Return the tools of the current mode."""
     names = ["echo", "more"] if CALLS and MODE == "change" else ["echo"]
     match MODE:
         case "duplicates":
@@ -57,7 +58,7 @@ def list_tools() -> list[dict[str, Any]]:
 
 
 def call_tool(params: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the result of a call; None for no answer."""
+    """Return the result of a call, or None to send no response."""
     match MODE:
         case "crash":
             sys.stderr.write("fatal: password=hunter22 \x1b[31m\n")
@@ -92,7 +93,7 @@ def call_tool(params: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def answer(request: dict[str, Any]) -> None:
-    """Answer a request; only in the mode ``input`` is ``server/discover`` known, as since 2026-07-28."""
+    """Respond to a request; ``server/discover`` (since 2026-07-28) is known only in the mode ``input``."""
     number, params = request["id"], request.get("params", {})
     match request["method"]:
         case "initialize":
@@ -125,7 +126,7 @@ def answer(request: dict[str, Any]) -> None:
 
 
 def misbehave_at_startup() -> None:
-    """Do what the mode does before the first message."""
+    """Run the faults of the mode that happen before the first message."""
     match MODE:
         case "exit":
             sys.stderr.write("cannot start: token=abcdefgh \x1b[31mbad\n")
@@ -145,7 +146,7 @@ def misbehave_at_startup() -> None:
 
 
 def main() -> None:
-    """Serve in one of the modes."""
+    """Serve in the mode given on the command line."""
     record_pid(os.getpid())
     misbehave_at_startup()
     for line in sys.stdin:

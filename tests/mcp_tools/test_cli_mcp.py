@@ -1,4 +1,4 @@
-"""``--mcp`` of ``kedge chat``, ``kedge batch`` and ``kedge run``, and ``--approve``."""
+"""Tests of ``--mcp`` and ``--approve`` of ``kedge chat``, ``kedge batch`` and ``kedge run``."""
 
 import asyncio
 import io
@@ -32,7 +32,7 @@ ECHOED = '{"text": "hi"}'
 def folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer, pid_file: Path
 ) -> Path:
-    """A folder with a store and a model; servers write their process ids to a file of the test."""
+    """Return a folder with a store and a configured model; servers write their process ids to a file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.toml").touch()
     monkeypatch.setenv("KEDGE_CONFIG", str(tmp_path / "config.toml"))
@@ -44,7 +44,7 @@ def folder(
 
 @pytest.fixture
 def server(pid_file: Path) -> str:
-    """The command line of a server; ``env`` sets the variable that it needs."""
+    """Return the command line of a server; ``env`` sets the variable that it needs."""
     return shlex.join(["env", f"PID_FILE={pid_file}", *RAW_SERVER, "plain"])
 
 
@@ -53,8 +53,8 @@ def run(*arguments: str, given: str = "") -> Result:
     return CliRunner().invoke(group, list(arguments), input=given)
 
 
-def test_a_chat_uses_the_tools_of_servers(folder: Path, server: str, pid_file: Path) -> None:
-    """The option may be repeated; names that are used twice are prefixed."""
+def test_chat_uses_mcp_tools(folder: Path, server: str, pid_file: Path) -> None:
+    """The option can be repeated, and duplicate tool names get a prefix."""
     done = run("chat", "--mcp", server, given=ECHO)
     assert done.exit_code == 0, done.output
     assert ECHOED in done.output
@@ -64,24 +64,24 @@ def test_a_chat_uses_the_tools_of_servers(folder: Path, server: str, pid_file: P
     assert len(read_pids(pid_file)) == 3
 
 
-def test_a_server_that_cannot_be_started_is_reported(folder: Path) -> None:
-    """In one line."""
+def test_server_that_cannot_be_started_is_reported(folder: Path) -> None:
+    """A command that cannot be started is an error without a traceback."""
     done = run("chat", "--mcp", "no-such-command", given="hi")
     assert done.exit_code == 1
     assert "the MCP server no-such-command is not available" in done.output
     assert "Traceback" not in done.output
 
 
-def test_a_missing_package_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the command that installs it."""
+def test_missing_package_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the command that installs the package."""
     monkeypatch.setitem(sys.modules, "mcp", None)
     done = run("chat", "--mcp", "server", given="hi")
     assert done.exit_code == 1
     assert "pip install 'kedge[mcp]'" in done.output
 
 
-def test_a_batch_uses_the_tools_of_servers(folder: Path, server: str) -> None:
-    """In this process; workers do not start servers."""
+def test_batch_uses_mcp_tools(folder: Path, server: str) -> None:
+    """MCP tools work with the asyncio runner only, because workers do not start servers."""
     (folder / "prompts.jsonl").write_text(json.dumps({"id": "a", "prompt": ECHO}))
     batch = ("batch", "prompts.jsonl", "--out", "out.jsonl", "--mcp", server)
     done = run(*batch)
@@ -92,8 +92,8 @@ def test_a_batch_uses_the_tools_of_servers(folder: Path, server: str) -> None:
     assert "--mcp is for --runner asyncio" in workers.output
 
 
-def test_a_workflow_uses_the_tools_of_servers(folder: Path, server: str) -> None:
-    """They are given on the command line, also on resuming; the store does not name them."""
+def test_workflow_uses_mcp_tools(folder: Path, server: str) -> None:
+    """Servers are given on the command line, also when resuming, and never in a workflow file."""
     (folder / "flow.toml").write_text(STEPS)
     done = run("run", "steps", "flow.toml", "--mcp", server, "--json")
     assert done.exit_code == 0, done.output
@@ -107,7 +107,7 @@ def test_a_workflow_uses_the_tools_of_servers(folder: Path, server: str) -> None
 
 
 def test_without_a_terminal_calls_are_denied(folder: Path) -> None:
-    """The model gets the reason."""
+    """Without a terminal, ``--approve`` denies calls, and the model gets the reason."""
     done = run("chat", "--approve", given="Call clock with {}")
     assert "there is no terminal at which it could be approved" in done.output
 
@@ -116,13 +116,13 @@ def test_without_a_terminal_calls_are_denied(folder: Path) -> None:
     ("line", "decision"),
     [("y\n", Allow()), ("YES\n", Allow()), ("n\n", Deny("the user denied it")), ("\n", None)],
 )
-async def test_a_user_approves_calls_at_the_terminal(
+async def test_user_approves_calls_at_the_terminal(
     line: str,
     decision: Any,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The question shows the arguments, without control characters and within a length."""
+    """The prompt shows the arguments, shortened and without control characters."""
     answers = Terminal(line)
     monkeypatch.setattr(sys, "stdin", answers)
     call = tool_call("rm\x1b", json.dumps({"path": "x" * 3_000}))
@@ -133,8 +133,8 @@ async def test_a_user_approves_calls_at_the_terminal(
     answers.close()
 
 
-async def test_a_question_at_the_terminal_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is typed later is not read by it."""
+async def test_approval_prompt_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled prompt does not read input that is typed later."""
     answers = Terminal("")
     monkeypatch.setattr(sys, "stdin", answers)
     asking = asyncio.create_task(ask_approval(tool_call("rm", {})))
@@ -156,15 +156,15 @@ class Terminal(io.TextIOWrapper):
         self.type(text)
 
     def type(self, text: str) -> None:
-        """Write to the other end."""
+        """Write to the other end of the pipe."""
         os.write(self.typed, text.encode())
 
     def isatty(self) -> bool:
-        """Return that it is a terminal."""
+        """Return True."""
         return True
 
     def close(self) -> None:
-        """Close both ends."""
+        """Close both ends of the pipe."""
         if not self.closed:
             os.close(self.typed)
         super().close()

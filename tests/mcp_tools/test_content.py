@@ -1,4 +1,4 @@
-"""Results of MCP servers as parts, within their limits."""
+"""Tests of the conversion of MCP results to parts, and of its limits."""
 
 import base64
 import json
@@ -29,19 +29,19 @@ def convert(*content: Any, **members: Any) -> list[Part]:
 
 
 def convert_text(*content: Any, **members: Any) -> str:
-    """Convert a result of one text."""
+    """Convert a result and return the text of its only part."""
     [part] = convert(*content, **members)
     assert isinstance(part, TextPart)
     return part.text
 
 
 def text(value: str) -> types.TextContent:
-    """A text of a result."""
+    """Return a text content of a result."""
     return types.TextContent(text=value)
 
 
-def test_images_that_models_accept_are_image_parts() -> None:
-    """Others are described by their type and size."""
+def test_supported_images_become_image_parts() -> None:
+    """Supported images are image parts; others are described by their type and size."""
     [part] = convert(types.ImageContent(data=DATA, mime_type="image/png"))
     assert isinstance(part, ImagePart)
     assert part.url == f"data:image/png;base64,{DATA}"
@@ -53,8 +53,8 @@ def test_images_that_models_accept_are_image_parts() -> None:
     assert broken == "[omitted: an image that is not valid base64]"
 
 
-def test_other_content_is_text() -> None:
-    """Links, resources and sound; addresses are shortened and cleaned."""
+def test_other_content_becomes_text() -> None:
+    """Links, resources and audio become text, with addresses shortened and sanitized."""
     sound = types.AudioContent(data="AAAA", mime_type="audio/wav")
     assert "audio of type audio/wav, 3 bytes" in convert_text(sound)
     link = types.ResourceLink(name="a\x1b", uri="file:///" + "a" * 1_000)
@@ -79,24 +79,24 @@ def test_other_content_is_text() -> None:
         (["x"], [1], ["x", "[1]"]),
     ],
 )
-def test_a_structured_result_is_sent_once(
+def test_structured_result_is_sent_once(
     content: list[str], structured: Any, expected: list[str]
 ) -> None:
-    """As JSON, unless a text has the same value."""
+    """A structured result is added as JSON unless a text part has the same value."""
     parts = convert(*map(text, content), structured_content=structured)
     assert parts == [TextPart(each) for each in expected]
 
 
-def test_an_error_is_a_failed_tool() -> None:
-    """Its text is the message."""
+def test_error_result_raises_tool_failed() -> None:
+    """An error result raises ToolFailed with its text as the message."""
     with pytest.raises(ToolFailed, match="no paper\nno ink"):
         convert(text("no paper"), text("no ink"), is_error=True)
     with pytest.raises(ToolFailed, match="without a message"):
         convert(is_error=True)
 
 
-async def test_the_rules_of_a_guard_apply_to_results(open_raw: OpenRaw) -> None:
-    """As to those of any other tool."""
+async def test_guard_rules_apply_to_mcp_results(open_raw: OpenRaw) -> None:
+    """The guard redacts MCP results in the same way as other tool results."""
     async with open_raw("plain") as box:
         chat = Chat("practice", tools=box, middleware=[guard(redact("sk-[0-9]+"))])
         answer = await chat.chat_with_state(None, 'Call echo with {"text": "sk-123"}')
@@ -119,7 +119,7 @@ def respond(request_id: Any, mode: str, method: str) -> Response:
 async def test_http_responses_are_bounded(
     mode: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large response is not read to its end, and a compressed one is not expanded."""
+    """A large response is not read completely, and a compressed one is not decompressed."""
     monkeypatch.setattr(transports, "MAX_MESSAGE_BYTES", 1_000_000)
 
     async def answer(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Servers that misbehave: every failure is bounded and reported, and no process remains."""
+"""Tests with faulty MCP servers: failures are bounded and reported, and no process remains."""
 
 import asyncio
 import json
@@ -21,28 +21,28 @@ from mcp_tools.conftest import RAW_SERVER, OpenRaw, read_pids, wait_for
 
 
 async def call(box: Toolbox, name: str = "echo", **arguments: Any) -> ToolResultBlock:
-    """Run one call."""
+    """Run one tool call and return its result."""
     [result] = await run_calls(box, [tool_call(name, arguments)])
     return result
 
 
-async def test_a_server_before_the_current_protocol_is_used(open_raw: OpenRaw) -> None:
-    """Text on standard output that is no message is skipped."""
+async def test_server_with_older_protocol_is_supported(open_raw: OpenRaw) -> None:
+    """Text on standard output that is not a message is skipped."""
     async with open_raw("garbage") as box:
         assert list(box) == ["echo"]
         assert (await call(box, text="hi")).text == '{"text": "hi"}'
 
 
-async def test_a_server_without_tools_has_none(open_raw: OpenRaw) -> None:
-    """An empty toolbox is no error."""
+async def test_server_without_tools_is_accepted(open_raw: OpenRaw) -> None:
+    """A server without tools gives an empty toolbox, not an error."""
     async with open_raw("toolless") as box:
         assert list(box) == []
 
 
-async def test_the_environment_is_minimal(
+async def test_server_environment_is_minimal(
     open_raw: OpenRaw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys of this process are not passed on; ``env`` is."""
+    """Keys of this process are not passed to the server; variables of ``env`` are."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     monkeypatch.setenv("TZ", "UTC")
     async with open_raw("environment", env={"GIVEN": "yes"}) as box:
@@ -53,8 +53,8 @@ async def test_the_environment_is_minimal(
     assert environment["PATH"]
 
 
-async def test_the_command_does_not_run_in_a_shell(pid_file: Path, tmp_path: Path) -> None:
-    """Quotes and operators of a shell are ordinary arguments."""
+async def test_command_does_not_run_in_a_shell(pid_file: Path, tmp_path: Path) -> None:
+    """Shell quotes and operators are passed as ordinary arguments."""
     with pytest.raises(CannotConnect, match="exited with code"):
         async with mcp_tools(f"ls {tmp_path} ; touch {tmp_path}/made && true"):
             pass
@@ -69,10 +69,10 @@ async def test_the_command_does_not_run_in_a_shell(pid_file: Path, tmp_path: Pat
         ("silent", r"no answer within 0\.5 s$"),
     ],
 )
-async def test_a_server_that_does_not_start_is_reported(
+async def test_server_that_does_not_start_is_reported(
     open_raw: OpenRaw, mode: str, problem: str, pid_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error has what is known: the exit code, the output, the time limit. Secrets are redacted."""
+    """The error has the exit code, output or time limit, with secrets redacted."""
     timeout, grace = (0.5, 0.2) if mode == "silent" else (300.0, 300.0)
     monkeypatch.setattr(transports, "GRACE_SECONDS", grace)
     with pytest.raises(CannotConnect, match=problem) as error:
@@ -81,10 +81,10 @@ async def test_a_server_that_does_not_start_is_reported(
     assert "\x1b" not in str(error.value)
 
 
-async def test_a_crash_fails_the_call_and_removes_the_tools(
+async def test_crash_fails_calls_and_removes_tools(
     open_raw: OpenRaw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Calls under way and later ones have a result; the tools are no longer offered."""
+    """Running and later calls get a result, and the tools are no longer offered."""
     monkeypatch.setattr(transports, "GRACE_SECONDS", 300.0)
     async with open_raw("crash") as box:
         first, second = await run_calls(box, [tool_call("echo", {}), tool_call("echo", {})])
@@ -98,16 +98,14 @@ async def test_a_crash_fails_the_call_and_removes_the_tools(
             await crashed.call_tool("echo", {})  # type: ignore[attr-defined]
 
 
-async def test_a_call_without_an_answer_times_out(open_raw: OpenRaw) -> None:
-    """The model gets a text instead."""
+async def test_call_without_a_response_times_out(open_raw: OpenRaw) -> None:
+    """After the timeout, the tool result has the outcome timeout."""
     async with open_raw("hang", timeout=0.2) as box:
         assert (await call(box)).metadata["outcome"] == "timeout"
 
 
-async def test_the_server_is_notified_of_a_cancelled_call(
-    open_raw: OpenRaw, pid_file: Path
-) -> None:
-    """By the id of its request."""
+async def test_server_is_notified_of_a_cancelled_call(open_raw: OpenRaw, pid_file: Path) -> None:
+    """The notification has the id of the cancelled request."""
     called, cancelled = (Path(f"{pid_file}.{suffix}") for suffix in ("called", "cancelled"))
     async with open_raw("hang") as box:
         waiting = asyncio.create_task(call(box))
@@ -117,33 +115,33 @@ async def test_the_server_is_notified_of_a_cancelled_call(
         await wait_for(lambda: cancelled.exists() and "requestId" in cancelled.read_text())
 
 
-async def test_a_large_result_is_truncated(open_raw: OpenRaw) -> None:
-    """As the result of any other tool is."""
+async def test_large_result_is_truncated(open_raw: OpenRaw) -> None:
+    """A large result is truncated in the same way as other tool results."""
     async with open_raw("huge") as box:
         text = (await call(box)).text
         assert len(text) < MAX_OUTPUT + 100
         assert "truncated" in text
 
 
-async def test_a_result_of_many_items_is_cut(open_raw: OpenRaw) -> None:
-    """The rest is counted."""
+async def test_result_with_many_items_is_truncated(open_raw: OpenRaw) -> None:
+    """The number of omitted items is added to the result."""
     async with open_raw("items") as box:
         result = await call(box)
         assert len(result.parts) == content.MAX_CONTENT_ITEMS + 1
         assert result.text.endswith("[omitted: 4,900 further items]")
 
 
-async def test_a_message_without_end_ends_the_connection(
+async def test_endless_message_closes_the_connection(
     open_raw: OpenRaw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not read into memory."""
+    """A message above the size limit is not read into memory."""
     monkeypatch.setattr(transports, "MAX_MESSAGE_BYTES", 2_000_000)
     async with open_raw("endless") as box:
         assert "it sent a message of more than 2,000,000 bytes" in (await call(box)).text
 
 
 async def test_control_characters_are_replaced(open_raw: OpenRaw) -> None:
-    """In names, descriptions, schemas and results; invisible tags that a model would read are, too."""
+    """Control characters and invisible tags are replaced in names, descriptions, schemas and results."""
     async with open_raw("control") as box:
         [definition] = box.definitions()
         assert definition["name"] == "e_cho"
@@ -155,14 +153,14 @@ async def test_control_characters_are_replaced(open_raw: OpenRaw) -> None:
 async def test_names_are_made_unique_and_valid(
     open_raw: OpenRaw, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of two tools with one name the first is used."""
+    """Invalid characters in names are replaced, and of two tools with one name the first is used."""
     async with open_raw("duplicates") as box:
         assert list(box) == ["echo", "a_b", "x" * 64]
     assert "no free name" in caplog.text
 
 
-async def test_the_number_of_tools_is_bounded(open_raw: OpenRaw) -> None:
-    """Also when the pages of a list never end."""
+async def test_number_of_tools_is_bounded(open_raw: OpenRaw) -> None:
+    """The number of tools is limited, even if the pages of the list never end."""
     async with open_raw("many") as box:
         assert len(box) == content.MAX_TOOLS
     async with open_raw("pages") as box:
@@ -170,35 +168,35 @@ async def test_the_number_of_tools_is_bounded(open_raw: OpenRaw) -> None:
 
 
 async def test_large_schemas_and_descriptions_are_bounded(open_raw: OpenRaw) -> None:
-    """A schema that is too large or too deep is left out; a description is cut."""
+    """A tool with a too large or too deep schema is omitted, and a long description is truncated."""
     async with open_raw("schemas") as box:
         assert list(box) == ["long"]
         assert len(box["long"].description) == content.MAX_DESCRIPTION_CHARS + 1
 
 
-async def test_an_invalid_result_is_a_failed_call(open_raw: OpenRaw) -> None:
-    """The model gets a text instead."""
+async def test_invalid_result_is_a_failed_call(open_raw: OpenRaw) -> None:
+    """An invalid result becomes a tool result with an error message."""
     async with open_raw("invalid") as box:
         assert (await call(box)).text == "The server returned an invalid result."
 
 
-async def test_a_server_that_requires_input_fails_the_call(open_raw: OpenRaw) -> None:
-    """No user can be asked during a call."""
+async def test_server_that_requires_input_fails_the_call(open_raw: OpenRaw) -> None:
+    """A call that requires user input fails, because that is not supported."""
     async with open_raw("input") as box:
         text = (await call(box)).text
     assert text == "The server requires input from the user, which is not supported."
 
 
-async def test_an_error_of_the_protocol_is_a_failed_call(open_raw: OpenRaw) -> None:
-    """With the message of the server."""
+async def test_protocol_error_is_a_failed_call(open_raw: OpenRaw) -> None:
+    """A protocol error becomes a tool result with the server's message."""
     async with open_raw("reject") as box:
         assert (await call(box)).text == "The MCP server rejected the call: no such method"
 
 
-async def test_a_failed_listing_leaves_the_tools_as_they_are(
+async def test_failed_listing_retains_the_tools(
     open_raw: OpenRaw, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first change is followed; after the second the server does not list its tools."""
+    """The first change is applied; after the second one the server fails to list its tools."""
     async with open_raw("change") as box:
         await call(box)
         await wait_for(lambda: list(box) == ["echo", "more"])
@@ -207,17 +205,17 @@ async def test_a_failed_listing_leaves_the_tools_as_they_are(
         assert list(box) == ["echo", "more"]
 
 
-async def test_a_stubborn_server_and_its_children_are_killed(
+async def test_unresponsive_server_and_its_children_are_killed(
     open_raw: OpenRaw, pid_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ignores the end of its input and SIGTERM, and has started another process."""
+    """A server that ignores the end of its input and SIGTERM is killed with its child process."""
     monkeypatch.setattr(transports, "GRACE_SECONDS", 0.2)
     async with open_raw("stubborn") as box:
         assert (await call(box)).text == "{}"
     assert len(read_pids(pid_file)) == 2
 
 
-async def test_the_server_ends_when_its_owner_fails(open_raw: OpenRaw) -> None:
+async def test_server_is_stopped_after_an_exception(open_raw: OpenRaw) -> None:
     """An exception in the block leaves no process behind."""
 
     async def fail() -> None:
@@ -228,10 +226,10 @@ async def test_the_server_ends_when_its_owner_fails(open_raw: OpenRaw) -> None:
         await fail()
 
 
-async def test_the_server_ends_when_its_owner_is_cancelled_twice(
+async def test_server_is_stopped_if_cancelled_repeatedly(
     open_raw: OpenRaw, pid_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second cancellation does not interrupt the end of the process."""
+    """Further cancellations do not interrupt stopping the process."""
     monkeypatch.setattr(transports, "GRACE_SECONDS", 0.5)
     entered = asyncio.Event()
 
@@ -251,10 +249,10 @@ async def test_the_server_ends_when_its_owner_is_cancelled_twice(
     assert len(read_pids(pid_file)) == 2
 
 
-async def test_the_server_ends_when_its_owner_is_cancelled_at_startup(
+async def test_server_is_stopped_if_cancelled_at_startup(
     open_raw: OpenRaw, pid_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also before it has answered."""
+    """A server that has not yet responded is stopped when its owner is cancelled."""
     monkeypatch.setattr(transports, "GRACE_SECONDS", 0.2)
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as group:
@@ -268,8 +266,8 @@ async def test_the_server_ends_when_its_owner_is_cancelled_at_startup(
             scope.cancel()
 
 
-async def test_a_killed_process_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if it exits later than the grace period: its exit status is read."""
+async def test_killed_process_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit status is read even if the process exits after the grace period."""
     monkeypatch.setattr(transports, "GRACE_SECONDS", 0.0)
     process = await anyio.open_process(["sleep", "1000"], start_new_session=True)
     await transports.stop_process(process)
@@ -277,8 +275,8 @@ async def test_a_killed_process_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
     await process.aclose()
 
 
-def test_the_server_ends_with_the_event_loop(open_raw: OpenRaw) -> None:
-    """A connection that is never closed ends with its loop."""
+def test_server_is_stopped_with_the_event_loop(open_raw: OpenRaw) -> None:
+    """A connection that is never closed is closed with its event loop."""
     boxes: list[Any] = []
 
     async def forget() -> None:
@@ -291,8 +289,8 @@ def test_the_server_ends_with_the_event_loop(open_raw: OpenRaw) -> None:
         asyncio.run(boxes[0].__aexit__(None, None, None))
 
 
-def test_the_library_writes_nothing_to_standard_error(pid_file: Path) -> None:
-    """Neither the server's output nor the official package's log reaches a terminal."""
+def test_library_writes_nothing_to_standard_error(pid_file: Path) -> None:
+    """Neither the server's output nor the log of the official package is printed."""
     script = f"""
 import anyio, logging
 from kedge import mcp_tools

@@ -1,4 +1,4 @@
-"""Tools of MCP servers from the official package, over both transports."""
+"""Tests of MCP servers built with the official package, over both transports."""
 
 import asyncio
 import subprocess
@@ -24,7 +24,7 @@ TRANSPORTS = ("stdio", "http")
 
 @asynccontextmanager
 async def open_official(transport: str, **options: Any) -> AsyncGenerator[Toolbox]:
-    """Connect to the official server."""
+    """Yield a toolbox connected to the server of the official package."""
     if transport == "stdio":
         async with mcp_tools(TOOL_SERVER, **options) as box:
             yield box
@@ -37,14 +37,14 @@ async def open_official(transport: str, **options: Any) -> AsyncGenerator[Toolbo
 
 
 async def call(box: Toolbox, name: str, arguments: dict[str, Any] | None = None) -> ToolResultBlock:
-    """Run one call."""
+    """Run one tool call and return its result."""
     [result] = await run_calls(box, [tool_call(name, arguments or {})])
     return result
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_tools_of_a_server_are_listed_and_called(transport: str) -> None:
-    """Definitions, values, structured results, images, errors and a changed list, in one connection."""
+    """One connection handles definitions, values, images, errors and a changed list of tools."""
     async with open_official(transport, connect_timeout=120, timeout=120) as box:
         names = ["add", "weather", "report", "picture", "fail", "wait", "grow"]
         assert list(box) == names
@@ -73,8 +73,8 @@ async def test_tools_of_a_server_are_listed_and_called(transport: str) -> None:
         assert (await call(more, "extra")).text == "extra"
 
 
-async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
-    """The server is notified when the caller is cancelled; the connection remains usable."""
+async def test_cancelled_call_is_cancelled_at_the_server() -> None:
+    """The server is notified of the cancellation, and the connection remains usable."""
     calls = ServerCalls()
     async with (
         serve_app(build_server(calls).streamable_http_app()) as url,
@@ -91,7 +91,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
 
 
 class Relay:
-    """Forwards connections to a server; while the server is away, it closes them."""
+    """A relay that forwards connections to a server, or closes them while the server is down."""
 
     def __init__(self, url: str) -> None:
         self.port = int(url.rpartition(":")[2].removesuffix("/mcp"))
@@ -117,14 +117,14 @@ class Relay:
         writer.close()
 
     def go_away(self) -> None:
-        """Close all connections."""
+        """Close all connections and reject new ones."""
         self.is_away = True
         for writer in self.writers:
             writer.close()
 
 
-async def test_an_http_server_that_was_away_is_connected_again() -> None:
-    """Calls fail while the server is away; a later one opens a new connection."""
+async def test_http_server_is_reconnected() -> None:
+    """Calls fail while the server is down, and a later call opens a new connection."""
     async with serve_app(build_server().streamable_http_app()) as url:
         relay = Relay(url)
         listener = await asyncio.start_server(relay.connect, "127.0.0.1", 0)
@@ -142,8 +142,8 @@ async def test_an_http_server_that_was_away_is_connected_again() -> None:
         listener.close()
 
 
-async def test_a_model_uses_the_tools_of_a_server() -> None:
-    """The toolbox is what Chat takes; a denied call does not reach the server."""
+async def test_chat_uses_mcp_tools() -> None:
+    """Chat accepts the toolbox, and a denied call does not reach the server."""
     async with open_official("http", approval=True) as box:
         chat = Chat("practice", tools=[box], approve=lambda _: Deny("not today"))
         answer = await chat.chat_with_state(None, 'Call add with {"a": 1, "b": 2}')
@@ -154,7 +154,7 @@ async def test_a_model_uses_the_tools_of_a_server() -> None:
 
 
 async def test_calls_from_another_event_loop_reach_the_server() -> None:
-    """A toolbox may be used by a program's other loop; after its own has ended, calls fail."""
+    """A toolbox can be used from another event loop of the program."""
     async with open_official("http") as box:
         result = await anyio.to_thread.run_sync(
             lambda: asyncio.run(call(box, "add", {"a": 2, "b": 2}))
@@ -162,8 +162,8 @@ async def test_calls_from_another_event_loop_reach_the_server() -> None:
         assert result.text == "4"
 
 
-def test_a_toolbox_whose_loop_has_ended_fails_with_a_reason() -> None:
-    """The connection ended with its loop."""
+def test_toolbox_of_ended_loop_reports_the_reason() -> None:
+    """A call after the toolbox's event loop has ended fails with a message."""
 
     async def open_box() -> Toolbox:
         async with open_official("http") as box:
@@ -190,13 +190,13 @@ def test_a_toolbox_whose_loop_has_ended_fails_with_a_reason() -> None:
 def test_invalid_settings_are_rejected(
     server: str | Sequence[str], options: dict[str, Any], problem: str
 ) -> None:
-    """Before anything is started."""
+    """Invalid settings are rejected before a server is started."""
     with pytest.raises(InvalidSetting, match=problem):
         mcp_tools(server, **options)
 
 
-async def test_a_server_that_cannot_be_reached_is_reported() -> None:
-    """A command that does not exist, and an address where nothing listens."""
+async def test_unreachable_server_is_reported() -> None:
+    """A missing command and an address where nothing listens are reported without a password."""
     with pytest.raises(CannotConnect, match="no-such-command"):
         async with mcp_tools("no-such-command --flag"):
             pass
@@ -205,8 +205,8 @@ async def test_a_server_that_cannot_be_reached_is_reported() -> None:
             pass
 
 
-def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the extra."""
+def test_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the extra to install."""
     monkeypatch.setitem(sys.modules, "mcp", None)
     with pytest.raises(CannotConnect, match=r"pip install 'kedge\[mcp\]'"):
         mcp_tools("server")
@@ -224,22 +224,22 @@ def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_prefix_is_derived_from_command_or_url(server: Any, name: str) -> None:
-    """It names the program that a launcher starts, or the host; secrets are not part of it."""
+    """The prefix is the program that a launcher starts, or the host, and contains no secret."""
     address = parse_address(server)
     assert address.default_name == name
     assert "secret" not in f"{address} {address!r}"
 
 
-def test_the_package_is_imported_only_when_it_is_used() -> None:
-    """Neither the root nor the commands load it."""
+def test_package_is_imported_lazily() -> None:
+    """Neither the root package nor the commands import the MCP package."""
     code = "import kedge.mcp, kedge.cli.chat_session, kedge.cli.mcp, sys; print(*sys.modules)"
     command = [sys.executable, "-c", code]
     loaded = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
     assert not {"mcp", "mcp_types"} & set(loaded.split())
 
 
-def test_sync_code_uses_the_tools_of_a_server(pid_file: Path) -> None:
-    """The connection belongs to the loop of the sync API."""
+def test_sync_code_can_use_mcp_tools(pid_file: Path) -> None:
+    """The connection uses the event loop of the sync API."""
     with mcp_tools([*RAW_SERVER, "plain"], env={"PID_FILE": str(pid_file)}) as box:
         chat = Chat("practice", tools=box)
         answer = chat.sync.chat_with_state(None, 'Call echo with {"text": "hi"}')

@@ -1,4 +1,4 @@
-"""Kedge's store as an MCP server, used by the official client and by ``mcp_tools``."""
+"""Tests of Kedge's MCP server, with the official client and with ``mcp_tools``."""
 
 import json
 import os
@@ -36,7 +36,7 @@ READING = ["search", "list", "show"]
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncGenerator[Store]:
-    """A store with one conversation."""
+    """Yield a store with one conversation."""
     async with await open_store(f"sqlite:///{tmp_path}/store.db") as opened:
         conversation = await Conversation.create(opened, "practice", title="harbour", tags=["sea"])
         await conversation.send("My ship is the Erebus.")
@@ -45,7 +45,7 @@ async def store(tmp_path: Path) -> AsyncGenerator[Store]:
 
 
 def choose_practice(_: object) -> str:
-    """Return the built-in model."""
+    """Return the name of the practice model."""
     return "practice"
 
 
@@ -59,7 +59,7 @@ async def call(server: Any, name: str, arguments: dict[str, Any]) -> str:
 
 
 async def test_conversations_are_listed_searched_and_shown(store: Store) -> None:
-    """With the official client; ids lead from one tool to the next."""
+    """The official client lists, searches and shows conversations by the ids in earlier results."""
     server = create_mcp_server(StoreTools(store).to_toolbox())
     async with Client(server) as client:
         assert [each.name for each in (await client.list_tools()).tools] == READING
@@ -80,14 +80,14 @@ async def test_conversations_are_listed_searched_and_shown(store: Store) -> None
 
 
 async def test_writing_needs_permission(store: Store) -> None:
-    """A server that only reads has no tools that write, also if a client names them."""
+    """A read-only server rejects tools that write, even if a client names them."""
     server = create_mcp_server(StoreTools(store).to_toolbox())
     assert "error: There is no tool 'ask'" in await call(server, "ask", {"message": "hi"})
     assert len(await store.conversations()) == 1
 
 
-async def test_a_client_asks_and_forks(store: Store) -> None:
-    """In a conversation of the store, in a new one, and from an earlier position."""
+async def test_client_can_ask_and_fork(store: Store) -> None:
+    """A client can ask in a stored or a new conversation, and fork at an earlier node."""
     server = create_mcp_server(StoreTools(store, choose_practice).to_toolbox())
     [row] = await store.conversations()
     question = {"message": "What is my ship?", "conversation": row.id}
@@ -108,7 +108,7 @@ async def test_a_client_asks_and_forks(store: Store) -> None:
 
 
 async def test_errors_and_output_are_bounded(store: Store) -> None:
-    """An unknown id, invalid arguments and a very long conversation."""
+    """Unknown ids and invalid arguments are errors, and long output is truncated."""
     server = create_mcp_server(StoreTools(store, choose_practice).to_toolbox())
     assert "error: show failed: NotInStore" in await call(server, "show", {"conversation": "x"})
     assert "error: The arguments of list are invalid" in await call(server, "list", {"limit": 999})
@@ -121,13 +121,13 @@ async def test_errors_and_output_are_bounded(store: Store) -> None:
 
 
 async def call_url(url: str, **headers: str) -> list[str]:
-    """Return the names of the tools at an address."""
+    """Return the names of the tools at a URL."""
     async with mcp_tools(url, headers=headers) as box:
         return list(box)
 
 
-async def test_http_needs_a_loopback_name_or_the_token(store: Store) -> None:
-    """As the other servers of Kedge do; pages from elsewhere are rejected."""
+async def test_http_needs_loopback_host_or_token(store: Store) -> None:
+    """Foreign hosts and origins are rejected, and with a token every request needs it."""
     server = create_mcp_server(StoreTools(store).to_toolbox())
     async with serve_app(create_http_app(server, AccessPolicy(None, LOOPBACK_NAMES))) as url:
         assert await call_url(url) == READING
@@ -146,7 +146,7 @@ async def test_http_needs_a_loopback_name_or_the_token(store: Store) -> None:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """The environment of the command: an empty configuration and a data folder of the test."""
+    """Return the environment of the command: an empty configuration and a data folder of the test."""
     (tmp_path / "config.toml").touch()
     return {
         "KEDGE_CONFIG": str(tmp_path / "config.toml"),
@@ -156,13 +156,13 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 async def call_json(box: Toolbox, name: str, **arguments: Any) -> Any:
-    """Call a tool of a toolbox and parse its result."""
+    """Call a tool of a toolbox and return its parsed result."""
     [result] = await run_calls(box, [tool_call(name, arguments)])
     return json.loads(result.text)
 
 
-async def test_the_command_serves_standard_streams(environment: dict[str, str]) -> None:
-    """Kedge as the client and as the server."""
+async def test_command_serves_standard_streams(environment: dict[str, str]) -> None:
+    """``mcp_tools`` can use ``kedge mcp`` over standard streams."""
     command = [*KEDGE_MCP, "--allow-write"]
     async with mcp_tools(command, env=environment, connect_timeout=120, timeout=120) as box:
         assert list(box) == [*READING, "ask", "fork"]
@@ -172,7 +172,7 @@ async def test_the_command_serves_standard_streams(environment: dict[str, str]) 
 
 
 def start_http(environment: dict[str, str]) -> "subprocess.Popen[str]":
-    """Start the command on a free port."""
+    """Start the command on a free port and return the process."""
     return subprocess.Popen(
         [*KEDGE_MCP, "--http", "--port", "0", "--json"],
         stdout=subprocess.PIPE,
@@ -181,8 +181,8 @@ def start_http(environment: dict[str, str]) -> "subprocess.Popen[str]":
     )
 
 
-async def test_the_command_serves_http(store: Store, environment: dict[str, str]) -> None:
-    """On a free port, which is printed, until it is interrupted."""
+async def test_command_serves_http(store: Store, environment: dict[str, str]) -> None:
+    """The command prints the URL of a free port and serves until it is interrupted."""
     process = start_http(environment)
     assert process.stdout is not None
     try:
@@ -199,7 +199,7 @@ async def test_the_command_serves_http(store: Store, environment: dict[str, str]
 def command_environment(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, str]:
-    """The same environment for a command in this process."""
+    """Set the environment of the command in this process and return it."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     return environment
@@ -211,8 +211,8 @@ def run(*options: str) -> Result:
 
 
 @pytest.mark.usefixtures("command_environment")
-def test_a_store_that_does_not_exist_is_reported() -> None:
-    """Reading does not create one."""
+def test_missing_store_is_reported() -> None:
+    """A read-only server does not create a missing store."""
     done = run()
     assert done.exit_code == 1
     assert "there are no conversations yet" in done.output
@@ -220,10 +220,10 @@ def test_a_store_that_does_not_exist_is_reported() -> None:
 
 @pytest.mark.usefixtures("command_environment")
 @pytest.mark.parametrize("http", [False, True])
-def test_the_command_offers_what_the_options_allow(
+def test_command_offers_tools_allowed_by_options(
     monkeypatch: pytest.MonkeyPatch, *, http: bool
 ) -> None:
-    """The same tools over both transports; over HTTP the address is printed."""
+    """Both transports offer the same tools, and over HTTP the URL is printed."""
     served: list[Any] = []
 
     async def serve(server: Any) -> None:
@@ -241,17 +241,17 @@ def test_the_command_offers_what_the_options_allow(
     assert done.output.startswith("Serving http://[::1]:" if http else "")
 
 
-def test_other_machines_need_a_token() -> None:
-    """A usage error names the options."""
+def test_public_address_needs_a_token() -> None:
+    """A public address without a token is a usage error that names the options."""
     done = run("--http", "--host", "0.0.0.0")  # noqa: S104 - it is rejected
     assert done.exit_code == 2
     assert "--token or KEDGE_MCP_TOKEN" in done.output
 
 
-async def test_an_address_that_only_the_store_names_is_not_used(
+async def test_unconfirmed_address_in_store_is_not_used(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server asks no one; the error names the option that confirms it."""
+    """A server cannot prompt for confirmation, so the error names the option that confirms."""
     import click
 
     from kedge.cli.store_options import resolve_model

@@ -1,4 +1,4 @@
-"""An MCP server made with the official package: ``python tool_server.py`` serves it over standard streams."""
+"""An MCP server that uses the official package; ``python tool_server.py`` serves it over standard streams."""
 
 import base64
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ PNG = base64.b64decode(
 
 
 class ServerCalls:
-    """What happened in the server, for tests in the same process."""
+    """Events of the server, for tests in the same process."""
 
     def __init__(self) -> None:
         self.started = anyio.Event()
