@@ -124,7 +124,7 @@ def test_workers_cannot_share_a_store_in_memory(url: str) -> None:
 
 
 def test_dbos_database_is_beside_the_store() -> None:
-    """The DBOS database is a file beside a file, or the same PostgreSQL database."""
+    """The DBOS database is beside an SQLite file or in the same server; zero workers are rejected."""
     assert default_database_url("sqlite:///a.db?x=1") == "sqlite:///a.db.dbos"
     assert default_database_url("postgresql://h/d") == "postgresql://h/d"
     with pytest.raises(InvalidBatch):

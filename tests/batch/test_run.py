@@ -378,7 +378,7 @@ async def test_killed_batch_continues_in_another_process(
 async def test_line_with_schema_has_valid_json_answers(
     batch: dict[str, Any], tmp_path: Path, server: TestServer
 ) -> None:
-    """Invalid answers are requested again, and a line without a valid answer fails."""
+    """Invalid answers are requested again, and the schema is part of the line's fingerprint."""
     number = {"type": "integer"}
     file = write_prompts(
         tmp_path,

@@ -26,7 +26,7 @@ ESCAPES = r"(?:\x1b\[[?\d;]*[A-Za-z])*"
 """Sequences that move the cursor or set the style."""
 PASTE = "\x1b[200~{}\x1b[201~"
 PROMPT = "\x1b[?2004h"
-"""What a terminal is sent when the prompt is ready: pastes are to be marked."""
+"""The sequence that enables bracketed paste, sent to the terminal when the prompt is ready."""
 ALT_ENTER, CTRL_C, CTRL_D = "\x1b\r", "\x03", "\x04"
 # Makes the terminal the controlling terminal, which receives Ctrl-C, then executes the command.
 RUN_AT_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"

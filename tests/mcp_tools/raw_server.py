@@ -18,7 +18,7 @@ MODE = sys.argv[1] if len(sys.argv) > 1 else "plain"
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
 HUGE = 3_000_000
 COMPLETE = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
-"""What the newest version of the protocol requires of a result, and older ones ignore."""
+"""Members of a result that the newest protocol version requires and older versions ignore."""
 CALLS: list[str] = []
 
 

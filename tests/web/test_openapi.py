@@ -11,7 +11,7 @@ from strategies import scale_examples
 from web.conftest import PageServer, serve_page
 
 REJECTIONS = ["400", "404", "405", "409", "413", "415", "422"]
-"""The statuses that reject a request; a body can be too large as well as wrong."""
+"""The statuses that reject a request; a body can be both too large and invalid."""
 METHODS = {"get", "put", "post", "delete", "patch"}
 CONFIG = {"checks": {"negative_data_rejection": {"expected-statuses": REJECTIONS}}}
 

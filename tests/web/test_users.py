@@ -21,7 +21,7 @@ from web.conftest import TIMEOUT, PageServer
 
 ADMIN = "admin-secret"
 SKIPPED = {"/login", "/logout", "/static/{name}", "/dashboard/live"}
-"""Routes without content, and one that does not end."""
+"""Routes without content, and one whose response does not end."""
 
 
 class UserPage:
