@@ -9,7 +9,7 @@ from typing import Any
 
 import uvicorn
 
-from kedge.server.uvicorn_server import bind
+from kedge.server.uvicorn_server import bind, stop_listening
 
 
 class ThreadServer(uvicorn.Server):
@@ -30,8 +30,7 @@ class ThreadServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close everything as soon as the last request is finished."""
-        for closable in (*self.servers, *(sockets or ())):
-            closable.close()
+        await stop_listening(self, sockets or [])
         for connection in list(self.server_state.connections):
             connection.shutdown()
         while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - uvicorn has no event

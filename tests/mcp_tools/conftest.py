@@ -1,5 +1,6 @@
 """MCP servers for the tests: in this process over HTTP, and as child processes."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 import uvicorn
 
 from kedge import mcp_tools
-from kedge.server.uvicorn_server import bind
+from kedge.server.uvicorn_server import bind, stop_listening
 from kedge.tools import Toolbox
 
 HERE = Path(__file__).parent
@@ -65,11 +66,20 @@ def open_raw(pid_file: Path) -> OpenRaw:
     return open_server
 
 
+class McpServer(uvicorn.Server):
+    """A uvicorn server that leaves no accepted connection open when it is stopped."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening before the connections are closed."""
+        await stop_listening(self, sockets or [])
+        await super().shutdown(sockets)
+
+
 @asynccontextmanager
 async def serve_app(app: Any) -> AsyncGenerator[str]:
     """Serve an app in this event loop and yield its URL."""
     config = uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    server = McpServer(config)
     with bind("127.0.0.1", 0) as listener:
         async with anyio.create_task_group() as group:
             # The private method is used because signals belong to pytest.

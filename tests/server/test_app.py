@@ -18,8 +18,6 @@ from kedge.server.uvicorn_server import HeadBuffer
 from kedge.testing import TestServer, serve
 from server.waiting import TIMEOUT
 
-"""How long a test waits for what must happen soon, on a busy machine."""
-
 HELLO_REQUEST: dict[str, Any] = {"model": "m", "input": "hello"}
 
 

@@ -8,7 +8,7 @@ import asyncio
 import errno
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -156,7 +156,7 @@ class UvicornServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting requests, finish or fail what runs, then close all connections."""
-        await self._stop_listening(sockets or [])
+        await stop_listening(self, sockets or [])
         for socket_ in list(self._service.sockets):
             socket_.finish()
         self._close_connections(requests_only=True)
@@ -170,19 +170,6 @@ class UvicornServer(uvicorn.Server):
         await self._wait_until(lambda: not self.server_state.tasks, CLOSE_SECONDS)
         await self.lifespan.shutdown()
         self._captured_signals.clear()  # uvicorn would raise them again
-
-    async def _stop_listening(self, listeners: list[socket.socket]) -> None:
-        loop = asyncio.get_running_loop()
-        for listener in listeners:
-            loop.remove_reader(listener.fileno())
-        for _ in range(ACCEPT_LOOP_TURNS):
-            # A connection that is accepted but not yet announced when its server is closed would
-            # stay open forever (an assertion fails inside asyncio before Python 3.12).
-            await asyncio.sleep(0)
-        for server in self.servers:
-            server.close()
-        for listener in listeners:
-            listener.close()
 
     def _close_connections(self, *, requests_only: bool = False) -> bool:
         """Close each connection: at once if it is idle, otherwise after its response."""
@@ -211,6 +198,24 @@ class UvicornServer(uvicorn.Server):
         """Stop on a signal; on a second one, without waiting for what runs."""
         super().handle_exit(sig, frame)
         self.stop()
+
+
+async def stop_listening(server: uvicorn.Server, listeners: Sequence[socket.socket]) -> None:
+    """Accept no more connections.
+
+    Args:
+        server: The server, which is running in this event loop.
+        listeners: Its listening sockets, which are closed.
+    """
+    loop = asyncio.get_running_loop()
+    for listener in listeners:
+        loop.remove_reader(listener.fileno())
+    for _ in range(ACCEPT_LOOP_TURNS):
+        # A connection that is accepted but not yet announced when its server is closed would
+        # stay open forever (an assertion fails inside asyncio before Python 3.12).
+        await asyncio.sleep(0)
+    for each in (*server.servers, *listeners):
+        each.close()
 
 
 def bind(host: str, port: int) -> socket.socket:

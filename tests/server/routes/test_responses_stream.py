@@ -12,8 +12,6 @@ from kedge.server.models import OutputEvent, PracticeModel, Prompt
 from kedge.testing import TestServer, serve
 from server.waiting import TIMEOUT
 
-"""How long a test waits for what must happen soon, on a busy machine."""
-
 Scripted = Callable[..., PracticeModel]
 
 CheckEvent = Callable[[dict[str, Any]], None]
