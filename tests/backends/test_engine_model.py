@@ -125,7 +125,7 @@ def test_streamed_items_equal_stored_items(client: OpenAI) -> None:
     assert client.responses.retrieve(final.id).output_text == final.output_text
 
 
-def test_an_answer_fits_its_schema(client: OpenAI) -> None:
+def test_answer_matches_its_schema(client: OpenAI) -> None:
     """The output format is sent upstream in the form of the upstream API."""
     schema: Any = {
         "type": "object",

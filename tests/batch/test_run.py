@@ -219,7 +219,7 @@ async def test_results_without_a_fingerprint_are_read_from_the_store(
     assert len(server.requests) == 1
 
 
-async def test_what_may_succeed_later_is_tried_again(
+async def test_transient_errors_are_retried(
     batch: dict[str, Any], server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A temporary server error does not fail the line."""

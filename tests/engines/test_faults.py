@@ -188,7 +188,7 @@ async def test_a_call_without_an_id_can_still_be_answered(server: TestServer, fa
     assert "5" in last_text(turn)
 
 
-async def test_a_response_without_an_id_is_no_anchor(server: TestServer) -> None:
+async def test_response_without_an_id_is_not_an_anchor(server: TestServer) -> None:
     """The answer is in the Turn, nothing is chained on it, and the next request sends everything."""
     async with open_engine(server) as engine:
         server.faults.set("omit_response_id", times=1)

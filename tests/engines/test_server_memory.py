@@ -167,7 +167,7 @@ async def test_max_depth_starts_a_new_chain() -> None:
 
 
 @STREAMING
-async def test_a_server_that_never_stores_is_learned_once(streaming: bool) -> None:
+async def test_server_that_never_stores_is_detected_once(streaming: bool) -> None:
     """Ten messages cost at most eleven requests, and chaining is tried again after the delay."""
     server, clock = MemoryServer(stores=False, rejects_unknown=True), FakeClock()
     async with open_memory_engine(server, clock=clock) as engine:
@@ -202,7 +202,7 @@ async def test_older_anchors_are_not_tried_after_a_total_loss() -> None:
 
 
 @STREAMING
-async def test_an_id_that_is_issued_twice_is_no_anchor(streaming: bool) -> None:
+async def test_repeated_response_id_is_not_an_anchor(streaming: bool) -> None:
     """Neither record of an id that was issued twice is used, in this conversation or in another."""
     server = MemoryServer(counter_ids=True)
     async with open_memory_engine(server, trust="always", clock=FakeClock()) as engine:

@@ -170,7 +170,7 @@ def test_without_usable_counts_a_probe_decides(usage: str, stores: bool) -> None
 
 
 @STREAMING
-def test_a_server_that_never_stores_is_learned_once(streaming: bool) -> None:
+def test_server_that_never_stores_is_detected_once(streaming: bool) -> None:
     """One request is rejected, and the next chained one is sent only after the delay."""
     server = MemoryServer(stores=False, rejects_unknown=True)
     with run_program(server, trust="always") as program:
@@ -206,7 +206,7 @@ def test_older_responses_are_not_tried_after_a_restart() -> None:
 
 
 @STREAMING
-def test_an_id_that_is_issued_twice_is_no_anchor(streaming: bool) -> None:
+def test_repeated_response_id_is_not_an_anchor(streaming: bool) -> None:
     """If a server reuses an id, neither of its two responses is used as an anchor."""
     server = MemoryServer(counter_ids=True)
     with run_program(server, trust="always") as program:

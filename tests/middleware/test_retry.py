@@ -13,7 +13,7 @@ from kedge.turns import Turn, UserBlock, assistant, user
 from middleware.scripted_engine import ScriptedEngine
 
 
-async def test_what_may_succeed_later_is_tried_again() -> None:
+async def test_transient_errors_are_retried() -> None:
     """A cut stream is retried after a backoff, and a rate limit after the pause it names."""
     pauses: list[float] = []
 

@@ -75,7 +75,7 @@ def test_parent_without_a_root_counts_as_root() -> None:
     assert get_state(turn).anchors[-1].root_created_at == 10.0
 
 
-def test_a_response_without_an_id_is_no_anchor() -> None:
+def test_response_without_an_id_is_not_an_anchor() -> None:
     """Blocks of a response without an id are appended, and the state does not change."""
     turn = make_exchanges(1).append(user("u"))
     answered = add_response(turn, "", assistant("nameless"))

@@ -214,7 +214,7 @@ async def test_tool_choice_is_supported(
     assert [block.name for block in turn if isinstance(block, ToolCallBlock)] == calls
 
 
-async def test_pictures_and_files_reach_the_model(engine: Engine, server: TestServer) -> None:
+async def test_images_and_files_are_sent(engine: Engine, server: TestServer) -> None:
     """Images and files are sent unchanged, in their position among the text parts."""
     shown = user(["Look:", image(b"png"), "and", file(b"%PDF", filename="a.pdf"), "What is 2+3?"])
     turn = await engine.run(Turn([shown]))

@@ -139,9 +139,7 @@ async def test_http_error_raises_typed_error(
 
 
 @pytest.mark.parametrize("fault", ["status=500", "status=429,retry_after=0"])
-async def test_what_may_succeed_later_is_tried_again(
-    server: TestServer, name: str, fault: str
-) -> None:
+async def test_transient_errors_are_retried(server: TestServer, name: str, fault: str) -> None:
     """The provider's own client retries temporary errors, as often as ``max_retries`` allows."""
     server.faults.set(fault, times=1)
     async with open_engine(server, name, max_retries=1) as engine:

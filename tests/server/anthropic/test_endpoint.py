@@ -179,7 +179,7 @@ def test_tool_use_requires_its_thinking_block(client: Anthropic) -> None:
     assert client.messages.create(**asked).stop_reason == "end_turn"
 
 
-def test_an_answer_fits_its_schema(client: Anthropic) -> None:
+def test_answer_matches_its_schema(client: Anthropic) -> None:
     """The answer matches the JSON schema of ``output_config``."""
     schema = {
         "type": "object",

@@ -162,7 +162,7 @@ def test_reasoning_content_is_sent_and_accepted(server: TestServer, client: Open
     assert [item["type"] for item in context] == ["message", "reasoning", "message", "message"]
 
 
-def test_an_answer_fits_its_schema(client: OpenAI) -> None:
+def test_answer_matches_its_schema(client: OpenAI) -> None:
     """The answer matches the JSON schema of ``response_format``."""
     schema = {
         "type": "object",
@@ -181,7 +181,7 @@ def test_an_answer_fits_its_schema(client: OpenAI) -> None:
     assert json.loads(made.choices[0].message.content or "") == {"answer": 42}
 
 
-def test_pictures_and_files_reach_the_model(server: TestServer, client: OpenAI) -> None:
+def test_images_and_files_are_sent(server: TestServer, client: OpenAI) -> None:
     """Images and files reach the model as parts of the Responses API."""
     parts: Any = [
         {"type": "text", "text": "What is this?"},
