@@ -52,6 +52,18 @@ def test_a_resent_history_is_sent_as_a_delta(server: TestServer, client: OpenAI)
     assert report.saved_bytes > 0
 
 
+def test_a_member_that_is_null_is_as_good_as_absent(server: TestServer, client: OpenAI) -> None:
+    """Programs pass `previous_response_id=None` when they have none; the anchor takes its position."""
+    history: list[Any] = []
+    ask(client, history, "My name is Ada.", previous_response_id=None)
+    response = ask(client, history, "What is my name?", previous_response_id=None, store=None)
+    assert response.output_text == "Your name is Ada."
+    body = server.requests[-1].raw
+    assert body.count(b"previous_response_id") == 1
+    assert chain_report(client).chained == 1
+    assert chain_report(client).healed == {}
+
+
 def test_an_edited_history_falls_back_to_an_older_anchor(
     server: TestServer, client: OpenAI
 ) -> None:

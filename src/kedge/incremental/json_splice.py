@@ -157,26 +157,36 @@ def ends_element(text: str, position: int) -> bool:
 
 
 def replace_array(
-    scanned: ScannedObject, name: str, elements: list[Span], added: dict[str, Any]
+    scanned: ScannedObject, name: str, elements: list[Span], values: dict[str, Any]
 ) -> bytes:
-    """Replace an array member by some of its own elements, and add members in front of it.
+    """Replace an array member by some of its own elements, and set other members.
 
     Args:
         scanned: The object.
         name: The array member.
         elements: The elements to retain, by position; their text stays as it is.
-        added: New members. A member of the same name must not exist.
+        values: Other members by name. One that exists gets the new value; others are added in front of the
+            array.
 
     Returns:
         The text of the edited object.
     """
-    text, member = scanned.text, scanned.members[name]
-    front = "".join(f"{json.dumps(key)}:{json.dumps(value)}," for key, value in added.items())
-    array = ",".join(text[span.start : span.end] for span in elements)
-    return (
-        f"{text[: member.key.start]}{front}{text[member.key.start : member.span.start]}"
-        f"[{array}]{text[member.span.end :]}"
-    ).encode()
+    text, array = scanned.text, scanned.members[name]
+    edits = {array.span: f"[{','.join(text[span.start : span.end] for span in elements)}]"}
+    front = ""
+    for key, value in values.items():
+        member = scanned.members.get(key)
+        if member is None:
+            front += f"{json.dumps(key)}:{json.dumps(value)},"
+        else:
+            edits[member.span] = json.dumps(value)
+    edits[Span(array.key.start, array.key.start)] = front
+    parts: list[str] = []
+    position = 0
+    for span, replacement in sorted(edits.items()):
+        parts += text[position : span.start], replacement
+        position = span.end
+    return "".join([*parts, text[position:]]).encode()
 
 
 def normalize_json(text: str) -> str:
