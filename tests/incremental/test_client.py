@@ -222,6 +222,57 @@ def test_two_keys_share_no_anchors(make_client: MakeClient) -> None:
     assert chain_report(other).chained == 0
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [
+        ({"cookie": "session=1"}, {"cookie": "session=2"}, False),
+        ({"cookie": "__cf_bm=1; session=1; _cfuvid=1"}, {"cookie": "session=1; __cf_bm=2"}, True),
+        ({}, {"cookie": "AWSALB=2"}, True),
+        ({"ocp-apim-subscription-key": "1"}, {"ocp-apim-subscription-key": "2"}, False),
+        ({}, {"x-goog-api-key": "2"}, False),
+        ({"x-request-id": "1"}, {"x-request-id": "2"}, True),
+    ],
+)
+def test_what_identifies_an_account(
+    make_client: MakeClient, one: dict[str, str], other: dict[str, str], shared: bool
+) -> None:
+    """Credentials do; cookies of load balancers do not: the server changes them as it likes."""
+    index = MemoryIndex()
+    clients = [chain(make_client(default_headers=x), index=index) for x in (one, other)]
+    history: list[Any] = []
+    for client in clients:
+        ask(client, history, "Hello")
+    assert chain_report(clients[1]).chained == shared
+
+
+def test_two_users_in_the_url_share_nothing(server: TestServer, make_client: MakeClient) -> None:
+    """The password in a base URL is what is sent, whatever the API key."""
+    index = MemoryIndex()
+    history: list[Any] = []
+    for login in ("ada:1", "bob:2"):
+        client = make_client()
+        client.base_url = server.base_url.replace("//", f"//{login}@")
+        ask(chain(client, index=index), history, "Hello")
+        assert chain_report(client).chained == 0
+
+
+def test_a_cookie_of_a_load_balancer_does_not_end_a_chain(
+    server: TestServer, make_client: MakeClient
+) -> None:
+    """Cloudflare sets one with each response, and the HTTP client sends it with the next request."""
+    with httpx2.Client() as http_client:
+
+        def set_cookie(response: httpx2.Response) -> None:
+            http_client.cookies.set("__cf_bm", str(len(server.requests)))
+
+        http_client.event_hooks = {"response": [set_cookie]}
+        client = chain(make_client(http_client=http_client))
+        history: list[Any] = []
+        for text in ("One", "Two", "Three"):
+            ask(client, history, text)
+        assert chain_report(client).chained == 2
+
+
 def test_a_deleted_response_is_not_used(server: TestServer, client: OpenAI) -> None:
     """DELETE through the client removes the response from the index."""
     history: list[Any] = []

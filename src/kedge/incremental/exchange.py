@@ -59,7 +59,24 @@ from kedge.planning.anchors import check_positive_int, validate_seconds
 log = get_logger("kedge.incremental")
 
 CREDENTIAL_HEADERS = ("authorization", "api-key", "x-api-key", "cookie", "proxy-authorization")
-"""Headers that identify an account; their values are only ever hashed."""
+GATEWAY_HEADERS = (
+    "ocp-apim-subscription-key",
+    "x-goog-api-key",
+    "x-litellm-api-key",
+    "cf-aig-authorization",
+    "x-portkey-api-key",
+    "helicone-auth",
+)
+"""Headers that identify an account, of servers and of gateways; their values are only ever hashed."""
+ROUTING_COOKIES = frozenset(
+    {
+        *("__cf_bm", "_cfuvid", "__cfruid", "__cflb", "cf_clearance"),
+        *("AWSALB", "AWSALBCORS", "AWSALBTG", "AWSALBTGCORS", "AWSELB", "AWSELBCORS"),
+        *("ARRAffinity", "ARRAffinitySameSite", "ApplicationGatewayAffinity"),
+        *("ApplicationGatewayAffinityCORS", "ASLBSA", "ASLBSACORS", "GCLB"),
+    }
+)
+"""Cookies of load balancers. They identify a connection, not an account, and change all the time."""
 ACCOUNT_HEADERS = ("openai-organization", "openai-project")
 """Headers that select what an account's key is used for."""
 
@@ -182,12 +199,16 @@ class Chainer:
         Credentials are hashed with the key of the index, which is never logged.
         """
         parts = urlsplit(url)
-        secret = "\0".join(f"{name}={headers.get(name, '')}" for name in CREDENTIAL_HEADERS)
+        login, _, address = parts.netloc.rpartition("@")
+        given = {**headers, "cookie": _drop_routing_cookies(headers.get("cookie", ""))}
+        secret = "\0".join(f"{name}={given.get(name, '')}" for name in CREDENTIAL_HEADERS)
+        secret += "".join(f"\0{name}={given[name]}" for name in GATEWAY_HEADERS if name in given)
+        secret += f"\0@{login}" if login else ""
         secret += f"\0{user}" if user else ""
         account = hashlib.blake2b(secret.encode(), key=self._hash_key, digest_size=16).hexdigest()
         owners = [headers.get(name, "") for name in ACCOUNT_HEADERS]
         return "|".join(
-            [f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}", *owners, account]
+            [f"{parts.scheme}://{address}{path}", *owners, account]
         )
 
     def complete(self, request: ChainedRequest) -> None:
@@ -523,6 +544,12 @@ class ResponseObserver:
         if self.verdict == "waiting":
             self.verdict = "release"
         return self.verdict
+
+
+def _drop_routing_cookies(header: str) -> str:
+    """Return a `Cookie` header without the cookies of load balancers."""
+    cookies = (cookie.strip() for cookie in header.split(";"))
+    return "; ".join(each for each in cookies if each.partition("=")[0] not in ROUTING_COOKIES)
 
 
 def _make_inflater(encoding: str) -> Callable[[bytes], bytes] | None:
