@@ -1,7 +1,7 @@
 """Tests that unsupported requests and internal failures do not affect the program."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx2
@@ -88,3 +88,100 @@ def test_other_requests_and_streamed_bodies_are_not_counted() -> None:
         http.post("/responses", content=iter([b'{"input": "a"}']))
         http.post("/responses", json={"input": "a"}, auth=("user", "password"))
         assert chain_report(http).requests == 0
+
+
+@pytest.mark.parametrize(
+    ("accepted", "sent"),
+    [
+        ("gzip, deflate", "gzip, deflate"),
+        ("gzip;q=0.5, br, zstd", "gzip;q=0.5"),
+        ("br", "identity"),
+        ("*", "identity"),
+        ("", ""),
+    ],
+)
+def test_a_response_is_compressed_as_it_can_be_read(accepted: str, sent: str) -> None:
+    """What cannot be read is no anchor; a proxy would even pass on errors as if they were not compressed."""
+    seen: list[str] = []
+
+    def record(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request.headers["accept-encoding"])
+        return answer(request)
+
+    with chain(httpx2.Client(transport=httpx2.MockTransport(record), base_url=URL)) as http:
+        headers = {"accept-encoding": accepted}
+        response = http.post("/responses", json={"input": "a"}, headers=headers)
+        assert response.request.headers["accept-encoding"] == accepted
+        http.get("/models", headers=headers)
+    assert seen == [sent, accepted]
+
+
+def test_a_redirected_response_has_its_own_url() -> None:
+    """The request of a response is the last one that was sent, as without Kedge."""
+
+    def redirect(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/v1/old/responses":
+            return httpx2.Response(307, headers={"location": "/v1/responses"})
+        return answer(request)
+
+    transport = httpx2.MockTransport(redirect)
+    with chain(httpx2.Client(transport=transport, base_url=URL, follow_redirects=True)) as http:
+        response = http.post("/old/responses", json={"input": "a"})
+        assert response.url == f"{URL}/responses"
+
+
+class CutStream(httpx2.SyncByteStream, httpx2.AsyncByteStream):
+    """The body of a response that breaks off at once."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        raise httpx2.ReadError("cut")
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        raise httpx2.ReadError("cut")
+        yield b""
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+def cut_when_chained(stream: CutStream) -> httpx2.MockTransport:
+    """A server that breaks off its answers to chained requests."""
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        if b"previous_response_id" in request.content:
+            return httpx2.Response(200, stream=stream)
+        return answer(request)
+
+    return httpx2.MockTransport(respond)
+
+
+HISTORY = [{"role": "user", "content": "One"}, *OUTPUT, {"role": "user", "content": "Two"}]
+
+
+def test_a_response_that_breaks_off_while_it_is_held_back_is_closed() -> None:
+    """The error names the program's request, as it does without Kedge."""
+    stream = CutStream()
+    with chain(httpx2.Client(transport=cut_when_chained(stream), base_url=URL)) as http:
+        http.post("/responses", json={"input": HISTORY[:1]})
+        with pytest.raises(httpx2.ReadError) as caught:
+            http.post("/responses", json={"input": HISTORY})
+    assert json.loads(caught.value.request.content) == {"input": HISTORY}
+    assert stream.is_closed
+
+
+async def test_a_response_that_breaks_off_while_an_asynchronous_client_holds_it_back() -> None:
+    """The same for an asynchronous client."""
+    stream = CutStream()
+    transport = cut_when_chained(stream)
+    async with chain(httpx2.AsyncClient(transport=transport, base_url=URL)) as http:
+        await http.post("/responses", json={"input": HISTORY[:1]})
+        with pytest.raises(httpx2.ReadError) as caught:
+            await http.post("/responses", json={"input": HISTORY})
+    assert json.loads(caught.value.request.content) == {"input": HISTORY}
+    assert stream.is_closed

@@ -241,3 +241,27 @@ async def test_the_websocket_handshake_is_forwarded(upstream: Upstream, proxy: s
     with pytest.raises(InvalidStatus):
         async with connect(f"{url}/v1/%2e%2e/denied"):
             pass
+
+
+async def test_many_requests_are_forwarded_at_the_same_time() -> None:
+    """A stream takes minutes, and a pool of a hundred connections would let the next request wait for one."""
+    count, arrived, all_here = 120, 0, asyncio.Event()
+
+    async def hold(_: Request) -> Response:
+        nonlocal arrived
+        arrived += 1
+        if arrived == count:
+            all_here.set()
+        await asyncio.wait_for(all_here.wait(), LIMIT)
+        return JSONResponse({})
+
+    with serve_app(Starlette(routes=[Route("/v1/models", hold)])) as url:
+        app = create_proxy_app(f"{url}/v1", any_host=True)
+        async with (
+            app.router.lifespan_context(app),
+            httpx2.AsyncClient(
+                transport=httpx2.ASGITransport(app), base_url="http://proxy", timeout=LIMIT
+            ) as http,
+        ):
+            answers = await asyncio.gather(*(http.get("/v1/models") for _ in range(count)))
+    assert {each.status_code for each in answers} == {200}

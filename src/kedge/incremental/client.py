@@ -19,7 +19,7 @@ from anyio import to_thread
 
 from kedge.engines.evidence import Trust
 from kedge.errors import InvalidSetting, RequestRefused, ServerFailed
-from kedge.incremental.exchange import Chainer, Exchange, ResponseObserver
+from kedge.incremental.exchange import Chainer, Exchange, ResponseObserver, limit_codings
 from kedge.incremental.index import AnchorIndex
 from kedge.incremental.report import ChainedRequest, ChainReport
 from kedge.incremental.store_index import StoreIndex
@@ -36,6 +36,8 @@ _OPENED = "_kedge_opened_index"
 PROBE_SECONDS = 10.0
 """How long a probe waits for the server at each step."""
 _PATH = "/responses"
+_REBUILT = (b"content-length", b"accept-encoding")
+"""Headers that depend on the body, or on what can be read of the response."""
 EXCHANGE = "kedge.exchange"
 """The response extension under which the HTTP client passes the exchange on."""
 USER = "kedge.user"
@@ -185,18 +187,21 @@ def _make_sync_send(library: Any, cls: Any) -> Any:
     def send(self: Any, request: Any, *, stream: bool = False, **options: Any) -> Any:
         if (begin := _prepare(self, library, request, options)) is None:
             return cls.send(self, request, stream=stream, **options)
-        result, sender = None, partial(cls.send, self, **options)
-        with closing(_send_steps(library, request, begin)) as steps:
-            while (step := steps.send(result))[0] != "done":
-                result = _perform(library, sender, *step)
-        response = step[1]
-        if response is None:
-            return cls.send(self, request, stream=stream, **options)
+        result, sender, response = None, partial(cls.send, self, **options), None
         try:
+            with closing(_send_steps(library, request, begin)) as steps:
+                while (step := steps.send(result))[0] != "done":
+                    result = _perform(library, sender, *step)
+                    response = result if step[0] == "send" else response
+            response = step[1]
+            if response is None:
+                return cls.send(self, request, stream=stream, **options)
             if not stream:
                 response.read()
-        except BaseException:
-            response.close()
+        except BaseException as error:
+            _name_request(library, error, request)
+            if response is not None:
+                response.close()
             raise
         return response
 
@@ -227,18 +232,21 @@ def _make_async_send(library: Any, cls: Any) -> Any:
     async def send(self: Any, request: Any, *, stream: bool = False, **options: Any) -> Any:
         if (begin := _prepare(self, library, request, options)) is None:
             return await cls.send(self, request, stream=stream, **options)
-        result, sender = None, partial(cls.send, self, **options)
-        with closing(_send_steps(library, request, begin)) as steps:
-            while (step := steps.send(result))[0] != "done":
-                result = await _perform_async(library, sender, _get_chainer(self), *step)
-        response = step[1]
-        if response is None:
-            return await cls.send(self, request, stream=stream, **options)
+        result, sender, response = None, partial(cls.send, self, **options), None
         try:
+            with closing(_send_steps(library, request, begin)) as steps:
+                while (step := steps.send(result))[0] != "done":
+                    result = await _perform_async(library, sender, _get_chainer(self), *step)
+                    response = result if step[0] == "send" else response
+            response = step[1]
+            if response is None:
+                return await cls.send(self, request, stream=stream, **options)
             if not stream:
                 await response.aread()
-        except BaseException:
-            await response.aclose()
+        except BaseException as error:
+            _name_request(library, error, request)
+            if response is not None:
+                await response.aclose()
             raise
         return response
 
@@ -265,6 +273,12 @@ async def _perform_async(
             return await anext(target, None)
         case _:
             return await target.aclose()
+
+
+def _name_request(library: Any, error: BaseException, request: Any) -> None:
+    """Tell an error of the HTTP library which request failed, as its client does when it reads a body."""
+    if isinstance(error, library.RequestError):
+        error.request = request
 
 
 async def _call_in_thread(chainer: Chainer | None, work: Callable[[], T]) -> T:
@@ -361,8 +375,10 @@ def _describes_account(header: str) -> bool:
 
 def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
     """Send once. The result is the response, or None if the original request must be sent instead."""
-    response = yield "send", _rebuild(library, request, exchange.content)
-    response.request = request
+    sent = _rebuild(library, request, exchange.content)
+    response = yield "send", sent
+    if response.request is sent:  # and not one that a redirect has made of it
+        response.request = request
     response.extensions[EXCHANGE] = exchange
     if response.status_code >= 400:
         body = yield "read", response
@@ -464,11 +480,16 @@ def _begin(chainer: Chainer, request: Any) -> Exchange | None:
 
 
 def _rebuild(library: Any, request: Any, content: bytes) -> Any:
-    """Return a request with another body; everything else stays."""
-    if content == b"".join(request.stream):
+    """Return a request with another body, whose response can be read; everything else stays."""
+    accepted = request.headers.get("accept-encoding", "")
+    readable = limit_codings(accepted)
+    if content == b"".join(request.stream) and readable == accepted:
         return request
-    headers = [pair for pair in request.headers.raw if pair[0].lower() != b"content-length"]
-    headers.append((b"Content-Length", str(len(content)).encode()))
+    headers = [pair for pair in request.headers.raw if pair[0].lower() not in _REBUILT]
+    if readable:
+        headers.append((b"Accept-Encoding", readable.encode()))
+    if "content-length" in request.headers:
+        headers.append((b"Content-Length", str(len(content)).encode()))
     rebuilt = type(request)(
         request.method,
         request.url,

@@ -80,6 +80,9 @@ ROUTING_COOKIES = frozenset(
 ACCOUNT_HEADERS = ("openai-organization", "openai-project")
 """Headers that select what an account's key is used for."""
 
+READABLE_CODINGS = ("identity", "gzip", "x-gzip", "deflate")
+"""The compressions of responses that are read."""
+
 Verdict = Literal["waiting", "release", "resend"]
 
 
@@ -207,9 +210,7 @@ class Chainer:
         secret += f"\0{user}" if user else ""
         account = hashlib.blake2b(secret.encode(), key=self._hash_key, digest_size=16).hexdigest()
         owners = [headers.get(name, "") for name in ACCOUNT_HEADERS]
-        return "|".join(
-            [f"{parts.scheme}://{address}{path}", *owners, account]
-        )
+        return "|".join([f"{parts.scheme}://{address}{path}", *owners, account])
 
     def complete(self, request: ChainedRequest) -> None:
         """Add a finished request to the report."""
@@ -550,6 +551,22 @@ def _drop_routing_cookies(header: str) -> str:
     """Return a `Cookie` header without the cookies of load balancers."""
     cookies = (cookie.strip() for cookie in header.split(";"))
     return "; ".join(each for each in cookies if each.partition("=")[0] not in ROUTING_COOKIES)
+
+
+def limit_codings(accepted: str) -> str:
+    """Return an `Accept-Encoding` header without the compressions that cannot be read here.
+
+    A response that cannot be read is neither an anchor nor recognized as the rejection of one.
+    """
+    codings = [coding.strip() for coding in accepted.split(",")]
+    readable = [each for each in codings if _get_name(each) in READABLE_CODINGS]
+    if len(readable) == len(codings):
+        return accepted
+    return ", ".join(readable) or ("identity" if accepted else "")
+
+
+def _get_name(coding: str) -> str:
+    return coding.partition(";")[0].strip().lower()
 
 
 def _make_inflater(encoding: str) -> Callable[[bytes], bytes] | None:

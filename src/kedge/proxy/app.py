@@ -73,6 +73,8 @@ CLIENT_GONE = 499
 """The status that is logged for a client that disconnected before there was a response."""
 TIMEOUT_SECONDS = 600.0
 MAX_CACHED_URLS = 256
+MAX_IDLE_CONNECTIONS = 100
+"""How many connections to the upstream are retained for later requests."""
 
 
 def create_proxy_app(
@@ -440,7 +442,9 @@ def _create_client() -> "httpx2.AsyncClient":
     import httpx2
 
     cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
-    client = httpx2.AsyncClient(timeout=TIMEOUT_SECONDS, cookies=cookies)
+    # A stream occupies its connection for minutes, and how many there are is up to the clients.
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=MAX_IDLE_CONNECTIONS)
+    client = httpx2.AsyncClient(timeout=TIMEOUT_SECONDS, cookies=cookies, limits=limits)
     client.headers.clear()
     return client
 
