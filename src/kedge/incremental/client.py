@@ -276,7 +276,7 @@ async def _perform_async(
 
 
 def _name_request(library: Any, error: BaseException, request: Any) -> None:
-    """Tell an error of the HTTP library which request failed, as its client does when it reads a body."""
+    """Set the request of an error of the HTTP library, as its client does when it reads a body."""
     if isinstance(error, library.RequestError):
         error.request = request
 
