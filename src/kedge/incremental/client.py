@@ -275,7 +275,7 @@ async def _perform_async(
             return await target.aclose()
 
 
-def _name_request(library: Any, error: BaseException, request: Any) -> None:
+def _name_request(library: Any, error: Any, request: Any) -> None:
     """Set the request of an error of the HTTP library, as its client does when it reads a body."""
     if isinstance(error, library.RequestError):
         error.request = request
