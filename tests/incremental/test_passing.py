@@ -185,3 +185,33 @@ async def test_a_response_that_breaks_off_while_an_asynchronous_client_holds_it_
             await http.post("/responses", json={"input": HISTORY})
     assert json.loads(caught.value.request.content) == {"input": HISTORY}
     assert stream.is_closed
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_the_rest_of_a_stream_is_an_anchor_if_its_end_lists_the_output(listed: bool) -> None:
+    """A program that lost the stream of a background response gets the rest of it, here the second item."""
+    second = {**OUTPUT[0], "id": "m2"}
+    output = [*OUTPUT, second] if listed else []
+    events: list[Any] = [
+        {"type": "response.output_item.done", "output_index": 1, "item": second},
+        {"type": "response.completed", "response": {**ANSWER, "output": output}},
+    ]
+    anchors: list[Any] = []
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        if request.method == "GET":
+            text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+            return httpx2.Response(200, text=text, headers={"content-type": "text/event-stream"})
+        body = json.loads(request.content)
+        anchors.append(body.get("previous_response_id"))
+        status = "queued" if body.get("background") else "completed"
+        echo = {"previous_response_id": anchors[-1]}
+        return httpx2.Response(200, json={**ANSWER, **echo, "status": status, "output": []})
+
+    with chain(httpx2.Client(transport=httpx2.MockTransport(respond), base_url=URL)) as http:
+        http.post("/responses", json={"input": HISTORY[:1], "background": True})
+        http.get("/responses/resp_1", params={"stream": "true", "starting_after": "8"})
+        for replayed in ([second], [*OUTPUT, second]):
+            items = [HISTORY[0], *replayed, HISTORY[-1]]
+            http.post("/responses", json={"input": items})
+    assert anchors == [None, None, "resp_1" if listed else None]

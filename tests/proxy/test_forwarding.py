@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.typing import Subprotocol
 
 from app_thread import serve_app
@@ -36,6 +36,7 @@ class Upstream:
     )
     waiting: threading.Event = field(default_factory=threading.Event)
     left: threading.Event = field(default_factory=threading.Event)
+    close: tuple[int, str] = (0, "")
 
     def build(self) -> Starlette:
         methods = ["GET", "POST", "DELETE", "PROPFIND", "TRACE"]
@@ -48,6 +49,7 @@ class Upstream:
                 WebSocketRoute("/v1/denied", self.deny),
                 WebSocketRoute("/v1/moved", self.redirect),
                 WebSocketRoute("/v1/realtime", self.echo_socket),
+                WebSocketRoute("/v1/closing", self.close_socket),
             ]
         )
 
@@ -77,7 +79,8 @@ class Upstream:
         return StreamingResponse(chunks(), headers={"content-length": "100"})
 
     async def deny(self, socket: WebSocket) -> None:
-        await socket.send_denial_response(JSONResponse({"error": "no key"}, 401))
+        rejection = JSONResponse({"error": "no key"}, 401, {"retry-after": "7"})
+        await socket.send_denial_response(rejection)
 
     async def redirect(self, socket: WebSocket) -> None:
         await socket.send_denial_response(RedirectResponse(f"{self.url}/v1/realtime"))
@@ -86,6 +89,15 @@ class Upstream:
         await socket.accept("realtime")
         await socket.send_json(dict(socket.headers))
         await socket.close()
+
+    async def close_socket(self, socket: WebSocket) -> None:
+        await socket.accept(headers=[(b"x-request-id", b"req_1")])
+        message = await socket.receive()
+        if message["type"] == "websocket.receive":
+            await socket.close(3000, "invalid key")
+            return
+        self.close = message["code"], message["reason"]
+        self.left.set()
 
 
 @pytest.fixture
@@ -238,9 +250,26 @@ async def test_the_websocket_handshake_is_forwarded(upstream: Upstream, proxy: s
             async with connect(f"{url}/v1/{path}"):
                 pass
         assert caught.value.response.status_code == status
+        assert caught.value.response.headers.get("retry-after") == ("7" if status == 401 else None)
     with pytest.raises(InvalidStatus):
         async with connect(f"{url}/v1/%2e%2e/denied"):
             pass
+
+
+async def test_the_end_of_a_websocket_is_forwarded(upstream: Upstream, proxy: str) -> None:
+    """Each side gets the code and the reason of the other one, and the client the upstream's headers."""
+    url = f"{proxy.replace('http', 'ws', 1)}/v1/closing"
+    async with connect(url) as socket:
+        assert socket.response is not None
+        assert socket.response.headers["x-request-id"] == "req_1"
+        await socket.send("Hello")
+        with pytest.raises(ConnectionClosedError):
+            await socket.recv()
+        assert (socket.close_code, socket.close_reason) == (3000, "invalid key")
+    async with connect(url) as socket:
+        await socket.close(4001, "done")
+    assert await asyncio.to_thread(upstream.left.wait, LIMIT)
+    assert upstream.close == (4001, "done")
 
 
 async def test_many_requests_are_forwarded_at_the_same_time() -> None:

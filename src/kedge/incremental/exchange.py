@@ -30,6 +30,7 @@ from kedge.events import (
     AnomalyNoted,
     OpaqueEvent,
     Outcome,
+    ResponseCompleted,
     ResponseFailed,
     ResponseStarted,
     StreamEvent,
@@ -357,7 +358,8 @@ class Exchange:
             return
         self._is_finished = True
         if self.pending is not None:
-            entry = complete_response(self.pending, outcome) if outcome else None
+            is_partial = self.observer is not None and self.observer.is_partial
+            entry = complete_response(self.pending, outcome) if outcome and not is_partial else None
             if entry is not None:
                 self.chainer.index.add(entry)
             return
@@ -425,6 +427,7 @@ class ResponseObserver:
             program's own request must be sent instead.
         reason: Why it must be sent: `rejected`, `forgot` or `unproven`.
         rejection: How the server rejected the anchor; see `kedge.engines.heal_rules`.
+        is_partial: Whether this is the rest of a stream, and its end does not list the complete output.
     """
 
     def __init__(
@@ -439,6 +442,8 @@ class ResponseObserver:
         self.verdict: Verdict = "waiting" if expected else "release"
         self.reason = ""
         self.rejection = ""
+        self.is_partial = False
+        self._has_start = False
         self._expected = expected
         self._judge = judge
         self._must_judge = must_judge
@@ -513,7 +518,10 @@ class ResponseObserver:
 
     def _handle(self, event: StreamEvent) -> None:
         self._assembler.feed(event)
+        if isinstance(event, ResponseCompleted) and self.is_stream:
+            self.is_partial = not (self._has_start or event.output)
         if isinstance(event, ResponseStarted):
+            self._has_start = True
             if event.echoed and self._expected and event.previous_response_id != self._expected:
                 self._resend("forgot")
         elif isinstance(event, StreamFailed | ResponseFailed) and self._rejects_chain(event):

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from functools import cache, lru_cache, partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -46,6 +46,7 @@ from kedge.store.request_recorder import RequestRecorder
 if TYPE_CHECKING:
     import httpx2
     from websockets.asyncio.client import ClientConnection
+    from websockets.http11 import Response as HandshakeResponse
 
 log = get_logger("kedge.proxy")
 access_log = logging.getLogger("kedge.access")
@@ -69,6 +70,10 @@ REQUEST_ONLY = frozenset({b"host", TOKEN_HEADER.encode()})
 """Headers of a request that are for the proxy itself and not forwarded."""
 HANDSHAKE = frozenset({b"host", b"origin", b"content-length", TOKEN_HEADER.encode()})
 """Headers of a WebSocket's handshake that are not forwarded, besides those of the protocol itself."""
+HANDSHAKE_ANSWER = frozenset({b"content-length", b"location"})
+"""Headers of the upstream's answer that are not forwarded: a client would leave the proxy for the other address."""
+LOCAL_CLOSE_CODES = {1005: 1000, 1006: 1011, 1015: 1011}
+"""Close codes that are never sent, because they describe a missing one, and what is passed on instead."""
 CLIENT_GONE = 499
 """The status that is logged for a client that disconnected before there was a response."""
 TIMEOUT_SECONDS = 600.0
@@ -376,17 +381,16 @@ class _Proxy:
                 open_timeout=TIMEOUT_SECONDS,
             )
         except InvalidStatus as error:
-            denied = error.response
-            content_type = denied.headers.get("content-type")
-            await socket.send_denial_response(
-                Response(bytes(denied.body or b""), denied.status_code, media_type=content_type)
-            )
+            rejection = Response(bytes(error.response.body or b""), error.response.status_code)
+            rejection.raw_headers += _list_headers(error.response)
+            await socket.send_denial_response(rejection)
             return
         except (OSError, WebSocketException) as error:
             log.warning("the upstream could not be reached: %s", str(error) or type(error).__name__)
             await socket.close(1011)
             return
-        await socket.accept(upstream.subprotocol)
+        accepted = _list_headers(upstream.response) if upstream.response else []
+        await socket.accept(upstream.subprotocol, accepted)
         await self._relay(socket, upstream)
 
     async def _relay(self, socket: WebSocket, upstream: "ClientConnection") -> None:
@@ -394,12 +398,16 @@ class _Proxy:
         from websockets.exceptions import ConnectionClosed
 
         caller: AccessToken | None = socket.scope.get(CALLER_KEY)
+        code, reason = 1000, ""
 
         async def send_up() -> None:
+            nonlocal code, reason
             try:
                 while True:
                     message = await socket.receive()
                     if message["type"] == "websocket.disconnect":
+                        code = LOCAL_CLOSE_CODES.get(message["code"], message["code"])
+                        reason = message.get("reason") or ""
                         break
                     if rejected := await self._guard.check_message(caller):
                         await socket.send_text(_format_socket_error(rejected))
@@ -410,21 +418,23 @@ class _Proxy:
                 pass
             group.cancel_scope.cancel()
 
-        async with upstream, create_task_group() as group:
-            group.start_soon(send_up)
-            code = 1000
-            try:
-                async for data in upstream:
-                    await self._guard.count_message(caller, data)
-                    if isinstance(data, str):
-                        await socket.send_text(data)
-                    else:
-                        await socket.send_bytes(data)
-            except ConnectionClosed as closed:
-                code = closed.rcvd.code if closed.rcvd else 1011
-            if not group.cancel_scope.cancel_called:
-                await socket.close(code)
-            group.cancel_scope.cancel()
+        async with upstream:
+            async with create_task_group() as group:
+                group.start_soon(send_up)
+                with suppress(ConnectionClosed):
+                    async for data in upstream:
+                        await self._guard.count_message(caller, data)
+                        if isinstance(data, str):
+                            await socket.send_text(data)
+                        else:
+                            await socket.send_bytes(data)
+                if not group.cancel_scope.cancel_called:
+                    received = upstream.close_code or 1006
+                    await socket.close(
+                        LOCAL_CLOSE_CODES.get(received, received), upstream.close_reason
+                    )
+                group.cancel_scope.cancel()
+            await upstream.close(code, reason)
 
     def _build_url(self, scope: Scope) -> str:
         raw = scope.get("raw_path") or scope["path"].encode()
@@ -567,6 +577,18 @@ def _filter_headers(
         if key == b"connection":
             dropped |= {name.strip().lower() for name in value.split(b",")}
     return [pair for pair in listed if pair[0] not in dropped]
+
+
+def _list_headers(response: "HandshakeResponse") -> list[tuple[bytes, bytes]]:
+    """Return the headers of an upstream's answer to a handshake that are passed on."""
+    headers = [
+        (name.encode(), value.encode("latin-1")) for name, value in response.headers.raw_items()
+    ]
+    return [
+        (name, value)
+        for name, value in _filter_headers(headers, HANDSHAKE_ANSWER)
+        if not name.startswith(b"sec-websocket-")
+    ]
 
 
 def _format_plan(exchange: Exchange) -> str:
