@@ -1,5 +1,7 @@
 """Tests of guards, which redact and block content."""
 
+import json
+import re
 from dataclasses import replace
 from operator import is_
 
@@ -21,12 +23,15 @@ from kedge.turns import (
     OpaquePart,
     ReasoningBlock,
     TextPart,
+    ToolCallBlock,
+    ToolResultBlock,
     Turn,
     UnknownBlock,
     assistant,
     file,
     reasoning,
     tool_call,
+    tool_result,
     user,
 )
 from kedge.turns.frozen_json import thaw
@@ -41,6 +46,36 @@ async def test_redaction_changes_what_is_sent_and_stored() -> None:
     turn = await stack.run(Turn([user("my code is 4711"), tool_call("f", '{"pin": "4711"}')]))
     assert "4711" not in str([repr(each) for each in engine.turns[0].blocks])
     assert "4711" not in str([repr(each) for each in turn.blocks])
+
+
+ESCAPED_TEXTS = [
+    r'{"id": "M\u00fcller", "n": [1, null]}',
+    r'["a\ud800", "M\u00fcller"]',
+    r'{"M\u00fcller": "the pin\n4711"}',
+    r' "the pin\t4711"',
+]
+
+
+@pytest.mark.parametrize("text", ESCAPED_TEXTS)
+def test_escapes_of_json_hide_nothing(text: str) -> None:
+    """Escaped text in arguments and results is redacted and blocked, and the result is still JSON."""
+    turn = Turn([tool_call("f", text, call_id="c"), tool_result("c", text)])
+    rules = (redact("Müller"), redact(r"pin\s\d+"))
+    call, result = apply_rules(turn, rules).blocks
+    assert isinstance(call, ToolCallBlock)
+    assert isinstance(result, ToolResultBlock)
+    for edited in (call.arguments, result.text):
+        assert "redacted" in edited
+        assert not re.search(r"Müller|pin\s", str(json.loads(edited)))
+    with pytest.raises(Blocked):
+        apply_rules(turn, (block(r"Müller|pin\s\d+"),))
+
+
+@pytest.mark.parametrize("text", [r'{"a": "x\n",  "b": 1.0}', r"{\d+}", "[" * 5000 + r"\n"])
+def test_json_that_matches_no_rule_is_unchanged(text: str) -> None:
+    """JSON without a match retains its spaces and numbers, as does text that only looks like JSON."""
+    turn = Turn([user(text)])
+    assert apply_rules(turn, (redact("Müller"),)).blocks[0] is turn.blocks[0]
 
 
 async def test_redacted_reasoning_loses_its_encrypted_content() -> None:

@@ -14,10 +14,12 @@ All text is searched, also inside items that Kedge does not know. Content that c
 what a provider encrypted, images, and the contents of files.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import is_
 from typing import Any, Literal, TypeVar, cast
 
@@ -156,7 +158,7 @@ class _RuleFilter:
     def edit_text(self, text: str) -> str:
         """Remove from a text what any rule matches."""
         for rule in self.all_rules:
-            text = rule.edit(text)
+            text = _edit_text(text, rule.edit)
         return text
 
 
@@ -252,12 +254,44 @@ def _has_content(event: object) -> bool:
 
 def _guard_block(each: B, rules: tuple[GuardRule, ...]) -> B:
     for rule in rules:
-        changed = cast("B", _edit_block(each, rule.edit))  # a block stays what it is
+        edit = partial(_edit_text, edit=rule.edit)
+        changed = cast("B", _edit_block(each, edit))  # a block stays what it is
         if changed is not each:
             if rule.block:
                 raise Blocked(rule.name, f"a {each.kind} block")
             each = changed
     return each
+
+
+def _edit_text(text: str, edit: TextEdit) -> str:
+    r"""Return the text edited; in JSON also what is escaped, such as ``M\u00fcller`` or a line break.
+
+    Arguments of calls and results of tools are often JSON, which a model or ``json.dumps`` wrote with
+    escapes. The form of JSON in which nothing is edited does not change.
+    """
+    edited = edit(text)
+    if "\\" not in edited or not edited.lstrip().startswith(("{", "[", '"')):
+        return edited
+    try:
+        value = json.loads(edited)
+    except (ValueError, RecursionError):
+        return edited
+    changed = _edit_values(value, edit)
+    return edited if changed == value else json.dumps(changed)
+
+
+def _edit_values(value: Any, edit: TextEdit) -> Any:
+    """Return a decoded JSON value with every text in it edited, also the names of members."""
+    match value:
+        case str():
+            return edit(value)
+        case dict():
+            members = cast("dict[str, Any]", value)
+            return {edit(name): _edit_values(each, edit) for name, each in members.items()}
+        case list():
+            return [_edit_values(each, edit) for each in cast("list[Any]", value)]
+        case _:
+            return value
 
 
 def _edit_block(each: Block, edit: TextEdit) -> Block:
