@@ -1,5 +1,6 @@
 """Test that options set by the plan and options with unknown names are rejected before sending."""
 
+import math
 from typing import Any
 
 import pytest
@@ -40,6 +41,21 @@ async def test_a_misspelled_option_is_rejected_with_a_suggestion(
         await engine.run(TURN, modle="x")
     with pytest.raises(UnsupportedParameter, match="did you mean 'temperature'"):
         connect(f"{model}:{server.base_url}#practice", params={"temprature": 1})
+    assert not server.requests
+
+
+@pytest.mark.parametrize("model", ["responses", "chat"])
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": math.nan}, {"metadata": {"at": object()}}, {"metadata": {"a": "\ud800"}}],
+)
+async def test_option_that_is_not_json_is_rejected(
+    server: TestServer, model: str, options: dict[str, Any]
+) -> None:
+    """An option that cannot be encoded raises an error that names it, and nothing is sent."""
+    async with connect(f"{model}:{server.base_url}#practice") as engine:
+        with pytest.raises(InvalidSetting, match=f"^{next(iter(options))} cannot be sent as JSON"):
+            await engine.run(TURN, **options)
     assert not server.requests
 
 
