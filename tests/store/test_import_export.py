@@ -97,6 +97,8 @@ INVALID_EXPORTS = [
     '{"format": "other", "version": 1}',
     '{"format": "kedge.conversation", "version": 2, "conversation": {}}',
     '{"format": "kedge.conversation", "version": 1, "conversation": {}}',
+    '{"format": "kedge.conversation", "version": 1}',
+    '{"format": "kedge.conversation", "version": 1, "conversation": null}',
 ]
 
 
@@ -126,6 +128,7 @@ TAMPERED = {
     "a negative retention": lambda form: form.get("conversation", {}).update(retention=-5),
     "an endless time": lambda form: form.get("node") == 1 and form.update(created_at=math.inf),
     "a text as a count": lambda form: form.get("response", {}).update(input_tokens="many"),
+    "a huge count": lambda form: form.get("response", {}).update(input_tokens=10**30),
     "a node of its own": lambda form: form.get("response", {}).update(node=1),
 }
 

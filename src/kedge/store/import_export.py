@@ -178,7 +178,7 @@ def import_lines(tx: Tx, lines: Iterable[str]) -> list[str]:
     for header, blocks, nodes in _iter_conversations(lines):
         try:
             made.append(_import_conversation(tx, header, blocks, nodes))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             reason = error if isinstance(error, ValueError) else type(error).__name__
             problem = f"conversation {len(made)} is not valid ({reason}); nothing was imported"
             raise InvalidJSON("$", problem) from None
@@ -221,13 +221,16 @@ def _check_header(form: Json, number: int) -> Json:
         raise InvalidJSON(f"line {number}", f"expected the format {FORMAT!r}")
     if form.get("version") != VERSION:
         raise InvalidJSON(f"line {number}", f"its version is not {VERSION}; a newer Kedge wrote it")
+    if not isinstance(form.get("conversation"), dict):
+        raise InvalidJSON(f"line {number}", "it has no object 'conversation'; export it again")
     return cast("Json", form["conversation"])
 
 
 def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[Json]) -> str:
     query = "SELECT 1 FROM conversations WHERE id = ? AND namespace = ?"
-    exists = tx.rows(query, (header["id"], tx.namespace))
-    name = new_id("conv") if exists else validate_text(header["id"], "id")
+    name = validate_text(header["id"], "id")
+    if tx.rows(query, (name, tx.namespace)):
+        name = new_id("conv")
     if not name or not nodes or nodes[0]["kind"] != "root" or nodes[0]["blocks"]:
         raise ValueError("it needs an id, and an empty root as its first node")
     row = create_conversation(
@@ -286,6 +289,8 @@ def _decode_response(form: Json) -> ResponseRow:
 
     if unknown := form.keys() - set(RESPONSE_COLUMNS):
         raise ValueError(f"a response has no {min(unknown)!r}")
+    if any(isinstance(value, int) and abs(value) >= 1 << 63 for value in form.values()):
+        raise ValueError("a response has a number above 64 bits")
     return TypeAdapter(ResponseRow).validate_python(form)
 
 
