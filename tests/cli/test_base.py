@@ -155,6 +155,17 @@ def test_full_disk_is_reported(tmp_path: Path) -> None:
     )
 
 
+def test_command_runs_with_closed_standard_streams(tmp_path: Path) -> None:
+    """A command succeeds if its standard streams are closed, as in some services."""
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m kedge config --json <&- >&- 2>&-', sys.executable],
+        timeout=300,
+        check=False,
+        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)},
+    )
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("encoding", ["cp1252", "iso-8859-1"])
 def test_output_in_other_encodings_has_replacements(
     encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -79,6 +79,28 @@ def test_invalid_utf_8_is_reported_and_chat_continues() -> None:
     assert b"2+3 = 5." in done.stdout
 
 
+def test_conversation_may_have_the_prefix_of_ids_as_its_name() -> None:
+    """A conversation named ``conv`` is a new one, although all ids begin with it."""
+    invoke_chat("My name is Ada.\n", "-c", "quay")
+    for name in ("conv", "conv_", "conv_…"):
+        done = invoke_chat("What is my name?\n", "-c", name)
+        assert "You have not told me your name." in done.stdout
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_empty_name_is_rejected(name: str) -> None:
+    """An empty name is a usage error: the conversation would not be stored, or not be found again."""
+    assert "the name is empty" in invoke_chat("Hello\n", "-c", name, code=2).stderr
+
+
+def test_name_that_is_not_utf_8_is_reported() -> None:
+    """A name with invalid bytes, which the system passes as lone surrogates, is an error with advice."""
+    done = invoke_chat("Hello\n", "-c", "caf\udce9", code=1)
+    assert "is not UTF-8" in done.stderr
+    assert "iconv" in done.stderr
+    assert "internal error" not in done.stderr
+
+
 def test_built_in_tools_are_available() -> None:
     """The model can call a built-in tool, whose result is printed."""
     done = invoke_chat("Please call days_between with first=2026-01-01 and second=2026-03-01\n")
@@ -266,11 +288,13 @@ def test_password_in_url_is_neither_printed_nor_stored(tmp_path: Path) -> None:
 
 def test_chat_commands_print_json() -> None:
     """With ``--json``, each input line prints one object."""
-    done = invoke_chat("Hello\n/plan And?\n/undo\n/undo\n", "--json")
-    turn, plan, undone, failed = (json.loads(line) for line in done.stdout.splitlines())
+    done = invoke_chat("Hello\n/plan And?\n/tree\n/undo\n/undo\n", "--json")
+    turn, plan, tree, undone, failed = (json.loads(line) for line in done.stdout.splitlines())
     assert turn["conversation"].startswith("conv_")
     assert plan["command"] == "/plan"
     assert "sending 1 block" in plan["output"]
+    assert "(head)" in tree["output"]
+    assert "\x1b" not in tree["output"]  # no colors
     assert undone["output"].startswith("back at node 1")
     assert failed["kind"] == "NotInStore"
 

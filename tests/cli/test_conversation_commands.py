@@ -165,13 +165,15 @@ def test_show_prints_the_last_blocks(server: TestServer, monkeypatch: pytest.Mon
 
 def test_conversation_is_found_by_id_prefix_or_title(server: TestServer) -> None:
     """An unknown or ambiguous name is reported."""
-    harbour = run_json("conversations")[1]["id"]
+    other, harbour = (each["id"] for each in run_json("conversations")[:2])
     for name in ("harbour", harbour, harbour[:-2]):
         assert run_json("show", name)["id"] == harbour
     missing = run_command("show", "nowhere")
     assert missing.exit_code == 1
     assert "there is no conversation 'nowhere'" in missing.stderr
-    assert "give more of the id" in run_command("show", "conv_").stderr
+    assert "there is no conversation 'conv_'" in run_command("show", "conv_").stderr
+    shared = next(harbour[:end] for end in range(20, 0, -1) if other.startswith(harbour[:end]))
+    assert "give more of the id" in run_command("show", shared).stderr
 
 
 def test_show_prints_messages_up_to_a_node(server: TestServer) -> None:

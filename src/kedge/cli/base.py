@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any, TextIO, TypeVar, cast
 
 import click
@@ -125,6 +126,14 @@ def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
     return "".join(_ASCII_FORMS.get(char, "?") for char in text), error.end
 
 
+def _open_missing_streams() -> None:
+    """Replace standard streams that the caller closed, as ``>&-`` does, by ``/dev/null``."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            opened = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - until the end
+            setattr(sys, name, opened)
+
+
 def make_output_tolerant() -> None:
     """Replace characters that standard output or standard error cannot encode."""
     codecs.register_error("kedge", _replace_unencodable)
@@ -230,6 +239,8 @@ def _error_message(error: BaseException) -> str:
         return f"SQLite reports: {error}; 'kedge doctor' checks the databases"
     if isinstance(error, UnicodeDecodeError):
         return f"the text is not {error.encoding.upper()}: {error.reason} at byte {error.start}"
+    if isinstance(error, UnicodeEncodeError):
+        return f"the text {error.object!r} is not {error.encoding.upper()}: {error.reason}"
     return f"internal error: {type(error).__name__}; run the command again with -v and report it"
 
 
@@ -245,6 +256,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
+        _open_missing_streams()
         make_output_tolerant()
         try:
             self._configure_logging(ctx)

@@ -66,6 +66,8 @@ def command(
     """Chat with a model. Type /help in the chat for its commands."""
     from kedge.cli.chat_session import ChatOptions, run_chat
 
+    if conversation is not None and not conversation.strip():
+        raise click.BadParameter("the name is empty; give one, or omit the option", param_hint="-c")
     run_chat(
         ChatOptions(
             model=model,

@@ -154,7 +154,7 @@ class JsonOutput:
 
     def show_output(self, command: str, text: str) -> None:
         """Print the output of a command."""
-        click.echo(format_json({"command": command, "output": text}))
+        click.echo(format_json({"command": command, "output": click.unstyle(text)}))
 
     def show_error(self, error: KedgeError) -> None:
         """Print the error."""

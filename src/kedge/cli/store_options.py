@@ -25,8 +25,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 IN_MEMORY = "sqlite://:memory:"
+ID_PREFIX = "conv_"
+"""What the ids of all conversations begin with."""
 MIN_PREFIX = 4
-"""The minimum number of characters of an abbreviated id."""
+"""The minimum number of further characters of an abbreviated id."""
 MAX_CONVERSATIONS = 100_000
 MAX_NAMED = 5
 """The maximum number of conversations listed in an error about an ambiguous title."""
@@ -260,7 +262,7 @@ async def lookup_conversation(store: "Store", name: str) -> "ConversationRow | N
     rows = await store.conversations(archived=None, limit=MAX_CONVERSATIONS)
     if titled := [row for row in rows if row.title == name]:
         return _choose_by_title(titled)
-    matches = [row for row in rows if _matches_id(row.id, name)] if len(name) >= MIN_PREFIX else []
+    matches = [row for row in rows if _matches_id(row.id, name)]
     if len(matches) > 1:
         raise NotInStore(f"{len(matches)} conversations match {name!r}; give more of the id")
     return matches[0] if matches else None
@@ -268,6 +270,8 @@ async def lookup_conversation(store: "Store", name: str) -> "ConversationRow | N
 
 def _matches_id(full_id: str, name: str) -> bool:
     """Return whether a name is the beginning of an id, or its short form such as ``conv_…f1a361``."""
+    if ID_PREFIX.startswith(name) or len(name.removeprefix(ID_PREFIX).strip("…")) < MIN_PREFIX:
+        return False
     start, _, end = name.partition("…")
     return full_id.startswith(start) and full_id.endswith(end)
 
