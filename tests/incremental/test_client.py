@@ -52,8 +52,8 @@ def test_a_resent_history_is_sent_as_a_delta(server: TestServer, client: OpenAI)
     assert report.saved_bytes > 0
 
 
-def test_a_member_that_is_null_is_as_good_as_absent(server: TestServer, client: OpenAI) -> None:
-    """Programs pass `previous_response_id=None` when they have none; the anchor takes its position."""
+def test_a_null_member_counts_as_absent(server: TestServer, client: OpenAI) -> None:
+    """The anchor replaces a `previous_response_id` that the program sends as null."""
     history: list[Any] = []
     ask(client, history, "My name is Ada.", previous_response_id=None)
     response = ask(client, history, "What is my name?", previous_response_id=None, store=None)
@@ -233,10 +233,10 @@ def test_two_keys_share_no_anchors(make_client: MakeClient) -> None:
         ({"x-request-id": "1"}, {"x-request-id": "2"}, True),
     ],
 )
-def test_what_identifies_an_account(
+def test_credentials_identify_an_account(
     make_client: MakeClient, one: dict[str, str], other: dict[str, str], shared: bool
 ) -> None:
-    """Credentials do; cookies of load balancers do not: the server changes them as it likes."""
+    """Credentials separate accounts; cookies of load balancers do not, because they change at any time."""
     index = MemoryIndex()
     clients = [chain(make_client(default_headers=x), index=index) for x in (one, other)]
     history: list[Any] = []
@@ -245,8 +245,8 @@ def test_what_identifies_an_account(
     assert chain_report(clients[1]).chained == shared
 
 
-def test_two_users_in_the_url_share_nothing(server: TestServer, make_client: MakeClient) -> None:
-    """The password in a base URL is what is sent, whatever the API key."""
+def test_two_users_in_the_url_share_no_anchors(server: TestServer, make_client: MakeClient) -> None:
+    """Different credentials in the base URL separate accounts with the same API key."""
     index = MemoryIndex()
     history: list[Any] = []
     for login in ("ada:1", "bob:2"):
@@ -259,7 +259,7 @@ def test_two_users_in_the_url_share_nothing(server: TestServer, make_client: Mak
 def test_a_cookie_of_a_load_balancer_does_not_end_a_chain(
     server: TestServer, make_client: MakeClient
 ) -> None:
-    """Cloudflare sets one with each response, and the HTTP client sends it with the next request."""
+    """Requests are chained although the cookie that Cloudflare sets changes with each response."""
     with httpx2.Client() as http_client:
 
         def set_cookie(response: httpx2.Response) -> None:

@@ -58,7 +58,7 @@ def test_slice_retains_rest_of_body(
     """Only the array and the new member change; the order and text of the other members do not."""
     members.pop("previous_response_id", None)
     body = {"model": "m", "input": items, **{k: v for k, v in members.items() if k != "input"}}
-    if data.draw(st.booleans()):  # a member that exists gets the new value
+    if data.draw(st.booleans()):  # an existing member gets the new value
         first = data.draw(st.booleans())
         null = {"previous_response_id": None}
         body = {**null, **body} if first else {**body, **null}

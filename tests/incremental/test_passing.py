@@ -100,8 +100,8 @@ def test_other_requests_and_streamed_bodies_are_not_counted() -> None:
         ("", ""),
     ],
 )
-def test_a_response_is_compressed_as_it_can_be_read(accepted: str, sent: str) -> None:
-    """What cannot be read is no anchor; a proxy would even pass on errors as if they were not compressed."""
+def test_only_supported_compressions_are_accepted(accepted: str, sent: str) -> None:
+    """Kedge removes compressions it cannot decode from `accept-encoding`, as it must parse the response."""
     seen: list[str] = []
 
     def record(request: httpx2.Request) -> httpx2.Response:
@@ -117,7 +117,7 @@ def test_a_response_is_compressed_as_it_can_be_read(accepted: str, sent: str) ->
 
 
 def test_a_redirected_response_has_its_own_url() -> None:
-    """The request of a response is the last one that was sent, as without Kedge."""
+    """The URL of a redirected response is that of the last request, as without Kedge."""
 
     def redirect(request: httpx2.Request) -> httpx2.Response:
         if request.url.path == "/v1/old/responses":
@@ -131,7 +131,7 @@ def test_a_redirected_response_has_its_own_url() -> None:
 
 
 class CutStream(httpx2.SyncByteStream, httpx2.AsyncByteStream):
-    """The body of a response that breaks off at once."""
+    """The body of a response whose connection breaks immediately."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -151,7 +151,7 @@ class CutStream(httpx2.SyncByteStream, httpx2.AsyncByteStream):
 
 
 def cut_when_chained(stream: CutStream) -> httpx2.MockTransport:
-    """A server that breaks off its answers to chained requests."""
+    """Return a transport that breaks the responses to chained requests."""
 
     def respond(request: httpx2.Request) -> httpx2.Response:
         if b"previous_response_id" in request.content:
@@ -164,8 +164,8 @@ def cut_when_chained(stream: CutStream) -> httpx2.MockTransport:
 HISTORY = [{"role": "user", "content": "One"}, *OUTPUT, {"role": "user", "content": "Two"}]
 
 
-def test_a_response_that_breaks_off_while_it_is_held_back_is_closed() -> None:
-    """The error names the program's request, as it does without Kedge."""
+def test_a_broken_response_is_closed() -> None:
+    """The error has the program's own request, as without Kedge, and the response is closed."""
     stream = CutStream()
     with chain(httpx2.Client(transport=cut_when_chained(stream), base_url=URL)) as http:
         http.post("/responses", json={"input": HISTORY[:1]})
@@ -175,8 +175,8 @@ def test_a_response_that_breaks_off_while_it_is_held_back_is_closed() -> None:
     assert stream.is_closed
 
 
-async def test_a_response_that_breaks_off_while_an_asynchronous_client_holds_it_back() -> None:
-    """The same for an asynchronous client."""
+async def test_a_broken_response_of_an_asynchronous_client_is_closed() -> None:
+    """The error has the program's own request, also with an asynchronous client."""
     stream = CutStream()
     transport = cut_when_chained(stream)
     async with chain(httpx2.AsyncClient(transport=transport, base_url=URL)) as http:
@@ -188,8 +188,8 @@ async def test_a_response_that_breaks_off_while_an_asynchronous_client_holds_it_
 
 
 @pytest.mark.parametrize("listed", [False, True])
-def test_the_rest_of_a_stream_is_an_anchor_if_its_end_lists_the_output(listed: bool) -> None:
-    """A program that lost the stream of a background response gets the rest of it, here the second item."""
+def test_a_resumed_stream_is_an_anchor_if_its_end_lists_the_output(listed: bool) -> None:
+    """A resumed stream contains only the second item, and its last event may list the complete output."""
     second = {**OUTPUT[0], "id": "m2"}
     output = [*OUTPUT, second] if listed else []
     events: list[Any] = [

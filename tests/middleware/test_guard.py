@@ -57,7 +57,7 @@ ESCAPED_TEXTS = [
 
 
 @pytest.mark.parametrize("text", ESCAPED_TEXTS)
-def test_escapes_of_json_hide_nothing(text: str) -> None:
+def test_escaped_json_is_redacted_and_blocked(text: str) -> None:
     """Escaped text in arguments and results is redacted and blocked, and the result is still JSON."""
     turn = Turn([tool_call("f", text, call_id="c"), tool_result("c", text)])
     rules = (redact("Müller"), redact(r"pin\s\d+"))

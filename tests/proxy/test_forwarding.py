@@ -256,8 +256,8 @@ async def test_the_websocket_handshake_is_forwarded(upstream: Upstream, proxy: s
             pass
 
 
-async def test_the_end_of_a_websocket_is_forwarded(upstream: Upstream, proxy: str) -> None:
-    """Each side gets the code and the reason of the other one, and the client the upstream's headers."""
+async def test_the_close_of_a_websocket_is_forwarded(upstream: Upstream, proxy: str) -> None:
+    """Each side gets the other's close code and reason, and the client gets the upstream's headers."""
     url = f"{proxy.replace('http', 'ws', 1)}/v1/closing"
     async with connect(url) as socket:
         assert socket.response is not None
@@ -273,7 +273,7 @@ async def test_the_end_of_a_websocket_is_forwarded(upstream: Upstream, proxy: st
 
 
 async def test_many_requests_are_forwarded_at_the_same_time() -> None:
-    """A stream takes minutes, and a pool of a hundred connections would let the next request wait for one."""
+    """The number of concurrent requests is not limited to a pool of a hundred connections."""
     count, arrived, all_here = 120, 0, asyncio.Event()
 
     async def hold(_: Request) -> Response:
