@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
+from starlette.types import Message
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
@@ -262,7 +264,11 @@ async def test_the_close_of_a_websocket_is_forwarded(upstream: Upstream, proxy: 
     async with connect(url) as socket:
         assert socket.response is not None
         assert socket.response.headers["x-request-id"] == "req_1"
-        await socket.send("Hello")
+        with suppress(
+            ConnectionClosedError
+        ):  # also if the upstream closes while the client still sends
+            for _ in range(500):
+                await socket.send("Hello")
         with pytest.raises(ConnectionClosedError):
             await socket.recv()
         assert (socket.close_code, socket.close_reason) == (3000, "invalid key")
@@ -270,6 +276,40 @@ async def test_the_close_of_a_websocket_is_forwarded(upstream: Upstream, proxy: 
         await socket.close(4001, "done")
     assert await asyncio.to_thread(upstream.left.wait, LIMIT)
     assert upstream.close == (4001, "done")
+
+
+@pytest.mark.parametrize("is_closing", [False, True])
+async def test_a_client_that_leaves_during_a_websocket_message_is_no_error(
+    is_closing: bool,
+) -> None:
+    """The message, or the close, cannot be passed on any more, and nothing is left to do."""
+
+    async def respond(socket: WebSocket) -> None:
+        await socket.accept()
+        if not is_closing:
+            await socket.send_text("Hello")
+            await socket.receive()
+
+    sent: list[str] = []
+
+    async def receive() -> Message:
+        if not sent:
+            sent.append("connect")
+            return {"type": "websocket.connect"}
+        await asyncio.Event().wait()
+        return {}
+
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
+        if message["type"] != "websocket.accept":
+            raise OSError("the client is gone")
+
+    with serve_app(Starlette(routes=[WebSocketRoute("/v1/realtime", respond)])) as url:
+        app = create_proxy_app(f"{url}/v1", any_host=True)
+        scope = {"type": "websocket", "path": "/v1/realtime", "query_string": b"", "headers": []}
+        await asyncio.wait_for(app({**scope, "subprotocols": []}, receive, send), LIMIT)
+    last = "websocket.close" if is_closing else "websocket.send"
+    assert sent == ["connect", "websocket.accept", last]
 
 
 async def test_many_requests_are_forwarded_at_the_same_time() -> None:

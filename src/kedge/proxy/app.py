@@ -414,25 +414,28 @@ class _Proxy:
                         continue
                     data = message.get("text")
                     await upstream.send(data if data is not None else message["bytes"])
-            except (ConnectionClosed, WebSocketDisconnect):
+            except ConnectionClosed:  # the loop below passes on why
+                return
+            except WebSocketDisconnect:
                 pass
             group.cancel_scope.cancel()
 
         async with upstream:
             async with create_task_group() as group:
                 group.start_soon(send_up)
-                with suppress(ConnectionClosed):
-                    async for data in upstream:
-                        await self._guard.count_message(caller, data)
-                        if isinstance(data, str):
-                            await socket.send_text(data)
-                        else:
-                            await socket.send_bytes(data)
-                if not group.cancel_scope.cancel_called:
-                    received = upstream.close_code or 1006
-                    await socket.close(
-                        LOCAL_CLOSE_CODES.get(received, received), upstream.close_reason
-                    )
+                with suppress(WebSocketDisconnect):
+                    with suppress(ConnectionClosed):
+                        async for data in upstream:
+                            await self._guard.count_message(caller, data)
+                            if isinstance(data, str):
+                                await socket.send_text(data)
+                            else:
+                                await socket.send_bytes(data)
+                    if not group.cancel_scope.cancel_called:
+                        received = upstream.close_code or 1006
+                        await socket.close(
+                            LOCAL_CLOSE_CODES.get(received, received), upstream.close_reason
+                        )
                 group.cancel_scope.cancel()
             await upstream.close(code, reason)
 
