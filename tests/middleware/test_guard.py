@@ -53,6 +53,8 @@ ESCAPED_TEXTS = [
     r'["a\ud800", "M\u00fcller"]',
     r'{"M\u00fcller": "the pin\n4711"}',
     r' "the pin\t4711"',
+    json.dumps({"body": json.dumps({"name": "Müller"})}),
+    "[" * 600 + r'"M\u00fcller"' + "]" * 600,
 ]
 
 
@@ -69,6 +71,22 @@ def test_escaped_json_is_redacted_and_blocked(text: str) -> None:
         assert not re.search(r"Müller|pin\s", str(json.loads(edited)))
     with pytest.raises(Blocked):
         apply_rules(turn, (block(r"Müller|pin\s\d+"),))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r'{"a": "x\n", "b": "M\u00fcl', r'{"a": "x\n", "b": "M\u00fcl'),
+        (r'{"a":  1.0, "b": "M\u00fcller is', r'{"a":  1.0, "b": "[redacted] is'),
+        (r'result: {"b": "M\u00fcller"} (cached)', 'result: {"b": "[redacted]"} (cached)'),
+    ],
+)
+def test_escapes_in_incomplete_json_hide_nothing(text: str, expected: str) -> None:
+    """Strings are also searched in JSON that is cut off or inside of other text, which is retained."""
+    turn = Turn([tool_result("c", text)])
+    (result,) = apply_rules(turn, (redact("Müller"),)).blocks
+    assert isinstance(result, ToolResultBlock)
+    assert result.text == expected
 
 
 @pytest.mark.parametrize("text", [r'{"a": "x\n",  "b": 1.0}', r"{\d+}", "[" * 5000 + r"\n"])

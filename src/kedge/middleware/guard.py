@@ -66,6 +66,9 @@ _STRUCTURAL_FIELDS = frozenset({"type", "id", "call_id", "status", "role", ENCRY
 """Members of an item that hold no text, or text that only the provider can read."""
 _CONTENT_FREE_EVENTS = (ResponseStarted, ItemStarted, ToolCallStarted, AnomalyNoted)
 """Events of a stream without content, which are not held back."""
+_JSON_STRING = re.compile(r'"((?:[^"\\]|\\.)*+)("?)', re.DOTALL)
+"""A string of JSON. Its end may be missing: otherwise the search would start again at each quote in it."""
+_LENIENT_JSON = json.JSONDecoder(strict=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,34 +267,28 @@ def _guard_block(each: B, rules: tuple[GuardRule, ...]) -> B:
 
 
 def _edit_text(text: str, edit: TextEdit) -> str:
-    r"""Return the text edited; in JSON also what is escaped, such as ``M\u00fcller`` or a line break.
+    r"""Return the text edited; in strings of JSON also what is escaped, such as ``M\u00fcller`` or a line break.
 
     Arguments of calls and results of tools are often JSON, which a model or ``json.dumps`` wrote with
-    escapes. The form of JSON in which nothing is edited does not change.
+    escapes, and may be cut off. Everything outside of an edited string stays as it is.
     """
     edited = edit(text)
-    if "\\" not in edited or not edited.lstrip().startswith(("{", "[", '"')):
+    if "\\" not in edited:
         return edited
+    return _JSON_STRING.sub(lambda match: _edit_literal(match, edit), edited)
+
+
+def _edit_literal(match: re.Match[str], edit: TextEdit) -> str:
+    """Return a string of JSON, edited if a rule matches its value."""
+    content, end = match.groups()
+    if "\\" not in content:
+        return match[0]
     try:
-        value = json.loads(edited)
-    except (ValueError, RecursionError):
-        return edited
-    changed = _edit_values(value, edit)
-    return edited if changed == value else json.dumps(changed)
-
-
-def _edit_values(value: Any, edit: TextEdit) -> Any:
-    """Return a decoded JSON value with every text in it edited, also the names of members."""
-    match value:
-        case str():
-            return edit(value)
-        case dict():
-            members = cast("dict[str, Any]", value)
-            return {edit(name): _edit_values(each, edit) for name, each in members.items()}
-        case list():
-            return [_edit_values(each, edit) for each in cast("list[Any]", value)]
-        case _:
-            return value
+        value = _LENIENT_JSON.decode(f'"{content}"')
+    except ValueError:
+        return match[0]
+    changed = _edit_text(value, edit)  # JSON in a string has strings of its own
+    return match[0] if changed == value else json.dumps(changed)[:-1] + end
 
 
 def _edit_block(each: Block, edit: TextEdit) -> Block:
