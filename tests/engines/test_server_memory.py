@@ -71,7 +71,7 @@ async def talk(
 
 
 @STREAMING
-async def test_a_gateway_without_memory_never_shows_a_wrong_answer(streaming: bool) -> None:
+async def test_stateless_gateway_never_returns_a_wrong_answer(streaming: bool) -> None:
     """It stores nothing and echoes the requested id; that costs one request and no wrong answer."""
     server = MemoryServer(stores=False)
     async with open_memory_engine(server, clock=FakeClock()) as engine:

@@ -121,7 +121,7 @@ def test_a_failed_probe_is_repeated_after_a_doubling_delay() -> None:
 
 
 @STREAMING
-def test_a_gateway_without_memory_never_shows_a_wrong_answer(streaming: bool) -> None:
+def test_stateless_gateway_never_returns_a_wrong_answer(streaming: bool) -> None:
     """The gateway stores nothing but repeats the requested id, and no wrong answer is returned."""
     server = MemoryServer(stores=False)
     with run_program(server) as program:
