@@ -176,6 +176,18 @@ def test_invalid_cookie_is_ignored() -> None:
         assert answer.headers["location"] == "/login"
 
 
+@pytest.mark.parametrize(
+    "other", ['state={"tab": 1, "open": true}', "theme", 'a="b', "a b=c", "path=/", "a@b=1", "ä=ö"]
+)
+def test_cookie_of_another_app_does_not_end_the_session(other: str) -> None:
+    """Programs on other ports of a host share its cookies, and may set what the standard rejects."""
+    session = f"{SESSION_COOKIE}={PageAuth(token='secret').new_session()}"
+    page = open_page(token="secret")
+    for cookies in (f"{other}; {session}", f"{session}; {other}"):
+        headers = {"cookie": cookies.encode()}
+        assert page.get("/", headers=headers).status_code == 200  # pyright: ignore[reportArgumentType]
+
+
 def test_failed_logins_are_limited_per_address() -> None:
     """Logins are allowed again after a minute, and the number of tracked addresses is bounded."""
     now = 100.0

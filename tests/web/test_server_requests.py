@@ -70,6 +70,25 @@ def test_unauthorized_requests_are_not_recorded(tmp_path: Path) -> None:
         assert page.client.get("/api/requests").status_code == 401
 
 
+def test_text_that_no_database_stores_is_escaped(fresh: PageServer) -> None:
+    """A rejected request may have any text as its model; it and the requests beside it are recorded."""
+    ask(fresh, input="Hello")
+    for model in (r"\ud800", r"\u0000"):
+        body = f'{{"model": "{model}", "input": 5, "previous_response_id": "{model}"}}'
+        headers = {"content-type": "application/json"}
+        answer = fresh.client.post("/v1/responses", content=body, headers=headers)
+        assert answer.status_code == 400
+    ask(fresh, input="Hello again")
+    models = [row["model"] for row in fresh.get("/api/requests")["data"]]
+    assert models == ["practice", r"\x00", r"\ud800", "practice"]
+
+
+def test_list_before_a_large_number_has_every_request(fresh: PageServer) -> None:
+    """A number above those of a database is that of no request."""
+    ask(fresh, input="Hello")
+    assert "1 request" in page_text(fresh.client.get(f"/requests?before={'9' * 30}").text)
+
+
 def test_buffered_requests_are_written_at_shutdown(tmp_path: Path) -> None:
     """Requests are written in batches, and the last batch when the server stops."""
     with serve_page(tmp_path) as page:

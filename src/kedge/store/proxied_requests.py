@@ -5,6 +5,7 @@ These are functions of a transaction; `Store` calls them. Bodies are stored only
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from kedge.errors import NotInStore
 from kedge.store.database import Tx
@@ -89,13 +90,20 @@ _LISTED = [name for name in _COLUMNS if name not in ("request", "response")]
 
 def insert_proxied(tx: Tx, requests: Sequence[ProxiedRequest], retained: int) -> None:
     """Store requests, and drop all but the newest."""
-    rows = [[getattr(each, name) for name in _COLUMNS] for each in requests]
+    rows = [[_escape_text(getattr(each, name)) for name in _COLUMNS] for each in requests]
     at = _COLUMNS.index("is_lost")
     tx.run_many(_INSERT, [[*row[:at], int(row[at]), *row[at + 1 :], tx.namespace] for row in rows])
     tx.run(
         "DELETE FROM proxied_requests WHERE id <= (SELECT MAX(id) FROM proxied_requests) - ?",
         (retained,),
     )
+
+
+def _escape_text(value: Any) -> Any:
+    """Escape what a database cannot store: a rejected request may have any text as its model."""
+    if not isinstance(value, str):
+        return value
+    return value.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\x00")
 
 
 def select_proxied(tx: Tx, limit: int, before: int) -> list[ProxiedRequest]:

@@ -17,9 +17,9 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from http.cookies import CookieError, SimpleCookie
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -259,12 +259,8 @@ def error_response(status: int, code: str, message: str) -> Response:
 
 def read_session_cookie(headers: Headers) -> str:
     """Return the session in the cookies of a request, or an empty text."""
-    cookie = SimpleCookie()
-    try:
-        cookie.load(headers.get("cookie", ""))
-    except CookieError:
-        return ""
-    return cookie[SESSION_COOKIE].value if SESSION_COOKIE in cookie else ""
+    # Not ``http.cookies``: it reads nothing after a cookie that it rejects, such as JSON of another app.
+    return cookie_parser(headers.get("cookie", "")).get(SESSION_COOKIE, "")
 
 
 def _is_equal(given: str, wanted: str) -> bool:
