@@ -192,9 +192,9 @@ def test_resuming_after_the_last_event_is_empty(http: httpx2.Client) -> None:
         assert answer.read() == b"data: [DONE]\n\n"
 
 
-@pytest.mark.parametrize("after", ["x", "-1", "1.5"])
+@pytest.mark.parametrize("after", ["x", "-1", "1.5", str(2**53), "9" * 30])
 def test_starting_after_must_be_a_number(http: httpx2.Client, after: str) -> None:
-    """A ``starting_after`` that is not a non-negative integer is rejected."""
+    """A ``starting_after`` that is not a non-negative integer of at most 53 bits is rejected."""
     with open_stream(http, "hello") as answer:
         known = EventReader(answer).read_rest()[0]["response"]["id"]
     with resume_stream(http, known, starting_after=after) as answer:
@@ -341,6 +341,22 @@ def test_unfinished_response_cannot_be_continued_or_deleted(
     went_on = create_response(http, "x", background=False, previous_response_id=made["id"])
     assert went_on["status"] == "completed"
     assert http.delete(f"/v1/responses/{made['id']}").status_code == 200
+
+
+def test_streamed_response_cannot_be_deleted_before_its_end(
+    http: httpx2.Client, model: GatedModel
+) -> None:
+    """A conversation would lack the exchange although its client sees the response complete."""
+    conversation = http.post("/v1/conversations", json={}).json()["id"]
+    with open_stream(http, background=False, conversation=conversation) as answer:
+        reader = EventReader(answer)
+        known: str = reader.read(1)[0]["response"]["id"]
+        deleted = http.delete(f"/v1/responses/{known}")
+        model.open_gate()
+        assert reader.read_rest()[-1]["type"] == "response.completed"
+    assert deleted.json()["error"]["message"] == "Cannot delete an in-flight response."
+    assert len(http.get(f"/v1/conversations/{conversation}/items").json()["data"]) == 2
+    assert http.delete(f"/v1/responses/{known}").status_code == 200
 
 
 def test_conversation_is_locked_by_its_background_response(

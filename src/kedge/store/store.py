@@ -206,7 +206,9 @@ class Store:
             The requests.
         """
         return await self.database.read(
-            lambda tx: proxied_requests.select_proxied(tx, limit, min(before or sys.maxsize, sys.maxsize))
+            lambda tx: proxied_requests.select_proxied(
+                tx, limit, min(before or sys.maxsize, sys.maxsize)
+            )
         )
 
     async def get_proxied(self, number: int) -> ProxiedRequest:

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 MAX_KEY_LENGTH = 255
 """The maximum length of an ``Idempotency-Key``."""
+MAX_EVENT_NUMBER = 2**53 - 1
+"""The maximum number of an event: the largest integer that every JSON parser reads exactly."""
 
 
 class OpenedRun(NamedTuple):
@@ -189,6 +191,10 @@ async def _replay_stream(request: Request, found: StoredResponse) -> ReplayStrea
         after = parse_integer("starting_after", given)
         if after < 0:
             raise errors.INTEGER_TOO_SMALL(path="starting_after", least=0, value=after)
+        if after > MAX_EVENT_NUMBER:
+            raise errors.INTEGER_TOO_LARGE(
+                path="starting_after", most=MAX_EVENT_NUMBER, value=after
+            )
     service, id = get_service(request), request.path_params["id"]
     frames = await get_background(request).open_stream(service, id, found.node, after)
     if frames is None:
@@ -205,8 +211,7 @@ async def delete(request: Request) -> Response:
 
 def _delete_response(service: ServerState, request: Request) -> None:
     found = _read_response(service, request)
-    response = decode(found.encoded)
-    if response["background"] and response["status"] in response_object.UNFINISHED_STATUSES:
+    if decode(found.encoded)["status"] in response_object.UNFINISHED_STATUSES:
         raise errors.CANNOT_DELETE_IN_FLIGHT()
     service.responses.delete(found.node)
 
