@@ -2,6 +2,7 @@
 
 import json
 import random
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,7 @@ def test_streams_and_raw_responses_match_the_server(make_client: MakeClient) -> 
             lines = [line for line in response.iter_lines() if line.startswith("event:")]
         raw = client.responses.with_raw_response.create(model="practice", input=history)
         texts.append([*lines, raw.parse().output_text])
+        assert raw.elapsed > timedelta(0)
         assert client.responses.parse(model="practice", input=history).output_text
     assert texts[0] == texts[1]
 

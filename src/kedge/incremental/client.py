@@ -422,6 +422,11 @@ class _ObservedBody:
     def __init__(self, held: list[bytes], chunks: Any, source: Any, exchange: Exchange) -> None:
         self.held, self.chunks, self.source, self.exchange = held, chunks, source, exchange
 
+    @property
+    def elapsed(self) -> Any:
+        """How long the exchange took, once it is closed: the response reads it from its stream."""
+        return getattr(self.source, "elapsed", None)
+
     def __iter__(self) -> Iterator[bytes]:
         yield from self.held
         for chunk in self.chunks:
