@@ -1,5 +1,7 @@
 """Tests of the lines that a chat prints in addition to the answer."""
 
+from pathlib import Path
+
 import click
 import pytest
 
@@ -80,12 +82,17 @@ def test_show_collapses_and_expands_blocks(capsys: pytest.CaptureFixture[str]) -
         ("nothing", "module:function"),
         (":f", "module:function"),
         ("no_such_module_here:f", "cannot import"),
+        ("tool_with_syntax_error:f", "cannot import .*: SyntaxError"),
         ("json:nothing", "has no function"),
         ("json:dump_", "did you mean 'dumps'|did you mean 'dump'"),
         ("json:__name__", "has no function"),
     ],
 )
-def test_invalid_tool_is_rejected_with_message(path: str, words: str) -> None:
+def test_invalid_tool_is_rejected_with_message(
+    path: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The message says what is missing and how to name a tool."""
+    (tmp_path / "tool_with_syntax_error.py").write_text("def f(:")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(click.BadParameter, match=words):
         load_tool(path)

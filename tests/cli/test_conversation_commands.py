@@ -65,6 +65,9 @@ def test_conversation_is_renamed_tagged_and_archived(server: TestServer) -> None
     assert "no tags" in run_command("tag", "Old harbour", "sea", "--remove").output
     assert "Old harbour: archived" in run_command("archive", "Old harbour").output
     assert [row["title"] for row in run_json("conversations")] == ["quay"]
+    assert "No conversations match" in run_command("conversations", "--tag", "none").output
+    huge = str(10**30)
+    assert run_command("conversations", "--limit", huge, "--offset", huge).exit_code == 2
     assert run_json("archive", "Old harbour", "--restore")["archived"] is False
     assert len(run_json("conversations")) == 2
 
@@ -342,7 +345,9 @@ def test_export_and_import_are_lossless(server: TestServer, tmp_path: Path) -> N
     assert {row["title"] for row in made} == {"harbour", "quay"}
     assert run_command("export", "harbour", "--store", other).stdout == lines
     assert (
-        run_command("import", "-", "--store", str(tmp_path / "third.db"), stdin=lines).exit_code
+        run_command(
+            "import", "-", "--store", str(tmp_path / "third.db"), stdin=f"\ufeff{lines}"
+        ).exit_code
         == 0
     )
     broken = run_command("import", "-", "--store", other, stdin=lines[: len(lines) // 2])

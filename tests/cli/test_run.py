@@ -123,6 +123,19 @@ def test_failed_workflow_can_be_resumed(folder: Path, kedge_server: TestServer) 
     assert len(kedge_server.requests) == 3
 
 
+def test_failure_of_a_judge_is_reported(folder: Path, kedge_server: TestServer) -> None:
+    """The error names the function; after its correction the workflow continues with the stored answer."""
+    arguments = ["--task", "What is 2+3?", "--judge", "mine:judge", "--id", "wf_three"]
+    (folder / "mine.py").write_text("async def judge(answer):\n    return answer / 2\n")
+    done = invoke_run("refine", *arguments)
+    assert done.exit_code == 1
+    assert "the judge 'mine:judge' failed: TypeError: unsupported operand" in done.stderr
+    assert "Continue with: kedge run refine --resume wf_three" in done.stderr
+    (folder / "mine.py").write_text("def judge(answer):\n    return True  # corrected\n")
+    assert run_json("refine", "--resume", "wf_three")["passed"] is True
+    assert len(kedge_server.requests) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -131,6 +144,10 @@ def test_failed_workflow_can_be_resumed(folder: Path, kedge_server: TestServer) 
         (["refine", "--task", "x", "--judge", "five"], "named as module:function"),
         (["refine", "--task", "x", "--judge", "judging:six"], "no function named 'six'"),
         (["refine", "--task", "x", "--judge", "nothing:x"], "cannot import 'nothing'"),
+        (
+            ["refine", "--task", "x", "--judge", "broken:x"],
+            "cannot import 'broken' for 'broken:x': SyntaxE",
+        ),
         (["refine", "--task", "x", "--schema", "none.json"], "cannot be read"),
         (["refine", "--task", "x", "--judge", "a:b", "--rubric", "c"], "needs one of"),
         (["refine", "none.toml"], "cannot be read"),
@@ -149,6 +166,7 @@ def test_invalid_workflow_is_reported_in_one_line(
     (folder / "bad.toml").write_text('[[steps]]\nname = "a"\n')
     (folder / "worse.toml").write_text('[[step]]\nname = "a"\n')
     (folder / "worst.toml").write_text("steps =")
+    (folder / "broken.py").write_text("def x(:")
     done = invoke_run(*arguments)
     assert done.exit_code == 1
     assert words in done.stderr

@@ -80,8 +80,9 @@ def load_tool(path: str) -> Callable[..., Any]:
         sys.path.insert(0, "")
     try:
         module = import_module(module_name)
-    except ImportError as error:
-        raise _invalid_tool(f"cannot import {module_name!r}: {error}") from error
+    except Exception as error:
+        problem = f"cannot import {module_name!r}: {type(error).__name__}: {error}"
+        raise _invalid_tool(problem) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         names = [name for name, each in vars(module).items() if callable(each) and name[0] != "_"]

@@ -21,6 +21,9 @@ ORDERS = ("newest", "oldest", "turns", "tokens", "cost", "title")
 """The filters and orders of `kedge.store.summaries`, which is imported when the command runs."""
 
 
+NO_CONVERSATIONS = "There are no conversations yet. Start one: kedge chat --conversation NAME"
+
+
 @kedge_command("conversations", short_help="List the conversations in the store.")
 @store_option
 @click.option("--tag", help="Only conversations with this tag.")
@@ -56,8 +59,13 @@ def command(store: str, archived: bool, as_json: bool, **filters: Any) -> None:
         echo_json(rows)
     elif rows:
         _print_rows(rows)
+    elif file and not file.exists():
+        echo(NO_CONVERSATIONS)
     else:
-        echo("There are no conversations yet. Start one: kedge chat --conversation NAME")
+        stored = run_with_store(
+            lambda opened: opened.conversations(archived=None, limit=1), given=store
+        )
+        echo("No conversations match; --status all lists all." if stored else NO_CONVERSATIONS)
 
 
 async def _load_rows(store: "Store", filters: dict[str, Any]) -> list[dict[str, Any]]:

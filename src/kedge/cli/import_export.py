@@ -69,7 +69,7 @@ def import_command(file: Path, store: str, as_json: bool) -> None:
     """Import the conversations of FILE ('-' for standard input), all or none."""
     with click.open_file(str(file), encoding="utf-8", errors="strict") as stream:
         # Not splitlines: it also splits at other characters, which JSON strings may contain.
-        lines = [line for line in stream.read().split("\n") if line.strip()]
+        lines = [line for line in stream.read().removeprefix("\ufeff").split("\n") if line.strip()]
 
     async def work(opened: "Store") -> "list[ConversationRow]":
         return await opened.import_(lines)

@@ -30,6 +30,8 @@ ID_PREFIX = "conv_"
 MIN_PREFIX = 4
 """The minimum number of further characters of an abbreviated id."""
 MAX_CONVERSATIONS = 100_000
+MAX_ROWS = 10**9
+"""The maximum of ``--limit`` and ``--offset``; databases reject numbers above 64 bits."""
 MAX_NAMED = 5
 """The maximum number of conversations listed in an error about an ambiguous title."""
 MAX_COMPLETIONS = 500
@@ -105,10 +107,10 @@ def page_options(limit: int) -> Callable[[F], F]:
 
     def add(function: F) -> F:
         text = "Number of results to skip."
-        offset = click.option("--offset", type=click.IntRange(0), default=0, help=text)
+        offset = click.option("--offset", type=click.IntRange(0, MAX_ROWS), default=0, help=text)
         return click.option(
             "--limit",
-            type=click.IntRange(1),
+            type=click.IntRange(1, MAX_ROWS),
             default=limit,
             show_default=True,
             help="Maximum number of results.",

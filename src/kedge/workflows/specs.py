@@ -6,6 +6,7 @@ is named as ``module:function``; its module is searched beside the file, then on
 
 import importlib
 import importlib.util
+import inspect
 import json
 import sys
 import tomllib
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from kedge.errors import InvalidWorkflow
+from kedge.errors import InvalidWorkflow, KedgeError
 from kedge.middleware.compose import Tools
 from kedge.store import Store
 from kedge.workflows.debate import debate
@@ -143,11 +144,28 @@ def _build_judge(spec: WorkflowSpec, model: str) -> Any:
         raise InvalidWorkflow("a judge needs one of function, schema or rubric")
     match named[0]:
         case "function":
-            return load_function(given["function"], spec.get("folder", ""))
+            function = load_function(given["function"], spec.get("folder", ""))
+            return _report_failures(function, given["function"])
         case "schema":
             return _load_schema(given["schema"], spec)
         case _:
             return ModelJudge(given.get("model") or model, given["rubric"])
+
+
+def _report_failures(function: Callable[..., Any], path: str) -> Callable[..., Any]:
+    """Return the function of a judge with its exceptions raised as ``InvalidWorkflow``."""
+
+    async def judge(given: Any) -> Any:
+        try:
+            judgment = function(given)
+            return await judgment if inspect.isawaitable(judgment) else judgment
+        except KedgeError:
+            raise
+        except Exception as error:
+            problem = f"the judge {path!r} failed: {type(error).__name__}: {error}; correct it"
+            raise InvalidWorkflow(problem) from error
+
+    return judge
 
 
 def _load_schema(given: object, spec: WorkflowSpec) -> Any:
@@ -187,8 +205,9 @@ def load_function(path: str, folder: str = "") -> Callable[..., Any]:
         raise InvalidWorkflow(f"a function is named as module:function, not {path!r}")
     try:
         module = _import_module(module_name, Path(folder))
-    except ImportError as error:
-        raise InvalidWorkflow(f"cannot import {module_name!r} for {path!r}: {error}") from error
+    except Exception as error:
+        problem = f"cannot import {module_name!r} for {path!r}: {type(error).__name__}: {error}"
+        raise InvalidWorkflow(problem) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise InvalidWorkflow(f"{module_name!r} has no function named {name!r}")
