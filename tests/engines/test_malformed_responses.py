@@ -36,7 +36,7 @@ INVALID_RESPONSES: dict[str, Callable[[], Response]] = {
     "nothing": lambda: Response("", media_type="application/json"),
     "a list": lambda: json_response([]),
     "an empty object": lambda: json_response({}),
-    "an error with status 200": lambda: json_response({"error": {"message": "out of credit"}}),
+    "no error with status 200": lambda: json_response({"error": None}),
     "a detail with status 200": lambda: json_response({"detail": "out of credit"}),
 }
 FAILED = {"id": "resp_1", "status": "failed", "error": {"code": "server_error", "message": KEY}}
@@ -44,6 +44,7 @@ KEY_LEAKS: dict[str, Callable[[], Response]] = {
     "refused": lambda: json_response({"error": {"message": KEY, "code": KEY, "param": KEY}}, 401),
     "limited": lambda: json_response({"error": {"message": f"slow down, {KEY}"}}, 429),
     "broken": lambda: Response(f"oops {KEY}", 500),
+    "error with status 200": lambda: json_response({"error": {"message": KEY, "code": KEY}}),
     "failed": lambda: json_response({**FAILED, "output": []}),
     "error event": lambda: sse_response(
         {"type": "error", "code": KEY, "message": KEY, "param": None}
@@ -63,6 +64,24 @@ async def test_invalid_response_raises(name: str, streaming: bool) -> None:
     assert caught.value.turn is TURN
     assert caught.value.plan is not None
     assert caught.value.provider == "responses"
+
+
+@pytest.mark.parametrize("api", ["responses", "chat", "anthropic"])
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_an_error_with_status_200_is_raised_with_its_message(
+    api: str, streaming: bool
+) -> None:
+    """OpenRouter and others report errors of the request with status 200, and the status as code."""
+    body = {"error": {"code": 402, "message": "out of credit"}, "user_id": "u"}
+    with serve_handler(make_handler(lambda: json_response(body))) as url:
+        base = {"base_url": url.removesuffix("/v1")} if api == "anthropic" else {}
+        model = "anthropic:m" if api == "anthropic" else f"{api}:{url}#m"
+        async with connect(model, api_key=KEY, max_retries=0, **base) as engine:
+            with pytest.raises(ServerFailed, match="out of credit") as caught:
+                await engine.run(TURN, streaming=streaming)
+    assert (caught.value.code, caught.value.retryable) == ("402", False)
+    assert caught.value.turn is TURN
+    assert caught.value.plan is not None
 
 
 @pytest.mark.parametrize("name", KEY_LEAKS)
@@ -137,6 +156,9 @@ async def test_audit_ends_without_working_pagination() -> None:
         ("empty_image_file", False),
         ("context_length_exceeded", False),
         ("insufficient_quota", False),
+        ("429", True),
+        ("503", True),
+        ("400", False),
     ],
 )
 @pytest.mark.parametrize("event", ["response.failed", "error"])

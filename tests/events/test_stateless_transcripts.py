@@ -26,7 +26,15 @@ from kedge.events import (
     StreamEvent,
     Usage,
 )
-from kedge.turns import Block, RefusalPart, assistant, opaque, reasoning, tool_call
+from kedge.turns import (
+    Block,
+    RefusalPart,
+    ToolCallBlock,
+    assistant,
+    opaque,
+    reasoning,
+    tool_call,
+)
 
 DECODERS: dict[str, type[StreamDecoder]] = {
     "chat": ChatDecoder,
@@ -557,6 +565,110 @@ def test_completion_without_choices_is_a_failure(
     assert assemble(ChatDecoder().feed_whole(stopped)).reason == "content_filter"
     failed = {"choices": [], "error": {"message": "overloaded"}}
     assert assemble(ChatDecoder().feed_whole(failed)).message == "overloaded"
+
+
+def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    """Return a chunk of a Chat Completions stream."""
+    return {"id": "1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
+
+
+CALL_MEMBERS: dict[str, dict[str, Any]] = {
+    "same id": {"id": "call_0"},
+    "same id and index": {"id": "call_0", "index": 0},
+    "same index": {"index": 0},
+}
+
+
+@pytest.mark.parametrize("form", ["complete", "one chunk", "several chunks"])
+@pytest.mark.parametrize("shared", CALL_MEMBERS)
+@pytest.mark.parametrize("as_text", [True, False])
+def test_complete_calls_with_the_same_id_are_not_joined(
+    form: str, shared: str, as_text: bool
+) -> None:
+    """Servers that number calls badly send each call completely: they remain calls of their own."""
+    sides: list[Any] = [{"sides": 6}, {"sides": 20}]
+    calls = [
+        {
+            **CALL_MEMBERS[shared],
+            "function": {"name": "roll", "arguments": json.dumps(each) if as_text else each},
+        }
+        for each in sides
+    ]
+    decoder = ChatDecoder()
+    if form == "complete":
+        message = {"role": "assistant", "content": None, "tool_calls": calls}
+        events = decoder.feed_whole({"id": "1", "choices": [{"message": message}]})
+    else:
+        lists = [calls] if form == "one chunk" else [[call] for call in calls]
+        chunks = [*(chunk({"tool_calls": each}) for each in lists), chunk({}, "tool_calls")]
+        events = [event for each in chunks for event in decoder.feed_message(each)]
+        events += decoder.close()
+    found = assemble(events)
+    assert found.completed
+    made = [block for block in found.blocks if isinstance(block, ToolCallBlock)]
+    assert [json.loads(call.arguments) for call in made] == sides
+    assert len({call.call_id for call in made}) == 2
+
+
+def test_equal_calls_with_the_same_id_in_one_message_are_two_calls() -> None:
+    """A list does not repeat a call, so two equal ones are two calls, also of a free-form tool."""
+    for kind, member in (("function", "arguments"), ("custom", "input")):
+        call = {"id": "call_0", kind: {"name": "roll", member: SIX}}
+        message = {"content": None, "tool_calls": [call, call]}
+        found = assemble(ChatDecoder().feed_whole({"id": "1", "choices": [{"message": message}]}))
+        assert found.completed
+        assert [getattr(block, "arguments", "") for block in found.blocks] == [SIX, SIX]
+
+
+def test_a_complete_call_that_a_later_chunk_repeats_is_one_call() -> None:
+    """A chunk with the same id, name and arguments adds nothing, and neither does a name alone."""
+    call = {"index": 0, "id": "call_0", "function": {"name": "roll", "arguments": SIX}}
+    named = {"index": 0, "id": "call_0", "function": {"name": "roll", "arguments": ""}}
+    lists = ([call], [call], [named])
+    chunks = [*(chunk({"tool_calls": each}) for each in lists), chunk({}, "tool_calls")]
+    decoder = ChatDecoder()
+    events = [event for each in chunks for event in decoder.feed_message(each)]
+    assert list(assemble([*events, *decoder.close()]).blocks) == [
+        tool_call("roll", SIX, call_id="call_0")
+    ]
+
+
+def test_pieces_of_one_call_that_repeat_its_name_are_joined() -> None:
+    """Pieces with the same index, id and name belong to one call, also in the same chunk."""
+    first, second = SIX[:5], SIX[5:]
+    pieces = [
+        {"index": 0, "id": "call_0", "function": {"name": "roll", "arguments": each}}
+        for each in (first, second)
+    ]
+    for lists in ([pieces], [pieces[:1], pieces[1:]]):
+        chunks = [*(chunk({"tool_calls": each}) for each in lists), chunk({}, "tool_calls")]
+        decoder = ChatDecoder()
+        events = [event for each in chunks for event in decoder.feed_message(each)]
+        assert list(assemble([*events, *decoder.close()]).blocks) == [
+            tool_call("roll", SIX, call_id="call_0")
+        ]
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b'data: {"object":"error","message":"too long","type":"BadRequestError","code":400}\n\n',
+        b'event: error\ndata: {"message":"too long","code":400}\n\n',
+    ],
+    ids=["object", "event"],
+)
+def test_an_error_that_is_not_nested_is_read(stream: bytes) -> None:
+    """Some servers of Chat Completions send the members of an error without ``error`` around them."""
+    decoder = ChatDecoder()
+    found = assemble([*decoder.feed(stream + b"data: [DONE]\n\n"), *decoder.close()])
+    assert (found.status, found.code, found.message) == ("failed", "400", "too long")
+
+
+def test_content_of_a_message_as_a_string_is_its_text() -> None:
+    """Some gateways of Anthropic's API return the content as a string."""
+    found = assemble(AnthropicDecoder().feed_whole({"id": "msg_1", "content": "It is 4."}))
+    assert found.completed
+    assert list(found.blocks) == [assistant("It is 4.")]
 
 
 @pytest.mark.parametrize("api", DECODERS)

@@ -72,6 +72,8 @@ async def _drain(decoder: StreamDecoder, chunks: AsyncGenerator[bytes]) -> list[
 def _decode_body(body: bytes, decoder: StreamDecoder, raw: RawResponse) -> list[StreamEvent]:
     """Return the events of a response that arrived as one JSON body."""
     response = _parse_body(body, decoder, raw)
+    if not response.keys() & decoder.RESPONSE_FIELDS:
+        return [*decoder.feed_message(response), *decoder.close()]
     # Only an escape can contain half a character; searching for one is cheaper than a walk over the response.
     return decoder.feed_whole(response, repair=b"\\u" in body)
 
@@ -89,8 +91,10 @@ def _parse_body(body: bytes, decoder: StreamDecoder, raw: RawResponse) -> dict[s
     except ValueError:
         response = None
     # An object without any member of a response is not an empty response: some gateways report
-    # errors in an object of their own, with status 200.
-    if not isinstance(response, dict) or not response.keys() & decoder.RESPONSE_FIELDS:
+    # errors with status 200, in the usual form or in an object of their own.
+    if not isinstance(response, dict) or not (
+        response.keys() & decoder.RESPONSE_FIELDS or response.get("error")
+    ):
         message = "the server answered with something that is not a response"
         raise ServerFailed(
             message, provider=raw.provider, request_id=raw.request_id, retryable=True

@@ -54,8 +54,12 @@ MAX_MESSAGE_LENGTH = 2_000
 _PERMANENT_CODES = re.compile(
     r"^(invalid|unsupported|empty|image)_|policy|content_filter|moderation|_not_found|quota|billing"
     r"|context_length|_too_(large|small|long)|max_tokens"
+    r"|^4(?!08|09|25|29)[0-9]{2}$"
 )
-"""Codes of failures caused by the request or the account: the same request would fail again."""
+"""Codes of failures caused by the request or the account: the same request would fail again.
+
+Some servers use the HTTP status as the code.
+"""
 _PERMANENT_REASONS = re.compile(
     r"\b(not support(ed|s)?|unsupported|(does|do)(n't| not) support|not implemented)\b",
     re.IGNORECASE,

@@ -236,6 +236,8 @@ class AnthropicDecoder(StreamDecoder):
         """Decode a message that was not streamed; see ``StreamDecoder.feed_whole``."""
         message = repair_surrogates(response) if repair else response
         content: Any = message.get("content")
+        if isinstance(content, str):  # as in a request
+            content = [{"type": "text", "text": content}]
         events: list[JsonObject] = [{"type": "message_start", "message": message}]
         for index, block in enumerate(content if isinstance(content, list) else []):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
             events.append({"type": "content_block_start", "index": index, "content_block": block})

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, cast
 from kedge.events import fields
 from kedge.events.decoder import DecoderState, EventList, StreamDecoder
 from kedge.events.fields import JsonObject, MalformedEvent
-from kedge.events.tool_calls import ToolCallUpdate, valid_call_id
+from kedge.events.tool_calls import ToolCall, ToolCallUpdate, valid_call_id
 from kedge.events.types import (
     OpaqueEvent,
     ReasoningDelta,
@@ -85,12 +85,10 @@ class _CallIndex:
 
     def find(self, index: int, call_id: str, name: str) -> _StreamedCall | None:
         """Return the call that a piece belongs to, or None if it starts a new one."""
-        if index >= 0:
-            known = self.by_index.get(index)
-            return known if known is None or not known.is_other_call(call_id, name) else None
-        if call_id in self.by_id:
-            return self.by_id[call_id]
-        return None if name else self.last
+        known = self.by_index.get(index) if index >= 0 else self.by_id.get(call_id)
+        if known is not None:
+            return None if known.is_other_call(call_id, name) else known
+        return None if name or index >= 0 else self.last
 
     def add(self, call: _StreamedCall, index: int) -> None:
         """Add a new call."""
@@ -155,7 +153,7 @@ class ChatDecoder(StreamDecoder):
     def _decode_message(self, message: JsonObject, event: str, found: EventList) -> None:
         if self._state.ended:
             return
-        if message.get("error"):
+        if message.get("error") or "error" in (event, message.get("object")):
             found.append(StreamFailed(**fields.read_error(message)))
         elif "choices" in message or "usage" in message:
             self._read_chunk(message, found)
@@ -287,18 +285,25 @@ def _emit_delta(
 def _read_tool_calls(state: _CompletionState, value: object, found: EventList) -> None:
     if not isinstance(value, list):
         raise MalformedEvent("tool_calls is not an array")
+    listed: set[int] = set()
     for entry in cast("list[Any]", value):
         if not isinstance(entry, dict):
             raise MalformedEvent("a tool call is not an object")
-        _read_call(state, cast("JsonObject", entry), found)
+        listed.add(_read_call(state, cast("JsonObject", entry), listed, found))
 
 
 def _read_function_call(state: _CompletionState, value: object, found: EventList) -> None:
     """Read the single call of the API's first version."""
-    _read_call(state, {"function": value}, found)
+    _read_call(state, {"function": value}, set(), found)
 
 
-def _read_call(state: _CompletionState, entry: JsonObject, found: EventList) -> None:
+def _read_call(
+    state: _CompletionState, entry: JsonObject, listed: set[int], found: EventList
+) -> int:
+    """Read a call or a piece of one, and return its output index.
+
+    ``listed`` are the output indexes of the calls that the same list holds before it.
+    """
     custom = isinstance(entry.get("custom"), dict)
     inner = entry.get("custom" if custom else "function", entry)
     if not isinstance(inner, dict):
@@ -306,7 +311,18 @@ def _read_call(state: _CompletionState, entry: JsonObject, found: EventList) -> 
     function = cast("JsonObject", inner)
     index, name = fields.get_index(entry, "index"), fields.get_text(function, "name")
     call_id = entry.get("id")
+    arguments = function.get("input" if custom else "arguments")
     seen = state.call_index.find(index, valid_call_id(call_id), name)
+    if seen and name and arguments:
+        # Some servers send complete calls that share an id or an index. Complete arguments cannot be
+        # extended, so this is another call, or the same once more; a list does not repeat a call.
+        known, in_list = state.calls.get_at(seen.output_index), seen.output_index in listed
+        if _has_complete_arguments(known):
+            if not in_list and known.arguments == _argument_text(arguments):
+                return seen.output_index
+            seen = None
+        elif in_list and (index < 0 or not valid_call_id(call_id)):
+            seen = None
     if seen is None:
         seen = _StreamedCall(state.next_index(), valid_call_id(call_id), name)
         state.call_index.add(seen, index)
@@ -316,8 +332,8 @@ def _read_call(state: _CompletionState, entry: JsonObject, found: EventList) -> 
         found += state.calls.start(
             ToolCallUpdate(seen.call_id, name, "", seen.output_index, custom)
         )
-    arguments = function.get("input" if custom else "arguments")
     _read_arguments(state, arguments, seen.output_index, found)
+    return seen.output_index
 
 
 def _read_arguments(
@@ -331,7 +347,23 @@ def _read_arguments(
             if delta:
                 found += state.calls.append_arguments("", output_index, delta)
         case _:
-            state.calls.set_arguments("", output_index, json.dumps(arguments, ensure_ascii=False))
+            state.calls.set_arguments("", output_index, _argument_text(arguments))
+
+
+def _argument_text(arguments: object) -> str:
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _has_complete_arguments(call: ToolCall) -> bool:
+    """Return whether the arguments of a function call are a complete JSON object."""
+    if call.custom or not call.arguments.rstrip().endswith("}"):
+        return False
+    try:
+        return isinstance(json.loads(call.arguments), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 DELTA_READERS: dict[str, Callable[[_CompletionState, object, EventList], None]] = {

@@ -367,6 +367,10 @@ class ToolCallState:
         """Return the calls in output order."""
         return sorted(self.calls.values(), key=lambda call: call.output_index)
 
+    def get_at(self, output_index: int) -> ToolCall:
+        """Return the newest call at an output index that has one."""
+        return self._by_index[output_index][-1]
+
     def _open_calls(self) -> list[ToolCall]:
         return [call for call in self.sorted_calls() if not call.completed]
 
