@@ -36,7 +36,7 @@ from kedge.events import (
     Usage,
 )
 from kedge.events.responses import EVENT_READERS, OPAQUE_TYPES
-from kedge.turns import tool_call
+from kedge.turns import ToolCallBlock, tool_call
 
 REFERENCE = [
     "response.created",
@@ -278,6 +278,8 @@ def response_event(kind: str, **response: Any) -> Message:
         (response_event("failed", status="completed"), ResponseFailed, "status_mismatch"),
         (response_event("failed", error={"code": "server_error"}), ResponseFailed, "server_error"),
         (response_event("failed", status="failed", error=None), ResponseFailed, "failed"),
+        (response_event("failed", status="failed", error="broken"), ResponseFailed, "failed"),
+        (response_event("failed", status="failed", error=["broken"]), ResponseFailed, "failed"),
         (response_event("cancelled", status="cancelled"), ResponseFailed, "cancelled"),
         (response_event("cancelled"), ResponseFailed, "cancelled"),
     ],
@@ -567,6 +569,34 @@ def test_listed_call_that_differs_prevents_an_anchor(member: str) -> None:
         assert outcome.completed
         assert list(outcome.blocks) == [tool_call("t", "[1]", call_id="call_1")]
         assert bool(outcome.anchor_problem) is contradicted
+
+
+@pytest.mark.parametrize("form", ["item done", "arguments done", "listed"])
+def test_arguments_as_an_object_are_those_of_the_call(form: str) -> None:
+    """Some servers send the arguments of a call as an object instead of its JSON text."""
+    given = {"city": "Zürich"}
+    item = {**CALL, "arguments": given}
+    started = {
+        "type": "response.output_item.added",
+        "output_index": 0,
+        "item": {**CALL, "arguments": {}},
+    }
+    event = {
+        "item done": {"type": "response.output_item.done", "output_index": 0, "item": item},
+        "arguments done": {
+            "type": "response.function_call_arguments.done",
+            "output_index": 0,
+            "item_id": "fc_1",
+            "arguments": given,
+        },
+        "listed": {"type": "response.in_progress"},
+    }[form]
+    end = response_event("completed", output=[item] if form == "listed" else [])
+    outcome = replay([started, event, end])
+    assert outcome.completed
+    (block,) = outcome.blocks
+    assert isinstance(block, ToolCallBlock)
+    assert (block.call_id, json.loads(block.arguments)) == ("call_1", given)
 
 
 @pytest.mark.parametrize(

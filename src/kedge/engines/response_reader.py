@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from anyio import move_on_after
 
@@ -87,19 +87,18 @@ def _redact_event(event: StreamEvent, redact: Callable[[str], str]) -> StreamEve
 
 def _parse_body(body: bytes, decoder: StreamDecoder, raw: RawResponse) -> dict[str, Any]:
     try:
-        response = decode(body)
+        parsed: object = decode(body)
     except ValueError:
-        response = None
+        parsed = None
+    response = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
     # An object without any member of a response is not an empty response: some gateways report
     # errors with status 200, in the usual form or in an object of their own.
-    if not isinstance(response, dict) or not (
-        response.keys() & decoder.RESPONSE_FIELDS or response.get("error")
-    ):
+    if not response.keys() & decoder.RESPONSE_FIELDS and not response.get("error"):
         message = "the server answered with something that is not a response"
         raise ServerFailed(
             message, provider=raw.provider, request_id=raw.request_id, retryable=True
         )
-    return response  # pyright: ignore[reportUnknownVariableType]
+    return response
 
 
 log = get_logger("kedge.engines.response_reader")

@@ -6,6 +6,7 @@ cannot be encoded as UTF-8 and which blocks reject. ``SurrogateJoiner`` holds a 
 second half arrives; ``repair_surrogates`` replaces lone halves in values that are complete.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, cast
@@ -109,23 +110,30 @@ def is_tool_call(item: JsonObject) -> bool:
 def read_call(item: JsonObject, output_index: int) -> ToolCallUpdate:
     """Return what an item holds about a tool call."""
     kind = item["type"]
-    written = item.get(CALL_ARGUMENTS[kind])
     return ToolCallUpdate(
         item.get("call_id"),
         get_text(item, "name"),
         get_text(item, "id"),
         output_index,
         kind == "custom_tool_call",
-        written if isinstance(written, str) else None,
+        get_arguments(item, CALL_ARGUMENTS[kind]),
         item.get("status") == "incomplete",
     )
+
+
+def get_arguments(message: JsonObject, name: str) -> str | None:
+    """Return the arguments of a call as text: some servers send an object instead."""
+    value = message.get(name)
+    if isinstance(value, dict) and value:
+        return json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else None
 
 
 def read_error(message: JsonObject) -> JsonObject:
     """Return the fields of ``StreamFailed`` from an error, nested under ``error`` or flat."""
     inner = message.get("error", message)
     if not isinstance(inner, dict):
-        return {"message": inner if isinstance(inner, str) else ""}
+        inner = {"message": inner}
     given = cast("JsonObject", inner)
     code, status = given.get("code"), message.get("status")
     kind = get_text(given, "type")

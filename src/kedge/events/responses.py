@@ -218,7 +218,10 @@ def _arguments_done_reader(member: str) -> EventReader:
         item_id = fields.get_text(message, "item_id")
         output_index = state.indexes.find(message, item_id, "function_call")
         state.joiner.discard(("arguments", item_id or output_index))
-        state.calls.set_arguments(item_id, output_index, fields.require_text(message, member))
+        arguments = fields.get_arguments(message, member)
+        if arguments is None:
+            arguments = fields.require_text(message, member)
+        state.calls.set_arguments(item_id, output_index, arguments)
 
     return read
 
