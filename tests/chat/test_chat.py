@@ -522,8 +522,11 @@ async def test_images_are_stored(open_chat: OpenChat) -> None:
 async def test_invalid_block_is_rejected(open_chat: OpenChat) -> None:
     """An invalid block raises an error, unlike an invalid state."""
     wrong: Any = {"role": "user"}
+    chat = open_chat()
     with pytest.raises(InvalidTurn, match="must have blocks"):
-        await open_chat().chat_with_state(None, wrong)
+        await chat.chat_with_state(None, wrong)
+    with pytest.raises(InvalidTurn, match="must have blocks"):
+        chat.append_to_state(None, wrong)
 
 
 async def test_encrypted_state_requires_its_key(open_chat: OpenChat) -> None:

@@ -403,7 +403,7 @@ def _with_fresh_ids(known: Sequence[Block], given: Sequence[Block | str]) -> tup
             block = replace(block, id="")
         blocks.append(block)
         ids.add(getattr(block, "id", ""))
-    return tuple(blocks)
+    return Turn(blocks).blocks  # which checks that they are blocks
 
 
 def _count_seen(blocks: Sequence[Block], seen: frozenset[str]) -> int:
