@@ -158,6 +158,21 @@ async def test_invalid_retry_after_is_ignored(said: str) -> None:
     assert caught.value.retry_after is None
 
 
+async def test_error_in_a_list_is_read() -> None:
+    """Google's server of the Chat Completions API sends its errors in a list."""
+    error = {"code": 429, "message": "Quota exceeded.", "status": "RESOURCE_EXHAUSTED"}
+
+    async def answer(request: Request) -> Response:
+        await request.body()
+        return json_response([{"error": error}], 429)
+
+    with serve_handler(answer) as url:
+        async with connect(f"chat:{url}#m", max_retries=0) as engine:
+            with pytest.raises(RateLimited) as caught:
+                await engine.run(TURN)
+    assert (caught.value.message, caught.value.code) == ("Quota exceeded.", "429")
+
+
 async def test_truncated_message_contains_no_part_of_the_key() -> None:
     """A long error message is redacted before it is truncated, so that no part of the key is shown."""
     key = "sk-" + "7" * 40

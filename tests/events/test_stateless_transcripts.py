@@ -664,6 +664,50 @@ def test_an_error_that_is_not_nested_is_read(stream: bytes) -> None:
     assert (found.status, found.code, found.message) == ("failed", "400", "too long")
 
 
+def content_block(index: int, kind: str, **members: Any) -> dict[str, Any]:
+    """Return an event of a content block."""
+    return {"type": f"content_block_{kind}", "index": index, **members}
+
+
+def test_content_blocks_that_overlap_are_complete() -> None:
+    """A block that starts before another one is stopped does not cut off the other one."""
+    blocks: list[dict[str, Any]] = [
+        {"type": "text", "text": ""},
+        *({"type": "tool_use", "id": each, "name": "roll", "input": {}} for each in ("t1", "t2")),
+    ]
+    deltas: list[dict[str, Any]] = [
+        {"type": "text_delta", "text": "Rolling."},
+        *({"type": "input_json_delta", "partial_json": each} for each in (SIX, BERN)),
+    ]
+    messages: list[dict[str, Any]] = [
+        {"type": "message_start", "message": {"id": "msg_1"}},
+        *(content_block(at, "start", content_block=block) for at, block in enumerate(blocks)),
+        *(content_block(at, "delta", delta=delta) for at, delta in enumerate(deltas)),
+        *(content_block(at, "stop") for at in range(len(blocks))),
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
+        {"type": "message_stop"},
+    ]
+    decoder = AnthropicDecoder()
+    found = assemble([event for each in messages for event in decoder.feed_message(each)])
+    assert found.completed
+    assert list(found.blocks) == [
+        assistant("Rolling."),
+        tool_call("roll", SIX, call_id="t1"),
+        tool_call("roll", BERN, call_id="t2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [("STOP", "completed"), ("TOOL_CALLS", "completed"), ("LENGTH", "incomplete")],
+)
+def test_finish_reason_may_have_capital_letters(reason: str, status: str) -> None:
+    """Some gateways pass on the finish reasons of Google's API."""
+    decoder = ChatDecoder()
+    events = decoder.feed_message(chunk({"content": "Yes."}, reason))
+    assert assemble([*events, *decoder.close()]).status == status
+
+
 def test_content_of_a_message_as_a_string_is_its_text() -> None:
     """Some gateways of Anthropic's API return the content as a string."""
     found = assemble(AnthropicDecoder().feed_whole({"id": "msg_1", "content": "It is 4."}))

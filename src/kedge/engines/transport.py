@@ -461,6 +461,8 @@ def _parse_object(text: str) -> dict[str, Any]:
         body = json.loads(text)
     except ValueError:
         return {}
+    if isinstance(body, list) and body:  # as Google's servers send an error
+        body = cast("list[Any]", body)[0]
     return cast("dict[str, Any]", body) if isinstance(body, dict) else {}
 
 

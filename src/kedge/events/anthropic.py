@@ -293,7 +293,8 @@ def _read_block_start(state: _MessageState, message: JsonObject, found: EventLis
             )
             return
         index = state.next_index()  # another block under an index that is in use
-    _complete_blocks(state, found)
+        known.stopped = True
+    _complete_blocks(state, found, only_stopped=True)
     growing = ContentBlockBuilder(block, index, state.item_id(index))
     state.blocks.append(growing)
     state.by_index[key] = growing
@@ -425,10 +426,10 @@ DELTA_READERS: dict[str, DeltaReader] = {
 # Finished blocks.
 
 
-def _complete_blocks(state: _MessageState, found: EventList) -> None:
-    """Emit the completion of the blocks so far."""
+def _complete_blocks(state: _MessageState, found: EventList, *, only_stopped: bool = False) -> None:
+    """Emit the completion of the blocks so far; one that is not stopped may still get deltas."""
     for growing in state.blocks:
-        if not growing.is_complete:
+        if not growing.is_complete and (growing.stopped or not only_stopped):
             growing.is_complete = True
             found += complete_block(growing, state.calls)
 

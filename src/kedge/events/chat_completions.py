@@ -201,7 +201,8 @@ class ChatDecoder(StreamDecoder):
         if state.ended or not state.finish_reason:
             return  # the model may not have finished
         state.ended = True
-        status, code = FINISH_REASONS.get(state.finish_reason, ("incomplete", state.finish_reason))
+        reason = state.finish_reason
+        status, code = FINISH_REASONS.get(reason.lower(), ("incomplete", reason))
         facts: JsonObject = {**_response_facts(state), "status": status}
         match status:
             case "completed":
