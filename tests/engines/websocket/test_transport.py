@@ -1,11 +1,14 @@
 """Test ResponsesEngine over WebSocket: chains within a connection, lanes, and failures."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 from openai.resources.responses import AsyncResponses
+from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import serve as serve_socket
 
 from engines.conftest import open_engine
 from kedge import Turn, connect, run_sync, user
@@ -386,6 +389,26 @@ async def test_failed_connection_is_reported() -> None:
     async with connect(gone, transport="websocket", max_retries=0) as engine:
         with pytest.raises(Unreachable):
             await engine.run(Turn([user("x")]))
+
+
+ERROR = {"code": "rate_limit_exceeded", "message": "Slow down.", "param": None}
+
+
+@pytest.mark.parametrize("error", [ERROR, {"error": ERROR}], ids=["flat", "nested"])
+async def test_a_rejection_of_either_form_is_raised_with_its_message(error: dict[str, Any]) -> None:
+    """Errors are nested over WebSocket and flat in a stream; some servers send the flat form over both."""
+
+    async def reject(socket: ServerConnection) -> None:
+        async for _ in socket:
+            await socket.send(json.dumps({"type": "error", "status": 429, **error}))
+
+    async with serve_socket(reject, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        model = f"responses:http://127.0.0.1:{port}/v1#m"
+        async with connect(model, transport="websocket", max_retries=0) as engine:
+            with pytest.raises(RateLimited) as caught:
+                await engine.run(Turn([user("x")]))
+    assert (caught.value.message, caught.value.code) == ("Slow down.", "rate_limit_exceeded")
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(300, 300.0), (0.5, 10.0)])

@@ -49,9 +49,11 @@ class SocketMessage:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object, if it is an error."""
-        error = self.payload.get("error") if self.kind == "error" else None
-        return cast("dict[str, Any]", error) if isinstance(error, dict) else {}
+        """The error object, if it is an error; some servers send its members without ``error``."""
+        if self.kind != "error":
+            return {}
+        error = self.payload.get("error") or self.payload
+        return cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
 
 
 MAX_BUFFERED_BYTES = 32 * 1024 * 1024

@@ -209,7 +209,7 @@ class SocketTransport(Transport):
         status = message.payload.get("status")
         given = message.error.get("headers")
         headers = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
-        text = json.dumps({"error": message.payload.get("error")})
+        text = json.dumps({"error": message.error})
         return self.build_error(status if isinstance(status, int) else 400, text, headers)
 
     async def _open_socket(self) -> "AsyncResponsesConnection":
