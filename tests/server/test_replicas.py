@@ -128,6 +128,21 @@ def test_deletion_is_visible_to_every_server(replicas: tuple[Replica, Replica]) 
     assert one.create("three", previous_response_id=first["id"])["status"] == "completed"
 
 
+def test_deleted_conversation_leaves_no_item_to_refer_to(
+    replicas: tuple[Replica, Replica],
+) -> None:
+    """An item that a response retains is found by no server once its conversation is deleted."""
+    one, other = replicas
+    message = {"type": "message", "role": "user", "content": "secret"}
+    id_ = one.http.post("/conversations", json={"items": [message]}).json()["id"]
+    (item,) = one.http.get(f"/conversations/{id_}/items").json()["data"]
+    assert one.create("one", conversation=id_)["status"] == "completed"
+    body = {"model": "m", "input": [{"type": "item_reference", "id": item["id"]}, message]}
+    assert other.http.post("/responses", json=body).status_code == 200
+    assert one.http.delete(f"/conversations/{id_}").json()["deleted"]
+    assert other.http.post("/responses", json=body).status_code == 404
+
+
 def test_response_with_deleted_parent_is_not_stored(
     replicas: tuple[Replica, Replica], url: str
 ) -> None:

@@ -105,6 +105,27 @@ def test_items_are_added_read_and_deleted(client: OpenAI, server: TestServer) ->
     assert "one" not in str(server.requests[-1].context)
 
 
+@pytest.mark.parametrize("deletes_all", [False, True])
+def test_deleted_item_cannot_be_referenced(client: OpenAI, deletes_all: bool) -> None:
+    """It is retained for a response in the conversation, and for nothing else."""
+    talk = client.conversations.create(items=[user_message("secret")])
+    (item,) = client.conversations.items.list(talk.id).data
+    assert item.id
+    answered = client.responses.create(model="m", input="one", conversation=talk.id)
+    reference: Any = [{"type": "item_reference", "id": item.id}, user_message("two")]
+    assert client.responses.create(model="m", input=reference, store=False)
+    if deletes_all:
+        client.conversations.delete(talk.id)
+    else:
+        client.conversations.items.delete(item.id, conversation_id=talk.id)
+    with pytest.raises(NotFoundError, match="not found"):
+        client.responses.create(model="m", input=reference)
+    assert len(list(client.responses.input_items.list(answered.id))) == 2
+    client.responses.create(model="m", input="three", previous_response_id=answered.id)
+    output: Any = [{"type": "item_reference", "id": answered.output[0].id}, user_message("four")]
+    assert client.responses.create(model="m", input=output)
+
+
 def test_last_item_can_be_deleted(client: OpenAI) -> None:
     """A conversation whose last item is deleted is empty and still usable."""
     talk = client.conversations.create(items=[user_message("zero")])

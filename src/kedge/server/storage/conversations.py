@@ -109,6 +109,7 @@ class ConversationRepository:
         def delete() -> None:
             self._database.begin_delete()
             self._execute("DELETE FROM conversations WHERE id = ?", (conversation.id,))
+            self._nodes.detach(conversation.node)
             self._nodes.delete_unused(conversation.node)
 
         self._database.transact(delete)
@@ -158,6 +159,7 @@ class ConversationRepository:
             if others:
                 node = self._nodes.add(key, None, conversation.id, others, self._count_tokens)
             self._set_node(conversation, node)
+            self._nodes.detach(conversation.node)
             self._nodes.delete_unused(conversation.node)
 
         self._database.transact(replace)

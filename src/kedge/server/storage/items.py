@@ -32,6 +32,16 @@ WITH RECURSIVE up (parent, input, output) AS (
 )
 SELECT input, output FROM up
 """
+_DETACH = """
+UPDATE nodes SET conversation = NULL WHERE id IN (
+    WITH RECURSIVE up (id, parent) AS (
+        SELECT id, parent FROM nodes WHERE id = ?
+        UNION ALL
+        SELECT n.id, n.parent FROM up JOIN nodes n ON n.id = up.parent
+    )
+    SELECT id FROM up
+)
+"""
 _SELECT_UNUSED = """
 SELECT parent FROM nodes n WHERE id = ? AND expires_at IS NULL
 AND NOT EXISTS (SELECT 1 FROM nodes WHERE parent = n.id)
@@ -131,7 +141,8 @@ class NodeRepository:
         """Return the node with a key, or None if its items are only retained for its children."""
         row = self._execute(
             "SELECT id, parent, input, output FROM nodes WHERE id = ? AND key = ? "
-            "AND (expires_at > ? OR conversation IS NOT NULL) AND namespace = ?",
+            "AND (expires_at > ? OR EXISTS "
+            "(SELECT 1 FROM conversations c WHERE c.id = nodes.conversation)) AND namespace = ?",
             (parse_node_number(key), key, now, self.namespace),
         ).fetchone()
         return row and ContextNode(*row)
@@ -150,6 +161,13 @@ class NodeRepository:
         """Return every item up to a node, including those before a compaction."""
         rows = self._execute(_SELECT_ALL_ITEMS, (node,)).fetchall()
         return [item for row in reversed(rows) for part in row for item in decode(part)]
+
+    def detach(self, node: int | None) -> None:
+        """Remove the nodes up to this one from their conversation, which no longer has their items.
+
+        A reference then finds only the items of stored responses; the others are retained for children.
+        """
+        self._execute(_DETACH, (node,))
 
     def delete_unused(self, node: int | None) -> None:
         """Delete a node that nothing refers to, and then its parents likewise."""
