@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
@@ -260,6 +261,20 @@ async def test_concurrency_is_limited(batch: dict[str, Any], server: TestServer)
         ('{"prompt": "a", "system": 1}', "system must be a text"),
         ('{"prompt": "a", "params": 1}', "params must be an object"),
         ('{"prompt": "a", "params": {"key": "k"}}', "has 'key', which is not a request parameter"),
+        ('{"prompt": "a", "params": {"keep": 0}}', "has 'keep', which is not a request parameter"),
+        ('{"prompt": "a", "params": {"self": 0}}', "has 'self', which is not a request parameter"),
+        (
+            '{"prompt": "a", "params": {"ephemeral": 5}}',
+            "params.ephemeral must be a text or a list",
+        ),
+        ('{"prompt": "a", "params": {"tools": null}}', "params.tools must be a list"),
+        ('{"prompt": "a", "params": {"model": 5}}', "params.model must be a text"),
+        ('{"prompt": "a", "params": {"text": "x"}}', "params.text must be an object"),
+        (
+            '{"prompt": "a", "params": {"top_p": NaN}}',
+            "line 1 of prompts.jsonl.params.top_p: nan is",
+        ),
+        ("[" * 200_000, "line 1 of prompts.jsonl is not valid JSON"),
         ('{"prompt": "a", "id": "\\ud800"}', "id contains a lone surrogate"),
         ('{"prompt": "a", "id": "1"}\n{"prompt": "b", "id": 1}', "has the same id '1' as line 1"),
     ],
@@ -282,6 +297,8 @@ async def test_unusable_files_are_reported(batch: dict[str, Any], tmp_path: Path
         await run_batch(tmp_path / "none.jsonl", **batch)
     with pytest.raises(InvalidBatch, match="cannot be written"):
         await run_batch([BatchLine("a", ("Hi",))], tmp_path, store_url=batch["store_url"])
+    with pytest.raises(InvalidBatch, match="is not a regular file"):
+        await run_batch([BatchLine("a", ("Hi",))], os.devnull, store_url=batch["store_url"])
     batch["out"].write_text("my diary\n")
     with pytest.raises(InvalidBatch, match="is not a result of a batch"):
         await run_batch([BatchLine("a", ("Hi",))], **batch)

@@ -157,6 +157,11 @@ def test_failure_of_a_judge_is_reported(folder: Path, kedge_server: TestServer) 
         (["steps", "bad.toml"], "steps[0] needs 'prompt'"),
         (["steps", "worse.toml"], "has the unknown member 'step'"),
         (["steps", "worst.toml"], "is not valid TOML"),
+        (["steps", "deep.toml"], "is not valid TOML"),
+        (["steps", "attempts.toml"], "steps[0].attempts must be a whole number"),
+        (["steps", "schema.toml"], "steps[0].schema must be a table or the name of a file"),
+        (["debate", "model.toml"], "sides[0].model must be a text"),
+        (["refine", "function.toml"], "judge.function must be a text"),
     ],
 )
 def test_invalid_workflow_is_reported_in_one_line(
@@ -167,6 +172,12 @@ def test_invalid_workflow_is_reported_in_one_line(
     (folder / "worse.toml").write_text('[[step]]\nname = "a"\n')
     (folder / "worst.toml").write_text("steps =")
     (folder / "broken.py").write_text("def x(:")
+    (folder / "deep.toml").write_text(f"steps = {'[' * 20_000}")
+    (folder / "attempts.toml").write_text('steps = [{name = "a", prompt = "b", attempts = "3"}]')
+    (folder / "schema.toml").write_text('steps = [{name = "a", prompt = "b", schema = 5}]')
+    sides = 'sides = [{name = "a", model = 3}, {name = "b"}]'
+    (folder / "model.toml").write_text(f'question = "x"\n{sides}\n[judge]\nrubric = "y"')
+    (folder / "function.toml").write_text('task = "x"\n[judge]\nfunction = 5')
     done = invoke_run(*arguments)
     assert done.exit_code == 1
     assert words in done.stderr

@@ -199,7 +199,7 @@ async def test_invalid_pipeline_is_rejected_before_sending(
 async def test_template_accesses_only_values(store: Store, scripted: Any, connected: Any) -> None:
     """Missing members and members of values that are not plain data are rejected."""
     engine = connected(scripted())
-    for prompt in ("{place.title}", "{place.__class__}", "{things.9}"):
+    for prompt in ("{place.title}", "{place.__class__}", "{things.9}", "{things.²}"):
         with pytest.raises(InvalidWorkflow, match="to put into the prompt"):
             await steps(
                 [Step("a", prompt)],

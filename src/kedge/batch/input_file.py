@@ -13,12 +13,19 @@ from pathlib import Path
 from typing import Any, cast
 
 from kedge.engines import to_output_schema
-from kedge.errors import InvalidBatch, InvalidSetting
-from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
+from kedge.errors import InvalidBatch, InvalidJSON, InvalidSetting
+from kedge.turns.frozen_json import EMPTY, FrozenMap, freeze_map, thaw
 
 LINE_KEYS = ("id", "prompt", "prompts", "system", "model", "params", "schema")
-RESERVED_OPTIONS = ("key", "at", "tap", "candidates", "output")
+RESERVED_OPTIONS = ("self", "key", "at", "keep", "tap", "candidates", "before_send", "output")
 """Options of a conversation that are not request parameters: a line cannot set them."""
+_OPTION_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "model": ((str, type(None)), "a text"),
+    "tools": ((list, dict), "a list of tool definitions"),
+    "ephemeral": ((str, list), "a text or a list of texts"),
+    "text": ((dict, type(None)), "an object"),
+}
+"""Options that Kedge reads itself, so that no server reports a wrong type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,13 @@ def check_params(params: object, location: str) -> dict[str, Any]:
             raise InvalidBatch(
                 f"{location} has {name!r}, which is not a request parameter; remove it"
             )
+    for name, (types, wanted) in _OPTION_TYPES.items():
+        if name in given and not isinstance(given[name], types):
+            raise InvalidBatch(f"{location}.{name} must be {wanted}")
+    try:
+        freeze_map(given, location)
+    except InvalidJSON as error:
+        raise InvalidBatch(str(error)) from error
     return given
 
 
@@ -155,7 +169,7 @@ def _iter_objects(path: Path) -> Iterator[tuple[int, Any]]:
 def _parse_json(text: str, location: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidBatch(f"{location} is not valid JSON: {error}") from error
 
 

@@ -97,6 +97,9 @@ class ResultsFile:
 
     def __enter__(self) -> Self:
         try:
+            # A device or a pipe cannot be read back, truncated and synced; /dev/full is endless.
+            if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
+                raise InvalidBatch(f"{self.path} is not a regular file; choose another with --out")
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch()
             self.load()  # rejects a file of another program before it is changed
@@ -126,7 +129,7 @@ class ResultsFile:
                 try:
                     data = json.loads(text)
                     found[data["id"]] = LineResult.from_dict(cast("dict[str, Any]", data))
-                except (ValueError, KeyError, TypeError) as error:
+                except (ValueError, KeyError, TypeError, RecursionError) as error:
                     raise InvalidBatch(
                         f"line {number} of {self.path} is not a result of a batch; "
                         "choose another file with --out"
@@ -159,7 +162,7 @@ def _is_truncated(text: bytes) -> bool:
 def _is_json(text: bytes) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

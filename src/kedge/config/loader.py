@@ -28,7 +28,7 @@ def read_config_file(path: Path, *, required: bool = False) -> Mapping[str, Scal
         raise InvalidSetting(f"{path} cannot be read: {reason}") from error
     try:
         parsed = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidSetting(f"{path} is not valid TOML: {error}") from error
     return {name: _check_value(name, value, path, text) for name, value in _flatten(parsed)}
 

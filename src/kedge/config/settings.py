@@ -21,6 +21,8 @@ def is_chaining_enabled() -> bool:
     return os.environ.get(CHAINING_ENV, "1").strip().lower() not in _FALSE_VALUES
 
 
+MAX_NUMBER = 1e300
+"""The largest number of a setting: it can still be converted to other units."""
 SettingKind = Literal["text", "integer", "number", "switch"]
 Scalar = str | int | float | bool
 
@@ -106,14 +108,15 @@ class Setting:
 
     def _check_range(self, value: float, where: str) -> None:
         enough = self.minimum is None or value >= self.minimum
+        finite = abs(value) <= MAX_NUMBER
         if not (
-            enough and (self.maximum is None or value <= self.maximum)
+            enough and finite and (self.maximum is None or value <= self.maximum)
         ):  # this form also rejects NaN
             bounds = [f"at least {self.minimum:g}"] if self.minimum is not None else []
             bounds += [f"at most {self.maximum:g}"] if self.maximum is not None else []
-            raise InvalidSetting(
-                f"{where} must be {' and '.join(bounds) or 'a number'}, not {value:g}"
-            )
+            bounds += [] if finite else ["finite"]
+            shown = f"{value:g}" if finite or isinstance(value, float) else "a number of that size"
+            raise InvalidSetting(f"{where} must be {' and '.join(bounds)}, not {shown}")
 
     def _invalid(self, value: object, where: str) -> InvalidSetting:
         shown = "the given value" if self.secret else repr(value)

@@ -50,7 +50,7 @@ def parse_prices(text: str | None, source: str) -> PriceFile:
         data = tomllib.loads(Path(source).read_text("utf-8") if text is None else text)
     except OSError as error:
         raise InvalidSetting(f"{source} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidSetting(f"{source} is not valid TOML: {error}") from error
     unknown = sorted(set(data) - {"as_of", "prices"})
     if unknown:

@@ -45,6 +45,11 @@ _REQUIRED: Mapping[WorkflowKind, tuple[str, ...]] = {
     "debate": ("question", "sides", "judge"),
     "steps": ("steps",),
 }
+_MEMBER_TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    "schema": ((str, dict), "a table or the name of a file"),
+    "attempts": (int, "a whole number"),
+}
+"""Types of the members of judges, sides and steps that are not texts."""
 _TYPE_NAMES = {str: "a text", int: "a whole number", dict: "a table", list: "a list"}
 
 
@@ -55,7 +60,7 @@ def read_spec(path: str | Path) -> WorkflowSpec:
         data: WorkflowSpec = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidWorkflow(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidWorkflow(f"{file} is not valid TOML: {error}") from error
     data.pop("kind", None)
     return {**data, "folder": str(file.absolute().parent)}
@@ -177,7 +182,7 @@ def _load_schema(given: object, spec: WorkflowSpec) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidWorkflow(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidWorkflow(f"{path} is not valid JSON: {error}") from error
 
 
@@ -195,6 +200,10 @@ def _check_table(
     for key in required:
         if not isinstance(table.get(key), str) or not table[key]:
             raise InvalidWorkflow(f"{location} needs {key!r}, a text")
+    for key, value in table.items():
+        types, wanted = _MEMBER_TYPES.get(key, (str, "a text"))
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise InvalidWorkflow(f"{location}.{key} must be {wanted}")
     return table
 
 

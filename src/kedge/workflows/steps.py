@@ -180,7 +180,7 @@ def _lookup_value(path: str, values: Mapping[str, Any], where: str) -> Any:
         match here:
             case Mapping() if step in here:
                 here = cast("Mapping[str, Any]", here)[step]
-            case list() if step.isdigit() and int(step) < len(cast("list[Any]", here)):
+            case list() if step.isdecimal() and int(step) < len(cast("list[Any]", here)):
                 here = cast("list[Any]", here)[int(step)]
             case _:
                 raise InvalidWorkflow(f"{where}: there is no {path!r} to put into the prompt")
