@@ -124,7 +124,7 @@ def test_an_abandoned_conversation_is_unlocked_and_unchanged(connect: Connect) -
 
 
 def test_response_in_progress_is_visible_but_not_continuable(connect: Connect) -> None:
-    """A response is stored from the start, and deleting it while it runs leaves no node."""
+    """A response is stored from the start and cannot be deleted while it runs; deleted later, it leaves no node."""
     model = GatedModel()
     with serve(model=model) as server:
         client = connect(server)
@@ -137,9 +137,11 @@ def test_response_in_progress_is_visible_but_not_continuable(connect: Connect) -
                 client.responses.create(model="m", input="two", previous_response_id=id_)
             assert caught.value.code == "previous_response_not_completed"
             assert "is in_progress" in str(caught.value)
-            client.responses.delete(id_)
+            with pytest.raises(BadRequestError, match="Cannot delete an in-flight response"):
+                client.responses.delete(id_)
             model.open_gate(server)
             assert [event.type for event in stream][-1] == "response.completed"
+        client.responses.delete(id_)
         with pytest.raises(BadRequestError) as caught:
             client.responses.create(model="m", input="two", previous_response_id=id_)
         assert caught.value.code == "previous_response_not_found"
