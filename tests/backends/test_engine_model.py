@@ -16,6 +16,9 @@ from starlette.responses import Response
 
 from backends.conftest import make_model, serve_backend
 from engines.fake_server import json_response, serve_handler
+from kedge.backends import EngineModel
+from kedge.middleware import guard, redact, with_middleware
+from kedge.providers import connect
 from kedge.testing import TestServer, serve
 from normalization import normalize_items
 from server.waiting import TIMEOUT, wait_until
@@ -52,6 +55,33 @@ def test_stateless_backend_is_chained(client: OpenAI, upstream: TestServer, stre
     assert first.usage is not None
     assert second.usage.input_tokens > first.usage.input_tokens
     assert [item["role"] for item in last_context(upstream)] == ["user", "assistant", "user"]
+
+
+@pytest.mark.parametrize("kind", ["chat", "responses"])
+def test_guarded_answers_are_streamed_once(upstream: TestServer, kind: str) -> None:
+    """A guarded engine streams the items that it returns without streaming, redacted."""
+    engine = connect(f"{kind}:{upstream.base_url}#practice", timeout=300)
+    model = EngineModel("any", with_middleware(engine, guard(redact("Oslo"))))
+    more: Any = {"model": "any", "tools": [WEATHER], "reasoning": {"effort": "low"}}
+    with (
+        serve(model=model) as server,
+        OpenAI(base_url=server.base_url, api_key="any") as client,
+    ):
+        for text in ("Say: to Oslo", "call get_weather in Rome", "Refuse to dance."):
+            with client.responses.stream(input=text, **more) as stream:
+                streamed = stream.get_final_response()
+            complete = client.responses.create(input=text, **more)
+            assert [_summarize(item) for item in streamed.output] == [
+                _summarize(item) for item in complete.output
+            ]
+            assert len(streamed.output) == 2
+            assert "Oslo" not in streamed.output_text
+
+
+def _summarize(item: Any) -> tuple[Any, ...]:
+    parts: list[Any] = getattr(item, "content", None) or []
+    texts = [getattr(part, "refusal", "") or part.text for part in parts]
+    return item.type, getattr(item, "arguments", ""), texts
 
 
 def test_repeated_call_is_forwarded_once(client: OpenAI, upstream: TestServer) -> None:

@@ -6,6 +6,7 @@ from events.streams import assemble, decode, read_transcript
 from kedge.backends.events_to_items import OutputEmitter, emit_block
 from kedge.events import (
     Event,
+    ItemCompleted,
     Outcome,
     PartCompleted,
     ReasoningDelta,
@@ -25,7 +26,7 @@ from kedge.server.models import (
     OutputEvent,
 )
 from kedge.server.output_writer import OutputWriter
-from kedge.turns import Block, opaque, tool_call
+from kedge.turns import OUTPUT_INDEX, Block, opaque, reasoning, tool_call
 
 
 def convert_events(events: Sequence[Event], blocks: tuple[Block, ...] = ()) -> list[OutputEvent]:
@@ -76,6 +77,18 @@ def test_items_are_streamed_in_order() -> None:
     ]
     assert summarize_items(pieces) == [("reasoning", "Hm"), ("text", "Hello"), ("f", "{}")]
     assert pieces[-1] == ModelUsage(1, 2)
+
+
+def test_reasoning_without_text_keeps_its_position() -> None:
+    """Encrypted reasoning has no deltas and is emitted before the message; inside a call, at the end."""
+    item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "seal"}
+    text = TextDelta("Hello", output_index=1)
+    pieces = convert_events([ItemCompleted(item, 0), text])
+    assert summarize_items(pieces) == [("reasoning", ""), ("text", "Hello")]
+    late = reasoning(encrypted_content="seal").with_metadata({OUTPUT_INDEX: 1})
+    call = ToolCallStarted("c1", "f", output_index=0)
+    pieces = convert_events([call, ItemCompleted(item, 1)], (late,))
+    assert summarize_items(pieces) == [("f", ""), ("reasoning", "")]
 
 
 def test_interleaved_calls_are_emitted_one_after_another() -> None:

@@ -11,24 +11,32 @@ from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_handler
 from kedge.errors import Blocked, StreamCut
-from kedge.events import TextDelta
+from kedge.events import ReasoningDelta, RefusalDelta, TextDelta, ToolCallCompleted
 from kedge.events.run import ToolFinished, ToolStarted
 from kedge.middleware import block, guard, redact, tools, with_middleware
 from kedge.middleware.guard import apply_rules
 from kedge.providers import connect
 from kedge.turns import (
+    OUTPUT_INDEX,
     AssistantBlock,
+    Block,
+    FilePart,
     FrozenMap,
+    ImagePart,
     OpaqueBlock,
     OpaquePart,
     ReasoningBlock,
+    RefusalPart,
     TextPart,
     ToolCallBlock,
     ToolResultBlock,
     Turn,
     UnknownBlock,
+    UserBlock,
     assistant,
+    audio,
     file,
+    image,
     reasoning,
     tool_call,
     tool_result,
@@ -37,6 +45,8 @@ from kedge.turns import (
 from kedge.turns.frozen_json import thaw
 from kedge.turns.json_codec import dumps
 from middleware.scripted_engine import ScriptedEngine
+
+HELD_BACK = (ReasoningDelta, RefusalDelta, TextDelta, ToolCallCompleted)
 
 
 async def test_redaction_changes_what_is_sent_and_stored() -> None:
@@ -227,6 +237,10 @@ def test_every_field_of_a_block_is_redacted() -> None:
             user([TextPart("ok", extra=FrozenMap({"annotations": [{"title": secret}]}))]),
             user([OpaquePart(FrozenMap({"type": "video", "title": secret}))]),
             user([file("https://f", filename=f"{secret}.pdf")]),
+            user([image(f"https://h/i.png?key={secret}"), file(f"https://h/f?key={secret}")]),
+            user([ImagePart("https://h/i.png", extra=FrozenMap({"note": secret}))]),
+            user([FilePart("https://h/f", extra=FrozenMap({"note": secret}))]),
+            user([OpaquePart(FrozenMap({"type": "video"}), extra=FrozenMap({"note": secret}))]),
             UnknownBlock(FrozenMap({"kind": "dream", "text": secret})),
             replace(assistant("ok"), extra=FrozenMap({"item": {"note": [secret]}})),
             replace(
@@ -239,6 +253,46 @@ def test_every_field_of_a_block_is_redacted() -> None:
     assert secret in dumps(turn)
     assert secret not in dumps(clean)
     assert "seal" not in dumps(clean)
+
+
+def test_a_url_that_matches_becomes_text() -> None:
+    """No server could load a redacted URL: the part is replaced by its text."""
+    url, rule = "https://h/i.png?key=hunter2", "hunter2"
+    (clean,) = apply_rules(Turn([user([image(url), file(url)])]), (redact(rule),)).blocks
+    assert isinstance(clean, UserBlock)
+    assert clean.parts == (TextPart("https://h/i.png?key=[redacted]"),) * 2
+    with pytest.raises(Blocked):
+        apply_rules(Turn([user([image(url)])]), (block(rule),))
+
+
+def test_encoded_content_is_not_searched() -> None:
+    """A rule does not match by chance in the base64 of images, files and audio."""
+    content = b"\xd7\x6d\xf8" * 9  # 1234 in base64
+    turn = Turn([user([image(content), file(content), audio(content)])])
+    assert "1234" in dumps(turn)
+    assert apply_rules(turn, (redact(r"[0-9]{4}"),)).blocks[0] is turn.blocks[0]
+
+
+async def test_a_guard_shows_all_that_it_held_back() -> None:
+    """Text, refusals, reasoning and calls are shown once, redacted, with their positions."""
+    answer = AssistantBlock((TextPart("code 4711"), RefusalPart("not 4711")))
+    shown_blocks: list[Block] = [
+        ReasoningBlock(summary=("short",), texts=("long",)),
+        answer,
+        tool_call("f", '{"pin": "4711"}', call_id="c"),
+        OpaqueBlock(SEARCH),
+    ]
+    blocks = [each.with_metadata({OUTPUT_INDEX: i}) for i, each in enumerate(shown_blocks)]
+    stack = with_middleware(ScriptedEngine(blocks), guard(redact(r"\d{4}")))
+    async with stack.stream(Turn([user("?")])) as stream:
+        shown = [event async for event in stream if isinstance(event, HELD_BACK)]
+    assert shown == [
+        ReasoningDelta("short", "summary", output_index=0),
+        ReasoningDelta("long", "reasoning", output_index=0),
+        TextDelta("code [redacted]", output_index=1),
+        RefusalDelta("not [redacted]", output_index=1, content_index=1),
+        ToolCallCompleted("c", "f", '{"pin": "[redacted]"}', output_index=2),
+    ]
 
 
 async def test_a_redacted_item_does_not_leak_over_the_wire() -> None:

@@ -275,7 +275,9 @@ class EngineModel:
     async def _stream_output(
         self, turn: Turn, request: Request, prompt: Prompt
     ) -> AsyncGenerator[OutputEvent]:
-        streaming = prompt.stream
+        # A guard shows an answer when it is complete: then its blocks are the output, in their order.
+        held = any(each.holds_output for each in find_filters(self._engine))
+        streaming = prompt.stream and not held
         emitter = OutputEmitter(prefix_digest(turn))
         try:
             async with aclosing(self._engine.events(turn, request)) as events:

@@ -225,6 +225,18 @@ class OutputEmitter:
         is_text = kind == "message" and current is not None and current[0] in ("text", "refusal")
         if is_reasoning or is_text:
             yield from self._close_item()
+        elif kind == "reasoning" and event.output_index not in self._seen_indices:
+            yield from self._add_silent_reasoning(event.output_index)
+
+    def _add_silent_reasoning(self, index: int) -> Iterator[OutputEvent]:
+        """Emit reasoning without text, which has no deltas, before the item that it belongs to."""
+        if not self._can_open():
+            return  # ``finish`` emits it
+        for block in self.assembler.blocks():
+            if block.metadata.get(OUTPUT_INDEX) == index:
+                self._seen_indices.add(index)
+                yield from self._close_item()
+                yield from emit_block(block, self.prefix_digest)
 
 
 def emit_block(block: Block, prefix_digest: str) -> Iterator[OutputEvent]:

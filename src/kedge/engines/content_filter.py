@@ -21,6 +21,11 @@ BOTH: tuple[Phase, ...] = ("output", "input")
 class ContentFilter(Protocol):
     """Edits or rejects content; a middleware lists its own in ``Engine.content_filters``."""
 
+    @property
+    def holds_output(self) -> bool:
+        """Whether the content of an answer is shown only when it is complete."""
+        ...
+
     def filter_block(self, block: Block, phase: Phase) -> Block:
         """Return the block as it may be used; the identical block if nothing changed.
 

@@ -16,7 +16,7 @@ what a provider encrypted, images, and the contents of files.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,14 +30,18 @@ from kedge.events import (
     AnomalyNoted,
     Event,
     ItemStarted,
+    ReasoningDelta,
+    RefusalDelta,
     ResponseStarted,
     StreamEvent,
     TextDelta,
+    ToolCallCompleted,
     ToolCallStarted,
 )
 from kedge.events.run import AnswerFinished, ToolFinished, ToolStarted, TurnFinished
 from kedge.middleware.base import BaseMiddleware
 from kedge.turns import (
+    OUTPUT_INDEX,
     AssistantBlock,
     Block,
     FilePart,
@@ -56,6 +60,7 @@ from kedge.turns import (
     UnknownBlock,
     UserBlock,
 )
+from kedge.turns.parts import AUDIO_FORMATS
 
 Direction = Literal["in", "out", "both"]
 TextEdit = Callable[[str], str]
@@ -154,6 +159,11 @@ class _RuleFilter:
         }
         self.all_rules = rules
 
+    @property
+    def holds_output(self) -> bool:
+        """Whether there are rules for the way out."""
+        return bool(self.rules["output"])
+
     def filter_block(self, block: Block, phase: Phase) -> Block:
         """Apply the rules of a phase to one block."""
         return _guard_block(block, self.rules[phase])
@@ -186,7 +196,7 @@ class _GuardMiddleware(BaseMiddleware):
         filters = request.filters.with_filter(self.rules)
         request = replace(request, filters=filters, applied=(*request.applied, self.rules))
         turn = filters.apply_to_turn(turn, ("input",), (self.rules,))
-        guarded = _OutputGuard(filters, self.rules) if self.rules.rules["output"] else None
+        guarded = _OutputGuard(filters, self.rules) if self.rules.holds_output else None
         try:
             async with aclosing(self.inner.events(turn, request)) as events:
                 async for event in events:
@@ -227,11 +237,10 @@ class _OutputGuard:
         error.turn = self._turn(error.turn) if error.turn else None
         error.partial = tuple(map(self._block, error.partial))
 
-    def _replay_answer(self, event: AnswerFinished) -> Iterable[TextDelta | AnswerFinished]:
+    def _replay_answer(self, event: AnswerFinished) -> Iterable[Event]:
         blocks = tuple(map(self._block, event.outcome.blocks))
         for each in blocks:
-            if isinstance(each, AssistantBlock) and each.text:
-                yield TextDelta(each.text, each.item_id)
+            yield from _replay_block(each)
         outcome = replace(event.outcome, blocks=blocks)
         yield replace(event, outcome=outcome, turn=self._turn(event.turn))
 
@@ -249,6 +258,26 @@ def apply_rules(turn: Turn, rules: tuple[GuardRule, ...]) -> Turn:
         Blocked: A rule that blocks matches.
     """
     return turn.with_blocks(_guard_block(each, rules) for each in turn.blocks) if rules else turn
+
+
+def _replay_block(each: Block) -> Iterator[Event]:
+    """Yield the events that were held back, each with the complete text."""
+    position = (each.item_id, each.metadata.get(OUTPUT_INDEX, -1))
+    match each:
+        case AssistantBlock():
+            for index, part in enumerate(each.parts):
+                if isinstance(part, TextPart | RefusalPart) and part.text:
+                    delta = TextDelta if isinstance(part, TextPart) else RefusalDelta
+                    yield delta(part.text, *position, index)
+        case ReasoningBlock():
+            for index, text in enumerate(each.summary):
+                yield ReasoningDelta(text, "summary", *position, index)
+            for index, text in enumerate(each.texts):
+                yield ReasoningDelta(text, "reasoning", *position, index)
+        case ToolCallBlock():
+            yield ToolCallCompleted(each.call_id, each.name, each.arguments, *position, each.custom)
+        case _:
+            pass
 
 
 def _has_content(event: object) -> bool:
@@ -334,13 +363,24 @@ def _edit_part(part: Part, edit: TextEdit) -> Part:
             same = text == part.text and _edit_json(part.extra, edit) is part.extra
             return part if same else type(part)(text)
         case OpaquePart():
-            content = _edit_json(part.content, edit)
-            return part if content is part.content else OpaquePart(content)
+            content, extra = (_edit_json(value, edit) for value in (part.content, part.extra))
+            same = content is part.content and extra is part.extra
+            return part if same else OpaquePart(content, extra=extra)
         case FilePart():
             name = edit(part.filename)
-            return part if name == part.filename else replace(part, filename=name)
+            named = part if name == part.filename else replace(part, filename=name)
+            return _edit_attachment(named, edit)
         case ImagePart():
-            return part
+            return _edit_attachment(part, edit)
+
+
+def _edit_attachment(part: ImagePart | FilePart, edit: TextEdit) -> Part:
+    """Return the part, or its edited URL as text: no server could load it any more."""
+    url = part.url if part.url.startswith("data:") else edit(part.url)
+    if url != part.url:
+        return TextPart(url)
+    extra = _edit_json(part.extra, edit)
+    return part if extra is part.extra else replace(part, extra=extra)
 
 
 def _edit_json(value: Any, edit: TextEdit) -> Any:
@@ -351,6 +391,8 @@ def _edit_json(value: Any, edit: TextEdit) -> Any:
             return value if text == value else text
         case Mapping():
             given = cast("Mapping[str, Any]", value)
+            if set(given) == {"data", "format"} and given["format"] in AUDIO_FORMATS.values():
+                return given  # base64, in which a rule would match by chance
             members = {
                 name: member if name in _STRUCTURAL_FIELDS else _edit_json(member, edit)
                 for name, member in given.items()
