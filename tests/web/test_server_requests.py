@@ -86,7 +86,8 @@ def test_text_that_no_database_stores_is_escaped(fresh: PageServer) -> None:
 def test_list_before_a_large_number_has_every_request(fresh: PageServer) -> None:
     """A number above those of a database is that of no request."""
     ask(fresh, input="Hello")
-    assert "1 request" in page_text(fresh.client.get(f"/requests?before={'9' * 30}").text)
+    for digits in (30, 5_000):
+        assert "1 request" in page_text(fresh.client.get(f"/requests?before={'9' * digits}").text)
 
 
 def test_buffered_requests_are_written_at_shutdown(tmp_path: Path) -> None:

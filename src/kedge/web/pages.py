@@ -44,6 +44,8 @@ from kedge.workflows import list_workflows
 
 PAGE_SIZE = 50
 MAX_FORM_BYTES = 10_000
+MAX_DIGITS = 18
+"""The maximum number of digits of a row number that are read: any more is above every row."""
 MAX_CHAIN = 50
 """The maximum number of requests shown before and after a request of another program."""
 
@@ -164,7 +166,7 @@ async def conversation(request: Request) -> Response:
     view = await get_service(request).load_view(
         request.path_params["id"],
         query.get("at", ""),
-        frozenset(int(each) for each in query.getlist("unfold") if each.isdecimal()),
+        frozenset(_parse_number(each) for each in query.getlist("unfold")),
         show_all="all" in query or "block" in query,
         block=query.get("block", ""),
     )
@@ -242,12 +244,17 @@ async def workflow(request: Request) -> Response:
     )
 
 
+def _parse_number(text: str) -> int:
+    """Return a row number of a query string, or 0, which no row has."""
+    return int(text[:MAX_DIGITS]) if text.isdecimal() else 0
+
+
 async def list_requests(request: Request) -> Response:
     """Render the requests of other programs: to this server, or through a proxy on this store."""
     await flush_requests(request)
     store = get_service(request).store
     given = request.query_params.get("before", "")
-    rows = await store.list_proxied(limit=PAGE_SIZE, before=int(given) if given.isdecimal() else 0)
+    rows = await store.list_proxied(limit=PAGE_SIZE, before=_parse_number(given))
     totals = await store.sum_proxied()
     older = rows[-1].id if len(rows) == PAGE_SIZE else 0
     return render_page(
