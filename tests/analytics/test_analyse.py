@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -235,7 +236,9 @@ async def test_intervals_sum_to_the_total(store: Store) -> None:
     assert [(each.start, each.requests) for each in pieces] == [(0, 0), (25, 0), (50, 0), (75, 0)]
 
 
-@pytest.mark.parametrize("options", [{"buckets": 0}, {"width": 0.0}, {"width": 1e-4}])
+@pytest.mark.parametrize(
+    "options", [{"buckets": 0}, {"width": 0.0}, {"width": 1e-4}, {"width": math.inf}]
+)
 async def test_invalid_intervals_are_rejected(store: Store, options: dict[str, Any]) -> None:
     """No intervals, intervals of no width, and too many intervals raise `InvalidSetting`."""
     writer = await create_writer(store)
@@ -243,6 +246,15 @@ async def test_invalid_intervals_are_rejected(store: Store, options: dict[str, A
     await writer.add_response(created_at=1000.0)
     with pytest.raises(InvalidSetting):
         await analyse_over_time(store, **options)
+
+
+@pytest.mark.parametrize("time", [math.nan, math.inf, -math.inf, 1e30])
+def test_selection_has_finite_times(time: float) -> None:
+    """A time that no database can compare raises `InvalidSetting` with the remedy."""
+    with pytest.raises(InvalidSetting, match=r"since must be a time .*; omit it"):
+        Selection(since=time)
+    with pytest.raises(InvalidSetting, match=r"until must be a time .*; omit it"):
+        Selection(until=time)
 
 
 DAY = 86_400.0

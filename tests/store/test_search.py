@@ -97,6 +97,8 @@ async def test_hits_are_ranked_and_paginated(store: Store) -> None:
         await store.search("sea", order=cast("Any", "best"))
     with pytest.raises(InvalidSetting, match="offset must be 0 or more"):
         await store.search("sea", offset=-1)
+    with pytest.raises(InvalidSetting, match="limit must be 0 or more"):
+        await store.search("sea", limit=-1)
 
 
 async def test_hits_are_filtered_by_role_tag_and_time(store: Store) -> None:

@@ -83,7 +83,7 @@ async def analyse_over_time(
     Raises:
         InvalidSetting: ``width`` is not above 0, or there would be too many intervals.
     """
-    if width is not None and not width > 0:
+    if width is not None and not 0 < width < math.inf:
         raise InvalidSetting("width must be a number of seconds above 0")
     if not 1 <= buckets <= MAX_BUCKETS:
         raise InvalidSetting(f"buckets must be from 1 to {MAX_BUCKETS}, not {buckets}")

@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass, field
 
+from kedge.errors import InvalidSetting
+
+MAX_TIME = 1e18
+"""The latest time of a selection in seconds: its day is an integer that every database can store."""
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -13,6 +18,9 @@ class Selection:
         model: Only responses of this model.
         provider: Only responses of this provider.
         conversation: Only responses of the conversation with this id.
+
+    Raises:
+        InvalidSetting: ``since`` or ``until`` is not a finite time.
     """
 
     since: float | None = None
@@ -20,6 +28,13 @@ class Selection:
     model: str = ""
     provider: str = ""
     conversation: str = ""
+
+    def __post_init__(self) -> None:
+        for name, time in (("since", self.since), ("until", self.until)):
+            if time is not None and not abs(time) <= MAX_TIME:  # this form also rejects NaN
+                raise InvalidSetting(
+                    f"{name} must be a time in seconds since 1970, not {time:g}; omit it for no limit"
+                )
 
 
 @dataclass(frozen=True, slots=True)

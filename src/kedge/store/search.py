@@ -111,8 +111,9 @@ class SearchOptions:
         if self.order not in get_args(SearchOrder):
             choices = ", ".join(get_args(SearchOrder))
             raise InvalidSetting(f"order must be one of {choices}, not {self.order!r}")
-        if self.offset < 0:
-            raise InvalidSetting(f"offset must be 0 or more, not {self.offset}")
+        for name, number in (("limit", self.limit), ("offset", self.offset)):
+            if number < 0:
+                raise InvalidSetting(f"{name} must be 0 or more, not {number}")
 
 
 SearchOrder = Literal["newest", "rank"]

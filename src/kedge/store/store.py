@@ -981,7 +981,7 @@ class Store:
             The hits; a block of several conversations is a hit in each of them.
 
         Raises:
-            InvalidSetting: The order or the offset is not allowed.
+            InvalidSetting: The order, the limit or the offset is not allowed.
         """
         options = search.SearchOptions(limit, offset, role, tag, since, until, order)
         after = await self.database.read(search.get_index_position)
