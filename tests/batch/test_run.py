@@ -272,7 +272,7 @@ async def test_concurrency_is_limited(batch: dict[str, Any], server: TestServer)
         ('{"prompt": "a", "params": {"text": "x"}}', "params.text must be an object"),
         (
             '{"prompt": "a", "params": {"top_p": NaN}}',
-            "line 1 of prompts.jsonl.params.top_p: nan is",
+            "line 1 of prompts.jsonl: params.top_p: nan is",
         ),
         ("[" * 200_000, "line 1 of prompts.jsonl is not valid JSON"),
         ('{"prompt": "a", "id": "\\ud800"}', "id contains a lone surrogate"),
@@ -419,7 +419,7 @@ async def test_line_with_schema_has_valid_json_answers(
         tmp_path, {"id": "a", "prompt": "What is 2 + 3?", "schema": {"type": "boat"}}
     )
     with pytest.raises(
-        InvalidBatch, match=r"line 1 of prompts\.jsonl\.schema: .* not a valid JSON schema"
+        InvalidBatch, match=r"line 1 of prompts\.jsonl: schema: .* not a valid JSON schema"
     ):
         await run_batch(file, **batch)
     with pytest.raises(InvalidBatch, match="schema must be an object"):

@@ -88,10 +88,10 @@ class BatchLine:
         return cls(
             id=_check_id(table.get("id", number or None), location),
             prompts=tuple(cast("list[str]", texts)),
-            system=_check_text(table.get("system"), f"{location}.system"),
-            model=_check_text(table.get("model"), f"{location}.model"),
-            params=check_params(table.get("params") or {}, f"{location}.params"),
-            schema=_check_schema(table.get("schema"), f"{location}.schema"),
+            system=_check_text(table.get("system"), f"{location}: system"),
+            model=_check_text(table.get("model"), f"{location}: model"),
+            params=check_params(table.get("params") or {}, f"{location}: params"),
+            schema=_check_schema(table.get("schema"), f"{location}: schema"),
         )
 
 
@@ -177,9 +177,9 @@ def _check_id(value: object, location: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str) or not value:
-        raise InvalidBatch(f"{location}.id must be a text")
+        raise InvalidBatch(f"{location}: id must be a text")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise InvalidBatch(f"{location}.id contains a lone surrogate, which UTF-8 cannot encode")
+        raise InvalidBatch(f"{location}: id contains a lone surrogate, which UTF-8 cannot encode")
     return value
 
 
