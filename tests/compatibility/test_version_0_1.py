@@ -135,8 +135,10 @@ def test_a_server_database_is_served(tmp_path: Path) -> None:
     """Responses and conversation objects stored by the 0.1 server can be retrieved and chained on."""
     shutil.copy(DATA / "server.db", tmp_path / "server.db")
     # The fixture's responses must not have expired, whatever today's date is.
-    with serve(db=str(tmp_path / "server.db"), retention=36_500 * 86_400.0) as server:
-        client = openai.OpenAI(base_url=server.base_url, api_key="x", max_retries=0)
+    with (
+        serve(db=str(tmp_path / "server.db"), retention=36_500 * 86_400.0) as server,
+        openai.OpenAI(base_url=server.base_url, api_key="x", max_retries=0) as client,
+    ):
         first, second = FACTS["responses"]
         assert client.responses.retrieve(first).id == first
         third = client.responses.create(
@@ -150,8 +152,11 @@ def test_a_server_database_is_served(tmp_path: Path) -> None:
 def encrypted_client(tmp_path: Path) -> Iterator[openai.OpenAI]:
     """Yield a client of a server whose database has content encrypted by version 0.1."""
     shutil.copy(DATA / "server_encrypted.db", tmp_path / "server.db")
-    with serve(db=str(tmp_path / "server.db"), retention=36_500 * 86_400.0) as server:
-        yield openai.OpenAI(base_url=server.base_url, api_key="x", max_retries=0)
+    with (
+        serve(db=str(tmp_path / "server.db"), retention=36_500 * 86_400.0) as server,
+        openai.OpenAI(base_url=server.base_url, api_key="x", max_retries=0) as client,
+    ):
+        yield client
 
 
 def test_content_encrypted_by_0_1_is_rejected(encrypted_client: openai.OpenAI) -> None:

@@ -25,8 +25,7 @@ def scrape(url: str, **headers: str) -> dict[tuple[str, tuple[tuple[str, str], .
 def test_requests_and_responses_are_counted_by_route_and_memory() -> None:
     """Requests are counted by the pattern of their route, not by a path with an id."""
     reset()
-    with serve() as server:
-        client = OpenAI(base_url=server.base_url, api_key="any")
+    with serve() as server, OpenAI(base_url=server.base_url, api_key="any") as client:
         first = client.responses.create(model="practice", input="My name is Ada.")
         client.responses.create(model="practice", input="And?", previous_response_id=first.id)
         client.responses.retrieve(first.id)

@@ -31,16 +31,15 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 def send(server: TestServer, api: str, texts: list[str], *, stream: bool) -> None:
     """Send messages to one of the APIs and read the response to its end."""
-    client = OpenAI(base_url=server.base_url, api_key="any", max_retries=0)
     messages: Any = [{"role": "user", "content": text} for text in texts]
-    given: Any = (
-        client.responses.create(model="practice", input=messages, stream=stream)
-        if api == "responses"
-        else client.chat.completions.create(model="practice", messages=messages, stream=stream)
-    )
-    if stream:
-        assert list(given)
-    client.close()
+    with OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client:
+        given: Any = (
+            client.responses.create(model="practice", input=messages, stream=stream)
+            if api == "responses"
+            else client.chat.completions.create(model="practice", messages=messages, stream=stream)
+        )
+        if stream:
+            assert list(given)
 
 
 @pytest.mark.parametrize("api", ["responses", "chat"])
