@@ -18,24 +18,24 @@ COMMANDS = (("--help",), ("chat", "--help"), ("config", "--json"), ("doctor", "-
 
 def run() -> list[Row]:
     """Measure each command side by side with an interpreter that does nothing."""
-    bare = _measure_cpu("-c", "pass")
+    baseline = _measure_cpu("-c", "pass")
     rows: list[Row] = []
-    for words in COMMANDS:
-        took = _measure_cpu("-m", "kedge", *words)
-        name = f"kedge {' '.join(words)}"
-        aim = TARGET_MS if "--help" in words else None
+    for arguments in COMMANDS:
+        took = _measure_cpu("-m", "kedge", *arguments)
+        name = f"kedge {' '.join(arguments)}"
+        aim = TARGET_MS if "--help" in arguments else None
         rows.append(Row(f"CPU of {name}", took * 1000, aim, "ms"))
-        rows.append(Row(name, took / bare, detail=f"{bare * 1000:.0f} ms"))
+        rows.append(Row(name, took / baseline, detail=f"{baseline * 1000:.0f} ms"))
     return rows
 
 
-def _measure_cpu(*words: str) -> float:
+def _measure_cpu(*arguments: str) -> float:
     """CPU seconds of a process: the least of several."""
     environ = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     took: list[float] = []
     for _ in range(REPEAT + 1):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, *words], capture_output=True, env=environ, check=False)
+        subprocess.run([sys.executable, *arguments], capture_output=True, env=environ, check=False)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return min(took[1:])

@@ -65,8 +65,8 @@ def run() -> list[Row]:
         run_kedge(str(Path(folder) / "bench.sqlite3")) as server,
     ):
         base_url = f"http://127.0.0.1:{server.port}/v1"
-        bare, ours, full, chat, durable = asyncio.run(_run_conversations(base_url, folder))
-    base = _mean_turn(bare)
+        direct, ours, full, chat, durable = asyncio.run(_run_conversations(base_url, folder))
+    base = _mean_turn(direct)
     late, early = _median_near(ours, TURNS - 1), _median_near(ours, 10)
     return [
         Row(
@@ -77,20 +77,20 @@ def run() -> list[Row]:
         ),
         Row("turn 60", late / early, 1.05, "x", f"{early:.2f} -> {late:.2f} ms", "turn 10"),
         Row("full resend at turn 60", full / base, 0.6, detail=f"{full:.2f} ms"),
-        *_compare_facade("Chat, state in and out", chat, bare),
-        *_compare_facade("Conversation, every step durable", durable, bare),
+        *_compare_facade("Chat, state in and out", chat, direct),
+        *_compare_facade("Conversation, every step durable", durable, direct),
         Row("bare client, a turn", base, unit="ms"),
         _measure_sync(),
         _measure_import(),
     ]
 
 
-def _compare_facade(name: str, ours: list[list[float]], bare: list[list[float]]) -> list[Row]:
+def _compare_facade(name: str, ours: list[list[float]], direct: list[list[float]]) -> list[Row]:
     """Compare a turn near the end with the bare client's, and with an early one."""
     late, early, base = (
         _median_near(ours, TURNS - 1),
         _median_near(ours, 10),
-        _median_near(bare, TURNS - 1),
+        _median_near(direct, TURNS - 1),
     )
     return [
         Row(f"{name}, turn 60", late / base, 0.7, detail=f"{late:.2f} ms against {base:.2f} ms"),
@@ -112,21 +112,21 @@ async def _run_conversations(
     engine = connect(f"responses:{base_url}#practice")
     stack = with_middleware(engine, tools(add))
     client = AsyncOpenAI(base_url=base_url, api_key="none")
-    bare: list[list[float]] = []
+    direct: list[list[float]] = []
     ours: list[list[float]] = []
     chat: list[list[float]] = []
     durable: list[list[float]] = []
     resends: list[float] = []
     async with engine, client, await open_store(f"sqlite:///{folder}/client.sqlite3") as store:
         for _ in range(ROUNDS + 1):
-            bare.append(await _run_bare(client))
+            direct.append(await _run_bare(client))
             times, resend = await _run_kedge(stack, engine)
             ours.append(times)
             resends.append(resend)
             chat.append(await _run_chat(Chat(engine, tools=[add])))
             durable.append(await _run_durable(store, engine))
     # The first round warms everything up.
-    return bare[1:], ours[1:], min(resends[1:]), chat[1:], durable[1:]
+    return direct[1:], ours[1:], min(resends[1:]), chat[1:], durable[1:]
 
 
 async def _run_bare(client: Any) -> list[float]:
@@ -253,11 +253,11 @@ def _measure_import() -> Row:
     """CPU of importing Kedge and building a Turn, against openai and its responses resource."""
     ours = "import kedge; kedge.Turn([kedge.user('hi')])"
     theirs = "import openai; openai.OpenAI(api_key='x').responses"
-    bare, kedge, openai = (_measure_child(code) for code in ("pass", ours, theirs))
-    detail = f"{(kedge - bare) * 1e3:.0f} ms against {(openai - bare) * 1e3:.0f} ms"
+    baseline, kedge, openai = (_measure_child(code) for code in ("pass", ours, theirs))
+    detail = f"{(kedge - baseline) * 1e3:.0f} ms against {(openai - baseline) * 1e3:.0f} ms"
     return Row(
         "import kedge and a Turn",
-        (kedge - bare) / (openai - bare),
+        (kedge - baseline) / (openai - baseline),
         0.1,
         "x",
         detail,

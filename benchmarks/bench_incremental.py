@@ -42,11 +42,11 @@ def run() -> list[Row]:
         database = str(Path(folder) / "proxy.db")
         options = ("--upstream", upstream, "--port", "0", "--json", "--db")
         with (
-            run_server("forward", upstream) as bare,
+            run_server("forward", upstream) as forward,
             run_server("proxy", *options, ":memory:") as proxy,
             run_server("proxy", *options, database) as stored,
         ):
-            rows += asyncio.run(_measure_proxy(bare, proxy, stored))
+            rows += asyncio.run(_measure_proxy(forward, proxy, stored))
     return [*rows, _measure_memory()]
 
 
@@ -71,29 +71,29 @@ async def _build_history(client: AsyncOpenAI) -> list[Any]:
 
 
 async def _measure_chain(upstream: str) -> list[Row]:
-    async with _make_client(upstream) as bare, _make_client(upstream) as chained:
+    async with _make_client(upstream) as plain, _make_client(upstream) as chained:
         chain(chained)
         history = await _build_history(chained)
-        times: dict[AsyncOpenAI, list[float]] = {bare: [], chained: []}
+        times: dict[AsyncOpenAI, list[float]] = {plain: [], chained: []}
         for number in range(ROUNDS):
-            for client, taken in times.items():
+            for client, durations in times.items():
                 gc.collect()
                 gc.disable()
                 start = time.process_time_ns()
                 await _replay(client, history, f"And number {number}?")
-                taken.append((time.process_time_ns() - start) / 1e6)
+                durations.append((time.process_time_ns() - start) / 1e6)
                 gc.enable()
         report = chain_report(chained)
         assert report.chained == report.requests - 1, report
-        base, ours = median(times[bare]), median(times[chained])
+        base, ours = median(times[plain]), median(times[chained])
     detail = f"{base:.2f} -> {ours:.2f} ms; sent {report.sent_bytes / report.full_bytes:.3f}"
     return [Row("chain: CPU of turn 60", ours / base, 1.1, detail=f"{detail} of the bytes")]
 
 
-async def _measure_proxy(bare: Process, proxy: Process, stored: Process) -> list[Row]:
+async def _measure_proxy(forward: Process, proxy: Process, stored: Process) -> list[Row]:
     costs: dict[int, float] = {}
     seconds = 0.0
-    for process in (bare, proxy, stored):
+    for process in (forward, proxy, stored):
         async with _make_client(f"http://127.0.0.1:{process.port}/v1") as client:
             history = await _build_history(client)
             await _replay(client, history, "Once more")
@@ -103,7 +103,7 @@ async def _measure_proxy(bare: Process, proxy: Process, stored: Process) -> list
             costs[process.pid] = (process.cpu_seconds() - start) / ROUNDS * 1000
             if process is stored:
                 seconds = await _measure_streams(client, history)
-    base = costs[bare.pid]
+    base = costs[forward.pid]
     return [
         Row(
             f"proxy, {name}: CPU of turn 60",

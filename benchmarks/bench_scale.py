@@ -170,9 +170,9 @@ async def exchange(store: Store, name: str, number: int) -> float:
     question, answer = make_exchange(number)
     start = time.perf_counter()
     head = await store.node(row, row.head)
-    asked = await store.append(row, head, [question], kind="asked")
+    node = await store.append(row, head, [question], kind="asked")
     await store.append(
-        row, asked, [answer], kind="answered", response=make_row(number), head=head.id
+        row, node, [answer], kind="answered", response=make_row(number), head=head.id
     )
     return time.perf_counter() - start
 

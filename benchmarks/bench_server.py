@@ -57,11 +57,11 @@ def measure_chained(ours: Process, echo: Process, depth: int, limit: float) -> l
     """Continue chains of a depth, again and again from their ends."""
     with Client(ours.port) as client, Client(echo.port) as other:
         ends = [create_chain(client, depth, number) for number in range(CHAINS)]
-        asked = [make_body(QUESTION.format(place=f"Port {i}"), end) for i, end in enumerate(ends)]
-        answer = client.send(encode_post("/v1/responses", asked[0]))
-        padding = len(answer) - len(other.send(encode_post("/?padding=0", asked[0])))
-        theirs = [encode_post(f"/?padding={max(0, padding)}", each) for each in asked]
-        mine = [encode_post("/v1/responses", each) for each in asked]
+        bodies = [make_body(QUESTION.format(place=f"Port {i}"), end) for i, end in enumerate(ends)]
+        answer = client.send(encode_post("/v1/responses", bodies[0]))
+        padding = len(answer) - len(other.send(encode_post("/?padding=0", bodies[0])))
+        theirs = [encode_post(f"/?padding={max(0, padding)}", each) for each in bodies]
+        mine = [encode_post("/v1/responses", each) for each in bodies]
         assert len(other.send(theirs[0])) == len(answer)
         spent = measure_alternating(
             (ours, lambda: send_requests(client, mine, REQUESTS)),
@@ -119,8 +119,8 @@ def measure_cold(database: str) -> list[Row]:
 def measure_streamed(ours: Process, generator: Process) -> list[Row]:
     """Stream a long answer, and the very same bytes from a bare generator."""
     with Client(ours.port) as client, Client(generator.port) as other:
-        asked = make_body(f"Write {WORDS} words", stream=True)
-        mine, same = encode_post("/v1/responses", asked), encode_post("/", asked)
+        body = make_body(f"Write {WORDS} words", stream=True)
+        mine, same = encode_post("/v1/responses", body), encode_post("/", body)
         events = decode_chunked(client.send(mine))
         other.send(encode_post("/put", events))
         assert decode_chunked(other.send(same)) == events

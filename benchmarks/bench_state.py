@@ -29,13 +29,15 @@ def make_conversation(blocks: int) -> Turn:
     """A conversation with tools: four blocks and two responses for each question."""
     turn = Turn()
     for i in range(blocks // 4):
-        asked = f"Question {i}: what is the weather in city number {i}, and do I need a coat? " * 3
+        question = (
+            f"Question {i}: what is the weather in city number {i}, and do I need a coat? " * 3
+        )
         called = tool_call("get_weather", {"city": f"city {i}"}, call_id=f"call_{i:024d}")
-        turn = _add_response(turn.append(user(asked)), called, f"fc_{i:050d}", 2 * i)
+        turn = _add_response(turn.append(user(question)), called, f"fc_{i:050d}", 2 * i)
         found = {"temperature": i, "sky": "cloudy", "note": "windy " * 10}
         turn = turn.append(tool_result(f"call_{i:024d}", found))
-        said = assistant(f"It is {i} degrees and cloudy in city {i}; take a coat. " * 6)
-        turn = _add_response(turn, said, f"msg_{i:050d}", 2 * i + 1)
+        answer = assistant(f"It is {i} degrees and cloudy in city {i}; take a coat. " * 6)
+        turn = _add_response(turn, answer, f"msg_{i:050d}", 2 * i + 1)
     return turn
 
 
@@ -140,11 +142,11 @@ def _measure_counting(turn: Turn) -> list[Row]:
     grown = float("inf")
     alone = float("inf")
     for number in range(20):
-        said = f"And what about tomorrow, in city number {number}? I would like to know. " * 3
-        turn = turn.append(user(said), assistant(said.upper()))
+        text = f"And what about tomorrow, in city number {number}? I would like to know. " * 3
+        turn = turn.append(user(text), assistant(text.upper()))
         prefix_digest(turn)
-        fresh = BlockCounter(TiktokenCounter())
-        alone = min(alone, _measure(lambda f=fresh, t=turn: f.count_blocks(t.blocks[-2:])))
+        block_counter = BlockCounter(TiktokenCounter())
+        alone = min(alone, _measure(lambda f=block_counter, t=turn: f.count_blocks(t.blocks[-2:])))
         grown = min(grown, _measure(lambda t=turn: counter.count_blocks(t.blocks)))
     return [
         Row("count 2 more blocks", grown / cold, 0.02, "x", _format_ms(grown), "counting all"),

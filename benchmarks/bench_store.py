@@ -35,16 +35,16 @@ ROUNDS, APPENDS = 8, 100
 
 def make_exchange(number: int) -> list[Block]:
     """A question and its answer, with ids as long as those of a real provider."""
-    asked = (
+    question = (
         f"Question {number}: what is the weather in city number {number}, and do I need a coat? "
     )
-    told = f"In city number {number} it is mild and a little windy, so a light coat will do. " * 4
+    answer = f"In city number {number} it is mild and a little windy, so a light coat will do. " * 4
     tags = {
         "response_id": _make_id("resp", number),
         "item_id": _make_id("msg", number),
         "output_index": 0,
     }
-    return [user(asked * 2), assistant(told, metadata=tags, origin="engine")]
+    return [user(question * 2), assistant(answer, metadata=tags, origin="engine")]
 
 
 def _make_id(kind: str, number: int) -> str:
@@ -163,20 +163,20 @@ async def measure_cpu(work: Callable[[int], Awaitable[object]]) -> float:
     return (time.process_time() - start) / APPENDS
 
 
-async def measure_appends(bare: BareStore, store: Store) -> tuple[float, float, float]:
+async def measure_appends(plain: BareStore, store: Store) -> tuple[float, float, float]:
     """CPU of the bare insert, and of ours in a short and in a long conversation."""
     short, long = await create_conversation(store, SHORT), await create_conversation(store, LONG)
     best = [float("inf")] * 3
-    fresh = 10 * LONG
+    offset = 10 * LONG
     for _ in range(ROUNDS):
         for place, ours in ((0, None), (1, short), (2, long)):
-            made = [make_exchange(fresh + number) for number in range(APPENDS)]
-            rows = [make_row(fresh + number) for number in range(APPENDS)]
+            made = [make_exchange(offset + number) for number in range(APPENDS)]
+            rows = [make_row(offset + number) for number in range(APPENDS)]
             bodies = [encode_blocks(blocks) for blocks in made]
-            fresh += APPENDS
+            offset += APPENDS
 
             async def bare_one(number: int, bodies: list[str] = bodies) -> None:
-                await bare.append(bodies[number])
+                await plain.append(bodies[number])
 
             async def our_one(
                 number: int,
@@ -193,10 +193,10 @@ async def measure_appends(bare: BareStore, store: Store) -> tuple[float, float, 
 
 async def measure_sqlite(folder: Path) -> list[Row]:
     """Appending on SQLite, and what it takes on disk."""
-    bare = BareStore(folder / "bare.db")
+    baseline = BareStore(folder / "bare.db")
     async with await open_store(f"sqlite:///{folder}/ours.db") as store:
-        base, short, long = await measure_appends(bare, store)
-    bare.close()
+        base, short, long = await measure_appends(baseline, store)
+    baseline.close()
     return [
         Row("append an exchange", short / base, 2.0, detail=f"{short * 1e6:.0f} µs CPU"),
         Row("… to 5,000 blocks", long / base, 2.0, detail=f"bare {base * 1e6:.0f} µs CPU"),
@@ -206,7 +206,7 @@ async def measure_sqlite(folder: Path) -> list[Row]:
 
 async def measure_exchange(folder: Path) -> Row:
     """A question and then its answer, as a conversation stores them, against two bare inserts of the same."""
-    bare = BareStore(folder / "bare_exchange.db")
+    baseline = BareStore(folder / "bare_exchange.db")
     best = [float("inf")] * 2
     async with await open_store(f"sqlite:///{folder}/exchange.db") as store:
         row = await store.create()
@@ -218,21 +218,21 @@ async def measure_exchange(folder: Path) -> Row:
 
             async def bare_one(each: int, bodies: list[list[str]] = bodies) -> None:
                 for body in bodies[each]:
-                    await bare.append(body)
+                    await baseline.append(body)
 
             async def our_one(
                 each: int, made: list[list[Block]] = made, rows: list[ResponseRow] = rows
             ) -> None:
                 nonlocal node
                 question, answer = made[each]
-                asked = await store.append(row, node, [question], kind="asked")
+                question_node = await store.append(row, node, [question], kind="asked")
                 node = await store.append(
-                    row, asked, [answer], kind="answered", response=rows[each], head=node.id
+                    row, question_node, [answer], kind="answered", response=rows[each], head=node.id
                 )
 
             best[0] = min(best[0], await measure_cpu(bare_one))
             best[1] = min(best[1], await measure_cpu(our_one))
-    bare.close()
+    baseline.close()
     detail = f"{best[1] * 1e6:.0f} µs CPU"
     return Row(
         "question, then answer",
@@ -246,9 +246,9 @@ async def measure_exchange(folder: Path) -> Row:
 async def measure_postgres(url: str) -> list[Row]:
     """Appending on PostgreSQL."""
     async with await open_store(url) as store:
-        bare = BarePostgres(url)
-        base, short, long = await measure_appends(bare, store)
-        bare.close()
+        baseline = BarePostgres(url)
+        base, short, long = await measure_appends(baseline, store)
+        baseline.close()
     return [
         Row("PostgreSQL: append", short / base, 2.0, detail=f"{short * 1e6:.0f} µs CPU here"),
         Row("PostgreSQL: … to 5,000 blocks", long / base, 2.0, detail=f"bare {base * 1e6:.0f} µs"),
@@ -285,8 +285,8 @@ async def measure_loading(folder: Path) -> list[Row]:
         node = (await store.load(row)).node
         turn = Turn()
         for number in range(1, LONG // 2 + 1):
-            asked, told = make_exchange(number)
-            turn, response = add_response(turn.append(asked), told, number)
+            question, answer = make_exchange(number)
+            turn, response = add_response(turn.append(question), answer, number)
             node = await store.append(
                 row, node, turn.blocks[-2:], kind="answered", response=response, head=node.id
             )
@@ -297,7 +297,7 @@ async def measure_loading(folder: Path) -> list[Row]:
         connection.executemany("INSERT INTO t (body) VALUES (?)", bodies)
         connection.commit()
 
-        def bare() -> list[Any]:
+        def load_rows() -> list[Any]:
             rows = connection.execute("SELECT body FROM t ORDER BY id").fetchall()
             return [json.loads(body) for (body,) in rows]
 
@@ -306,12 +306,12 @@ async def measure_loading(folder: Path) -> list[Row]:
         def ours() -> object:
             return loop.run_until_complete(store.load(row))
 
-        def whole() -> object:
+        def load_complete() -> object:
             loaded = loop.run_until_complete(store.load(row))
             return loaded.turn()
 
         def measured() -> tuple[float, float, float]:
-            return cpu_seconds(bare), cpu_seconds(ours), cpu_seconds(whole)
+            return cpu_seconds(load_rows), cpu_seconds(ours), cpu_seconds(load_complete)
 
         base, load, full = await asyncio.to_thread(measured)
         loop.close()

@@ -118,21 +118,21 @@ def make_text_events(count: int) -> list[Message]:
         {"type": "response.output_text.delta", **place, "delta": word, "logprobs": []}
         for word in words
     ]
-    whole = {"type": "response.output_text.done", **place, "text": part["text"], "logprobs": []}
-    begun, finished = {**item, "content": []}, {**item, "content": [part]}
-    return list(_number_events([*deltas, whole], begun, finished))
+    done = {"type": "response.output_text.done", **place, "text": part["text"], "logprobs": []}
+    started, finished = {**item, "content": []}, {**item, "content": [part]}
+    return list(_number_events([*deltas, done], started, finished))
 
 
 def make_argument_events(count: int) -> list[Message]:
-    words = ['{"list":[0', *(f",{n}" for n in range(count - 2)), "]}"]
+    chunks = ['{"list":[0', *(f",{n}" for n in range(count - 2)), "]}"]
     item = {"id": "fc_1", "type": "function_call", "call_id": "call_1", "name": "sum"}
     place = {"item_id": "fc_1", "output_index": 0}
     kind = "response.function_call_arguments"
-    deltas = [{"type": f"{kind}.delta", **place, "delta": word} for word in words]
-    written = "".join(words)
-    whole = {"type": f"{kind}.done", **place, "name": "sum", "arguments": written}
-    begun, finished = {**item, "arguments": ""}, {**item, "arguments": written}
-    return list(_number_events([*deltas, whole], begun, finished))
+    deltas = [{"type": f"{kind}.delta", **place, "delta": word} for word in chunks]
+    written = "".join(chunks)
+    done = {"type": f"{kind}.done", **place, "name": "sum", "arguments": written}
+    started, finished = {**item, "arguments": ""}, {**item, "arguments": written}
+    return list(_number_events([*deltas, done], started, finished))
 
 
 def _number_events(

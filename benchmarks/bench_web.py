@@ -86,9 +86,9 @@ def _insert_tree(tx: Tx, root: StoredNode, conversation: ConversationRow) -> Sto
     ends = [root]
     for number in range(RESPONSES):
         parent = ends[-1] if rng.random() < 0.8 else rng.choice(ends[-40:])
-        said = [encode_block(user(f"Question {number}"))]
+        blocks = [encode_block(user(f"Question {number}"))]
         now = time.time()
-        asked, _ = insert_node(tx, parent, said, conversation=conversation, kind="asked", now=now)
+        node, _ = insert_node(tx, parent, blocks, conversation=conversation, kind="asked", now=now)
         response = ResponseRow(
             provider="practice",
             scope="grown",
@@ -97,7 +97,7 @@ def _insert_tree(tx: Tx, root: StoredNode, conversation: ConversationRow) -> Sto
         )
         answered, _ = insert_node(
             tx,
-            asked,
+            node,
             [encode_block(assistant(f"Answer {number}"))],
             conversation=conversation,
             kind="answered",

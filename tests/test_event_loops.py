@@ -77,10 +77,10 @@ def test_sync_calls_share_one_loop_and_its_resources() -> None:
 def test_a_loop_closes_open_resources() -> None:
     """A resource is closed at the end of its event loop, also if its owner was deleted before."""
     made = [Resource(), Resource(), Resource()]
-    kept = PerLoop(lambda: made[0], lambda thing: thing.close())
+    resources = PerLoop(lambda: made[0], lambda thing: thing.close())
 
     async def use() -> None:
-        kept.get()
+        resources.get()
         PerLoop(lambda: made[1], lambda thing: thing.close()).get()
         for _ in range(4):
             await asyncio.sleep(0)

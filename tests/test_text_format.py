@@ -6,7 +6,7 @@ from kedge import text_format
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted"),
+    ("formatted", "expected"),
     [
         (text_format.format_size(0), "0 B"),
         (text_format.format_size(999), "999 B"),
@@ -47,6 +47,6 @@ from kedge import text_format
         (text_format.pluralize(1200, "reply", "replies"), "1,200 replies"),
     ],
 )
-def test_formatted_values(said: str, wanted: str) -> None:
+def test_formatted_values(formatted: str, expected: str) -> None:
     """Values are short, with units, and unknown values are a dash."""
-    assert said == wanted
+    assert formatted == expected

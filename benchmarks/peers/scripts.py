@@ -37,14 +37,14 @@ def tools(rng: random.Random) -> list[Operation]:
 
 def redaction(rng: random.Random) -> list[Operation]:
     """A secret is removed from two old messages, and the conversation continues."""
-    talk = _talk(rng, 10, tools=True)
-    talk[0] = send(f"My key is sk-{rng.randint(1000, 9999)}. {_NOTE}")
+    operations = _talk(rng, 10, tools=True)
+    operations[0] = send(f"My key is sk-{rng.randint(1000, 9999)}. {_NOTE}")
     redacted = f"My key is [redacted]. {_NOTE}"
     return [
-        *talk[:6],
+        *operations[:6],
         {"op": "edit", "turn": 0, "text": redacted},
         {"op": "edit", "turn": 3, "text": redacted},
-        *talk[6:],
+        *operations[6:],
     ]
 
 
@@ -71,27 +71,33 @@ def undo(rng: random.Random) -> list[Operation]:
 
 def fork(rng: random.Random) -> list[Operation]:
     """A second branch from the middle, and back to the first."""
-    talk = _talk(rng, 12, tools=True)
-    return [*talk[:6], {"op": "fork", "turn": 3}, *talk[6:9], {"op": "switch"}, *talk[9:]]
+    operations = _talk(rng, 12, tools=True)
+    return [
+        *operations[:6],
+        {"op": "fork", "turn": 3},
+        *operations[6:9],
+        {"op": "switch"},
+        *operations[9:],
+    ]
 
 
 def summary(rng: random.Random) -> list[Operation]:
     """The first turns are replaced by a summary."""
-    talk = _talk(rng, 12, tools=True)
+    operations = _talk(rng, 12, tools=True)
     compact = {"op": "summarize", "turns": 6, "text": f"So far we talked about items. {_NOTE}"}
-    return [*talk[:8], compact, *talk[8:]]
+    return [*operations[:8], compact, *operations[8:]]
 
 
 def expiry(rng: random.Random) -> list[Operation]:
     """The server deletes all stored responses, as after its retention period."""
-    talk = _talk(rng, 10)
-    return [*talk[:5], {"server": "forget"}, *talk[5:]]
+    operations = _talk(rng, 10)
+    return [*operations[:5], {"server": "forget"}, *operations[5:]]
 
 
 def restart(rng: random.Random) -> list[Operation]:
     """The program ends and starts again."""
-    talk = _talk(rng, 10, tools=True)
-    return [*talk[:5], {"op": "restart"}, *talk[5:]]
+    operations = _talk(rng, 10, tools=True)
+    return [*operations[:5], {"op": "restart"}, *operations[5:]]
 
 
 def forgetful(rng: random.Random) -> list[Operation]:
@@ -141,6 +147,6 @@ def make_long_script(turns: int) -> list[Operation]:
     return _talk(random.Random(0), turns)
 
 
-def make_stream_script(answers: int, words: int) -> list[Operation]:
+def make_stream_script(answers: int, word_count: int) -> list[Operation]:
     """Streamed answers, for the CPU time per event."""
-    return [{"op": "stream", "text": f"Write {words} words"} for _ in range(answers)]
+    return [{"op": "stream", "text": f"Write {word_count} words"} for _ in range(answers)]

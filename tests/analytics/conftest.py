@@ -40,7 +40,7 @@ class ResponseWriter:
         self.count += 1
         at = (await self.store.conversation(self.row.id)).head if after is None else after
         parent = await self.store.node(self.row, at)
-        asked = await self.store.append(self.row, parent, [user(f"{self.count}")], kind="asked")
+        question = await self.store.append(self.row, parent, [user(f"{self.count}")], kind="asked")
         status = members.get("status", "completed")
         answered = status in ("completed", "lost")
         given = {
@@ -55,7 +55,7 @@ class ResponseWriter:
         }
         node = await self.store.append(
             self.row,
-            asked,
+            question,
             [user("…")] if answered else [],
             kind="answered" if answered else "failed",
             response=ResponseRow(**given),

@@ -179,9 +179,9 @@ async def test_predicted_and_actual_cached_tokens(store: Store) -> None:
     assert found.cache == CacheUse(1, 1000, 900, 7, 0.75)
     assert found.cache.accuracy == 0.9
     assert CacheUse().accuracy is None
-    pieces = await analyse_over_time(store, buckets=2)
-    assert sum(each.cache.predicted for each in pieces) == 1000
-    assert sum(each.cache.saved for each in pieces) == 0.75
+    intervals = await analyse_over_time(store, buckets=2)
+    assert sum(each.cache.predicted for each in intervals) == 1000
+    assert sum(each.cache.saved for each in intervals) == 0.75
 
 
 async def test_chains_end_at_unchained_responses(store: Store) -> None:
@@ -225,15 +225,20 @@ async def test_intervals_sum_to_the_total(store: Store) -> None:
     total = await analyse(store)
     ways: list[dict[str, Any]] = [{"buckets": 7}, {"width": 10.0}, {"buckets": 1}]
     for options in ways:
-        pieces = await analyse_over_time(store, **options)
-        assert sum(each.requests for each in pieces) == 20
-        assert sum(each.chained for each in pieces) == total.requests.chained
-        assert sum(each.tokens.input for each in pieces) == total.tokens.input
-        assert sum(each.cost.dollars for each in pieces) == pytest.approx(total.cost.dollars)
-        assert sum(each.saved_bytes for each in pieces) == 20
-        assert all(a.end == pytest.approx(b.start) for a, b in pairwise(pieces))
-    pieces = await analyse_over_time(store, Selection(since=0.0, until=100.0), width=25.0)
-    assert [(each.start, each.requests) for each in pieces] == [(0, 0), (25, 0), (50, 0), (75, 0)]
+        intervals = await analyse_over_time(store, **options)
+        assert sum(each.requests for each in intervals) == 20
+        assert sum(each.chained for each in intervals) == total.requests.chained
+        assert sum(each.tokens.input for each in intervals) == total.tokens.input
+        assert sum(each.cost.dollars for each in intervals) == pytest.approx(total.cost.dollars)
+        assert sum(each.saved_bytes for each in intervals) == 20
+        assert all(a.end == pytest.approx(b.start) for a, b in pairwise(intervals))
+    intervals = await analyse_over_time(store, Selection(since=0.0, until=100.0), width=25.0)
+    assert [(each.start, each.requests) for each in intervals] == [
+        (0, 0),
+        (25, 0),
+        (50, 0),
+        (75, 0),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -392,8 +397,8 @@ async def test_statistics_are_json_serializable(store: Store) -> None:
     assert isinstance(found, Analytics)
     again = json.loads(json.dumps(dataclasses.asdict(found)))
     assert again["requests"]["total"] == 1
-    pieces = await analyse_over_time(store, buckets=2)
-    assert json.loads(json.dumps([dataclasses.asdict(each) for each in pieces]))
+    intervals = await analyse_over_time(store, buckets=2)
+    assert json.loads(json.dumps([dataclasses.asdict(each) for each in intervals]))
 
 
 async def test_conversations_sum_to_the_totals(store: Store) -> None:

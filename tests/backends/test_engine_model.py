@@ -328,8 +328,8 @@ def test_required_hosted_tool_is_rejected(client: OpenAI) -> None:
 
 def test_a_long_context_is_compacted(client: OpenAI, upstream: TestServer) -> None:
     """The model summarizes the removed items, and the next response continues from the summary."""
-    words = "The river runs from the mountains to the sea. " * 150
-    first = client.responses.create(model="any", input=f"Remember this: {words}")
+    text = "The river runs from the mountains to the sea. " * 150
+    first = client.responses.create(model="any", input=f"Remember this: {text}")
     second = client.responses.create(
         model="any",
         input="Line 2",
@@ -529,19 +529,19 @@ def test_reasoning_can_be_requested_after_turns_without_it(upstream: TestServer)
     """A tool result can be sent with thinking enabled although the call came without reasoning."""
     tool: Any = {"name": "get_weather", "input_schema": WEATHER["parameters"]}
     messages: list[Any] = [{"role": "user", "content": "call get_weather in Rome"}]
-    asking: Any = {"model": "any", "max_tokens": 3000, "messages": messages, "tools": [tool]}
+    body: Any = {"model": "any", "max_tokens": 3000, "messages": messages, "tools": [tool]}
     with (
         serve_backend(upstream, "chat") as server,
         Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
     ):
-        call: Any = client.messages.create(**asking).content[0]
+        call: Any = client.messages.create(**body).content[0]
         result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
         messages += [
             {"role": "assistant", "content": [call.model_dump(exclude_none=True)]},
             {"role": "user", "content": [result]},
         ]
         last: Any = client.messages.create(
-            **asking, thinking={"type": "enabled", "budget_tokens": 1024}
+            **body, thinking={"type": "enabled", "budget_tokens": 1024}
         )
     assert last.content[-1].text == "get_weather says: sunny."
 
@@ -606,9 +606,9 @@ def test_background_response_completes_fails_or_is_cancelled(
     assert error is not None
     assert error.code == "rate_limit_exceeded"
     events = client.responses.create(input="Count to 5000, very slowly", stream=True, **more)
-    begun: Any = next(iter(events))
+    first_event: Any = next(iter(events))
     wait_until(lambda: upstream.running == 1)
-    assert client.responses.cancel(begun.response.id).status == "cancelled"
+    assert client.responses.cancel(first_event.response.id).status == "cancelled"
     wait_until(lambda: upstream.running == 0)
     events.close()
 
@@ -726,9 +726,11 @@ def test_reasoning_is_returned_to_its_model(
         return [item["type"] for item in last_context(upstream)]
 
     first = client.responses.create(input="call get_weather in Rome", **more)
-    thought, call = first.output
-    assert thought.type == "reasoning"
-    assert thought.encrypted_content  # sent back to the model later, so it is always included
+    reasoning_item, call = first.output
+    assert reasoning_item.type == "reasoning"
+    assert (
+        reasoning_item.encrypted_content
+    )  # sent back to the model later, so it is always included
     assert call.type == "function_call"
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
     last = client.responses.create(input=[result], previous_response_id=first.id, **more)
@@ -761,9 +763,9 @@ def test_context_beyond_the_window_is_rejected(upstream: TestServer) -> None:
         serve_backend(upstream, "chat", window=600, tokens=2.0) as server,
         OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
     ):
-        words = "many words here " * 120
+        text = "many words here " * 120
         with pytest.raises(openai.BadRequestError) as caught:
-            client.responses.create(model="any", input=words)
+            client.responses.create(model="any", input=text)
         assert caught.value.code == "context_length_exceeded"
         assert client.responses.create(model="any", input="many words here " * 50).output_text
 
@@ -771,10 +773,10 @@ def test_context_beyond_the_window_is_rejected(upstream: TestServer) -> None:
 def test_tools_in_the_input_are_sent_to_responses_apis_only(client: OpenAI, kind: str) -> None:
     """Codex sends tools as input items for known model names; other APIs reject them with advice."""
     item: Any = {"type": "additional_tools", "role": "developer", "tools": [WEATHER]}
-    asked: Any = {"model": "any", "input": [item, {"role": "user", "content": "Hi"}]}
+    body: Any = {"model": "any", "input": [item, {"role": "user", "content": "Hi"}]}
     if kind.startswith("responses"):
-        assert client.responses.create(**asked).output_text.startswith('You said: "Hi"')
+        assert client.responses.create(**body).output_text.startswith('You said: "Hi"')
         return
     with pytest.raises(openai.BadRequestError, match="send the tools as 'tools'") as caught:
-        client.responses.create(**asked)
+        client.responses.create(**body)
     assert caught.value.param == "input"

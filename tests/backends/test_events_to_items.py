@@ -31,25 +31,25 @@ from kedge.turns import OUTPUT_INDEX, Block, opaque, reasoning, tool_call
 
 def convert_events(events: Sequence[Event], blocks: tuple[Block, ...] = ()) -> list[OutputEvent]:
     """Convert these events and the end of the answer to output events."""
-    telling = OutputEmitter("before")
-    pieces = [piece for event in events for piece in telling.feed(event)]
+    emitter = OutputEmitter("before")
+    output = [output_event for event in events for output_event in emitter.feed(event)]
     outcome = Outcome("completed", blocks, usage=Usage(1, 0, 2))
-    return [*pieces, *telling.finish(outcome)]
+    return [*output, *emitter.finish(outcome)]
 
 
-def summarize_items(pieces: Sequence[OutputEvent]) -> list[tuple[str, str]]:
+def summarize_items(output: Sequence[OutputEvent]) -> list[tuple[str, str]]:
     """Return the kind or name and the text of each item in these output events."""
     items: list[tuple[str, str]] = []
     is_open = False
-    for piece in pieces:
-        if isinstance(piece, ItemOpened):
+    for output_event in output:
+        if isinstance(output_event, ItemOpened):
             assert not is_open
             is_open = True
-            items.append((piece.name or piece.kind, ""))
-        elif isinstance(piece, ItemDelta):
+            items.append((output_event.name or output_event.kind, ""))
+        elif isinstance(output_event, ItemDelta):
             assert is_open
-            items[-1] = (items[-1][0], items[-1][1] + piece.text)
-        elif isinstance(piece, ItemClosed):
+            items[-1] = (items[-1][0], items[-1][1] + output_event.text)
+        elif isinstance(output_event, ItemClosed):
             assert is_open
             is_open = False
     assert not is_open
@@ -58,7 +58,7 @@ def summarize_items(pieces: Sequence[OutputEvent]) -> list[tuple[str, str]]:
 
 def test_items_are_streamed_in_order() -> None:
     """Reasoning is closed when the text starts, and the text is closed when a call starts."""
-    pieces = convert_events(
+    output = convert_events(
         [
             ReasoningDelta("Hm", "reasoning", output_index=0),
             TextDelta("Hel", output_index=1),
@@ -68,32 +68,32 @@ def test_items_are_streamed_in_order() -> None:
             ToolCallCompleted("c1", "f", "{}", output_index=2),
         ]
     )
-    assert pieces[:5] == [
+    assert output[:5] == [
         ItemOpened("reasoning"),
         ItemDelta("Hm"),
         ItemClosed(),
         ItemOpened("text"),
         ItemDelta("Hel"),
     ]
-    assert summarize_items(pieces) == [("reasoning", "Hm"), ("text", "Hello"), ("f", "{}")]
-    assert pieces[-1] == ModelUsage(1, 2)
+    assert summarize_items(output) == [("reasoning", "Hm"), ("text", "Hello"), ("f", "{}")]
+    assert output[-1] == ModelUsage(1, 2)
 
 
 def test_reasoning_without_text_keeps_its_position() -> None:
     """Encrypted reasoning has no deltas and is emitted before the message; inside a call, at the end."""
     item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "seal"}
     text = TextDelta("Hello", output_index=1)
-    pieces = convert_events([ItemCompleted(item, 0), text])
-    assert summarize_items(pieces) == [("reasoning", ""), ("text", "Hello")]
+    output = convert_events([ItemCompleted(item, 0), text])
+    assert summarize_items(output) == [("reasoning", ""), ("text", "Hello")]
     late = reasoning(encrypted_content="seal").with_metadata({OUTPUT_INDEX: 1})
     call = ToolCallStarted("c1", "f", output_index=0)
-    pieces = convert_events([call, ItemCompleted(item, 1)], (late,))
-    assert summarize_items(pieces) == [("f", ""), ("reasoning", "")]
+    output = convert_events([call, ItemCompleted(item, 1)], (late,))
+    assert summarize_items(output) == [("f", ""), ("reasoning", "")]
 
 
 def test_interleaved_calls_are_emitted_one_after_another() -> None:
     """Output that arrives while a call is open is held back until the call is closed."""
-    pieces = convert_events(
+    output = convert_events(
         [
             ToolCallStarted("c1", "f", output_index=0),
             ToolCallStarted("c2", "g", output_index=1),
@@ -106,24 +106,24 @@ def test_interleaved_calls_are_emitted_one_after_another() -> None:
             ToolCallCompleted("c2", "g", '{"b":2}', output_index=1),
         ]
     )
-    assert summarize_items(pieces) == [("f", '{"a":1}'), ("g", '{"b":2}'), ("text", "aside")]
+    assert summarize_items(output) == [("f", '{"a":1}'), ("g", '{"b":2}'), ("text", "aside")]
 
 
 def test_unfinished_calls_are_closed_with_the_answer() -> None:
     """Calls of servers that do not report when a call is complete are closed at the end of the answer."""
-    pieces = convert_events(
+    output = convert_events(
         [
             ToolCallStarted("c1", "f", output_index=0),
             ToolArgumentsDelta("c1", "{}"),
             ToolCallStarted("c2", "g", output_index=1),
         ]
     )
-    assert summarize_items(pieces) == [("f", "{}"), ("g", "")]
+    assert summarize_items(output) == [("f", "{}"), ("g", "")]
 
 
 def test_renamed_call_retains_its_first_id() -> None:
     """A renamed call retains its first id, because a client has seen it and sends the result with it."""
-    pieces = convert_events(
+    output = convert_events(
         [
             ToolCallStarted("made_up", "f", output_index=0),
             ToolCallRenamed("c1", was="made_up"),
@@ -131,27 +131,27 @@ def test_renamed_call_retains_its_first_id() -> None:
             ToolCallCompleted("c1", "f", "{}", output_index=0),
         ]
     )
-    assert pieces[0] == ItemOpened("function_call", "f", "made_up")
-    assert summarize_items(pieces) == [("f", "{}")]
+    assert output[0] == ItemOpened("function_call", "f", "made_up")
+    assert summarize_items(output) == [("f", "{}")]
 
 
 def test_missing_stream_parts_are_sent_at_the_end() -> None:
     """The rest of a part and items that only the finished answer contains are sent at the end."""
     late = tool_call("g", "{}", call_id="c9").with_metadata(output_index=7)
-    pieces = convert_events(
+    output = convert_events(
         [TextDelta("Hel", output_index=0), PartCompleted("text", "Hello", output_index=0)],
         (late,),
     )
-    assert summarize_items(pieces) == [("text", "Hello"), ("g", "{}")]
+    assert summarize_items(output) == [("text", "Hello"), ("g", "{}")]
 
 
 def test_an_item_of_another_type_is_passed_on() -> None:
     """An item type that only the Responses API has is passed on unchanged."""
     search = opaque({"type": "web_search_call", "id": "ws_1", "status": "completed"})
-    pieces = list(emit_block(search, ""))
-    assert isinstance(pieces[0], ItemAdded)
+    output = list(emit_block(search, ""))
+    assert isinstance(output[0], ItemAdded)
     writer = OutputWriter("0" * 32, 0)
-    events = [event for piece in pieces for event in writer.feed(piece)]
+    events = [event for output_event in output for event in writer.feed(output_event)]
     assert [event["type"] for event in events] == [
         "response.output_item.added",
         "response.output_item.done",
@@ -162,8 +162,8 @@ def test_an_item_of_another_type_is_passed_on() -> None:
 def test_stream_without_output_indexes_emits_every_item_once() -> None:
     """llama.cpp sends no `output_index`; each item of its stream is still emitted only once."""
     events = decode(read_transcript("llama_cpp"))
-    pieces = convert_events(events, assemble(events).blocks)
-    assert summarize_items(pieces) == [
+    output = convert_events(events, assemble(events).blocks)
+    assert summarize_items(output) == [
         ("reasoning", "Two cities, two calls."),
         ("text", "Let me look."),
         ("get_weather", '{"city":"Bern"}'),

@@ -84,12 +84,12 @@ INVALID_FILES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "words"), INVALID_FILES)
-def test_an_error_is_one_line(tmp_path: Path, text: str, words: str) -> None:
+@pytest.mark.parametrize(("text", "message"), INVALID_FILES)
+def test_an_error_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     """An error names the key and the correct form in one line and never contains the secret."""
     with pytest.raises((InvalidSetting, CannotConnect)) as caught:
         load_models(write_models(tmp_path, text))
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert "sk-123" not in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -147,10 +147,10 @@ async def test_batch_fails_if_workers_only_exit(
 
 def test_workflow_abandoned_by_dbos_is_a_failed_line() -> None:
     """The result has the status of DBOS, and the next run uses a new workflow id."""
-    gone: Any = SimpleNamespace(
+    workflow: Any = SimpleNamespace(
         workflow_id="b.a.1", status="MAX_RECOVERY_ATTEMPTS_EXCEEDED", output=None, error=None
     )
-    result = dbos_runner._to_result(gone, BatchLine("a", ("Hi",)))
-    assert (result.id, result.status, result.kind) == ("a", "failed", gone.status)
-    assert dbos_runner._workflow_id("b.a", {"b.a.1": gone}) == "b.a.2"
+    result = dbos_runner._to_result(workflow, BatchLine("a", ("Hi",)))
+    assert (result.id, result.status, result.kind) == ("a", "failed", workflow.status)
+    assert dbos_runner._workflow_id("b.a", {"b.a.1": workflow}) == "b.a.2"
     assert dbos_runner._workflow_id("b.a", {}) == "b.a.1"

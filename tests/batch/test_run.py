@@ -203,8 +203,8 @@ async def test_result_is_valid_only_for_the_same_request(
     assert (summary.skipped, summary.failed, summary.errors) == (0, 1, {"KeyReused": 1})
     assert "give the line a new id" in read_results(batch)["a"]["error"]
     assert len(server.requests) == 1
-    back = await run_batch([line], **batch)
-    assert (back.completed, len(server.requests)) == (1, 1)
+    repeated = await run_batch([line], **batch)
+    assert (repeated.completed, len(server.requests)) == (1, 1)
 
 
 async def test_results_without_a_fingerprint_are_read_from_the_store(
@@ -248,7 +248,7 @@ async def test_concurrency_is_limited(batch: dict[str, Any], server: TestServer)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("{", "line 1 of prompts.jsonl is not valid JSON"),
         ("[]", "must be a JSON object"),
@@ -280,14 +280,14 @@ async def test_concurrency_is_limited(batch: dict[str, Any], server: TestServer)
     ],
 )
 async def test_invalid_line_is_reported_before_sending(
-    text: str, words: str, batch: dict[str, Any], server: TestServer, tmp_path: Path
+    text: str, message: str, batch: dict[str, Any], server: TestServer, tmp_path: Path
 ) -> None:
     """The error has the number of the line and the problem."""
     file = tmp_path / "prompts.jsonl"
     file.write_text(text)
     with pytest.raises(InvalidBatch) as caught:
         await run_batch(file, **batch)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert not server.requests
 
 

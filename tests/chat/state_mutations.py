@@ -71,9 +71,9 @@ def _insert(rng: random.Random, data: bytes) -> bytes:
 
 
 def _overwrite(rng: random.Random, data: bytes) -> bytes:
-    piece = rng.choice(_FRAGMENTS)
+    fragment = rng.choice(_FRAGMENTS)
     at = rng.randrange(len(data))
-    return data[:at] + piece + data[at + len(piece) :]
+    return data[:at] + fragment + data[at + len(fragment) :]
 
 
 def _repeat_slice(rng: random.Random, data: bytes) -> bytes:

@@ -165,9 +165,9 @@ async def test_two_calls_from_the_same_bytes_are_a_fork(
     parents = [body["previous_response_id"] for body in request_bodies(server)[1:]]
     assert parents[0] == parents[1]
     for side, mine, other in ((left, "Oslo", "Rome"), (right, "Rome", "Oslo")):
-        asked = await chat.chat_with_state(side.state, "What have I said so far?")
-        assert mine in asked.text
-        assert other not in asked.text
+        answer = await chat.chat_with_state(side.state, "What have I said so far?")
+        assert mine in answer.text
+        assert other not in answer.text
 
 
 async def test_same_block_may_be_sent_twice(open_chat: OpenChat) -> None:
@@ -187,8 +187,8 @@ async def test_stream_yields_events_and_ends_with_the_answer(open_chat: OpenChat
             _ = stream.answer
         events = [event async for event in stream]
     assert isinstance(events[-1], TurnFinished)
-    pieces = [event.delta for event in events if isinstance(event, TextDelta)]
-    assert "".join(pieces) == stream.answer.text == "1 2 3 4 5"
+    deltas = [event.delta for event in events if isinstance(event, TextDelta)]
+    assert "".join(deltas) == stream.answer.text == "1 2 3 4 5"
     assert stream.state == stream.answer.state
     answer = await chat.chat_with_state(stream.answer.state, "What did I say first?")
     assert "Count to 5" in answer.text
@@ -366,8 +366,8 @@ async def test_state_belongs_to_its_provider(server: TestServer, open_chat: Open
     assert "I cannot see it" in other.text
     same = open_chat(f"responses:{server.base_url}/#practice")
     assert same.provider == open_chat().provider
-    kept = await same.chat_with_state(first.state, "What did I say first?")
-    assert "My name is Ada." in kept.text
+    answer = await same.chat_with_state(first.state, "What did I say first?")
+    assert "My name is Ada." in answer.text
 
 
 async def test_full_history_is_sent_after_lost_context(
@@ -551,9 +551,9 @@ async def test_encryption_can_be_enabled_for_an_existing_conversation(
 ) -> None:
     """A plain state is accepted, and is encrypted with the next answer."""
     plain = await open_chat().chat_with_state(None, "My name is Ada.")
-    sealed = await open_chat(key=new_key()).chat_with_state(plain.state, "Hello again!")
-    assert len(sealed.turn) == 4
-    assert b"My name is Ada." not in sealed.state
+    encrypted = await open_chat(key=new_key()).chat_with_state(plain.state, "Hello again!")
+    assert len(encrypted.turn) == 4
+    assert b"My name is Ada." not in encrypted.state
 
 
 @pytest.mark.parametrize("key", ["", "short", b"x" * 44, 7])

@@ -179,9 +179,9 @@ async def test_server_compacts_by_endpoint(server: TestServer, open_chat: OpenCh
     """All but the newest exchange is replaced by the server's item, and only the anchor is sent for it."""
     chat = open_chat(compactor=ServerCompactor(400, "endpoint"))
     answers = await send_lines(chat, "My name is Ada.", "Write 100 words.", "Write 300 words.")
-    asking = next(r for r in server.requests if r.path == "/v1/responses/compact")
-    assert asking.body["input"] == []
-    assert asking.body["previous_response_id"]
+    request = next(r for r in server.requests if r.path == "/v1/responses/compact")
+    assert request.body["input"] == []
+    assert request.body["previous_response_id"]
     assert answers[-1].compaction.tokens_after < answers[-1].compaction.tokens_before
     (after,) = await send_lines(open_chat(), SUMMARY_PROMPT, state=answers[-1].state)
     assert request_bodies(server)[-1]["input"][0]["type"] == "compaction"
@@ -201,8 +201,8 @@ async def test_endpoint_compacts_full_history_after_lost_anchor(
         async for event in stream:
             if type(event).__name__ == "AnswerFinished":
                 server.forget()
-    asking = [r for r in server.requests if r.path == "/v1/responses/compact"]
-    assert ["previous_response_id" in each.body for each in asking] == [True, False]
+    requests = [r for r in server.requests if r.path == "/v1/responses/compact"]
+    assert ["previous_response_id" in each.body for each in requests] == [True, False]
     assert stream.answer.compaction is not None
     assert stream.answer.compaction.changed
 

@@ -11,10 +11,10 @@ SECRET = b'{"version": 2, "blocks": ["my name is Ada Lovelace"]}'
 def test_encrypted_state_is_decrypted_with_the_same_key() -> None:
     """Decryption returns the original bytes, and the encrypted ones contain no plain text."""
     sealer = StateCipher(new_key())
-    sealed = sealer.encrypt(SECRET)
-    assert sealer.decrypt(sealed) == SECRET
-    assert b"Ada Lovelace" not in sealed
-    assert sealed.isascii()
+    encrypted = sealer.encrypt(SECRET)
+    assert sealer.decrypt(encrypted) == SECRET
+    assert b"Ada Lovelace" not in encrypted
+    assert encrypted.isascii()
 
 
 def test_encrypted_state_is_recognized_by_its_prefix() -> None:
@@ -33,11 +33,11 @@ def test_another_key_decrypts_nothing() -> None:
 def test_changed_bytes_are_not_decrypted() -> None:
     """Encrypted bytes that were changed or truncated are not decrypted."""
     sealer = StateCipher(new_key())
-    sealed = sealer.encrypt(SECRET)
-    for place in (len(ENCRYPTED_PREFIX) + 2, len(sealed) // 2, len(sealed) - 4):
-        flipped = b"A" if sealed[place : place + 1] != b"A" else b"B"
-        assert sealer.decrypt(sealed[:place] + flipped + sealed[place + 1 :]) is None
-    assert sealer.decrypt(sealed[:-8]) is None
+    encrypted = sealer.encrypt(SECRET)
+    for place in (len(ENCRYPTED_PREFIX) + 2, len(encrypted) // 2, len(encrypted) - 4):
+        flipped = b"A" if encrypted[place : place + 1] != b"A" else b"B"
+        assert sealer.decrypt(encrypted[:place] + flipped + encrypted[place + 1 :]) is None
+    assert sealer.decrypt(encrypted[:-8]) is None
     assert sealer.decrypt(SECRET) is None
 
 

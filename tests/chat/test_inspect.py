@@ -36,7 +36,7 @@ async def test_report_does_not_contain_message_text(open_chat: OpenChat) -> None
 def test_discarded_state_is_reported_with_its_reason() -> None:
     """An unusable state is reported with a reason code and a sentence."""
     form = {"version": 99, "provider": "openai"}
-    for data, words in (
+    for data, message in (
         (b"\xff\xfe", "version unknown"),
         (b"[]", "version unknown"),
         (json.dumps(form).encode(), "version 99, provider openai"),
@@ -46,7 +46,7 @@ def test_discarded_state_is_reported_with_its_reason() -> None:
         found = build_report(data, "openai", None)
         assert not found.usable
         assert found.reason
-        assert words in str(found)
+        assert message in str(found)
         assert f"would be discarded: {found.problem}" in str(found)
         assert (found.blocks, found.pending) == (0, 0)
 

@@ -59,8 +59,8 @@ def make_turn(exchanges: int = 3) -> Turn:
     """Return a Turn with tools, reasoning, anchors and data, as an engine returns it."""
     turn = Turn(data={"mine": {"of": [1, None, "é"]}})
     for i in range(exchanges):
-        asked = user(["Look at this: 漢字 \U0001f30a", image("https://kedge.example/a.png")])
-        turn = turn.append(asked, system("from now on, be brief"))
+        question = user(["Look at this: 漢字 \U0001f30a", image("https://kedge.example/a.png")])
+        turn = turn.append(question, system("from now on, be brief"))
         call = tool_call("look", {"n": i}, call_id=f"call_{i}")
         turn = add_response(turn, reasoning("hm", encrypted_content="abc"), call, number=2 * i)
         turn = turn.append(tool_result(f"call_{i}", {"found": ["a", "b"]}))
@@ -120,8 +120,8 @@ def change_turn(rng: random.Random, turn: Turn, number: int) -> Turn:
         case 4:
             return set_state(turn, get_state(turn).with_anchors(get_state(turn).anchors[1:]))
         case _:
-            asked = turn.append(user(f"question {number}"))
-            return add_response(asked, assistant("yes"), reasoning("hm"), number=number)
+            next_turn = turn.append(user(f"question {number}"))
+            return add_response(next_turn, assistant("yes"), reasoning("hm"), number=number)
 
 
 def test_unknown_fields_of_a_turn_are_not_restored() -> None:
@@ -153,13 +153,13 @@ def test_conversation_round_trips() -> None:
     """A decoded state gives an equal Turn, with all members of blocks, anchors, data and id."""
     turn = make_turn()
     state = state_from_turn(turn, "openai", 5)
-    back = decode_state(encode_state(state), "openai")
-    assert isinstance(back, ChatState)
-    assert is_identical(back, state)
-    assert back.turn() == turn
-    assert back.turn().id == turn.id
-    assert back.turn().data == turn.data
-    assert get_state(back.turn()) == get_state(turn)
+    decoded = decode_state(encode_state(state), "openai")
+    assert isinstance(decoded, ChatState)
+    assert is_identical(decoded, state)
+    assert decoded.turn() == turn
+    assert decoded.turn().id == turn.id
+    assert decoded.turn().data == turn.data
+    assert get_state(decoded.turn()) == get_state(turn)
 
 
 @given(
@@ -176,9 +176,9 @@ def test_any_state_round_trips(
     memory = ConversationState(mode, previous_response_id="resp_é", conversation_id="conv_1")
     turn = Turn(data=data)
     state = ChatState(provider, tuple(given), min(length, len(given)), memory, turn.id, turn.data)
-    back = decode_state(encode_state(state), provider)
-    assert isinstance(back, ChatState)
-    assert is_identical(back, state)
+    decoded = decode_state(encode_state(state), provider)
+    assert isinstance(decoded, ChatState)
+    assert is_identical(decoded, state)
 
 
 def test_leading_system_blocks_are_not_stored_and_later_ones_are() -> None:

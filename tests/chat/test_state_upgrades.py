@@ -39,8 +39,8 @@ def test_every_older_version_has_an_upgrade() -> None:
 
 def test_messages_become_blocks() -> None:
     """Messages are converted to blocks, without responses or anchors."""
-    said = {"role": "user", "content": "Ada"}, {"role": "assistant", "content": "Hello"}
-    made = upgrade_members(make_version_1(*said, processed=2))
+    messages = {"role": "user", "content": "Ada"}, {"role": "assistant", "content": "Hello"}
+    made = upgrade_members(make_version_1(*messages, processed=2))
     first, second = (load_block(each["as_is"]) for each in made.pop("blocks"))
     assert isinstance(first, UserBlock)
     assert isinstance(second, AssistantBlock)
@@ -59,8 +59,8 @@ def test_messages_become_blocks() -> None:
 def test_leading_system_messages_are_omitted_and_not_counted(processed: int, left: int) -> None:
     """Leading system messages are not part of an upgraded state; later ones are."""
     rules, more = {"role": "system", "content": "Be kind"}, {"role": "developer", "content": "Now"}
-    said = {"role": "user", "content": "Ada"}
-    made = upgrade_members(make_version_1(rules, rules, said, more, processed=processed))
+    message = {"role": "user", "content": "Ada"}
+    made = upgrade_members(make_version_1(rules, rules, message, more, processed=processed))
     assert len(made["blocks"]) == 2
     assert made["processed_length"] == left
 

@@ -19,14 +19,14 @@ from kedge.testing import serve
 from kedge.testing.server import TestServer
 
 
-def run_command(*words: str, stdin: str | None = None) -> Result:
+def run_command(*arguments: str, stdin: str | None = None) -> Result:
     """Run a command in this process."""
-    return CliRunner().invoke(group, words, input=stdin)
+    return CliRunner().invoke(group, arguments, input=stdin)
 
 
-def run_json(*words: str, stdin: str | None = None) -> Any:
+def run_json(*arguments: str, stdin: str | None = None) -> Any:
     """Run a command with ``--json`` and return its output."""
-    result = run_command(*words, "--json", stdin=stdin)
+    result = run_command(*arguments, "--json", stdin=stdin)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 

@@ -25,10 +25,10 @@ HEAVY_MODULES = {
 }  # fmt: skip
 
 
-def run_kedge(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_kedge(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a separate process."""
     return subprocess.run(
-        [sys.executable, "-m", "kedge", *words],
+        [sys.executable, "-m", "kedge", *arguments],
         capture_output=True,
         text=True,
         timeout=300,
@@ -82,17 +82,17 @@ def test_read_only_store_can_be_read(
     monkeypatch.setenv("XDG_DATA_HOME", str(read_only_folder))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(read_only_folder))
 
-    def run(*words: str, text: str | None = None) -> Result:
-        return CliRunner().invoke(group, words, input=text)
+    def run(*arguments: str, text: str | None = None) -> Result:
+        return CliRunner().invoke(group, arguments, input=text)
 
     reading = [("conversations",), *((name, "quay") for name in ("show", "tree", "inspect"))]
     assert run("chat", "-c", "quay", text="My name is Ada.\n").exit_code == 0
     assert all(
-        run(*words).exit_code == 0 for words in reading
+        run(*arguments).exit_code == 0 for arguments in reading
     )  # imports the modules that the commands need
     lock(read_only_folder)
-    for words in reading:
-        result = run(*words)
+    for arguments in reading:
+        result = run(*arguments)
         assert result.exit_code == 0, result.output
         assert "quay" in result.output or "Ada" in result.output
     failed = run("chat", "-c", "quay", text="What is my name?\n")
@@ -107,7 +107,7 @@ def test_read_only_store_can_be_read(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["chat", "-c", "quay"], "Not a directory"),
         (["serve", "--port", "0"], "Not a directory"),
@@ -116,17 +116,17 @@ def test_read_only_store_can_be_read(
     ],
 )
 def test_environment_problems_are_not_internal_errors(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file problem is reported with a message and a hint."""
     blocked = tmp_path / "file"
     blocked.touch()
     monkeypatch.delenv("KEDGE_STORE", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_DATA_HOME", str(blocked if "export" not in words else tmp_path))
-    if "export" in words:
+    monkeypatch.setenv("XDG_DATA_HOME", str(blocked if "export" not in arguments else tmp_path))
+    if "export" in arguments:
         CliRunner().invoke(group, ["chat", "-c", "quay"], input="Hello\n")
-    result = CliRunner().invoke(group, words, input=b"caf\xe9\n")
+    result = CliRunner().invoke(group, arguments, input=b"caf\xe9\n")
     assert result.exit_code == 1
     error, hint = result.stderr.splitlines()[-2:]
     assert message in error
@@ -177,8 +177,8 @@ def test_output_in_other_encodings_has_replacements(
     assert CliRunner().invoke(group, ["chat", "-c", "quay"], input=lines).exit_code == 0
     runner = CliRunner(charset=encoding)
 
-    def run(*words: str) -> str:
-        result = runner.invoke(group, words)
+    def run(*arguments: str) -> str:
+        result = runner.invoke(group, arguments)
         assert result.exit_code == 0, result.output
         return result.stdout_bytes.decode(encoding)
 
@@ -348,8 +348,8 @@ def test_settings_become_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     def made(port: int, trace: bool, as_json: bool) -> None:
         click.echo(f"{port} {trace} {click.get_current_context().meta[base.SOURCES_KEY]}")
 
-    def run(*words: str) -> str:
-        result = CliRunner().invoke(made, words)
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(made, arguments)
         return result.output if not result.exit_code else f"{result.exit_code} {result.stderr}"
 
     file = tmp_path / "config.toml"

@@ -77,7 +77,7 @@ def test_show_collapses_and_expands_blocks(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    ("path", "words"),
+    ("path", "message"),
     [
         ("nothing", "module:function"),
         (":f", "module:function"),
@@ -89,10 +89,10 @@ def test_show_collapses_and_expands_blocks(capsys: pytest.CaptureFixture[str]) -
     ],
 )
 def test_invalid_tool_is_rejected_with_message(
-    path: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message says what is missing and how to name a tool."""
     (tmp_path / "tool_with_syntax_error.py").write_text("def f(:")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(click.BadParameter, match=words):
+    with pytest.raises(click.BadParameter, match=message):
         load_tool(path)

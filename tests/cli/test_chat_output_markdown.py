@@ -48,10 +48,10 @@ def make_output() -> tuple[MarkdownOutput, io.StringIO]:
 
 def test_answer_is_rendered_as_markdown() -> None:
     """An answer is rendered paragraph by paragraph, and completely at its end."""
-    telling, screen = make_output()
-    for piece in ("# Ti", "tle\n\nSome **bo", "ld** words.\n\n- a\n- b", ""):
-        telling.show_event(TextDelta(delta=piece))
-    telling.stop()
+    output, screen = make_output()
+    for chunk in ("# Ti", "tle\n\nSome **bo", "ld** words.\n\n- a\n- b", ""):
+        output.show_event(TextDelta(delta=chunk))
+    output.stop()
     shown = screen.getvalue()
     assert "Title" in shown
     plain = re.sub(r"\x1b\[[?\d]*[A-Za-z]", "", shown)
@@ -63,11 +63,11 @@ def test_answer_is_rendered_as_markdown() -> None:
 
 def test_reasoning_is_collapsed_into_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Reasoning is shown as a progress line, and afterwards as a word count."""
-    telling, screen = make_output()
-    telling.show_event(ReasoningDelta(delta="let me see now "))
+    output, screen = make_output()
+    output.show_event(ReasoningDelta(delta="let me see now "))
     assert "reasoning, about" in screen.getvalue()
-    telling.show_event(TextDelta(delta="Done."))
-    telling.stop()
+    output.show_event(TextDelta(delta="Done."))
+    output.stop()
     assert "[reasoning: about 4 words]" in capsys.readouterr().out
     assert "let me see" not in screen.getvalue()
 
@@ -76,7 +76,7 @@ def test_control_characters_are_not_printed() -> None:
     """A model cannot move the cursor, set the title or clear the screen."""
     assert sanitize_text("a\x1b[2Jb\x07\r\n\tc") == "a�[2Jb��\n\tc"
     assert sanitize_text("plain é 漢") == "plain é 漢"
-    telling, screen = make_output()
-    telling.show_event(TextDelta(delta="x \x1b]0;owned\x07 y"))
-    telling.stop()
+    output, screen = make_output()
+    output.show_event(TextDelta(delta="x \x1b]0;owned\x07 y"))
+    output.stop()
     assert "\x1b]0;owned" not in screen.getvalue()

@@ -31,9 +31,9 @@ def test_script_has_valid_syntax(shell: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def complete(words: str, number: int) -> str:
+def complete(line: str, number: int) -> str:
     """Return the completions that a shell would offer."""
-    environ = {COMPLETE_VARIABLE: "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(number)}
+    environ = {COMPLETE_VARIABLE: "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(number)}
     code = "from kedge.cli import group; group.main(prog_name='kedge')"
     return subprocess.run(
         [sys.executable, "-c", code],

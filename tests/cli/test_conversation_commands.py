@@ -208,14 +208,14 @@ def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, alone: Path) -
 
     async def damage() -> None:
         async with await open_store(f"sqlite:///{alone}") as store:
-            row = await store.conversation(told_id)
+            row = await store.conversation(conversation_id)
             first, second, _ = await store.responses(row)
             assert first.record is not None
             await store.mark_lost(first.record, "gone")
             change = "UPDATE responses SET expires_at = 1 WHERE node = ?"
             await store.database.write(lambda tx: tx.run(change, (second.node,)))
 
-    told_id = run_json("conversations")[1]["id"]
+    conversation_id = run_json("conversations")[1]["id"]
     run_sync(damage())
     marked = {node["id"]: node["marks"] for node in run_json("tree", "harbour")["nodes"]}
     assert marked[3] == ["lost: gone"]
@@ -322,8 +322,8 @@ def test_search_is_filtered_ranked_and_paged(server: TestServer) -> None:
     """The options are those of `Store.search`."""
     hits = run_json("search", "name")
     assert {hit["kind"] for hit in hits} == {"user", "assistant"}
-    asked = run_json("search", "name", "--role", "user")
-    assert asked == [hit for hit in hits if hit["kind"] == "user"]
+    user_hits = run_json("search", "name", "--role", "user")
+    assert user_hits == [hit for hit in hits if hit["kind"] == "user"]
     assert run_json("search", "name", "--limit", "1", "--offset", "1") == hits[1:2]
     ranked = run_json("search", "name OR ada", "--order", "rank")
     assert len(ranked) == len(run_json("search", "name", "OR", "ada"))
@@ -387,8 +387,8 @@ def test_verify_checks_the_store_and_the_server(server: TestServer, alone: Path)
     assert [audit["agrees"] for audit in found["audits"]] == [True, True]
     assert "agrees  harbour" in run_command("verify", "harbour", "--server").output
     server.forget()
-    gone = run_json("verify", "harbour", "--server")
-    assert gone["audits"][0]["agrees"] is None
+    verified = run_json("verify", "harbour", "--server")
+    assert verified["audits"][0]["agrees"] is None
 
     async def damage() -> None:
         async with await open_store(f"sqlite:///{alone}") as store:
@@ -475,9 +475,9 @@ def test_old_conversations_are_deleted(server: TestServer, alone: Path) -> None:
     with closing(sqlite3.connect(alone)) as database, database:
         database.execute("UPDATE conversations SET updated_at = updated_at - 7200")
     assert run_json("delete", "--older-than", "1h", "--tag", "planes", "--yes") == {"deleted": []}
-    asked = run_command("delete", "--older-than", "1h", stdin="n\n")
-    assert asked.exit_code == 1
-    assert "Delete 2 conversations permanently?" in asked.stderr
+    declined = run_command("delete", "--older-than", "1h", stdin="n\n")
+    assert declined.exit_code == 1
+    assert "Delete 2 conversations permanently?" in declined.stderr
     assert run_command("undo", "quay").exit_code == 0  # changes its time of update
     deleted = run_command("delete", "--older-than", "1h", stdin="y\n")
     assert "1 conversation deleted" in deleted.stdout
@@ -523,14 +523,14 @@ def test_control_characters_in_titles_are_not_printed(alone: Path) -> None:
             return (await store.create("evil\x1b]0;owned\x07", tags=["t\x1b[5m"])).id
 
     name = run_sync(make())
-    for words in (
+    for arguments in (
         ["conversations"],
         ["show", name],
         ["inspect", name],
         ["fork", name],
         ["tree", name],
     ):
-        done = run_command(*words)
+        done = run_command(*arguments)
         assert done.exit_code == 0, done.output
         assert "\x1b]" not in done.output
         assert "\x07" not in done.output

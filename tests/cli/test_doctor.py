@@ -36,9 +36,9 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
 
 
-def run_doctor(*words: str) -> tuple[Result, dict[str, dict[str, Any]]]:
+def run_doctor(*arguments: str) -> tuple[Result, dict[str, dict[str, Any]]]:
     """Run the command with ``--json``; return the result and the checks by name."""
-    result = CliRunner().invoke(command, ["--json", *words])
+    result = CliRunner().invoke(command, ["--json", *arguments])
     report = json.loads(result.stdout)
     assert report["ok"] is (result.exit_code == 0)
     return result, {check["name"]: check for check in report["checks"]}
@@ -69,7 +69,7 @@ def test_evidence_about_servers_is_shown(tmp_path: Path) -> None:
     """Each server has one line; streaming and other requests are combined if their evidence is equal."""
     unproven = ServerEvidence()
     proven = ServerEvidence(proof="count", max_depth=100)
-    doubted = ServerEvidence(doubt="unsupported")
+    unsupported = ServerEvidence(doubt="unsupported")
 
     async def save() -> None:
         address = store_url()
@@ -77,7 +77,7 @@ def test_evidence_about_servers_is_shown(tmp_path: Path) -> None:
             await store.save_evidence("responses/one m stream http", unproven.to_json())
             await store.save_evidence("responses/one m whole http", unproven.to_json())
             await store.save_evidence("responses/two m whole http", proven.to_json())
-            await store.save_evidence("responses/three m whole http", doubted.to_json())
+            await store.save_evidence("responses/three m whole http", unsupported.to_json())
 
     run_sync(save())
     result, _ = run_doctor()

@@ -137,7 +137,7 @@ def test_failure_of_a_judge_is_reported(folder: Path, kedge_server: TestServer) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["refine"], "refine: 'task' is missing"),
         (["refine", "--task", "x"], "refine: 'judge' is missing"),
@@ -165,7 +165,7 @@ def test_failure_of_a_judge_is_reported(folder: Path, kedge_server: TestServer) 
     ],
 )
 def test_invalid_workflow_is_reported_in_one_line(
-    arguments: list[str], words: str, folder: Path, kedge_server: TestServer
+    arguments: list[str], message: str, folder: Path, kedge_server: TestServer
 ) -> None:
     """An invalid workflow is an error of one line and a hint, and nothing is sent."""
     (folder / "bad.toml").write_text('[[steps]]\nname = "a"\n')
@@ -180,7 +180,7 @@ def test_invalid_workflow_is_reported_in_one_line(
     (folder / "function.toml").write_text('task = "x"\n[judge]\nfunction = 5')
     done = invoke_run(*arguments)
     assert done.exit_code == 1
-    assert words in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) <= 2
     assert not kedge_server.requests
 

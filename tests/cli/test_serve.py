@@ -114,7 +114,7 @@ def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "words"),
+    ("options", "code", "message"),
     [
         (["--host", "::"], 2, "a token is required"),
         (["--host", "192.0.2.1", "--token", ""], 2, "a token is required"),
@@ -134,12 +134,12 @@ def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path
     ],
 )
 def test_invalid_options_are_rejected_with_message(
-    options: list[str], code: int, words: str
+    options: list[str], code: int, message: str
 ) -> None:
     """The exit code is 2 for invalid usage and 1 for a problem of the environment."""
     result = CliRunner().invoke(command, ["--store", ":memory:", *options])
     assert result.exit_code == code
-    assert words in result.output
+    assert message in result.output
     assert "Traceback" not in result.output
 
 
@@ -161,8 +161,8 @@ def test_page_is_served_beside_api_and_uses_it(tmp_path: Path) -> None:
         assert "No conversations yet" in httpx2.get(url, timeout=TIMEOUT).text
         api = f"{url}api/conversations"
         made = httpx2.post(api, json={"title": "Hello"}, timeout=TIMEOUT).json()
-        asked = {"text": "What is 2+3?"}
-        turn = httpx2.post(f"{api}/{made['id']}/turns", json=asked, timeout=TIMEOUT).json()
+        body = {"text": "What is 2+3?"}
+        turn = httpx2.post(f"{api}/{made['id']}/turns", json=body, timeout=TIMEOUT).json()
         assert turn["text"] == "2+3 = 5."
         assert httpx2.get(f"{line['base_url']}/responses/{turn['response_id']}").status_code == 200
         assert httpx2.get(f"{line['url']}/healthz").json() == {"status": "ok"}

@@ -52,8 +52,15 @@ def test_json_has_all_statistics(filled: None) -> None:
 def test_text_output_has_charts(filled: None) -> None:
     """The text output has tables, bars and sparklines."""
     shown = run_stats().stdout
-    for words in ("4 in 1 conversation ", "longest 3", "Healed by reason", "gone", "practice", "█"):
-        assert words in shown
+    for expected in (
+        "4 in 1 conversation ",
+        "longest 3",
+        "Healed by reason",
+        "gone",
+        "practice",
+        "█",
+    ):
+        assert expected in shown
 
 
 @pytest.mark.parametrize(

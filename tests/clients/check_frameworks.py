@@ -227,13 +227,13 @@ def check_frameworks() -> Iterator[tuple[str, str, bool]]:
     """Run every framework in every setup; yield its package, what was run, and whether it passed."""
     scripts = [make_script(seed, STEPS) for seed in range(SEEDS)]
     for name, run in FRAMEWORKS.items():
-        bare = observe(run, TALK, "bare")
+        direct = observe(run, TALK, "bare")
         edited = [observe(run, script, "bare") for script in scripts]
         best = sum(each[3] for each in edited)
         for way in ("chain", "proxy"):
             texts, contexts, size, _ = observe(run, TALK, way)
-            passed = (texts, contexts) == bare[:2] and size < bare[2]
-            yield name, f"replayed through {way}: {size / bare[2]:.2f} of the bytes", passed
+            passed = (texts, contexts) == direct[:2] and size < direct[2]
+            yield name, f"replayed through {way}: {size / direct[2]:.2f} of the bytes", passed
             found = [observe(run, script, way) for script in scripts]
             share = sum(each[2] for each in found) / best
             equal = [each[:2] for each in found] == [each[:2] for each in edited]

@@ -51,7 +51,7 @@ def test_empty_variable_is_ignored(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("model = 3", "line 1: model must be a string, not 3"),
         ("\n[serve]\nport = '1'", "line 3: serve.port must be an integer, not '1'"),
@@ -72,12 +72,12 @@ def test_empty_variable_is_ignored(file: Path) -> None:
         ("[serve\n", "is not valid TOML"),
     ],
 )
-def test_invalid_file_is_reported_with_position(file: Path, text: str, words: str) -> None:
+def test_invalid_file_is_reported_with_position(file: Path, text: str, message: str) -> None:
     """The error has the problem, the line and a suggestion."""
     file.write_text(text)
     with pytest.raises(InvalidSetting) as raised:
         load_config()
-    assert words in str(raised.value)
+    assert message in str(raised.value)
     assert "\n" not in str(raised.value)
     assert str(file) in str(raised.value)
 

@@ -32,8 +32,8 @@ def test_names_variables_and_defaults_are_valid() -> None:
 
 def test_secret_settings_are_marked() -> None:
     """Settings whose names suggest a secret are marked as secret."""
-    sounding = {name for name in SETTINGS if re.search("token|key|password|store", name)}
-    assert sounding <= {name for name, setting in SETTINGS.items() if setting.secret}
+    matching = {name for name in SETTINGS if re.search("token|key|password|store", name)}
+    assert matching <= {name for name, setting in SETTINGS.items() if setting.secret}
 
 
 def test_store_is_a_file_or_a_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -64,13 +64,13 @@ async def check_conversation(url: str, server: str, name: str, reported: int) ->
         if await conversation.pending():
             await conversation.resume()
         blocks = conversation.turn.blocks
-        asked = [block.text for block in blocks if isinstance(block, UserBlock)]
-        assert asked == [f"Line {number}" for number in range(len(asked))]
-        assert len(asked) >= reported
+        questions = [block.text for block in blocks if isinstance(block, UserBlock)]
+        assert questions == [f"Line {number}" for number in range(len(questions))]
+        assert len(questions) >= reported
         answers = [block.text for block in blocks if isinstance(block, AssistantBlock)]
         seen = [int(re.findall(r"I can see (\d+) message", text)[-1]) for text in answers]
-        assert seen == list(range(1, 2 * len(asked), 2)), answers
-        return len(asked)
+        assert seen == list(range(1, 2 * len(questions), 2)), answers
+        return len(questions)
 
 
 def main(url: str, server: str, kills: int, seed: int) -> None:
@@ -78,8 +78,8 @@ def main(url: str, server: str, kills: int, seed: int) -> None:
     rng = random.Random(seed)
     name = asyncio.run(create_conversation(url, server))
     reported = sum(kill_sender(url, server, name, rng) for _ in range(kills))
-    asked = asyncio.run(check_conversation(url, server, name, reported))
-    sys.stdout.write(f"{kills} {asked}\n")
+    questions = asyncio.run(check_conversation(url, server, name, reported))
+    sys.stdout.write(f"{kills} {questions}\n")
 
 
 if __name__ == "__main__":

@@ -99,8 +99,8 @@ async def test_question_is_stored_before_it_is_sent(
     kedge_server.faults.clear()
     again = await Conversation.open(store, conversation.id, connected())
     assert len(again.turn) == 0
-    (asked,) = await again.pending()
-    assert (await store.load(again.row, asked.id)).blocks == (user("What is 2+3?"),)
+    (question,) = await again.pending()
+    assert (await store.load(again.row, question.id)).blocks == (user("What is 2+3?"),)
     (failed,) = await again.responses()
     assert failed.status == "failed"
     reply = await again.resume()
@@ -221,10 +221,10 @@ async def check_same_as_opened(conversation: Conversation, engine: Engine) -> No
     opened = await Conversation.open(conversation.store, conversation.id, engine)
     assert conversation.turn.blocks == opened.turn.blocks
     assert (conversation.head, conversation.turn.id) == (opened.head, opened.turn.id)
-    mine, fresh = conversation.plan("What is 2+3?"), opened.plan("What is 2+3?")
-    assert mine.anchor == fresh.anchor
-    assert [block.id for block in mine.delta[:-1]] == [block.id for block in fresh.delta[:-1]]
-    assert (mine.digest, mine.block_count) == (fresh.digest, fresh.block_count)
+    mine, reopened = conversation.plan("What is 2+3?"), opened.plan("What is 2+3?")
+    assert mine.anchor == reopened.anchor
+    assert [block.id for block in mine.delta[:-1]] == [block.id for block in reopened.delta[:-1]]
+    assert (mine.digest, mine.block_count) == (reopened.digest, reopened.block_count)
     state, loaded = get_state(conversation.turn), get_state(opened.turn)
     assert set(loaded.anchors) <= set(state.anchors)
 
@@ -499,13 +499,13 @@ async def test_expired_claim_is_taken_over(
     assert claim.is_owner
     await store.renew(conversation.row, "k", owner="dead", lease=0)  # as if its lease had expired
     node = (await store.load(conversation.row)).node
-    asked = await store.append(
+    question = await store.append(
         conversation.row, node, [user("What is 2+3?")], kind="asked", asked_for="k"
     )
     reply = await conversation.send("What is 2+3?", key="k")
     assert reply.text == "2+3 = 5."
     tree = await store.tree(conversation.row)
-    assert [(n.kind, n.parent) for n in tree[1:]] == [("asked", node.id), ("answered", asked.id)]
+    assert [(n.kind, n.parent) for n in tree[1:]] == [("asked", node.id), ("answered", question.id)]
 
 
 async def test_key_after_a_head_conflict_runs_again_from_the_new_head(
@@ -671,8 +671,8 @@ async def test_stateless_mode_stores_nothing_with_provider(
     await again.send("What is 2+3?")
     assert [request.body["store"] for request in kedge_server.requests] == [False, False]
     assert [row.stored for row in await again.responses()] == [False, False]
-    thoughts = [block for block in again.turn if block.kind == "reasoning"]
-    assert thoughts
+    reasoning_blocks = [block for block in again.turn if block.kind == "reasoning"]
+    assert reasoning_blocks
     assert any(item["type"] == "reasoning" for item in kedge_server.requests[-1].body["input"])
 
 
@@ -685,8 +685,8 @@ async def test_rebuilt_turn_chains_again(store: Store, connected: Connect) -> No
     reply = await rebuilt.send("What is my name?")
     assert reply.plan
     assert reply.plan.previous_response_id == (await first.responses())[0].provider_response_id
-    stranger = await Conversation.create(store, connected(api_key="two"), blocks=plain)
-    reply = await stranger.send("What is my name?")
+    other = await Conversation.create(store, connected(api_key="two"), blocks=plain)
+    reply = await other.send("What is my name?")
     assert reply.plan
     assert reply.plan.is_full
 
@@ -748,8 +748,8 @@ async def test_stopped_stream_leaves_a_pending_question(
     """The head stays, and the partial answer is a cancelled node that is not an anchor."""
     received = await read_first_text(conversation)
     assert (await store.conversation(conversation.id)).head == conversation.head
-    (asked,) = await conversation.pending()
-    assert asked.kind == "asked"
+    (question,) = await conversation.pending()
+    assert question.kind == "asked"
     (stopped,) = await conversation.responses()
     assert (stopped.status, stopped.record, stopped.error) == ("cancelled", None, "")
     loaded = await store.load(conversation.row, stopped.node)

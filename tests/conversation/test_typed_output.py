@@ -74,9 +74,9 @@ async def test_resume_corrects_an_invalid_answer(
     """`resume` requests a correction of an invalid answer, and returns a valid stored one."""
     with pytest.raises(OutputInvalid):
         await conversation.send("First invalid: What is 2 + 3?", output=int, output_retries=0)
-    asked = next(node.id for node in await conversation.tree() if node.kind == "asked")
-    assert (await conversation.resume(asked, output=int)).output == 5
-    assert (await conversation.resume(asked, output=int)).stored
+    question = next(node.id for node in await conversation.tree() if node.kind == "asked")
+    assert (await conversation.resume(question, output=int)).output == 5
+    assert (await conversation.resume(question, output=int)).stored
 
 
 async def test_stored_reply_of_another_type_is_rejected(conversation: Conversation) -> None:

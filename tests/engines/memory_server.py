@@ -173,17 +173,17 @@ class MemoryServer:
 
 
 def _stream_item(at: int, item: Item) -> list[Body]:
-    begun = {**item, "content": [], "arguments": "", "status": "in_progress"}
+    started_item = {**item, "content": [], "arguments": "", "status": "in_progress"}
     if item["type"] == "message":
-        del begun["arguments"]
+        del started_item["arguments"]
         delta = {"type": "response.output_text.delta", "item_id": item["id"], "content_index": 0}
         delta["delta"] = item["content"][0]["text"]
     else:
-        del begun["content"]
+        del started_item["content"]
         delta = {"type": "response.function_call_arguments.delta", "item_id": item["id"]}
         delta["delta"] = item["arguments"]
     return [
-        {"type": "response.output_item.added", "output_index": at, "item": begun},
+        {"type": "response.output_item.added", "output_index": at, "item": started_item},
         {**delta, "output_index": at},
         {"type": "response.output_item.done", "output_index": at, "item": item},
     ]

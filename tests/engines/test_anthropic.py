@@ -174,7 +174,7 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "words"),
+    ("blocks", "message"),
     [
         ([user([image(b"x", media_type="image/tiff")])], "an image of type image/tiff"),
         ([user([file(b"x", media_type="application/zip")])], "a file of type application/zip"),
@@ -204,12 +204,12 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
     ],
 )
 def test_unsupported_content_names_the_block_and_what_to_do(
-    blocks: list[Block], words: str
+    blocks: list[Block], message: str
 ) -> None:
     """Content that the API does not support raises an error instead of being dropped."""
     with pytest.raises(UnsupportedBlock, match="before sending") as caught:
         render_blocks(*blocks)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert any(block.id in str(caught.value) for block in blocks)
 
 
@@ -280,7 +280,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ({"max_output_tokens": 5}, {"max_tokens": 5}),
         ({"tool_choice": "auto"}, {"tool_choice": {"type": "auto"}}),
@@ -321,10 +321,10 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"service_tier": "auto", "tomorrow": {"x": 1}}, {"service_tier": "auto", "tomorrow": {"x": 1}}),
     ],
 )  # fmt: skip
-def test_common_parameters_are_translated(given: Any, said: Any) -> None:
+def test_common_parameters_are_translated(given: Any, expected: Any) -> None:
     """Parameters of the Responses API are translated, and unknown ones are sent unchanged."""
     body = reconcile_body({"tools": [{}], **map_params(given, {**PARAM_RULES, **SAMPLING_RULES})})
-    assert {"max_tokens": DEFAULT_MAX_TOKENS, **said} == {
+    assert {"max_tokens": DEFAULT_MAX_TOKENS, **expected} == {
         k: v for k, v in body.items() if k != "tools"
     }
 
@@ -470,13 +470,13 @@ async def test_reasoning_is_resent_with_its_signature_while_its_prefix_is_unchan
         server.url, "practice", params={"reasoning": {"effort": "low"}}
     ) as engine:
         turn = await engine.run(Turn([user("What is 2+3?")]))
-        thought = turn.blocks[1]
-        assert isinstance(thought, ReasoningBlock)
-        assert thought.encrypted_content
+        reasoning_block = turn.blocks[1]
+        assert isinstance(reasoning_block, ReasoningBlock)
+        assert reasoning_block.encrypted_content
         turn = await engine.run(turn.append(user("And 3+4?")))
         (sent,) = reasoning_parts(server.requests[-1])
-        assert sent["signature"] == thought.encrypted_content
-        assert sent["thinking"] == "".join(thought.texts)
+        assert sent["signature"] == reasoning_block.encrypted_content
+        assert sent["thinking"] == "".join(reasoning_block.texts)
         edited = turn.replace(turn.blocks[0].id, user("What is 5+5?")).append(user("Well?"))
         plan = engine.plan(edited)
         assert len(plan.left_out) == 2

@@ -122,7 +122,7 @@ def test_images_and_files_become_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "words"),
+    ("blocks", "message"),
     [
         ([user([ImagePart(file_id="f")])], "give the image itself"),
         ([user([file("https://x/a.pdf")])], "give the file itself"),
@@ -145,12 +145,12 @@ def test_images_and_files_become_parts() -> None:
     ],
 )
 def test_unsupported_content_names_the_block_and_what_to_do(
-    blocks: list[Block], words: str
+    blocks: list[Block], message: str
 ) -> None:
     """Content that the API does not support raises an error instead of being dropped."""
     with pytest.raises(UnsupportedBlock, match="before sending") as caught:
         render_blocks(*blocks)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert any(block.id in str(caught.value) for block in blocks)
 
 
@@ -189,11 +189,11 @@ def test_long_call_ids_are_shortened() -> None:
 
 def test_reasoning_is_left_out_and_the_plan_reports_it() -> None:
     """This API does not encrypt reasoning, and unencrypted reasoning cannot be verified."""
-    thought = reasoning(text="Hm", metadata={"response_id": "r", "output_index": 0})
-    turn = Turn([user("x"), thought, assistant("y", metadata={"response_id": "r"})])
+    reasoning_block = reasoning(text="Hm", metadata={"response_id": "r", "output_index": 0})
+    turn = Turn([user("x"), reasoning_block, assistant("y", metadata={"response_id": "r"})])
     plan = plan_request(turn, scope="chat", mode="stateless", now=0)
     assert [each["role"] for each in render_messages(plan, "chat")] == ["user", "assistant"]
-    assert plan.left_out == (thought,)
+    assert plan.left_out == (reasoning_block,)
     assert "Left out: 1 block of reasoning" in plan.explain()
 
 
@@ -216,7 +216,7 @@ def test_function_tools_are_translated_and_native_tools_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         (
             {"max_output_tokens": 5, "temperature": 0, "top_p": 0.5},
@@ -284,9 +284,9 @@ def test_function_tools_are_translated_and_native_tools_unchanged() -> None:
         ({"temperature": None}, {}),
     ],
 )
-def test_common_parameters_are_translated(given: Any, said: Any) -> None:
+def test_common_parameters_are_translated(given: Any, expected: Any) -> None:
     """Parameters of the Responses API are translated, and unknown ones are sent unchanged."""
-    assert map_params(given, build_param_rules("max_tokens")) == said
+    assert map_params(given, build_param_rules("max_tokens")) == expected
 
 
 @pytest.mark.parametrize(

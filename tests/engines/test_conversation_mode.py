@@ -85,8 +85,8 @@ async def test_an_answer_outside_the_object_is_healed(
         turn = await engine.run(Turn([user("One")]), streaming=streaming)
         object_id = get_state(turn).conversation_id
         server.faults.set(f"forget_silently,echo={echo}", times=1)
-        asked = turn.append(user("What did I say first?"))
-        async with engine.stream(asked, streaming=streaming) as stream:
+        next_turn = turn.append(user("What did I say first?"))
+        async with engine.stream(next_turn, streaming=streaming) as stream:
             events = [event async for event in stream]
     assert [event.reason for event in events if isinstance(event, Healed)] == ["forgot"]
     assert normalize_items(server.requests[-1].context) == expected_context(stream.turn)

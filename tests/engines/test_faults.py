@@ -160,13 +160,13 @@ async def test_a_faulty_stream_of_another_api_gives_its_answer_once(
     assert "city" in texts[0][2]
 
 
-@pytest.mark.parametrize("words", ["openai", "vllm", "ogx", "smg", "xai", "code"])
-async def test_every_shape_of_not_found_is_healed(server: TestServer, words: str) -> None:
+@pytest.mark.parametrize("message", ["openai", "vllm", "ogx", "smg", "xai", "code"])
+async def test_every_shape_of_not_found_is_healed(server: TestServer, message: str) -> None:
     """Every known form of a "response not found" error is healed by one full send."""
     async with open_engine(server) as engine:
         turn = await send_lines(engine, "One")
         server.forget()
-        server.faults.set(f"not_found={words}")
+        server.faults.set(f"not_found={message}")
         turn, events = await run_with_events(engine, turn.append(user("What did I say first?")))
     assert [type(event) for event in events].count(Healed) == 1
     assert "One" in last_text(turn)

@@ -126,8 +126,8 @@ def test_rejected_reasoning_is_recognized_by_code_or_message() -> None:
     """Encrypted reasoning that the server cannot read is left out of the next request."""
     sent = RequestSummary(has_reasoning=True)
     by_code = RequestRefused("?", status=400, code="invalid_encrypted_content")
-    by_words = RequestRefused("The encrypted content gAAA could not be verified.", status=400)
-    assert classify_error(by_code, sent) == classify_error(by_words, sent) == "reasoning"
+    by_message = RequestRefused("The encrypted content gAAA could not be verified.", status=400)
+    assert classify_error(by_code, sent) == classify_error(by_message, sent) == "reasoning"
     assert classify_error(by_code, FULL) is None
 
 
@@ -151,9 +151,9 @@ def test_rejected_empty_input_is_healed_by_a_full_send() -> None:
 def test_missing_conversation_object_is_healed() -> None:
     """A 404 for the object is healed; a lock is not."""
     sent = RequestSummary(conversation_id="conv_1")
-    gone = RequestRefused("Conversation with id 'conv_1' not found.", status=404)
+    missing = RequestRefused("Conversation with id 'conv_1' not found.", status=404)
     locked = RequestRefused("Another process…", status=400, code="conversation_locked")
-    assert classify_error(gone, sent) == "conversation"
+    assert classify_error(missing, sent) == "conversation"
     assert classify_error(locked, sent) is None
 
 

@@ -86,8 +86,8 @@ async def test_a_response_that_expired_early_is_healed(
 
 async def test_zero_data_retention_switches_to_stateless() -> None:
     """After the first rejection, later requests are stateless and include encrypted reasoning."""
-    with serve() as keeping, serve(zero_data_retention=True) as strict:
-        async with open_engine(keeping, scope="one") as engine:
+    with serve() as stateful, serve(zero_data_retention=True) as strict:
+        async with open_engine(stateful, scope="one") as engine:
             turn = await send_lines(engine, "One")
         async with open_engine(strict, scope="one") as engine:
             turn, events = await run_with_events(engine, turn.append(user("Think about two.")))

@@ -136,9 +136,9 @@ def test_chat_messages_are_marked_in_their_own_form() -> None:
         {"type": "text", "text": "Three", "cache_control": MARK}
     ]
     assert body["messages"][1] == plain[1]
-    bare = plan_request(Turn([user("Hi")]), scope="chat", mode="stateless", now=0)
-    small: dict[str, Any] = {"messages": render_chat(bare, "chat")}
-    mark_chat_messages(small, bare, RULES, "5m")
+    planned = plan_request(Turn([user("Hi")]), scope="chat", mode="stateless", now=0)
+    small: dict[str, Any] = {"messages": render_chat(planned, "chat")}
+    mark_chat_messages(small, planned, RULES, "5m")
     assert small["messages"] == [{"role": "user", "content": "Hi"}]
 
 

@@ -28,7 +28,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "words"),
+    ("response", "kind", "message"),
     [
         (b"", Unreachable, "could not reach"),
         (b"220 smtp.example.org ESMTP\r\n\r\n", Unreachable, "could not reach"),
@@ -36,12 +36,12 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99
     ],
 )
 async def test_broken_connection_is_a_retryable_error(
-    said: bytes, kind: type[EngineError], words: str
+    response: bytes, kind: type[EngineError], message: str
 ) -> None:
     """A failure below HTTP raises a typed, retryable error with the Turn that was sent."""
-    with serve_bytes(said) as url:
+    with serve_bytes(response) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            with pytest.raises(kind, match=words) as caught:
+            with pytest.raises(kind, match=message) as caught:
                 await engine.run(TURN)
     assert caught.value.retryable
     assert caught.value.turn is TURN
@@ -144,12 +144,12 @@ async def test_connection_is_reused() -> None:
     assert len(set(ports)) == 1
 
 
-@pytest.mark.parametrize("said", ["inf", "nan", "-1", "soon", ""])
-async def test_invalid_retry_after_is_ignored(said: str) -> None:
+@pytest.mark.parametrize("value", ["inf", "nan", "-1", "soon", ""])
+async def test_invalid_retry_after_is_ignored(value: str) -> None:
     """A ``retry-after`` header that is not a valid number of seconds is ignored."""
 
     async def busy(_: Request) -> Response:
-        return Response("busy", 429, {"retry-after": said})
+        return Response("busy", 429, {"retry-after": value})
 
     with serve_handler(busy) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:

@@ -351,9 +351,9 @@ def test_listed_items_with_other_ids_are_not_duplicated() -> None:
     ]
     calls = [{**call, "arguments": f"[{n}]"} for n, call in enumerate(calls)]
     streamed = [ItemCompleted(call, n + 1) for n, call in enumerate(calls)]
-    thought = ItemCompleted({"type": "reasoning", "id": "rs_1", "summary": []}, 0)
+    reasoning_item = ItemCompleted({"type": "reasoning", "id": "rs_1", "summary": []}, 0)
     anonymous = tuple({**call, "id": f"x{n}", "call_id": f"y{n}"} for n, call in enumerate(calls))
-    result = assemble([thought, *streamed, ResponseCompleted("resp_1", output=anonymous)])
+    result = assemble([reasoning_item, *streamed, ResponseCompleted("resp_1", output=anonymous)])
     assert [block.kind for block in result.blocks] == ["reasoning"] + ["tool_call"] * 3
 
 

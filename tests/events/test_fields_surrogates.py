@@ -57,11 +57,11 @@ def test_text_split_between_code_units_is_joined(text: str, data: st.DataObject)
     units = [raw[at : at + 2] for at in range(0, len(raw), 2)]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(units)), max_size=8)))
     edges = [0, *cuts, len(units)]
-    pieces = [
+    chunks = [
         b"".join(units[a:b]).decode("utf-16-le", "surrogatepass")
         for a, b in itertools.pairwise(edges)
     ]
     split = SurrogateJoiner()
-    given_out = [split.feed("k", piece) for piece in pieces]
+    given_out = [split.feed("k", chunk) for chunk in chunks]
     assert "".join(given_out) == text
-    assert not any(has_surrogates(piece) for piece in given_out)
+    assert not any(has_surrogates(chunk) for chunk in given_out)

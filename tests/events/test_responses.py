@@ -242,9 +242,9 @@ def test_error_of_any_shape_is_a_failure(data: Message, failure: StreamFailed) -
 def test_message_of_another_stream_is_ignored() -> None:
     """On a shared WebSocket, messages with another stream id are ignored, but not those without one."""
     decoder = ResponsesDecoder(stream_id="a")
-    words = {"type": "response.output_text.delta", "output_index": 0}
-    assert decoder.feed_message({**words, "delta": "x", "stream_id": "b"}) == []
-    assert decoder.feed_message({**words, "delta": "y", "stream_id": "a"}) == [
+    delta = {"type": "response.output_text.delta", "output_index": 0}
+    assert decoder.feed_message({**delta, "delta": "x", "stream_id": "b"}) == []
+    assert decoder.feed_message({**delta, "delta": "y", "stream_id": "a"}) == [
         TextDelta("y", "", 0)
     ]
     assert decoder.feed_message({"type": "error", "error": {"code": "gone"}}) == [

@@ -172,9 +172,9 @@ def test_a_stream_without_output_indexes_gives_the_same_events(name: str) -> Non
 def test_stream_fed_byte_by_byte_gives_the_same_result(name: str) -> None:
     """A stream fed one byte at a time gives the same events and outcome."""
     stream = read_transcript(name)
-    pieces = [stream[at : at + 1] for at in range(len(stream))]
-    assert decode(*pieces) == decode(stream)
-    assert is_same_outcome(decode_outcome(*pieces), decode_outcome(stream))
+    chunks = [stream[at : at + 1] for at in range(len(stream))]
+    assert decode(*chunks) == decode(stream)
+    assert is_same_outcome(decode_outcome(*chunks), decode_outcome(stream))
 
 
 @given(st.sampled_from(TRANSCRIPT_NAMES), st.data())
@@ -240,10 +240,12 @@ def test_late_duplicate_gives_the_same_result(name: str) -> None:
 def test_unknown_events_do_not_change_the_outcome(name: str) -> None:
     """Unknown events are passed on as opaque and do not change the outcome."""
     news = {"type": "response.tomorrow.delta", "delta": {"deep": [1]}, "item_id": "x_1"}
-    woven = [each for event in read_messages(name) for each in (news, event)]
-    assert is_same_outcome(replay(woven), replay(read_messages(name)))
+    interleaved = [each for event in read_messages(name) for each in (news, event)]
+    assert is_same_outcome(replay(interleaved), replay(read_messages(name)))
     passed_on = [
-        event for event in decode(encode_sse(woven)) if event == OpaqueEvent(news["type"], news)
+        event
+        for event in decode(encode_sse(interleaved))
+        if event == OpaqueEvent(news["type"], news)
     ]
     assert len(passed_on) == len(read_messages(name))
 
@@ -389,13 +391,13 @@ def test_reasoning_is_streamed_by_kind() -> None:
 def test_interleaved_arguments_are_assigned_to_their_calls() -> None:
     """The interleaved argument deltas of two calls are assigned to the right call."""
     events = decode(read_transcript("parallel_calls"))
-    words = {"call_alpha": "", "call_beta": ""}
+    arguments = {"call_alpha": "", "call_beta": ""}
     for event in events:
         if isinstance(event, ToolArgumentsDelta):
-            words[event.call_id] += event.delta
-    assert words == {"call_alpha": '{"city":"Bern"}', "call_beta": '{"zone":"CET"}'}
+            arguments[event.call_id] += event.delta
+    assert arguments == {"call_alpha": '{"city":"Bern"}', "call_beta": '{"zone":"CET"}'}
     complete = {e.call_id: e.arguments for e in events if isinstance(e, ToolCallCompleted)}
-    assert complete == words
+    assert complete == arguments
 
 
 def test_encrypted_reasoning_is_read_from_the_finished_item() -> None:

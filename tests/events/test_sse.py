@@ -108,10 +108,10 @@ def test_any_chunking_gives_the_same_messages(cuts: list[int]) -> None:
 
 
 @given(st.lists(st.sampled_from([b"data: x", b"data", b"\r", b"\n", b":", b"event: e", b" "])))
-def test_any_chunking_of_bytes_gives_the_same_events(pieces: list[bytes]) -> None:
+def test_any_chunking_of_bytes_gives_the_same_events(chunks: list[bytes]) -> None:
     """The messages of an invalid stream do not depend on how it is split into chunks."""
-    complete = b"".join(pieces)
-    assert decode(*pieces) == decode(complete) == decode(*(bytes([byte]) for byte in complete))
+    complete = b"".join(chunks)
+    assert decode(*chunks) == decode(complete) == decode(*(bytes([byte]) for byte in complete))
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])

@@ -226,7 +226,7 @@ def read_bytes(name: str) -> bytes:
 
 def split_messages(name: str) -> list[bytes]:
     """Return the messages of a transcript."""
-    return [piece + b"\n\n" for piece in read_bytes(name).split(b"\n\n") if piece]
+    return [message + b"\n\n" for message in read_bytes(name).split(b"\n\n") if message]
 
 
 def make_decoder(name: str) -> StreamDecoder:
@@ -285,8 +285,8 @@ def test_blocks_have_response_metadata(name: str) -> None:
 def test_stream_fed_byte_by_byte_gives_the_same_events(name: str) -> None:
     """A stream fed one byte at a time gives the same events."""
     stream = read_bytes(name)
-    pieces = [stream[at : at + 1] for at in range(len(stream))]
-    assert normalize(decode(name, *pieces)) == normalize(decode(name, stream))
+    chunks = [stream[at : at + 1] for at in range(len(stream))]
+    assert normalize(decode(name, *chunks)) == normalize(decode(name, stream))
 
 
 @given(st.sampled_from(sorted(PATHS)), st.data())
@@ -326,15 +326,15 @@ def test_messages_as_text_or_objects_give_the_same_events(name: str) -> None:
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "after the next event"])
 def test_repeated_content_block_start_is_ignored(name: str, late: bool) -> None:
     """A repeated start event neither finishes its content block nor starts another one."""
-    pieces: list[bytes] = []
+    messages: list[bytes] = []
     repeated = b""
-    for piece in split_messages(name):
-        pieces += [piece, repeated]
-        repeated = piece if b'"content_block_start"' in piece else b""
+    for message in split_messages(name):
+        messages += [message, repeated]
+        repeated = message if b'"content_block_start"' in message else b""
         if not late:
-            pieces.append(repeated)
+            messages.append(repeated)
             repeated = b""
-    events = decode(name, *pieces)
+    events = decode(name, *messages)
     assert normalize(events) == normalize(decode(name, read_bytes(name)))
 
 
@@ -351,45 +351,45 @@ def test_content_blocks_with_the_same_index_are_decoded() -> None:
 @pytest.mark.parametrize("member", ["delta", "message"])
 def test_deltas_after_the_finish_reason_are_ignored(name: str, member: str) -> None:
     """Deltas after the finish reason are ignored, because some servers repeat the message there."""
-    pieces = split_messages(name)
-    end = next(at for at, piece in enumerate(pieces) if b'"finish_reason":"' in piece)
+    messages = split_messages(name)
+    end = next(at for at, message in enumerate(messages) if b'"finish_reason":"' in message)
     call = {"index": 0, "id": "call_9", "function": {"name": "again", "arguments": "{}"}}
     repeated = {"role": "assistant", "content": "Hello", "tool_calls": [call]}
     choice = {"index": 0, member: repeated, "finish_reason": "length"}
-    pieces.insert(end + 1, encode_sse([{"choices": [choice]}]))
-    assert normalize(decode(name, *pieces)) == normalize(decode(name, read_bytes(name)))
+    messages.insert(end + 1, encode_sse([{"choices": [choice]}]))
+    assert normalize(decode(name, *messages)) == normalize(decode(name, read_bytes(name)))
 
 
 @all_transcripts
 def test_a_stream_cut_at_any_message_is_never_complete(name: str) -> None:
     """Before the finish message the response is not completed, and its blocks are a prefix."""
     _, blocks = EXPECTED[name]
-    pieces = split_messages(name)
+    messages = split_messages(name)
     mark = FINISH_MARKERS[name.partition("/")[0]].encode()
-    end = next((at for at, piece in enumerate(pieces) if mark in piece), len(pieces))
-    for at in range(len(pieces)):
-        result = decode_outcome(name, *pieces[:at])
+    end = next((at for at, message in enumerate(messages) if mark in message), len(messages))
+    for at in range(len(messages)):
+        result = decode_outcome(name, *messages[:at])
         if at <= end:
             assert result.status in ("cut", "failed"), at
-        words = [block_text(block) for block in blocks]
+        texts = [block_text(block) for block in blocks]
         for block in result.blocks:
             position = block.metadata["output_index"]
             assert isinstance(position, int)
-            assert words[position].startswith(block_text(block))
-            assert block.metadata.get("partial") or words[position] == block_text(block)
+            assert texts[position].startswith(block_text(block))
+            assert block.metadata.get("partial") or texts[position] == block_text(block)
 
 
 @all_transcripts
 def test_a_stream_cut_at_any_byte_has_the_events_of_its_complete_messages(name: str) -> None:
     """An incomplete message at the end is ignored, unless only its line end is missing."""
-    stream, pieces = read_bytes(name), split_messages(name)
+    stream, messages = read_bytes(name), split_messages(name)
     ends = [0]
-    for piece in pieces:
-        ends.append(ends[-1] + len(piece))
+    for message in messages:
+        ends.append(ends[-1] + len(message))
     known = [normalize(decode(name, stream[:end])) for end in ends]
     for at in range(0, len(stream), 7):
         complete = max(index for index, end in enumerate(ends) if end <= at)
-        near = min(complete + 1, len(pieces))
+        near = min(complete + 1, len(messages))
         assert normalize(decode(name, stream[:at])) in (known[complete], known[near])
 
 
@@ -400,22 +400,22 @@ def test_unknown_messages_do_not_change_the_outcome(name: str) -> None:
         [{"type": "tomorrow", "object": "tomorrow", "delta": {"deep": [1]}, "index": 99}]
     )
     noise = b": ping\n\nevent: keepalive\ndata: still here\n\ndata:\n\n" + news
-    woven = b"".join(noise + piece for piece in split_messages(name))
-    assert block_contents(decode_outcome(name, woven).blocks) == block_contents(
+    interleaved = b"".join(noise + message for message in split_messages(name))
+    assert block_contents(decode_outcome(name, interleaved).blocks) == block_contents(
         decode_outcome(name, read_bytes(name)).blocks
     )
-    assert decode_outcome(name, woven).status == EXPECTED[name][0]
+    assert decode_outcome(name, interleaved).status == EXPECTED[name][0]
 
 
 @all_transcripts
 def test_unreadable_message_gives_correct_blocks_or_a_failure(name: str) -> None:
     """If any one message is unreadable, a completed response still has exactly the expected blocks."""
     _, blocks = EXPECTED[name]
-    pieces = split_messages(name)
-    for at, piece in enumerate(pieces):
-        if b"data: {" not in piece:
+    messages = split_messages(name)
+    for at, message in enumerate(messages):
+        if b"data: {" not in message:
             continue
-        result = decode_outcome(name, *pieces[:at], b'data: {"id": \n\n', *pieces[at + 1 :])
+        result = decode_outcome(name, *messages[:at], b'data: {"id": \n\n', *messages[at + 1 :])
         if result.completed:
             assert block_contents(result.blocks) == block_contents(blocks), at
 
@@ -469,11 +469,11 @@ def test_whole_blocks_of_an_incomplete_answer() -> None:
 
 def test_provider_specific_members_are_stored_on_the_block() -> None:
     """Markers of redacted reasoning and citations are stored, so that they can be sent again."""
-    redacted, sealed, _ = decode_outcome(
+    redacted, encrypted, _ = decode_outcome(
         "anthropic/redacted", read_bytes("anthropic/redacted")
     ).blocks
     assert redacted.extra["item"] == {"anthropic": "redacted"}
-    assert not sealed.extra
+    assert not encrypted.extra
     (block,) = decode_outcome("anthropic/citations", read_bytes("anthropic/citations")).blocks
     assert block.content[0].extra["citations"][0]["encrypted_index"] == "Eo8B"  # type: ignore[attr-defined]
 
@@ -547,7 +547,7 @@ def test_a_complete_answer_equals_its_stream(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "whole",
+    "completion",
     [
         {"choices": []},
         {"choices": None, "usage": {"prompt_tokens": 3, "completion_tokens": 0}},
@@ -555,10 +555,10 @@ def test_a_complete_answer_equals_its_stream(name: str) -> None:
     ],
 )
 def test_completion_without_choices_is_a_failure(
-    whole: dict[str, Any],
+    completion: dict[str, Any],
 ) -> None:
     """A completion without choices is a failure with a message."""
-    found = assemble(ChatDecoder().feed_whole(whole))
+    found = assemble(ChatDecoder().feed_whole(completion))
     assert found.status == "failed"
     assert "without choices" in found.message
     stopped = {"choices": [{"message": {}, "finish_reason": "content_filter"}]}
@@ -636,11 +636,11 @@ def test_a_complete_call_that_a_later_chunk_repeats_is_one_call() -> None:
 def test_pieces_of_one_call_that_repeat_its_name_are_joined() -> None:
     """Pieces with the same index, id and name belong to one call, also in the same chunk."""
     first, second = SIX[:5], SIX[5:]
-    pieces = [
+    deltas = [
         {"index": 0, "id": "call_0", "function": {"name": "roll", "arguments": each}}
         for each in (first, second)
     ]
-    for lists in ([pieces], [pieces[:1], pieces[1:]]):
+    for lists in ([deltas], [deltas[:1], deltas[1:]]):
         chunks = [*(chunk({"tool_calls": each}) for each in lists), chunk({}, "tool_calls")]
         decoder = ChatDecoder()
         events = [event for each in chunks for event in decoder.feed_message(each)]

@@ -62,14 +62,14 @@ def _item_event(
     return {"type": f"response.output_item.{what}", "output_index": at, "item": item}
 
 
-def arguments_delta(item_id: str, words: str, at: int = 0) -> Message:
+def arguments_delta(item_id: str, arguments: str, at: int = 0) -> Message:
     kind = "response.function_call_arguments.delta"
-    return {"type": kind, "item_id": item_id, "output_index": at, "delta": words}
+    return {"type": kind, "item_id": item_id, "output_index": at, "delta": arguments}
 
 
-def arguments_done(item_id: str, words: str, at: int = 0) -> Message:
+def arguments_done(item_id: str, arguments: str, at: int = 0) -> Message:
     kind = "response.function_call_arguments.done"
-    return {"type": kind, "item_id": item_id, "output_index": at, "arguments": words}
+    return {"type": kind, "item_id": item_id, "output_index": at, "arguments": arguments}
 
 
 def response_completed(*items: Message) -> Message:
@@ -341,11 +341,13 @@ def test_call_without_an_added_event() -> None:
     ]
 
 
-@pytest.mark.parametrize("whole", ["arguments.done", "item.done"])
-def test_final_arguments_override_the_deltas(whole: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("arguments", ["arguments.done", "item.done"])
+def test_final_arguments_override_the_deltas(
+    arguments: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """The final arguments are used if they differ from the deltas, and are not logged."""
     stream = [item_added("fc_1", "call_1"), arguments_delta("fc_1", '{"secret":"hunter')]
-    if whole == "arguments.done":
+    if arguments == "arguments.done":
         stream += [arguments_done("fc_1", '{"secret":"hunter2"}')]
     else:
         stream += [item_done("fc_1", "call_1", args='{"secret":"hunter2"}')]

@@ -73,9 +73,9 @@ def test_streaming_fastapi_streams_chained_answers(server: TestServer) -> None:
     with TestClient(app) as client:
         client.post("/chat/ada", params={"text": "My name is Ada."})
         with client.stream("POST", "/chat/ada", params={"text": "What is my name?"}) as answer:
-            pieces = list(answer.iter_text())
+            chunks = list(answer.iter_text())
         other = client.post("/chat/bob", params={"text": "What is my name?"}).text
-    assert "".join(pieces) == "Your name is Ada."
+    assert "".join(chunks) == "Your name is Ada."
     assert "Ada" not in other
     assert server.requests[1].body["previous_response_id"] == server.requests[0].response_id
     assert all(request.body["stream"] for request in server.requests)

@@ -286,9 +286,9 @@ def test_a_deleted_response_is_not_used(server: TestServer, client: OpenAI) -> N
 
 def test_streams_and_raw_responses_match_the_server(make_client: MakeClient) -> None:
     """Events and raw responses are the same with and without Kedge."""
-    bare, chained = make_client(), chain(make_client(), trust="always")
+    direct, chained = make_client(), chain(make_client(), trust="always")
     texts: list[list[str]] = []
-    for client in (bare, chained):
+    for client in (direct, chained):
         history: list[Any] = [message("One")]
         history += replay(client.responses.create(model="practice", input=history))
         history.append(message("Count to 5"))

@@ -227,16 +227,16 @@ def test_a_sqlite_index_waits_in_a_thread_while_its_process_writes(tmp_path: Pat
     database = open_current_database(f"sqlite:///{tmp_path}/index.db")
     index = StoreIndex(Store(database))
     index.add(make_entry(1))
-    begun, end = threading.Event(), threading.Event()
+    started, end = threading.Event(), threading.Event()
 
     def write(tx: Tx) -> None:
         tx.run("DELETE FROM response_index")
-        begun.set()
+        started.set()
         assert end.wait(300)
 
     with ThreadPoolExecutor(2) as threads:
         writing = threads.submit(database.write_sync, write)
-        assert begun.wait(300)
+        assert started.wait(300)
         assert index.is_blocking
         adding = threads.submit(index.add, make_entry(2))
         end.set()

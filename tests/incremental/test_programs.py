@@ -104,8 +104,8 @@ def test_a_client_with_a_conversation_object(server: TestServer, client: OpenAI)
 
 def test_a_client_that_chains_on_a_foreign_response(server: TestServer, client: OpenAI) -> None:
     """A response chained to an unknown one is not used as an anchor."""
-    with OpenAI(base_url=server.base_url, api_key="key") as bare:
-        foreign = bare.responses.create(model="practice", input="My name is Ada.")
+    with OpenAI(base_url=server.base_url, api_key="key") as plain:
+        foreign = plain.responses.create(model="practice", input="My name is Ada.")
     second = client.responses.create(
         model="practice", input="What is my name?", previous_response_id=foreign.id
     )

@@ -135,11 +135,11 @@ class ConcurrentRun:
             self.faulty += 1
 
     def _check_context(self, event: AnswerFinished) -> None:
-        wanted = event.outcome.response_id
-        if not wanted:
+        response_id = event.outcome.response_id
+        if not response_id:
             return  # a response without an id
         request = next(
-            each for each in reversed(self.server.requests) if each.response_id == wanted
+            each for each in reversed(self.server.requests) if each.response_id == response_id
         )
         assert normalize_items(request.context) == expected_context(event.turn)
         self.checked += 1
@@ -152,8 +152,8 @@ class ConcurrentRun:
         assert len(rows) == self.count
         for number in range(self.count):
             turn = (await store.load(rows[f"Conversation {number}"])).turn()
-            asked = [block.text for block in turn.blocks if isinstance(block, UserBlock)]
-            assert asked == self._list_questions(number)
+            questions = [block.text for block in turn.blocks if isinstance(block, UserBlock)]
+            assert questions == self._list_questions(number)
             named = re.findall(r"of conversation (\d{4})", str(normalize_blocks(turn.blocks)))
             assert set(named) == {f"{number:04}"}
 

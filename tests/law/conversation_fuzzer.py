@@ -55,10 +55,10 @@ class ConversationFuzzer:
     async def __aenter__(self) -> Self:
         self.server = self.stack.enter_context(serve())
         self.store = await self._open_store()
-        talk = await Conversation.create(
+        conversation = await Conversation.create(
             self.store, self._build_engine(), **self._choose_settings()
         )
-        self.conversations.append(talk)
+        self.conversations.append(conversation)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -116,11 +116,11 @@ class ConversationFuzzer:
     async def _check_store(self) -> None:
         """Check that the conversation in memory equals the stored one at the same node."""
         loaded = await self.store.load(self.conversation.row, self.conversation.head)
-        kept = loaded.turn(self.conversation.id)
-        assert normalize_blocks(kept.blocks) == normalize_blocks(self.conversation.turn.blocks)
-        assert [b.id for b in kept.blocks] == [b.id for b in self.conversation.turn.blocks]
+        stored = loaded.turn(self.conversation.id)
+        assert normalize_blocks(stored.blocks) == normalize_blocks(self.conversation.turn.blocks)
+        assert [b.id for b in stored.blocks] == [b.id for b in self.conversation.turn.blocks]
         mine = {r.response_id: r for r in get_state(self.conversation.turn).anchors}
-        theirs = {r.response_id: r.digest for r in get_state(kept).anchors}
+        theirs = {r.response_id: r.digest for r in get_state(stored).anchors}
         assert all(mine[name].digest == digest for name, digest in theirs.items() if name in mine)
 
     def _next_prompt(self) -> str:
@@ -135,10 +135,10 @@ class ConversationFuzzer:
     async def do_send_with_key(self) -> None:
         """Send a message twice with one key: the second time no request is sent."""
         self.prompt_count += 1
-        key, words = f"key {self.prompt_count}", f"Line {self.prompt_count}"
-        await self._run_stream(self.conversation.stream(words, key=key))
+        key, text = f"key {self.prompt_count}", f"Line {self.prompt_count}"
+        await self._run_stream(self.conversation.stream(text, key=key))
         before = len(self.server.requests)
-        again = await self.conversation.send(words, key=key)
+        again = await self.conversation.send(text, key=key)
         assert again.stored
         assert len(self.server.requests) == before
 
@@ -183,10 +183,10 @@ class ConversationFuzzer:
     async def do_reopen(self) -> None:
         """Open the conversation with another store and engine, as another process would."""
         opened = await self._open_store()
-        talk = await Conversation.open(
+        conversation = await Conversation.open(
             opened, self.conversation.id, self._build_engine(), **self._choose_settings()
         )
-        self.conversations[-1] = talk
+        self.conversations[-1] = conversation
 
     async def do_concurrent_send(self) -> None:
         """Send a message by another object of the same conversation, which may cause a conflict."""

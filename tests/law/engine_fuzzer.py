@@ -163,21 +163,21 @@ class EngineFuzzer:
         self.prompt_count += 1
         self.clock += 1
         text = self.rng.choice(PROMPTS).format(n=self.prompt_count)
-        asked = answer_open_calls(self.turn).append(user(text))
-        known = self._usable_responses(asked)
+        turn = answer_open_calls(self.turn).append(user(text))
+        known = self._usable_responses(turn)
         since = len(self.server.requests)
         streaming = self.rng.random() < 0.5
         engine = self._build_engine()
         healed = 0
         try:
-            async with engine.stream(asked, tools=TOOLS, streaming=streaming, **options) as stream:
+            async with engine.stream(turn, tools=TOOLS, streaming=streaming, **options) as stream:
                 async for event in stream:
                     if isinstance(event, Healed):
                         healed += 1
                         self._record_healing(event)
         except EngineError as error:
             self.stats.failed += 1
-            self.turn = error.turn or asked
+            self.turn = error.turn or turn
         else:
             self.turn = stream.turn
             finished = stream.answers[
@@ -190,15 +190,15 @@ class EngineFuzzer:
 
     async def send_and_disconnect(self) -> None:
         """Send a message, and stop reading at the first text."""
-        asked = answer_open_calls(self.turn).append(user("Write 60 words."))
+        turn = answer_open_calls(self.turn).append(user("Write 60 words."))
         try:
-            async with self._build_engine().stream(asked) as stream:
+            async with self._build_engine().stream(turn) as stream:
                 async for event in stream:
                     if isinstance(event, TextDelta):
                         break
         except EngineError as error:
-            asked = error.turn or asked
-        self.turn = asked
+            turn = error.turn or turn
+        self.turn = turn
         self.server.faults.clear()
 
     def _build_engine(self) -> Engine:
@@ -218,8 +218,10 @@ class EngineFuzzer:
 
     def _remove_past_block(self, turn: Turn) -> Turn:
         """Remove a block before the answer, as a middleware may do after the engine."""
-        kept = [block for block in turn.blocks if block.response_id != turn.blocks[-1].response_id]
-        return turn.remove(self.rng.choice(kept).id) if kept else turn
+        retained = [
+            block for block in turn.blocks if block.response_id != turn.blocks[-1].response_id
+        ]
+        return turn.remove(self.rng.choice(retained).id) if retained else turn
 
     def disturb(self, name: str) -> None:
         """Cause a failure of the server, or switch the server or branch."""
@@ -252,17 +254,17 @@ class EngineFuzzer:
         exchanges = [e for e in self.server.requests[since:] if _is_create_request(e)]
         self.stats.requests += len(exchanges)
         self.stats.rejected += sum(exchange.status >= 400 for exchange in exchanges)
-        spoken = expected_context(turn)
-        if normalize_items(exchanges[-1].context) != spoken:
+        expected = expected_context(turn)
+        if normalize_items(exchanges[-1].context) != expected:
             self.stats.incoherent += 1
-            words = f"seen {normalize_items(exchanges[-1].context)}\nsaid {spoken}"
-            self.stats.first_incoherent = self.stats.first_incoherent or words
+            details = f"seen {normalize_items(exchanges[-1].context)}\nsaid {expected}"
+            self.stats.first_incoherent = self.stats.first_incoherent or details
         if chained:
             for place, exchange in enumerate(exchanges):
-                best = byte_size(spoken) if place else self._min_bytes(spoken, known)
+                best = byte_size(expected) if place else self._min_bytes(expected, known)
                 self.stats.sent_bytes += byte_size(normalize_items(exchange.body["input"]))
                 self.stats.best_bytes += best
-                self.stats.full_bytes += byte_size(spoken)
+                self.stats.full_bytes += byte_size(expected)
 
     def _usable_responses(self, turn: Turn) -> list[KnownResponse]:
         """Return the known responses of a Turn that the current server can still use."""

@@ -32,8 +32,8 @@ WORKERS = 4 * (os.cpu_count() or 1)
 async def run_round(seed: int, stats: FuzzStats) -> None:
     """Run one round."""
     rng = random.Random(seed)
-    world = list(TRANSPORTS.values())[seed % len(TRANSPORTS)]
-    async with EngineFuzzer(rng, stats, settings=world) as player:
+    transport = list(TRANSPORTS.values())[seed % len(TRANSPORTS)]
+    async with EngineFuzzer(rng, stats, settings=transport) as player:
         await player.run(choose_actions(rng, ACTIONS_PER_ROUND))
 
 

@@ -124,13 +124,13 @@ class MemoryFuzzer:
         text = self.rng.choice(MESSAGES).format(n=number)
         since = len(server.requests)
         events: list[Event] = []
-        asked = answer_open_calls(self.turn).append(user(text))
+        turn = answer_open_calls(self.turn).append(user(text))
         try:
-            async with engine.stream(asked, streaming=self.transport != "whole") as stream:
+            async with engine.stream(turn, streaming=self.transport != "whole") as stream:
                 async for event in stream:
                     events.append(event)  # noqa: PERF401 - after an error, the earlier events are needed
         except EngineError as error:
-            self.turn = error.turn or asked
+            self.turn = error.turn or turn
             return
         self.turn = stream.turn
         posted = [each for each in server.requests[since:] if each.method == "POST"]

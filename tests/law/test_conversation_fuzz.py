@@ -17,11 +17,11 @@ def test_context_equals_the_conversation_after_any_script(seed: int) -> None:
     async def main() -> ConversationFuzzer:
         rng = random.Random(seed)
         with TemporaryDirectory() as folder:
-            async with ConversationFuzzer(rng, str(Path(folder) / "store.db")) as talker:
-                await talker.run(["send", *rng.choices(ACTIONS, WEIGHTS, k=30), "send"])
-                assert not await talker.store.verify()
-                return talker
+            async with ConversationFuzzer(rng, str(Path(folder) / "store.db")) as fuzzer:
+                await fuzzer.run(["send", *rng.choices(ACTIONS, WEIGHTS, k=30), "send"])
+                assert not await fuzzer.store.verify()
+                return fuzzer
 
-    talker = anyio.run(main)
-    assert talker.checked_count > 6
-    assert talker.chained_count > 3
+    fuzzer = anyio.run(main)
+    assert fuzzer.checked_count > 6
+    assert fuzzer.chained_count > 3

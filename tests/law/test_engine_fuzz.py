@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from law.engine_fuzzer import ACTIONS, TRANSPORTS, EngineFuzzer, FuzzStats, choose_actions
 
 
-def run_script(actions: list[str], seed: int, world: str = "http") -> FuzzStats:
+def run_script(actions: list[str], seed: int, transport: str = "http") -> FuzzStats:
     """Run a script against new servers, and return the statistics."""
 
     async def main() -> FuzzStats:
-        async with EngineFuzzer(random.Random(seed), settings=TRANSPORTS[world]) as player:
+        async with EngineFuzzer(random.Random(seed), settings=TRANSPORTS[transport]) as player:
             await player.run(actions)
             return player.stats
 
@@ -27,9 +27,11 @@ def run_script(actions: list[str], seed: int, world: str = "http") -> FuzzStats:
     st.integers(min_value=0, max_value=2**32),
     st.sampled_from(sorted(TRANSPORTS)),
 )
-def test_no_script_makes_an_incoherent_request(actions: list[str], seed: int, world: str) -> None:
+def test_no_script_makes_an_incoherent_request(
+    actions: list[str], seed: int, transport: str
+) -> None:
     """After any edits and over any transport, the model's context equals the Turn."""
-    tally = run_script(["ask", *actions, "ask"], seed, world)
+    tally = run_script(["ask", *actions, "ask"], seed, transport)
     assert tally.incoherent == 0, tally.first_incoherent
 
 
@@ -43,11 +45,11 @@ def test_short_campaign_is_coherent_and_sends_little() -> None:
     assert tally.sent_bytes < tally.full_bytes
 
 
-@pytest.mark.parametrize("world", ["websocket", "websocket, unstored"])
-def test_same_campaign_over_websockets_is_coherent(world: str) -> None:
+@pytest.mark.parametrize("transport", ["websocket", "websocket, unstored"])
+def test_same_campaign_over_websockets_is_coherent(transport: str) -> None:
     """Requests are coherent where only a connection stores context, and connections are interrupted."""
     rng = random.Random(2026)
-    tally = run_script(choose_actions(rng, 150), 7, world)
+    tally = run_script(choose_actions(rng, 150), 7, transport)
     assert tally.incoherent == 0, tally.first_incoherent
     assert tally.requests > 20
     assert tally.sent_bytes < tally.full_bytes

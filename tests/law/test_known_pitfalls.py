@@ -163,13 +163,13 @@ async def test_10_cancelled_stream_is_not_an_anchor(
 ) -> None:
     """A partial answer is neither in the Turn nor on the chain."""
     turn = await send_lines(engine, "One")
-    asked = turn.append(user("Write 300 words."))
-    async with engine.stream(asked) as stream:
+    next_turn = turn.append(user("Write 300 words."))
+    async with engine.stream(next_turn) as stream:
         async for event in stream:
             if isinstance(event, TextDelta):
                 break
-    turn = await engine.run(asked.append(user("Never mind.")))
-    assert request_bodies(server)[-1]["previous_response_id"] == asked.blocks[1].response_id
+    turn = await engine.run(next_turn.append(user("Never mind.")))
+    assert request_bodies(server)[-1]["previous_response_id"] == next_turn.blocks[1].response_id
     check_law(server, turn)
 
 
@@ -261,11 +261,11 @@ async def test_18_reasoning_about_a_secret_is_not_sent_after_redaction(
 ) -> None:
     """After a secret is redacted, reasoning derived from it is not sent again."""
     turn = await send_lines(engine, "Think about the code 4711.", mode="stateless")
-    sealed = next(b for b in turn.blocks if isinstance(b, ReasoningBlock)).encrypted_content
-    assert sealed
+    encrypted = next(b for b in turn.blocks if isinstance(b, ReasoningBlock)).encrypted_content
+    assert encrypted
     guarded = with_middleware(engine, guard(redact(r"\d{4}", direction="both")))
     turn = await guarded.run(turn.append(user("Go on")), mode="stateless")
-    assert sealed not in str(request_bodies(server)[-1])
+    assert encrypted not in str(request_bodies(server)[-1])
     assert "4711" not in str(request_bodies(server)[-1])
     check_law(server, turn)
 
@@ -273,8 +273,8 @@ async def test_18_reasoning_about_a_secret_is_not_sent_after_redaction(
 async def test_19_results_match_their_calls(engine: ResponsesEngine, server: TestServer) -> None:
     """Tool calls are identified by `call_id`, never by item id, in streams and resent history."""
     looped = with_middleware(engine, tools(add, lookup))
-    asked = Turn([user("Please call add with a=2 and b=3 and call lookup with city=Oslo")])
-    async with looped.stream(asked) as stream:
+    question = Turn([user("Please call add with a=2 and b=3 and call lookup with city=Oslo")])
+    async with looped.stream(question) as stream:
         await stream.finish()
     calls = {b.call_id: b for b in stream.turn.blocks if isinstance(b, ToolCallBlock)}
     results = [b for b in stream.turn.blocks if b.kind == "tool_result"]
@@ -323,8 +323,8 @@ async def test_22_silently_lost_context_is_detected_before_output(
 async def test_23_calls_retain_their_order(engine: ResponsesEngine, server: TestServer) -> None:
     """Tool calls and their results have the order of the model's output."""
     looped = with_middleware(engine, tools(add, lookup))
-    asked = Turn([user("Please call lookup with city=Oslo and call add with a=2 and b=3")])
-    turn = await looped.run(asked)
+    question = Turn([user("Please call lookup with city=Oslo and call add with a=2 and b=3")])
+    turn = await looped.run(question)
     calls = [b for b in turn.blocks if isinstance(b, ToolCallBlock)]
     results = [b.content[0] for b in turn.blocks if b.kind == "tool_result"]
     assert [call.metadata["output_index"] for call in calls] == [0, 1]
@@ -377,8 +377,8 @@ async def test_flow_fallback_to_stateless(
         return Turn([*turn.blocks[1:3], turn.blocks[0], *turn.blocks[3:]], data=turn.data)
 
     turn = await send_lines(engine, "One", "Two")
-    turned = with_middleware(engine, two_phase(rearrange))
-    turn = await turned.run(turn.append(user("Three")))
+    rearranged = with_middleware(engine, two_phase(rearrange))
+    turn = await rearranged.run(turn.append(user("Three")))
     assert "previous_response_id" not in request_bodies(server)[-1]
     assert "no anchor holds (changed)" in caplog.text
     check_law(server, turn)
@@ -394,8 +394,8 @@ async def test_flow_multiple_middleware_iterations(
     for _ in range(2):
         call = turn.blocks[-1]
         assert isinstance(call, ToolCallBlock)
-        asked = turn.append(tool_result(call.call_id, "5"), user("Please call add again."))
-        turn = await engine.run(asked, tools=(tool,))
+        next_turn = turn.append(tool_result(call.call_id, "5"), user("Please call add again."))
+        turn = await engine.run(next_turn, tools=(tool,))
         assert request_bodies(server)[-1]["previous_response_id"] == call.response_id
         assert len(request_bodies(server)[-1]["input"]) == 2
         check_law(server, turn)

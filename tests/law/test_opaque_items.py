@@ -71,8 +71,8 @@ def test_server_accepts_its_own_items(item: dict[str, Any]) -> None:
     block = loads(dumps(Turn([block_from_item(item)]))).blocks[0]
     sent = item_from_block(block)
     check_create({"model": "practice", "input": [sent]})
-    kept = {k: v for k, v in item.items() if k not in ("id", "status") and v is not None}
-    assert {k: v for k, v in sent.items() if k not in ("id", "status")} == kept
+    retained = {k: v for k, v in item.items() if k not in ("id", "status") and v is not None}
+    assert {k: v for k, v in sent.items() if k not in ("id", "status")} == retained
     assert sent.get("id") != block.id
     if item["type"] not in ("mcp_approval_request", "local_shell_call"):
         assert sent.get("id") != item["id"]

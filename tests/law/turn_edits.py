@@ -42,8 +42,8 @@ def edit(turn: Turn, rng: random.Random) -> Turn:
                 block.id, replace(block, parts=user(f"Edited {rng.random()}").parts)
             )
         case AssistantBlock():
-            words = assistant(f"Edited {rng.random()}").parts
-            return turn.replace(block.id, replace(block, parts=words))
+            new_parts = assistant(f"Edited {rng.random()}").parts
+            return turn.replace(block.id, replace(block, parts=new_parts))
         case ToolResultBlock():
             parts = user(f"Other result {rng.random()}").parts
             return turn.replace(block.id, replace(block, parts=parts))

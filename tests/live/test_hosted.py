@@ -43,9 +43,9 @@ async def test_ten_chained_requests(engine: ResponsesEngine) -> None:
     async with engine:
         turn = await engine.run(turn)
         for number in range(8):
-            asked = turn.append(user(f"Answer with the number {number}."))
-            assert engine.plan(asked).delta_blocks == 1
-            turn = await engine.run(asked)
+            next_turn = turn.append(user(f"Answer with the number {number}."))
+            assert engine.plan(next_turn).delta_blocks == 1
+            turn = await engine.run(next_turn)
         turn = await engine.run(turn.append(user("Which word did I ask you to remember?")))
         assert (await engine.verify(turn)).agrees is not False
     answer = turn.blocks[-1]

@@ -127,9 +127,9 @@ async def test_user_approves_calls_at_the_terminal(
     monkeypatch.setattr(sys, "stdin", answers)
     call = tool_call("rm\x1b", json.dumps({"path": "x" * 3_000}))
     assert await ask_approval(call) == (decision or Deny("the user denied it"))
-    asked = capsys.readouterr().err
-    assert asked.startswith("\nRun rm� {")
-    assert asked.endswith("… (3,012 characters)? [y/N]: ")
+    prompt = capsys.readouterr().err
+    assert prompt.startswith("\nRun rm� {")
+    assert prompt.endswith("… (3,012 characters)? [y/N]: ")
     answers.close()
 
 
@@ -137,11 +137,11 @@ async def test_approval_prompt_can_be_cancelled(monkeypatch: pytest.MonkeyPatch)
     """A cancelled prompt does not read input that is typed later."""
     answers = Terminal("")
     monkeypatch.setattr(sys, "stdin", answers)
-    asking = asyncio.create_task(ask_approval(tool_call("rm", {})))
+    task = asyncio.create_task(ask_approval(tool_call("rm", {})))
     await asyncio.sleep(0)
-    asking.cancel()
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asking
+        await task
     answers.type("y\n")
     assert answers.readline() == "y\n"
     answers.close()

@@ -55,8 +55,8 @@ def test_supported_images_become_image_parts() -> None:
 
 def test_other_content_becomes_text() -> None:
     """Links, resources and audio become text, with addresses shortened and sanitized."""
-    sound = types.AudioContent(data="AAAA", mime_type="audio/wav")
-    assert "audio of type audio/wav, 3 bytes" in convert_text(sound)
+    audio = types.AudioContent(data="AAAA", mime_type="audio/wav")
+    assert "audio of type audio/wav, 3 bytes" in convert_text(audio)
     link = types.ResourceLink(name="a\x1b", uri="file:///" + "a" * 1_000)
     assert convert_text(link) == f"[link: a� <{('file:///' + 'a' * 1_000)[:MAX_LINK_CHARS]}>]"
     written = types.TextResourceContents(uri="file:///a.txt", text="hello\x07")

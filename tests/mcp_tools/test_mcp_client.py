@@ -133,9 +133,9 @@ async def test_http_server_is_reconnected() -> None:
             assert (await call(box, "add", {"a": 1, "b": 2})).text == "3"
             relay.go_away()
             for _ in range(2):
-                away = await call(box, "add", {"a": 1, "b": 2})
-                assert away.metadata["outcome"] == "failed"
-                assert "The MCP server" in away.text
+                result = await call(box, "add", {"a": 1, "b": 2})
+                assert result.metadata["outcome"] == "failed"
+                assert "The MCP server" in result.text
             relay.is_away = False
             assert (await call(box, "add", {"a": 1, "b": 2})).text == "3"
         relay.go_away()

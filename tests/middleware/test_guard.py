@@ -108,8 +108,8 @@ def test_json_that_matches_no_rule_is_unchanged(text: str) -> None:
 
 async def test_redacted_reasoning_loses_its_encrypted_content() -> None:
     """Reasoning that contains the secret is emptied, including its encrypted content."""
-    thought = reasoning("the code is 4711", encrypted_content="seal")
-    engine = ScriptedEngine([thought, assistant("ok")])
+    reasoning_block = reasoning("the code is 4711", encrypted_content="seal")
+    engine = ScriptedEngine([reasoning_block, assistant("ok")])
     turn = await with_middleware(engine, guard(redact(r"\d{4}"))).run(Turn([user("hi")]))
     retained = turn.blocks[1]
     assert isinstance(retained, ReasoningBlock)

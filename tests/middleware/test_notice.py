@@ -13,10 +13,10 @@ async def test_the_listener_receives_the_id_before_the_answer() -> None:
     async def listen(response_id: str) -> None:
         received.append(response_id)
 
-    for hear in (listen, received.append):
+    for listener in (listen, received.append):
         received.clear()
         engine = ScriptedEngine([assistant("a")])
-        async with with_middleware(engine, on_response_started(hear)).stream(
+        async with with_middleware(engine, on_response_started(listener)).stream(
             Turn([user("hi")])
         ) as stream:
             async for event in stream:

@@ -40,9 +40,9 @@ def test_results_are_appended_after_the_complete_answer() -> None:
     plan = plan_request(requested, scope="s", now=0.0)
     calls = [tool_call("f", {}, call_id="c1"), tool_call("f", {}, call_id="c2")]
     turn = record_response(requested, calls, response_id="r", plan=plan, created_at=0.0)
-    mended = repair_turn(turn)
-    assert [each.kind for each in mended.blocks[1:3]] == ["tool_call", "tool_call"]
-    assert find_best_anchor(mended) == "r"
+    repaired = repair_turn(turn)
+    assert [each.kind for each in repaired.blocks[1:3]] == ["tool_call", "tool_call"]
+    assert find_best_anchor(repaired) == "r"
 
 
 block_lists = st.lists(
@@ -81,8 +81,8 @@ async def test_repair_works_before_planning() -> None:
 def test_many_problems_are_repaired_in_order() -> None:
     """Results are added in the order of their calls, and the Turn is rebuilt at most twice."""
     calls = [tool_call("f", "{}", call_id=f"call_{i}") for i in range(5_000)]
-    mended = repair_turn(Turn([user("?"), *calls, user("!")]))
-    answered = [b.call_id for b in mended.blocks if isinstance(b, ToolResultBlock)]
+    repaired = repair_turn(Turn([user("?"), *calls, user("!")]))
+    answered = [b.call_id for b in repaired.blocks if isinstance(b, ToolResultBlock)]
     assert answered == [call.call_id for call in calls]
-    assert mended.blocks[-1] == user("!")
-    assert find_problems(mended) == ()
+    assert repaired.blocks[-1] == user("!")
+    assert find_problems(repaired) == ()

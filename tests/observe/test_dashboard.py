@@ -17,8 +17,8 @@ GROUP_BY = re.compile(r"by \(([^)]*)\)")
 
 def panel_queries() -> list[str]:
     """Return every query of every panel."""
-    board: Any = json.loads(DASHBOARD.read_text())
-    return [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    dashboard: Any = json.loads(DASHBOARD.read_text())
+    return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
 
 
 def exposed_names() -> set[str]:
@@ -33,15 +33,15 @@ def exposed_names() -> set[str]:
 
 def test_every_queried_metric_exists() -> None:
     """Every metric in a panel's query exists, so that a renamed metric leaves no empty panel."""
-    asked = {name for query in panel_queries() for name in METRIC_NAME.findall(query)}
-    assert len(asked) > 20
-    assert asked - exposed_names() == set()
+    queried = {name for query in panel_queries() for name in METRIC_NAME.findall(query)}
+    assert len(queried) > 20
+    assert queried - exposed_names() == set()
 
 
 def test_every_metric_is_shown() -> None:
     """Every metric is used in a panel."""
-    asked = " ".join(panel_queries())
-    assert [name for name in METRICS if name not in asked] == []
+    queries = " ".join(panel_queries())
+    assert [name for name in METRICS if name not in queries] == []
 
 
 def test_panels_group_by_existing_labels() -> None:
@@ -53,14 +53,14 @@ def test_panels_group_by_existing_labels() -> None:
             if name in query
             for label in (*metric.labels, "le")
         }
-        asked = {each.strip() for group in GROUP_BY.findall(query) for each in group.split(",")}
-        assert asked <= labels, query
+        grouped = {each.strip() for group in GROUP_BY.findall(query) for each in group.split(",")}
+        assert grouped <= labels, query
 
 
 def test_panels_have_unique_ids_and_do_not_overlap() -> None:
     """Panels have unique ids and separate positions within the width of the grid."""
-    board: Any = json.loads(DASHBOARD.read_text())
-    panels = board["panels"]
+    dashboard: Any = json.loads(DASHBOARD.read_text())
+    panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells = [
         (column, line)

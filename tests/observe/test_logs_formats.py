@@ -207,10 +207,10 @@ async def test_stored_conversation_is_bound_to_records(
     reset()
     log_to_stderr("debug", "json", written)
     async with await open_store("sqlite://:memory:") as store:
-        talking = await Conversation.create(store, practice)
-        await talking.send("Hello")
+        conversation = await Conversation.create(store, practice)
+        await conversation.send("Hello")
     records = [each for each in parse_lines(written) if each["logger"].startswith("kedge.engines")]
-    assert {each["conversation_id"] for each in records} == {talking.id}
+    assert {each["conversation_id"] for each in records} == {conversation.id}
     assert {labels[0][1] for labels in snapshot()["store_duration_seconds"]} >= {"read", "write"}
 
 

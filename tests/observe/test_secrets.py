@@ -87,8 +87,8 @@ async def run_conversation(address: str, key: str) -> None:
             retry(2),
             tools(secretive, failing),
         )
-        asked = user(f"Please call secretive with text={ARGUMENT}")
-        turn = await stack.run(Turn([user(USER_TEXT), asked]))
+        question = user(f"Please call secretive with text={ARGUMENT}")
+        turn = await stack.run(Turn([user(USER_TEXT), question]))
         turn = await stack.run(turn.append(user(f"Please call failing with text={ARGUMENT}")))
         turn = turn.replace(turn.blocks[0].id, user(f"{USER_TEXT}, edited"))
         async with stack.stream(turn.append(user("And? 1234567812345678"))) as stream:
@@ -102,10 +102,10 @@ async def run_store(address: str, folder: Path) -> None:
     """Store, undo and search a conversation, and open a store that cannot be opened."""
     async with await open_store(f"sqlite:///{folder}/kept.db") as store:
         engine = connect(f"responses:{address}#practice", api_key=KEY)
-        async with await Conversation.create(store, engine, title=USER_TEXT) as talking:
-            await talking.send(USER_TEXT)
-            await talking.undo()
-            await talking.send(USER_TEXT)
+        async with await Conversation.create(store, engine, title=USER_TEXT) as conversation:
+            await conversation.send(USER_TEXT)
+            await conversation.undo()
+            await conversation.send(USER_TEXT)
             await store.search("planted")
             assert await store.verify() == []
     with pytest.raises(KedgeError) as raised:

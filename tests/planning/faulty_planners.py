@@ -41,8 +41,8 @@ def trust_latest(turn: Turn, **options: Any) -> RequestPlan:
 def resend_encrypted(turn: Turn, **options: Any) -> RequestPlan:
     """Send all encrypted content again, to any server."""
     plan = plan_request(turn, **options)
-    sealed = (b for b in plan.delta if isinstance(b, ReasoningBlock) or is_compaction(b))
-    return replace(plan, intact=frozenset(block.id for block in sealed))
+    encrypted = (b for b in plan.delta if isinstance(b, ReasoningBlock) or is_compaction(b))
+    return replace(plan, intact=frozenset(block.id for block in encrypted))
 
 
 class RawDigests:

@@ -78,8 +78,8 @@ class PlanCase:
             return []
         try:
             return self.server.context(self.plan.previous_response_id, self.now)
-        except ResponseNotFound as gone:
-            known = self.server.responses.get(str(gone))
+        except ResponseNotFound as error:
+            known = self.server.responses.get(str(error))
             if known and known.forgotten:
                 raise  # lost by the server: a client cannot know
             raise LawViolation("coherence", "anchored on what is gone", self.plan) from None

@@ -186,12 +186,12 @@ class ReferenceServer:
                 content = [{"type": "output_text", "text": f"answer {word}", "annotations": []}]
                 item: Item = {"type": "message", "role": "assistant", "content": content}
             case "reasoning":
-                sealed = f"sealed {word}"
-                self.source_words[sealed] = marked_words(
+                encrypted = f"sealed {word}"
+                self.source_words[encrypted] = marked_words(
                     i for i in context if i["type"] != "reasoning"
                 )
                 summary = [{"type": "summary_text", "text": f"thought {self.new_word()}"}]
-                item = {"type": "reasoning", "summary": summary, "encrypted_content": sealed}
+                item = {"type": "reasoning", "summary": summary, "encrypted_content": encrypted}
             case "compaction":
                 folded = f"folded {word}"
                 self.compacted[folded] = effective_items(context)

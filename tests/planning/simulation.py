@@ -132,7 +132,7 @@ class Simulation:
     def send(self, turn: Turn, b: int, c: int) -> Turn:
         """Send the Turn to a server, and return it with the answer."""
         memory, mode = self.servers[b % 2], MODES[b // 2 % len(MODES)] or self.mode
-        fate, shape = (
+        outcome, shape = (
             OUTCOMES[c % len(OUTCOMES)],
             OUTPUT_SHAPES[c // len(OUTCOMES) % len(OUTPUT_SHAPES)],
         )
@@ -149,7 +149,7 @@ class Simulation:
             return self._check_unsendable(turn, plan)
         if not plan.anchor and len(plan.left_out) == plan.delta_blocks:
             return turn  # nothing to send
-        return self._send_plan(turn, plan, memory, fate, shape)
+        return self._send_plan(turn, plan, memory, outcome, shape)
 
     def _send_plan(
         self,
@@ -447,7 +447,12 @@ def say_steps() -> st.SearchStrategy[Step]:
 def send_steps() -> st.SearchStrategy[Step]:
     """Return a strategy for sends, most of them to one server and most of them successful."""
     return st.builds(
-        lambda which, scope, mode, fate, shape: ("send", which, scope + 2 * mode, fate + 7 * shape),
+        lambda which, scope, mode, outcome, shape: (
+            "send",
+            which,
+            scope + 2 * mode,
+            outcome + 7 * shape,
+        ),
         _branches,
         st.sampled_from([0, 0, 0, 1, 1]),
         st.integers(0, len(MODES) - 1),

@@ -178,18 +178,18 @@ def test_tags_on_other_blocks_do_not_move_an_anchor() -> None:
 def test_anchor_lookup_reads_a_turn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of invalid responses are rejected in a single pass over the Turn."""
     turn = make_exchanges(300)
-    spoilt = turn.replace(turn[0].id, user("edited"))
+    edited = turn.replace(turn[0].id, user("edited"))
     monkeypatch.setattr(module, "_block_indices", None)
-    assert find_best_anchor(spoilt) == ""
+    assert find_best_anchor(edited) == ""
     assert find_best_anchor(turn) == "R300"
 
 
 def test_decisions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """The result is logged at DEBUG and each rejected candidate at TRACE, with ids as fields."""
     turn = make_exchanges(2)
-    spoilt = turn.replace(turn[2].id, user("edited"))
+    edited = turn.replace(turn[2].id, user("edited"))
     with caplog.at_level(TRACE, "kedge.planning"):
-        find_best_anchor(spoilt)
+        find_best_anchor(edited)
         find_best_anchor(Turn())
         blocks_after_response(turn, "R1")
         is_valid_anchor(turn, "R2")
@@ -204,7 +204,7 @@ def test_decisions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
         ("DEBUG", "2 blocks after the response"),
         ("TRACE", "anchor is valid"),
     ]
-    assert get_fields(caplog.records[1]) == {"response_id": "R2", "turn_id": spoilt.id}
+    assert get_fields(caplog.records[1]) == {"response_id": "R2", "turn_id": edited.id}
 
 
 def test_tagging_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -81,26 +81,28 @@ def apply_operation(turn: Turn, operation: Operation) -> Turn:
 
 def check_digests(turn: Turn) -> None:
     """Compare the cached values of a Turn's prefix index with values computed from scratch."""
-    body, fresh = turn.body, get_prefix_index(Turn(turn.blocks))
+    body, rebuilt = turn.body, get_prefix_index(Turn(turn.blocks))
     covered = [block for block in body if not isinstance(block, ReasoningBlock)]
-    ledger, digests = get_prefix_index(turn), naive_digests(turn)
-    assert covered_count(turn) == ledger.count(len(body)) == len(covered)
-    assert [ledger.digest(count) for count in range(len(covered) + 1)] == digests
+    prefix_index, digests = get_prefix_index(turn), naive_digests(turn)
+    assert covered_count(turn) == prefix_index.count(len(body)) == len(covered)
+    assert [prefix_index.digest(count) for count in range(len(covered) + 1)] == digests
     assert [prefix_digest(turn, count) for count in range(len(covered) + 1)] == digests
     ends = [0, *(index + 1 for index, b in enumerate(body) if not isinstance(b, ReasoningBlock))]
-    assert [ledger.end_position(count) for count in range(len(covered) + 1)] == ends
+    assert [prefix_index.end_position(count) for count in range(len(covered) + 1)] == ends
     total = sum(len(canonical_json(block) or b"") + ITEM_OVERHEAD_BYTES for block in covered)
-    assert ledger.byte_size(0, len(body)) == total
-    thoughts = [index for index, block in enumerate(body) if isinstance(block, ReasoningBlock)]
-    assert ledger.uncovered_positions(0, len(body)) == thoughts
+    assert prefix_index.byte_size(0, len(body)) == total
+    reasoning_positions = [
+        index for index, block in enumerate(body) if isinstance(block, ReasoningBlock)
+    ]
+    assert prefix_index.uncovered_positions(0, len(body)) == reasoning_positions
     positions = [index for index, block in enumerate(body) if is_compaction(block)]
-    assert [position for position in ledger.barriers if position < len(body)] == positions
+    assert [position for position in prefix_index.barriers if position < len(body)] == positions
     for first in (0, *positions):
         assert find_problems(turn, first) == find_problems(Turn(turn.blocks), first)
         alone = Turn(body[first:])
         if not alone.lead:
             assert find_problems(turn, first) == find_problems(alone)
-    assert fresh.length == len(body)
+    assert rebuilt.length == len(body)
 
 
 @given(operations(), st.integers(0, 3))
@@ -132,16 +134,16 @@ def test_appending_does_not_rehash_the_turn(monkeypatch: pytest.MonkeyPatch) -> 
     write = ledgers.canonical_json
     monkeypatch.setattr(ledgers, "canonical_json", lambda b: (seen.append(b), write(b))[1])
     turn = Turn([user("a"), assistant("b"), user("c")])
-    ledger = get_prefix_index(turn)
+    index = get_prefix_index(turn)
     assert len(seen) == 3
     longer = turn.append(user("d"))
-    assert get_prefix_index(longer) is ledger
+    assert get_prefix_index(longer) is index
     assert len(seen) == 4
     edited = longer.replace(longer[1].id, assistant("x"))
-    assert get_prefix_index(edited) is not ledger
+    assert get_prefix_index(edited) is not index
     assert len(seen) == 5  # the digests after the edit are new, the hashes of the blocks are not
-    assert get_prefix_index(turn) is ledger
-    assert get_prefix_index(turn.with_data(a=1)) is ledger
+    assert get_prefix_index(turn) is index
+    assert get_prefix_index(turn.with_data(a=1)) is index
 
 
 def test_interrupted_extension_leaves_no_partial_state(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,14 +113,14 @@ REJECTIONS: dict[str, tuple[Callable[[AnchorRecord], AnchorRecord], dict[str, An
 @pytest.mark.parametrize("reason", REJECTIONS)
 def test_rejected_candidate_has_a_reason_and_an_older_one_is_used(reason: str) -> None:
     """A candidate rejected for any reason but ``split`` and ``too_deep`` is replaced by an older one."""
-    spoil, options = REJECTIONS[reason]
+    invalidate, options = REJECTIONS[reason]
     turn = make_exchanges(2).append(user("next"))
     first, last = get_state(turn).anchors
-    spoilt = set_state(turn, ConversationState(anchors=(first, spoil(last))))
-    planned = make_plan(spoilt, **options)
+    invalidated = set_state(turn, ConversationState(anchors=(first, invalidate(last))))
+    planned = make_plan(invalidated, **options)
     assert planned.previous_response_id == "R1"
     assert [each.reason for each in planned.rejected] == [reason]
-    alone = make_plan(set_state(turn, ConversationState(anchors=(spoil(last),))), **options)
+    alone = make_plan(set_state(turn, ConversationState(anchors=(invalidate(last),))), **options)
     assert alone.is_full
     assert alone.fallback == reason
 
@@ -247,8 +247,8 @@ def test_conversation_mode_needs_the_newest_response_of_its_object() -> None:
     edited = make_plan(turn.replace(turn[2].id, user("edited")), mode="conversation")
     assert (edited.conversation_id, edited.is_full, edited.fallback) == ("", True, "changed")
     assert make_plan(turn, mode="conversation", scope="there").fallback == "scope"
-    away = set_state(turn, replace(get_state(turn), conversation_id="c2"))
-    assert make_plan(away, mode="conversation").fallback == "scope"
+    moved = set_state(turn, replace(get_state(turn), conversation_id="c2"))
+    assert make_plan(moved, mode="conversation").fallback == "scope"
     nowhere = set_state(turn, replace(get_state(turn), conversation_id=""))
     assert make_plan(nowhere, mode="conversation").is_full
 
@@ -265,11 +265,11 @@ def test_extra_candidates_are_checked_in_the_same_way() -> None:
     """Records passed as ``extra``, such as those of a store's index, are checked like those of the state."""
     turn = make_exchanges(3).append(user("next"))
     known = get_state(turn).anchors
-    fresh = set_state(turn, ConversationState())
-    assert make_plan(fresh).is_full
-    assert make_plan(fresh, extra=known).previous_response_id == "R3"
-    assert make_plan(fresh, extra=reversed(known[:2])).previous_response_id == "R2"
-    assert make_plan(fresh, extra=iter(known), scope="there").fallback == "scope"
+    cleared = set_state(turn, ConversationState())
+    assert make_plan(cleared).is_full
+    assert make_plan(cleared, extra=known).previous_response_id == "R3"
+    assert make_plan(cleared, extra=reversed(known[:2])).previous_response_id == "R2"
+    assert make_plan(cleared, extra=iter(known), scope="there").fallback == "scope"
     partly = set_state(turn, ConversationState(anchors=known[:1]))
     assert make_plan(partly, extra=known[1:]).previous_response_id == "R3"
     assert make_plan(turn, extra=known).rejected == ()
@@ -315,8 +315,8 @@ def test_problems_are_listed_and_only_sending_raises() -> None:
     with pytest.raises(Unsendable, match="call_a") as caught:
         planned.input()
     assert caught.value.problems == planned.problems
-    mended = turn.append(tool_result("call_a", "1"))
-    make_plan(mended).check()
+    answered = turn.append(tool_result("call_a", "1"))
+    make_plan(answered).check()
 
 
 def test_byte_count_approximates_the_request_size() -> None:

@@ -148,9 +148,9 @@ def test_conversation_object_has_its_own_scope() -> None:
 def test_number_of_stale_records_is_limited() -> None:
     """Repeated truncation leaves all valid records and only the newest stale ones."""
     turn = make_exchanges(3)
-    hand = random.Random(1)
+    rng = random.Random(1)
     for number in range(400):
-        turn = turn.take(6 + 2 * hand.randrange(3)).append(user(f"take {number}"))
+        turn = turn.take(6 + 2 * rng.randrange(3)).append(user(f"take {number}"))
         turn = add_response(turn, f"S{number}", created_at=NOW + number)
         assert make_plan(turn.append(user("next"))).previous_response_id == f"S{number}"
     anchors = get_state(turn).anchors

@@ -184,9 +184,9 @@ def test_rebuilt_turn_retains_reasoning() -> None:
     assert render_full(loads(dumps(turn))) == render_full(turn)
     renamed = Turn((replace(block, id="") for block in turn), data=turn.data)
     assert render_full(renamed) == render_full(turn)
-    bare = Turn((replace(block, metadata={}) for block in turn), data=turn.data)
-    assert "reasoning" not in item_types(render_full(bare))
-    assert make_plan(bare).previous_response_id == "R2"
+    untagged = Turn((replace(block, metadata={}) for block in turn), data=turn.data)
+    assert "reasoning" not in item_types(render_full(untagged))
+    assert make_plan(untagged).previous_response_id == "R2"
 
 
 def test_reasoning_in_an_unknown_shape_is_never_sent() -> None:

@@ -100,10 +100,10 @@ def test_untagged_compaction_is_recognized_by_its_record() -> None:
     turn = add_response(
         make_exchanges(2).append(user("u")), "R3", compaction_block("c"), message_block("c")
     )
-    bare = Turn((replace(b, metadata={}, origin="user") for b in turn), data=turn.data)
-    assert make_plan(bare).previous_response_id == "R3"
-    assert item_types(render_full(bare)) == ["compaction", "assistant"]
-    edited = bare.replace(bare[2].id, user("redacted")).append(user("next"))
+    untagged = Turn((replace(b, metadata={}, origin="user") for b in turn), data=turn.data)
+    assert make_plan(untagged).previous_response_id == "R3"
+    assert item_types(render_full(untagged)) == ["compaction", "assistant"]
+    edited = untagged.replace(untagged[2].id, user("redacted")).append(user("next"))
     assert "compaction" not in item_types(render_full(edited))
     assert make_plan(edited).previous_response_id == "R1"
 

@@ -51,8 +51,8 @@ def test_record_json_round_trip(record: AnchorRecord) -> None:
     """A record is unchanged after a JSON round trip, and its JSON form omits default values."""
     form = json.loads(json.dumps(dump_record(record)))
     assert load_record(form) == record
-    bare = AnchorRecord("R", "s", "d", 1)
-    assert dump_record(bare).keys() == {"response_id", "scope", "digest", "block_count"}
+    minimal = AnchorRecord("R", "s", "d", 1)
+    assert dump_record(minimal).keys() == {"response_id", "scope", "digest", "block_count"}
     assert dump_record(record).keys() <= {each.name for each in fields(AnchorRecord)}
 
 

@@ -39,20 +39,20 @@ def split_lines(box: str) -> Iterator[tuple[str, str]]:
     """Yield the speaker and text of each line; an indented line continues the one before."""
     for line in re.sub(r"\n {2}(?=\S)", "\n\t", box).split("\n"):
         if line:
-            speaker, _, texts = line.partition(": ")
-            yield speaker, texts
+            role, _, texts = line.partition(": ")
+            yield role, texts
 
 
 def join_lines(box: str) -> Iterator[tuple[str, str]]:
     held: list[str] | None = None
-    for speaker, texts in split_lines(box):
-        if speaker.startswith("\t"):
+    for role, texts in split_lines(box):
+        if role.startswith("\t"):
             assert held is not None
-            held[1] += speaker + (f": {texts}" if texts else "")
+            held[1] += role + (f": {texts}" if texts else "")
             continue
         if held:
             yield held[0], held[1]
-        held = [speaker, texts]
+        held = [role, texts]
     if held:
         yield held[0], held[1]
 
@@ -87,38 +87,38 @@ class DocumentedConversation:
     def add(self, **item: Any) -> None:
         self.ask = replace(self.ask, items=[*self.ask.items, item])
 
-    def run(self, speaker: str, words: str) -> None:
-        if speaker in SETTINGS:
-            self.ask = replace(self.ask, **SETTINGS[speaker](words))
-        elif speaker.startswith("model"):
-            self.check_output(speaker, words)
+    def run(self, role: str, text: str) -> None:
+        if role in SETTINGS:
+            self.ask = replace(self.ask, **SETTINGS[role](text))
+        elif role.startswith("model"):
+            self.check_output(role, text)
         else:
             assert not self.pending_parts, f"the page leaves out {self.pending_parts}"
-            self.add_input(speaker, words)
+            self.add_input(role, text)
 
-    def add_input(self, speaker: str, words: str) -> None:
-        match speaker:
+    def add_input(self, role: str, text: str) -> None:
+        match role:
             case "you":
-                self.add(type="message", role="user", content=words)
+                self.add(type="message", role="user", content=text)
             case "system":
-                self.add(type="message", role="system", content=words)
+                self.add(type="message", role="system", content=text)
             case "tool":
-                self.add(type="function_call_output", call_id=self.open_calls.pop(0), output=words)
+                self.add(type="function_call_output", call_id=self.open_calls.pop(0), output=text)
             case _:
-                assert speaker == "nothing"
+                assert role == "nothing"
 
-    def check_output(self, speaker: str, words: str) -> None:
+    def check_output(self, role: str, text: str) -> None:
         if not self.pending_parts:
             self.reply = answer(self.ask)
             self.pending_parts = list(self.reply.parts)
             self.topics.add(model.respond(parse_utterance(self.ask))[1])
         part = self.pending_parts.pop(0)
-        pace = re.search(r"every ([\d.]+) s", speaker)
+        pace = re.search(r"every ([\d.]+) s", role)
         assert self.reply.pace == (float(pace[1]) if pace else 0)
-        verb = re.sub(r"model| ?\(.*\)", "", speaker).strip()
-        self.check_part(verb, words, part)
+        verb = re.sub(r"model| ?\(.*\)", "", role).strip()
+        self.check_part(verb, text, part)
 
-    def check_part(self, verb: str, words: str, part: OutputPart) -> None:
+    def check_part(self, verb: str, expected: str, part: OutputPart) -> None:
         match verb, part:
             case "thinks", ReasoningOutput(text):
                 self.add(type="reasoning", summary=[{"type": "summary_text", "text": text}])
@@ -133,13 +133,13 @@ class DocumentedConversation:
                 self.add(type=kind, name=name, arguments=arguments, call_id=self.open_calls[-1])
             case _:
                 raise AssertionError(f"shown as {verb!r}: {part}")
-        assert is_same_text(words, text), f"shown: {words}\ngiven: {text}"
+        assert is_same_text(expected, text), f"shown: {expected}\ngiven: {text}"
 
 
 def run_conversation(box: str) -> DocumentedConversation:
     stage = DocumentedConversation()
-    for speaker, texts in join_lines(box):
-        stage.run(speaker, texts)
+    for role, texts in join_lines(box):
+        stage.run(role, texts)
     assert not stage.pending_parts
     return stage
 

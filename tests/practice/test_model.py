@@ -156,8 +156,8 @@ def test_the_newest_fact_is_used() -> None:
 
 def test_encrypted_reasoning_is_counted_but_not_quoted() -> None:
     """The model reports that its encrypted reasoning exists but cannot be read."""
-    sealed = {"type": "reasoning", "summary": [], "encrypted_content": "AAAA"}
-    assert answer_text("Hi", sealed, "What did you think?") == "My last thought is sealed."
+    encrypted = {"type": "reasoning", "summary": [], "encrypted_content": "AAAA"}
+    assert answer_text("Hi", encrypted, "What did you think?") == "My last thought is sealed."
     assert answer_text("What did you think?") == "I can see no thought of mine."
 
 
@@ -194,8 +194,8 @@ def test_tool_results_of_a_given_history_are_reported() -> None:
 def test_tool_results_fill_a_schema() -> None:
     """The members of a JSON result fill the properties of the same names."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    wanted = {"type": "json_schema", "name": "s", "schema": schema}
-    text = answer_text("Hi", call_item("f"), output_item('{"n": 7}'), text_format=wanted)
+    text_format = {"type": "json_schema", "name": "s", "schema": schema}
+    text = answer_text("Hi", call_item("f"), output_item('{"n": 7}'), text_format=text_format)
     assert json.loads(text) == {"n": 7}
 
 

@@ -123,7 +123,7 @@ def test_the_packages_table_has_a_date() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("prices = 3", "must be a list of tables"),
         ("price = []", "unknown key 'price'"),
@@ -140,12 +140,12 @@ def test_the_packages_table_has_a_date() -> None:
     ],
 )
 def test_an_invalid_file_is_rejected_with_the_position(
-    text: str, words: str, tmp_path: Path
+    text: str, message: str, tmp_path: Path
 ) -> None:
     """An invalid price file raises ``InvalidSetting`` with the position of the mistake."""
     with pytest.raises(InvalidSetting) as caught:
         load_table(tmp_path, text)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_missing_file_is_rejected(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from kedge.turns import Turn, user
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "message"),
     [
         ("openai:gpt-5.1", "set OPENAI_API_KEY"),
         ("xai:grok-4", "set XAI_API_KEY"),
@@ -37,14 +37,14 @@ from kedge.turns import Turn, user
     ],
 )
 def test_missing_setting_is_reported_in_one_line(
-    model: str, words: str, monkeypatch: pytest.MonkeyPatch
+    model: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A missing key, an unknown name or an incomplete address raises an error with what to set."""
     for name in ("OPENAI_API_KEY", "XAI_API_KEY", "AZURE_OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(CannotConnect) as caught:
         connect(model)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -73,20 +73,20 @@ def test_practice_model_needs_no_settings() -> None:
 
 def test_other_packages_add_providers(monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry point of the group ``kedge.providers`` is a provider; it cannot replace a built-in one."""
-    asked: list[tuple[str, Any]] = []
+    calls: list[tuple[str, Any]] = []
 
     class Entry:
         def __init__(self, name: str) -> None:
             self.name = name
 
         def load(self) -> Any:
-            return lambda rest, **settings: asked.append((rest, settings))
+            return lambda rest, **settings: calls.append((rest, settings))
 
     monkeypatch.setattr(
         kedge.providers, "entry_points", lambda **_: [Entry("mine"), Entry("practice")]
     )
     connect("mine:model", size=1)
-    assert asked == [("model", {"size": 1})]
+    assert calls == [("model", {"size": 1})]
     assert isinstance(connect("practice"), ResponsesEngine)
 
 

@@ -72,12 +72,12 @@ def test_erasing_deletes_all_other_responses(tmp_path: Path) -> None:
     assert not file.exists()
     with store_practice_memory(file):
         left = send_messages("a stays")
-        gone = send_messages("b goes", "c goes")
+        deleted = send_messages("b goes", "c goes")
         send_messages("d goes", mode="conversation")
     erase_practice_memory(file, left)
     run_sync(erase_nothing())
     with store_practice_memory(file):
-        assert find_missing_responses([*left, *gone]) == set(gone)
+        assert find_missing_responses([*left, *deleted]) == set(deleted)
     content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"a stays" in content
     assert b" goes" not in content

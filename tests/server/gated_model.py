@@ -37,16 +37,16 @@ class GatedModel(PracticeModel):
     async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
         """Yield an answer in two deltas, with the gate between them."""
         self._loop = asyncio.get_running_loop()
-        said = last_user_text(prompt)
-        self.started.append(said)
+        text = last_user_text(prompt)
+        self.started.append(text)
         yield ItemOpened("text")
         yield ItemDelta("answer ")
         try:
-            if said.startswith("wait"):
+            if text.startswith("wait"):
                 await self._gate.wait()
         except asyncio.CancelledError:
-            self.cancelled.append(said)
+            self.cancelled.append(text)
             raise
-        yield ItemDelta(f"to {said}")
+        yield ItemDelta(f"to {text}")
         yield ItemClosed()
-        self.finished.append(said)
+        self.finished.append(text)

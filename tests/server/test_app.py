@@ -136,11 +136,11 @@ def test_headers_have_a_limit(size: int) -> None:
     assert status != b"431" or b"request_headers_too_large" in answer
 
 
-@pytest.mark.parametrize("begun", [b"", b"GET /healthz HTTP/1.1\r\nX: "])
-def test_idle_connection_is_closed(begun: bytes) -> None:
+@pytest.mark.parametrize("received", [b"", b"GET /healthz HTTP/1.1\r\nX: "])
+def test_idle_connection_is_closed(received: bytes) -> None:
     """A connection without a request, or with unfinished headers, is closed."""
     with serve(limits=Limits(idle_seconds=0)) as server:
-        assert send_raw(server, begun) == b""
+        assert send_raw(server, received) == b""
 
 
 class FakeClock:

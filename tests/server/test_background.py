@@ -37,8 +37,8 @@ def server(model: GatedModel) -> Iterator[TestServer]:
 
 
 def create_response(http: httpx2.Client, prompt: str = "wait", **body: Any) -> Any:
-    asked = {"model": "m", "input": prompt, "background": True, **body}
-    return http.post("/v1/responses", json=asked).json()
+    request = {"model": "m", "input": prompt, "background": True, **body}
+    return http.post("/v1/responses", json=request).json()
 
 
 def get_status(http: httpx2.Client, response_id: str) -> str:
@@ -81,8 +81,8 @@ class EventReader:
 
 
 def open_stream(http: httpx2.Client, prompt: str = "wait", **body: Any) -> Any:
-    asked = {"model": "m", "input": prompt, "background": True, "stream": True, **body}
-    return http.stream("POST", "/v1/responses", json=asked)
+    request = {"model": "m", "input": prompt, "background": True, "stream": True, **body}
+    return http.stream("POST", "/v1/responses", json=request)
 
 
 def resume_stream(http: httpx2.Client, response_id: str, **query: Any) -> Any:
@@ -100,9 +100,9 @@ def test_response_is_queued_in_progress_and_completed(
     wait_until(lambda: get_status(http, made["id"]) == "in_progress")
     model.open_gate()
     wait_until(lambda: get_status(http, made["id"]) == "completed")
-    whole = check_response_object(http.get(f"/v1/responses/{made['id']}").json())
-    assert whole["output"][0]["content"][0]["text"] == "answer to wait"
-    assert whole["usage"]["output_tokens"] > 0
+    response = check_response_object(http.get(f"/v1/responses/{made['id']}").json())
+    assert response["output"][0]["content"][0]["text"] == "answer to wait"
+    assert response["usage"]["output_tokens"] > 0
 
 
 def test_running_and_queued_responses_are_limited(model: GatedModel) -> None:
@@ -127,8 +127,8 @@ def make_client(server: TestServer) -> httpx2.Client:
 def test_stream_continues_without_a_reader(http: httpx2.Client, model: GatedModel) -> None:
     """Disconnecting does not stop the response, and its later events can be read by sequence number."""
     with open_stream(http) as answer:
-        begun = EventReader(answer).read(6)
-    assert [event["type"].removeprefix("response.") for event in begun] == [
+        first = EventReader(answer).read(6)
+    assert [event["type"].removeprefix("response.") for event in first] == [
         "created",
         "queued",
         "in_progress",
@@ -136,36 +136,36 @@ def test_stream_continues_without_a_reader(http: httpx2.Client, model: GatedMode
         "content_part.added",
         "output_text.delta",
     ]
-    assert [event["response"]["status"] for event in begun[:3]] == [
+    assert [event["response"]["status"] for event in first[:3]] == [
         "queued",
         "queued",
         "in_progress",
     ]
-    known = begun[0]["response"]["id"]
+    known = first[0]["response"]["id"]
     assert get_status(http, known) == "in_progress"
     model.open_gate()
     with resume_stream(http, known, starting_after=5) as answer:
         rest = EventReader(answer).read_rest()
-    numbers = [event["sequence_number"] for event in [*begun, *rest]]
+    numbers = [event["sequence_number"] for event in [*first, *rest]]
     assert numbers == list(range(len(numbers)))
     assert rest[-1]["type"] == "response.completed"
     with resume_stream(http, known) as answer:
-        assert EventReader(answer).read_rest() == [*begun, *rest]
+        assert EventReader(answer).read_rest() == [*first, *rest]
 
 
 def test_several_readers_follow_one_stream(http: httpx2.Client, model: GatedModel) -> None:
     """Several readers follow a running stream from different positions to its end."""
     with open_stream(http) as first:
         one = EventReader(first)
-        begun = one.read(6)
-        known = begun[0]["response"]["id"]
+        events = one.read(6)
+        known = events[0]["response"]["id"]
         with (
             resume_stream(http, known, starting_after=3) as second,
             resume_stream(http, known) as third,
         ):
             two, three = EventReader(second), EventReader(third)
-            assert two.read(2) == begun[4:]
-            assert three.read(6) == begun
+            assert two.read(2) == events[4:]
+            assert three.read(6) == events
             model.open_gate()
             ends = [reader.read_rest() for reader in (one, two, three)]
     assert ends[0] == ends[1] == ends[2]
@@ -233,8 +233,8 @@ def test_finished_streams_are_dropped_at_the_memory_limit(model: GatedModel) -> 
         for _ in range(3):
             with open_stream(http, "hello") as answer:
                 ids.append(EventReader(answer).read_rest()[0]["response"]["id"])
-        kept = [http.get(f"/v1/responses/{known}?stream=true").status_code for known in ids]
-        assert kept == [400, 400, 200]
+        statuses = [http.get(f"/v1/responses/{known}?stream=true").status_code for known in ids]
+        assert statuses == [400, 400, 200]
         assert [get_status(http, known) for known in ids] == ["completed"] * 3
 
 
@@ -338,8 +338,8 @@ def test_unfinished_response_cannot_be_continued_or_deleted(
     assert deleted.json()["error"]["message"] == "Cannot delete an in-flight response."
     model.open_gate()
     wait_until(lambda: get_status(http, made["id"]) == "completed")
-    went_on = create_response(http, "x", background=False, previous_response_id=made["id"])
-    assert went_on["status"] == "completed"
+    continued = create_response(http, "x", background=False, previous_response_id=made["id"])
+    assert continued["status"] == "completed"
     assert http.delete(f"/v1/responses/{made['id']}").status_code == 200
 
 
@@ -396,9 +396,9 @@ def test_model_error_fails_the_response() -> None:
         with open_stream(http) as answer:
             events = EventReader(answer).read_rest()
         assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
-        whole = http.get(f"/v1/responses/{events[0]['response']['id']}").json()
-    assert whole["status"] == "failed"
-    assert whole["error"]["code"] == "server_error"
+        response = http.get(f"/v1/responses/{events[0]['response']['id']}").json()
+    assert response["status"] == "failed"
+    assert response["error"]["code"] == "server_error"
 
 
 def test_stopping_the_server_fails_unfinished_responses(model: GatedModel, tmp_path: Path) -> None:

@@ -119,8 +119,8 @@ def test_items_before_a_compaction_are_deleted_with_it(client: OpenAI, server: T
     client.responses.create(model="m", input="x", previous_response_id=child.id)
     after = server.requests[-1].context or ()
     assert after[: len(before)] == before
-    kept = server.call(lambda s: s.nodes._execute("SELECT count(*) FROM nodes").fetchone()[0])
-    assert kept == 3  # the nodes of the compaction, the child and the last response
+    count = server.call(lambda s: s.nodes._execute("SELECT count(*) FROM nodes").fetchone()[0])
+    assert count == 3  # the nodes of the compaction, the child and the last response
 
 
 def test_trigger_only_compacts(client: OpenAI, server: TestServer) -> None:
@@ -225,17 +225,19 @@ def test_reasoning_content_in_a_compaction_item_is_rejected(
 
 def test_compacted_conversation_lists_all_items(client: OpenAI, server: TestServer) -> None:
     """The model's context starts at the compaction; the conversation still lists every item."""
-    talk = client.conversations.create(items=[user_message(LONG_TEXT), user_message(LONG_TEXT)])
+    conversation = client.conversations.create(
+        items=[user_message(LONG_TEXT), user_message(LONG_TEXT)]
+    )
     made = client.responses.create(
         model="m",
         input="newest",
-        conversation=talk.id,
+        conversation=conversation.id,
         context_management=[{"type": "compaction", "compact_threshold": 1000}],
     )
-    client.responses.create(model="m", input="later", conversation=talk.id)
+    client.responses.create(model="m", input="later", conversation=conversation.id)
     assert LONG_TEXT not in context_texts(server)[1:]
     client.responses.delete(made.id)
-    listed = list(client.conversations.items.list(talk.id, order="asc"))
+    listed = list(client.conversations.items.list(conversation.id, order="asc"))
     assert [item.type for item in listed][:4] == ["message"] * 3 + ["compaction"]
     assert len(listed) == 7
 
@@ -290,32 +292,32 @@ def test_compaction_never_separates_a_call_from_its_result(parts: list[Any], mos
                 items += [reasoning_item(number), message_item("assistant", f"thought {number}")]
             case _:
                 items.append(part)
-    kept = compact(items, most).items
-    check_calls_answered(*EMPTY_COHERENCE.track_calls(kept))
-    assert kept[-1:] == items[-1:]
+    compacted = compact(items, most).items
+    check_calls_answered(*EMPTY_COHERENCE.track_calls(compacted))
+    assert compacted[-1:] == items[-1:]
     questions = [item for item in items if item.get("role") == "user"]
-    assert questions[-1:] == [item for item in kept if item.get("role") == "user"][-1:]
-    for index, item in enumerate(kept):
+    assert questions[-1:] == [item for item in compacted if item.get("role") == "user"][-1:]
+    for index, item in enumerate(compacted):
         if item.get("role") == "assistant" and "thought" in str(item["content"]):
-            assert kept[index - 1]["type"] == "reasoning"
+            assert compacted[index - 1]["type"] == "reasoning"
 
 
 def test_a_long_tool_loop_is_shortened() -> None:
     """Compaction within one exchange retains the user message and the newest results."""
     items = [message_item("user", "go"), *(item for n in range(50) for item in call_pair(n))]
-    kept = compact(items, 500).items
-    assert kept[1] == items[0]
-    assert kept[-2:] == items[-2:]
-    assert count_items(kept) < 700
+    compacted = compact(items, 500).items
+    assert compacted[1] == items[0]
+    assert compacted[-2:] == items[-2:]
+    assert count_items(compacted) < 700
 
 
 def test_first_message_has_priority() -> None:
     """The first message is retained before all others, because it usually states the topic."""
     items = [message_item("user", f"number {n} " + "word " * 20) for n in range(50)]
-    kept = compact(items, 300).items
-    assert items[0] in kept
-    assert items[-1] is kept[-1]
-    assert len(kept) < 20
+    compacted = compact(items, 300).items
+    assert items[0] in compacted
+    assert items[-1] is compacted[-1]
+    assert len(compacted) < 20
 
 
 def test_default_threshold_is_the_window(connect: Connect) -> None:

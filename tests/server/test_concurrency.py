@@ -21,13 +21,13 @@ class LongAnswerModel(GatedModel):
 
     async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
         """Yield the answer without waiting."""
-        said = last_user_text(prompt)
-        self.started.append(said)
+        text = last_user_text(prompt)
+        self.started.append(text)
         yield ItemOpened("text")
-        for _ in range(LENGTH if said == "long" else 20):
-            yield ItemDelta(CHUNK if said == "long" else "word ")
+        for _ in range(LENGTH if text == "long" else 20):
+            yield ItemDelta(CHUNK if text == "long" else "word ")
         yield ItemClosed()
-        self.finished.append(said)
+        self.finished.append(text)
 
 
 async def open_stream(

@@ -82,22 +82,22 @@ def kill_server(db: Path) -> list[RecordingClient]:
     ) as process:
         assert process.stdout is not None
         base_url = json.loads(process.stdout.readline())["base_url"]
-        witnesses = [RecordingClient(base_url) for _ in range(4)]
-        threads = [threading.Thread(target=witness.run_until_killed) for witness in witnesses]
+        clients = [RecordingClient(base_url) for _ in range(4)]
+        threads = [threading.Thread(target=client.run_until_killed) for client in clients]
         for thread in threads:
             thread.start()
-        wait_until(lambda: all(len(witness.finished) >= 5 for witness in witnesses))
+        wait_until(lambda: all(len(client.finished) >= 5 for client in clients))
         process.kill()
         for thread in threads:
             thread.join(TIMEOUT)
-    return witnesses
+    return clients
 
 
 @pytest.mark.parametrize("attempt", range(KILLS))
 def test_killed_server_retains_every_finished_response(tmp_path: Path, attempt: int) -> None:
     """After a restart the database is intact, and no response is in progress."""
     db = tmp_path / "server.db"
-    witnesses = kill_server(db)
+    clients = kill_server(db)
     with (
         serve(db=str(db)) as server,
         httpx2.Client(base_url=server.base_url, verify=False, timeout=TIMEOUT) as http,
@@ -106,18 +106,18 @@ def test_killed_server_retains_every_finished_response(tmp_path: Path, attempt: 
         assert server.call(lambda s: s._database.execute("PRAGMA integrity_check").fetchone()) == (
             "ok",
         )
-        for witness in witnesses:
-            for id_, finished in witness.finished.items():
+        for client in clients:
+            for id_, finished in client.finished.items():
                 assert http.get(f"/responses/{id_}").json() == finished
-            cut_off = witness.started - witness.finished.keys()
+            cut_off = client.started - client.finished.keys()
             for id_ in cut_off:
                 stored = http.get(f"/responses/{id_}").json()
                 # The last one may have been completed before its client was notified.
                 assert stored["status"] in {"failed", "completed"}
-            last = list(witness.finished)[-1]
+            last = list(client.finished)[-1]
             body = {"model": "m", "input": "go on", "previous_response_id": last}
             assert http.post("/responses", json=body).status_code == 200
-            assert len(server.requests[-1].context or ()) == 2 * len(witness.finished) + 1
+            assert len(server.requests[-1].context or ()) == 2 * len(client.finished) + 1
         unfinished = "SELECT count(*) FROM nodes WHERE status = 'in_progress'"
         assert server.call(lambda s: s._database.execute(unfinished).fetchone()) == (0,)
 
@@ -143,9 +143,9 @@ def test_response_interrupted_by_a_crash_is_failed(tmp_path: Path) -> None:
         serve(db=str(db)) as server,
         httpx2.Client(base_url=server.base_url, verify=False, timeout=TIMEOUT) as http,
     ):
-        kept = http.get(f"/responses/{id_}").json()
-        assert kept["status"] == "failed"
-        assert kept["error"]["code"] == "server_error"
+        response = http.get(f"/responses/{id_}").json()
+        assert response["status"] == "failed"
+        assert response["error"]["code"] == "server_error"
         answer = http.post(
             "/responses", json={"model": "m", "input": "x", "previous_response_id": id_}
         )

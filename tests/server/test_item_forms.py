@@ -23,7 +23,7 @@ def expand_item(item: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("sent", "kept"),
+    ("sent", "expected"),
     [
         (
             {"role": "user", "content": "hi"},
@@ -82,11 +82,11 @@ def expand_item(item: dict[str, Any]) -> dict[str, Any]:
         ),
     ],
 )
-def test_short_forms_are_expanded(sent: dict[str, Any], kept: dict[str, Any]) -> None:
+def test_short_forms_are_expanded(sent: dict[str, Any], expected: dict[str, Any]) -> None:
     """Short forms of input items are stored in their complete form."""
     written = expand_item(sent)
     assert parse_item_key(written.pop("id")) == KEY
-    assert written == kept
+    assert written == expected
 
 
 def test_id_of_the_client_is_retained() -> None:

@@ -105,19 +105,19 @@ def damage(body: Any, path: tuple[Any, ...], junk: Any, *, remove: bool) -> Any:
 
 
 @settings(max_examples=scale_examples(300))
-@given(place=st.sampled_from(json_paths(CHAT)), junk=st.sampled_from(JUNK), gone=st.booleans())
-def test_damaged_chat_is_accepted_or_rejected(place: Any, junk: Any, gone: bool) -> None:
+@given(place=st.sampled_from(json_paths(CHAT)), junk=st.sampled_from(JUNK), remove=st.booleans())
+def test_damaged_chat_is_accepted_or_rejected(place: Any, junk: Any, remove: bool) -> None:
     """A chat request with one part replaced or removed raises only API errors."""
-    check_parse(chat.parse_request, damage(CHAT, place, junk, remove=gone))
+    check_parse(chat.parse_request, damage(CHAT, place, junk, remove=remove))
 
 
 @settings(max_examples=scale_examples(300))
-@given(place=st.sampled_from(json_paths(MESSAGE)), junk=st.sampled_from(JUNK), gone=st.booleans())
-def test_damaged_message_is_accepted_or_rejected(place: Any, junk: Any, gone: bool) -> None:
+@given(place=st.sampled_from(json_paths(MESSAGE)), junk=st.sampled_from(JUNK), remove=st.booleans())
+def test_damaged_message_is_accepted_or_rejected(place: Any, junk: Any, remove: bool) -> None:
     """A message request with one part replaced or removed raises only API errors."""
     check_parse(
         lambda body: messages.parse_request(body, lambda _: None),
-        damage(MESSAGE, place, junk, remove=gone),
+        damage(MESSAGE, place, junk, remove=remove),
     )
 
 
@@ -127,9 +127,9 @@ def check_parse(read: Any, body: Any) -> None:
         return
     assert 400 <= error.status < 500
     json.dumps(error.body())
-    told = error_body(error, None)["error"]["message"]
-    assert told
-    assert "{" not in told or "{" in json.dumps(body)
+    message = error_body(error, None)["error"]["message"]
+    assert message
+    assert "{" not in message or "{" in json.dumps(body)
 
 
 def find_error(read: Any, body: Any) -> ApiError | None:

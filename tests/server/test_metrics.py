@@ -32,12 +32,12 @@ def test_requests_and_responses_are_counted_by_route_and_memory() -> None:
         httpx2.get(f"{server.url}/nowhere/{first.id}", verify=False, timeout=TIMEOUT)
         seen = scrape(server.url)
         body = httpx2.get(f"{server.url}/metrics", verify=False, timeout=TIMEOUT).text
-    told = {
+    requests = {
         labels: value for (name, labels), value in seen.items() if name == "server_requests_total"
     }
-    assert told[("route", "/v1/responses"), ("status", "200")] == 2
-    assert told[("route", "/v1/responses/{id}"), ("status", "200")] == 1
-    assert told[("route", "none"), ("status", "404")] == 1
+    assert requests[("route", "/v1/responses"), ("status", "200")] == 2
+    assert requests[("route", "/v1/responses/{id}"), ("status", "200")] == 1
+    assert requests[("route", "none"), ("status", "404")] == 1
     written = {
         labels: value for (name, labels), value in seen.items() if name == "server_responses_total"
     }

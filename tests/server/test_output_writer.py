@@ -9,7 +9,7 @@ KIMI_CALL_ID = "functions.get_weather:0"
 
 
 @pytest.mark.parametrize(
-    ("calls", "chosen", "kept"),
+    ("calls", "chosen", "is_retained"),
     [
         ("call", "call_1", True),
         ("call", KIMI_CALL_ID, True),
@@ -21,10 +21,10 @@ KIMI_CALL_ID = "functions.get_weather:0"
         ("toolu", "", False),
     ],
 )
-def test_invalid_call_id_is_replaced(calls: str, chosen: str, kept: bool) -> None:
+def test_invalid_call_id_is_replaced(calls: str, chosen: str, is_retained: bool) -> None:
     """A call id that the server would reject in a request is replaced by a generated one."""
     writer = OutputWriter("0a1b", 3, call_prefix=calls)
     writer.consume(ItemOpened("function_call", "get_weather", chosen))
     (item,) = writer.items
-    assert (item["call_id"] == chosen) is kept
-    assert item["call_id"].startswith(chosen if kept else f"{calls}_0a1b")
+    assert (item["call_id"] == chosen) is is_retained
+    assert item["call_id"].startswith(chosen if is_retained else f"{calls}_0a1b")

@@ -651,8 +651,8 @@ def test_conversation_is_locked_during_a_request() -> None:
         id = http.post("/v1/conversations", json={}).json()["id"]  # noqa: A001
         body = {"model": "practice", "input": "wait", "conversation": id}
         with http.stream("POST", "/v1/responses", json=body | {"stream": True}) as running:
-            told = running.iter_bytes()  # a reference, so that the connection stays open
-            next(told)
+            chunks = running.iter_bytes()  # a reference, so that the connection stays open
+            next(chunks)
             answer = http.post("/v1/responses", json=body)
         assert answer.status_code == 400
         assert answer.json()["error"] == {
@@ -680,11 +680,11 @@ ORDER = [
 ]
 
 
-@pytest.mark.parametrize(("blamed", "send"), ORDER, ids=[f"{row[0]}" for row in ORDER])
-def test_order_of_checks(api: Api, blamed: str, send: Body) -> None:
+@pytest.mark.parametrize(("param", "send"), ORDER, ids=[f"{row[0]}" for row in ORDER])
+def test_order_of_checks(api: Api, param: str, send: Body) -> None:
     """The order is required parameters, unknown keys, the schema, the state, the empty input."""
     answer = api.post(fill_placeholders({"model": "practice", "input": "x"} | send, {}))
-    assert answer.json()["error"]["param"] == blamed
+    assert answer.json()["error"]["param"] == param
 
 
 def test_order_of_state_checks(api: Api) -> None:

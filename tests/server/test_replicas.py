@@ -49,8 +49,8 @@ class Replica:
     def create(self, prompt: str, key: str = "", **body: Any) -> Any:
         """Create a response and return the body."""
         headers = {"Idempotency-Key": key} if key else {}
-        asked = {"model": "m", "input": prompt, **body}
-        return self.http.post("/responses", json=asked, headers=headers).json()
+        request = {"model": "m", "input": prompt, **body}
+        return self.http.post("/responses", json=request, headers=headers).json()
 
     def retrieve(self, id_: str) -> Any:
         """Return a response."""
@@ -122,8 +122,8 @@ def test_deletion_is_visible_to_every_server(replicas: tuple[Replica, Replica]) 
     first = one.create("one")
     second = one.create("two", previous_response_id=first["id"])
     assert other.http.delete(f"/responses/{second['id']}").status_code == 200
-    gone = one.create("three", previous_response_id=second["id"])
-    assert gone["error"]["code"] == "previous_response_not_found"
+    rejected = one.create("three", previous_response_id=second["id"])
+    assert rejected["error"]["code"] == "previous_response_not_found"
     assert one.http.get(f"/responses/{second['id']}/input_items").status_code == 404
     assert one.create("three", previous_response_id=first["id"])["status"] == "completed"
 
@@ -189,8 +189,8 @@ def test_a_background_response_is_continued_by_another_server(
 def test_stream_continues_on_another_server(replicas: tuple[Replica, Replica]) -> None:
     """After its server is lost, a stream continues its numbers and ends with the complete response."""
     one, other = replicas
-    asked = {"model": "m", "input": "wait", "background": True, "stream": True}
-    with one.http.stream("POST", "/responses", json=asked) as stream:
+    body = {"model": "m", "input": "wait", "background": True, "stream": True}
+    with one.http.stream("POST", "/responses", json=body) as stream:
         lines = stream.iter_lines()
         id_ = json.loads(next(line for line in lines if "data" in line)[6:])["response"]["id"]
         wait_until(lambda: one.model.started)
@@ -211,8 +211,8 @@ def test_stream_continues_on_another_server(replicas: tuple[Replica, Replica]) -
 def test_a_stream_can_be_read_from_every_server(replicas: tuple[Replica, Replica]) -> None:
     """Any server returns the stream from any event; a response without streaming has no events."""
     one, other = replicas
-    asked = {"model": "m", "input": "hello", "background": True, "stream": True}
-    events = parse_events(one.http.post("/responses", json=asked).text)
+    body = {"model": "m", "input": "hello", "background": True, "stream": True}
+    events = parse_events(one.http.post("/responses", json=body).text)
     id_ = events[0]["response"]["id"]
     assert other.read_events(id_) == one.read_events(id_) == events
     assert other.read_events(id_, starting_after=3) == events[4:]
@@ -245,8 +245,8 @@ def test_streams_of_a_lost_server_are_failed(
     """A response whose server is lost is failed, and its conversation is unlocked."""
     one, other = replicas
     conversation = one.http.post("/conversations", json={}).json()["id"]
-    asked = {"model": "m", "input": "wait", "stream": True, "conversation": conversation}
-    with one.http.stream("POST", "/responses", json=asked) as stream:
+    body = {"model": "m", "input": "wait", "stream": True, "conversation": conversation}
+    with one.http.stream("POST", "/responses", json=body) as stream:
         lines = stream.iter_lines()
         id_ = json.loads(next(line for line in lines if "data" in line)[6:])["response"]["id"]
         one.lose_lease()
@@ -316,8 +316,8 @@ def test_one_server_purges_at_a_time(replicas: tuple[Replica, Replica], url: str
 def test_events_of_finished_responses_are_deleted(replicas: tuple[Replica, Replica]) -> None:
     """The events of a finished response are deleted; the response remains."""
     one, other = replicas
-    asked = {"model": "m", "input": "hello", "background": True, "stream": True}
-    events = parse_events(one.http.post("/responses", json=asked).text)
+    body = {"model": "m", "input": "hello", "background": True, "stream": True}
+    events = parse_events(one.http.post("/responses", json=body).text)
     id_ = events[0]["response"]["id"]
 
     def delete_old(service: Any) -> None:
@@ -332,8 +332,8 @@ def test_events_of_finished_responses_are_deleted(replicas: tuple[Replica, Repli
 def test_a_stream_of_a_deleted_response_ends(replicas: tuple[Replica, Replica]) -> None:
     """Reading the stored events of a deleted response raises ``EventsDropped``."""
     one, other = replicas
-    asked = {"model": "m", "input": "hello", "background": True, "stream": True}
-    id_ = parse_events(one.http.post("/responses", json=asked).text)[0]["response"]["id"]
+    body = {"model": "m", "input": "hello", "background": True, "stream": True}
+    id_ = parse_events(one.http.post("/responses", json=body).text)[0]["response"]["id"]
     read: list[bytes] = []
 
     async def read_all(service: Any) -> None:
@@ -393,9 +393,9 @@ def test_a_repeated_request_gets_the_same_response(db: str, url: str) -> None:
         assert reused["error"]["code"] == "idempotency_key_reused"
         assert one.create("x", "k" * 256)["error"]["code"] == "idempotency_key_too_long"
         headers = {"Idempotency-Key": "b"}
-        asked = {"model": "m", "input": "hello", "stream": True}
+        body = {"model": "m", "input": "hello", "stream": True}
         streamed, again = (
-            parse_events(each.http.post("/responses", json=asked, headers=headers).text)
+            parse_events(each.http.post("/responses", json=body, headers=headers).text)
             for each in (one, other)
         )
         assert streamed[-1]["response"] == again[-1]["response"]
@@ -408,9 +408,9 @@ def test_a_repeated_request_gets_the_same_response(db: str, url: str) -> None:
         ]
         queued = one.create("wait", "c", background=True)
         assert other.create("wait", "c", background=True)["id"] == queued["id"]
-        headers, asked = {"Idempotency-Key": "e"}, {**asked, "background": True}
+        headers, body = {"Idempotency-Key": "e"}, {**body, "background": True}
         streamed, again = (
-            parse_events(each.http.post("/responses", json=asked, headers=headers).text)
+            parse_events(each.http.post("/responses", json=body, headers=headers).text)
             for each in (one, other)
         )
         assert again == streamed
@@ -427,15 +427,15 @@ def test_idempotency_key_is_in_use_until_the_response_ends(
     """A key in use is a conflict; a failed response, or one of a lost server, is generated again."""
     one, other = replicas
     headers = {"Idempotency-Key": "a"}
-    asked = {"model": "m", "input": "wait", "stream": True}
-    with one.http.stream("POST", "/responses", json=asked, headers=headers) as stream:
+    body = {"model": "m", "input": "wait", "stream": True}
+    with one.http.stream("POST", "/responses", json=body, headers=headers) as stream:
         lines = stream.iter_lines()
         id_ = json.loads(next(line for line in lines if "data" in line)[6:])["response"]["id"]
-        busy = other.http.post("/responses", json=asked, headers=headers)
+        busy = other.http.post("/responses", json=body, headers=headers)
         assert busy.status_code == 409
         assert busy.json()["error"]["code"] == "idempotency_key_in_use"
         one.lose_lease()
-        with other.http.stream("POST", "/responses", json=asked, headers=headers) as again:
+        with other.http.stream("POST", "/responses", json=body, headers=headers) as again:
             lines = again.iter_lines()
             new = json.loads(next(line for line in lines if "data" in line)[6:])["response"]["id"]
             assert new != id_

@@ -36,8 +36,8 @@ class GatedModel(PracticeModel):
     async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
         """Yield an answer with a pause in the middle."""
         written = 0
-        async for piece in super().answer(prompt):
-            yield piece
+        async for event in super().answer(prompt):
+            yield event
             written += 1
             if written == 2:
                 try:
@@ -59,7 +59,7 @@ async def test_fifty_concurrent_streams() -> None:
             http_client=httpx2.AsyncClient(limits=limits, verify=False, timeout=TIMEOUT),
         ) as client:
 
-            async def talk(number: int) -> tuple[str, str]:
+            async def read(number: int) -> tuple[str, str]:
                 async with client.responses.stream(model="m", input=f"number {number}") as stream:
                     final = await stream.get_final_response()
                 return final.id, final.output_text
@@ -70,7 +70,7 @@ async def test_fifty_concurrent_streams() -> None:
 
             async with asyncio.timeout(TIMEOUT):
                 gate = asyncio.create_task(anyio.to_thread.run_sync(open_the_gate))
-                answers = await asyncio.gather(*(talk(n) for n in range(50)))
+                answers = await asyncio.gather(*(read(n) for n in range(50)))
                 await gate
             assert all(f"number {n}" in text for n, (_, text) in enumerate(answers))
             for number, (id_, _) in list(enumerate(answers))[::10]:
@@ -102,9 +102,9 @@ def test_disconnect_cancels_the_response(stream: bool, connect: Connect) -> None
         client = connect(server)
         id_ = server.requests[0].response_id
         assert id_ is not None
-        kept = client.responses.retrieve(id_)
-        assert kept.status == "cancelled"
-        assert kept.output == []
+        response = client.responses.retrieve(id_)
+        assert response.status == "cancelled"
+        assert response.output == []
         with pytest.raises(BadRequestError, match="is cancelled") as caught:
             client.responses.create(model="m", input="x", previous_response_id=id_)
         assert caught.value.code == "previous_response_not_completed"
@@ -115,12 +115,12 @@ def test_an_abandoned_conversation_is_unlocked_and_unchanged(connect: Connect) -
     model = GatedModel()
     with serve(model=model) as server:
         client = connect(server)
-        talk = client.conversations.create()
-        with abandon_request(server, conversation=talk.id, stream=True):
+        conversation = client.conversations.create()
+        with abandon_request(server, conversation=conversation.id, stream=True):
             wait_until(lambda: server.running == 0)
-            assert client.conversations.items.list(talk.id).data == []
+            assert client.conversations.items.list(conversation.id).data == []
             model.open_gate(server)
-            assert client.responses.create(model="m", input="y", conversation=talk.id)
+            assert client.responses.create(model="m", input="y", conversation=conversation.id)
 
 
 def test_response_in_progress_is_visible_but_not_continuable(connect: Connect) -> None:
@@ -186,26 +186,26 @@ def open_gate_when_stopping(server: TestServer, model: GatedModel) -> None:
 def test_stopping_finishes_or_fails_running_responses(tmp_path: Any, finishes: bool) -> None:
     """A stopping server sends the final event of a running response and stores the response."""
     model = GatedModel()
-    told: list[str] = []
+    lines: list[str] = []
     db = str(tmp_path / "server.db")
     limits = Limits(shutdown_seconds=TIMEOUT if finishes else 0)
     with serve(model=model, db=db, limits=limits) as server:
-        reader = threading.Thread(target=read_stream, args=(server.url, told))
+        reader = threading.Thread(target=read_stream, args=(server.url, lines))
         reader.start()
         wait_until(lambda: server.running == 1)
         if finishes:
             threading.Thread(target=open_gate_when_stopping, args=(server, model)).start()
     reader.join(TIMEOUT)
     status = "completed" if finishes else "failed"
-    assert told[-1] == "[DONE]"
-    last = json.loads(told[-2])
+    assert lines[-1] == "[DONE]"
+    last = json.loads(lines[-2])
     assert last["type"] == f"response.{status}"
     id_ = last["response"]["id"]
     with serve(db=db) as server:
-        kept = httpx2.get(
+        stored = httpx2.get(
             f"{server.base_url}/responses/{id_}", verify=False, timeout=TIMEOUT
         ).json()
-        assert kept == last["response"]
+        assert stored == last["response"]
 
 
 def test_stopped_server_accepts_no_requests() -> None:

@@ -42,14 +42,14 @@ async def test_messages_wait_for_the_release_with_grace() -> None:
 
 async def test_grace_period_ends() -> None:
     """After the grace period, the start is sent without a release."""
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def send(_: Message) -> None:
-        begun.set()
+        started.set()
 
     opening = DelayedStart(send, 0.001)
     await opening(START)
     async with asyncio.timeout(TIMEOUT):
-        await begun.wait()
+        await started.wait()
     assert opening.released
     opening.close()

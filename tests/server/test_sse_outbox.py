@@ -46,10 +46,10 @@ async def test_a_slow_socket_slows_the_writer_down() -> None:
     socket = FakeSocket()
     socket.open.clear()
     order: list[str] = []
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def put_too_much() -> None:
-        begun.set()
+        started.set()
         await outbox.put(b"y" * MAX_PENDING_BYTES + b"z")
         order.append("returned")
 
@@ -57,7 +57,7 @@ async def test_a_slow_socket_slows_the_writer_down() -> None:
         await outbox.put(b"x")
         assert await socket.wait_for_send() == b"x"
         putting = asyncio.create_task(put_too_much())
-        await begun.wait()
+        await started.wait()
         order.append("opened")
         socket.open.set()
         await putting

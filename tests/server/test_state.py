@@ -110,14 +110,14 @@ class ServerStateMachine(RuleBasedStateMachine):
             run = await self.service.run(prepare)
             return await run.generate(on_wait=lambda: None)
 
-        whole = asyncio.run(answered())
-        assert whole is not None
-        return decode(whole)
+        response = asyncio.run(answered())
+        assert response is not None
+        return decode(response)
 
     def is_alive(self, id_: str) -> bool:
         """Return whether a response is expected to exist."""
-        said = self.expected_responses[id_]
-        return not said.deleted and said.expires_at > self.now
+        response = self.expected_responses[id_]
+        return not response.deleted and response.expires_at > self.now
 
     @rule(target=responses, word=words, store=st.booleans())
     def begin(self, word: str, store: bool) -> Any:
@@ -177,14 +177,14 @@ class ServerStateMachine(RuleBasedStateMachine):
         self.expected_conversations[made.id] = ExpectedConversation([(items[0]["id"], word)])
         return made.id
 
-    @rule(target=responses, talk=conversations, word=words, store=st.booleans())
-    def respond(self, talk: str, word: str, store: bool) -> Any:
+    @rule(target=responses, conversation=conversations, word=words, store=st.booleans())
+    def respond(self, conversation: str, word: str, store: bool) -> Any:
         """Create a response in a conversation."""
-        known = self.expected_conversations[talk]
-        made = self.create_response(input=word, conversation=talk, store=store)
+        known = self.expected_conversations[conversation]
+        made = self.create_response(input=word, conversation=conversation, store=store)
         if not store:
             return multiple()
-        stored = self.service.conversations.find(talk)
+        stored = self.service.conversations.find(conversation)
         assert stored is not None
         new = self.service.conversations.items(stored)[len(known.items) :]
         known.items += [(item["id"], item["content"][0]["text"]) for item in new]
@@ -194,30 +194,33 @@ class ServerStateMachine(RuleBasedStateMachine):
         )
         return made["id"]
 
-    @rule(talk=conversations, word=words)
-    def add(self, talk: str, word: str) -> None:
+    @rule(conversation=conversations, word=words)
+    def add(self, conversation: str, word: str) -> None:
         """Add an item to a conversation."""
-        found = self.service.conversations.find(talk)
+        found = self.service.conversations.find(conversation)
         if found is not None:
             key, items = self.items(word)
             self.service.conversations.add(found, key, items)
-            self.expected_conversations[talk].items.append((items[0]["id"], word))
+            self.expected_conversations[conversation].items.append((items[0]["id"], word))
 
-    @rule(talk=conversations, place=st.integers(0, 20))
-    def remove(self, talk: str, place: int) -> None:
+    @rule(conversation=conversations, place=st.integers(0, 20))
+    def remove(self, conversation: str, place: int) -> None:
         """Remove an item from a conversation."""
-        found, known = self.service.conversations.find(talk), self.expected_conversations[talk]
+        found, known = (
+            self.service.conversations.find(conversation),
+            self.expected_conversations[conversation],
+        )
         if found is not None and known.items:
             id_, _ = known.items.pop(place % len(known.items))
             assert self.service.conversations.remove(found, id_)
 
-    @rule(talk=consumes(conversations))
-    def drop(self, talk: str) -> None:
+    @rule(conversation=consumes(conversations))
+    def drop(self, conversation: str) -> None:
         """Delete a conversation."""
-        found = self.service.conversations.find(talk)
+        found = self.service.conversations.find(conversation)
         assert found is not None
         self.service.conversations.delete(found)
-        self.expected_conversations[talk].deleted = True
+        self.expected_conversations[conversation].deleted = True
 
     def items(self, word: str) -> tuple[str, list[Any]]:
         """Return a key and one normalized message."""
@@ -227,26 +230,30 @@ class ServerStateMachine(RuleBasedStateMachine):
     @invariant()
     def every_context_is_what_was_said(self) -> None:
         """Live responses and conversations have exactly the expected items."""
-        for id_, said in self.expected_responses.items():
+        for id_, expected in self.expected_responses.items():
             found = self.service.responses.find(id_)
             assert (found is not None) == self.is_alive(id_)
             if found is not None:
                 assert (
-                    item_texts(self.service.nodes.load_context(found[0]).list_items()) == said.texts
+                    item_texts(self.service.nodes.load_context(found[0]).list_items())
+                    == expected.texts
                 )
-        for id_, talk in self.expected_conversations.items():
+        for id_, conversation in self.expected_conversations.items():
             stored = self.service.conversations.find(id_)
-            assert (stored is None) == talk.deleted
+            assert (stored is None) == conversation.deleted
             if stored is not None:
-                kept = self.service.conversations.items(stored)
-                assert [(item["id"], item["content"][0]["text"]) for item in kept] == talk.items
+                items = self.service.conversations.items(stored)
+                assert [
+                    (item["id"], item["content"][0]["text"]) for item in items
+                ] == conversation.items
 
     @invariant()
     def nothing_is_kept_that_nobody_needs(self) -> None:
         """Without responses and conversations there are no nodes."""
-        undeleted = any(not said.deleted for said in self.expected_responses.values())
+        undeleted = any(not expected.deleted for expected in self.expected_responses.values())
         if not undeleted and all(
-            talk.deleted or not talk.items for talk in self.expected_conversations.values()
+            conversation.deleted or not conversation.items
+            for conversation in self.expected_conversations.values()
         ):
             assert count_nodes(self.service) == 0
 

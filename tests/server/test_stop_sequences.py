@@ -20,11 +20,11 @@ async def stream_text(text: str, size: int) -> AsyncIterator[OutputEvent]:
 
 async def apply_stops(text: str, size: int, stops: tuple[str, ...]) -> tuple[str, str]:
     """Return the text before the stop sequence, and the stop sequence that was found."""
-    pieces = [piece async for piece in apply_stop_sequences(stream_text(text, size), stops)]
-    said = "".join(piece.text for piece in pieces if isinstance(piece, ItemDelta))
-    closed = [piece for piece in pieces if isinstance(piece, ItemClosed)]
+    output = [event async for event in apply_stop_sequences(stream_text(text, size), stops)]
+    output_text = "".join(event.text for event in output if isinstance(event, ItemDelta))
+    closed = [event for event in output if isinstance(event, ItemClosed)]
     assert len(closed) == 1
-    return said, closed[0].stop_sequence
+    return output_text, closed[0].stop_sequence
 
 
 @given(
@@ -34,23 +34,23 @@ async def apply_stops(text: str, size: int, stops: tuple[str, ...]) -> tuple[str
 )
 def test_a_text_ends_before_the_first_stop_sequence(text: str, size: int, stops: list[str]) -> None:
     """For any delta size, no text before a stop sequence is lost and none after it is sent."""
-    said, found = run_sync(apply_stops(text, size, tuple(stops)))
+    output_text, found = run_sync(apply_stops(text, size, tuple(stops)))
     if found:
         assert found in stops
-        assert text.startswith(said + found)
-        assert not any(stop in said for stop in stops)
+        assert text.startswith(output_text + found)
+        assert not any(stop in output_text for stop in stops)
     else:
-        assert said == text
+        assert output_text == text
         assert not any(stop in text for stop in stops)
 
 
 async def test_stop_sequences_apply_only_to_text() -> None:
     """Stop sequences in reasoning or tool calls have no effect."""
 
-    async def thought() -> AsyncIterator[OutputEvent]:
+    async def reasoning() -> AsyncIterator[OutputEvent]:
         yield ItemOpened("reasoning")
         yield ItemDelta("STOP here")
         yield ItemClosed()
 
-    pieces = [piece async for piece in apply_stop_sequences(thought(), ("STOP",))]
-    assert pieces[1] == ItemDelta("STOP here")
+    output = [event async for event in apply_stop_sequences(reasoning(), ("STOP",))]
+    assert output[1] == ItemDelta("STOP here")

@@ -92,8 +92,8 @@ def compare_to_unknown(
     assert answers[0][0] in (400, 404)
 
 
-@pytest.mark.parametrize("stranger", ["bob", "admin"])
-def test_a_response_of_another_user_is_unknown(module_users: Users, stranger: str) -> None:
+@pytest.mark.parametrize("other", ["bob", "admin"])
+def test_a_response_of_another_user_is_unknown(module_users: Users, other: str) -> None:
     """A response of another user cannot be read, deleted, cancelled, listed, streamed or continued."""
     users = module_users
     made = users.create("alice", background=True, stream=False)
@@ -109,12 +109,12 @@ def test_a_response_of_another_user_is_unknown(module_users: Users, stranger: st
         ("POST", f"/v1/responses{end}", {"json": body}) for end in ("", "/input_tokens", "/compact")
     ]
     for method, path, options in calls:
-        compare_to_unknown(users, stranger, method, path, made["id"], **options)
+        compare_to_unknown(users, other, method, path, made["id"], **options)
     assert users.call("alice", "GET", f"/v1/responses/{made['id']}").status_code == 200
 
 
-@pytest.mark.parametrize("stranger", ["bob", "admin"])
-def test_a_conversation_of_another_user_is_unknown(module_users: Users, stranger: str) -> None:
+@pytest.mark.parametrize("other", ["bob", "admin"])
+def test_a_conversation_of_another_user_is_unknown(module_users: Users, other: str) -> None:
     """A conversation of another user and its items cannot be read, changed, deleted or continued."""
     users = module_users
     items = [{"type": "message", "role": "user", "content": "My name is Ada."}]
@@ -131,12 +131,12 @@ def test_a_conversation_of_another_user_is_unknown(module_users: Users, stranger
         ("POST", "/v1/responses", {"json": {"model": "m", "input": "x", "conversation": "{id}"}}),
     ]
     for method, path, options in calls:
-        compare_to_unknown(users, stranger, method, path, made["id"], **options)
+        compare_to_unknown(users, other, method, path, made["id"], **options)
     reference = [{"type": "item_reference", "id": "{id}"}]
     body = {"model": "m", "input": reference}
-    compare_to_unknown(users, stranger, "POST", "/v1/responses", item["id"], json=body)
+    compare_to_unknown(users, other, "POST", "/v1/responses", item["id"], json=body)
     body = {"items": reference}
-    compare_to_unknown(users, stranger, "POST", "/v1/conversations", item["id"], json=body)
+    compare_to_unknown(users, other, "POST", "/v1/conversations", item["id"], json=body)
     continued = users.create("alice", input="What is my name?", conversation=made["id"])
     assert "Ada" in json.dumps(continued["output"])
 

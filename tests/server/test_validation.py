@@ -495,8 +495,8 @@ ROWS = PRESENCE + UNKNOWN + TYPES + VALUES + MEMBERS + BOUNDS
 
 def make_body(fragment: dict[str, Any]) -> dict[str, Any]:
     """Return a request with the fragment merged in; ``...`` removes a parameter."""
-    whole = {"model": "practice", "input": "ping"} | fragment
-    return {name: value for name, value in whole.items() if value is not ...}
+    body = {"model": "practice", "input": "ping"} | fragment
+    return {name: value for name, value in body.items() if value is not ...}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
@@ -544,14 +544,14 @@ ORDER = [
 ]
 
 
-@pytest.mark.parametrize(("blamed", "fragment"), ORDER, ids=[row[0] for row in ORDER])
-def test_order_of_checks_is_fixed(blamed: str, fragment: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("param", "fragment"), ORDER, ids=[row[0] for row in ORDER])
+def test_order_of_checks_is_fixed(param: str, fragment: dict[str, Any]) -> None:
     """The reported error does not depend on the order of the parameters in the request."""
     backwards = dict(reversed(make_body(fragment).items()))
     for request in (make_body(fragment), backwards):
         with pytest.raises(ApiError) as caught:
             validation.check_create(request)
-        assert caught.value.param == blamed
+        assert caught.value.param == param
 
 
 ACCEPTED: list[dict[str, Any]] = [

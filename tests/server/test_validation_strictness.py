@@ -130,10 +130,10 @@ def is_model_message(item: dict[str, Any]) -> bool:
     """Return whether the hosted API rejects a message that the package's types allow."""
     content = item.get("content")
     parts = cast("list[Any]", content) if isinstance(content, list) else []
-    said = {part.get("type", "") for part in parts if isinstance(part, Mapping)}
+    types = {part.get("type", "") for part in parts if isinstance(part, Mapping)}
     if item.get("role") != "assistant":
         return "phase" in item
-    return any(kind.startswith("input_") for kind in said)
+    return any(kind.startswith("input_") for kind in types)
 
 
 BETA_ONLY = {"agent_message", "multi_agent_call", "multi_agent_call_output"}

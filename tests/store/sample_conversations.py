@@ -48,12 +48,12 @@ async def append_exchange(
     store: Store, row: ConversationRow, node: Node, turn: Turn, text: str
 ) -> tuple[Turn, Node]:
     """Append a question and its answer."""
-    asked = turn.append(user(f"question {text}"))
-    plan = plan_request(asked, scope=SCOPE, now=1.0)
+    next_turn = turn.append(user(f"question {text}"))
+    plan = plan_request(next_turn, scope=SCOPE, now=1.0)
     name = f"resp_{text.replace(' ', '_')}"
     answer = [assistant(f"answer {text}")]
-    turn = record_response(asked, answer, response_id=name, plan=plan, created_at=1.0)
-    added = turn.blocks[len(asked.blocks) - 1 :]
+    turn = record_response(next_turn, answer, response_id=name, plan=plan, created_at=1.0)
+    added = turn.blocks[len(next_turn.blocks) - 1 :]
     made = await store.append(
         row, node, added, response=make_response_row(turn, name), head=node.id
     )

@@ -106,9 +106,9 @@ async def test_deleted_node_of_original_is_rejected(store: Store) -> None:
     await store.claim(fork, "k", about=b"x", owner="a", lease=9.0)
     await store.settle(fork, "k", nodes[4].id)
     await store.delete(row)
-    for gone in (nodes[2], nodes[4]):
+    for node in (nodes[2], nodes[4]):
         with pytest.raises(NotInStore):
-            await store.append(fork, gone, [user("too late")])
+            await store.append(fork, node, [user("too late")])
     with pytest.raises(NotInStore):
         await store.fork(fork, nodes[4].id)
     assert await count_rows(store, "incidents", "claims") == [0, 0]

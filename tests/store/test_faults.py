@@ -233,10 +233,10 @@ async def test_cancelled_write_does_not_start(tmp_path: Path) -> None:
 async def test_readers_run_concurrently(tmp_path: Path) -> None:
     """A query waits neither for another query nor for a write."""
     async with await open_store(f"sqlite:///{tmp_path}/a.db") as store:
-        everyone = threading.Barrier(3)
+        barrier = threading.Barrier(3)
 
         def meet(_: Tx) -> None:
-            everyone.wait(300)
+            barrier.wait(300)
 
         database = store.database
         work = (database.read(meet), database.read(meet), database.write(meet))

@@ -44,8 +44,8 @@ async def large(
                 if number == FORK:
                     fork, made["fork"] = node, node.id
                 if number % 100 == 50:
-                    twig = encode_block(user(f"twig {number}"))
-                    insert_node(tx, node, [twig], conversation=row, kind="added", now=1.0)
+                    side_block = encode_block(user(f"twig {number}"))
+                    insert_node(tx, node, [side_block], conversation=row, kind="added", now=1.0)
             made["short"] = node.id
             return made
 

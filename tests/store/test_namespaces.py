@@ -140,11 +140,13 @@ async def alice(store: Store) -> Owner:
     return await fill(store, "alice")
 
 
-@pytest.mark.parametrize("stranger", ["bob", ""])
-async def test_other_namespaces_are_inaccessible(store: Store, alice: Owner, stranger: str) -> None:
+@pytest.mark.parametrize("namespace", ["bob", ""])
+async def test_other_namespaces_are_inaccessible(
+    store: Store, alice: Owner, namespace: str
+) -> None:
     """Another namespace and the default namespace can neither read nor change the data."""
     before = await alice.store.export(alice.row)
-    other = store.use_namespace(stranger) if stranger else store
+    other = store.use_namespace(namespace) if namespace else store
     for call in ROW_METHODS.values():
         with pytest.raises(NotInStore):
             await call(other, alice)
@@ -165,10 +167,12 @@ async def test_other_namespaces_are_inaccessible(store: Store, alice: Owner, str
     assert await alice.store.mark_lost(record, "gone") is True
 
 
-@pytest.mark.parametrize("stranger", ["bob", ""])
-async def test_lists_and_statistics_are_isolated(store: Store, alice: Owner, stranger: str) -> None:
+@pytest.mark.parametrize("namespace", ["bob", ""])
+async def test_lists_and_statistics_are_isolated(
+    store: Store, alice: Owner, namespace: str
+) -> None:
     """Queries of the web page and the statistics contain no rows of another namespace."""
-    other = store.use_namespace(stranger) if stranger else store
+    other = store.use_namespace(namespace) if namespace else store
     assert await list_summaries(other, show="all") == ([], 0)
     assert await list_summaries(other, show="all", ids=["shared"]) == ([], 0)
     assert await list_labels(other) == ([], [])

@@ -63,10 +63,10 @@ async def test_wrong_password_is_not_in_the_error(own_server: PostgresServer) ->
 
 async def test_no_server_is_unreachable() -> None:
     """A refused connection raises a retryable `StoreUnreachable` without the password in its message."""
-    with pytest.raises(StoreUnreachable, match="is it running") as gone:
+    with pytest.raises(StoreUnreachable, match="is it running") as exc_info:
         await open_store("postgresql://me:secret@127.0.0.1:1/kedge")
-    assert gone.value.retryable
-    assert "secret" not in str(gone.value)
+    assert exc_info.value.retryable
+    assert "secret" not in str(exc_info.value)
 
 
 async def test_store_works_again_after_server_restart(own_server: PostgresServer) -> None:
@@ -75,10 +75,10 @@ async def test_store_works_again_after_server_restart(own_server: PostgresServer
         row, nodes = await create_conversation(store, 2)
         await anyio.to_thread.run_sync(own_server.stop)
         for _ in range(2):
-            with pytest.raises(StoreUnreachable) as gone:
+            with pytest.raises(StoreUnreachable) as exc_info:
                 await store.append(row, nodes[-1], [user("lost?")], head=nodes[-1].id)
-            assert gone.value.retryable
-            assert PASSWORD not in str(gone.value)
+            assert exc_info.value.retryable
+            assert PASSWORD not in str(exc_info.value)
         await anyio.to_thread.run_sync(own_server.start)
         with anyio.fail_after(300):
             while True:

@@ -211,8 +211,8 @@ async def test_damaged_index_is_reported_and_repaired(
 async def test_huge_text_is_indexed(store: Store) -> None:
     """A very long text is indexed up to a limit without an error."""
     row, nodes = await create_conversation(store, 0)
-    words = " ".join(f"{number:x}word" for number in range(150_000))
-    await store.append(row, nodes[-1], [user(f"first {words} {'x' * 5000}")])
+    text = " ".join(f"{number:x}word" for number in range(150_000))
+    await store.append(row, nodes[-1], [user(f"first {text} {'x' * 5000}")])
     assert len(await store.search("first 1f4word")) == 1
 
 

@@ -316,12 +316,12 @@ async def test_key_is_claimed_once(store: Store) -> None:
     assert not (await store.claim(row, "k", about=b"x", owner="b", lease=1000)).is_owner
     with pytest.raises(KeyReused):
         await store.claim(row, "k", about=b"other", owner="b", lease=1000)
-    asked = await store.append(row, root, [user("q")], kind="asked", asked_for="k")
+    question = await store.append(row, root, [user("q")], kind="asked", asked_for="k")
     assert await store.renew(row, "k", owner="a", lease=0)
-    taken = await store.claim(row, "k", about=b"x", owner="b", lease=1000)
-    assert (taken.is_owner, taken.question) == (True, asked.id)
+    claimed = await store.claim(row, "k", about=b"x", owner="b", lease=1000)
+    assert (claimed.is_owner, claimed.question) == (True, question.id)
     assert not await store.renew(row, "k", owner="a", lease=1000)
-    answer = await store.append(row, asked, [assistant("a")], kind="answered", answers="k")
+    answer = await store.append(row, question, [assistant("a")], kind="answered", answers="k")
     done = await store.claim(row, "k", about=b"x", owner="c", lease=1000)
     assert (done.is_owner, done.answer) == (False, answer.id)
 

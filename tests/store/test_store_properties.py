@@ -121,19 +121,19 @@ async def delete(store: Store, model: StoreModel, which: int) -> None:
     row = pick_row(model, which)
     await store.delete(row.id)
     del model.rows[row.id], model.heads[row.id]
-    gone = model.created_nodes.pop(row.id)
+    deleted = model.created_nodes.pop(row.id)
     left = {node.id: node for node in await _nodes(store)}
     mine = {name for names in model.created_nodes.values() for name in names}
     heads = set(model.heads.values())
     assert (mine | heads) <= left.keys()
-    for name in gone:
+    for name in deleted:
         if name in left:  # another conversation owns it now, possibly shortened
             model.nodes[name] = left[name]
             model.paths[name] = model.paths[name][: left[name].length]
-            heir = next(
+            owner = next(
                 each for each in model.rows.values() if each.number == left[name].conversation
             )
-            model.created_nodes[heir.id].add(name)
+            model.created_nodes[owner.id].add(name)
         else:
             del model.nodes[name], model.paths[name]
 

@@ -23,13 +23,13 @@ async def append_exchange(
     store: Store, row: ConversationRow, parent: Node, text: str, **members: Any
 ) -> Node:
     """Append one exchange without moving the head."""
-    asked = await store.append(row, parent, [user(text)], kind="asked")
+    question = await store.append(row, parent, [user(text)], kind="asked")
     given: dict[str, Any] = {
         "provider": "p", "scope": "s", "model": "m", "created_at": time.time(), **members
     }  # fmt: skip
     return await store.append(
         row,
-        asked,
+        question,
         [assistant(f"{text}!")],
         kind="answered",
         response=ResponseRow(**given),
@@ -43,8 +43,8 @@ async def create_conversation(
     """Create a conversation with one exchange per question, and no forks."""
     row = await store.create(title)
     node = await store.node(row, row.head)
-    for words in questions:
-        node = await append_exchange(store, row, node, words, **members)
+    for question in questions:
+        node = await append_exchange(store, row, node, question, **members)
     await store.move_head(row, node, head=row.head)
     return await store.conversation(row.id)
 
@@ -100,7 +100,7 @@ async def test_every_filter_and_order_works(store: Store) -> None:
     failed = await create_conversation(store, "Failed", "d", status="refused")
     archived = await create_conversation(store, "Archived", "e")
     await store.update(archived.id, archived=True)
-    wanted = {
+    expected = {
         "active": {plain.id, forked.id, failed.id},
         "forked": {forked.id},
         "failed": {failed.id},
@@ -110,7 +110,7 @@ async def test_every_filter_and_order_works(store: Store) -> None:
     first = {"oldest": "Plain", "newest": "Failed", "title": "Failed"}
     for shown, order in itertools.product(LIST_FILTERS, LIST_ORDERS):
         rows, total = await list_summaries(store, show=shown, order=order)
-        assert {each.row.id for each in rows} == wanted[shown], order
+        assert {each.row.id for each in rows} == expected[shown], order
         assert total == len(rows)
         if shown == "active":
             assert rows[0].row.title == first.get(order, "Forked")

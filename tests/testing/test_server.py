@@ -18,8 +18,10 @@ TIMEOUT = 300.0
 
 
 def create_response(server: TestServer, **body: Any) -> dict[str, Any]:
-    asked = {"model": "practice", "input": "hello", **body}
-    answer = httpx2.post(f"{server.base_url}/responses", json=asked, verify=False, timeout=TIMEOUT)
+    request = {"model": "practice", "input": "hello", **body}
+    answer = httpx2.post(
+        f"{server.base_url}/responses", json=request, verify=False, timeout=TIMEOUT
+    )
     return answer.json()
 
 

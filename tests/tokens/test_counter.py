@@ -20,8 +20,8 @@ from kedge.tokens import TiktokenCounter, count_json, count_text, counter
 @pytest.fixture(scope="module")
 def reference() -> Encoding:
     """Return tiktoken's o200k_base encoding, built from the bundled vocabulary instead of a download."""
-    words = counter.read_vocabulary().split()
-    pairs = zip(words[::2], words[1::2], strict=True)
+    fields = counter.read_vocabulary().split()
+    pairs = zip(fields[::2], fields[1::2], strict=True)
     ranks = {b64decode(token): int(rank) for token, rank in pairs}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: ranks)
@@ -73,20 +73,20 @@ def test_equal_texts_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[str] = []
     real = counter.split_text
     monkeypatch.setattr(counter, "split_text", lambda text: counted.append(text) or real(text))
-    fresh = TiktokenCounter()
+    token_counter = TiktokenCounter()
     for text in ("short", "long " * 1_000):
-        assert fresh.count_text(text) == fresh.count_text("".join(list(text)))
+        assert token_counter.count_text(text) == token_counter.count_text("".join(list(text)))
     assert counted == ["short", "long " * 1_000]
 
 
 def test_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache drops old counts, and does not store long texts."""
     monkeypatch.setattr(counter, "MAX_CACHED_LONG", 3)
-    fresh = TiktokenCounter()
+    token_counter = TiktokenCounter()
     for i in range(10):
-        fresh.count_text(f"{i} " * counter.MAX_SHORT_TEXT)
-    assert len(fresh._long_cache) == 3
-    assert all(isinstance(key, bytes) for key in fresh._long_cache)
+        token_counter.count_text(f"{i} " * counter.MAX_SHORT_TEXT)
+    assert len(token_counter._long_cache) == 3
+    assert all(isinstance(key, bytes) for key in token_counter._long_cache)
 
 
 def test_many_threads_load_the_vocabulary_once(monkeypatch: pytest.MonkeyPatch) -> None:

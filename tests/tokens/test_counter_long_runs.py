@@ -11,7 +11,7 @@ BLANKS = [" ", "\t", "\x0c", "\u00a0", "\u2003", "\u3000"]
 
 def count_pieces(text: str) -> int:
     return sum(
-        len(counter.get_encoding().encode_ordinary(piece)) for piece in counter.split_text(text)
+        len(counter.get_encoding().encode_ordinary(part)) for part in counter.split_text(text)
     )
 
 

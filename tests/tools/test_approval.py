@@ -129,7 +129,7 @@ async def test_no_approval_is_requested_for_a_call_that_cannot_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("approval", "asked", "outcome"),
+    ("approval", "has_approver", "outcome"),
     [
         (None, True, "refused"),
         (True, True, "refused"),
@@ -140,13 +140,13 @@ async def test_no_approval_is_requested_for_a_call_that_cannot_run() -> None:
     ],
 )
 async def test_a_tool_has_its_approval_requirement(
-    approval: bool | None, asked: bool, outcome: str
+    approval: bool | None, has_approver: bool, outcome: str
 ) -> None:
     """True requires an approver, False never asks it, and None asks it if there is one."""
-    approve = (lambda _: False) if asked else None  # pyright: ignore[reportUnknownLambdaType]
+    approve = (lambda _: False) if has_approver else None  # pyright: ignore[reportUnknownLambdaType]
     done = await run_call(approve, tool(delete, approval=approval))
     assert done.outcome == outcome
-    if approval and not asked:
+    if approval and not has_approver:
         assert done.result.text == "delete requires approval, and no approver is configured."
 
 

@@ -71,7 +71,7 @@ async def run_at_gate(size: int, scenario: Callable[[GateRunner], Awaitable[None
 async def test_waiting_tasks_run_in_order_within_the_limit() -> None:
     """At most ``size`` tasks run, and waiting tasks get permits in the order of their arrival."""
 
-    async def story(at: GateRunner) -> None:
+    async def scenario(at: GateRunner) -> None:
         for name in "abcd":
             await at.start(name)
         assert at.log == ["a", "b"]
@@ -80,13 +80,13 @@ async def test_waiting_tasks_run_in_order_within_the_limit() -> None:
         await at.leave("a")
         assert at.log == ["a", "b", "c", "d"]
 
-    await run_at_gate(2, story)
+    await run_at_gate(2, scenario)
 
 
 async def test_cancelled_tasks_free_their_permits() -> None:
     """A cancelled task in the queue is skipped, and a cancelled task that runs frees its permit."""
 
-    async def story(at: GateRunner) -> None:
+    async def scenario(at: GateRunner) -> None:
         for name in "abcd":
             await at.start(name)
         await at.cancel("b")
@@ -95,13 +95,13 @@ async def test_cancelled_tasks_free_their_permits() -> None:
         await at.cancel("c")
         assert at.log == ["a", "c", "d"]
 
-    await run_at_gate(1, story)
+    await run_at_gate(1, scenario)
 
 
 async def test_the_permit_of_a_cancelled_task_is_given_to_the_next() -> None:
     """A permit is not lost if its task is cancelled at the moment it gets the permit."""
 
-    async def story(at: GateRunner) -> None:
+    async def scenario(at: GateRunner) -> None:
         for name in "abc":
             await at.start(name)
         at.inside.pop("a").set()
@@ -110,13 +110,13 @@ async def test_the_permit_of_a_cancelled_task_is_given_to_the_next() -> None:
         assert at.log[-1] == "c"
         assert at.gate.running == 1
 
-    await run_at_gate(1, story)
+    await run_at_gate(1, scenario)
 
 
 async def test_an_abandoned_thread_holds_its_permit_until_it_ends() -> None:
     """A tool limited to one call does not run while an abandoned thread of it is still running."""
 
-    async def story(at: GateRunner) -> None:
+    async def scenario(at: GateRunner) -> None:
         for name in "abc":
             await at.start(name)
         await at.leave_thread("a")
@@ -126,13 +126,13 @@ async def test_an_abandoned_thread_holds_its_permit_until_it_ends() -> None:
         await at.start("d")
         assert at.log == ["a", "b", "c", "d"]
 
-    await run_at_gate(2, story)
+    await run_at_gate(2, scenario)
 
 
 async def test_abandoned_threads_alone_do_not_block_calls() -> None:
     """If abandoned threads hold all permits, waiting and new calls fail instead of blocking."""
 
-    async def story(at: GateRunner) -> None:
+    async def scenario(at: GateRunner) -> None:
         for name in "abc":
             await at.start(name)
         await at.leave_thread("a")
@@ -143,13 +143,13 @@ async def test_abandoned_threads_alone_do_not_block_calls() -> None:
         await at.start("e")
         assert at.log[-1] == "e"
 
-    await run_at_gate(1, story)
+    await run_at_gate(1, scenario)
 
 
 async def test_a_thread_that_ends_during_notification_admits_waiting_calls() -> None:
     """A waiting call does not block if the thread ends while the waiting calls are notified."""
 
-    async def story(at: GateRunner) -> None:
+    async def scenario(at: GateRunner) -> None:
         await at.start("a")
         await at.start("b")
         at.places["a"].transfer_to_thread()
@@ -158,7 +158,7 @@ async def test_a_thread_that_ends_during_notification_admits_waiting_calls() -> 
         await anyio.wait_all_tasks_blocked()
         assert at.log in (["a", "b"], ["a", "b is told"])
 
-    await run_at_gate(1, story)
+    await run_at_gate(1, scenario)
 
 
 async def _release(place: ConcurrencyPermit) -> None:
@@ -175,8 +175,8 @@ async def test_any_sequence_of_events_respects_the_limit_and_ends_all_waits(
     """At most ``size`` permits are in use, and a task waits only while another task is running."""
     waiting: set[str] = set()
 
-    async def story(at: GateRunner) -> None:
-        strays: list[ConcurrencyPermit] = []
+    async def scenario(at: GateRunner) -> None:
+        abandoned: list[ConcurrencyPermit] = []
         for i, event in enumerate(events):
             name = next(iter(at.inside), "")
             match event:
@@ -186,23 +186,23 @@ async def test_any_sequence_of_events_respects_the_limit_and_ends_all_waits(
                 case "leave" if name:
                     await at.leave(name)
                 case "stray" if name:
-                    strays.append(at.places[name])
+                    abandoned.append(at.places[name])
                     await at.leave_thread(name)
                 case "cancel" if at.scopes:
-                    gone = next(reversed(at.scopes))
-                    await at.cancel(gone)
-                    at.scopes.pop(gone)
-                    waiting.discard(gone)
-                case "end" if strays:
-                    strays.pop().release()
+                    cancelled = next(reversed(at.scopes))
+                    await at.cancel(cancelled)
+                    at.scopes.pop(cancelled)
+                    waiting.discard(cancelled)
+                case "end" if abandoned:
+                    abandoned.pop().release()
                 case _:
                     pass
             waiting.difference_update(entry.removesuffix(" is told") for entry in at.log)
             assert len(at.inside) == at.gate.running
-            assert at.gate.running + len(strays) <= size
+            assert at.gate.running + len(abandoned) <= size
             assert not waiting or at.gate.running
 
-    await run_at_gate(size, story)
+    await run_at_gate(size, scenario)
 
 
 def test_each_event_loop_has_its_own_limiter() -> None:

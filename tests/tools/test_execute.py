@@ -41,10 +41,10 @@ async def test_results_are_in_the_order_of_the_calls() -> None:
         return i
 
     finished: list[str] = []
-    wanted = [tool_call("after", {"i": i}, call_id=f"c{i}") for i in range(3)]
+    calls = [tool_call("after", {"i": i}, call_id=f"c{i}") for i in range(3)]
     with anyio.fail_after(300):
         results = await run_calls(
-            Toolbox(after), wanted, on_run=lambda run: finished.append(run.call_id)
+            Toolbox(after), calls, on_run=lambda run: finished.append(run.call_id)
         )
     assert [(result.call_id, result.text) for result in results] == [
         ("c0", "0"),
@@ -141,8 +141,8 @@ async def test_free_text_and_json_are_distinguished(custom: bool) -> None:
 
     box = Toolbox(tool(shout, custom=custom))
     (result,) = await run_calls(box, [tool_call("shout", '{"text": ""}', custom=not custom)])
-    wanted = "free text, as a custom tool call" if custom else "JSON arguments"
-    assert result.text == f"shout expects {wanted}."
+    expected = "free text, as a custom tool call" if custom else "JSON arguments"
+    assert result.text == f"shout expects {expected}."
     assert result.metadata["outcome"] == "invalid"
 
 
@@ -350,12 +350,12 @@ def _bad(x: int = 0) -> int:
         max_size=8,
     )
 )
-async def test_every_call_gets_one_result(asked: list[tuple[str, str]]) -> None:
+async def test_every_call_gets_one_result(requested: list[tuple[str, str]]) -> None:
     """For random calls there is one result for each call, with its id and in its order."""
-    wanted = [tool_call(name, text, call_id=f"c{i}") for i, (name, text) in enumerate(asked)]
+    calls = [tool_call(name, text, call_id=f"c{i}") for i, (name, text) in enumerate(requested)]
     delivered: list[str] = []
     results = await run_calls(
-        Toolbox(_fine, _bad), wanted, on_run=lambda run: delivered.append(run.call_id)
+        Toolbox(_fine, _bad), calls, on_run=lambda run: delivered.append(run.call_id)
     )
-    assert [result.call_id for result in results] == [call.call_id for call in wanted]
-    assert sorted(delivered) == sorted(call.call_id for call in wanted)
+    assert [result.call_id for result in results] == [call.call_id for call in calls]
+    assert sorted(delivered) == sorted(call.call_id for call in calls)

@@ -31,11 +31,11 @@ async def run_one(function: Any) -> ToolRun:
 
 @asynccontextmanager
 async def run_in_background(
-    *wanted: tuple[Toolbox, list[ToolCallBlock]], on_run: Callable[[ToolRun], object]
+    *batches: tuple[Toolbox, list[ToolCallBlock]], on_run: Callable[[ToolRun], object]
 ) -> AsyncGenerator[anyio.CancelScope]:
     """Run calls in the background until they end or the yielded scope is cancelled."""
     async with anyio.create_task_group() as group:
-        for box, some in wanted:
+        for box, some in batches:
             group.start_soon(_run, box, some, on_run)
         with anyio.fail_after(300):
             yield group.cancel_scope

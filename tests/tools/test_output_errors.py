@@ -6,7 +6,7 @@ from kedge.tools.output import MAX_MESSAGE_CHARS, describe_error, locate_error, 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("no such city", "no such city"),
         ("key sk-proj-abcdefgh12345 is bad", "key [redacted] is bad"),
@@ -30,9 +30,9 @@ from kedge.tools.output import MAX_MESSAGE_CHARS, describe_error, locate_error, 
         ("see https://kedge.example/@someone", "see https://kedge.example/@someone"),
     ],
 )
-def test_secrets_are_redacted(text: str, told: str) -> None:
+def test_secrets_are_redacted(text: str, expected: str) -> None:
     """Keys, tokens, passwords and tracebacks in a message do not reach the model."""
-    assert redact_secrets(text) == told
+    assert redact_secrets(text) == expected
 
 
 class Mute(Exception):
@@ -41,7 +41,7 @@ class Mute(Exception):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (ValueError("no such city"), "ValueError: no such city"),
         (KeyError("x"), "KeyError: 'x'"),
@@ -54,9 +54,9 @@ class Mute(Exception):
         (ExceptionGroup("twice", [ValueError("a"), ValueError("a")]), "ValueError: a"),
     ],
 )
-def test_an_exception_is_described_by_type_and_message(error: Exception, told: str) -> None:
+def test_an_exception_is_described_by_type_and_message(error: Exception, expected: str) -> None:
     """An exception group is described by the types and messages of its exceptions."""
-    assert describe_error(error) == told
+    assert describe_error(error) == expected
 
 
 def test_a_long_message_is_truncated() -> None:

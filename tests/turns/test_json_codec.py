@@ -406,7 +406,7 @@ def test_mutated_text_loads_or_raises_invalid_json(turn: Turn, data: st.DataObje
         text = text.encode()
     start = data.draw(st.integers(0, len(text)))
     stop = data.draw(st.integers(start, min(len(text), start + 4)))
-    scraps = [
+    replacements = [
         "",
         '"',
         "{",
@@ -424,10 +424,12 @@ def test_mutated_text_loads_or_raises_invalid_json(turn: Turn, data: st.DataObje
         "\x00",
         "null",
     ]
-    scrap: Any = data.draw(st.sampled_from(scraps) | st.text(max_size=2))
+    replacement: Any = data.draw(st.sampled_from(replacements) | st.text(max_size=2))
     if isinstance(text, bytes):
-        scrap = data.draw(st.binary(max_size=2) | st.just(scrap.encode(errors="surrogatepass")))
-    loaded = load_or_error(loads, text[:start] + scrap + text[stop:])
+        replacement = data.draw(
+            st.binary(max_size=2) | st.just(replacement.encode(errors="surrogatepass"))
+        )
+    loaded = load_or_error(loads, text[:start] + replacement + text[stop:])
     if isinstance(loaded, Turn):
         assert_identical(loads(dumps(loaded)), loaded)
     else:

@@ -30,7 +30,9 @@ async def create_large_tree(store: Store, responses: int, seed: int = 1) -> str:
 def _insert_exchange(tx: Tx, parent: Node, conversation: ConversationRow, number: int) -> Node:
     now = time.time()
     question = [encode_block(user(f"Question {number}"))]
-    asked, _ = insert_node(tx, parent, question, conversation=conversation, kind="asked", now=now)
+    question_node, _ = insert_node(
+        tx, parent, question, conversation=conversation, kind="asked", now=now
+    )
     response = ResponseRow(
         provider="practice",
         scope="grown",
@@ -46,6 +48,12 @@ def _insert_exchange(tx: Tx, parent: Node, conversation: ConversationRow, number
     )
     answer = [encode_block(assistant(f"Answer {number}"))]
     node, _ = insert_node(
-        tx, asked, answer, conversation=conversation, kind="answered", now=now, response=response
+        tx,
+        question_node,
+        answer,
+        conversation=conversation,
+        kind="answered",
+        now=now,
+        response=response,
     )
     return node

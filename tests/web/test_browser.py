@@ -202,8 +202,8 @@ async def _create_hostile(service: ConversationService) -> tuple[str, str]:
         service.store, service.models.engine, title=HOSTILE, tags=[HOSTILE]
     )
     called = tool_call("add", HOSTILE, call_id="call_1")
-    thought = reasoning(summary=[HOSTILE])
-    text = [system(HOSTILE), user(HOSTILE), thought, called, tool_result("call_1", HOSTILE)]
+    reasoning_block = reasoning(summary=[HOSTILE])
+    text = [system(HOSTILE), user(HOSTILE), reasoning_block, called, tool_result("call_1", HOSTILE)]
     await conversation.append(*text, assistant(HOSTILE))
     await conversation.send(HOSTILE)
     worse = await Conversation.create(service.store, service.models.engine, title=HOSTILE)

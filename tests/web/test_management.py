@@ -77,16 +77,16 @@ def test_list_is_filtered_and_omits_empty_conversations(fresh: PageServer) -> No
     """Lists are filtered by tag and model, and omit conversations without a title or a message."""
     fresh.post("/api/conversations")
     titled = fresh.post("/api/conversations", title="Plans", tags=["work"])["id"]
-    asked = fresh.create_conversation("Hello")
-    assert {row["id"] for row in fresh.get("/api/conversations")["data"]} == {titled, asked}
+    answered = fresh.create_conversation("Hello")
+    assert {row["id"] for row in fresh.get("/api/conversations")["data"]} == {titled, answered}
     assert [row["id"] for row in fresh.get("/api/conversations", tag="work")["data"]] == [titled]
     found = fresh.get("/api/conversations", model="practice")
-    assert [row["id"] for row in found["data"]] == [asked]
+    assert [row["id"] for row in found["data"]] == [answered]
     assert fresh.get("/api/conversations", model="none")["total"] == 0
     html = fresh.client.get("/?tag=work").text
     assert "<option selected>work</option>" in html
     assert "Plans" in html
-    assert f"/conversations/{asked}" not in html
+    assert f"/conversations/{answered}" not in html
 
 
 def test_status_of_conversation(tmp_path: Path) -> None:

@@ -87,8 +87,8 @@ def list_paths() -> list[tuple[str, str]]:
     return [*pages, *((each.method, each.path) for each in OPERATIONS)]
 
 
-@pytest.mark.parametrize("stranger", ["bob", "admin"])
-def test_every_route_hides_other_users_data(running: UserPage, stranger: str) -> None:
+@pytest.mark.parametrize("other", ["bob", "admin"])
+def test_every_route_hides_other_users_data(running: UserPage, other: str) -> None:
     """Each route responds as for an unknown id, without any content of the other user."""
     name = running.send("alice", "My secret is Zanzibar.")
     node = running.call("alice", "GET", f"/api/conversations/{name}/chain").json()["head"]
@@ -111,9 +111,7 @@ def test_every_route_hides_other_users_data(running: UserPage, stranger: str) ->
             filled += "?q=secret" if filled in ("/", "/api/search") else ""
             filled += f"?left={node}&right={node}" if filled.endswith("/compare") else ""
             body = bodies.get(f"{method} {path}")
-            answer = running.call(
-                stranger, method, filled, **({} if body is None else {"json": body})
-            )
+            answer = running.call(other, method, filled, **({} if body is None else {"json": body}))
             assert "Zanzibar" not in answer.text, filled
             answers.append(f"{answer.status_code} {answer.text.replace(each, 'ID')}")
         if "{id}" in path and answers:
@@ -152,10 +150,10 @@ def test_server_requests_are_shown_to_their_user_only(running: UserPage) -> None
     (row,) = running.call("alice", "GET", "/api/requests").json()["data"]
     assert row["response_id"] == made
     assert running.call("alice", "GET", f"/requests/{row['id']}").status_code == 200
-    for stranger in ("bob", "admin"):
-        listed = running.call(stranger, "GET", "/api/requests").json()["data"]
+    for other in ("bob", "admin"):
+        listed = running.call(other, "GET", "/api/requests").json()["data"]
         assert made not in {each["response_id"] for each in listed}
-        assert running.call(stranger, "GET", f"/requests/{row['id']}").status_code == 404
+        assert running.call(other, "GET", f"/requests/{row['id']}").status_code == 404
 
 
 def test_page_calls_server_as_its_user(running: UserPage) -> None:
@@ -178,9 +176,9 @@ def test_run_is_listed_and_stopped_by_its_user_only(running: UserPage) -> None:
     body = {"text": "Count to 1000 very slowly", "stream": True}
     with running.page.client.stream("POST", f"{path}/turns", json=body, headers=headers) as stream:
         run = stream.headers["x-kedge-run"]
-        for stranger in ("bob", "admin"):
+        for other in ("bob", "admin"):
             for method, end in (("GET", ""), ("GET", f"/{run}"), ("POST", f"/{run}/stop")):
-                assert running.call(stranger, method, f"{path}/runs{end}").status_code == 404
+                assert running.call(other, method, f"{path}/runs{end}").status_code == 404
         listed = running.call("alice", "GET", f"{path}/runs").json()["data"]
         assert [each["id"] for each in listed] == [run]
         assert running.call("alice", "POST", f"{path}/runs/{run}/stop").status_code == 200

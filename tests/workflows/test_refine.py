@@ -111,9 +111,9 @@ async def test_answer_must_match_its_schema(
     result = await refine("Name a ship.", judge=form, store=store, engine=connected(server))
     assert [each.verdict.passed for each in result.rounds] == [False, True]
     assert "masts" in result.rounds[0].verdict.critique
-    asked = server.requests[0].body["text"]["format"]
-    assert asked["type"] == "json_schema"
-    assert asked["strict"] is True
+    text_format = server.requests[0].body["text"]["format"]
+    assert text_format["type"] == "json_schema"
+    assert text_format["strict"] is True
 
 
 async def test_model_judge_has_its_own_chain(store: Store, scripted: Any, connected: Any) -> None:
@@ -148,13 +148,13 @@ async def test_unreadable_verdict_is_requested_again(
     assert len(bench.requests) == 3
     workflow = caught.value.workflow
     assert (await load_workflow(store, workflow)).status == "running"
-    better = scripted({"say": '{"passed": true, "critique": ""}'})
-    judge = ModelJudge(connected(better), "It is good.")
+    server = scripted({"say": '{"passed": true, "critique": ""}'})
+    judge = ModelJudge(connected(server), "It is good.")
     result = await refine(
         "Hello", judge=judge, store=store, engine=connected(scripted()), workflow=workflow
     )
     assert result.passed
-    assert len(better.requests) == 1
+    assert len(server.requests) == 1
 
 
 async def test_existing_conversation_is_refined(

@@ -41,10 +41,10 @@ async def test_results_are_typed_and_used_in_the_next_prompt(
         PIPELINE, inputs={"place": "Colchis"}, store=store, engine=connected(server)
     )
     assert result["voyage"] == Voyage(ship="Argo", days=12)
-    asked = [step.question for step in result.steps]
-    assert asked[0] == "Plan a voyage to Colchis."
-    assert asked[1] == "Write the log of the Argo, 12 days."
-    assert asked[2] == 'Check {"ship": "Argo", "days": 12} and {this} and Calm seas.'
+    questions = [step.question for step in result.steps]
+    assert questions[0] == "Plan a voyage to Colchis."
+    assert questions[1] == "Write the log of the Argo, 12 days."
+    assert questions[2] == 'Check {"ship": "Argo", "days": 12} and {this} and Calm seas.'
     assert result.value == result.steps[-1].answer
     ids = [each.response_id for each in server.requests]
     assert [each.body.get("previous_response_id") for each in server.requests] == [None, *ids[:2]]
@@ -124,11 +124,11 @@ async def test_attempts_of_version_0_1_are_continued(
     with monkeypatch.context() as patch:
         patch.setattr(conversation, "_hash_request", lambda blocks, _: _hash_blocks(blocks))
         await role.ask(1, step.prompt)
-    better = scripted({"when": "does not have the form", "say": '{"ship": "Argo", "days": 3}'})
-    result = await steps([step], store=store, engine=connected(better), workflow="wf_old")
+    server = scripted({"when": "does not have the form", "say": '{"ship": "Argo", "days": 3}'})
+    result = await steps([step], store=store, engine=connected(server), workflow="wf_old")
     assert result["voyage"].days == 3
     assert result.steps[0].attempts == 2
-    assert len(better.requests) == 1
+    assert len(server.requests) == 1
 
 
 async def test_failed_step_is_retried_on_resume(
@@ -138,12 +138,12 @@ async def test_failed_step_is_retried_on_resume(
     step = Step("voyage", "Plan a voyage.", Voyage, attempts=2)
     with pytest.raises(WorkflowFailed) as caught:
         await steps([step], store=store, engine=connected(scripted({"say": "No."})))
-    better = scripted({"say": '{"ship": "Argo", "days": 3}'})
+    server = scripted({"say": '{"ship": "Argo", "days": 3}'})
     workflow = caught.value.workflow
-    result = await steps([step], store=store, engine=connected(better), workflow=workflow)
+    result = await steps([step], store=store, engine=connected(server), workflow=workflow)
     assert result["voyage"] == Voyage(ship="Argo", days=3)
     assert result.steps[0].attempts == 3
-    assert len(better.requests) == 1
+    assert len(server.requests) == 1
     assert (await load_workflow(store, workflow)).status == "finished"
 
 
@@ -178,7 +178,7 @@ async def test_finished_steps_are_read_from_the_store(
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "words"),
+    ("pipeline", "message"),
     [
         ([], "at least one step"),
         ([Step("a", "{b}"), Step("b", "x")], "uses 'b'; there is place"),
@@ -188,12 +188,12 @@ async def test_finished_steps_are_read_from_the_store(
     ],
 )
 async def test_invalid_pipeline_is_rejected_before_sending(
-    pipeline: list[Step], words: str, store: Store
+    pipeline: list[Step], message: str, store: Store
 ) -> None:
     """A mistake in a template raises `InvalidWorkflow` before any request."""
     with pytest.raises(InvalidWorkflow) as caught:
         await steps(pipeline, inputs={"place": "x"}, store=store, engine="practice")
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 async def test_template_accesses_only_values(store: Store, scripted: Any, connected: Any) -> None:

@@ -133,9 +133,9 @@ async def test_run_and_stream_return_the_same_blocks(
     positions = [block.metadata["output_index"] for block in complete.blocks[1:]]
     assert positions == list(range(len(positions)))
     assert [b.metadata["output_index"] for b in stream.turn.blocks[1:]] == positions
-    thought = "".join(e.delta for e in events if isinstance(e, ReasoningDelta))
+    reasoning_text = "".join(e.delta for e in events if isinstance(e, ReasoningDelta))
     received = [b.summary + b.texts for b in complete if isinstance(b, ReasoningBlock)]
-    assert thought == "".join(text for texts in received for text in texts)
+    assert reasoning_text == "".join(text for texts in received for text in texts)
     assert bool(received) == ("reasoning" in options)
 
 
@@ -151,12 +151,12 @@ async def test_arguments_of_parallel_calls_are_separate(engine: Engine, server: 
     started = [event.call_id for event in events if isinstance(event, ToolCallStarted)]
     assert started == [call.call_id for call in calls]
     for call in calls:
-        pieces = [
+        deltas = [
             e.delta
             for e in events
             if isinstance(e, ToolArgumentsDelta) and e.call_id == call.call_id
         ]
-        assert "".join(pieces) == call.arguments
+        assert "".join(deltas) == call.arguments
     complete = [e.arguments for e in events if isinstance(e, ToolCallCompleted)]
     assert complete == [call.arguments for call in calls]
     first, second = calls
@@ -298,9 +298,11 @@ async def test_reasoning_is_shown_counted_and_resent_only_to_its_provider(
     async with engine.stream(Turn([user("Think about 6 * 7")]), **options) as stream:
         await stream.finish()
     turn = stream.turn
-    thought = turn.blocks[1]
-    assert isinstance(thought, ReasoningBlock)
-    assert bool(thought.encrypted_content) == (name in ("responses, stateless", "anthropic"))
+    reasoning_block = turn.blocks[1]
+    assert isinstance(reasoning_block, ReasoningBlock)
+    assert bool(reasoning_block.encrypted_content) == (
+        name in ("responses, stateless", "anthropic")
+    )
     turn = await engine.run(turn.append(user("Sure?")), **options)
     context = server.requests[-1].context
     assert context is not None

@@ -50,8 +50,8 @@ async def test_later_deltas_do_not_grow(server: TestServer) -> None:
 async def test_guards_apply_to_ephemeral_text(server: TestServer) -> None:
     """Ephemeral text is redacted or blocked by the same guards as the blocks of a Turn."""
     async with open_engine(server, "responses") as engine:
-        shy = with_middleware(engine, guard(redact("five")))
-        await shy.run(Turn([user("Hello")]), ephemeral=NOTE)
+        guarded = with_middleware(engine, guard(redact("five")))
+        await guarded.run(Turn([user("Hello")]), ephemeral=NOTE)
         assert "five" not in body(server)
         strict = with_middleware(engine, guard(block("five")))
         with pytest.raises(Blocked):

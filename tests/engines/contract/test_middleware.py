@@ -122,9 +122,9 @@ async def test_a_chat_continues_from_its_state(
     assert "Erebus" in fourth.text
     other = "chat" if name != "chat" else "responses"
     async with open_engine(server, other) as elsewhere:
-        fresh = await Chat(elsewhere).chat_with_state(fourth.state, "What is my ship?")
-    assert fresh.text == "You have not told me your ship."
-    assert len(fresh.turn) == 2
+        answer = await Chat(elsewhere).chat_with_state(fourth.state, "What is my ship?")
+    assert answer.text == "You have not told me your ship."
+    assert len(answer.turn) == 2
 
 
 @pytest.mark.parametrize(

@@ -50,15 +50,15 @@ async def test_returning_to_a_provider_uses_its_anchor(
     check_law(server, turn)
     turn = await run_to_answer(engines["anthropic"], turn.append(user("Call add with 3 and 4")))
     check_law(server, turn)
-    thoughts = [b for b in turn.blocks[there:] if isinstance(b, ReasoningBlock)]
-    assert len(thoughts) == 4
+    reasoning_blocks = [b for b in turn.blocks[there:] if isinstance(b, ReasoningBlock)]
+    assert len(reasoning_blocks) == 4
     foreign = {block.response_id for block in turn.blocks[there:]} - {""}
 
     turn = turn.append(user("What did I say first?"))
     plan = engines["responses"].plan(turn)
     assert plan.previous_response_id == own
     assert plan.delta == turn.blocks[there:]
-    assert set(plan.left_out) == set(thoughts)
+    assert set(plan.left_out) == set(reasoning_blocks)
     assert {each.response_id: each.reason for each in plan.rejected} == dict.fromkeys(
         foreign, "scope"
     )

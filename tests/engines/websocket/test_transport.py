@@ -94,17 +94,17 @@ async def test_unstored_responses_are_chained_on_their_connection(
 
 async def test_streams_are_passed_on_as_they_arrive(gated: TestServer, model: GatedModel) -> None:
     """The first delta is yielded before the second has been generated."""
-    words: list[str] = []
+    deltas: list[str] = []
     async with (
         open_engine(gated, transport="websocket") as engine,
         engine.stream(Turn([user("wait")])) as stream,
     ):
         async for event in stream:
             if isinstance(event, TextDelta):
-                words.append(event.delta)
-                assert bool(model.finished) is (len(words) > 1)
+                deltas.append(event.delta)
+                assert bool(model.finished) is (len(deltas) > 1)
                 model.open_gate()
-    assert words == ["answer ", "to wait"]
+    assert deltas == ["answer ", "to wait"]
 
 
 async def test_closed_connection_loses_unstored_responses_only(
@@ -385,8 +385,8 @@ async def test_failed_connection_is_reported() -> None:
         async with engine:
             with pytest.raises(RequestRefused, match="has no WebSocket endpoint"):
                 await engine.run(Turn([user("x")]))
-        gone = f"responses:{server.base_url}#m"
-    async with connect(gone, transport="websocket", max_retries=0) as engine:
+        address = f"responses:{server.base_url}#m"
+    async with connect(address, transport="websocket", max_retries=0) as engine:
         with pytest.raises(Unreachable):
             await engine.run(Turn([user("x")]))
 

@@ -84,10 +84,10 @@ def test_sections_are_cached_in_order(ask: Ask) -> None:
     system = [text(LONG, **MARK)]
     messages = [said(text(LONG, **MARK))]
     total = sum(counts(ask(messages, tools=tools, system=system)))
-    whole = counts(ask(messages, tools=tools, system=system))
+    first = counts(ask(messages, tools=tools, system=system))
     choice = counts(ask(messages, tools=tools, system=system, tool_choice={"type": "auto"}))
     other = counts(ask(messages, tools=tools, system=[text("It is 12:01. " + LONG, **MARK)]))
-    assert whole == (total, 0, 0)
+    assert first == (total, 0, 0)
     assert total // 2 < choice[0] < total
     assert total // 4 < other[0] < total // 2
 

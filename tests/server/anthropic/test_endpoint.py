@@ -32,17 +32,17 @@ def make_message(text: str, role: str = "user") -> Any:
     return {"role": role, "content": text}
 
 
-def create_message(client: Anthropic, **asked: Any) -> dict[str, Any]:
+def create_message(client: Anthropic, **params: Any) -> dict[str, Any]:
     """Create a message without streaming and validate it strictly with the client's own types."""
-    raw = client.messages.with_raw_response.create(**REQUEST | asked)
+    raw = client.messages.with_raw_response.create(**REQUEST | params)
     body = raw.http_response.json()
     Message.model_validate_json(raw.http_response.content, strict=True)
     return body
 
 
-def stream_events(client: Anthropic, **asked: Any) -> list[dict[str, Any]]:
+def stream_events(client: Anthropic, **params: Any) -> list[dict[str, Any]]:
     """Stream a message and validate each event with the client's own types."""
-    with client.messages.with_streaming_response.create(stream=True, **REQUEST | asked) as raw:
+    with client.messages.with_streaming_response.create(stream=True, **REQUEST | params) as raw:
         text = "\n".join(raw.iter_lines())
     found: list[dict[str, Any]] = []
     for block in text.strip().split("\n\n"):
@@ -82,12 +82,12 @@ def test_parallel_tool_calls_and_results(
 ) -> None:
     """The model calls two tools in parallel and uses their results, with its reasoning resent unchanged."""
     messages = [make_message("call get_weather in Paris and get_weather in Rome")]
-    asked: Any = {**REQUEST, "messages": messages, "tools": [WEATHER], "thinking": thinking}
+    params: Any = {**REQUEST, "messages": messages, "tools": [WEATHER], "thinking": thinking}
     if streamed:
-        with client.messages.stream(**asked) as stream:
+        with client.messages.stream(**params) as stream:
             made: Any = stream.get_final_message()
     else:
-        made = client.messages.create(**asked)
+        made = client.messages.create(**params)
     assert made.stop_reason == "tool_use"
     calls = [block for block in made.content if block.type == "tool_use"]
     assert [call.input for call in calls] == [{"city": "Paris"}, {"city": "Rome"}]
@@ -100,7 +100,7 @@ def test_parallel_tool_calls_and_results(
         {"role": "assistant", "content": replayed},
         {"role": "user", "content": [*results, {"type": "text", "text": ""}][:2]},
     ]
-    last: Any = client.messages.create(**asked)
+    last: Any = client.messages.create(**params)
     assert last.content[-1].text == "get_weather says: sunny. get_weather says: sunny."
     kinds = [item["type"] for item in server.requests[-1].context or ()]
     assert kinds.count("reasoning") == (thinking is THINKING)
@@ -108,35 +108,35 @@ def test_parallel_tool_calls_and_results(
 
 def test_streamed_message_equals_unstreamed_message(client: Anthropic) -> None:
     """The streamed blocks, stop reason and usage equal those of the message without streaming."""
-    asked: Any = {"messages": [make_message("Hello there")], "thinking": THINKING}
-    told = stream_events(client, **asked)
-    body = create_message(client, **asked)
-    kinds = [event["type"] for event in told]
+    params: Any = {"messages": [make_message("Hello there")], "thinking": THINKING}
+    events = stream_events(client, **params)
+    body = create_message(client, **params)
+    kinds = [event["type"] for event in events]
     assert kinds[:3] == ["message_start", "ping", "content_block_start"]
     assert kinds[-2:] == ["message_delta", "message_stop"]
-    deltas = [event["delta"] for event in told if event["type"] == "content_block_delta"]
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
     for member, block in (("thinking", 0), ("text", 1)):
         text = "".join(delta.get(member, "") for delta in deltas)
         assert text == body["content"][block][member]
     assert sum(delta["type"] == "signature_delta" for delta in deltas) == 1
-    assert told[-2]["delta"]["stop_reason"] == "end_turn"
-    assert told[-2]["usage"] == body["usage"]
+    assert events[-2]["delta"]["stop_reason"] == "end_turn"
+    assert events[-2]["usage"] == body["usage"]
 
 
 def test_thinking_is_sent_only_if_enabled(client: Anthropic) -> None:
     """Without ``thinking`` in the request, reasoning of the model is not sent."""
     body = create_message(client, messages=[make_message("Think about 6 * 7")])
     assert [block["type"] for block in body["content"]] == ["text"]
-    told = stream_events(client, messages=[make_message("Think about 6 * 7")])
-    opened = [event["content_block"]["type"] for event in told if "content_block" in event]
+    events = stream_events(client, messages=[make_message("Think about 6 * 7")])
+    opened = [event["content_block"]["type"] for event in events if "content_block" in event]
     assert opened == ["text"]
 
 
 def test_omitted_thinking_has_only_a_signature(client: Anthropic) -> None:
     """With ``display`` omitted, a thinking block has an empty text and is accepted when it is sent back."""
     thinking: Any = {"type": "adaptive", "display": "omitted"}
-    asked: Any = {"messages": [make_message("Hello")], "thinking": thinking}
-    body = create_message(client, **asked)
+    params: Any = {"messages": [make_message("Hello")], "thinking": thinking}
+    body = create_message(client, **params)
     assert body["content"][0]["thinking"] == ""
     messages = [
         make_message("Hello"),
@@ -156,10 +156,10 @@ def test_omitted_thinking_has_only_a_signature(client: Anthropic) -> None:
 )
 def test_modified_thinking_is_rejected(client: Anthropic, damage: dict[str, str]) -> None:
     """A thinking block whose text or signature was modified is rejected."""
-    thought, text = create_message(client, messages=[make_message("Hello")], thinking=THINKING)[
+    thinking, text = create_message(client, messages=[make_message("Hello")], thinking=THINKING)[
         "content"
     ]
-    replayed: Any = {"role": "assistant", "content": [thought | damage, text]}
+    replayed: Any = {"role": "assistant", "content": [thinking | damage, text]}
     with pytest.raises(anthropic.BadRequestError, match="Invalid `signature` in `thinking` block"):
         client.messages.create(
             **REQUEST, messages=[make_message("Hello"), replayed, make_message("Bye")]
@@ -169,14 +169,14 @@ def test_modified_thinking_is_rejected(client: Anthropic, damage: dict[str, str]
 def test_tool_use_requires_its_thinking_block(client: Anthropic) -> None:
     """While thinking is enabled, the thinking block before a tool call must be sent back."""
     messages = [make_message("call get_weather in Rome")]
-    asked: Any = {**REQUEST, "messages": messages, "tools": [WEATHER], "thinking": THINKING}
-    call: Any = client.messages.create(**asked).content[-1]
+    params: Any = {**REQUEST, "messages": messages, "tools": [WEATHER], "thinking": THINKING}
+    call: Any = client.messages.create(**params).content[-1]
     result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
     messages += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
     with pytest.raises(anthropic.BadRequestError, match="Expected `thinking`"):
-        client.messages.create(**asked)
-    del asked["thinking"]
-    assert client.messages.create(**asked).stop_reason == "end_turn"
+        client.messages.create(**params)
+    del params["thinking"]
+    assert client.messages.create(**params).stop_reason == "end_turn"
 
 
 def test_answer_matches_its_schema(client: Anthropic) -> None:
@@ -213,7 +213,7 @@ def test_images_and_documents_reach_the_model(server: TestServer, client: Anthro
 
 
 @pytest.mark.parametrize(
-    ("asked", "ending"),
+    ("params", "ending"),
     [
         ({"max_tokens": 3}, ("max_tokens", None)),
         ({"stop_sequences": ["two", "one"]}, ("stop_sequence", "one")),
@@ -226,12 +226,12 @@ def test_images_and_documents_reach_the_model(server: TestServer, client: Anthro
     ],
 )
 def test_stop_reason(
-    client: Anthropic, asked: dict[str, Any], ending: tuple[str, str | None]
+    client: Anthropic, params: dict[str, Any], ending: tuple[str, str | None]
 ) -> None:
     """The stop reason is correct with and without streaming."""
-    body = create_message(client, messages=[make_message("one two three")], **asked)
+    body = create_message(client, messages=[make_message("one two three")], **params)
     assert (body["stop_reason"], body["stop_sequence"]) == ending
-    delta = stream_events(client, messages=[make_message("one two three")], **asked)[-2]["delta"]
+    delta = stream_events(client, messages=[make_message("one two three")], **params)[-2]["delta"]
     assert (delta["stop_reason"], delta["stop_sequence"]) == ending
 
 
@@ -280,8 +280,8 @@ FAULTS: dict[str, tuple[type[Exception], str]] = {
 def test_faults_apply_to_messages(server: TestServer, client: Anthropic, fault: str) -> None:
     """A fault raises the client's matching error, and the next request succeeds."""
     server.faults.set(fault, times=1)
-    kind, words = FAULTS[fault]
-    with pytest.raises(kind, match=words):
+    kind, message = FAULTS[fault]
+    with pytest.raises(kind, match=message):
         list(client.messages.create(**REQUEST, messages=[make_message("Hello there")], stream=True))
     assert create_message(client, messages=[make_message("Hello")])["content"]
 
@@ -303,15 +303,15 @@ def test_fault_rejects_thinking(server: TestServer, client: Anthropic) -> None:
 def test_fault_omits_ids(server: TestServer, client: Anthropic, fault: str) -> None:
     """A fault omits or empties ids with and without streaming."""
     server.faults.set(fault)
-    asked: Any = {"messages": [make_message("call get_weather in Rome")], "tools": [WEATHER]}
-    raw = client.messages.with_raw_response.create(**REQUEST, **asked)
+    params: Any = {"messages": [make_message("call get_weather in Rome")], "tools": [WEATHER]}
+    raw = client.messages.with_raw_response.create(**REQUEST, **params)
     body = raw.http_response.json()
     assert not (body if fault == "omit_response_id" else body["content"][0]).get("id")
-    with client.messages.with_streaming_response.create(**REQUEST, **asked, stream=True) as stream:
+    with client.messages.with_streaming_response.create(**REQUEST, **params, stream=True) as stream:
         lines = [line[6:] for line in stream.iter_lines() if line.startswith("data: ")]
-    told = [json.loads(line) for line in lines]
-    opened = next(event["content_block"] for event in told if "content_block" in event)
-    assert not (told[0]["message"] if fault == "omit_response_id" else opened).get("id")
+    events = [json.loads(line) for line in lines]
+    opened = next(event["content_block"] for event in events if "content_block" in event)
+    assert not (events[0]["message"] if fault == "omit_response_id" else opened).get("id")
 
 
 def test_faults_duplicate_and_reorder_events(server: TestServer, client: Anthropic) -> None:

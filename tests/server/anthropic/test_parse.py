@@ -144,16 +144,16 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "words"), INVALID_REQUESTS)
-def test_invalid_request_is_rejected(body: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize(("body", "message"), INVALID_REQUESTS)
+def test_invalid_request_is_rejected(body: dict[str, Any], message: str) -> None:
     """An invalid request is rejected with Anthropic's message, which starts with the path of the field."""
     with pytest.raises(ApiError) as caught:
         parse_request(body, decrypt_nothing)
-    told = error_body(caught.value, "req_1")
-    assert told["type"] == "error"
-    assert told["request_id"] == "req_1"
-    assert told["error"]["type"] == "invalid_request_error"
-    assert words in told["error"]["message"]
+    error = error_body(caught.value, "req_1")
+    assert error["type"] == "error"
+    assert error["request_id"] == "req_1"
+    assert error["error"]["type"] == "invalid_request_error"
+    assert message in error["error"]["message"]
 
 
 VALID_REQUESTS: list[dict[str, Any]] = [
@@ -226,19 +226,19 @@ def test_parameters_are_converted_to_the_responses_api() -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "words"),
+    ("headers", "message"),
     [
         ({}, "anthropic-version: header is required"),
         ({"anthropic-version": "1999"}, 'anthropic-version: "1999" is not a valid version'),
     ],
 )
 def test_version_header_is_required(
-    server: TestServer, headers: dict[str, str], words: str
+    server: TestServer, headers: dict[str, str], message: str
 ) -> None:
     """A missing or invalid version header is rejected before the body is validated."""
     answer = httpx2.post(f"{server.base_url}/messages", json={}, headers=headers, timeout=TIMEOUT)
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == words
+    assert answer.json()["error"]["message"] == message
     assert answer.json()["request_id"] == answer.headers["request-id"]
 
 

@@ -37,11 +37,11 @@ def check_completion(raw: Any) -> dict[str, Any]:
     return body
 
 
-def stream_chunks(client: OpenAI, **asked: Any) -> list[dict[str, Any]]:
+def stream_chunks(client: OpenAI, **params: Any) -> list[dict[str, Any]]:
     """Stream a completion and validate each chunk with the client's own types."""
     found = []
     with client.chat.completions.with_streaming_response.create(
-        model="practice", stream=True, **asked
+        model="practice", stream=True, **params
     ) as raw:
         lines = [line for line in raw.iter_lines() if line]
     assert lines.pop() == "data: [DONE]"
@@ -90,12 +90,12 @@ def test_usage_counts_input_and_output_tokens(client: OpenAI) -> None:
 def test_parallel_tool_calls_and_results(client: OpenAI, streamed: bool) -> None:
     """The model calls two tools in parallel and uses their results, with and without streaming."""
     messages = [make_message("call get_weather in Paris and get_weather in Rome")]
-    asked: Any = {"model": "practice", "messages": messages, "tools": [WEATHER]}
+    params: Any = {"model": "practice", "messages": messages, "tools": [WEATHER]}
     if streamed:
-        with client.chat.completions.stream(**asked) as stream:
+        with client.chat.completions.stream(**params) as stream:
             choice = stream.get_final_completion().choices[0]
     else:
-        choice = client.chat.completions.create(**asked).choices[0]
+        choice = client.chat.completions.create(**params).choices[0]
     assert choice.finish_reason == "tool_calls"
     calls: Any = choice.message.tool_calls
     assert [json.loads(call.function.arguments) for call in calls] == [
@@ -120,22 +120,22 @@ def test_parallel_tool_calls_and_results(client: OpenAI, streamed: bool) -> None
 
 def test_streamed_completion_equals_unstreamed_completion(client: OpenAI) -> None:
     """A stream sends the role, the text, the finish reason and then, if requested, the usage."""
-    asked: Any = {
+    params: Any = {
         "messages": [make_message("Hello there")],
         "stream_options": {"include_usage": True},
     }
-    told = stream_chunks(client, **asked)
-    made = client.chat.completions.create(model="practice", messages=asked["messages"])
-    deltas = [chunk["choices"][0]["delta"] for chunk in told[:-1]]
+    chunks = stream_chunks(client, **params)
+    made = client.chat.completions.create(model="practice", messages=params["messages"])
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
     assert deltas[0]["role"] == "assistant"
     text = "".join(delta.get("content") or "" for delta in deltas)
     assert text == made.choices[0].message.content
-    assert told[-2]["choices"][0]["finish_reason"] == "stop"
-    assert told[-1]["choices"] == []
+    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
+    assert chunks[-1]["choices"] == []
     assert made.usage is not None
-    assert told[-1]["usage"]["total_tokens"] == made.usage.total_tokens
-    assert all(chunk["usage"] is None for chunk in told[:-1])
-    assert len({chunk["id"] for chunk in told}) == 1
+    assert chunks[-1]["usage"]["total_tokens"] == made.usage.total_tokens
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    assert len({chunk["id"] for chunk in chunks}) == 1
 
 
 def test_stream_has_no_usage_by_default(client: OpenAI) -> None:
@@ -147,16 +147,18 @@ def test_stream_has_no_usage_by_default(client: OpenAI) -> None:
 
 def test_reasoning_content_is_sent_and_accepted(server: TestServer, client: OpenAI) -> None:
     """Reasoning is sent as ``reasoning_content``, as open model servers do, and accepted in a request."""
-    asked: Any = {"messages": [make_message("Think about 6 * 7")], "reasoning_effort": "low"}
+    params: Any = {"messages": [make_message("Think about 6 * 7")], "reasoning_effort": "low"}
     body = check_completion(
-        client.chat.completions.with_raw_response.create(model="practice", **asked)
+        client.chat.completions.with_raw_response.create(model="practice", **params)
     )
     message = body["choices"][0]["message"]
-    told = stream_chunks(client, **asked)
-    thought = "".join(chunk["choices"][0]["delta"].get("reasoning_content", "") for chunk in told)
-    assert thought == message["reasoning_content"]
+    chunks = stream_chunks(client, **params)
+    reasoning_text = "".join(
+        chunk["choices"][0]["delta"].get("reasoning_content", "") for chunk in chunks
+    )
+    assert reasoning_text == message["reasoning_content"]
     client.chat.completions.create(
-        model="practice", messages=[*asked["messages"], message, make_message("Thanks")]
+        model="practice", messages=[*params["messages"], message, make_message("Thanks")]
     )
     context = server.requests[-1].context or ()
     assert [item["type"] for item in context] == ["message", "reasoning", "message", "message"]
@@ -200,7 +202,7 @@ def test_images_and_files_are_sent(server: TestServer, client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "reason", "text"),
+    ("params", "reason", "text"),
     [
         ({"max_completion_tokens": 3}, "length", "You said:"),
         ({"max_tokens": 3}, "length", "You said:"),
@@ -209,11 +211,11 @@ def test_images_and_files_are_sent(server: TestServer, client: OpenAI) -> None:
     ],
 )
 def test_token_limit_and_stop_sequences_end_the_answer(
-    client: OpenAI, asked: dict[str, Any], reason: str, text: str
+    client: OpenAI, params: dict[str, Any], reason: str, text: str
 ) -> None:
     """An answer ends at its token limit, or before a stop sequence."""
     made = client.chat.completions.create(
-        model="practice", messages=[make_message("one two three")], **asked
+        model="practice", messages=[make_message("one two three")], **params
     )
     assert made.choices[0].finish_reason == reason
     assert (made.choices[0].message.content or "").startswith(text)
@@ -293,13 +295,13 @@ def test_fault_omits_call_ids(
 ) -> None:
     """A fault omits or empties the ids of tool calls with and without streaming."""
     server.faults.set(fault)
-    asked: Any = {"messages": [make_message("call get_weather in Rome")], "tools": [WEATHER]}
-    made = client.chat.completions.with_raw_response.create(model="practice", **asked)
+    params: Any = {"messages": [make_message("call get_weather in Rome")], "tools": [WEATHER]}
+    made = client.chat.completions.with_raw_response.create(model="practice", **params)
     call = made.http_response.json()["choices"][0]["message"]["tool_calls"][0]
     assert call.get("id") == expected
     opening = next(
         call
-        for chunk in stream_chunks(client, **asked)
+        for chunk in stream_chunks(client, **params)
         for call in chunk["choices"][0]["delta"].get("tool_calls", ())
     )
     assert opening.get("id") == expected

@@ -126,14 +126,14 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str | None, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "param", "words"), INVALID_REQUESTS)
-def test_invalid_request_is_rejected(body: dict[str, Any], param: str | None, words: str) -> None:
+@pytest.mark.parametrize(("body", "param", "message"), INVALID_REQUESTS)
+def test_invalid_request_is_rejected(body: dict[str, Any], param: str | None, message: str) -> None:
     """An invalid request is rejected with the API's message and the invalid parameter."""
     with pytest.raises(ApiError) as caught:
         parse_request(body)
     assert caught.value.status == 400
     assert caught.value.param == param
-    assert words in caught.value.message
+    assert message in caught.value.message
 
 
 VALID_REQUESTS: list[dict[str, Any]] = [

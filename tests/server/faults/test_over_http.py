@@ -122,8 +122,8 @@ def test_stream_is_cut_inside_an_event(server: TestServer, number: int) -> None:
     server.faults.set(f"cut_in_event={number}", times=1)
     body, ended = decode_chunked(raw_post(server, STREAM_REQUEST))
     assert not ended
-    *whole, half = body.split(b"\n\n")
-    assert len(whole) == number
+    *complete, half = body.split(b"\n\n")
+    assert len(complete) == number
     assert half.startswith(b"event: response.")
     assert not half.endswith(b"}")
 
@@ -236,14 +236,14 @@ def test_forget_silently(server: TestServer, client: OpenAI, echo: str, stream: 
 
 def test_forget_silently_accepts_results_of_lost_calls(server: TestServer, client: OpenAI) -> None:
     """A tool result whose call was silently lost is accepted."""
-    asked = client.responses.create(model="practice", input=PROMPT, tools=[WEATHER])
-    call = asked.output[0]
+    response = client.responses.create(model="practice", input=PROMPT, tools=[WEATHER])
+    call = response.output[0]
     assert call.type == "function_call"
     server.faults.set("forget_silently")
     answer = client.responses.create(
         model="practice",
         input=[{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}],
-        previous_response_id=asked.id,
+        previous_response_id=response.id,
     )
     assert answer.status == "completed"
 
@@ -365,9 +365,9 @@ def test_encrypted_reasoning_can_be_rejected(server: TestServer, client: OpenAI)
         "summary": [],
         "encrypted_content": "gAAAAAB",
     }
-    said: Any = {"role": "assistant", "content": "Hello"}
+    message: Any = {"role": "assistant", "content": "Hello"}
     with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(model="practice", input=[reasoning, said])
+        client.responses.create(model="practice", input=[reasoning, message])
     assert caught.value.code == "invalid_encrypted_content"
     assert not server.faults.armed
 

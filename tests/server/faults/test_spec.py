@@ -36,7 +36,7 @@ def test_parse_fault(spec: str, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "complaint"),
+    ("spec", "message"),
     [
         ("", "unknown fault ''; choose one of cut_after_events, cut_in_event, "),
         ("explode", "unknown fault 'explode'"),
@@ -53,25 +53,25 @@ def test_parse_fault(spec: str, fault: Fault) -> None:
         ("remember=2,times=0", "times must be an integer, 1 or more, not '0'"),
     ],
 )
-def test_an_invalid_fault_lists_what_is_valid(spec: str, complaint: str) -> None:
+def test_an_invalid_fault_lists_what_is_valid(spec: str, message: str) -> None:
     """The error for an invalid specification says what is expected instead."""
     with pytest.raises(InvalidFault) as caught:
         parse(spec)
-    assert complaint in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_documentation_lists_exactly_the_faults() -> None:
     """The table of the documentation has the same names, values, options and descriptions as the code."""
     written = {line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
-    spoken: set[str] = set()
+    expected: set[str] = set()
     for name, kind in KINDS.items():
         value = "" if kind.value is None else f"={kind.value.placeholder}"
         options = "".join(
             f"[,{name}={argument.placeholder}]" for name, argument in kind.options.items()
         )
-        spelt = f"{name}{value}{options}".replace("|", "\\|")
-        spoken.add(f"| `{spelt}` | {kind.description} |")
-    assert written == spoken
+        pattern = f"{name}{value}{options}".replace("|", "\\|")
+        expected.add(f"| `{pattern}` | {kind.description} |")
+    assert written == expected
 
 
 def test_faults_are_armed_replaced_consumed_and_cleared() -> None:

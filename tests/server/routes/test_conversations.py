@@ -24,14 +24,14 @@ def item_texts(client: OpenAI, conversation: str, **query: Any) -> list[str]:
 
 def test_a_conversation_is_created_read_updated_and_deleted(client: OpenAI) -> None:
     """A conversation object can be created, read, updated and deleted; afterwards it is not found."""
-    talk = client.conversations.create(metadata={"a": "b"}, items=[user_message("hello")])
-    assert talk.object == "conversation"
-    assert client.conversations.retrieve(talk.id).metadata == {"a": "b"}
-    assert client.conversations.update(talk.id, metadata={"c": "d"}).metadata == {"c": "d"}
-    assert client.conversations.retrieve(talk.id).metadata == {"c": "d"}
-    assert client.conversations.delete(talk.id).deleted
-    with pytest.raises(NotFoundError, match=f"Conversation with id '{talk.id}' not found."):
-        client.conversations.retrieve(talk.id)
+    conversation = client.conversations.create(metadata={"a": "b"}, items=[user_message("hello")])
+    assert conversation.object == "conversation"
+    assert client.conversations.retrieve(conversation.id).metadata == {"a": "b"}
+    assert client.conversations.update(conversation.id, metadata={"c": "d"}).metadata == {"c": "d"}
+    assert client.conversations.retrieve(conversation.id).metadata == {"c": "d"}
+    assert client.conversations.delete(conversation.id).deleted
+    with pytest.raises(NotFoundError, match=f"Conversation with id '{conversation.id}' not found."):
+        client.conversations.retrieve(conversation.id)
 
 
 def test_a_conversation_needs_no_body(http: httpx2.Client) -> None:
@@ -41,45 +41,45 @@ def test_a_conversation_needs_no_body(http: httpx2.Client) -> None:
 
 def test_a_response_in_a_conversation_adds_its_items(client: OpenAI, server: TestServer) -> None:
     """Input and output are added after completion, and the next response sees them."""
-    talk = client.conversations.create(items=[user_message("zero")])
-    first = client.responses.create(model="m", input="one", conversation=talk.id)
+    conversation = client.conversations.create(items=[user_message("zero")])
+    first = client.responses.create(model="m", input="one", conversation=conversation.id)
     assert first.conversation
-    assert first.conversation.id == talk.id
-    second = client.responses.create(model="m", input="two", conversation={"id": talk.id})
-    said = ["zero", "one", first.output_text, "two", second.output_text]
-    assert item_texts(client, talk.id, order="asc") == said
+    assert first.conversation.id == conversation.id
+    second = client.responses.create(model="m", input="two", conversation={"id": conversation.id})
+    texts = ["zero", "one", first.output_text, "two", second.output_text]
+    assert item_texts(client, conversation.id, order="asc") == texts
     assert len(server.requests[-2].context or ()) == 4
 
 
 def test_an_unstored_response_adds_nothing(client: OpenAI, server: TestServer) -> None:
     """A response with ``store: false`` sees the conversation and adds no items to it."""
-    talk = client.conversations.create(items=[user_message("zero")])
-    client.responses.create(model="m", input="one", conversation=talk.id, store=False)
+    conversation = client.conversations.create(items=[user_message("zero")])
+    client.responses.create(model="m", input="one", conversation=conversation.id, store=False)
     assert len(server.requests[-1].context or ()) == 2
-    assert item_texts(client, talk.id) == ["zero"]
+    assert item_texts(client, conversation.id) == ["zero"]
 
 
 def test_a_response_of_a_conversation_can_be_chained(client: OpenAI, server: TestServer) -> None:
     """A chained response has the same context and does not belong to the conversation."""
-    talk = client.conversations.create(items=[user_message("zero")])
-    first = client.responses.create(model="m", input="one", conversation=talk.id)
+    conversation = client.conversations.create(items=[user_message("zero")])
+    first = client.responses.create(model="m", input="one", conversation=conversation.id)
     second = client.responses.create(model="m", input="two", previous_response_id=first.id)
     assert second.conversation is None
     assert len(server.requests[-1].context or ()) == 4
-    assert len(item_texts(client, talk.id)) == 3
+    assert len(item_texts(client, conversation.id)) == 3
 
 
 def test_conversation_and_responses_are_independent(client: OpenAI, server: TestServer) -> None:
     """Items remain when a response is deleted or expires, and a response when its conversation is deleted."""
-    talk = client.conversations.create()
-    first = client.responses.create(model="m", input="one", conversation=talk.id)
+    conversation = client.conversations.create()
+    first = client.responses.create(model="m", input="one", conversation=conversation.id)
     client.responses.delete(first.id)
-    second = client.responses.create(model="m", input="two", conversation=talk.id)
+    second = client.responses.create(model="m", input="two", conversation=conversation.id)
     server.clock.advance(days=31)
     assert server.purge() == 1
-    assert len(item_texts(client, talk.id)) == 4
-    third = client.responses.create(model="m", input="three", conversation=talk.id)
-    client.conversations.delete(talk.id)
+    assert len(item_texts(client, conversation.id)) == 4
+    third = client.responses.create(model="m", input="three", conversation=conversation.id)
+    client.conversations.delete(conversation.id)
     assert len(list(client.responses.input_items.list(third.id))) == 5
     with pytest.raises(NotFoundError):
         client.responses.retrieve(second.id)
@@ -87,37 +87,40 @@ def test_conversation_and_responses_are_independent(client: OpenAI, server: Test
 
 def test_items_are_added_read_and_deleted(client: OpenAI, server: TestServer) -> None:
     """A deleted item is not found and is not part of the next context."""
-    talk = client.conversations.create(items=[user_message("zero")])
+    conversation = client.conversations.create(items=[user_message("zero")])
     added = client.conversations.items.create(
-        talk.id, items=[user_message("one"), user_message("two")]
+        conversation.id, items=[user_message("one"), user_message("two")]
     )
     assert [item.type for item in added.data] == ["message", "message"]
     assert added.first_id == added.data[0].id
-    gone: Any = added.data[0]
-    read: Any = client.conversations.items.retrieve(gone.id, conversation_id=talk.id)
+    added_item: Any = added.data[0]
+    read: Any = client.conversations.items.retrieve(added_item.id, conversation_id=conversation.id)
     assert read.content[0].text == "one"
-    assert client.conversations.items.delete(gone.id, conversation_id=talk.id).id == talk.id
+    assert (
+        client.conversations.items.delete(added_item.id, conversation_id=conversation.id).id
+        == conversation.id
+    )
     for call in (client.conversations.items.retrieve, client.conversations.items.delete):
         with pytest.raises(NotFoundError, match="not found in conversation"):
-            call(gone.id, conversation_id=talk.id)
-    assert item_texts(client, talk.id, order="asc") == ["zero", "two"]
-    client.responses.create(model="m", input="three", conversation=talk.id)
+            call(added_item.id, conversation_id=conversation.id)
+    assert item_texts(client, conversation.id, order="asc") == ["zero", "two"]
+    client.responses.create(model="m", input="three", conversation=conversation.id)
     assert "one" not in str(server.requests[-1].context)
 
 
 @pytest.mark.parametrize("deletes_all", [False, True])
 def test_deleted_item_cannot_be_referenced(client: OpenAI, deletes_all: bool) -> None:
     """It is retained for a response in the conversation, and for nothing else."""
-    talk = client.conversations.create(items=[user_message("secret")])
-    (item,) = client.conversations.items.list(talk.id).data
+    conversation = client.conversations.create(items=[user_message("secret")])
+    (item,) = client.conversations.items.list(conversation.id).data
     assert item.id
-    answered = client.responses.create(model="m", input="one", conversation=talk.id)
+    answered = client.responses.create(model="m", input="one", conversation=conversation.id)
     reference: Any = [{"type": "item_reference", "id": item.id}, user_message("two")]
     assert client.responses.create(model="m", input=reference, store=False)
     if deletes_all:
-        client.conversations.delete(talk.id)
+        client.conversations.delete(conversation.id)
     else:
-        client.conversations.items.delete(item.id, conversation_id=talk.id)
+        client.conversations.items.delete(item.id, conversation_id=conversation.id)
     with pytest.raises(NotFoundError, match="not found"):
         client.responses.create(model="m", input=reference)
     assert len(list(client.responses.input_items.list(answered.id))) == 2
@@ -128,27 +131,27 @@ def test_deleted_item_cannot_be_referenced(client: OpenAI, deletes_all: bool) ->
 
 def test_last_item_can_be_deleted(client: OpenAI) -> None:
     """A conversation whose last item is deleted is empty and still usable."""
-    talk = client.conversations.create(items=[user_message("zero")])
-    (item,) = client.conversations.items.list(talk.id).data
+    conversation = client.conversations.create(items=[user_message("zero")])
+    (item,) = client.conversations.items.list(conversation.id).data
     assert item.id
-    client.conversations.items.delete(item.id, conversation_id=talk.id)
-    assert item_texts(client, talk.id) == []
-    assert client.responses.create(model="m", input="one", conversation=talk.id)
+    client.conversations.items.delete(item.id, conversation_id=conversation.id)
+    assert item_texts(client, conversation.id) == []
+    assert client.responses.create(model="m", input="one", conversation=conversation.id)
 
 
 def test_items_are_paginated(client: OpenAI) -> None:
     """Items are listed newest first by default, and ``after`` continues after an item."""
-    talk = client.conversations.create()
+    conversation = client.conversations.create()
     for start in (0, 20):
         items = [user_message(str(number)) for number in range(start, start + 20)]
-        client.conversations.items.create(talk.id, items=items)
-    page: Any = client.conversations.items.list(talk.id, limit=3)
+        client.conversations.items.create(conversation.id, items=items)
+    page: Any = client.conversations.items.list(conversation.id, limit=3)
     assert [item.content[0].text for item in page.data] == ["39", "38", "37"]
     assert page.has_more
-    after: Any = client.conversations.items.list(talk.id, limit=3, after=page.last_id)
+    after: Any = client.conversations.items.list(conversation.id, limit=3, after=page.last_id)
     assert after.data[0].content[0].text == "36"
-    assert item_texts(client, talk.id, limit=7, order="asc") == [str(n) for n in range(40)]
-    last: Any = client.conversations.items.list(talk.id, limit=100)
+    assert item_texts(client, conversation.id, limit=7, order="asc") == [str(n) for n in range(40)]
+    last: Any = client.conversations.items.list(conversation.id, limit=100)
     assert not last.has_more
 
 
@@ -170,8 +173,8 @@ def test_invalid_page_parameters_are_rejected(
     http: httpx2.Client, query: str, param: str, code: str
 ) -> None:
     """The error for an invalid page contains the parameter and a code."""
-    talk = http.post("/v1/conversations").json()["id"]
-    answer = http.get(f"/v1/conversations/{talk}/items?{query}")
+    conversation = http.post("/v1/conversations").json()["id"]
+    answer = http.get(f"/v1/conversations/{conversation}/items?{query}")
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
     assert answer.json()["error"]["code"] == code
@@ -180,9 +183,9 @@ def test_invalid_page_parameters_are_rejected(
 def test_at_most_twenty_items_per_request(client: OpenAI) -> None:
     """A request with 21 items is rejected, at creation and later."""
     many = [user_message("x")] * 21
-    talk = client.conversations.create(items=many[:20])
+    conversation = client.conversations.create(items=many[:20])
     with pytest.raises(BadRequestError):
-        client.conversations.items.create(talk.id, items=many)
+        client.conversations.items.create(conversation.id, items=many)
     with pytest.raises(BadRequestError):
         client.conversations.create(items=many)
 
@@ -190,9 +193,9 @@ def test_at_most_twenty_items_per_request(client: OpenAI) -> None:
 def test_an_item_cannot_be_added_twice(client: OpenAI) -> None:
     """An item id that the conversation or the request already contains is rejected."""
     item: Any = {"type": "message", "role": "user", "content": "x", "id": "msg_mine"}
-    talk = client.conversations.create(items=[item])
+    conversation = client.conversations.create(items=[item])
     with pytest.raises(BadRequestError, match="Duplicate item found with id msg_mine"):
-        client.conversations.items.create(talk.id, items=[item])
+        client.conversations.items.create(conversation.id, items=[item])
     with pytest.raises(BadRequestError, match="Duplicate"):
         client.conversations.create(items=[item, item])
 
@@ -200,30 +203,34 @@ def test_an_item_cannot_be_added_twice(client: OpenAI) -> None:
 def test_tool_call_without_result_blocks_a_conversation(client: OpenAI) -> None:
     """A tool call without a result may be added, but a response requires the result."""
     call: Any = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
-    talk = client.conversations.create(items=[user_message("x"), call])
+    conversation = client.conversations.create(items=[user_message("x"), call])
     with pytest.raises(BadRequestError, match="No tool output found for function call call_1"):
-        client.responses.create(model="m", input="y", conversation=talk.id)
+        client.responses.create(model="m", input="y", conversation=conversation.id)
     output: Any = {"type": "function_call_output", "call_id": "call_1", "output": "1"}
-    client.conversations.items.create(talk.id, items=[output])
-    assert client.responses.create(model="m", input="y", conversation=talk.id)
+    client.conversations.items.create(conversation.id, items=[output])
+    assert client.responses.create(model="m", input="y", conversation=conversation.id)
 
 
 def test_conversation_is_locked_during_a_response(connect: Connect) -> None:
     """While a response is running, other responses and changes are rejected; reads are not."""
     with serve(model=GatedModel()) as server:
         client = connect(server)
-        talk = client.conversations.create(items=[user_message("zero")])
+        conversation = client.conversations.create(items=[user_message("zero")])
         with client.responses.create(
-            model="m", input="wait", conversation=talk.id, stream=True
+            model="m", input="wait", conversation=conversation.id, stream=True
         ) as stream:
             next(iter(stream))
-            (item,) = client.conversations.items.list(talk.id).data
+            (item,) = client.conversations.items.list(conversation.id).data
             assert item.id
             changes = (
-                lambda: client.responses.create(model="m", input="x", conversation=talk.id),
-                lambda: client.conversations.items.create(talk.id, items=[user_message("x")]),
-                lambda: client.conversations.items.delete(item.id or "", conversation_id=talk.id),
-                lambda: client.conversations.delete(talk.id),
+                lambda: client.responses.create(model="m", input="x", conversation=conversation.id),
+                lambda: client.conversations.items.create(
+                    conversation.id, items=[user_message("x")]
+                ),
+                lambda: client.conversations.items.delete(
+                    item.id or "", conversation_id=conversation.id
+                ),
+                lambda: client.conversations.delete(conversation.id),
             )
             for change in changes:
                 with pytest.raises(BadRequestError) as caught:

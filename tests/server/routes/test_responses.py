@@ -235,13 +235,13 @@ def test_tool_call_requires_a_result_in_the_next_request(
     )
     with serve(model=model) as server:
         client = connect(server)
-        asked = checked(client.responses.with_raw_response.create(model="m", input="sky?"))
-        call_id = asked["output"][0]["call_id"]
+        response = checked(client.responses.with_raw_response.create(model="m", input="sky?"))
+        call_id = response["output"][0]["call_id"]
         with pytest.raises(BadRequestError, match=f"No tool output found .* {call_id}"):
-            client.responses.create(model="m", input="hm", previous_response_id=asked["id"])
+            client.responses.create(model="m", input="hm", previous_response_id=response["id"])
         output: Any = {"type": "function_call_output", "call_id": call_id, "output": "sun"}
         answer = client.responses.create(
-            model="m", input=[output], previous_response_id=asked["id"]
+            model="m", input=[output], previous_response_id=response["id"]
         )
         assert answer.output_text == "Sunny."
         with pytest.raises(BadRequestError, match="No tool call found"):
@@ -270,18 +270,18 @@ def test_modified_encrypted_reasoning_is_rejected(
                 reasoning={"summary": "auto"},
             )
         )
-        thought, said = body["output"]
-        assert thought["summary"] == [{"type": "summary_text", "text": "Let me see."}]
+        reasoning_item, message = body["output"]
+        assert reasoning_item["summary"] == [{"type": "summary_text", "text": "Let me see."}]
         replay: Any = [
             {"role": "user", "content": "x"},
-            thought,
-            said,
+            reasoning_item,
+            message,
             {"role": "user", "content": "y"},
         ]
         assert client.responses.create(model="m", input=replay).output_text == "Done."
-        sealed = thought["encrypted_content"]
-        for changed in (sealed[:-5] + "AAAA=", "gAAAAAnonsense", sealed + "!", ""):
-            replay[1] = {**thought, "encrypted_content": changed}
+        encrypted = reasoning_item["encrypted_content"]
+        for changed in (encrypted[:-5] + "AAAA=", "gAAAAAnonsense", encrypted + "!", ""):
+            replay[1] = {**reasoning_item, "encrypted_content": changed}
             with pytest.raises((BadRequestError, NotFoundError)) as caught:
                 client.responses.create(model="m", input=replay)
             if changed:
@@ -407,8 +407,8 @@ def test_input_items_are_the_complete_context(client: OpenAI) -> None:
     assert page.data[0].content[0].text == "three"
     assert page.has_more
     listed: Any = list(client.responses.input_items.list(second.id, order="asc", limit=3))
-    said = [item.content[0].text for item in listed]
-    assert said == ["one", first.output_text, "two", "three"]
+    texts = [item.content[0].text for item in listed]
+    assert texts == ["one", first.output_text, "two", "three"]
     assert len({item.id for item in listed}) == 4
     with pytest.raises(NotFoundError):
         client.responses.input_items.list("resp_x")
@@ -417,11 +417,11 @@ def test_input_items_are_the_complete_context(client: OpenAI) -> None:
 def test_input_tokens_are_counted(client: OpenAI, server: TestServer) -> None:
     """The count equals the input tokens of a response to the same request."""
     first = client.responses.create(model="practice", input="one")
-    asked: Any = {"model": "practice", "input": "two", "previous_response_id": first.id}
-    asked |= {"instructions": "Be kind.", "tools": [TOOL]}
-    counted = client.responses.input_tokens.count(**asked)
+    body: Any = {"model": "practice", "input": "two", "previous_response_id": first.id}
+    body |= {"instructions": "Be kind.", "tools": [TOOL]}
+    counted = client.responses.input_tokens.count(**body)
     assert counted.object == "response.input_tokens"
-    made = client.responses.create(**asked)
+    made = client.responses.create(**body)
     assert made.usage
     assert counted.input_tokens == made.usage.input_tokens
     assert client.responses.input_tokens.count().input_tokens == 0

@@ -29,16 +29,16 @@ def stream(check_event: CheckEvent) -> Stream:
     """Return a function that streams a response and checks the properties of every stream."""
 
     def run(server: TestServer, **body: Any) -> list[dict[str, Any]]:
-        asked = {"model": "m", "stream": True, **body}
+        request = {"model": "m", "stream": True, **body}
         answer = httpx2.post(
-            f"{server.base_url}/responses", verify=False, timeout=TIMEOUT, json=asked
+            f"{server.base_url}/responses", verify=False, timeout=TIMEOUT, json=request
         )
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
-        *told, last = parse_frames(answer.text)
+        *frames, last = parse_frames(answer.text)
         assert last == ("", "[DONE]")
-        events = [json.loads(data) for _, data in told]
-        assert [name for name, _ in told] == [event["type"] for event in events]
+        events = [json.loads(data) for _, data in frames]
+        assert [name for name, _ in frames] == [event["type"] for event in events]
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         for event in events:
             check_event(event)
@@ -120,9 +120,9 @@ def test_argument_deltas_have_only_the_item_id(scripted: Scripted, stream: Strea
     assert call["arguments"] == ""
     assert call["call_id"].startswith("call_")
     assert {event["item_id"] for event in deltas} == {call["id"]}
-    whole = "".join(event["delta"] for event in deltas)
-    assert json.loads(whole) == {"city": "Oslo", "unit": "C"}
-    assert events[-1]["response"]["output"][1]["arguments"] == whole
+    arguments = "".join(event["delta"] for event in deltas)
+    assert json.loads(arguments) == {"city": "Oslo", "unit": "C"}
+    assert events[-1]["response"]["output"][1]["arguments"] == arguments
 
 
 def test_reasoning_text_is_hidden_by_default(scripted: Scripted, stream: Stream) -> None:
@@ -176,8 +176,8 @@ def test_errors_before_the_stream_are_plain_json(server: TestServer) -> None:
 
 def test_official_client_reads_a_stream(client: OpenAI, server: TestServer) -> None:
     """The client's accumulated response equals the stored one and can be continued."""
-    with client.responses.stream(model="m", input="one") as told:
-        final = told.get_final_response()
+    with client.responses.stream(model="m", input="one") as response_stream:
+        final = response_stream.get_final_response()
     assert client.responses.retrieve(final.id).output_text == final.output_text
     client.responses.create(model="m", input="two", previous_response_id=final.id)
     context = server.requests[-1].context
@@ -188,8 +188,8 @@ def test_official_client_reads_a_stream(client: OpenAI, server: TestServer) -> N
 def test_special_characters_are_unchanged(client: OpenAI) -> None:
     """Line breaks, separators and characters outside the basic plane arrive unchanged."""
     odd = "a\r\nb\u2028c\u0085d\n\ndata: e 🪢 \x7f"
-    with client.responses.stream(model="m", input=f"say {odd}") as told:
-        final = told.get_final_response()
+    with client.responses.stream(model="m", input=f"say {odd}") as response_stream:
+        final = response_stream.get_final_response()
     assert odd in final.output_text
 
 
@@ -205,10 +205,10 @@ def test_model_error_fails_the_stream(stored: bool, stream: Stream) -> None:
         assert failed["status"] == "failed"
         assert failed["error"]["code"] == "server_error"
         if stored:
-            kept = httpx2.get(
+            loaded = httpx2.get(
                 f"{server.base_url}/responses/{failed['id']}", verify=False, timeout=TIMEOUT
             ).json()
-            assert kept == failed
+            assert loaded == failed
             after = httpx2.post(
                 f"{server.base_url}/responses",
                 verify=False,
@@ -237,8 +237,8 @@ class FailingModel(PracticeModel):
     async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
         """Yield three events and raise an error."""
         written = 0
-        async for piece in super().answer(prompt):
-            yield piece
+        async for event in super().answer(prompt):
+            yield event
             written += 1
             if written == 3:
                 raise RuntimeError("out of order")

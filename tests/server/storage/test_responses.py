@@ -60,14 +60,14 @@ def test_responses_and_conversations_survive_a_restart(address: str, running: Ru
     db = address
     with running(db=db) as (_, client):
         first = client.responses.create(model="m", input="one")
-        talk = client.conversations.create(metadata={"a": "b"})
-        client.responses.create(model="m", input="two", conversation=talk.id)
+        conversation = client.conversations.create(metadata={"a": "b"})
+        client.responses.create(model="m", input="two", conversation=conversation.id)
     with running(db=db) as (server, client):
         assert client.responses.retrieve(first.id).output_text == first.output_text
         client.responses.create(model="m", input="three", previous_response_id=first.id)
         assert len(server.requests[-1].context or ()) == 3
-        assert client.conversations.retrieve(talk.id).metadata == {"a": "b"}
-        client.responses.create(model="m", input="four", conversation=talk.id)
+        assert client.conversations.retrieve(conversation.id).metadata == {"a": "b"}
+        client.responses.create(model="m", input="four", conversation=conversation.id)
         assert len(server.requests[-1].context or ()) == 3
 
 
@@ -116,8 +116,8 @@ def test_small_cache_does_not_change_results(address: str, running: RunServer) -
                     model="m", input=f"{index}-{turn}", previous_response_id=previous
                 )
                 chains[index] = made.id
-                said = [item["content"][0]["text"] for item in server.requests[-1].context or ()]
-                assert said[::2] == [f"{index}-{past}" for past in range(turn + 1)]
+                texts = [item["content"][0]["text"] for item in server.requests[-1].context or ()]
+                assert texts[::2] == [f"{index}-{past}" for past in range(turn + 1)]
         assert server.call(lambda s: s.nodes._cache.used_bytes) <= 20_000
 
 

@@ -48,8 +48,8 @@ async def test_official_client(server: TestServer) -> None:
         ask = connection.response.create
         await ask(model="m", input="I am Ada.", store=False)
         first = (await read_completed(connection)).id
-        said = "What did I say first?"
-        await ask(model="m", input=said, store=False, previous_response_id=first, stream_id="x")
+        prompt = "What did I say first?"
+        await ask(model="m", input=prompt, store=False, previous_response_id=first, stream_id="x")
         assert (await connection.recv()).stream_id == "x"
         assert (await read_completed(connection)).output_text == 'You said first: "I am Ada."'
         await ask(model="m", input="x", previous_response_id="resp_x")
@@ -101,10 +101,10 @@ async def test_stored_response_can_be_continued_anywhere(
     ended = await wire.create_and_read("I am Ada.")
     await wire.connection.close()
     async with connect_client(server) as other:
-        asked = await other.create_and_read(
+        answer = await other.create_and_read(
             "What did I say first?", previous_response_id=ended["response"]["id"]
         )
-    assert response_text(asked) == 'You said first: "I am Ada."'
+    assert response_text(answer) == 'You said first: "I am Ada."'
 
 
 async def test_unstored_response_is_limited_to_its_connection(
@@ -115,10 +115,10 @@ async def test_unstored_response_is_limited_to_its_connection(
     async with connect_client(server) as other:
         refused = await other.create_and_read(previous_response_id=first)
     assert refused["error"]["code"] == "previous_response_not_found"
-    asked = await wire.create_and_read(
+    answer = await wire.create_and_read(
         "What did I say first?", previous_response_id=first, store=False
     )
-    assert response_text(asked) == 'You said first: "I am Ada."'
+    assert response_text(answer) == 'You said first: "I am Ada."'
     assert server.call(lambda service: service.responses.find(first)) is None
 
 
@@ -132,10 +132,10 @@ async def test_only_the_newest_response_of_a_lane_is_remembered(wire: WebSocketC
     )
     assert refused["error"]["code"] == "previous_response_not_found"
     assert refused["stream_id"] == "c"
-    asked = await wire.create_and_read(
+    answer = await wire.create_and_read(
         "What did I say first?", store=False, previous_response_id=fork
     )
-    assert response_text(asked) == 'You said first: "One"'
+    assert response_text(answer) == 'You said first: "One"'
 
 
 @pytest.mark.parametrize(("lane", "remembered"), [("a", False), ("b", True)])
@@ -149,10 +149,10 @@ async def test_a_failed_continuation_evicts_its_parent_on_the_same_lane(
         orphan, stream_id=lane, previous_response_id=first, store=False
     )
     assert refused["status"] == 400
-    asked = await wire.create_and_read(
+    answer = await wire.create_and_read(
         "Two", stream_id="a", previous_response_id=first, store=False
     )
-    assert (asked["type"] == "response.completed") is remembered
+    assert (answer["type"] == "response.completed") is remembered
 
 
 async def test_a_stored_parent_survives_a_failed_continuation(wire: WebSocketClient) -> None:
@@ -175,11 +175,11 @@ async def test_stored_response_includes_its_unstored_ancestors(
     stored = ended["response"]["id"]
     server.call(lambda service: service.nodes._cache.clear())
     async with connect_client(server) as other:
-        asked = await other.create_and_read("What did I say first?", previous_response_id=stored)
-    assert response_text(asked) == 'You said first: "I am Ada."'
+        answer = await other.create_and_read("What did I say first?", previous_response_id=stored)
+    assert response_text(answer) == 'You said first: "I am Ada."'
     context = server.requests[-1].context or ()
     assert [item["role"] for item in context] == ["user", "assistant"] * 3 + ["user"]
-    tokens = asked["response"]["usage"]["input_tokens"]
+    tokens = answer["response"]["usage"]["input_tokens"]
     async with connect_client(server) as other:
         again = await other.create_and_read("What did I say first?", previous_response_id=stored)
     assert again["response"]["usage"]["input_tokens"] == tokens
@@ -193,8 +193,8 @@ async def test_compaction_can_be_continued(wire: WebSocketClient) -> None:
     )
     after = await wire.create_unstored("What did I say first?", previous_response_id=compacted)
     stored = (await wire.create_and_read("And?", previous_response_id=after))["response"]["id"]
-    asked = await wire.create_and_read("What did I say first?", previous_response_id=stored)
-    assert response_text(asked) == 'You said first: "I am Ada."'
+    answer = await wire.create_and_read("What did I say first?", previous_response_id=stored)
+    assert response_text(answer) == 'You said first: "I am Ada."'
 
 
 async def test_warm_up_has_no_output_and_can_be_continued(
@@ -207,10 +207,10 @@ async def test_warm_up_has_no_output_and_can_be_continued(
         assert warm["response"]["output"] == []
         assert warm["response"]["usage"]["output_tokens"] == 0
         assert warm["response"]["usage"]["input_tokens"] > 0
-        asked = await wire.create_and_read(
+        answer = await wire.create_and_read(
             "What did I say first?", previous_response_id=warm["response"]["id"], store=False
         )
-        assert response_text(asked) == 'You said first: "I am Ada."'
+        assert response_text(answer) == 'You said first: "I am Ada."'
 
 
 async def test_zero_data_retention_allows_connection_memory() -> None:
@@ -219,10 +219,10 @@ async def test_zero_data_retention_allows_connection_memory() -> None:
         async with connect_client(server) as wire:
             ended = await wire.create_and_read("I am Ada.")
             assert ended["response"]["store"] is False
-            asked = await wire.create_and_read(
+            answer = await wire.create_and_read(
                 "What did I say first?", previous_response_id=ended["response"]["id"]
             )
-            assert response_text(asked) == 'You said first: "I am Ada."'
+            assert response_text(answer) == 'You said first: "I am Ada."'
             refused = await wire.create_and_read("x", previous_response_id=ended["response"]["id"])
             assert refused["error"]["code"] == "previous_response_not_found"
 
@@ -531,8 +531,8 @@ async def test_cut_closes_the_connection(
     """A cut closes the connection, and the response is cancelled."""
     server.faults.set(fault, times=1)
     await wire.create("Write 50 words.")
-    told = [await wire.next_event() for _ in range(int(fault[-1]))]
-    assert all(event["type"].startswith("response.") for event in told)
+    events = [await wire.next_event() for _ in range(int(fault[-1]))]
+    assert all(event["type"].startswith("response.") for event in events)
     with pytest.raises(ConnectionClosed):
         await wire.next_event()
     await wait_until_async(lambda: server.running == 0)
