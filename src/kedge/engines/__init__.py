@@ -1,4 +1,4 @@
-"""Engines: they take a Turn to a model and return it with the model's blocks appended."""
+"""Engines send a Turn to a model and return it with the model's blocks appended."""
 
 from kedge.engines.anthropic import AnthropicEngine
 from kedge.engines.audit import Audit
@@ -37,5 +37,5 @@ __all__ = [
     "unwrap",
 ]
 
-# Names of version 0.1, which keep working.
+# Names of version 0.1, for compatibility.
 innermost = unwrap

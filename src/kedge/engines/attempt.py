@@ -2,9 +2,9 @@
 
 The order is the same for every API: plan, send, pass on the events, append the response to the Turn, or
 raise an error that carries the Turn and the plan. A request is healed at most once for each reason, and only
-while the caller has seen no output: what a user has read cannot be taken back. `ResponsesEngine` and
-`StatelessEngine` define what differs: the options, the body, what makes a response trustworthy, and how
-to heal.
+while the caller has seen no output, because output that a user has read cannot be withdrawn.
+`ResponsesEngine` and `StatelessEngine` define the differences: the options, the body, when a response
+can be trusted, and how to heal.
 """
 
 from abc import abstractmethod
@@ -52,7 +52,7 @@ from kedge.turns import Turn
 
 @dataclass(slots=True)
 class Attempt:
-    """One request of a run, and what is known of its response so far."""
+    """One request of a run, and the state of its response."""
 
     turn: Turn
     request: Request
@@ -100,7 +100,7 @@ class RequestEngine(Engine, Generic[AttemptT]):
         await self.transport.aclose()
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """Send the Turn, healing what can be healed; see the module docstring."""
+        """Send the Turn and yield its events; a request that can be healed is sent again."""
         options, wanted = await self._choose_options(turn, request)
         mode = options.mode
         if mode != wanted:
@@ -131,8 +131,8 @@ class RequestEngine(Engine, Generic[AttemptT]):
     ) -> AsyncGenerator[Events]:
         """Plan a request and provide its events; errors carry the Turn and the plan.
 
-        A context manager and no generator of events, as `_open_response` is: each generator between the
-        server and the caller costs time for every event.
+        This and `_open_response` are context managers and not generators of events, because each
+        generator between the server and the caller costs time for every event.
         """
         attempt = await self._prepare(turn, request, options)
         try:
@@ -173,7 +173,7 @@ class RequestEngine(Engine, Generic[AttemptT]):
                         shown = attempt.shown = True
                     yield event
         except StreamCut as error:
-            cut = error  # which matters only if the answer had not ended
+            cut = error  # relevant only if the answer had not ended
         outcome = assembler.finish()
         for event in self._check_outcome(attempt, outcome):
             yield event
@@ -194,14 +194,14 @@ class RequestEngine(Engine, Generic[AttemptT]):
             async with aclosing(read_response(decoder, reply, self.transport.redact)) as events:
                 yield events
         except StreamCut:
-            raise  # the assembler decides whether that is a failure
+            raise  # the assembler decides whether this is a failure
         except EngineError as error:
             error.provider = error.provider or self.name
             record_error(error)
             raise self._translate_error(attempt, error) from error.__cause__
 
     def _plan_cache(self, turn: Turn, plan: RequestPlan, request: Request) -> RequestPlan:
-        """Return the plan with what is expected of the provider's prompt cache, if that is used."""
+        """Return the plan with a prediction for the provider's prompt cache, if that is used."""
         if not self.prompt_cache:
             return plan
         model, params = request.model or self.model, request.resolve_params(self.params)
@@ -232,16 +232,16 @@ class RequestEngine(Engine, Generic[AttemptT]):
 
     @abstractmethod
     async def _record(self, attempt: AttemptT, outcome: Outcome) -> Turn:
-        """Return the Turn with the blocks of a response, and its anchor if it can be one."""
+        """Return the Turn with the blocks of a response, and with its anchor if the response can be one."""
 
     @abstractmethod
     def _heal(
         self, turn: Turn, request: Request, options: SendOptions, failure: HealableError
     ) -> tuple[Turn, SendOptions, tuple[str, ...]]:
-        """Decide how to go on after a failure that can be healed.
+        """Decide how to continue after a failure that can be healed.
 
         Returns:
-            The Turn with what was learned, the options of the next attempt, and the lost responses.
+            The updated Turn, the options of the next attempt, and the lost responses.
         """
 
     @abstractmethod
@@ -249,7 +249,7 @@ class RequestEngine(Engine, Generic[AttemptT]):
         """Return the rules of the provider's prompt cache."""
 
     def _translate_error(self, attempt: AttemptT, error: EngineError) -> Exception:
-        """Return the error to raise for a request that failed: itself, or one that can be healed."""
+        """Return the error to raise for a failed request: the given one, or one that can be healed."""
         return error
 
     async def _before_resend(
@@ -261,8 +261,8 @@ class RequestEngine(Engine, Generic[AttemptT]):
         """Raise if an event shows, before any output, that the request has to be sent again."""
 
     def _check_outcome(self, attempt: AttemptT, outcome: Outcome) -> list[Event]:
-        """Return the events to pass on before a response is recorded; raise if it is sent again."""
+        """Return the events to pass on before a response is recorded; raise to send the request again."""
         return []
 
     def _check_finished(self, attempt: AttemptT, outcome: Outcome, finished: Turn) -> None:
-        """Raise if a recorded response is to be replaced by another one."""
+        """Raise if a recorded response must be replaced by another one."""

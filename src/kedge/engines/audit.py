@@ -1,13 +1,13 @@
-"""The audit: fetch what a server holds for an anchor, and compare it with the Turn.
+"""Audits: fetch the items that a server stores for an anchor, and compare them with the Turn.
 
-An audit sees what a server has *stored*. It cannot see what the server passes to the model: a server with
-a cap on the length of a chain lists every item and leaves the oldest out of the prompt. Token accounting
-(``kedge.engines.token_evidence``) sees that.
+An audit shows what a server has *stored*. It does not show what the server passes to the model: a server with
+a limit on the length of a chain lists every item and omits the oldest from the prompt. Token accounting
+(``kedge.engines.token_evidence``) detects that.
 
 Servers differ in what they list as the input of a chained response: all of it, or only what was sent
 with that request. Both are handled: where the list is short, the rest is fetched from the parent. Where
-the server's memory begins with a compaction, what it may still list from before that is not compared:
-a model no longer sees it.
+the server's memory begins with a compaction, items from before the compaction are not compared, because
+the model does not read them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ PAGE_SIZE = 100
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What an audit found.
+    """The result of an audit.
 
     ``agrees`` is ``None`` if there was nothing to compare or the server did not return its items.
     """
@@ -51,21 +51,21 @@ class JsonSource(Protocol):
     """Fetches JSON objects from a server."""
 
     async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:
-        """Send a request without a body and return the object that comes back."""
+        """Send a request without a body and return the object of the response."""
         ...
 
 
 async def audit(
     transport: JsonSource, turn: Turn, plan: RequestPlan, *, lists_items: bool = False
 ) -> Audit:
-    """Compare what the server holds for the plan's anchor with the Turn.
+    """Compare the items that the server stores for the plan's anchor with the Turn.
 
     Args:
         transport: The connection to the server.
         turn: The Turn that the plan was made for.
         plan: A plan that is chained on an anchor.
         lists_items: Whether this server is known to list stored items. Then, and after a first answer
-            within this audit, a response that it does not find is a difference.
+            within this audit, a response that is not found counts as a difference.
     """
     if plan.anchor is None:
         return Audit(None, difference="there is no anchor: everything would be sent")
@@ -80,7 +80,7 @@ async def audit_blocks(
     lists_items: bool = False,
     normalize: Callable[[Block], Block] = lambda block: block,
 ) -> Audit:
-    """Compare what the server holds for an anchor with blocks that begin with its context.
+    """Compare the items that the server stores for an anchor with blocks that begin with its context.
 
     Args:
         transport: The connection to the server.
@@ -123,7 +123,7 @@ def _is_missing(error: Exception) -> bool:
 
 
 async def _fetch_context(transport: JsonSource, response_id: str) -> tuple[list[Block], str]:
-    """Return what the server lists for a response: its input and output, and its parent."""
+    """Return the blocks that the server lists for a response, and the id of its parent."""
     response = await transport.request_json("get", f"/responses/{response_id}")
     items = [*await _fetch_input_items(transport, response_id), *response["output"]]
     blocks = [block_from_item(item) for item in items]
@@ -143,7 +143,7 @@ async def _fetch_input_items(transport: JsonSource, response_id: str) -> list[Ma
         if not page.get("has_more") or not data:
             return items
         last = {"after": page.get("last_id") or data[-1]["id"]}
-        if last == after:  # from a server without paging
+        if last == after:  # a server without paging
             return items
         after = last
 

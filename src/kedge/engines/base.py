@@ -1,8 +1,8 @@
 """The Engine interface: send a Turn to a model and return the Turn with the model's blocks appended.
 
 ``stream`` returns the events of a run; ``run`` consumes them and returns the Turn. An engine implements
-one async generator, ``events``, whose last event is ``TurnFinished``. A middleware has the type of what it
-wraps, so a stack of middleware is an engine too.
+one async generator, ``events``, whose last event is ``TurnFinished``. A middleware wraps an engine and is
+an engine, so a stack of middleware is an engine too.
 
     async with engine.stream(turn) as stream:
         async for event in stream:
@@ -51,16 +51,16 @@ BeforeSend = Callable[[Turn], Awaitable[None]]
 
 
 EphemeralBlocks = str | SystemBlock | Iterable[str | SystemBlock]
-"""System text that is sent with the requests of one run and is part of no Turn."""
+"""System text that is sent with the requests of one run and is not part of any Turn."""
 
 
 @dataclass(slots=True)
 class TurnProbe:
-    """The Turn as last seen on its way through a middleware; see ``with_middleware``."""
+    """The last state of a Turn inside a middleware; see ``with_middleware``."""
 
     turn: Turn
     edits: list[TurnEdited] = field(default_factory=list[TurnEdited])
-    """Changes on the way in that are not reported as events yet."""
+    """Changes to the Turn before it was sent that are not reported as events yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,11 @@ class Request:
     heal: bool = True
     """Whether a request that the server rejects, or answers without its context, is sent again in full."""
     ephemeral: str = ""
-    """System text of this run only, which becomes part of no Turn."""
+    """System text of this run only, which does not become part of a Turn."""
     filters: ContentFilters = field(default_factory=ContentFilters, compare=False, repr=False)
-    """The content filters of the complete stack, for components that send or store content."""
+    """The content filters of the full stack, for components that send or store content."""
     applied: tuple[ContentFilter, ...] = ()
-    """The content filters outside of this position: what is added inside must pass them too."""
+    """The content filters outside of this position, which must also be applied to content added here."""
     output: OutputSchema[Any] | None = None
     """The schema of the answer, if it is typed."""
     output_retries: int = DEFAULT_OUTPUT_RETRIES
@@ -131,10 +131,10 @@ class Request:
             output: The type of the answer: any type that pydantic supports, or a JSON schema.
             output_retries: How often an answer that does not match is requested again.
             ephemeral: System text or system blocks of this run only: sent, but not part of the Turn.
-            heal: Whether a request that the server cannot continue is sent again in another way; if
+            heal: Whether a request that the server cannot continue is sent again in another form; if
                 not, its error is raised at once.
             params: Members of the request body, by the names of the provider's API. Members that
-                Kedge does not know go into the mapping ``extra_body``.
+                Kedge does not know must be in the mapping ``extra_body``.
 
         Raises:
             UnsupportedParameter: A parameter is decided by the plan, or has an unknown name.
@@ -178,7 +178,7 @@ class Request:
     def add_ephemeral(self, plan: RequestPlan) -> RequestPlan:
         """Return the plan with the system text of this run behind its instructions.
 
-        Instructions are sent with every request and are part of no digest and no stored context. So the
+        Instructions are sent with every request and are not part of a digest or a stored context. So the
         text does not change what the server remembers, and the response becomes an anchor as usual.
         """
         if not self.ephemeral:
@@ -221,7 +221,7 @@ def _describe_tools(functions: Sequence[Any]) -> list[Mapping[str, Any]]:
 
 
 def _with_tools(engine: "Engine", functions: Sequence[Any]) -> "Engine":
-    """Return the engine in a tool loop: a middleware of a layer above, hence loaded by its name."""
+    """Return the engine in a tool loop, a middleware of a higher layer that is imported by its name."""
     middleware = import_module("kedge.middleware")
     return middleware.with_middleware(engine, middleware.tools(*functions))
 
@@ -234,7 +234,7 @@ _OPTION_NAMES = frozenset(each.name for each in fields(Request)) - {
 }
 
 Events = AsyncGenerator[Event, None]
-"""What ``Engine.events`` returns: the events of a run, ending with ``TurnFinished``."""
+"""The events of a run, ending with ``TurnFinished``, as returned by ``Engine.events``."""
 T = TypeVar("T")
 
 
@@ -261,7 +261,7 @@ class Engine(ABC):
 
     @abstractmethod
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """Return what would be sent now, and why, without sending it."""
+        """Return the plan for sending the Turn now, without sending it."""
 
     @overload
     def stream(self, turn: Turn, *, output: None = None, **options: Any) -> "Stream[None]": ...

@@ -1,9 +1,9 @@
 """Apply the content rules of a middleware stack wherever content leaves the process or is stored.
 
-A middleware sees a Turn only at its own position, but content enters a Turn at several: tools append
-results inside a guard, a compactor sends history to a model outside of one, a conversation stores blocks
-without any run. So the filters of all middlewares of a stack travel with the request, next to the
-position-dependent ones, and every component that sends or stores content applies them itself.
+A middleware processes a Turn only at its position in the stack, but content is added to a Turn at several
+positions: tools append results inside a guard, a compactor sends history to a model outside of one, a
+conversation stores blocks without any run. So a request carries the filters of all middlewares of the
+stack, next to the position-dependent ones, and every component that sends or stores content applies them.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ BOTH: tuple[Phase, ...] = ("output", "input")
 
 
 class ContentFilter(Protocol):
-    """Edits or rejects content; a middleware lists its own in ``Engine.content_filters``."""
+    """Edits or rejects content; a middleware lists its filters in ``Engine.content_filters``."""
 
     @property
     def holds_output(self) -> bool:
@@ -27,7 +27,7 @@ class ContentFilter(Protocol):
         ...
 
     def filter_block(self, block: Block, phase: Phase) -> Block:
-        """Return the block as it may be used; the identical block if nothing changed.
+        """Return the filtered block; the identical block if nothing changed.
 
         Raises:
             Blocked: A rule rejects the content.
@@ -40,7 +40,7 @@ class ContentFilter(Protocol):
 
 
 class ContentFilters:
-    """All content filters of one stack, with the results of one run.
+    """All content filters of one stack, with their cached results for one run.
 
     Results are cached by block identity: applying the filters at every boundary of a run costs one
     lookup per block, and the same block always becomes the same block, so that a stored prefix is
@@ -61,7 +61,7 @@ class ContentFilters:
         return bool(self.filters)
 
     def with_filter(self, added: ContentFilter) -> "ContentFilters":
-        """Return filters that contain ``added``: these, if they contain it already."""
+        """Return filters that contain ``added``; the same object if it contains ``added`` already."""
         return self if added in self.filters else ContentFilters((*self.filters, added))
 
     def apply(
@@ -70,7 +70,7 @@ class ContentFilters:
         phases: Iterable[Phase] = BOTH,
         filters: Iterable[ContentFilter] | None = None,
     ) -> B:
-        """Return the block as all filters (or the given ones) leave it.
+        """Return the block after all filters, or after the given ones.
 
         Raises:
             Blocked: A rule rejects the content.

@@ -1,11 +1,11 @@
 """Evidence of what a server remembers, and the decision to rely on it.
 
-A server is proven by the table of known servers, by its own token counts, or by an audit that listed the
-stored items. Until then an answer that relies on its memory is held back for a verdict, and a request that
-cannot bring one is sent in full. A silent loss makes a server unproven again; it is tried again after a
-delay that doubles, and its answers are held back for longer than a proof takes: a server may remember on one
+A server is proven by the table of known servers, by its token counts, or by an audit that listed the
+stored items. Until then an answer that relies on its memory is held back for a verdict, and a request whose
+answer cannot give one is sent in full. A silent loss makes a server unproven again. It is tried again after a
+delay that doubles, and its answers are held back beyond the next proof, because a server may remember on one
 connection, or at one time, and forget on another. An echo of ``previous_response_id`` alone proves nothing:
-some gateways repeat whatever id they were sent.
+some gateways repeat any id that they receive.
 
 Evidence is stored per scope, model (gateways route by model), streaming or not (the two are different code
 in most servers) and transport. Everything here is pure: no I/O, and the time is an argument.
@@ -28,12 +28,12 @@ IDENTITY_HEADER = "kedge-server"
 
 @dataclass(frozen=True, slots=True)
 class KnownServer:
-    """What is known about a server without asking it."""
+    """Properties of a server that are known without a request."""
 
     remembers: bool = False
     """Whether its memory needs no further proof."""
     max_depth: int | None = None
-    """How many responses of a chain it passes to the model."""
+    """The number of responses of a chain that it passes to the model."""
 
 
 KNOWN_HOSTS: Mapping[str, KnownServer] = {
@@ -48,7 +48,7 @@ KNOWN_IDENTITIES: Mapping[str, KnownServer] = {
     "kedge": KnownServer(remembers=True),
     "smg": KnownServer(max_depth=100),
 }
-"""Servers that say who they are."""
+"""Servers that identify themselves in a response header."""
 
 
 def find_known_host(base_url: str) -> KnownServer | None:
@@ -68,7 +68,7 @@ def read_identity(headers: Mapping[str, str]) -> str:
 
 Trust = Literal["earned", "always", "never"]
 TRUST_LEVELS: tuple[Trust, ...] = ("earned", "always", "never")
-"""Chain on a server that shows that it remembers, on any server, or on none."""
+"""Chain only on servers that have shown that they remember, on any server, or on none."""
 
 
 def validate_trust(trust: Trust) -> Trust:
@@ -83,17 +83,17 @@ Doubt = Literal["", "forgot", "never_stores", "reused_ids", "no_verdict", "unsup
 
 BASE_COOLDOWN = 60.0
 MAX_COOLDOWN = 3_600.0
-"""Seconds for which a server is not chained on after a loss: the first time, and at most."""
+"""Seconds for which a server is not chained on after a loss: the first delay, and the maximum."""
 CONTRADICTION_SECONDS = 24 * 3_600.0
-"""How long no audit is taken for a proof after token counts contradicted one."""
+"""Seconds for which an audit does not count as a proof after token counts contradicted one."""
 HOLD_SECONDS = 3_600.0
 MAX_HOLD_SECONDS = 24 * 3_600.0
-"""Seconds for which every answer is held back after a silent loss: the first time, and at most."""
+"""Seconds for which every answer is held back after a silent loss: the first time, and the maximum."""
 MAX_OVERHEADS = 64
 MIN_MATCHED_TOKENS = 32
-"""Tokens of requests whose counts agreed with ours before a server is taken to count as we do."""
+"""Tokens in requests with agreeing counts after which a server is assumed to count as we do."""
 MAX_MISSES = 2
-"""Consecutive rejections of stored responses after which a proven server does not store."""
+"""Consecutive rejections of stored responses after which a proven server is treated as not storing."""
 
 
 _PROOF_TEXTS: dict[Proof, str] = {
@@ -107,7 +107,7 @@ _PROOF_TEXTS: dict[Proof, str] = {
 
 @dataclass(frozen=True, slots=True)
 class EvidenceKey:
-    """What evidence applies to."""
+    """The server, model and kind of request that evidence applies to."""
 
     scope: str
     model: str
@@ -121,7 +121,7 @@ class EvidenceKey:
 
 @dataclass(slots=True)
 class ServerEvidence:
-    """What is known about the memory of one server, for one ``EvidenceKey``."""
+    """The evidence about the memory of one server, for one ``EvidenceKey``."""
 
     proof: Proof = ""
     doubt: Doubt = ""
@@ -129,23 +129,23 @@ class ServerEvidence:
     retry_at: float = 0.0
     failures: int = 0
     misses: int = 0
-    """Stored responses that the server rejected as unknown, one after the other."""
+    """The number of consecutive stored responses that the server rejected as unknown."""
     max_depth: int | None = None
-    """The longest chain that the server passed to the model in full, once it passed less."""
+    """The longest chain that the server passes to the model in full, set when it passed less."""
     hold_depth: int = 0
     """The depth of chain at which context was lost: up to it, each depth must be verified again."""
     verified_depth: int = 0
-    """The longest chain that was proved to be read since then, while ``hold_depth`` is not 0."""
+    """The longest chain that the server provably read since then, while ``hold_depth`` is not 0."""
     losses: int = 0
-    """Silent losses, one within ``MAX_HOLD_SECONDS`` after the other."""
+    """The number of silent losses, each within ``MAX_HOLD_SECONDS`` of the previous one."""
     hold_until: float = 0.0
-    """Until then an answer is held back at any depth, although the server was proven again."""
+    """The time until which answers are held back at any depth, even if the server is proven again."""
     not_before: float = 0.0
-    """Responses made earlier are not relied on: the server has issued their ids again."""
+    """The time before which responses are not relied on, because the server has issued their ids again."""
     audits: bool = False
     """Whether the server has listed stored items before."""
     next_probe_at: float = 0.0
-    """Until then no audit is made to find a proof: one found nothing, or token counts contradicted it."""
+    """The time until which no audit is made for a proof: one failed, or token counts contradicted it."""
     failed_probes: int = 0
     echoes: bool = False
     """Whether the server has named the previous response in an answer before."""
@@ -160,7 +160,7 @@ class ServerEvidence:
 
     @property
     def is_proven(self) -> bool:
-        """Whether its answers may be shown before they are judged."""
+        """Whether answers of the server may be shown before they are judged."""
         return bool(self.proof)
 
     def must_hold(self, depth: int, now: float) -> bool:
@@ -171,7 +171,7 @@ class ServerEvidence:
 
     @property
     def share(self) -> float:
-        """The share of our own count of a text that the server needs at least."""
+        """The minimum ratio of the server's count of a text to ours."""
         return 1.0 if self.counts_exactly else UNKNOWN_SHARE
 
     @property
@@ -180,7 +180,7 @@ class ServerEvidence:
         return self.matched >= MIN_MATCHED_TOKENS and not self.mismatched
 
     def get_overhead(self, sent: SentTokens | None) -> int | None:
-        """Return the upper bound of what the server counts beside the items of a request, if it is known."""
+        """Return the upper bound of the server's count beyond the items of a request, if it is known."""
         return self.overheads.get(sent.settings) if sent else None
 
     def open_doubt(self, now: float) -> Doubt:
@@ -199,21 +199,21 @@ class ServerEvidence:
         return text + (f"; at most {self.max_depth} responses deep" if self.max_depth else "")
 
     def identify(self, proof: Proof, max_depth: int | None = None) -> None:
-        """Record that the server is a known one; what it did since counts more than that."""
+        """Record that the server is a known one, unless later evidence contradicts that."""
         if not self.proof and not self.doubt:
             self.proof = proof
         if max_depth is not None:
             self._limit_depth(max_depth)
 
     def record_agreement(self, usage: Usage, base: TokenCounts, sent: SentTokens) -> None:
-        """Learn from a count that is consistent with memory whether the server counts as we do."""
+        """Update, from a count that is consistent with memory, whether the server counts as we do."""
         if agrees_with_estimate(usage, base, sent):
             self.matched = min(self.matched + sent.estimate, 10 * MIN_MATCHED_TOKENS)
         else:
             self.mismatched = True
 
     def record_success(self, proof: Proof) -> None:
-        """Record a proof; one by count or audit ends every doubt."""
+        """Record a proof; a proof by count or audit removes every doubt."""
         self.proof = self.proof or proof
         self.doubt, self.failures, self.misses, self.retry_at = "", 0, 0, 0.0
 
@@ -221,7 +221,7 @@ class ServerEvidence:
         """Record a count that proves that a chain of this depth was read."""
         self.record_success("count")
         if not self.hold_depth:
-            return  # evidence that changed with every response would also be saved with every response
+            return  # evidence that changes with every response would be saved with every response
         self.verified_depth = max(self.verified_depth, depth)
         if self.verified_depth >= self.hold_depth:
             self.hold_depth = 0
@@ -237,11 +237,11 @@ class ServerEvidence:
             self.record_loss(now)
 
     def record_chained(self) -> None:
-        """Record an answer to a chained request that nothing speaks against."""
+        """Record an answer to a chained request without evidence of a loss."""
         self.misses = 0
 
     def record_full_send(self, usage: Usage, sent: SentTokens) -> None:
-        """Learn from a request that sent everything how much the server adds to it."""
+        """Update the overhead of the server's count from a request that sent everything."""
         overhead = max(usage.input_tokens + usage.cached_tokens - sent.lower, 0)
         known = self.overheads.pop(sent.settings, overhead)
         self.overheads[sent.settings] = min(known, overhead)
@@ -249,7 +249,7 @@ class ServerEvidence:
             del self.overheads[next(iter(self.overheads))]
 
     def record_loss(self, now: float, doubt: Doubt = "forgot") -> None:
-        """Record that the server is unproven, and not chained on for a while."""
+        """Record a loss: the server is unproven, and is not chained on for a while."""
         self.proof = ""
         self.doubt = doubt
         self.retry_at = now + min(BASE_COOLDOWN * 2.0**self.failures, MAX_COOLDOWN)
@@ -258,8 +258,8 @@ class ServerEvidence:
     def record_missing(self, now: float) -> None:
         """Record that the server rejected a stored response as unknown.
 
-        A proven server may have lost its memory once; one that was never seen to remember, and one
-        that loses the next response as well, does not store.
+        A proven server may have lost its memory once. A server that never showed that it remembers, or
+        that loses the next response as well, is treated as not storing.
         """
         self.misses += 1
         if not self.proof or self.misses >= MAX_MISSES:
@@ -307,14 +307,14 @@ class ServerEvidence:
         self.max_depth = depth if self.max_depth is None else min(self.max_depth, depth)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return the evidence as plain JSON values."""
         form: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
         form["overheads"] = [list(pair) for pair in self.overheads.items()]
         return form
 
     @classmethod
     def from_json(cls, form: Mapping[str, Any]) -> "ServerEvidence":
-        """Read what ``to_json`` wrote; members that are not understood are left at their default."""
+        """Return the evidence from the output of ``to_json``; unknown and invalid members are ignored."""
         made = cls()
         for each in fields(cls):
             default, value = getattr(made, each.name), form.get(each.name)
@@ -327,12 +327,12 @@ class ServerEvidence:
 
 
 class EvidenceStore(Protocol):
-    """Stores evidence beyond the life of a process."""
+    """A persistent store of evidence."""
 
     async def load_evidence(self, key: str) -> Mapping[str, Any] | None:
-        """Return what was saved under a key."""
+        """Return the evidence of a key, or None."""
         ...
 
     async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
-        """Save the evidence of a key, replacing what was saved before."""
+        """Save the evidence of a key, replacing the previous one."""
         ...

@@ -24,13 +24,13 @@ class HealableError(Exception):
         super().__init__(reason)
         self.reason: ResendReason = reason
         self.error = error
-        """The error to raise if the request is not healed."""
+        """The error to raise if the request cannot be healed."""
         self.turn = turn
-        """The Turn to heal, where it is not the one that was sent."""
+        """The Turn to heal, if it is not the one that was sent."""
 
 
 def detect_echo_mismatch(response: ResponseFacts | Outcome, plan: RequestPlan) -> bool:
-    """Return whether the server echoes another ``previous_response_id`` than it was sent.
+    """Return whether the server echoes another ``previous_response_id`` than the request had.
 
     Some servers echo it only when the response is finished, so both its start and its end are checked.
     """
@@ -92,7 +92,7 @@ def _is_response_missing(error: EngineError, summary: RequestSummary) -> bool:
     if error.status == 404:
         return error.code not in _UNRELATED_404_CODES and error.param != "model"
     named = summary.previous_response_id in error.message
-    # A chain that is valid here and not there is one that the server remembers only in part.
+    # If the chain is valid here and the server rejects it, the server remembers only a part of it.
     return named or bool(
         _CHAIN_PATTERN.search(error.message) or _PAIRING_PATTERN.search(error.message)
     )
@@ -140,7 +140,7 @@ _SCHEMA_PATTERN = re.compile(r"invalid (json )?schema|\.schema\b", re.IGNORECASE
 def is_format_rejected(error: EngineError) -> bool:
     """Return whether a server or model does not support the parameter for the format of an answer.
 
-    An error about the schema itself is none: another schema would be accepted.
+    An error about the schema itself does not count, because another schema would be accepted.
     """
     described = f"{error.param} {error.message}"
     return (
@@ -210,7 +210,7 @@ def find_lost(
 
 
 def is_live_only(state: ConversationState, plan: RequestPlan | None) -> bool:
-    """Return whether the anchor was remembered by a connection only and never stored."""
+    """Return whether only a connection remembered the anchor, so that it was never stored."""
     if plan is None or plan.anchor is None:
         return False
     record = state.anchor(plan.anchor.response_id, plan.anchor.scope)

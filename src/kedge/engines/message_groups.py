@@ -52,7 +52,7 @@ MessageGroup = AssistantGroup | UserGroup
 
 
 def group_by_role(plan: RequestPlan, provider: str) -> list[MessageGroup]:
-    """Group what a plan sends; the results follow their calls directly."""
+    """Group the blocks that a plan sends; the results follow their calls directly."""
     plan.check()
     left_out = {block.id for block in plan.left_out}
     found = _group_blocks((block for block in plan.delta if block.id not in left_out), provider)
@@ -95,7 +95,7 @@ def _open_user_group(groups: list[MessageGroup]) -> UserGroup:
 
 
 def _check_tool_results(groups: Sequence[MessageGroup], provider: str) -> None:
-    """Reject results that come after further model output: these APIs cannot express that."""
+    """Reject results that come after further model output, which these APIs cannot express."""
     for before, after in pairwise((UserGroup(), *groups, UserGroup())):
         late: list[ToolCallBlock | ToolResultBlock] = []
         if isinstance(before, AssistantGroup) and isinstance(after, UserGroup):
@@ -116,7 +116,7 @@ def _check_tool_results(groups: Sequence[MessageGroup], provider: str) -> None:
 
 
 class CallIds:
-    """The call ids at a provider that accepts only some ids, and each only once."""
+    """A mapping of call ids to the ids that a provider accepts, each of them used once."""
 
     def __init__(self, allowed: str, *, unique: bool = False) -> None:
         self._allowed = re.compile(allowed, re.DOTALL)
@@ -125,7 +125,7 @@ class CallIds:
         self._used: set[str] = set()
 
     def assign(self, call: ToolCallBlock) -> str:
-        """Return the id for a call: its own, if the provider accepts it."""
+        """Return the id for a call; it is unchanged if the provider accepts it."""
         name = call.call_id
         if not self._allowed.fullmatch(name) or (self._unique and name in self._used):
             mixed = f"kedge.call/1 {len(self._used) if name in self._used else ''} {name}"
@@ -142,7 +142,7 @@ class CallIds:
 def unsupported_block(
     block: Block, provider: str, remedy: str, detail: str = ""
 ) -> UnsupportedBlock:
-    """Return the error for a block that a provider cannot express: which, why, and what to do."""
+    """Return the error for a block that a provider cannot express, with the reason and the remedy."""
     kind = f"opaque {block.type}" if isinstance(block, OpaqueBlock) else block.kind
     why = f": {detail}" if detail else ""
     return UnsupportedBlock(

@@ -7,7 +7,7 @@ every server enforces it and none enforces all of it.
 Servers require an object at the top, so a type whose schema is something else (a number, a list, a union) is
 wrapped in an object with the single member ``value``, and its answer is unwrapped. A type is sent in strict
 form where it has one: every object closed and every member required, also those with a default, so that the
-model decides about each. A JSON schema is sent in strict form only if that form accepts the same values.
+model decides about each of them. A JSON schema is sent in strict form only if that form accepts the same values.
 """
 
 import json
@@ -34,7 +34,7 @@ That does not have the form asked for:
 {problems}
 
 Write the whole answer again, in that form."""
-"""Requests another answer; stored workflows depend on its text."""
+"""The message that requests another answer; stored workflows depend on its text."""
 _FENCED_JSON = re.compile(
     r"\s*```(?:json)?\s*\n(?P<inside>.*?)\n?```\s*", re.DOTALL | re.IGNORECASE
 )
@@ -44,7 +44,7 @@ class SchemaMismatch(Exception):
     """An answer does not match its schema; the message lists the problems for the model.
 
     Attributes:
-        problems: What is wrong, one line each.
+        problems: The problems, one line each.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -59,7 +59,7 @@ class OutputSchema(Generic[OutputT_co]):
     """The schema of an answer. Create one with ``to_output_schema``.
 
     Attributes:
-        name: The name that the server gets.
+        name: The name of the schema in the request.
         schema: The JSON schema of the answer; an object at the top.
         adapter: The validator of a type; None for a JSON schema.
         wrapped: Whether the value is the member ``value`` of the answer.
@@ -110,7 +110,7 @@ class OutputSchema(Generic[OutputT_co]):
         It repeats the schema, for servers that do not pass it to the model.
 
         Args:
-            mismatch: What is wrong with the last answer.
+            mismatch: The problems of the last answer.
         """
         message = CORRECTION_PROMPT.format(problems=mismatch)
         schema = json.dumps(self.schema, ensure_ascii=False)
@@ -142,7 +142,7 @@ class OutputSchema(Generic[OutputT_co]):
         members = cast("dict[str, Any]", value)
         if members.keys() <= {WRAPPER_MEMBER}:
             return members.get(WRAPPER_MEMBER, default)
-        return members  # of a server that ignores the schema, but whose answer may fit nevertheless
+        return members  # a server that ignores the schema may still send a valid value
 
     def _validate_type(self, text: str) -> Any:
         from pydantic import ValidationError
@@ -170,7 +170,7 @@ class OutputSchema(Generic[OutputT_co]):
         checked: Any = value
         if self.wrapped and not isinstance(value, dict):
             checked = {WRAPPER_MEMBER: value}
-        # By default, the validator downloads what a `$ref` names.
+        # By default, the validator downloads the target of a `$ref`.
         validator = Draft202012Validator(self.schema, registry=Registry[Any]())
         try:
             found = list(validator.iter_errors(checked))  # pyright: ignore[reportUnknownMemberType]
@@ -216,7 +216,7 @@ def _build_schema(
     name: str, schema: dict[str, Any], adapter: "TypeAdapter[Any] | None"
 ) -> OutputSchema[Any]:
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:64] or "answer"
-    if "$ref" in schema and "$defs" in schema:  # a recursive model: servers want the object itself
+    if "$ref" in schema and "$defs" in schema:  # a recursive model; servers require an object
         reference: str = schema["$ref"]
         schema = {**schema["$defs"][reference.rpartition("/")[2]], "$defs": schema["$defs"]}
     if schema.get("type") == "object" or not (adapter or schema.keys() & _TYPE_KEYWORDS):
@@ -259,7 +259,7 @@ def _adapt_type(output: Any, name: str) -> "tuple[TypeAdapter[Any], dict[str, An
 
 
 def _is_closed(schema: dict[str, Any]) -> bool:
-    """Whether every member is required, at all levels, so that the strict form accepts the same values."""
+    """Return whether every member is required at all levels: then the strict form accepts the same values."""
     here = set(schema.get("properties", {})) <= set(schema.get("required", ()))
     return here and all(map(_is_closed, iter_subschemas(schema)))
 

@@ -17,7 +17,7 @@ ParamRules = Mapping[str, ParamRule]
 
 
 def map_params(params: Mapping[str, Any], rules: ParamRules) -> Members:
-    """Return the members of the body for these parameters; ``None`` counts as not given."""
+    """Return the members of the body for these parameters; parameters that are ``None`` are omitted."""
     body: Members = {}
     for name, value in params.items():
         if value is not None:
@@ -36,12 +36,12 @@ def merge(body: Members, more: Mapping[str, Any]) -> None:
 
 
 def rename(name: str) -> ParamRule:
-    """Return a conversion that only renames."""
+    """Return a rule that renames a parameter."""
     return lambda value: {name: value}
 
 
 def reject_unless(param: str, remedy: str, *allowed: Any) -> ParamRule:
-    """Omit values that have no effect; any other value is not supported."""
+    """Return a rule that omits the allowed values, which have no effect, and rejects all others."""
 
     def rule(value: Any) -> Members:
         if any(value == each and type(value) is type(each) for each in allowed):
@@ -52,7 +52,7 @@ def reject_unless(param: str, remedy: str, *allowed: Any) -> ParamRule:
 
 
 def map_members(param: str, rules: ParamRules) -> ParamRule:
-    """Map the members of an object by a table; unknown members are not supported."""
+    """Return a rule that maps the members of an object by a table and rejects unknown members."""
 
     def rule(value: Any) -> Members:
         body: Members = {}
@@ -68,7 +68,7 @@ def map_members(param: str, rules: ParamRules) -> ParamRule:
 
 
 def map_by_type(param: str, rules: ParamRules) -> ParamRule:
-    """Map an object or a string by its type; an unknown type is not supported."""
+    """Return a rule that maps an object or a string by its type and rejects unknown types."""
 
     def rule(value: Any) -> Members:
         kind = value if isinstance(value, str) else _require_object(param, value).get("type")

@@ -1,9 +1,9 @@
-"""Prompt caching: breakpoints for providers that want them, and what changes between requests.
+"""Prompt caching: breakpoints for providers that require them, and detection of changed prefixes.
 
 Anthropic caches only prefixes that end at a ``cache_control`` breakpoint, at most four. They are placed where later
-requests will look: behind the tools, behind the instructions, at the end of this request, and at the end
-of the one before, which is found even if many blocks were added since. Breakpoints of the caller stay, and
-take their share of the four.
+requests will look: after the tools, after the instructions, at the end of this request, and at the end
+of the previous one, which is found even if many blocks were added since. Breakpoints of the caller are
+retained and count toward the four.
 """
 
 import json
@@ -44,9 +44,9 @@ MIN_TOKENS: Mapping[str, int] = {
     "claude-3-haiku": 2048,
     "claude-3-5-haiku": 2048,
 }
-"""Tokens from which Anthropic caches a prefix, by the start of the model's name."""
+"""The minimum number of tokens of a prefix that Anthropic caches, by the start of the model's name."""
 MIN_BYTES_PER_TOKEN = 3
-"""Fewer bytes than this for each token of the minimum are too short for sure."""
+"""A prefix with fewer bytes than this per token of the minimum is certainly too short."""
 MAX_REMEMBERED_CHAINS = 256
 
 _UNMARKABLE_TYPES = ("thinking", "redacted_thinking")
@@ -67,7 +67,7 @@ def anthropic_rules(model: str, lifetime: CacheLifetime) -> CacheRules:
 
 
 def count_prompt(outcome: Outcome, cache: CachePlan) -> TokenCounts | None:
-    """Return what a stateless server counted for a prompt, as the base of later predictions."""
+    """Return the tokens that a stateless server counted for a prompt, as the base of later predictions."""
     usage = outcome.usage
     if usage is None or usage.input_tokens <= 0:
         return None
@@ -80,7 +80,7 @@ def count_prompt(outcome: Outcome, cache: CachePlan) -> TokenCounts | None:
 
 @dataclass(frozen=True, slots=True)
 class PromptHead:
-    """What comes before the history of a prompt: a change in it defeats caching."""
+    """The part of a prompt before the history; a change in it prevents caching."""
 
     model: str
     instructions: str
@@ -90,7 +90,7 @@ class PromptHead:
     def of(
         cls, model: str, instructions: str | None, tools: Sequence[Mapping[str, Any]]
     ) -> "PromptHead":
-        """Make the head of a prompt.
+        """Create the head of a prompt.
 
         Args:
             model: The model.
@@ -100,7 +100,7 @@ class PromptHead:
         return cls(model, instructions or "", tuple(json.dumps(t, default=str) for t in tools))
 
     def compare(self, before: "PromptHead") -> Iterator[CacheHint]:
-        """Yield what changed since the request before."""
+        """Yield the changes since the previous request."""
         if self.model != before.model:
             yield "model"
         if self.tools != before.tools:
@@ -118,7 +118,7 @@ class _Chain:
 
 
 class PromptMonitor:
-    """Remembers the head of the newest prompt of each conversation, and finds what defeats caching."""
+    """Remembers the head of the newest prompt of each conversation, and finds changes that prevent caching."""
 
     def __init__(self) -> None:
         self._chains: OrderedDict[str, _Chain] = OrderedDict()
@@ -133,7 +133,7 @@ class PromptMonitor:
         tools: tuple[Mapping[str, Any], ...],
         params: Mapping[str, Any],
     ) -> RequestPlan:
-        """Return the plan with what is expected of the provider's cache, and what prevents caching."""
+        """Return the plan with a prediction for the provider's cache, and hints about what prevents caching."""
         settings = hash_settings(build_settings(plan, model=model, tools=tools, params=params))
         cache = plan_cache(turn, plan, rules=rules, settings=settings)
         chain = self._chains.get(cache.key)
@@ -143,7 +143,7 @@ class PromptMonitor:
         return replace(plan, cache=cache)
 
     def record(self, plan: RequestPlan, *, model: str, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Record a request that is sent; report each hint once for its conversation."""
+        """Record a request that is sent; log each hint once per conversation."""
         cache = plan.cache
         if cache is None:
             return
@@ -161,7 +161,7 @@ class PromptMonitor:
 
 
 def _changes_like_a_clock(before: str, now: str) -> bool:
-    """Return whether two texts differ in a time, a date or a number only."""
+    """Return whether two texts differ only in a time, a date or a number."""
     start = _shared_length(before, now)
     end = _shared_length(before[start:][::-1], now[start:][::-1])
     for text in (before, now):
@@ -255,7 +255,7 @@ class _Marker:
             block["cache_control"] = self._choose_control(block)
 
     def _choose_control(self, block: Content) -> Content:
-        """Return a breakpoint with a lifetime that the others allow: longer ones come first."""
+        """Return a breakpoint with a lifetime that the others allow: longer lifetimes must come first."""
         position = next(index for index, each in enumerate(self.blocks) if each is block)
         before = _list_lifetimes(self.blocks[:position])
         after = _list_lifetimes(self.blocks[position + 1 :])
@@ -264,7 +264,7 @@ class _Marker:
 
 
 def _list_boundaries(messages: Sequence[Content], size: int) -> list[tuple[list[Content], int]]:
-    """Return the last input of this request and of the one before, each with the bytes up to it."""
+    """Return the last input of this request and of the previous one, each with the bytes up to it."""
     found: list[tuple[list[Content], int]] = []
     was_input = False
     for message in reversed(messages):

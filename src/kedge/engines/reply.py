@@ -1,10 +1,9 @@
 """The reply to one message, and the loop that repeats a request until its answer has the requested type.
 
-A rejected answer stays in the Turn, followed by a message with its problems. Removing it would be neither
-honest nor cheap: the model has seen it, and a server that remembers holds it, so that the Turn without it
-could not be sent on its newest anchor. So every attempt sends only the correction, and the Turn that is
-returned (or carried by the error) is the conversation as the server has it. The corrections have the origin
-``output``, for programs that do not want to show them.
+A rejected answer stays in the Turn, followed by a message with its problems. The server has stored it, so
+a Turn without it could not be chained on its newest anchor. With it, every attempt sends only the correction,
+and the Turn that is returned (or carried by the error) is the conversation as the server has it. The
+corrections have the origin ``output``, for programs that do not show them.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -46,7 +45,7 @@ log = get_logger("kedge.engines.output")
 ReplyT_co = TypeVar("ReplyT_co", covariant=True, default=None)
 
 DEFAULT_OUTPUT_RETRIES = 2
-"""How often an answer that does not have the requested type is requested again."""
+"""The number of times that an answer without the requested type is requested again."""
 CORRECTION_ORIGIN = "output"
 """The ``origin`` of a message that requests another answer."""
 
@@ -57,8 +56,8 @@ class Reply(Generic[ReplyT_co]):
 
     Attributes:
         text: The text of the answer.
-        turn: The conversation up to the answer.
-        node: The node of the tree that holds the answer; 0 for a reply of an engine.
+        turn: The conversation up to and including the answer.
+        node: The node of the tree with the answer; 0 for a reply of an engine.
         conversation: The id of the conversation; empty for a reply of an engine.
         usage: The tokens of all responses of this call.
         plan: The plan of the last request.
@@ -83,7 +82,7 @@ class Reply(Generic[ReplyT_co]):
 
     @property
     def refusal(self) -> str:
-        """The text with which the model refused, if it did."""
+        """The text of the model's refusal, if it refused."""
         return find_refusal(self.turn)
 
 
@@ -107,7 +106,7 @@ class FormatSupport:
         return self.model in self.prompted_models
 
     def handle_error(self, error: RequestRefused) -> Healed:
-        """Remember that the model does not support the parameter, or raise the error."""
+        """Record that the model does not support the parameter, or raise the error."""
         if not self.may_fall_back or self.is_prompted or not is_format_rejected(error):
             raise error
         self.prompted_models.add(self.model)
@@ -132,7 +131,7 @@ async def run_until_valid(
         schema: The schema of the answer.
         support: Whether the server accepts the parameter.
         retries: The maximum number of further runs after an answer that does not match.
-        filters: The content filters of the stack: what they change is not part of the value.
+        filters: The content filters of the stack; the value is parsed from the filtered answer.
 
     Raises:
         OutputInvalid: No answer matched.
@@ -151,7 +150,7 @@ async def run_until_valid(
                         else:
                             yield event
             except RequestRefused as error:
-                if has_answer:  # of a run with tools, which would run again
+                if has_answer:  # a run with tools, which would run again
                     raise
                 rejected, healed = True, support.handle_error(error)
                 yield healed
@@ -220,7 +219,7 @@ def answer_text(turn: Turn, sent: Turn | None = None) -> str:
 
 
 def find_refusal(turn: Turn, sent: Turn | None = None) -> str:
-    """Return the text with which the model refused in its last message; empty if it did not."""
+    """Return the text of the refusal in the model's last message; empty if there is none."""
     blocks = [b for b in turn.blocks if isinstance(b, AssistantBlock)]
     last = (_answer_blocks(turn, sent) if sent is not None else blocks)[-1:]
     return last[0].refusal if last else ""

@@ -1,9 +1,9 @@
-"""Build the body of a request from its plan, how it is sent, and the caller's parameters.
+"""Build the body of a request from its plan, its send options and the caller's parameters.
 
 A misspelled option that is sent to the server changes an answer without notice, and an option such as
 ``previous_response_id`` makes the server continue from a context that the Turn does not have. Both are
-rejected by name before anything is sent. Body members that Kedge does not know go through the one
-mapping ``extra_body``.
+rejected by name before anything is sent. Body members that Kedge does not know must be in the mapping
+``extra_body``.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from kedge.errors import UnsupportedParameter
 from kedge.planning import Mode, RequestPlan
 
 EXTRA_BODY = "extra_body"
-"""The option whose mapping is merged into the request body as it is."""
+"""The option whose mapping is merged into the request body unchanged."""
 
 PLANNED_PARAMS: Mapping[str, str] = {
     "previous_response_id": "the plan chooses the anchor from the Turn's records",
@@ -139,7 +139,7 @@ ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
 @dataclass(frozen=True, slots=True)
 class SendOptions:
-    """How a request is sent; healing changes these options."""
+    """The form in which a request is sent; healing changes these options."""
 
     mode: Mode
     full: bool = False
@@ -149,7 +149,7 @@ class SendOptions:
     include: bool = True
     """Request encrypted reasoning if the server does not store the response."""
     reason: str = ""
-    """Why the mode differs from the requested one."""
+    """The reason why the mode differs from the requested one."""
 
 
 def build_request_body(

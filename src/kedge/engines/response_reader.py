@@ -17,7 +17,7 @@ from kedge.planning import RequestPlan, Status, TokenCounts, record_response, ta
 from kedge.turns import Turn
 
 DRAIN_SECONDS = 0.1
-"""Seconds that a server has to close its stream after the last event; later the connection is dropped."""
+"""Seconds in which a server must close its stream after the last event; then the connection is dropped."""
 
 
 async def read_response(
@@ -25,7 +25,7 @@ async def read_response(
 ) -> AsyncGenerator[StreamEvent]:
     """Yield the events of a response, complete or as they arrive, and close the reply.
 
-    One generator for both, because each one between the server and the caller costs time for every chunk.
+    One generator does both, because each one between the server and the caller costs time for every chunk.
     A broken connection is raised last, after the events that arrived.
     """
     cut: StreamCut | None = None
@@ -39,7 +39,7 @@ async def read_response(
             async with aclosing(raw.chunks()) as chunks:
                 async for chunk in chunks:
                     if not started and chunk.lstrip().startswith(b"{"):
-                        # No event starts like this: the server ignored `stream` and did not say so.
+                        # No event starts like this: the server ignored `stream` without setting the content type.
                         body = b"".join([chunk, *[rest async for rest in chunks]])
                         for event in _decode_body(body, decoder, raw):
                             yield _redact_event(event, redact)
@@ -92,7 +92,7 @@ def _parse_body(body: bytes, decoder: StreamDecoder, raw: RawResponse) -> dict[s
         parsed = None
     response = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
     # An object without any member of a response is not an empty response: some gateways report
-    # errors with status 200, in the usual form or in an object of their own.
+    # errors with status 200, in the usual form or in an object of another form.
     if not response.keys() & decoder.RESPONSE_FIELDS and not response.get("error"):
         message = "the server answered with something that is not a response"
         raise ServerFailed(
@@ -118,7 +118,7 @@ def record_outcome(
     stateful: bool = True,
     counted: TokenCounts | None = None,
 ) -> Turn:
-    """Return the Turn with the blocks of the response, and its anchor if it can be one.
+    """Return the Turn with the blocks of the response, and with its anchor if the response can be one.
 
     ``lost`` means that the server's context differs from the Turn, ``stateful`` that the API stores
     responses at all.
@@ -177,7 +177,7 @@ def raise_for_outcome(
 
 
 def attach_context(error: EngineError, turn: Turn, plan: RequestPlan) -> EngineError:
-    """Return the error with the Turn to continue from and the plan, unless it has them."""
+    """Return the error with the plan and the Turn to continue from, unless it has them already."""
     error.plan = error.plan or plan
     error.turn = error.turn or turn
     return error

@@ -1,8 +1,9 @@
-"""ResponsesEngine: the Responses API, chained by proof and healed when the server forgets.
+"""ResponsesEngine: an engine for the Responses API that chains requests and heals lost context.
 
-Each request follows a plan, and the server's answer is checked against it: a rejected anchor is healed
-once by a full send, as long as no output was shown; a request that was answered without the requested
-context is sent again, or at least reported and never used as an anchor. Only a finished response becomes an anchor.
+Each request follows a plan, and the server's answer is checked against it. A rejected anchor is healed
+once by a full send, as long as no output was shown. A request that was answered without the requested
+context is sent again, or at least the loss is reported and the response is not used as an anchor. Only a
+finished response becomes an anchor.
 """
 
 import time
@@ -70,7 +71,7 @@ RETENTIONS = {"24h": 86_400.0}
 
 @dataclass(slots=True)
 class ResponsesAttempt(Attempt):
-    """An attempt with the evidence that it gives about the server's memory."""
+    """An attempt with its evidence about the server's memory."""
 
     evidence: ServerEvidence = field(default_factory=ServerEvidence)
     summary: RequestSummary = field(default_factory=RequestSummary)
@@ -82,16 +83,16 @@ class ResponsesAttempt(Attempt):
 class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     """An engine for any server of the Responses API.
 
-    ``make_client`` returns the openai client that sends requests. ``scope`` names what shares one memory.
-    ``retention`` is how many seconds the server stores a response (``None``: no limit), ``max_depth`` how
-    many responses of a chain it is known to remember. With ``verify_every=n`` every n-th chained
-    request is preceded by an audit of what the server holds.
+    ``make_client`` returns the openai client that sends requests. ``scope`` is the name of the server memory
+    that stores the responses. ``retention`` is the number of seconds for which the server stores a response
+    (``None``: no limit), ``max_depth`` the number of responses of a chain that it is known to remember. With
+    ``verify_every=n`` every n-th chained request is preceded by an audit of the stored items.
 
-    With ``transport="websocket"`` responses travel over a few WebSocket ``connections``, each with
-    ``lanes`` for several at once (1 for a server that knows no lanes), and what is not stored can be
-    continued for as long as its connection lives.
+    With ``transport="websocket"`` responses are sent over a few WebSocket ``connections``, each with
+    ``lanes`` for several at once (1 for a server without lanes), and a response that is not stored can be
+    continued for as long as its connection is open.
 
-    With ``prompt_cache`` requests carry a ``prompt_cache_key`` that is the same for all requests of a
+    With ``prompt_cache`` requests have a ``prompt_cache_key`` that is the same for all requests of a
     conversation, and plans predict what the provider reads from its cache.
     """
 
@@ -148,13 +149,13 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         self._chained_count = 0
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """Return what would be sent now, and why, without sending it."""
+        """Return the plan for sending the Turn now, without sending it."""
         request = Request.of(**options)
         mode, _, reason = self._resolve_mode(turn, request)
         return self._build_plan(turn, request, SendOptions(mode, reason=reason))
 
     async def verify(self, turn: Turn) -> Audit:
-        """Fetch what the server stores for the anchor, and compare it with the Turn."""
+        """Fetch the items that the server stores for the anchor, and compare them with the Turn."""
         request = Request()
         plan = self._plan_chain(turn, request)
         return await self._audit(turn, plan, self._get_evidence(request))
@@ -192,8 +193,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         await self._find_evidence(turn, request, options, evidence)
         plan = self._build_plan(turn, request, options)
         await self._audit_periodically(turn, plan, evidence)
-        # The answer of a server that has not shown that it remembers is held back: a user who has
-        # read an answer that was made without memory cannot be made to forget it.
+        # The answer of a server that has not shown that it remembers is held back until it is judged,
+        # because a wrong answer that a user has read cannot be withdrawn.
         held: list[Event] | None = [] if self.memory.needs_verdict(plan, evidence) else None
         return ResponsesAttempt(turn, request, options, plan, held=held, evidence=evidence)
 
@@ -219,7 +220,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         return ResponsesDecoder()
 
     async def _post(self, attempt: ResponsesAttempt) -> RawResponse:
-        retry = attempt.plan.mode != "conversation"  # the first try may have been stored already
+        retry = attempt.plan.mode != "conversation"  # the object may contain the first attempt
         return await self.transport.create_response(
             attempt.content, attempt.body, retry=retry, tap=attempt.request.tap
         )
@@ -280,7 +281,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         if reused:
             turn = set_state(turn, get_state(turn).mark_lost({outcome.response_id}, plan.scope))
         if attempt.forgot:
-            # Its calls were made without the context, and are not run.
+            # The model made these calls without the context, so they are not run.
             texts = tuple(b for b in outcome.blocks if isinstance(b, AssistantBlock))
             if len(texts) < len(outcome.blocks) and outcome.completed:
                 outcome = replace(outcome, blocks=texts, response_id="")
@@ -335,7 +336,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     async def _before_resend(
         self, turn: Turn, request: Request, options: SendOptions, failure: HealableError
     ) -> None:
-        """Store the evidence; raise if healing would send more than the request allows."""
+        """Save the evidence; raise if healing would send more than the request allows."""
         await self.memory.save(self._get_evidence(request))
         if options.full and request.resend_limit is not None:
             plan = self._build_plan(turn, request, options)
@@ -407,7 +408,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         self, turn: Turn, request: Request, *, out_of_band: bool = False
     ) -> RequestPlan:
         """Plan a chained request, whatever the evidence."""
-        # What a connection remembers is known only there, not to requests beside it.
+        # Responses that only a connection remembers are not known to requests outside of it.
         live = () if out_of_band else self.transport.live_anchors(reversed(get_state(turn).anchors))
         return self._plan_mode(turn, request, "chained", (*request.candidates, *live))
 
@@ -428,10 +429,10 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     async def _find_evidence(
         self, turn: Turn, request: Request, options: SendOptions, evidence: ServerEvidence
     ) -> None:
-        """Look for evidence about a server that has shown none, where it would be used.
+        """Look for evidence about an unproven server if the request could be chained.
 
-        A server without requests so far may be a known one. Where audits were asked for, the items
-        that it lists prove its memory as well.
+        The server may identify itself as a known one in its first response. If audits are enabled, the
+        items that it lists prove its memory as well.
         """
         if options.mode != "chained" or options.full or not self.memory.may_need_verdict(evidence):
             return
@@ -445,7 +446,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             await self._audit(turn, plan, evidence)
 
     def _plan_out_of_band(self, turn: Turn) -> tuple[RequestPlan, ...]:
-        """Return how to send a Turn outside of the conversation: on its anchor, if it has one, or in full."""
+        """Return plans to send a Turn outside of the conversation: on its anchor, if it has one, and in full."""
         mode: Mode = (
             "chained" if self._resolve_mode(turn, Request())[0] == "chained" else "stateless"
         )

@@ -1,7 +1,7 @@
-"""Server-side conversation objects, for the mode of that name.
+"""Further endpoints of the Responses API: token counts, compaction and conversation objects.
 
-An object can change independently: another client, or a retry of ours, may have appended to it. So before
-each send its last item is compared with the one we know, and a difference starts a new object.
+A conversation object can change independently: another client, or a retry, may have appended to it. So
+before each send its last item is compared with the last known one, and a difference starts a new object.
 """
 
 from collections.abc import Mapping
@@ -86,7 +86,7 @@ class ConversationObjects:
         return made["id"]
 
     async def detach_if_changed(self, turn: Turn) -> Turn:
-        """Return the Turn, without its object if that has changed."""
+        """Return the Turn, detached from its conversation object if that has changed."""
         state = get_state(turn)
         if not state.conversation_id:
             return turn

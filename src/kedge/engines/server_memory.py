@@ -1,4 +1,4 @@
-"""What one engine knows about the memory of its server, updated with each response.
+"""The evidence that one engine has about the memory of its server, updated with each response.
 
 ``ServerMemory`` applies the pure rules of ``kedge.engines.evidence`` and
 ``kedge.engines.token_evidence`` to the plans and answers of an engine.
@@ -67,7 +67,7 @@ class ServerMemory:
         self._not_before = 0.0
 
     async def attach(self, store: EvidenceStore, model: str) -> None:
-        """Use a store for the evidence, unless one is configured, and read what it has on a model.
+        """Use a store for the evidence, unless one is configured, and load its evidence about a model.
 
         An engine outlives the stores of its conversations: the newest one replaces the others, which
         may be closed.
@@ -90,7 +90,7 @@ class ServerMemory:
         return self.get(model, streaming=streaming)
 
     def get(self, model: str, *, streaming: bool) -> ServerEvidence:
-        """Return the evidence for a request, as far as it is in memory."""
+        """Return the evidence for a request that is in memory."""
         key = self._key(model, streaming)
         evidence = self._evidence.get(key)
         if evidence is None:
@@ -101,7 +101,7 @@ class ServerMemory:
     async def save(self, evidence: ServerEvidence) -> None:
         """Write evidence to the store, if there is one.
 
-        An error is logged and not raised: the response that brought the evidence is worth more.
+        An error is logged and not raised, because the response that the evidence is from must not be lost.
         """
         if self._store is None:
             return
@@ -115,7 +115,7 @@ class ServerMemory:
                 self._saved[key] = form
 
     def identify(self, identity: str) -> None:
-        """Apply what is known about a server of this name to all evidence."""
+        """Apply the known properties of a server with this identity to all evidence."""
         known = KNOWN_IDENTITIES.get(identity)
         if known is None:
             return
@@ -126,12 +126,12 @@ class ServerMemory:
             self._apply(evidence)
 
     def max_depth(self, evidence: ServerEvidence, configured: int | None) -> int | None:
-        """Return the longest chain to rely on: as configured, as known, or as learned."""
+        """Return the longest chain to rely on: the configured, the known or the observed one."""
         limits = [limit for limit in (configured, evidence.max_depth) if limit is not None]
         return min(limits, default=None)
 
     def may_need_verdict(self, evidence: ServerEvidence) -> bool:
-        """Return whether there are plans whose answer must be judged before it is shown."""
+        """Return whether the answer to some plan must be judged before it is shown."""
         return self.trust == "earned" and evidence.must_hold(sys.maxsize, self._clock())
 
     def needs_verdict(self, plan: RequestPlan, evidence: ServerEvidence) -> bool:
@@ -144,7 +144,7 @@ class ServerMemory:
         """Return whether a plan may be used only if the server's count could show a loss.
 
         A server that was proven by its counts may begin to forget at any time, or at the next depth. A
-        request whose count says nothing (other instructions or tools than before, pictures, hosted
+        request whose count is no evidence (other instructions or tools than before, pictures, hosted
         tools) would not show it, and the answer would be wrong without notice.
         """
         is_chained = plan.anchor is not None and plan.mode == "chained"
@@ -164,7 +164,7 @@ class ServerMemory:
         evidence: ServerEvidence,
         sent: SentTokens | None,
     ) -> RequestPlan:
-        """Return the full plan instead of a chained one that could not be judged."""
+        """Return the plan, or the full plan if the answer to a chained one could not be judged."""
         if plan.anchor is None:
             return plan
         anchor = self._with_counts(plan.anchor)
@@ -189,15 +189,15 @@ class ServerMemory:
         *,
         counts_outweigh_audits: bool = False,
     ) -> Verdict:
-        """Judge an answer to a chained request, and learn from it; losses are left to the caller.
+        """Judge an answer to a chained request and update the evidence; the caller records losses.
 
         Args:
             outcome: The answer.
             plan: The plan of the request.
-            sent: The bounds of what the request sent.
-            evidence: What is known about the server.
-            counts_outweigh_audits: Whether a count that shows a loss holds against an audit. Otherwise
-                the audit holds, and the counts of this server are not used any more.
+            sent: The bounds of the tokens that the request sent.
+            evidence: The evidence about the server.
+            counts_outweigh_audits: Whether a count that shows a loss outweighs an audit. Otherwise
+                the audit is believed, and the counts of this server are no longer used.
         """
         if outcome.status in ("failed", "cut"):
             return ""
@@ -222,7 +222,7 @@ class ServerMemory:
             if counts_outweigh_audits:
                 evidence.record_contradiction(self._clock())
                 return verdict
-            evidence.counts = False  # it listed the items before, so its counts prove nothing
+            evidence.counts = False  # the audit listed the items, so the counts are unreliable
             return ""
         evidence.record_chained()
         if verdict == "remembered":
@@ -237,23 +237,23 @@ class ServerMemory:
         """Return whether a server answered without the conversation object that the request continues.
 
         Args:
-            named: The object that the answer names; empty for none, None if it does not say.
+            named: The object that the answer names; empty for none, None if the member is missing.
             plan: The plan of the request.
-            evidence: Says whether the server names objects; only then is a missing member a loss.
+            evidence: The evidence about the server; a missing member is a loss only if it usually names objects.
         """
         if not plan.conversation_id or named == plan.conversation_id:
             return False
         return named is not None or evidence.names_conversations
 
     def record_loss(self, verdict: Verdict, plan: RequestPlan, evidence: ServerEvidence) -> None:
-        """Record that the server answered without the context, or without a part of it."""
+        """Record that the server answered without all or a part of the context."""
         depth = plan.anchor.depth if plan.anchor else 1
         evidence.record_silent_loss(self._clock(), depth, partial=verdict == "partial")
 
     def count(
         self, outcome: Outcome, plan: RequestPlan, sent: SentTokens | None, evidence: ServerEvidence
     ) -> TokenCounts | None:
-        """Return what the server counted for a response, and remember it."""
+        """Return the tokens that the server counted for a response, and remember them."""
         base = self._with_counts(plan.anchor).counted if plan.anchor else None
         crude = evidence.proof == "table"
         counted = count_response(outcome, plan, sent, base, share=evidence.share, crude=crude)
@@ -286,7 +286,7 @@ class ServerMemory:
         return reused
 
     def _with_counts(self, anchor: AnchorRecord) -> AnchorRecord:
-        """Return the record with its counts, which not every store saves."""
+        """Return the record with its token counts, which not every store saves."""
         if anchor.counted is None and (counted := self._counts.get(anchor.response_id)):
             return replace(anchor, counted=counted)
         return anchor

@@ -1,8 +1,8 @@
-"""Engines for APIs that remember nothing: every request sends everything.
+"""Engines for stateless APIs: every request sends everything.
 
-The plan is that of the stateless mode, with what is sent and what is left out. A response is recorded as
-not stored: no request can be chained on it, but what the provider encrypted or signed in it (reasoning)
-can be proved later, and is sent again while it is proved.
+Requests follow a plan of the stateless mode. A response is recorded as not stored: no request can be chained
+on it, but reasoning in it that the provider encrypted or signed can be matched with the record later, and is
+sent again as long as it matches.
 """
 
 import time
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from kedge.engines.transport import Client
 
 MODE_CHANGE_REASON = "stateless_api"
-"""Why a request is stateless although another mode was requested."""
+"""The reason why a request is stateless although another mode was requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to do if a server is not running, or does not have the model."""
+    """Instructions for the user if a server is not running, or does not have the model."""
 
     unreachable: str = ""
     no_model: str = ""
@@ -77,7 +77,7 @@ class StatelessEngine(RequestEngine):
         )
         self._advice = advice or Advice()
         self._replay_reasoning = False
-        """Whether reasoning is sent that the provider did not encrypt."""
+        """Whether reasoning that the provider did not encrypt is sent."""
 
     @abstractmethod
     def _build_body(
@@ -97,10 +97,10 @@ class StatelessEngine(RequestEngine):
         return CacheRules()
 
     def _request_caching(self, body: dict[str, Any], plan: RequestPlan, cache: CachePlan) -> None:
-        """Add to a body what makes the provider cache it."""
+        """Add the members to a body that make the provider cache it."""
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """Return what would be sent now, and why; it is always everything."""
+        """Return the plan for sending the Turn now, which always sends everything."""
         return self._build_plan(turn, Request.of(**options), SendOptions("stateless"))
 
     def _build_plan(self, turn: Turn, request: Request, options: SendOptions) -> RequestPlan:
@@ -155,7 +155,7 @@ class StatelessEngine(RequestEngine):
         )
 
     def _translate_error(self, attempt: Attempt, error: EngineError) -> Exception:
-        """Return the error with what to do about it, or one that is healed by other reasoning."""
+        """Return the error with advice, or one that can be healed by sending more or less reasoning."""
         error = self._add_advice(error)
         if not isinstance(error, RequestRefused):
             return error
@@ -168,14 +168,14 @@ class StatelessEngine(RequestEngine):
     def _heal(
         self, turn: Turn, request: Request, options: SendOptions, failure: HealableError
     ) -> tuple[Turn, SendOptions, tuple[str, ...]]:
-        """Send the reasoning of earlier responses from now on if it is missing, or leave it out."""
+        """Send the reasoning of earlier responses from now on if it is missing, or else omit it."""
         if isinstance(failure, _ReasoningMissingError):
             self._replay_reasoning = True
             return turn, options, ()
         return turn, replace(options, reasoning=False), ()
 
     def _add_advice(self, error: EngineError) -> EngineError:
-        """Return the error, with what to do about it."""
+        """Return the error with advice added to its message."""
         advice = ""
         if isinstance(error, Unreachable):
             advice = self._advice.unreachable

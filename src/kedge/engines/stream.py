@@ -1,7 +1,7 @@
-"""Streams: the events of a run, and at its end the result.
+"""Streams: the events of a run, and after the last event its result.
 
 ``RunStream`` is shared by engines, Chat and Conversation; ``Stream`` is that of an engine. A stream of a typed
-answer also has its partial values while they arrive.
+answer also has the partial values received so far.
 """
 
 import time
@@ -48,14 +48,14 @@ class _EventSource(Protocol):
 class RunStream(ABC, Generic[R]):
     """An iterator over the events of a run that has a result once it is exhausted.
 
-    Use it as a context manager, so that leaving early closes the run. Iteration adds no generator of its
-    own: each event passes through ``__anext__`` only.
+    Use it as a context manager, so that leaving early closes the run. Iteration adds no further generator:
+    each event passes through ``__anext__`` only.
     """
 
     def __init__(
         self, open_source: Callable[[], _EventSource], schema: OutputSchema[Any] | None = None
     ) -> None:
-        # Opened by the first step: whatever fails while a run starts is raised by the iteration.
+        # Opened by the first step, so that an error at the start of a run is raised by the iteration.
         self._open_source = open_source
         self._source: _EventSource | None = None
         self._closed = False
@@ -74,7 +74,7 @@ class RunStream(ABC, Generic[R]):
     async def text_deltas(self) -> AsyncGenerator[str]:
         """Consume the events and yield the text of the answer as it arrives.
 
-        With tools, text before a call and after it is yielded alike.
+        With tools, the text before and after a call is yielded.
         """
         async for event in self:
             if isinstance(event, TextDelta):
@@ -82,7 +82,7 @@ class RunStream(ABC, Generic[R]):
 
     @property
     def partial_output(self) -> Any:
-        """The JSON values of a typed answer as far as they arrived; None before the first one.
+        """The JSON values of a typed answer received so far; None before the first one.
 
         They are not validated: members may be missing, and the last text may be cut.
         """
@@ -91,7 +91,7 @@ class RunStream(ABC, Generic[R]):
     async def partial_outputs(self) -> AsyncGenerator[Any]:
         """Consume the events and yield the JSON values of a typed answer as they arrive.
 
-        After an answer that does not match, they start again with the next one.
+        After an answer that does not match the schema, the values of the next answer follow.
         """
         shown, parsed_length = None, 0
         async for event in self:
@@ -126,13 +126,13 @@ class RunStream(ABC, Generic[R]):
         """Return the result, or raise ``KedgeError`` while there is none."""
 
     def _handle_event(self, event: Event) -> None:
-        """Record an event before the caller gets it."""
+        """Record an event before it is returned to the caller."""
 
     def _handle_end(self) -> None:
         """Build the result; the source is exhausted."""
 
     def _handle_error(self, error: Exception) -> None:
-        """Complete an error before it is raised."""
+        """Add information to an error before it is raised."""
 
     async def _next_event(self) -> Event:
         return await self._opened_source().__anext__()
@@ -195,7 +195,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         self.answers: list[AnswerFinished] = []
         """Every finished response of this run, in order."""
         self.trace: list[TurnEdited] = []
-        """The changes that each middleware made to the Turn."""
+        """The changes to the Turn by each middleware."""
         self._log_context = _build_log_context(turn)
         self._sent_at = 0.0
         self._has_output = True
@@ -270,9 +270,9 @@ class Stream(RunStream[Turn], Generic[OutputT]):
                 pass
 
     async def _next_event(self) -> Event:
-        """Return the next event; what is logged meanwhile carries the ids of this run.
+        """Return the next event; log records written meanwhile have the ids of this run.
 
-        They are bound for this step only: between two events the caller's own ids hold.
+        They are bound for this step only: between two events, the ids of the caller are in effect.
         """
         before = BOUND_FIELDS.get()
         BOUND_FIELDS.set(self._log_context)
@@ -283,7 +283,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
 
 
 def _build_log_context(turn: Turn) -> dict[str, str]:
-    """Return the ids for log records of this run: its own, and those bound around it."""
+    """Return the ids for log records of this run: those of the Turn, and those bound by the caller."""
     conversation = get_state(turn).conversation_id
     own = {"turn_id": turn.id, **({"conversation_id": conversation} if conversation else {})}
     around = {

@@ -1,8 +1,8 @@
 """Strict schemas: the subset of JSON schema that a server can enforce while a model writes.
 
 In strict mode every object is closed and every property is required, so an optional argument is nullable.
-The tables below are the rules. A keyword that strict mode lacks is dropped (Kedge validates the arguments
-itself) or, where dropping it would admit other values, rejected.
+The tables below are the rules. A keyword that strict mode does not support is dropped (Kedge validates the
+arguments itself) or, where dropping it would allow other values, rejected.
 
 The SDK's ``to_strict_json_schema`` is not used: it is private, importing it loads the complete SDK, and it
 accepts types that the API then rejects (free-form objects, tuples, ``Any``).
@@ -35,7 +35,7 @@ ErrorFactory = Callable[[str, str], Exception]
 
 
 def iter_subschemas(schema: JSONSchema) -> Iterator[JSONSchema]:
-    """Yield the schemas directly inside a schema."""
+    """Yield the direct subschemas of a schema."""
     for key in SINGLE_SCHEMA_KEYS:
         if isinstance(schema.get(key), dict):
             yield schema[key]
@@ -46,7 +46,7 @@ def iter_subschemas(schema: JSONSchema) -> Iterator[JSONSchema]:
 
 
 def map_subschemas(schema: JSONSchema, transform: Callable[[JSONSchema], JSONSchema]) -> JSONSchema:
-    """Return the schema with the schemas directly inside of it transformed."""
+    """Return the schema with its direct subschemas transformed."""
     mapped = dict(schema)
     for key in SINGLE_SCHEMA_KEYS:
         if isinstance(schema.get(key), dict):
@@ -61,7 +61,7 @@ def map_subschemas(schema: JSONSchema, transform: Callable[[JSONSchema], JSONSch
 
 
 def to_strict_schema(schema: JSONSchema, make_error: ErrorFactory) -> JSONSchema:
-    """Return the schema in strict form; ``make_error(path, problem)`` creates the error if there is none."""
+    """Return the schema in strict form; raise ``make_error(path, problem)`` if it has none."""
     return _StrictConverter(schema.get("$defs", {}), make_error).convert(schema, "arguments", ())
 
 
@@ -118,7 +118,7 @@ class _StrictConverter:
     def _convert_reference(
         self, schema: JSONSchema, path: str, seen: tuple[str, ...]
     ) -> JSONSchema:
-        """Replace a reference that has other members beside it by its definition; strict mode allows none."""
+        """Replace a reference that has other members by its definition, because strict mode allows none."""
         reference: str = schema["$ref"]
         beside = {k: v for k, v in schema.items() if k != "$ref" and k not in DROPPED_KEYWORDS}
         if not beside or reference in seen:

@@ -104,7 +104,7 @@ class SyncStream(Generic[R]):
     def close(self) -> None:
         """Close the run; events that were not consumed are lost."""
         call, self._call = self._call, None
-        if call is not None and not call.done:  # an interrupt has ended it already
+        if call is not None and not call.done:  # an interrupt may have ended it already
             call.loop.call_soon_threadsafe(self._requests.put_nowait, None)
             call.wait()
 
@@ -127,14 +127,14 @@ class SyncStream(Generic[R]):
             self._call.loop.call_soon_threadsafe(self._requests.put_nowait, (work, answer))
             return self._call.wait_for(answer)
         except BaseException:
-            # An interrupt can also come before the wait, and the run would not read another request then.
+            # An interrupt can also occur before the wait; then the run does not read another request.
             if not answer.done():
                 self._call.end()
             raise
 
 
 async def _serve(source: RunStream[Any], requests: "asyncio.Queue[_Request | None]") -> None:
-    """Run what is requested of a stream, and close the stream at the end."""
+    """Run the requests to a stream, and close the stream at the end."""
     async with source:
         while request := await requests.get():
             work, answer = request

@@ -29,11 +29,11 @@ KNOWN_CODES = frozenset(
         "unsupported_value",
     }
 )
-"""The codes that are counted by name. Servers may send any code, and labels must be few."""
+"""The codes that are counted by name. Servers may send any code, and the number of labels must be small."""
 
 
 def record_plan(plan: RequestPlan, seconds: float) -> None:
-    """A plan was made."""
+    """Record a plan."""
     measure("responses_anchor_detection_duration_ms", seconds * 1000)
     for each in plan.rejected:
         log.trace("candidate rejected: %s", each.reason, response_id=each.response_id)
@@ -47,7 +47,7 @@ def record_plan(plan: RequestPlan, seconds: float) -> None:
 
 
 def record_request(plan: RequestPlan, size: int) -> None:
-    """A request is about to be sent."""
+    """Record a request that is about to be sent."""
     kind = "stateless" if plan.anchor is None else "chained"
     count(f"responses_{kind}_requests_total")
     if plan.fallback:
@@ -62,13 +62,13 @@ def record_request(plan: RequestPlan, size: int) -> None:
 
 
 def record_mode_change(mode: str, requested: str, reason: str) -> None:
-    """A request is sent in another mode than the requested one."""
+    """Record a request that is sent in another mode than the requested one."""
     count("responses_mode_changed_total", reason=reason)
     log.warning("mode %s instead of %s: %s", mode, requested, reason)
 
 
 def record_error(error: EngineError) -> None:
-    """The server rejected a request, failed, or could not be reached."""
+    """Record that the server rejected a request, failed, or could not be reached."""
     kind = type(error).__name__
     code = error.code or str(error.status or kind)
     known = not error.code or error.code in KNOWN_CODES
@@ -79,13 +79,13 @@ def record_error(error: EngineError) -> None:
 
 
 def record_healing(reason: str, response_id: str) -> None:
-    """A rejected request is sent again in another form."""
+    """Record a rejected request that is sent again in another form."""
     count("responses_healed_total", reason=reason)
     log.warning("healing a request: %s", reason, response_id=response_id)
 
 
 def record_lost_context(response_id: str) -> None:
-    """The server answered without the requested context, and the answer was shown."""
+    """Record that the server answered without the requested context, and the answer was shown."""
     count("responses_forgotten_total")
     log.warning(
         "the server answered without the memory it was asked for; the answer may be wrong, and "
@@ -95,7 +95,7 @@ def record_lost_context(response_id: str) -> None:
 
 
 def record_completion(outcome: Outcome, calls: ToolCallState) -> None:
-    """A response has ended."""
+    """Record a finished response."""
     log.info("answer %s", outcome.status, response_id=outcome.response_id)
     if outcome.usage:
         count("tokens_total", outcome.usage.input_tokens, kind="input")

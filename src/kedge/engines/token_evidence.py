@@ -1,17 +1,16 @@
-"""Token accounting: what a server's count of input tokens says about its memory.
+"""Token accounting: evidence about a server's memory from its count of input tokens.
 
-A request that is chained on an anchor sends only the delta, but an honest server counts the full
-context. Two bounds follow, and they are not the same bound. Above the *upper* bound of what this request
-alone can amount to, the server must have read more than it was sent: it remembers. Below what it counted
-for the anchor, plus the anchor's output, plus the *lower* bound of the delta, something is missing. Counts
-between the two say nothing, which is not proof: "hi" followed by 2 kB is 533 tokens with memory and 519
-without.
+A request that is chained on an anchor sends only the delta, but a correct server counts the full
+context. This gives two different bounds. A count above the *upper* bound for the request alone proves that
+the server has read more than the request contains: it remembers. A count below the sum of its count for the
+anchor, the anchor's output and the *lower* bound of the delta proves that something is missing. Counts
+between the two prove nothing: "hi" followed by 2 kB is 533 tokens with memory and 519 without.
 
-The tokenizer of a server is not known. A byte is the smallest token there is, so that bytes bound a text
-from above. From below it is bounded by a share of our own count, without whitespace, which chat templates
-strip. Once a server's counts have been seen to agree with ours, the share becomes one, and the loss of a
-single short message shows. Tolerances are per block, never a share of the context: a capped server whose
-count still grows falls only a few tokens short.
+The tokenizer of a server is not known. A token has at least one byte, so the number of bytes is an upper
+bound. The lower bound is a share of our count, without whitespace, which chat templates strip. Once a
+server's counts agree with ours, the share becomes one, and the loss of a single short message is detected.
+Tolerances are per block and not a share of the context, because the count of a server with a limited
+context may be only a few tokens too low.
 """
 
 import hashlib
@@ -35,21 +34,21 @@ from kedge.turns import (
 )
 
 Verdict = Literal["remembered", "partial", "lost", ""]
-"""Whether the server read the anchor's context, read some of it, read none of it, or nothing is known."""
+"""Whether the server read all, some or none of the anchor's context, or this is unknown."""
 
 BLOCK_TOLERANCE = 2
-"""Tokens by which the frame around one block may be smaller than we count it."""
+"""The maximum number of tokens by which the frame around one block may be smaller than our count."""
 MAX_FRAME_TOKENS = 24
-"""Tokens that the frame around one block can take at most."""
+"""The maximum number of tokens of the frame around one block."""
 UNKNOWN_SHARE = 0.75
-"""The share of our own count of a text that any other tokenizer needs at least."""
+"""The minimum ratio of any other tokenizer's count of a text to ours."""
 _FRAME_TOKENS = 4
 _CRUDE_TOKEN_CHARS = 12
 _TEXT_ONLY = frozenset({TextPart})
 _MAX_CHAR_BYTES = 4
 _MAX_CACHED_CHARS = 1_024
 _MAX_CACHED_TEXTS = 4_096
-"""How many short texts are remembered with their count: 4 MB of ASCII at most."""
+"""The number of short texts whose counts are cached: at most 4 MB of ASCII."""
 
 _UNCOUNTED_MEMBERS = frozenset(
     {
@@ -77,21 +76,21 @@ _UNCOUNTED_MEMBERS = frozenset(
         "user",
     }
 )
-"""Body members that do not change how many tokens the rest is."""
+"""Body members that do not change the number of tokens of the others."""
 _COUNT_CHANGING_PARAMS = ("truncation", "context_management", "prompt")
-"""Parameters that make a server count other tokens than it was sent."""
+"""Parameters that make a server count other tokens than those of the request."""
 _CLIENT_TOOL_TYPES = frozenset({"function", "custom"})
-"""Tools that the server does not run itself: others add rounds and results to the usage."""
+"""Tools that the server does not run; other tools add rounds and results to the usage."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentTokens:
-    """Bounds of what one request sends beside its instructions and tools."""
+    """Bounds of the tokens that one request sends besides its instructions and tools."""
 
     lower: int
     upper: int
     estimate: int
-    """Our own count."""
+    """Our count."""
     blocks: int
     settings: int
     """Identifies the parameters that change a count: model, instructions, tools, format, effort."""
@@ -105,11 +104,11 @@ def measure_request(
     Args:
         plan: The plan the request was built from.
         body: The request body.
-        share: The share of our own count that the server needs at least.
-        crude: Bound from below without a tokenizer, for a server that needs no proof.
+        share: The minimum ratio of the server's count to ours.
+        crude: Whether the lower bound is computed without a tokenizer, for a server that needs no proof.
 
     Returns:
-        The bounds, or None where a count would say nothing: hosted tools, pictures, replayed
+        The bounds, or None where a count would be no evidence: hosted tools, pictures, replayed
         reasoning, truncation, compaction.
     """
     sent: Sequence[Block] = plan.delta
@@ -154,7 +153,7 @@ def count_response(
     share: float = UNKNOWN_SHARE,
     crude: bool = False,
 ) -> TokenCounts | None:
-    """Return what the server counted for a response, as the base for the next request.
+    """Return the tokens that the server counted for a response, as the base for the next request.
 
     ``base`` are the counts of the anchor that the request was chained on. The result is None where the
     count cannot be compared with a later one.
@@ -195,8 +194,8 @@ def judge_usage(
 
     Args:
         usage: The token usage reported with the response, if any.
-        base: What the server counted for the anchor, if that is known.
-        sent: The bounds of what the request sent, if they are known.
+        base: The server's count for the anchor, if it is known.
+        sent: The bounds of the tokens that the request sent, if they are known.
         overhead: The upper bound of what the server counts beside the items, for these settings.
     """
     if usage is None or usage.input_tokens <= 0 or sent is None:
@@ -211,12 +210,12 @@ def judge_usage(
 
 
 def expected_tokens(base: TokenCounts, sent: SentTokens) -> int:
-    """Return the least that a server with the context of ``base`` counts for a request."""
+    """Return the minimum that a server with the context of ``base`` counts for a request."""
     return base.input - base.reasoning + base.output + sent.lower
 
 
 def can_prove(anchor: AnchorRecord, sent: SentTokens | None, overhead: int | None) -> bool:
-    """Return whether the count of an honest server would prove that it remembers the anchor."""
+    """Return whether the count of a correct server would prove that it remembers the anchor."""
     base = anchor.counted
     if base is None or sent is None or overhead is None or base.settings != sent.settings:
         return False
@@ -228,13 +227,13 @@ def can_disprove(
 ) -> bool:
     """Return whether the count of a server without the anchor's context would show the loss.
 
-    A short context before a long delta is lost without a trace: the delta's own tolerance is larger.
+    The loss of a short context before a long delta cannot be detected: the delta's tolerance is larger.
 
     Args:
-        anchor: The anchor, with what the server counted for it.
-        sent: The bounds of what the request sends.
+        anchor: The anchor, with the server's count for it.
+        sent: The bounds of the tokens that the request sends.
         overhead: The upper bound of what the server counts beside the items, for these settings.
-        exact: Whether the server was seen to count as we do.
+        exact: Whether the server's counts are known to agree with ours.
     """
     base = anchor.counted
     if base is None or sent is None or overhead is None or base.settings != sent.settings:
@@ -244,16 +243,16 @@ def can_disprove(
 
 
 def agrees_with_estimate(usage: Usage, base: TokenCounts, sent: SentTokens) -> bool:
-    """Return whether the server's count grew by our own count, within the tolerance."""
+    """Return whether the server's count grew by our count, within the tolerance."""
     growth = usage.input_tokens - base.input - base.output
     return abs(growth - sent.estimate) <= BLOCK_TOLERANCE * (sent.blocks + 1)
 
 
 def _count_with_cached(usage: Usage, base: TokenCounts) -> int:
-    """Return the most that the server can have counted, with or without cached tokens in its input.
+    """Return the maximum that the server can have counted, with or without cached tokens in its input.
 
-    Some servers count cached tokens apart from the others. More of them than of input is a sure sign;
-    otherwise adding their growth is right for such a server, and only weakens the test for the rest.
+    Some servers count cached tokens separately. More cached than input tokens prove that. Otherwise
+    adding their growth is correct for such a server, and only weakens the test for the others.
     """
     if usage.cached_tokens > usage.input_tokens:
         return usage.input_tokens + usage.cached_tokens
@@ -272,7 +271,7 @@ def _changes_count(body: Mapping[str, Any]) -> bool:
 
 
 def _collect_texts(blocks: Iterable[Block]) -> list[str] | None:
-    """Return what a model reads of these blocks; None if some of it is no text."""
+    """Return the texts that a model reads of these blocks; None if some of the content is not text."""
     texts: list[str] = []
     for block in blocks:
         match block:
@@ -290,7 +289,7 @@ def _collect_texts(blocks: Iterable[Block]) -> list[str] | None:
 
 
 class _TextMeasure(NamedTuple):
-    """Our own count of a text, with normalized whitespace and as it is, and its upper bound."""
+    """Our counts of a text, with normalized and with original whitespace, and its upper bound."""
 
     words: int
     tokens: int
@@ -303,13 +302,13 @@ def _measure_text(text: str) -> _TextMeasure:
 
 
 def _measure_uncached(text: str) -> _TextMeasure:
-    from kedge.tokens import count_text  # reads a vocabulary, which a proven server does without
+    from kedge.tokens import count_text  # loads a vocabulary, which proven servers do not need
 
     return _TextMeasure(
         # Whitespace is counted in many ways, or stripped by the chat template.
         count_text(" ".join(text.split())),
         count_text(text),
-        # Templates write results and arguments as JSON, which escapes what is not ASCII.
+        # Templates write results and arguments as JSON, which escapes non-ASCII characters.
         max(len(text.encode("utf-8", "surrogatepass")), len(json.dumps(text)) - 2),
     )
 

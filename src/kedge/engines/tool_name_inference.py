@@ -1,6 +1,6 @@
 """Infer the name of a tool call that came without one, from its arguments.
 
-Some servers lose the name of a call. If the arguments fit exactly one of the offered tools, it is that one.
+Some servers lose the name of a call. If the arguments fit exactly one of the offered tools, that tool is used.
 
 The schemas may come from an untrusted MCP server, so they are not given to a general validator: a `pattern`
 can take exponential time, a `$ref` can name an address, and references to references multiply. Only the
@@ -15,7 +15,7 @@ from typing import Any, cast
 MAX_ARGUMENT_CHARS = 100_000
 """Longer arguments are not parsed."""
 MAX_STEPS = 20_000
-"""How many values are compared with a schema, for all tools together."""
+"""The maximum number of values that are compared with a schema, for all tools together."""
 
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "object": lambda value: isinstance(value, dict),
@@ -55,7 +55,7 @@ def infer_tool_name(tools: Sequence[Mapping[str, Any]], arguments: str, custom: 
 def _find_fitting(
     functions: Sequence[Mapping[str, Any]], arguments: str
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the functions whose schema the arguments match, without names that it does not declare."""
+    """Return the functions whose schema the arguments match without undeclared names."""
     try:
         value = json.loads(arguments[: MAX_ARGUMENT_CHARS + 1] or "{}")
     except (ValueError, RecursionError):

@@ -67,7 +67,7 @@ _PERMANENT_REASONS = re.compile(
 """Texts of such failures; llama.cpp reports an image without a vision model as HTTP 500."""
 _PARAM_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _ITEM_LISTS = frozenset({"input", "messages"})
-"""The members of a body that are rendered from blocks."""
+"""The body members that are rendered from blocks."""
 _TELEMETRY_HEADERS = (
     "Lang",
     "Package-Version",
@@ -343,7 +343,7 @@ class _ErrorTranslator:
 
     def build_error(self, status: int, text: str, headers: Mapping[str, str]) -> EngineError:
         """Return the error for a response with an error status."""
-        # Before it is truncated, too, which could leave a part of the key.
+        # Redacted before it is truncated, which could leave a part of the key.
         fields = {
             name: self.redact(value) for name, value in parse_error(self.redact(text)).items()
         }
@@ -407,7 +407,7 @@ def is_permanent_failure(code: str, message: str) -> bool:
 
 
 def parse_error(text: str) -> dict[str, str]:
-    """Return the message, code and param of an error body, whatever its form."""
+    """Return the message, code and param of an error body of any form."""
     members = _parse_object(text)
     inner = members.get("error")
     if isinstance(inner, dict):
@@ -429,8 +429,8 @@ def parse_error(text: str) -> dict[str, str]:
 def encode_body(body: Mapping[str, Any]) -> bytes:
     """Return the bytes of a request body.
 
-    The standard library encodes the parameters: they are a program's own objects, of which it rejects those that
-    are not JSON.
+    The standard library encodes the parameters: they are arbitrary objects of the caller, and it rejects those
+    that are not JSON.
 
     Raises:
         InvalidSetting: A parameter is not JSON.
@@ -461,7 +461,7 @@ def _parse_object(text: str) -> dict[str, Any]:
         body = json.loads(text)
     except ValueError:
         return {}
-    if isinstance(body, list) and body:  # as Google's servers send an error
+    if isinstance(body, list) and body:  # the form of errors of Google's servers
         body = cast("list[Any]", body)[0]
     return cast("dict[str, Any]", body) if isinstance(body, dict) else {}
 

@@ -59,7 +59,7 @@ NO_SAMPLING_VERSION = "2026-10-21"
 
 
 def map_tool(definition: Mapping[str, Any]) -> Members:
-    """Convert a function of the Responses API; a tool in this API's own form is sent unchanged."""
+    """Convert a function of the Responses API; a tool in the form of this API is sent unchanged."""
     match definition.get("type"):
         case "function":
             converted = omit(definition, "type", "parameters", "strict")
@@ -184,7 +184,7 @@ PARAM_RULES: ParamRules = {
     "max_tool_calls": reject_unless("max_tool_calls", "limit the rounds of the middleware tools"),
     "top_logprobs": reject_unless("top_logprobs", "leave it out", 0),
 }
-"""How each parameter is converted."""
+"""The conversion of each parameter."""
 SAMPLING_RULES: ParamRules = {
     name: reject_unless(name, NO_SAMPLING, 1, 1.0) for name in ("temperature", "top_p", "top_k")
 }
@@ -192,7 +192,7 @@ SAMPLING_RULES: ParamRules = {
 
 
 def reconcile_body(body: Members) -> Members:
-    """Return the body with the members that depend on each other."""
+    """Return the body with the members adjusted that depend on each other."""
     choice: Members = {"type": "auto", **(body.get("tool_choice") or {})}
     thinking: Members = {"type": "adaptive", **(body.get("thinking") or {})}
     budget = thinking.get("budget_tokens")
@@ -205,7 +205,7 @@ def reconcile_body(body: Members) -> Members:
         )
     if "tool_choice" in body:
         idle = not body.get("tools") and choice["type"] in ("auto", "none")
-        fit["tool_choice"] = None if idle else choice  # which the API rejects without tools
+        fit["tool_choice"] = None if idle else choice  # the API rejects it without tools
     if "thinking" in body:
         if budget is not None:
             thinking["type"] = "enabled"
@@ -259,7 +259,7 @@ class AnthropicEngine(StatelessEngine):
         body = self._build_body(self.plan(turn), Request.of(**options), self.params)
         body = {name: body[name] for name in COUNTED_MEMBERS if body.get(name) is not None}
         if body["messages"] and body["messages"][-1]["role"] == "assistant":
-            # The API counts only what it could answer, so a short user message is added.
+            # The API counts only requests that it could answer, so a short user message is added.
             body["messages"].append({"role": "user", "content": "."})
         answer = await self.transport.request_json("post", f"{self.path}/count_tokens", json=body)
         tokens = answer.get("input_tokens")

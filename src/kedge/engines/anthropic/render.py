@@ -1,9 +1,9 @@
 """Render a plan as the messages of Anthropic's API.
 
-Messages alternate: output of the model is one assistant message, its input one user message,
-results first. Leading system text is a member of its own. A later system block is a message of its own
-after the user's message, where this API accepts one (since Claude Opus 4.8; older models reject it); one
-without a user block beside it cannot be expressed.
+Messages alternate: output of the model is one assistant message, its input one user message with the
+results first. Leading system text is a separate member. A later system block is a separate message
+after the user's message, where this API accepts one (since Claude Opus 4.8; older models reject it). A
+system block that is not next to a user block cannot be expressed.
 
 Reasoning is sent only with its signature, and only where the plan proves it.
 """
@@ -44,10 +44,10 @@ Content = dict[str, Any]
 Message = dict[str, Any]
 
 CALL_ID_PATTERN = r"[a-zA-Z0-9_-]+"
-"""The call ids that the API accepts, each only once; others are replaced."""
+"""The call ids that the API accepts. Each may be used only once; other ids are replaced."""
 IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 NATIVE_PART_TYPES = ("document", "search_result", "container_upload", "image", "text")
-"""Parts of the user's content that may be given in this API's own form."""
+"""Parts of the user's content that may be passed in the form of this API."""
 
 
 def render_messages(plan: RequestPlan, provider: str) -> list[Message]:
@@ -158,7 +158,7 @@ class _AnthropicRenderer:
                 return {
                     "type": "text",
                     "text": part.text,
-                }  # this API has no form for a refusal but text
+                }  # this API can express a refusal only as text
             case _:
                 raise unsupported_block(block, self.provider, "write it as text")
 

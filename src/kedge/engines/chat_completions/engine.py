@@ -1,4 +1,4 @@
-"""ChatCompletionsEngine: any server of the Chat Completions API, OpenAI's own or one on this machine."""
+"""ChatCompletionsEngine: an engine for any server of the Chat Completions API, hosted or local."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ NO_SERVER_STATE = "this API has no memory: leave it out"
 
 
 def map_tool(definition: Mapping[str, Any]) -> Members:
-    """Convert a tool of the Responses API; one in this API's own form is sent unchanged."""
+    """Convert a tool of the Responses API; a tool in the form of this API is sent unchanged."""
     match definition.get("type"):
         case "function" if "function" not in definition:
             function = omit(definition, "type")
@@ -92,7 +92,7 @@ _FORMATS: ParamRules = {
 
 
 def build_param_rules(max_tokens: str) -> ParamRules:
-    """Return how each parameter is converted; ``max_tokens`` is the server's name for the output limit."""
+    """Return the conversion of each parameter; ``max_tokens`` is the server's name for the output limit."""
     return {
         "max_output_tokens": rename(max_tokens),
         "tool_choice": map_by_type("tool_choice", _CHOICES),
@@ -137,7 +137,7 @@ TOOL_ONLY_PARAMS: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"),
     "parallel_tool_calls": (True, False),
 }
-"""Members without a meaning unless there are tools, which servers reject without them."""
+"""Members that have a meaning only with tools; servers reject them without tools."""
 
 
 class ChatCompletionsEngine(StatelessEngine):
@@ -150,8 +150,8 @@ class ChatCompletionsEngine(StatelessEngine):
     as ``reasoning_content``, as DeepSeek, Kimi and others require between calls; a server that rejects
     a request because it is missing receives it from then on.
 
-    With ``prompt_cache`` requests carry a ``prompt_cache_key``, or, with ``cache_control``, breakpoints as
-    Anthropic's API has them, for gateways that pass them on.
+    With ``prompt_cache`` requests have a ``prompt_cache_key``, or, with ``cache_control``, the breakpoints
+    of Anthropic's API, for gateways that pass them on.
     """
 
     path = "/chat/completions"

@@ -151,7 +151,7 @@ def _open_message(messages: list[Message], *members: str) -> Message:
 
 
 def _is_native(part: OpaquePart) -> bool:
-    """Return whether an unknown part may be of this API: those of the Responses API have other names."""
+    """Return whether an unknown part may be of this API; parts of the Responses API have other names."""
     kind = str(part.content.get("type"))
     return kind == "input_audio" or not kind.startswith(("input_", "output_", "computer_"))
 

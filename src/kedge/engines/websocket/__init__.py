@@ -1,7 +1,7 @@
-"""The Responses API over WebSocket: a few connections, each with lanes, and what they remember.
+"""The Responses API over WebSocket: a few connections, each with lanes that remember a response.
 
-``lane`` is one lane, ``connection`` one connection with its reader, ``pool`` finds the lane for a
-request, ``transport`` has the interface of the HTTP transport.
+``connection`` has one connection with its lanes and its reader, ``pool`` finds the lane for a request,
+``transport`` has the interface of the HTTP transport.
 """
 
 from kedge.engines.websocket.transport import SocketTransport

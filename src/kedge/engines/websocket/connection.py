@@ -1,8 +1,8 @@
 """One connection: its lanes, and the reader that passes each message to its lane.
 
 A lane has one response at a time. The server remembers the newest response of each lane for as long as the
-connection lives, stored or not. A continuation that fails on the lane of its parent makes the server forget
-that parent, and the lane too.
+connection is open, stored or not. If a continuation fails on the lane of its parent, the server forgets
+that parent, and so does the lane.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class SocketMessage:
 
     @property
     def kind(self) -> str:
-        """Its type."""
+        """The type of the message."""
         return str(self.payload.get("type") or ("error" if "error" in self.payload else ""))
 
     @property
@@ -42,14 +42,14 @@ class SocketMessage:
 
     @property
     def response_id(self) -> str:
-        """The complete response object of an event, if it has one."""
+        """The id of the response object of an event, if it has one."""
         response = self.payload.get("response")
         found = cast("dict[str, Any]", response) if isinstance(response, dict) else {}
         return str(found.get("id") or "")
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object, if it is an error; some servers send its members without ``error``."""
+        """The error object of an error message; some servers send its members without ``error``."""
         if self.kind != "error":
             return {}
         error = self.payload.get("error") or self.payload
@@ -57,7 +57,7 @@ class SocketMessage:
 
 
 MAX_BUFFERED_BYTES = 32 * 1024 * 1024
-"""Bytes that may be buffered for a reader. A slower reader is disconnected, so that others can continue."""
+"""The maximum bytes buffered for a reader. A slower reader is disconnected, so that others can continue."""
 TERMINAL_TYPES = frozenset(
     {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
 )
@@ -90,7 +90,7 @@ class Lane:
         self._failure = ""
 
     def begin(self, parent_id: str) -> None:
-        """Start a request that continues ``after``, or nothing."""
+        """Start a request that continues the response ``parent_id``, or none if it is empty."""
         self.busy, self.abandoned, self.finished, self._overflowed = True, False, False, False
         self._parent_id, self._failure, self._started = parent_id, "", False
         self._inbox.clear()
@@ -163,7 +163,7 @@ class SocketConnection:
         self.lanes: list[Lane] = []
         self.created_at = created_at
         self.retired = False
-        """Whether it accepts no new requests, because it is old or closed."""
+        """Whether the connection accepts no new requests, because it is old or closed."""
         self._socket = socket
         self._max_lanes = max_lanes
         self._on_change = on_change
@@ -171,12 +171,12 @@ class SocketConnection:
 
     @property
     def in_flight(self) -> int:
-        """How many responses are running on it."""
+        """The number of responses that are running on the connection."""
         return sum(lane.busy for lane in self.lanes)
 
     @property
     def has_room(self) -> bool:
-        """Whether it may have another lane."""
+        """Whether another lane can be added."""
         return len(self.lanes) < self._max_lanes
 
     def add_lane(self) -> Lane:
@@ -191,7 +191,7 @@ class SocketConnection:
         await self._socket.send_raw(f'{{"type":"response.create",{name}{body[1:].decode()}')
 
     async def close(self) -> None:
-        """Close it; running responses are cancelled, here and on the server."""
+        """Close the connection; running responses are cancelled, here and on the server."""
         self._fail("the connection was closed")
         if self._reader.cancelled():
             # The loop is about to end and has cancelled its tasks: there is no time for a close handshake.
@@ -221,7 +221,7 @@ class SocketConnection:
         if message.error.get("code") == CONNECTION_LIMIT_CODE:
             self.retired = True
             if "stream_id" not in message.payload and self._max_lanes > 1:
-                lane = None  # it belongs to no request
+                lane = None  # the message belongs to no request
         if lane is not None:
             lane.receive(message)
             if lane.abandoned and lane.finished:

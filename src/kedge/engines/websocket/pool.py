@@ -1,8 +1,8 @@
-"""Choose the lane of a request: that of its parent if possible, else one where nothing is lost.
+"""Choose the lane of a request: that of its parent if possible, else one that loses no response.
 
-A few connections, each with a few lanes, all of one event loop. If all of them are busy, a request
-waits. A lane that remembers a response which was not stored is used for another conversation only
-if there is no other.
+A pool has a few connections, each with a few lanes, all of one event loop. If all lanes are busy, a
+request waits. A lane that remembers a response which was not stored is used for another conversation
+only if there is no other lane.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 OpenSocket = Callable[[], "Awaitable[AsyncResponsesConnection]"]
 
 MAX_CONNECTION_AGE = 55 * 60.0
-"""Seconds after which a connection is replaced: servers close theirs after an hour."""
+"""Seconds after which a connection is replaced, because servers close connections after an hour."""
 Lease = tuple[SocketConnection, Lane]
 
 
@@ -33,11 +33,11 @@ class ConnectionPool:
         self._close_tasks: set[asyncio.Task[None]] = set()
 
     def live_response_ids(self) -> set[str]:
-        """Return the responses that the server remembers on an open connection."""
+        """Return the ids of the responses that the server remembers on an open connection."""
         return {lane.latest_id for one in self._connections for lane in one.lanes if lane.latest_id}
 
     async def acquire(self, parent_id: str) -> Lease:
-        """Find a lane for a request that continues ``after``, or nothing; wait if there is none."""
+        """Return a lane for a request that continues ``parent_id``, or nothing; wait for a free lane."""
         while True:
             self._retire_expired()
             found = self._find_lane(parent_id) or await self._open_connection()

@@ -1,8 +1,9 @@
 """A transport that sends responses over WebSocket, with the interface of the HTTP transport.
 
-Everything else (conversation objects, audits, token counts) is sent over HTTP. An error message is
-the same error as a response with an error status; a connection that ends in the middle of an answer is a cut
-stream. What only a connection remembered is lost with it: the next plan sends everything.
+Everything else (conversation objects, audits, token counts) is sent over HTTP. An error message raises
+the same error as a response with an error status; a connection that ends in the middle of an answer raises
+the error of a cut stream. Responses that only the connection remembered are lost, so the next plan sends
+everything.
 """
 
 import json
@@ -35,12 +36,12 @@ if TYPE_CHECKING:
 DEFAULT_CONNECTIONS, DEFAULT_LANES = 4, 16
 """The maximum number of connections, and of concurrent responses on each of them."""
 MAX_RECORDS_CHECKED = 256
-"""How many of a Turn's newest records are searched for what a connection remembers."""
+"""The number of a Turn's newest records that are searched for responses that a connection remembers."""
 INITIAL_BACKOFF, MAX_BACKOFF = 0.5, 8.0
 MAX_RETRY_AFTER = 60.0
 """The longest delay in seconds that a server may request, as with the official client over HTTP."""
 MAX_ROTATIONS = 3
-"""How often a request is moved to a new connection because the old one reached its maximum age."""
+"""The number of times a request is moved to a new connection because the old one reached its maximum age."""
 MIN_OPEN_SECONDS = 10.0
 """The time in which a connection must open, unless the connect timeout of the client is longer."""
 
@@ -118,7 +119,7 @@ class SocketTransport(Transport):
         await super().aclose()
 
     def serialize(self, body: dict[str, Any]) -> bytes:
-        """Return the request as sent: a socket always streams, so ``stream`` is omitted."""
+        """Return the bytes of a request without ``stream``, because a socket always streams."""
         return super().serialize({name: body[name] for name in body if name != "stream"})
 
     def live_anchors(self, records: Iterable[AnchorRecord]) -> tuple[AnchorRecord, ...]:
@@ -216,7 +217,7 @@ class SocketTransport(Transport):
         from websockets.exceptions import InvalidStatus, WebSocketException
 
         try:
-            # The types of the SDK lack this option, which it passes on.
+            # The type annotations of the SDK lack this option, but the SDK passes it on.
             options: Any = {"open_timeout": self._open_timeout()}
             manager = self.client.responses.connect(
                 extra_headers=no_telemetry_headers(self.sdk), websocket_connection_options=options
