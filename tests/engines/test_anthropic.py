@@ -179,7 +179,7 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
         ([user([image(b"x", media_type="image/tiff")])], "an image of type image/tiff"),
         ([user([file(b"x", media_type="application/zip")])], "a file of type application/zip"),
         ([user([ImagePart("data:image/png,raw")])], "an image of type unknown"),
-        ([user([OpaquePart(FrozenMap(type="input_audio"))])], "a foreign part"),
+        ([user([OpaquePart(FrozenMap(type="input_audio"))])], "a part of another API"),
         ([user(" ")], "it is empty; give it text"),
         ([user("x"), opaque({"type": "web_search_call", "id": "w"})], "opaque web_search_call"),
         (
@@ -188,7 +188,7 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
         ),
         (
             [user("x"), tool_call("f", "{oops", call_id="c"), tool_result("c", "1")],
-            "its arguments are no JSON object; correct the arguments",
+            "its arguments are not a JSON object; correct the arguments",
         ),
         (
             [
@@ -196,10 +196,10 @@ def test_images_and_files_become_blocks_also_in_results() -> None:
                 tool_call("f", "text", call_id="c", custom=True),
                 tool_result("c", "1", custom=True),
             ],
-            "its arguments are no JSON object",
+            "its arguments are not a JSON object",
         ),
-        ([user([FilePart(data="data:text/plain;base64,!")])], "text cannot be read"),
-        ([user([FilePart(data="data:text/plain;base64,/w==")])], "text cannot be read"),
+        ([user([FilePart(data="data:text/plain;base64,!")])], "cannot be decoded"),
+        ([user([FilePart(data="data:text/plain;base64,/w==")])], "cannot be decoded"),
         ([user("x"), assistant("y"), system("Now")], "it is not beside a user block; move it"),
     ],
 )

@@ -124,12 +124,12 @@ def test_images_and_files_become_parts() -> None:
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        ([user([ImagePart(file_id="f")])], "give the image itself"),
-        ([user([file("https://x/a.pdf")])], "give the file itself"),
+        ([user([ImagePart(file_id="f")])], "pass the image data"),
+        ([user([file("https://x/a.pdf")])], "pass the file data"),
         ([user([OpaquePart(FrozenMap(type="input_video"))])], "remove that part"),
         (
             [user("x"), tool_call("f", "{}", call_id="c"), tool_result("c", [image(b"hi")])],
-            "its results are text; put it into a user block",
+            "this API accepts only text in results; put it into a user block",
         ),
         ([user("x"), opaque({"type": "web_search_call", "id": "ws"})], "opaque web_search_call"),
         (
@@ -140,7 +140,7 @@ def test_images_and_files_become_parts() -> None:
                 user("y"),
                 tool_result("c", "1"),
             ],
-            "the result of c comes later; move the result directly behind its call",
+            "the result of c comes later; move the result directly after its call",
         ),
     ],
 )

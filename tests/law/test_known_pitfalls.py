@@ -380,7 +380,7 @@ async def test_flow_fallback_to_stateless(
     rearranged = with_middleware(engine, two_phase(rearrange))
     turn = await rearranged.run(turn.append(user("Three")))
     assert "previous_response_id" not in request_bodies(server)[-1]
-    assert "no anchor holds (changed)" in caplog.text
+    assert "no valid anchor (changed)" in caplog.text
     check_law(server, turn)
 
 

@@ -101,11 +101,11 @@ class RequestEngine(Engine, Generic[AttemptT]):
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Send the Turn and yield its events; a request that can be healed is sent again."""
-        options, wanted = await self._choose_options(turn, request)
+        options, requested_mode = await self._choose_options(turn, request)
         mode = options.mode
-        if mode != wanted:
-            record_mode_change(mode, wanted, options.reason)
-            yield ModeChanged(mode, wanted, options.reason)
+        if mode != requested_mode:
+            record_mode_change(mode, requested_mode, options.reason)
+            yield ModeChanged(mode, requested_mode, options.reason)
         healed: set[ResendReason] = set()
         while True:
             try:

@@ -43,7 +43,7 @@ class Audit:
             return f"not verified: {self.difference}"
         if self.agrees:
             blocks = pluralize(self.checked, "block")
-            return f"{self.response_id}: the server holds the same {blocks}"
+            return f"{self.response_id}: the server stores the same {blocks}"
         return f"{self.response_id}: {self.difference}"
 
 
@@ -68,7 +68,7 @@ async def audit(
             within this audit, a response that is not found counts as a difference.
     """
     if plan.anchor is None:
-        return Audit(None, difference="there is no anchor: everything would be sent")
+        return Audit(None, difference="there is no anchor; everything would be sent")
     return await audit_blocks(transport, turn.body, plan.anchor, lists_items=lists_items)
 
 
@@ -89,12 +89,12 @@ async def audit_blocks(
         lists_items: As for `audit`.
         normalize: Applied to the blocks of the server before they are compared.
     """
-    ours = [block for block in blocks if not isinstance(block, ReasoningBlock)]
-    ours = ours[anchor.barrier or 0 : anchor.block_count]
+    local = [block for block in blocks if not isinstance(block, ReasoningBlock)]
+    local = local[anchor.barrier or 0 : anchor.block_count]
     checked, response_id = 0, anchor.response_id
     for _ in range(MAX_ANCESTORS):
         try:
-            held, response_id = await _fetch_context(transport, response_id)
+            remote, response_id = await _fetch_context(transport, response_id)
         except (EngineError, InvalidTurn, KeyError, TypeError) as error:
             if _is_missing(error) and (lists_items or checked):
                 missing = f"the server no longer has {response_id}"
@@ -104,16 +104,16 @@ async def audit_blocks(
                 detail = "the server no longer has this response, or does not list stored responses"
             return Audit(None, anchor.response_id, checked, detail)
         if anchor.barrier is not None:
-            held = _trim_to_compaction(held)
-        found = _find_difference(ours, [normalize(block) for block in held])
-        if found:
-            return Audit(False, anchor.response_id, checked, found)
-        checked += len(held)
-        ours = ours[: len(ours) - len(held)]
-        if not ours:
+            remote = _trim_to_compaction(remote)
+        difference = _find_difference(local, [normalize(block) for block in remote])
+        if difference:
+            return Audit(False, anchor.response_id, checked, difference)
+        checked += len(remote)
+        local = local[: len(local) - len(remote)]
+        if not local:
             return Audit(True, anchor.response_id, checked)
-        if not response_id or not held:
-            detail = f"the server stores none of the first {len(ours)} blocks"
+        if not response_id or not remote:
+            detail = f"the server stores none of the first {len(local)} blocks"
             return Audit(False, anchor.response_id, checked, detail)
     return Audit(None, anchor.response_id, checked, "the chain is too long to check")
 
@@ -127,8 +127,8 @@ async def _fetch_context(transport: JsonSource, response_id: str) -> tuple[list[
     response = await transport.request_json("get", f"/responses/{response_id}")
     items = [*await _fetch_input_items(transport, response_id), *response["output"]]
     blocks = [block_from_item(item) for item in items]
-    held = [block for block in blocks if not isinstance(block, ReasoningBlock)]
-    return held, response.get("previous_response_id") or ""
+    stored = [block for block in blocks if not isinstance(block, ReasoningBlock)]
+    return stored, response.get("previous_response_id") or ""
 
 
 async def _fetch_input_items(transport: JsonSource, response_id: str) -> list[Mapping[str, Any]]:
@@ -156,9 +156,9 @@ def _trim_to_compaction(blocks: list[Block]) -> list[Block]:
 def _find_difference(local: Sequence[Block], remote: Sequence[Block]) -> str:
     """Return the difference between the end of the local blocks and the stored ones; empty if they agree."""
     if len(remote) > len(local):
-        return f"the server holds {len(remote)} blocks where the Turn has {len(local)}"
+        return f"the server stores {len(remote)} blocks where the Turn has {len(local)}"
     start = len(local) - len(remote)
     for index, (ours, theirs) in enumerate(zip(local[start:], remote, strict=True), start + 1):
         if canonical_json(ours) != canonical_json(theirs):
-            return f"block {index} is not what the server holds ({ours.kind}, {theirs.kind})"
+            return f"block {index} differs from the stored one ({ours.kind}, {theirs.kind})"
     return ""

@@ -315,15 +315,15 @@ class ServerEvidence:
     @classmethod
     def from_json(cls, form: Mapping[str, Any]) -> "ServerEvidence":
         """Return the evidence from the output of ``to_json``; unknown and invalid members are ignored."""
-        made = cls()
+        evidence = cls()
         for each in fields(cls):
-            default, value = getattr(made, each.name), form.get(each.name)
+            default, value = getattr(evidence, each.name), form.get(each.name)
             if each.name == "overheads":
                 pairs = cast("list[tuple[int, int]]", value or [])
-                made.overheads = {int(settings): int(tokens) for settings, tokens in pairs}
+                evidence.overheads = {int(settings): int(tokens) for settings, tokens in pairs}
             elif isinstance(value, type(default)) or (each.name == "max_depth" and value):
-                setattr(made, each.name, value)
-        return made
+                setattr(evidence, each.name, value)
+        return evidence
 
 
 class EvidenceStore(Protocol):

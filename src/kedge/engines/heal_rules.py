@@ -34,8 +34,8 @@ def detect_echo_mismatch(response: ResponseFacts | Outcome, plan: RequestPlan) -
 
     Some servers echo it only when the response is finished, so both its start and its end are checked.
     """
-    wanted = plan.previous_response_id
-    return bool(wanted) and response.echoed and response.previous_response_id != wanted
+    expected = plan.previous_response_id
+    return bool(expected) and response.echoed and response.previous_response_id != expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,10 @@ def _is_reasoning_rejected(error: EngineError, summary: RequestSummary) -> bool:
 
 
 def _is_include_rejected(error: EngineError, summary: RequestSummary) -> bool:
-    about = error.param.startswith("include") or bool(_ENCRYPTED_PATTERN.search(error.message))
-    return summary.requests_reasoning and about
+    mentions_include = error.param.startswith("include") or bool(
+        _ENCRYPTED_PATTERN.search(error.message)
+    )
+    return summary.requests_reasoning and mentions_include
 
 
 def _is_empty_input_rejected(error: EngineError, summary: RequestSummary) -> bool:

@@ -54,62 +54,62 @@ MessageGroup = AssistantGroup | UserGroup
 def group_by_role(plan: RequestPlan, provider: str) -> list[MessageGroup]:
     """Group the blocks that a plan sends; the results follow their calls directly."""
     plan.check()
-    left_out = {block.id for block in plan.left_out}
-    found = _group_blocks((block for block in plan.delta if block.id not in left_out), provider)
-    _check_tool_results(found, provider)
-    return found
+    omitted = {block.id for block in plan.left_out}
+    groups = _group_blocks((block for block in plan.delta if block.id not in omitted), provider)
+    _check_tool_results(groups, provider)
+    return groups
 
 
 def _group_blocks(blocks: Iterable[Block], provider: str) -> list[MessageGroup]:
-    found: list[MessageGroup] = []
+    groups: list[MessageGroup] = []
     for block in blocks:
         match block:
             case AssistantBlock() | ToolCallBlock() | ReasoningBlock() | OpaqueBlock():
-                _open_assistant_group(found).blocks.append(block)
+                _open_assistant_group(groups).blocks.append(block)
             case ToolResultBlock():
-                _open_user_group(found).results.append(block)
+                _open_user_group(groups).results.append(block)
             case UserBlock() | SystemBlock():
-                _open_user_group(found).inputs.append(block)
+                _open_user_group(groups).inputs.append(block)
             case UnknownBlock():
                 raise UnsupportedBlock(
-                    f"block {block.id} is of a kind this Kedge does not know "
-                    f"({block.form.get('kind')!r}); remove it or use a newer Kedge"
+                    f"block {block.id} is of a kind that this version of Kedge does not know "
+                    f"({block.form.get('kind')!r}); remove it or upgrade Kedge"
                 )
             case _:
                 raise unsupported_block(block, provider, "remove it")
-    return found
+    return groups
 
 
 def _open_assistant_group(groups: list[MessageGroup]) -> AssistantGroup:
     if groups and isinstance(last := groups[-1], AssistantGroup):
         return last
-    groups.append(made := AssistantGroup())
-    return made
+    groups.append(group := AssistantGroup())
+    return group
 
 
 def _open_user_group(groups: list[MessageGroup]) -> UserGroup:
     if groups and isinstance(last := groups[-1], UserGroup):
         return last
-    groups.append(made := UserGroup())
-    return made
+    groups.append(group := UserGroup())
+    return group
 
 
 def _check_tool_results(groups: Sequence[MessageGroup], provider: str) -> None:
     """Reject results that come after further model output, which these APIs cannot express."""
     for before, after in pairwise((UserGroup(), *groups, UserGroup())):
-        late: list[ToolCallBlock | ToolResultBlock] = []
+        misplaced: list[ToolCallBlock | ToolResultBlock] = []
         if isinstance(before, AssistantGroup) and isinstance(after, UserGroup):
             answered = {result.call_id for result in after.results}
-            late += [call for call in before.calls if call.call_id not in answered]
+            misplaced += [call for call in before.calls if call.call_id not in answered]
         if isinstance(after, UserGroup):
             called = (
                 {call.call_id for call in before.calls}
                 if isinstance(before, AssistantGroup)
                 else ()
             )
-            late += [result for result in after.results if result.call_id not in called]
-        for block in late:
-            remedy = "move the result directly behind its call, or remove both"
+            misplaced += [result for result in after.results if result.call_id not in called]
+        for block in misplaced:
+            remedy = "move the result directly after its call, or remove both"
             raise unsupported_block(
                 block, provider, remedy, f"the result of {block.call_id} comes later"
             )

@@ -72,11 +72,15 @@ class OutputSchema(Generic[OutputT_co]):
 
     def request_options(self) -> dict[str, Any]:
         """Return the request parameter for this schema, as the Responses API names it."""
-        written: dict[str, Any] = {"type": "json_schema", "name": self.name, "schema": self.schema}
+        text_format: dict[str, Any] = {
+            "type": "json_schema",
+            "name": self.name,
+            "schema": self.schema,
+        }
         strict = self._build_strict()
         if strict is not None:
-            written |= {"schema": strict, "strict": True}
-        return {"text": {"format": written}}
+            text_format |= {"schema": strict, "strict": True}
+        return {"text": {"format": text_format}}
 
     def parse(self, text: str) -> OutputT_co:
         """Return the value of an answer.
@@ -275,8 +279,8 @@ def _describe_errors(error: "ValidationError") -> list[str]:
 
 
 def _format_path(steps: Any) -> str:
-    shown = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
-    return shown.removeprefix(".") or "the answer"
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+    return path.removeprefix(".") or "the answer"
 
 
 def to_json_value(value: Any) -> Any:

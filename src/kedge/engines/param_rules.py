@@ -86,5 +86,5 @@ def omit(value: Mapping[str, Any], *names: str) -> Members:
 
 def _require_object(param: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise UnsupportedParameter(param, "give an object")
+        raise UnsupportedParameter(param, "pass an object")
     return cast("Mapping[str, Any]", value)

@@ -72,9 +72,9 @@ def count_prompt(outcome: Outcome, cache: CachePlan) -> TokenCounts | None:
     if usage is None or usage.input_tokens <= 0:
         return None
     reasoning = usage.reasoning_tokens
-    written = max(usage.output_tokens - reasoning, 0)
+    output = max(usage.output_tokens - reasoning, 0)
     return TokenCounts(
-        usage.input_tokens, usage.cached_tokens, written, 0, reasoning, cache.settings
+        usage.input_tokens, usage.cached_tokens, output, 0, reasoning, cache.settings
     )
 
 

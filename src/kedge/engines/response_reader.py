@@ -94,7 +94,7 @@ def _parse_body(body: bytes, decoder: StreamDecoder, raw: RawResponse) -> dict[s
     # An object without any member of a response is not an empty response: some gateways report
     # errors with status 200, in the usual form or in an object of another form.
     if not response.keys() & decoder.RESPONSE_FIELDS and not response.get("error"):
-        message = "the server answered with something that is not a response"
+        message = "the server returned a body that is not a response"
         raise ServerFailed(
             message, provider=raw.provider, request_id=raw.request_id, retryable=True
         )

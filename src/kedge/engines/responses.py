@@ -177,8 +177,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
 
     async def _choose_options(self, turn: Turn, request: Request) -> tuple[SendOptions, Mode]:
         await self.memory.load(request.model or self.model, streaming=self._is_streaming(request))
-        mode, wanted, reason = self._resolve_mode(turn, request)
-        return SendOptions(mode, include=not self._skip_include, reason=reason), wanted
+        mode, requested, reason = self._resolve_mode(turn, request)
+        return SendOptions(mode, include=not self._skip_include, reason=reason), requested
 
     async def _prepare(
         self, turn: Turn, request: Request, options: SendOptions
@@ -348,16 +348,16 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
 
     def _resolve_mode(self, turn: Turn, request: Request) -> tuple[Mode, Mode, str]:
         """Return the mode to send in, the requested one, and why they differ."""
-        wanted = request.mode or get_state(turn).mode or self.mode
+        requested = request.mode or get_state(turn).mode or self.mode
         enabled = is_chaining_enabled()
         measure("responses_chained_mode_enabled", int(enabled))
         if not enabled:
-            return "stateless", wanted, "switched_off"
-        if wanted == "chained" and self.memory.trust == "never":
-            return "stateless", wanted, "never"
-        if wanted == "chained" and (doubt := self._open_doubt(self._get_evidence(request))):
-            return "stateless", wanted, doubt
-        return wanted, wanted, ""
+            return "stateless", requested, "switched_off"
+        if requested == "chained" and self.memory.trust == "never":
+            return "stateless", requested, "never"
+        if requested == "chained" and (doubt := self._open_doubt(self._get_evidence(request))):
+            return "stateless", requested, doubt
+        return requested, requested, ""
 
     def _open_doubt(self, evidence: ServerEvidence) -> str:
         return evidence.open_doubt(self._clock())
@@ -464,8 +464,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         self._chained_count += 1
         if not self.verify_every or self._chained_count % self.verify_every:
             return
-        found = await self._audit(turn, plan, evidence)
-        if found.agrees is False:
+        result = await self._audit(turn, plan, evidence)
+        if result.agrees is False:
             log.warning("an audit found a difference", response_id=plan.previous_response_id)
             failure = lost_context("audit", self.name)
             attach_context(failure.error, turn, plan)
@@ -473,8 +473,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
 
     async def _audit(self, turn: Turn, plan: RequestPlan, evidence: ServerEvidence) -> Audit:
         """Audit a plan's anchor, and record the result as evidence."""
-        found = await audit(self.transport, turn, plan, lists_items=evidence.audits)
-        evidence.audits = evidence.audits or found.checked > 0
-        if found.agrees and not evidence.is_proven:
+        result = await audit(self.transport, turn, plan, lists_items=evidence.audits)
+        evidence.audits = evidence.audits or result.checked > 0
+        if result.agrees and not evidence.is_proven:
             evidence.record_success("audit")
-        return found
+        return result

@@ -22,7 +22,7 @@ async def count_tokens(transport: Transport, plans: tuple[RequestPlan, ...], **p
     answer = await _post(transport, "/responses/input_tokens", plans, params)
     tokens = answer.get("input_tokens")
     if not isinstance(tokens, int):
-        raise ServerFailed("the server did not say how many tokens", provider=transport.provider)
+        raise ServerFailed("the server did not return a token count", provider=transport.provider)
     return tokens
 
 
@@ -33,7 +33,7 @@ async def compact(
     answer = await _post(transport, "/responses/compact", plans, params)
     output = answer.get("output")
     if not isinstance(output, list) or not output:
-        raise ServerFailed("the server gave nothing back", provider=transport.provider)
+        raise ServerFailed("the server returned no compacted items", provider=transport.provider)
     blocks = [block_from_item(item) for item in cast("list[dict[str, Any]]", output)]
     return blocks, fields.read_usage(answer) or Usage()
 
@@ -76,26 +76,26 @@ class ConversationObjects:
     async def create(self) -> str:
         """Create an empty object."""
         try:
-            made = await self._transport.request_json("post", "/conversations", json={})
+            created = await self._transport.request_json("post", "/conversations", json={})
         except RequestRefused as error:
             if error.status == 404:
                 error.message = "this server has no conversation objects; use another mode"
             raise
-        if not isinstance(made.get("id"), str):
-            raise ServerFailed("the server made a conversation object without an id")
-        return made["id"]
+        if not isinstance(created.get("id"), str):
+            raise ServerFailed("the server returned a conversation object without an id")
+        return created["id"]
 
     async def detach_if_changed(self, turn: Turn) -> Turn:
         """Return the Turn, detached from its conversation object if that has changed."""
         state = get_state(turn)
         if not state.conversation_id:
             return turn
-        known = _find_last_block(turn, state.previous_response_id)
+        expected = _find_last_block(turn, state.previous_response_id)
         last = await self._fetch_last_item(state.conversation_id)
-        if known is not None and last is not None and _is_same_item(last, known):
+        if expected is not None and last is not None and _is_same_item(last, expected):
             return turn
         log.warning(
-            "the conversation object is not as we left it; starting a new one",
+            "the conversation object has changed; starting a new one",
             conversation_id=state.conversation_id,
             turn_id=turn.id,
         )

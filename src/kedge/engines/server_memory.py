@@ -105,8 +105,8 @@ class ServerMemory:
         """
         if self._store is None:
             return
-        for key, held in self._evidence.items():
-            if held is evidence and self._saved.get(key) != (form := evidence.to_json()):
+        for key, stored in self._evidence.items():
+            if stored is evidence and self._saved.get(key) != (form := evidence.to_json()):
                 try:
                     await self._store.save_evidence(str(key), form)
                 except KedgeError as error:

@@ -120,8 +120,8 @@ class StatelessEngine(RequestEngine):
         return plan
 
     async def _choose_options(self, turn: Turn, request: Request) -> tuple[SendOptions, Mode]:
-        wanted = request.mode or get_state(turn).mode or self.mode
-        return SendOptions("stateless", reason=MODE_CHANGE_REASON), wanted
+        requested = request.mode or get_state(turn).mode or self.mode
+        return SendOptions("stateless", reason=MODE_CHANGE_REASON), requested
 
     async def _prepare(self, turn: Turn, request: Request, options: SendOptions) -> Attempt:
         return Attempt(turn, request, options, self._build_plan(turn, request, options))

@@ -208,7 +208,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
     def _require_turn(self) -> Turn:
         if self._turn is None:
             raise KedgeError(
-                "the stream has not ended: iterate over it to the end before asking for its Turn; "
+                "the stream has not ended: iterate over it to the end before reading its Turn; "
                 "the Turn you sent is unchanged and can be sent again"
             )
         return self._turn
@@ -285,8 +285,8 @@ class Stream(RunStream[Turn], Generic[OutputT]):
 def _build_log_context(turn: Turn) -> dict[str, str]:
     """Return the ids for log records of this run: those of the Turn, and those bound by the caller."""
     conversation = get_state(turn).conversation_id
-    own = {"turn_id": turn.id, **({"conversation_id": conversation} if conversation else {})}
-    around = {
+    turn_ids = {"turn_id": turn.id, **({"conversation_id": conversation} if conversation else {})}
+    inherited = {
         name: value for name, value in BOUND_FIELDS.get().items() if name not in _UNINHERITED_IDS
     }
-    return {**own, **around}
+    return {**turn_ids, **inherited}

@@ -52,7 +52,7 @@ def record_request(plan: RequestPlan, size: int) -> None:
     count(f"responses_{kind}_requests_total")
     if plan.fallback:
         count("responses_fallback_total", reason=plan.fallback)
-        log.warning("no anchor holds (%s); sending everything", plan.fallback)
+        log.warning("no valid anchor (%s); sending everything", plan.fallback)
     measure("responses_delta_blocks_count", plan.delta_blocks)
     measure("responses_chain_depth", plan.anchor.depth if plan.anchor else 0)
     count("responses_bytes_sent_total", size)
@@ -73,9 +73,7 @@ def record_error(error: EngineError) -> None:
     code = error.code or str(error.status or kind)
     known = not error.code or error.code in KNOWN_CODES
     count("responses_rejected_total", code=code if known else "other")
-    log.error(
-        "the server did not answer a request: %s, %s", kind, code, request_id=error.request_id
-    )
+    log.error("request failed: %s, %s", kind, code, request_id=error.request_id)
 
 
 def record_healing(reason: str, response_id: str) -> None:
@@ -88,7 +86,7 @@ def record_lost_context(response_id: str) -> None:
     """Record that the server answered without the requested context, and the answer was shown."""
     count("responses_forgotten_total")
     log.warning(
-        "the server answered without the memory it was asked for; the answer may be wrong, and "
+        "the server answered without the requested context; the answer may be wrong, and "
         "later requests will send everything",
         response_id=response_id,
     )

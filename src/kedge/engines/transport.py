@@ -331,13 +331,13 @@ class _ErrorTranslator:
     def _build_unreachable(self, exc: Exception) -> Unreachable:
         # The client reports some broken connections as timeouts; the root cause shows which they are.
         first = _find_root_cause(exc)
-        late = isinstance(exc, import_module(self.sdk).APITimeoutError)
+        timed_out = isinstance(exc, import_module(self.sdk).APITimeoutError)
         broken = isinstance(first, (OSError, *_get_aiohttp_errors()))
         # The query and the user name may be secret; scheme, host and path are not.
         url = self._client.base_url
         address = self.redact(str(url.copy_with(query=None, fragment=None, userinfo=b"")))
         message = f"could not reach the server at {address} ({type(first).__name__})"
-        if isinstance(first, TimeoutError) or (late and not broken):
+        if isinstance(first, TimeoutError) or (timed_out and not broken):
             message = f"the server at {address} did not answer in time"
         return Unreachable(message, provider=self.provider, retryable=True)
 
@@ -411,16 +411,16 @@ def parse_error(text: str) -> dict[str, str]:
     members = _parse_object(text)
     inner = members.get("error")
     if isinstance(inner, dict):
-        given = cast("dict[str, Any]", inner)
+        error = cast("dict[str, Any]", inner)
         # Anthropic names its errors by type where others have a code.
-        members = {"code": given.get("type"), **given} if members.get("type") == "error" else given
+        members = {"code": error.get("type"), **error} if members.get("type") == "error" else error
     elif isinstance(inner, str):
         members = {**members, "message": inner}
     message = members.get("message") or members.get("detail") or text
     if not isinstance(message, str):
         message = json.dumps(message)
     return {
-        "message": message[:MAX_MESSAGE_LENGTH] or "the server gave no reason",
+        "message": message[:MAX_MESSAGE_LENGTH] or "the server returned no error message",
         "code": _truncate_code(members.get("code")),
         "param": _truncate_code(members.get("param")),
     }

@@ -49,9 +49,9 @@ UNSUPPORTED_LIMITS = frozenset(
     }
 )
 """Constraints that this API does not accept in a schema; of ``minItems`` it accepts 0 and 1."""
-NO_SERVER_STATE = "this API has no memory: leave it out"
+NO_SERVER_STATE = "this API is stateless, so omit it"
 NO_SAMPLING = (
-    "the API's newest version has no sampling: leave it out, or ask for an older version with "
+    "the newest version of the API has no sampling parameters; omit it, or request an older version with "
     "default_headers={'anthropic-version': '2023-06-01'}"
 )
 NO_SAMPLING_VERSION = "2026-10-21"
@@ -67,7 +67,7 @@ def map_tool(definition: Mapping[str, Any]) -> Members:
             return {**converted, "strict": True} if definition.get("strict") else converted
         case "custom" if "input_schema" not in definition:
             name = definition.get("name")
-            raise UnsupportedParameter(f"the free-form tool {name!r}", "make it a function")
+            raise UnsupportedParameter(f"the free-form tool {name!r}", "define it as a function")
         case _:
             return dict(definition)
 
@@ -127,9 +127,11 @@ def _map_budget(tokens: Any) -> Members:
 
 
 def _map_metadata(metadata: Any) -> Members:
-    unsaid = sorted(set(metadata) - {"user_id"})
-    if unsaid:
-        raise UnsupportedParameter(f"metadata.{unsaid[0]}", "only user_id is taken: leave it out")
+    unsupported = sorted(set(metadata) - {"user_id"})
+    if unsupported:
+        raise UnsupportedParameter(
+            f"metadata.{unsupported[0]}", "only user_id is accepted, so omit it"
+        )
     return {"metadata": dict(metadata)}
 
 
@@ -137,7 +139,7 @@ def _map_stop(stop: Any) -> Members:
     return {"stop_sequences": [stop] if isinstance(stop, str) else list(stop)}
 
 
-_NO_JSON = "give a schema: {'type': 'json_schema', 'schema': …}"
+_NO_JSON = "pass a schema: {'type': 'json_schema', 'schema': …}"
 _CHOICES: ParamRules = {
     "auto": _map_choice("auto"),
     "none": _map_choice("none"),
@@ -165,7 +167,7 @@ PARAM_RULES: ParamRules = {
         "text",
         {
             "format": map_by_type("text.format", _FORMATS),
-            "verbosity": reject_unless("text.verbosity", "say it in a system block", "medium"),
+            "verbosity": reject_unless("text.verbosity", "request it in a system block", "medium"),
         },
     ),
     "reasoning": map_members("reasoning", _REASONING),
@@ -173,7 +175,7 @@ PARAM_RULES: ParamRules = {
     "metadata": _map_metadata,
     "user": lambda user: {"metadata": {"user_id": user}},
     "safety_identifier": lambda user: {"metadata": {"user_id": user}},
-    "instructions": reject_unless("instructions", "put a system block in front of the Turn"),
+    "instructions": reject_unless("instructions", "put a system block at the start of the Turn"),
     "truncation": reject_unless("truncation", "compact the Turn instead", "disabled"),
     "background": reject_unless("background", NO_SERVER_STATE, False),
     "store": reject_unless("store", NO_SERVER_STATE, False),
@@ -264,7 +266,7 @@ class AnthropicEngine(StatelessEngine):
         answer = await self.transport.request_json("post", f"{self.path}/count_tokens", json=body)
         tokens = answer.get("input_tokens")
         if not isinstance(tokens, int):
-            raise ServerFailed("the server did not say how many tokens", provider=self.name)
+            raise ServerFailed("the server did not return a token count", provider=self.name)
         return tokens
 
     def _make_decoder(self) -> AnthropicDecoder:

@@ -52,16 +52,16 @@ NATIVE_PART_TYPES = ("document", "search_result", "container_upload", "image", "
 
 def render_messages(plan: RequestPlan, provider: str) -> list[Message]:
     """Return the messages of a plan; a block that cannot be expressed raises ``UnsupportedBlock``."""
-    writer = _AnthropicRenderer(provider)
-    found: list[Message] = []
-    for passage in group_by_role(plan, provider):
-        match passage:
+    renderer = _AnthropicRenderer(provider)
+    messages: list[Message] = []
+    for group in group_by_role(plan, provider):
+        match group:
             case AssistantGroup():
-                content = writer.render_assistant(passage)
-                found += [{"role": "assistant", "content": content}] if content else []
+                content = renderer.render_assistant(group)
+                messages += [{"role": "assistant", "content": content}] if content else []
             case UserGroup():
-                found += writer.render_user(passage)
-    return found
+                messages += renderer.render_user(group)
+    return messages
 
 
 class _AnthropicRenderer:
@@ -101,7 +101,7 @@ class _AnthropicRenderer:
                 raise unsupported_block(block, self.provider, "give it text", "it is empty")
             content += parts
         if not content:
-            remedy = "move it directly before or behind a user block"
+            remedy = "move it directly before or after a user block"
             raise unsupported_block(
                 group.inputs[0], self.provider, remedy, "it is not beside a user block"
             )
@@ -129,13 +129,13 @@ class _AnthropicRenderer:
         if isinstance(value, dict) and not block.custom:
             return cast("Content", value)
         remedy = "correct the arguments, or remove the call and its result"
-        raise unsupported_block(block, self.provider, remedy, "its arguments are no JSON object")
+        raise unsupported_block(block, self.provider, remedy, "its arguments are not a JSON object")
 
     def _render_native(self, block: OpaqueBlock) -> Content:
         """Convert a block of a kind that only this API has."""
-        known = block.type == "server_tool_use" or block.type.endswith("_tool_result")
+        is_native = block.type == "server_tool_use" or block.type.endswith("_tool_result")
         summary = block.type == "compaction" and "encrypted_content" not in block.item
-        if known or summary or block.type in NATIVE_PART_TYPES:
+        if is_native or summary or block.type in NATIVE_PART_TYPES:
             return thaw(block.item)
         raise unsupported_block(block, self.provider, "remove it or write it as text")
 
@@ -178,7 +178,7 @@ class _AnthropicRenderer:
             case OpaquePart() if part.content.get("type") in NATIVE_PART_TYPES:
                 return thaw(part.content)
             case _:
-                raise self._unsupported_part(block, "it holds a foreign part")
+                raise self._unsupported_part(block, "it contains a part of another API")
 
     def _render_image_source(self, part: ImagePart, block: Block) -> Content:
         if part.file_id:
@@ -188,7 +188,7 @@ class _AnthropicRenderer:
         media_type, data = _parse_data_url(part.url)
         if media_type not in IMAGE_TYPES:
             raise self._unsupported_part(
-                block, f"it holds an image of type {media_type or 'unknown'}"
+                block, f"it contains an image of type {media_type or 'unknown'}"
             )
         return {"type": "base64", "media_type": media_type, "data": data}
 
@@ -205,10 +205,10 @@ class _AnthropicRenderer:
                 text = base64.b64decode("".join(data.split()), validate=True).decode()
             except ValueError:  # not base64, or not UTF-8
                 raise self._unsupported_part(
-                    block, "it holds a file whose text cannot be read"
+                    block, "it contains a text file that cannot be decoded"
                 ) from None
             return {"type": "text", "media_type": "text/plain", "data": text}
-        raise self._unsupported_part(block, f"it holds a file of type {media_type or 'unknown'}")
+        raise self._unsupported_part(block, f"it contains a file of type {media_type or 'unknown'}")
 
     def _unsupported_part(self, block: Block, detail: str) -> UnsupportedBlock:
         return unsupported_block(block, self.provider, "remove that part", detail)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 
-NO_SERVER_STATE = "this API has no memory: leave it out"
+NO_SERVER_STATE = "this API is stateless, so omit it"
 
 
 def map_tool(definition: Mapping[str, Any]) -> Members:
@@ -109,7 +109,9 @@ def build_param_rules(max_tokens: str) -> ParamRules:
         ),
         "top_logprobs": _map_top_logprobs,
         "store": _map_store,
-        "instructions": reject_unless("instructions", "put a system block in front of the Turn"),
+        "instructions": reject_unless(
+            "instructions", "put a system block at the start of the Turn"
+        ),
         "truncation": reject_unless("truncation", "compact the Turn instead", "disabled"),
         "background": reject_unless("background", NO_SERVER_STATE, False),
         "include": reject_unless("include", NO_SERVER_STATE, [], ()),
@@ -123,13 +125,13 @@ def build_param_rules(max_tokens: str) -> ParamRules:
     }
 
 
-NO_SUMMARY = "this API has no summaries of reasoning: leave it out"
+NO_SUMMARY = "this API has no reasoning summaries, so omit it"
 
 
 def check_choice_count(params: Mapping[str, Any]) -> None:
     """Reject a request for several answers: a Turn continues with one."""
     if params.get("n") not in (None, 1):
-        raise UnsupportedParameter("n", "a Turn goes on with one answer: send it several times")
+        raise UnsupportedParameter("n", "a Turn has one answer; send it several times")
 
 
 DEFAULT_LIMIT_PARAM = "max_tokens"

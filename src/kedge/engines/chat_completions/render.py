@@ -40,12 +40,12 @@ def render_messages(
     plan: RequestPlan, provider: str, max_call_id: int | None = None
 ) -> list[Message]:
     """Return the messages of a plan; a block that cannot be expressed raises ``UnsupportedBlock``."""
-    ids, found = CallIds(f".{{1,{max_call_id or ''}}}"), list[Message]()
+    ids, messages = CallIds(f".{{1,{max_call_id or ''}}}"), list[Message]()
     if plan.instructions is not None:
-        found.append({"role": "system", "content": plan.instructions})
-    for passage in group_by_role(plan, provider):
-        found += _ChatRenderer(provider, ids).render(passage)
-    return found
+        messages.append({"role": "system", "content": plan.instructions})
+    for group in group_by_role(plan, provider):
+        messages += _ChatRenderer(provider, ids).render(group)
+    return messages
 
 
 class _ChatRenderer:
@@ -62,26 +62,26 @@ class _ChatRenderer:
                 return [*results, *map(self._render_input, group.inputs)]
 
     def _render_assistant(self, group: AssistantGroup) -> list[Message]:
-        found: list[Message] = []
+        messages: list[Message] = []
         for block in group.blocks:
             match block:
                 case AssistantBlock():
                     parts = [self._render_output_part(part, block) for part in block.parts]
-                    message = _open_message(found, "tool_calls", "reasoning_content")
+                    message = _open_message(messages, "tool_calls", "reasoning_content")
                     message["content"] = [*message.get("content", ()), *parts]
                 case ToolCallBlock():
-                    message = found[-1] if found else _open_message(found)
+                    message = messages[-1] if messages else _open_message(messages)
                     message.setdefault("tool_calls", []).append(self._render_call(block))
                 case ReasoningBlock():
-                    message = _open_message(found, "tool_calls")
+                    message = _open_message(messages, "tool_calls")
                     reasoning = message.get("reasoning_content", "") + "".join(block.texts)
                     message["reasoning_content"] = reasoning
                 case _:
                     raise unsupported_block(block, self.provider, "remove it or write it as text")
-        for message in found:
+        for message in messages:
             if "content" in message:
                 message["content"] = _simplify_content(message["content"])
-        return found
+        return messages
 
     def _render_call(self, block: ToolCallBlock) -> Message:
         call_id = self.ids.assign(block)
@@ -94,8 +94,10 @@ class _ChatRenderer:
     def _render_result(self, block: ToolResultBlock) -> Message:
         for part in block.parts:
             if not isinstance(part, TextPart):
-                remedy = "put it into a user block behind the result"
-                raise unsupported_block(block, self.provider, remedy, "its results are text")
+                remedy = "put it into a user block after the result"
+                raise unsupported_block(
+                    block, self.provider, remedy, "this API accepts only text in results"
+                )
         content = _simplify_content([self._render_input_part(part, block) for part in block.parts])
         return {"role": "tool", "tool_call_id": self.ids.resolve(block), "content": content}
 
@@ -122,24 +124,24 @@ class _ChatRenderer:
                 detail = {} if part.detail == "auto" else {"detail": part.detail}
                 return {"type": "image_url", "image_url": {"url": part.url, **detail}}
             case ImagePart():
-                remedy = "give the image itself, by kedge.image"
+                remedy = "pass the image data with kedge.image"
                 raise unsupported_block(
-                    block, self.provider, remedy, "it holds an image by its file id"
+                    block, self.provider, remedy, "it refers to an image by its file id"
                 )
             case FilePart() if not part.url:
                 source = {"file_data": part.data} if part.data else {"file_id": part.file_id}
                 named = {"filename": part.filename} if part.filename else {}
                 return {"type": "file", "file": {**source, **named}}
             case FilePart():
-                remedy = "give the file itself, by kedge.file"
+                remedy = "pass the file data with kedge.file"
                 raise unsupported_block(
-                    block, self.provider, remedy, "it holds a file by its address"
+                    block, self.provider, remedy, "it refers to a file by its URL"
                 )
             case OpaquePart() if _is_native(part):
                 return thaw(part.content)
             case _:
                 raise unsupported_block(
-                    block, self.provider, "remove that part", "it holds a foreign part"
+                    block, self.provider, "remove that part", "it contains a part of another API"
                 )
 
 

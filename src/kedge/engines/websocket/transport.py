@@ -148,7 +148,7 @@ class SocketTransport(Transport):
     async def _send_with_retries(
         self, content: bytes, body: dict[str, Any], *, retry: bool, tap: "WireTap | None"
     ) -> SocketResponse:
-        left = self.client.max_retries if retry else 0
+        retries_left = self.client.max_retries if retry else 0
         rotations, pause = MAX_ROTATIONS, INITIAL_BACKOFF
         while True:
             try:
@@ -156,8 +156,8 @@ class SocketTransport(Transport):
             except EngineError as error:
                 if error.code == CONNECTION_LIMIT_CODE and rotations:
                     rotations -= 1
-                elif left and error.retryable:
-                    left -= 1
+                elif retries_left and error.retryable:
+                    retries_left -= 1
                     after: float | None = getattr(error, "retry_after", None)
                     if after is not None and not 0 <= after <= MAX_RETRY_AFTER:
                         raise  # the caller should get an error instead of waiting
@@ -208,8 +208,8 @@ class SocketTransport(Transport):
 
     def _error_from_message(self, message: SocketMessage) -> EngineError:
         status = message.payload.get("status")
-        given = message.error.get("headers")
-        headers = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+        raw_headers = message.error.get("headers")
+        headers = cast("dict[str, Any]", raw_headers) if isinstance(raw_headers, dict) else {}
         text = json.dumps({"error": message.error})
         return self.build_error(status if isinstance(status, int) else 400, text, headers)
 
@@ -255,6 +255,6 @@ class SocketTransport(Transport):
         return None if seconds is None else max(seconds, MIN_OPEN_SECONDS)
 
     def _client_timeout(self, kind: str) -> float | None:
-        given = self.client.timeout
-        seconds = getattr(given, kind, given)
+        timeout = self.client.timeout
+        seconds = getattr(timeout, kind, timeout)
         return float(seconds) if isinstance(seconds, int | float) else None
