@@ -14,6 +14,6 @@ __all__ = [
     "with_stored_anchors",
 ]
 
-# Names of version 0.1, which keep working.
+# Names of version 0.1, for compatibility.
 Price = CostFunction
 recall = with_stored_anchors

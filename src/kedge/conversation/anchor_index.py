@@ -1,8 +1,8 @@
 """The middleware next to the engine that connects a store to every request.
 
-It sees a Turn exactly as it is about to be sent. It awaits ``request.before_send`` with it, so that what is
-new is durable before it leaves; and where the Turn's own records prove nothing, it searches the store's
-index for a response with the same content, from any conversation and process: the scope separates
+It receives a Turn exactly as it is about to be sent. It awaits ``request.before_send`` with it, so that new
+blocks are stored before they are sent. If no record of the Turn itself is valid, it searches the store's
+index for a response with the same content, from any conversation and process; the scope separates
 accounts.
 """
 
@@ -21,10 +21,10 @@ def with_stored_anchors(store: Store, retention: float | None = None) -> Middlew
 
     Args:
         store: The store whose responses may be continued.
-        retention: Seconds for which the provider is relied on to hold a response.
+        retention: Seconds for which the provider is assumed to store a response.
 
     Returns:
-        A middleware; it belongs next to the engine.
+        A middleware; it must be next to the engine.
     """
 
     def wrap(engine: Engine) -> Engine:
@@ -43,7 +43,7 @@ class _StoredAnchors(BaseMiddleware):
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the inner engine's events, with anchors from the index among the candidates."""
-        # All filters, also those of guards inside: what is stored must be what they let pass.
+        # All filters are applied, also those of guards inside, because only filtered content may be stored.
         turn = request.filters.apply_to_turn(turn, ("input",))
         if request.before_send is not None:
             await request.before_send(turn)
@@ -58,16 +58,16 @@ class _StoredAnchors(BaseMiddleware):
 async def find_anchors(
     store: Store, turn: Turn, scope: str, retention: float | None = None
 ) -> list[AnchorRecord]:
-    """Search the index of a store for responses that hold a prefix of this Turn.
+    """Search the index of a store for responses that contain a prefix of this Turn.
 
-    Nothing is searched while a record of the Turn itself is valid: in all but rare cases it is the
-    longest, and missing a longer one costs a longer request only.
+    The index is not searched while a record of the Turn itself is valid: nearly always it is the
+    longest, and missing a longer one only makes the request longer.
 
     Args:
         store: The store to search.
         turn: The Turn to send.
         scope: The provider, endpoint and account whose responses may be used.
-        retention: Seconds for which the provider is relied on to hold a response.
+        retention: Seconds for which the provider is assumed to store a response.
 
     Returns:
         The records of the longest prefixes found.

@@ -1,4 +1,4 @@
-"""A position in the tree: what is new in a Turn becomes a node below it."""
+"""Checkpoints: store the new blocks of a Turn as a node below a position in the tree."""
 
 from dataclasses import dataclass, replace
 from operator import is_not
@@ -14,7 +14,7 @@ from kedge.turns.turn import has_prefix
 
 @dataclass(slots=True)
 class Checkpoint:
-    """A node, and the Turn at it."""
+    """A node of the tree, and the Turn at that node."""
 
     store: Store
     row: ConversationRow
@@ -32,7 +32,7 @@ class Checkpoint:
         question_key: str = "",
         answer_key: str = "",
     ) -> Node:
-        """Add a node for what is new in the Turn, and move to it."""
+        """Add a node with the changes in the Turn, and move to it."""
         kept = common_prefix_length(self.turn, turn)
         self.node = await self.store.append(
             self.row,
@@ -52,12 +52,12 @@ class Checkpoint:
         return self.node
 
     def matches(self, turn: Turn) -> bool:
-        """Whether the Turn is exactly what is stored here."""
+        """Return whether the Turn is exactly the stored one."""
         return has_same_blocks(self.turn, turn)
 
 
 def common_prefix_length(old: Turn, new: Turn) -> int:
-    """Return the number of identical blocks at the start of both."""
+    """Return the number of identical blocks at the start of both Turns."""
     if has_prefix(new, old):
         return len(old)
     different = enumerate(map(is_not, old.blocks, new.blocks))
@@ -65,7 +65,7 @@ def common_prefix_length(old: Turn, new: Turn) -> int:
 
 
 def has_same_blocks(one: Turn, other: Turn) -> bool:
-    """Whether both consist of the identical blocks."""
+    """Return whether both Turns consist of the identical blocks."""
     return len(one) == len(other) and has_prefix(other, one)
 
 
@@ -86,7 +86,7 @@ def _limit_anchor(record: AnchorRecord, retention: float) -> AnchorRecord:
 
 
 def extract_data(turn: Turn) -> FrozenMap:
-    """Return the data of a Turn, without the planner's state in it."""
+    """Return the data of a Turn without the planner's state."""
     if not turn.data or (len(turn.data) == 1 and STATE_KEY in turn.data):
         return EMPTY
     return FrozenMap({name: value for name, value in turn.data.items() if name != STATE_KEY})

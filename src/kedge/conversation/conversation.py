@@ -2,7 +2,7 @@
 
 It is an engine with its middleware and a position in a store. Every message is a node of a tree in which
 nothing is overwritten: ``undo``, ``edit``, ``regenerate`` and ``fork`` continue from another node, and
-what was there remains. The head moves by compare-and-swap, so any number of processes may work on one
+existing nodes remain. The head moves by compare-and-swap, so any number of processes may work on one
 conversation.
 """
 
@@ -76,13 +76,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_LOADED_BLOCKS = 2_000
-"""Up to how many blocks are loaded when a conversation is opened; those of longer ones when they are needed."""
+"""The maximum number of blocks that are loaded when a conversation is opened; more are loaded when needed."""
 _TRANSPORT_OPTIONS = frozenset({"streaming", "tap", "candidates", "before_send", "output_retries"})
-"""Options of a run that do not change what is requested."""
+"""Options of a run that are not part of the request's hash."""
 
 
 Concurrency = Literal["conflict", "queue"]
-"""What a turn does while another one of the same object runs."""
+"""The behavior of a turn while another one of the same object runs."""
 
 
 class ConversationSettings(TypedDict, total=False):
@@ -101,30 +101,30 @@ class ConversationSettings(TypedDict, total=False):
 
 
 class Conversation:
-    """A conversation in a store. Make one with ``create``, ``open`` or ``fork``.
+    """A conversation in a store. Create one with ``create``, ``open`` or ``fork``.
 
     Args:
-        store: The store that holds it.
+        store: The store of the conversation.
         row: Its row in the store.
         node: The node at its head.
         turn: The Turn at that node.
         engine: An engine or a model string.
         tools: Functions that the model may call, a toolbox, or a function that returns them for a Turn.
-        approve: Is called before each tool call and may deny it or change its arguments.
+        approve: A function that is called before each tool call and may deny it or change its arguments.
         middleware: Middleware around the engine, the first one outermost.
-        compactor: Keeps the conversation short.
-        counter: Counts tokens for the compactor. Whether to compact is decided by the usage that the server
-            reported with its last answer, and by this counter where there is none.
+        compactor: Compacts the conversation when it becomes too long.
+        counter: A token counter for the compactor. Whether to compact is decided by the usage that the
+            server reported with its last answer, or by this counter if there is none.
         resend_limit: Bytes above which history is compacted before it is sent in full again.
         repair: Whether to complete tool calls that have no result.
-        price: Computes the cost of a response, instead of the current prices (``kedge.prices``).
-        lease: Seconds after which a turn with an idempotency key is taken over from a process that
-            does not renew its claim.
-        concurrent: What a turn does while another one of this object runs: ``"conflict"`` starts at once, and
+        price: A function that computes the cost of a response, instead of the current prices (``kedge.prices``).
+        lease: Seconds after which another process may run a turn with an idempotency key if its process
+            does not renew the claim.
+        concurrent: The behavior of a turn while another one of this object runs: ``"conflict"`` starts at once, and
             the one that ends last raises ``HeadConflict``; ``"queue"`` waits and continues from its answer.
 
     Raises:
-        InvalidSetting: A setting has an impossible value.
+        InvalidSetting: A setting has an invalid value.
     """
 
     def __init__(
@@ -196,8 +196,8 @@ class Conversation:
             title: Its title.
             tags: Its tags.
             blocks: The block or blocks that it starts with; text is a user block.
-            mode: How requests are sent; ``"stateless"`` stores nothing with the provider.
-            retention: Seconds for which the provider is relied on to hold a response.
+            mode: The mode of its requests; ``"stateless"`` stores nothing with the provider.
+            retention: Seconds for which the provider is assumed to store a response.
             ttl: Seconds after its last change at which it expires; see ``Store.delete_expired``.
             data: Further data to store with it.
             id: Its id; generated if empty.
@@ -207,7 +207,7 @@ class Conversation:
             The conversation, at its head.
 
         Raises:
-            InvalidSetting: The mode, the retention or another setting has an impossible value.
+            InvalidSetting: The mode, the retention or another setting has an invalid value.
             Blocked: A guard rejects one of the blocks.
         """
         engine = connect(engine) if isinstance(engine, str) else engine
@@ -225,7 +225,7 @@ class Conversation:
         )
         try:
             return await cls._load(store, row, engine, settings)
-        except InvalidSetting:  # the constructor checks the settings, and it needs the row
+        except InvalidSetting:  # the constructor checks the settings and requires the row
             await store.delete(row)
             raise
 
@@ -240,7 +240,7 @@ class Conversation:
         """Open a conversation at its head.
 
         Args:
-            store: The store that holds it.
+            store: The store of the conversation.
             id: Its id.
             engine: An engine or a model string.
             **settings: The keyword arguments of ``Conversation``.
@@ -249,7 +249,7 @@ class Conversation:
             The conversation, at its head.
 
         Raises:
-            NotInStore: The store holds no conversation with this id.
+            NotInStore: The store has no conversation with this id.
         """
         return await cls._load(store, await store.conversation(id), engine, settings)
 
@@ -344,7 +344,7 @@ class Conversation:
             lines: The output of ``export``, as text or as lines.
 
         Returns:
-            The new conversations; one whose id exists already gets a new one.
+            The new conversations; a conversation whose id exists already gets a new id.
         """
         return await store.import_(lines)
 
@@ -357,10 +357,10 @@ class Conversation:
 
     @property
     def turn(self) -> Turn:
-        """The conversation up to the head as it was last seen.
+        """The conversation up to the last known head.
 
         A conversation of more than 2,000 blocks is opened without them. They are loaded by the first method that
-        needs them, or here, where the calling thread waits for the store.
+        needs them, or by this property, which blocks the calling thread while it reads the store.
         """
         if self._turn is None:
             self._turn = self.store.load_sync(self.row, self.head).turn(self.id)
@@ -383,7 +383,7 @@ class Conversation:
 
     @property
     def head(self) -> int:
-        """The node at the head, as it was last seen."""
+        """The id of the last known head."""
         return self._node.id
 
     # Sending
@@ -423,7 +423,7 @@ class Conversation:
         output: Any = None,
         **options: Any,
     ) -> Reply[Any]:
-        """Send messages and return the answer; both are stored by then.
+        """Send messages and return the answer after both are stored.
 
         Args:
             *messages: Blocks or texts.
@@ -437,7 +437,7 @@ class Conversation:
             The reply; ``reply.output`` is the typed value.
 
         Raises:
-            EngineError: The request failed; what was reached is stored, see ``resume``.
+            EngineError: The request failed; completed steps are stored, see ``resume``.
             OutputInvalid: The answer does not match ``output``, also after retries; all answers are stored
                 on a branch, and the same key continues from there.
             OutputRefused: The model refused to answer, and ``output`` requests a value.
@@ -488,10 +488,10 @@ class Conversation:
         output: Any = None,
         **options: Any,
     ) -> ConversationStream[Any]:
-        """Send messages and return the events of the turn; at its end it has the ``reply``.
+        """Send messages and return a stream of events; after the last one it has the ``reply``.
 
-        Args and errors are those of ``send``; errors are raised by the iteration. With ``keep``, the
-        messages follow the first ``keep`` blocks of the node, instead of all.
+        Arguments and errors are those of ``send``; errors are raised by the iteration. With ``keep``, the
+        messages follow the first ``keep`` blocks of the node instead of all blocks.
         """
         blocks = tuple(_as_block(each) for each in messages)
         build_task = partial(self._build_task, blocks, at, keep, key)
@@ -534,7 +534,7 @@ class Conversation:
         return self._open_stream(partial(self._resume, node, restart), output, options)
 
     async def pending(self) -> Sequence[Node]:
-        """Return the questions without an answer: in progress, or left by a crash."""
+        """Return the questions without an answer, which are in progress or were interrupted by a crash."""
         return await self.store.pending(self.row)
 
     async def append(self, *messages: Block | str, kind: NodeKind = "added") -> Node:
@@ -563,7 +563,7 @@ class Conversation:
     # Navigation
 
     async def refresh(self) -> Self:
-        """Continue from where the head is now, and return this conversation."""
+        """Continue from the current head in the store, and return this conversation."""
         self.row = await self.store.conversation(self.id)
         self._undone = ()
         if self.row.head != self.head:
@@ -571,7 +571,7 @@ class Conversation:
         return self
 
     async def tree(self) -> Sequence[Node]:
-        """Return every node of the conversation's tree in order, those of its forks included."""
+        """Return every node of the conversation's tree in order, including those of its forks."""
         return await self.store.tree(self.row)
 
     async def path(self) -> Sequence[Node]:
@@ -597,7 +597,7 @@ class Conversation:
         return diff(turn, (await self.store.load(self.row, node.id)).turn())
 
     async def goto(self, at: int | str) -> Self:
-        """Move the head to another node; what follows it remains in the tree.
+        """Move the head to another node; the nodes after it remain in the tree.
 
         Args:
             at: A node, the id of a response, or the id of a block, which becomes the last one.
@@ -639,7 +639,7 @@ class Conversation:
         return forked
 
     async def undo(self) -> Self:
-        """Move the head to before the last question or edit; what follows it remains in the tree.
+        """Move the head to before the last question or edit; the nodes after it remain in the tree.
 
         Raises:
             NotInStore: There is nothing to undo.
@@ -732,7 +732,7 @@ class Conversation:
 
         Raises:
             InvalidTurn: The conversation has no such block.
-            InvalidSetting: A text was given for a block that is not a user block.
+            InvalidSetting: ``new`` is a text and the block is not a user block.
             HeadConflict: Another process moved the head; the edit is stored on a branch.
         """
         turn = await self._require_turn()
@@ -761,7 +761,7 @@ class Conversation:
     async def merge_summary_of(
         self, other: "Conversation | int", *, ask: str = SUMMARY_PROMPT
     ) -> Node:
-        """Let the model summarize another conversation or branch, and append the summary.
+        """Request a summary of another conversation or branch from the model, and append it.
 
         Args:
             other: Another conversation, or a node of this one's tree.
@@ -776,7 +776,7 @@ class Conversation:
             turn = loaded.turn()
         else:
             turn, shared = await other._require_turn(), 0  # noqa: SLF001
-        # The engine without middleware: so the filters of the middleware are applied here.
+        # The engine is used without middleware, so the filters of the middleware are applied here.
         filters = ContentFilters(find_filters(self.engine))
         turn = filters.apply_to_turn(turn, ("input",))
         request = turn.append(user(ask, origin="merge_summary_of"))
@@ -806,7 +806,7 @@ class Conversation:
         self.row = self._with_head(await self.store.update(self.id, archived=archived))
 
     async def delete(self) -> None:
-        """Delete the conversation and all blocks that no other one uses; this cannot be undone."""
+        """Delete the conversation and all blocks that no other conversation uses; this cannot be undone."""
         await self.store.delete(self.id)
 
     async def export(self) -> str:
@@ -848,7 +848,7 @@ class Conversation:
     async def _wait_in_queue(
         self, queue: asyncio.Lock, open_events: Callable[[], ReplyEvents]
     ) -> ReplyEvents:
-        """Run a turn after those of this object that were started before it."""
+        """Run a turn after the earlier turns of this object."""
         async with queue, aclosing(open_events()) as events:
             async for event in events:
                 yield event
@@ -877,7 +877,7 @@ class Conversation:
         build_task: Callable[[], Awaitable[TurnTask]],
         options: dict[str, Any],
     ) -> ReplyEvents:
-        """Run the turn with this key, unless it was run already."""
+        """Run the turn with this key, or return its reply if it was run already."""
         request = ClaimRequest(self.store, self.row, key, new_id("run"), self.lease)
         claim = await self._acquire(request, blocks, options)
         if claim.answer:
@@ -908,7 +908,7 @@ class Conversation:
     ) -> ReplyEvents:
         """Run a stored question from this point, or return its answer if it has one.
 
-        An answer that does not have the requested type is no answer: the run continues with a correction.
+        If an answer does not have the requested type, the run continues with a correction.
         """
         correction: tuple[Block, ...] = ()
         if point.done:
@@ -934,21 +934,21 @@ class Conversation:
         try:
             return await request.acquire(_hash_request(blocks, {**options, "model": model}))
         except KeyReused:
-            # Version 0.1 hashed the messages only; of its keys nothing more can be compared.
+            # Version 0.1 hashed only the messages, so only they can be compared for its keys.
             return await request.acquire(_hash_blocks(blocks))
 
     async def _find_claimed_turn(self, question: int) -> ResumePoint | None:
-        """Return where the turn of a key continues; None if it is to be run from the current head.
+        """Return where the turn of a key continues; None if it must be run from the current head.
 
-        A turn whose answer lost the race for the head is on a branch of its own: neither on the path
-        to the head nor following from it. It is not part of the conversation, and runs again.
+        A turn whose answer lost the race for the head is on a separate branch: neither on the path
+        to the head nor after it. It is not part of the conversation, and runs again.
         """
         point = await find_resume_point(self.store, self.row, question)
         head = (await self.store.conversation(self.id)).head
         is_stored = await self._is_on_path(point.node.id, head)
         if is_stored or await self._is_on_path(head, point.node.id):
             return point
-        if head != self.head:  # it would lose again
+        if head != self.head:  # it would lose the race again
             raise HeadConflict(self.id, point.node.id, head)
         return None
 
@@ -956,7 +956,7 @@ class Conversation:
         return any(each.id == node for each in await self.store.path(self.row, end))
 
     async def _follow_head(self) -> None:
-        """Continue from where the head is now, if it moved since it was last seen."""
+        """Continue from the current head in the store, if it has moved."""
         if (await self.store.conversation(self.id)).head != self.head:
             await self.refresh()
 
@@ -968,7 +968,7 @@ class Conversation:
         return TurnTask(checkpoint, turn.append(*further), self.head, key, resumed=True)
 
     async def _build_regenerate_task(self) -> TurnTask:
-        """Return the last question; if something was edited or added since, from the current Turn."""
+        """Return a task for the last question, from the current Turn if it was edited or extended since."""
         question = find_last_question(await self.path())
         if question:
             return await self._build_resume_task(question)
@@ -987,7 +987,7 @@ class Conversation:
         return reply
 
     async def _load_reply(self, node: int, schema: OutputSchema[Any] | None) -> Reply[Any]:
-        """Return the reply that is stored at a node, with its value if it is typed."""
+        """Return the reply that is stored at a node, with its typed value if it has one."""
         loaded = await self.store.load(self.row, node)
         turn = loaded.turn(self.id)
         value = read_output(schema, turn) if schema else None
@@ -995,7 +995,7 @@ class Conversation:
         return Reply(answer_text(turn), turn, node, self.id, usage, stored=True, output=value)
 
     async def _load_valid_reply(self, node: int, schema: OutputSchema[Any] | None) -> Reply[Any]:
-        """Return the settled reply of a key; of version 0.1, its type may differ."""
+        """Return the stored reply of a key; the type of a reply of version 0.1 may differ."""
         try:
             return await self._load_reply(node, schema)
         except SchemaMismatch as mismatch:
@@ -1013,42 +1013,42 @@ class Conversation:
         await self._continue_at(node)
 
     async def _continue_at(self, node: Node) -> None:
-        """Continue from a node; a Turn that is not loaded yet is not loaded by this."""
+        """Continue from a node, without loading a Turn that is not loaded yet."""
         if self._turn is None:
             self._node, self.row, self._undone = node, replace(self.row, head=node.id), ()
         else:
             self._set_position(*await self._load_turn(node.id))
 
     async def _find_position(self, at: int | str) -> tuple[Node, int]:
-        """Return the node for a node number, response id or block id, and how many of its blocks."""
+        """Return the node for a node number, response id or block id, and the number of its blocks to use."""
         blocks = (await self._require_turn()).blocks if isinstance(at, str) else ()
         return await find_position(self.store, self.row, blocks, at)
 
     async def _require_turn(self) -> Turn:
-        """Return the Turn at the head, which a long conversation has not loaded yet."""
+        """Return the Turn at the head, loading it if necessary."""
         while self._turn is None:
             node = self._node
             loaded = await self.store.load(self.row, node.id)
-            if self._node is node:  # no other task has moved the head meanwhile
+            if self._node is node:  # unless another task has moved the head meanwhile
                 self._turn = loaded.turn(self.id)
         return self._turn
 
     async def _load_turn(self, node: int, row: ConversationRow | None = None) -> tuple[Node, Turn]:
-        """Return a node and its Turn; what the current Turn has of it is not read again."""
+        """Return a node and its Turn; blocks of the current Turn are not read again."""
         turn = await self._require_turn()
         if node == self.head and row is None:
             return self._node, turn
         return await self.store.load_turn(row or self.row, node, known=self._node, turn=turn)
 
     def _set_position(self, node: Node, turn: Turn) -> Turn:
-        """Continue from a node; returns the Turn with the conversation's retention applied."""
+        """Continue from a node, and return the Turn with the conversation's retention applied."""
         self._node, self._turn = node, limit_retention(turn, self.row.retention)
         self.row = replace(self.row, head=node.id)
         self._undone = ()
         return self._turn
 
     def _with_head(self, row: ConversationRow) -> ConversationRow:
-        """Return the current row with the known head: the Turn in this handle ends there."""
+        """Return the current row with the known head, at which the Turn of this object ends."""
         return replace(row, head=self.head)
 
     def _clone(self, row: ConversationRow, node: Node, turn: Turn | None) -> Self:
@@ -1070,7 +1070,7 @@ async def open_or_create(
     """Open a conversation, or create it; other processes may do the same at the same time.
 
     Args:
-        store: The store that holds it.
+        store: The store of the conversation.
         name: Its id.
         engine: An engine or a model string.
         settings: The keyword arguments of ``Conversation``.
@@ -1094,13 +1094,13 @@ def _as_block(message: Block | str) -> Block:
 
 
 def _filter_blocks(engine: Engine, blocks: Iterable[Block]) -> tuple[Block, ...]:
-    """Return blocks as the guards of an engine let them into the store."""
+    """Return blocks after the guards of an engine, as they may be stored."""
     filters = ContentFilters(find_filters(engine))
     return tuple(filters.apply(block, ("input",)) for block in blocks)
 
 
 def _hash_request(blocks: Sequence[Block], options: Mapping[str, Any]) -> bytes:
-    """Return a hash of a request: the messages as a model sees them, the model and all settings."""
+    """Return a hash of a request: the messages as a model reads them, the model and all settings."""
     settings = {name: value for name, value in options.items() if name not in _TRANSPORT_OPTIONS}
     if "tools" in settings:
         settings["tools"] = Request.of(tools=settings["tools"]).tools
@@ -1111,6 +1111,6 @@ def _hash_request(blocks: Sequence[Block], options: Mapping[str, Any]) -> bytes:
 
 
 def _hash_blocks(blocks: Sequence[Block]) -> bytes:
-    """Return a hash of messages, as a model sees them."""
+    """Return a hash of messages, as a model reads them."""
     joined = b"\n".join(canonical_json(block) or b"" for block in blocks)
     return hashlib.sha256(joined).digest()

@@ -9,7 +9,7 @@ from kedge.store import ConversationRow, Node, Store
 from kedge.turns import Block, Turn, UserBlock
 
 UNDO_STEP = 16
-"""How many nodes before the head are read first, to find what an undo goes back to."""
+"""The number of nodes before the head that are read first to find the target of an undo."""
 _FOLLOW_UP_KINDS = frozenset({"answered", "results", "failed", "compacted"})
 """Kinds of nodes that follow from a question, and are undone with it."""
 
@@ -25,9 +25,9 @@ class ResumePoint:
 async def find_position(
     store: Store, row: ConversationRow, blocks: Sequence[Block], at: int | str
 ) -> tuple[Node, int]:
-    """Return the node for a node number, response id or block id, and how many of its blocks.
+    """Return the node for a node number, response id or block id, and the number of its blocks to use.
 
-    A block id refers to one of ``blocks``, which are those at the head.
+    A block id refers to one of ``blocks``, the blocks at the head.
     """
     index = next((i for i, block in enumerate(blocks) if block.id == at), None)
     if index is None:
@@ -46,7 +46,7 @@ def _retains_prefix(path: Sequence[Node], node: Node, length: int) -> bool:
 
 
 def find_last_question(path: Sequence[Node]) -> Node | None:
-    """Return the last question of a path, if only what follows from it comes after it."""
+    """Return the last question of a path, if only its answers and tool results come after it."""
     for node in reversed(path):
         if node.kind == "asked":
             return node
@@ -94,7 +94,7 @@ async def find_redo_target(store: Store, row: ConversationRow, head: int) -> Nod
 
 
 async def _find_continuations(store: Store, row: ConversationRow, node: int) -> list[Node]:
-    """Return the nodes that the conversation itself added after a node, without failed ones."""
+    """Return the nodes that the conversation itself added after a node, except failed ones."""
     return [
         each
         for each in await store.children(row, node)

@@ -1,8 +1,7 @@
-"""Convert the events of a run into the rows that a store holds about it.
+"""Convert the events of a run into rows of a store.
 
-An ``AnswerFinished`` holds the outcome as it came over the wire, the plan of its request, and the Turn with
-its anchor. The row of a response is made of these three and of measured times; nothing is looked up
-elsewhere, so nothing can be lost on the way.
+An ``AnswerFinished`` has the decoded outcome, the plan of its request, and the Turn with its anchor. The row
+of a response is built only from these three and from measured times.
 """
 
 import json
@@ -36,7 +35,7 @@ _RECORD_MEMBERS = (
     "scope", "stored", "created_at", "expires_at", "digest", "block_count", "depth",
     "root_created_at", "barrier", "derived", "counted",
 )  # fmt: skip
-"""What a row has of the anchor of its response, under the same names."""
+"""The members of a row that have the same names and values as those of the anchor."""
 
 CostFunction = Callable[[ResponseRow], float | None]
 """Returns the cost of a response, or None if it is not known."""
@@ -44,7 +43,7 @@ CostFunction = Callable[[ResponseRow], float | None]
 
 @dataclass(slots=True)
 class RunRecorder:
-    """Collects what a store holds about the requests of one run."""
+    """Collects the data that a store records about the requests of one run."""
 
     provider: str
     model: str = ""
@@ -64,7 +63,7 @@ class RunRecorder:
     filters: ContentFilters = field(default_factory=ContentFilters)
 
     def record_exchange(self, request: bytes, reply: bytes, status: int | None) -> None:
-        """Record the bodies of a request and its reply, as the guards of the stack leave them."""
+        """Record the bodies of a request and its reply, after the guards of the stack."""
         if self.filters:
             request, reply = (_filter_body(body, self.filters) for body in (request, reply))
         self.exchanges = (*self.exchanges, StoredExchange(request, reply, status, self.clock()))
@@ -93,7 +92,7 @@ class RunRecorder:
                 pass
 
     def drain_telemetry(self) -> Telemetry:
-        """Return what was recorded since the last call."""
+        """Return the data recorded since the last call."""
         accounts = Telemetry(self.incidents, self.tools, self.exchanges)
         self.incidents, self.tools, self.exchanges = (), (), ()
         return accounts
@@ -122,12 +121,12 @@ class RunRecorder:
         return replace(row, cost=price(row)) if price else row
 
     def build_failure_row(self, error: EngineError) -> ResponseRow | None:
-        """Return the row of a failed request; None if no request was made."""
+        """Return the row of a failed request; None if no request was sent."""
         message = self.filters.edit_text(str(error))[:MAX_ERROR_LENGTH]
         return self._build_unfinished_row(error.plan or self.plan, _classify_error(error), message)
 
     def build_cancelled_row(self) -> ResponseRow | None:
-        """Return the row of a request that was stopped; None if no request was made."""
+        """Return the row of a cancelled request; None if no request was sent."""
         return self._build_unfinished_row(self.plan, "cancelled")
 
     def _build_unfinished_row(
@@ -142,7 +141,8 @@ class RunRecorder:
     def _collect_members(self, plan: RequestPlan, usage: Usage | None) -> dict[str, Any]:
         """Return the members of a row that every request has.
 
-        A dict and no `ResponseRow`: to replace members of so many costs as much as a database statement.
+        The result is a dict and not a `ResponseRow`, because replacing members of such a large dataclass
+        costs as much time as a database statement.
         """
         return {
             "provider": self.provider,
@@ -170,7 +170,7 @@ class RunRecorder:
         }
 
     def _encode_settings(self) -> str:
-        """Return the settings as the guards of the stack leave them; those that are no JSON as text."""
+        """Return the settings after the guards of the stack; values that are not JSON are converted to text."""
         if not self.settings:
             return ""
         values = json.loads(json.dumps(dict(self.settings), default=str))
@@ -185,7 +185,7 @@ class RunRecorder:
 def _filter_body(body: bytes, filters: ContentFilters) -> bytes:
     """Return a JSON body with its texts filtered; any other body is withheld.
 
-    A stream holds its text in pieces, in which no pattern can be found.
+    The text of a stream is split into pieces, in which patterns cannot be found.
     """
     if not body:
         return body

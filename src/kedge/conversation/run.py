@@ -1,11 +1,10 @@
-"""One turn of a conversation: stored, sent, answered, stored again, and then returned.
+"""One turn of a conversation: store the question, send it, store the answer, and return the reply.
 
-What is sent is durable before it leaves: the question as an ``asked`` node, later the results of tools.
-Every finished answer is a node before anything follows from it. The head moves once, at the end, if it
-is still where it was; after a failure at any earlier point everything reached so far is in the tree, and
-``resume`` continues from there. A run that is stopped early stores the partial answer beside the path, as a
-failed node whose response is ``cancelled``: it is no anchor, and is sent again only by a message that
-continues from it.
+Blocks are stored before they are sent: the question as an ``asked`` node, later the results of tools. Every
+finished answer is stored before the run continues. The head moves once, at the end, if no other process has
+moved it. After a failure at any earlier point all completed steps are in the tree, and ``resume`` continues
+from there. A run that is stopped early stores the partial answer beside the path, as a failed node whose
+response is ``cancelled``: it is not an anchor, and is sent again only by a message that continues from it.
 """
 
 import asyncio
@@ -46,9 +45,9 @@ ReplyEvents = AsyncGenerator[Event | Reply[Any]]
 """The events of a turn, and its reply."""
 
 DEFAULT_LEASE = 30.0
-"""Seconds for which a claim holds unless it is renewed; a third of it is the time between renewals."""
+"""Seconds after which a claim expires unless it is renewed; it is renewed after a third of this time."""
 POLL_INTERVALS = (0.02, 0.5)
-"""Seconds between looks at a turn that another process is running: at first, and at most."""
+"""Seconds between polls for a turn that another process is running: the first delay, and the maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +57,14 @@ class TurnTask:
     checkpoint: Checkpoint
     turn: Turn
     expected_head: int
-    """The node at which the head is expected when the answer is stored."""
+    """The node at which the head must be when the answer is stored."""
     key: str = ""
     resumed: bool = False
     """Whether the question is in the tree already."""
 
 
 class ConversationStream(RunStream[Reply[OutputT]], Generic[OutputT]):
-    """The events of one turn, and at its end the reply, which is stored by then.
+    """The events of one turn, and after the last event the reply, which is then stored.
 
     Example:
         ```python
@@ -114,10 +113,10 @@ class ConversationRun:
 
     Args:
         engine: The engine with all its middleware.
-        build_task: Prepares what to run, when the first event is requested.
+        build_task: A function that prepares the task when the first event is requested.
         options: The options of the engine's ``stream``.
-        price: Computes the cost of a response.
-        on_finish: Is called with the node and the Turn that the run ended with.
+        price: A function that computes the cost of a response.
+        on_finish: A function that is called with the final node and Turn of the run.
     """
 
     def __init__(
@@ -163,7 +162,7 @@ class ConversationRun:
                 await self._save_cancelled()
             raise
         finally:
-            if self.pending_answer:  # left early, or failed elsewhere: store the finished answer
+            if self.pending_answer:  # stopped early, or failed elsewhere: store the finished answer
                 with anyio.CancelScope(shield=True):
                     await self._save_answer()
 
@@ -204,7 +203,7 @@ class ConversationRun:
             self.partial_text.append(event.delta)
 
     async def _save_outgoing(self, turn: Turn) -> None:
-        """Store what is about to be sent."""
+        """Store the blocks that are about to be sent."""
         await self._save_answer()
         kind: NodeKind = "results" if self.question_saved else "asked"
         key = "" if self.question_saved else self.task.key
@@ -224,7 +223,7 @@ class ConversationRun:
         await self.checkpoint.save(turn, "answered", response=row, telemetry=accounts, head=head)
 
     async def _finish(self, stream: Stream[Any]) -> Reply[Any]:
-        """Store the rest, move the head, and only then record the answer of the idempotency key.
+        """Store the remaining blocks, move the head, and then record the answer of the idempotency key.
 
         A key whose answer lost the race for the head has no answer: the exchange is not part of the
         conversation, so the same key may run again from the new head.
@@ -255,7 +254,7 @@ class ConversationRun:
         )
 
     async def _save_failure(self, error: EngineError) -> None:
-        """Store a failed request, with the blocks and the text that arrived nevertheless."""
+        """Store a failed request, with the blocks and the text that arrived before the failure."""
         await self._save_answer()
         row = self.recorder.build_failure_row(error)
         if row is None:
@@ -272,7 +271,7 @@ class ConversationRun:
     async def _save_cancelled(self) -> None:
         """Store the partial answer of a run that was stopped while it waited for an answer or a tool."""
         received, self.partial_text = self.partial_text, None
-        with suppress(StoreError):  # for example because the conversation was deleted meanwhile
+        with suppress(StoreError):  # for example, if the conversation was deleted meanwhile
             await self._save_answer()
             if received is None and not find_problems(self.checkpoint.turn):
                 return
@@ -281,7 +280,7 @@ class ConversationRun:
                 await self._save_unfinished(self.checkpoint.turn, ["".join(received or ())], row)
 
     async def _save_unfinished(self, turn: Turn, texts: Sequence[str], row: ResponseRow) -> None:
-        """Store a node beside the path; the run continues from where it was."""
+        """Store a node beside the path, without moving the position of the run."""
         partial = [assistant(text, origin="engine") for text in texts if text]
         turn = self.filters.apply_to_turn(turn.append(*partial))
         checkpoint = replace(self.checkpoint)
@@ -291,7 +290,7 @@ class ConversationRun:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """An idempotency key of a conversation, and who asks for it."""
+    """An idempotency key of a conversation, and the owner that claims it."""
 
     store: Store
     row: ConversationRow
@@ -300,7 +299,7 @@ class ClaimRequest:
     lease: float
 
     async def acquire(self, request_hash: bytes) -> Claim:
-        """Return the claim: acquired, or answered by another process, for which this waits.
+        """Return the claim, acquired or answered; wait while another process runs the turn.
 
         Raises:
             KeyReused: The key belongs to another request.
@@ -333,5 +332,7 @@ class ClaimRequest:
     async def _renew_periodically(self) -> None:
         while True:
             await asyncio.sleep(self.lease / 3)
-            with suppress(StoreError):  # the next renewal may succeed, and there is time for it
+            with suppress(
+                StoreError
+            ):  # the next renewal is before the claim expires, and may succeed
                 await self.store.renew(self.row, self.key, owner=self.owner, lease=self.lease)

@@ -7,7 +7,7 @@ from kedge.engines.sync import SyncFacade, wrap_method, wrap_stream
 class SyncConversation(SyncFacade[Conversation]):
     """The async methods of ``Conversation`` for sync code; see ``Conversation.sync``.
 
-    ``title``, ``turn``, ``plan`` and other members that are not async are those of the conversation.
+    Members that are not async, such as ``title``, ``turn`` and ``plan``, are used on the conversation itself.
     """
 
     send = wrap_method(Conversation.send)
