@@ -100,7 +100,7 @@ class ChatStream(RunStream[Answer[OutputT]], Generic[OutputT]):
         """
         if self._answer is None:
             raise KedgeError(
-                "the stream has not ended: iterate over it to the end before asking for its answer; "
+                "the stream has not ended: iterate over it to the end before reading its answer; "
                 "the state you sent is unchanged and can be used again"
             )
         return self._answer

@@ -47,9 +47,9 @@ class _StoredAnchors(BaseMiddleware):
         turn = request.filters.apply_to_turn(turn, ("input",))
         if request.before_send is not None:
             await request.before_send(turn)
-        found = await find_anchors(self.store, turn, self.scope, self.retention)
-        if found:
-            request = replace(request, candidates=(*request.candidates, *found))
+        anchors = await find_anchors(self.store, turn, self.scope, self.retention)
+        if anchors:
+            request = replace(request, candidates=(*request.candidates, *anchors))
         async with aclosing(self.inner.events(turn, request)) as events:
             async for event in events:
                 yield event

@@ -33,13 +33,13 @@ class Checkpoint:
         answer_key: str = "",
     ) -> Node:
         """Add a node with the changes in the Turn, and move to it."""
-        kept = common_prefix_length(self.turn, turn)
+        prefix_length = common_prefix_length(self.turn, turn)
         self.node = await self.store.append(
             self.row,
             self.node,
-            turn[kept:],
+            turn[prefix_length:],
             kind=kind,
-            kept=kept,
+            kept=prefix_length,
             response=response,
             memory=get_state(turn),
             data=extract_data(turn),

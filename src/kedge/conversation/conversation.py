@@ -798,8 +798,8 @@ class Conversation:
 
     async def untag(self, *tags: str) -> None:
         """Remove tags."""
-        left = [tag for tag in self.tags if tag not in tags]
-        self.row = self._with_head(await self.store.update(self.id, tags=left))
+        remaining = [tag for tag in self.tags if tag not in tags]
+        self.row = self._with_head(await self.store.update(self.id, tags=remaining))
 
     async def archive(self, archived: bool = True) -> None:
         """Archive the conversation, or restore it with ``archived=False``."""

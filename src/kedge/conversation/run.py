@@ -92,8 +92,8 @@ class ConversationStream(RunStream[Reply[OutputT]], Generic[OutputT]):
         """
         if self._reply is None:
             raise KedgeError(
-                "the stream has not ended: iterate over it to the end before asking for its reply; "
-                "what was reached so far is in the store, see Conversation.resume"
+                "the stream has not ended: iterate over it to the end before reading its reply; "
+                "completed steps are in the store, see Conversation.resume"
             )
         return self._reply
 
@@ -304,7 +304,7 @@ class ClaimRequest:
         Raises:
             KeyReused: The key belongs to another request.
         """
-        pause, longest = POLL_INTERVALS
+        pause, max_pause = POLL_INTERVALS
         while True:
             claim = await self.store.claim(
                 self.row, self.key, about=request_hash, owner=self.owner, lease=self.lease
@@ -312,7 +312,7 @@ class ClaimRequest:
             if claim.is_owner or claim.answer:
                 return claim
             await anyio.sleep(pause)
-            pause = min(longest, pause * 1.5)
+            pause = min(max_pause, pause * 1.5)
 
     @asynccontextmanager
     async def maintain(self) -> AsyncGenerator[None]:
