@@ -20,6 +20,7 @@ from engines.fake_server import (
 )
 from kedge.engines import ResponsesEngine, responses
 from kedge.errors import EngineError, RequestRefused, ServerFailed, StreamTooLarge
+from kedge.events import RefusalDelta, TextDelta
 from kedge.events.responses import ResponsesDecoder
 from kedge.observe import TRACE, reset, snapshot
 from kedge.planning import ConversationState, get_state, record_response, set_state
@@ -211,6 +212,33 @@ async def test_a_stream_without_its_content_type_is_read(media_type: str | None,
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
             turn = await engine.run(TURN, streaming=True)
     assert turn.blocks[-1].text == "Yes"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("form", ["one body", "terminal event", "item done"])
+async def test_text_that_was_not_streamed_is_shown(form: str) -> None:
+    """A caller who shows the deltas of a stream shows an answer that arrives at once, too."""
+    refused = {"type": "refusal", "refusal": "No"}
+    items = [ITEM, {**ITEM, "id": "n", "content": [refused]}]
+    response = {"id": "resp_1", "status": "completed", "output": items}
+    ending = {"type": "response.completed", "response": response}
+    done = [
+        {"type": "response.output_item.done", "output_index": at, "item": item}
+        for at, item in enumerate(items)
+    ]
+    answers = {
+        "one body": lambda: json_response(response),
+        "terminal event": lambda: sse_response(ending),
+        "item done": lambda: sse_response(*done, ending),
+    }
+    with serve_handler(make_handler(answers[form])) as url:
+        async with (
+            connect(f"responses:{url}#m", max_retries=0) as engine,
+            engine.stream(TURN) as stream,
+        ):
+            events = [event async for event in stream]
+    deltas = [event for event in events if isinstance(event, TextDelta | RefusalDelta)]
+    shown = [(type(event), event.delta, event.output_index) for event in deltas]
+    assert shown == [(TextDelta, "Yes", 0), (RefusalDelta, "No", 1)]
 
 
 async def test_too_large_stream_error_has_the_turn(

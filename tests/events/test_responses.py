@@ -3,6 +3,7 @@
 import json
 import logging
 import typing
+from itertools import product
 from typing import Any, Literal
 
 import pytest
@@ -22,6 +23,7 @@ from events.streams import (
 from kedge.errors import StreamTooLarge
 from kedge.events import (
     AnomalyNoted,
+    Assembler,
     ItemStarted,
     OpaqueEvent,
     PartCompleted,
@@ -36,7 +38,7 @@ from kedge.events import (
     Usage,
 )
 from kedge.events.responses import EVENT_READERS, OPAQUE_TYPES
-from kedge.turns import ToolCallBlock, tool_call
+from kedge.turns import AssistantBlock, ToolCallBlock, assistant, tool_call
 
 REFERENCE = [
     "response.created",
@@ -632,3 +634,113 @@ def test_lone_surrogate_prevents_an_anchor(texts: list[str], replaced: bool, way
         outcome = replay([*(deltas if way == "deltas" else [done]), end])
     assert outcome.completed
     assert bool(outcome.anchor_problem) is replaced
+
+
+EMPTY_CONTENTS: dict[str, dict[str, Any]] = {
+    "null": {"content": None},
+    "missing": {},
+    "empty": {"content": []},
+    "blank": {"content": [{"type": "output_text", "text": ""}]},
+}
+SOURCES = ("deltas", "text done", "part done", "item done", "listed")
+
+
+@pytest.mark.parametrize("numbered", [True, False], ids=["numbered", "no output_index"])
+@pytest.mark.parametrize("empty", [*EMPTY_CONTENTS, "absent"])
+def test_text_from_any_event_is_in_the_block_once(empty: str, numbered: bool) -> None:
+    """Whichever events hold the text of a message, the block has it once, and so have the deltas."""
+    text, at = "Hello", {"output_index": 0} if numbered else {}
+    named = {"item_id": "m", "content_index": 0, **at}
+    message: dict[str, Any] = {"type": "message", "id": "m", "role": "assistant"}
+    part = {"type": "output_text", "text": text}
+    for chosen in product([False, True], repeat=len(SOURCES)):
+        streamed, text_done, part_done, item_done, listed = chosen
+        if not any(chosen):
+            continue
+        stream = [
+            response_event("created"),
+            {"type": "response.output_item.added", **at, "item": {**message, "content": []}},
+        ]
+        if streamed:
+            stream += [
+                {"type": "response.output_text.delta", **named, "delta": each}
+                for each in ("Hel", "lo")
+            ]
+        if text_done or empty == "blank":
+            ended = text if text_done else ""
+            stream.append({"type": "response.output_text.done", **named, "text": ended})
+        if part_done:
+            stream.append({"type": "response.content_part.done", **named, "part": part})
+        without = {**message, **EMPTY_CONTENTS.get(empty, {})}
+        whole = {**message, "content": [part]}
+        if item_done or empty != "absent":
+            item = whole if item_done else without
+            stream.append({"type": "response.output_item.done", **at, "item": item})
+        output = [whole if listed else without] if listed or empty != "absent" else []
+        stream.append(response_event("completed", output=output))
+        events = decode(encode_sse(stream))
+        assembler = Assembler()
+        for event in events:
+            assembler.feed(event)
+        outcome = assembler.finish()
+        deltas = [*events, *assembler.unstreamed_text()]
+        shown = [event.delta for event in deltas if isinstance(event, TextDelta)]
+        assert outcome.completed
+        assert list(outcome.blocks) == [assistant(text)], chosen
+        assert "".join(shown) == text, chosen
+        versions = {item_done, listed} if empty != "absent" else {True}
+        assert bool(outcome.anchor_problem) is (versions != {True}), chosen
+
+
+def test_message_without_role_or_content_is_a_message_of_the_model() -> None:
+    """Some servers omit the role, or write null for the content of a message without text."""
+    message = {"type": "message", "id": "m", "content": None}
+    part = {"type": "output_text", "text": "Hi", "annotations": []}
+    for content, block in ((None, AssistantBlock(())), ([part], assistant("Hi"))):
+        item = {**message, "content": content}
+        done = {"type": "response.output_item.done", "output_index": 0, "item": item}
+        assert list(replay([done, response_event("completed", output=[item])]).blocks) == [block]
+
+
+@pytest.mark.parametrize(
+    ("part", "index", "kind"),
+    [
+        ({"type": "refusal", "refusal": "No."}, "content_index", "refusal"),
+        ({"type": "summary_text", "text": "No."}, "summary_index", "summary"),
+        ({"type": "reasoning_text", "text": "No."}, "content_index", "reasoning"),
+    ],
+)
+def test_finished_part_object_completes_its_part(
+    part: dict[str, str], index: str, kind: str
+) -> None:
+    """A finished part is read, once, whatever its kind; a part of an unknown kind is passed on."""
+    group = "reasoning_summary_part" if kind == "summary" else "content_part"
+    ended = {"type": f"response.{group}.done", "item_id": "x", "output_index": 0, index: 0}
+    events = decode(encode_sse([{**ended, "part": part}] * 2))
+    assert [type(each) for each in events[:1] + events[-1:]] == [OpaqueEvent] * 2
+    (completed,) = (each for each in events if isinstance(each, PartCompleted))
+    assert (completed.kind, completed.text) == (kind, "No.")
+    unknown = {**ended, "part": {"type": "hologram", "text": "No."}}
+    assert decode(encode_sse([unknown])) == [OpaqueEvent(unknown["type"], unknown)]
+
+
+def test_gap_before_an_empty_finished_message_is_damage() -> None:
+    """A finished message without text does not confirm that the streamed text is complete."""
+    stream = [
+        {**response_event("created"), "sequence_number": 0},
+        {
+            "type": "response.output_text.delta",
+            "sequence_number": 5,
+            "item_id": "m",
+            "output_index": 0,
+            "delta": "lo",
+        },
+        {
+            "type": "response.output_item.done",
+            "output_index": 0,
+            "item": {"type": "message", "id": "m", "role": "assistant", "content": []},
+        },
+        response_event("completed"),
+    ]
+    outcome = replay(stream)
+    assert (outcome.status, outcome.code) == ("failed", "damaged_stream")

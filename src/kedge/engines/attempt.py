@@ -177,6 +177,9 @@ class RequestEngine(Engine, Generic[AttemptT]):
         outcome = assembler.finish()
         for event in self._check_outcome(attempt, outcome):
             yield event
+        if request.streaming:
+            for event in assembler.unstreamed_text():
+                yield event
         finished = await self._record(attempt, outcome)
         record_completion(outcome, decoder.calls)
         self._check_finished(attempt, outcome, finished)

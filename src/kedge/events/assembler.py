@@ -18,12 +18,14 @@ from kedge.events.types import (
     Event,
     Outcome,
     OutcomeStatus,
+    RefusalDelta,
     ResponseCompleted,
     ResponseFailed,
     ResponseIncomplete,
     ResponseStarted,
     StreamFailed,
     TerminalEvent,
+    TextDelta,
 )
 from kedge.turns import Block
 
@@ -76,6 +78,14 @@ class Assembler:
         """
         completed = self._resolve_status()[0] == "completed"
         return tuple(self._build_blocks(completed=completed, partial=partial))
+
+    def unstreamed_text(self) -> Iterator[TextDelta | RefusalDelta]:
+        """Yield deltas with the text of messages that arrived without any.
+
+        They are for the end of the response: until then it may turn out that the server lost the context, and
+        an answer that was not shown can be requested again.
+        """
+        return self._output.unstreamed_text()
 
     def finish(self) -> Outcome:
         """End the response.
@@ -177,7 +187,7 @@ class Assembler:
     def _find_damage(self, ended: ResponseCompleted) -> str:
         """Return why a response with a ``completed`` event is not complete, or an empty string."""
         slots = self._output.sorted_items()
-        loose = [slot for slot in slots if slot.item is None]
+        loose = [slot for slot in slots if slot.item is None or slot.lacks_text]
         if "unresolved_call" in self._anomalies:
             return f"{self._anomalies['unresolved_call']} is not a complete tool call"
         if "unreadable" in self._anomalies:

@@ -9,7 +9,7 @@ second half arrives; ``repair_surrogates`` replaces lone halves in values that a
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from kedge.events.tool_calls import ToolCallUpdate
 from kedge.events.types import Usage
@@ -127,6 +127,23 @@ def get_arguments(message: JsonObject, name: str) -> str | None:
     if isinstance(value, dict) and value:
         return json.dumps(value, ensure_ascii=False)
     return value if isinstance(value, str) else None
+
+
+def read_message_parts(
+    item: Mapping[str, Any],
+) -> list[tuple[Literal["text", "refusal"], int, str]]:
+    """Return the texts and refusals of a message that are not empty, each with its kind and index."""
+    content: object = item.get("content")
+    if isinstance(content, str):
+        content = [{"type": "output_text", "text": content}]
+    found: list[tuple[Literal["text", "refusal"], int, str]] = []
+    for at, part in enumerate(cast("list[Any]", content) if isinstance(content, list) else ()):
+        given = cast("JsonObject", part) if isinstance(part, dict) else {}
+        refusal = given.get("type") == "refusal"
+        text = get_text(given, "refusal" if refusal else "text")
+        if text and given.get("type") in ("output_text", "text", "refusal"):
+            found.append(("refusal" if refusal else "text", at, text))
+    return found
 
 
 def read_error(message: JsonObject) -> JsonObject:

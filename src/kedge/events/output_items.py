@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 from kedge.errors import InvalidTurn
-from kedge.events.fields import repair_surrogates
+from kedge.events.fields import read_message_parts, repair_surrogates
 from kedge.events.tool_calls import match_items
 from kedge.events.types import (
     PARTIAL,
@@ -55,6 +55,7 @@ MESSAGE, REASONING, FUNCTION_CALL, CUSTOM_CALL = (
 )
 """The item types that can be built from deltas; others need the finished item."""
 CALL_TYPES = (FUNCTION_CALL, CUSTOM_CALL)
+_TEXT_TYPES = frozenset({"output_text", "text", "refusal"})
 
 
 @dataclass(slots=True)
@@ -70,11 +71,12 @@ class PartBuilder:
         return repair_surrogates("".join(self.pieces))
 
     def complete(self, text: str) -> None:
-        """Set the complete text; an empty one after deltas is an omission of the server."""
-        if self.is_complete or (self.pieces and not text):
+        """Set the complete text; an empty one is an omission of the server if there is another."""
+        known = self.text
+        if known and (self.is_complete or not text):
             self.is_complete = True
             return
-        if self.pieces and (known := self.text) != text:
+        if known and known != text:
             log.warning(
                 "the complete text of a part (%d characters) differs from its deltas (%d characters); "
                 "the complete text is used",
@@ -116,23 +118,35 @@ class ItemBuilder:
         return self.item is not None and self.item.get("status") in ("incomplete", "in_progress")
 
     @property
+    def lacks_text(self) -> bool:
+        """Whether the finished item is a message without the text that its events have."""
+        return (
+            self.item is not None
+            and self.type == MESSAGE
+            and _is_empty_message(self.item)
+            and any(part.text for part in self.parts.values())
+        )
+
+    @property
     def has_content(self) -> bool:
         """Whether there is anything to build a block from."""
         return bool(self.item or self.parts or self.call_id)
 
     def set_item(self, item: Item) -> None:
-        """Set the finished item; the first one is used, and a different second one is logged."""
-        if self.item is None:
+        """Set the finished item; the first one with content is used, and a different second one is logged."""
+        known = self.item
+        if known is None:
             self.item = item
-        elif self.item != item and _items_differ(
-            self._with_call_id(self.item), self._with_call_id(item)
-        ):
+        elif known != item and _items_differ(self._complete_item(known), self._complete_item(item)):
             self.is_contradicted = self.type != REASONING
+            if self.type == MESSAGE and _is_empty_message(known):
+                self.item = item
             log.warning(
                 "item %r of type %r differs between the stream and the finished response; "
-                "the streamed version is used",
+                "the %s version is used",
                 self.item_id,
                 self.type,
+                "streamed" if self.item is known else "listed",
             )
 
     def build_block(self, response_id: str, origin: str, *, partial: bool = False) -> Block | None:
@@ -146,14 +160,28 @@ class ItemBuilder:
         known = {name: value for name, value in metadata.items() if value not in ("", None)}
         identity = {"id": self.block_id, "origin": origin, "metadata": known}
         if self.item is not None:
-            return block_from_item(self._with_call_id(self.item), **identity)
+            return block_from_item(self._with_text(self._complete_item(self.item)), **identity)
         return self._build_from_deltas(identity)
 
-    def _with_call_id(self, item: Item) -> Item:
-        """Return the item with the current id of its call."""
+    def _complete_item(self, item: Item) -> Item:
+        """Return the item with the current id of its call, or with the role that a message omits."""
         if self.type in CALL_TYPES and self.call_id and item.get("call_id") != self.call_id:
             return {**item, "call_id": self.call_id}
+        if self.type == MESSAGE and item.get("role") is None:
+            return {**item, "role": "assistant"}
         return item
+
+    def _with_text(self, item: Item) -> Item:
+        """Return the item with the text of its events, if it is a message that lacks it."""
+        if not self.lacks_text:
+            return item
+        content = [
+            {"type": "refusal", "refusal": text}
+            if kind == "refusal"
+            else {"type": "output_text", "text": text}
+            for kind, text in self._iter_texts("text", "refusal")
+        ]
+        return {**item, "content": content}
 
     def _build_from_deltas(self, identity: Any) -> Block | None:
         if self.type == MESSAGE:
@@ -175,6 +203,16 @@ class ItemBuilder:
         for (kind, _), part in sorted(self.parts.items(), key=lambda entry: entry[0][1]):
             if kind in kinds and (text := part.text):
                 yield kind, text
+
+
+def _is_empty_message(item: Item) -> bool:
+    """Return whether a message has no content, or only empty text."""
+    content: Any = item.get("content")
+    if not isinstance(content, list):
+        return not content
+    parts = cast("list[Any]", content)
+    kinds = {cast("Item", part).get("type") if isinstance(part, dict) else "" for part in parts}
+    return kinds <= _TEXT_TYPES and not read_message_parts(item)
 
 
 def _items_differ(one: Item, other: Item) -> bool:
@@ -204,7 +242,7 @@ class OutputBuilder:
         which version the server stored, so the response proves nothing about the server's memory.
         """
         for slot in self._items:
-            if slot.is_contradicted:
+            if slot.is_contradicted or slot.lacks_text:
                 return (
                     f"item {slot.item_id!r} of type {slot.type!r} differs in the finished response"
                 )
@@ -217,6 +255,15 @@ class OutputBuilder:
     def sorted_items(self) -> list[ItemBuilder]:
         """Return the items in output order."""
         return sorted(self._items, key=attrgetter("output_index"))
+
+    def unstreamed_text(self) -> Iterator[TextDelta | RefusalDelta]:
+        """Yield deltas with the text of messages that only finished items contain."""
+        for slot in self.sorted_items():
+            streamed = any(part.text for part in slot.parts.values())
+            if slot.type == MESSAGE and slot.item is not None and not streamed:
+                for kind, at, text in read_message_parts(slot.item):
+                    delta = TextDelta if kind == "text" else RefusalDelta
+                    yield delta(text, slot.item_id, slot.output_index, at)
 
     def add_text(self, event: TextDelta) -> None:
         """Add text to a message."""

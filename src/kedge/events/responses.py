@@ -41,6 +41,8 @@ from kedge.events.types import (
 
 DeltaEvent = TextDelta | RefusalDelta | ReasoningDelta
 FinalStatus = Literal["completed", "incomplete", "failed"]
+PartKey = tuple[PartKind, int, int]
+"""The kind of a part, the output index of its item and the index of the part in it."""
 
 
 @dataclass(slots=True)
@@ -123,6 +125,8 @@ class StreamState(DecoderState):
     """State that carries over from one event to the next."""
 
     indexes: OutputIndexes = field(default_factory=OutputIndexes)
+    parts: dict[PartKey, bool] = field(default_factory=dict["PartKey", bool])
+    """The parts of which text was emitted, and whether they are complete."""
     replaced: bool = False
     """Whether a message other than a delta held a lone surrogate, which was replaced."""
 
@@ -188,6 +192,7 @@ def _delta_reader(kind: PartKind, index: str) -> EventReader:
         delta = state.joiner.feed((kind, item_id, at), fields.require_text(message, "delta"))
         if delta:
             output_index = state.indexes.find_or_start(message, item_id, _ITEM_TYPES[kind])
+            state.parts.setdefault((kind, output_index, at), False)
             found.append(_build_delta(kind, delta, item_id, output_index, at))
 
     return read
@@ -199,7 +204,46 @@ def _part_done_reader(kind: PartKind, member: str, index: str) -> EventReader:
         state.joiner.discard((kind, item_id, at))
         text = fields.require_text(message, member)
         output_index = state.indexes.find_or_start(message, item_id, _ITEM_TYPES[kind])
-        found.append(PartCompleted(kind, text, item_id, output_index, at))
+        _complete_part(state, PartCompleted(kind, text, item_id, output_index, at), found)
+
+    return read
+
+
+def _complete_part(state: StreamState, event: PartCompleted, found: EventList) -> None:
+    """Emit the end of a part, and first its text if the server sent no delta of it."""
+    key = (event.kind, event.output_index, event.index)
+    if event.text:
+        if key not in state.parts:
+            found.append(
+                _build_delta(event.kind, event.text, event.item_id, event.output_index, event.index)
+            )
+        state.parts[key] = True
+    found.append(event)
+
+
+_PART_MEMBERS: dict[str, tuple[PartKind, str]] = {
+    "output_text": ("text", "text"),
+    "refusal": ("refusal", "refusal"),
+    "summary_text": ("summary", "text"),
+    "reasoning_text": ("reasoning", "text"),
+}
+"""The kind of each type of part, and the member with its text."""
+
+
+def _part_object_reader(index: str) -> EventReader:
+    """Return a reader of a finished part object, which counts if no other event completed the part."""
+
+    def read(state: StreamState, message: JsonObject, found: EventList) -> None:
+        found.append(OpaqueEvent(message["type"], message))
+        part = _get_object(message, "part")
+        kind, member = _PART_MEMBERS.get(get_text(part, "type"), ("text", ""))
+        item_id, at = get_text(message, "item_id"), fields.get_part_index(message, index)
+        if text := get_text(part, member):
+            output_index = state.indexes.find_or_start(message, item_id, _ITEM_TYPES[kind])
+            if not state.parts.get((kind, output_index, at)):
+                state.joiner.discard((kind, item_id, at))
+                event = PartCompleted(kind, text, item_id, output_index, at)
+                _complete_part(state, event, found)
 
     return read
 
@@ -342,6 +386,8 @@ EVENT_READERS: dict[str, EventReader] = {
     "response.reasoning_summary_text.done": _part_done_reader("summary", "text", "summary_index"),
     "response.reasoning_text.delta": _delta_reader("reasoning", "content_index"),
     "response.reasoning_text.done": _part_done_reader("reasoning", "text", "content_index"),
+    "response.content_part.done": _part_object_reader("content_index"),
+    "response.reasoning_summary_part.done": _part_object_reader("summary_index"),
     "response.function_call_arguments.delta": _read_arguments_delta,
     "response.function_call_arguments.done": _arguments_done_reader("arguments"),
     "response.custom_tool_call_input.delta": _read_arguments_delta,
@@ -360,10 +406,8 @@ OPAQUE_TYPES = frozenset(
     f"response.{kind}"
     for kind in (
         "content_part.added",
-        "content_part.done",
         "output_text.annotation.added",
         "reasoning_summary_part.added",
-        "reasoning_summary_part.done",
         "file_search_call.in_progress",
         "file_search_call.searching",
         "file_search_call.completed",

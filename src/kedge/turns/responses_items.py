@@ -252,7 +252,9 @@ def _read_message(item: Mapping[str, Any], identity: Any) -> Block | None:
         case "user":
             return UserBlock(_read_parts(item.get("content"), _INPUT_PART_READERS), **rest)
         case "assistant":
-            parts = _read_parts(item.get("content"), _OUTPUT_PART_READERS)
+            # Some servers write null for the content of a message without text.
+            content = () if item.get("content") is None else item["content"]
+            parts = _read_parts(content, _OUTPUT_PART_READERS)
             return AssistantBlock(cast("tuple[AssistantPart, ...]", parts), **rest)
         case "system" | "developer" as role:
             return _read_system(item, role, rest)
