@@ -2,10 +2,10 @@
 
 The Turn holds the complete conversation; a response stored by a server is only a cache of a prefix of it.
 
-An ordinary program imports everything from here; the packages below are for extensions. ``import kedge`` loads
-nothing: a name loads its module when it is first used. A name has one line in ``HOMES`` and one under
-``TYPE_CHECKING`` for type checkers and editors; a test compares the two. Errors that only one package raises are
-in ``kedge.errors``.
+Most programs import everything from here; the packages below are for extensions. ``import kedge`` loads no
+other module: a name loads its module when it is first used. A name has one line in ``HOMES`` and one under
+``TYPE_CHECKING`` for type checkers and editors; a test compares the two. Errors that only one package raises
+are in ``kedge.errors``.
 """
 
 from importlib import import_module

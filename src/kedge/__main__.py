@@ -1,4 +1,4 @@
-"""``python -m kedge`` is the ``kedge`` command."""
+"""Run the ``kedge`` command with ``python -m kedge``."""
 
 from kedge.cli import main
 

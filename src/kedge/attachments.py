@@ -124,7 +124,7 @@ def _guess_media_type(path: LocalPath) -> str:
 
 
 def _read_file(path: LocalPath, max_bytes: int) -> bytes:
-    """Return the content of a regular file, of which no more than the maximum is read."""
+    """Return the content of a regular file, reading at most one byte more than the maximum."""
     try:
         if not Path(path).is_file():
             raise InvalidTurn(f"there is no file {path}")

@@ -15,7 +15,7 @@ Key = str | bytes
 
 
 class FernetCipher:
-    """Encrypts and decrypts bytes with one or more keys.
+    """Encryption and decryption of bytes with one or more keys.
 
     The first key encrypts and all keys decrypt, so a key can be replaced without losing data.
 

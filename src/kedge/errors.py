@@ -129,7 +129,7 @@ class InvalidJSON(InvalidTurn):
         """Return the same error with a longer path.
 
         Args:
-            prefix: What comes before the path.
+            prefix: The text that is put before the path.
 
         Returns:
             The new error.
@@ -397,7 +397,7 @@ class EngineError(KedgeError):
     """A request failed.
 
     Attributes:
-        message: What happened, and what to do.
+        message: A description of the problem, and what to do.
         provider: The provider.
         status: The HTTP status, if there was a response.
         code: The server's error code.

@@ -2,9 +2,9 @@
 
 Sync calls run on one background loop per process, so that they reuse connections.
 
-A connection pool belongs to the loop that opened it, so ``PerLoop`` holds one per loop. Every loop closes its async
-generators before it ends. Each resource is therefore owned by such a generator: it is closed in its own loop,
-by ``run_sync``, ``asyncio.run`` and servers alike, even if the program never closes it.
+A connection pool belongs to the loop that opened it, so ``PerLoop`` stores one per loop. Every loop closes its
+async generators before it ends. Each resource is therefore owned by such a generator: it is closed in its own
+loop, under ``run_sync``, ``asyncio.run`` and servers, even if the program never closes it.
 """
 
 import asyncio
@@ -125,7 +125,7 @@ class BackgroundLoop:
         return self._started.result()[0]
 
     def stop(self) -> None:
-        """End the loop, which closes its connections first."""
+        """Stop the loop, which closes its connections first."""
         if self._thread is not None:
             loop, stopped = self._started.result()
             loop.call_soon_threadsafe(stopped.set)
@@ -141,9 +141,9 @@ class BackgroundLoop:
 
 
 MAX_STOP_SECONDS = 5.0
-"""How long the end of a program waits for connections to close."""
+"""The maximum time that the end of a program waits for connections to close."""
 MAX_BLOCK_SECONDS = 1.0
-"""How long a thread waits without a pause. A signal that arrives just before a wait does not end it."""
+"""The maximum time of one wait of a thread, because a signal that arrives just before a wait does not end it."""
 _background = BackgroundLoop()
 
 
@@ -154,7 +154,7 @@ def _forget_parent_loop() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_parent_loop)
-atexit.register(lambda: _background.stop())  # noqa: PLW0108 - that of the process which ends
+atexit.register(lambda: _background.stop())  # noqa: PLW0108 - _background is replaced in a forked process
 
 
 class SyncCall(Generic[T]):
@@ -197,7 +197,7 @@ class SyncCall(Generic[T]):
         return self.wait_for(self._result)
 
     def wait_for(self, future: "Future[V]") -> V:
-        """Return the result of something that the coroutine does.
+        """Return the result of a future that the coroutine sets.
 
         An exception that ends the waiting itself, such as ``KeyboardInterrupt``, cancels the coroutine and
         is raised once that has ended.

@@ -11,7 +11,7 @@ Digests, databases and chat states contain the text that ``json.dumps`` writes w
 - Lone surrogates, NaN, Infinity, ``1e400`` and byte order marks in decoded text, and all errors.
 
 Integers of any size, the order of keys, repeated keys (the last one is used) and escapes are the same in both. A
-set is encoded as an array instead of rejected, so objects of a program's own must not be passed here unchecked.
+set is encoded as an array instead of rejected, so values from users of the library must be checked before.
 """
 
 import json
@@ -24,7 +24,7 @@ import msgspec
 Buffer = bytes | bytearray | memoryview
 
 _CHECKED_LEVELS = 7
-"""How many levels of arrays and objects are encoded fast; the size of the type doubles with each."""
+"""The levels of nested arrays and objects that are encoded fast; the size of the type doubles with each."""
 
 _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode

@@ -116,12 +116,12 @@ def pluralize(count: int, one: str, many: str = "") -> str:
 
 
 def capitalize(text: str) -> str:
-    """Start a text with a capital letter; the rest is unchanged."""
+    """Return a text with a capital first letter; the rest is unchanged."""
     return f"{text[:1].upper()}{text[1:]}"
 
 
 def sanitize_text(text: str) -> str:
-    """Replace control characters, so that text from elsewhere cannot control a terminal."""
+    """Replace control characters, so that untrusted text cannot control a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)

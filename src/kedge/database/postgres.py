@@ -4,8 +4,8 @@ Many processes work on one database. No connection is held while a model runs: e
 from the pool and returns it. A transaction that conflicts with another is run again; one whose connection
 broke before the commit is run again on a new connection.
 
-The store of conversations and the server both use it: what they store is theirs, how they reach the
-database is here. So it is below both, and imports neither blocks nor plans.
+The store of conversations and the server both use this module and define their own tables. It is therefore
+in a lower layer than both, and imports neither blocks nor plans.
 """
 
 import asyncio
@@ -44,11 +44,11 @@ MAX_THREADS = 64
 MAX_ATTEMPTS = 8
 
 NOW = "EXTRACT(EPOCH FROM clock_timestamp())::double precision"
-"""An expression for the database's own time, in seconds since 1970."""
+"""An SQL expression for the time of the database server, in seconds since 1970."""
 
 
 def is_postgresql(address: str) -> bool:
-    """Return whether an address is one of PostgreSQL."""
+    """Return whether an address is that of a PostgreSQL database."""
     return address.startswith(("postgresql://", "postgres://"))
 
 
@@ -71,7 +71,7 @@ _ERRORS: dict[str, tuple[type[StoreError], str]] = {
 }
 _RETRYABLE_STATES = ("40001", "40P01", "23503", "23505", "22012")
 """Conflicts of transactions: a serialization failure, a deadlock, a row that one deleted and the other
-refers to, a unique key that both inserted; or the division by zero by which the store gives up a shortcut."""
+refers to, a unique key that both inserted; or the division by zero with which the store abandons a shortcut."""
 
 
 class PostgresTransaction:
@@ -129,7 +129,7 @@ class PostgresPool(Generic[TxT]):
 
     Args:
         url: The address: ``postgresql://user@host/database``.
-        make_transaction: Makes the transaction that is passed to the work, from the arguments of
+        make_transaction: Creates the transaction that is passed to the work, from the arguments of
             `PostgresTransaction`.
         connections: The maximum number of connections.
         wait_seconds: How long a transaction waits for a connection.
@@ -251,7 +251,7 @@ class PostgresPool(Generic[TxT]):
                 f"{self._safe_url()}: the connection broke while a transaction was committed; "
                 "check whether it was written before trying again"
             )
-            failure.retryable = False  # to repeat it blindly could write it twice
+            failure.retryable = False  # running it again without a check could write it twice
             raise failure from unknown
         except self._driver.Error as error:
             raise self._to_store_error(error) from None

@@ -117,7 +117,7 @@ PRICES_ENV = "KEDGE_PRICES"
 MILLION = 1_000_000
 MAX_CACHED_MODELS = 1_000
 
-# What may follow the name of a model and still be the same model: a date, a snapshot number or "latest".
+# Suffixes of a model name that denote a snapshot of the same model: a date, a number or "latest".
 _SNAPSHOT_SUFFIX = re.compile(r"[-@](?:\d{4}-\d{2}-\d{2}|\d{8}|\d{4}|latest)")
 
 

@@ -1,7 +1,8 @@
-"""Model strings: ``connect("openai:gpt-5")`` gives an engine.
+"""Model strings: ``connect("openai:gpt-5")`` returns an engine.
 
-A provider is a function from the rest of the string to an engine; third parties add theirs under the
-entry point group ``kedge.providers``. Missing configuration is reported in one line with what to set.
+A provider is a function that returns an engine for the part of the string after the colon. Other packages
+add providers under the entry point group ``kedge.providers``. Missing configuration is reported in one
+line that names the variable to set.
 """
 
 from collections.abc import Callable
@@ -20,12 +21,19 @@ __all__ = ["ENTRY_POINT_GROUP", "connect", "names_address", "providers"]
 
 
 def connect(model: str, **settings: Any) -> Engine:
-    """An engine for a model string.
+    """Return an engine for a model string.
 
-    ``openai:gpt-…``, ``xai:grok-…``, ``azure:deployment``, ``anthropic:claude-…``, ``ollama:model``,
-    ``responses:<url>#model``, ``chat:<url>#model`` or ``practice``, the built-in model on an embedded
-    server, which needs neither key nor network. Settings are those of the engine, and for hosted
-    providers ``api_key`` and ``base_url``.
+    Args:
+        model: ``openai:gpt-…``, ``xai:grok-…``, ``azure:deployment``, ``anthropic:claude-…``,
+            ``ollama:model``, ``responses:<url>#model``, ``chat:<url>#model``, or ``practice`` for the
+            built-in model on an embedded server, which needs neither a key nor a network.
+        settings: The settings of the engine, and for hosted providers ``api_key`` and ``base_url``.
+
+    Returns:
+        The engine. It connects when it is first used.
+
+    Raises:
+        CannotConnect: If the provider is unknown, or a key, an address or a package is missing.
     """
     name, _, rest = model.partition(":")
     # Entry points are in the metadata of every installed package, which takes milliseconds to read.
@@ -38,18 +46,18 @@ def connect(model: str, **settings: Any) -> Engine:
 
 
 def names_address(model: str) -> bool:
-    """Return whether a model string itself decides where requests and keys are sent.
+    """Return whether a model string itself determines where requests and keys are sent.
 
-    Kedge's own providers such as ``openai`` take their address from this machine's environment;
+    Built-in providers such as ``openai`` read their address from the environment of this machine;
     ``responses:<url>#model``, ``chat:<url>#model`` and providers of other packages may not. A model string
-    of the second kind must not be taken from data that someone else may have written.
+    of the second kind must not be read from data that other users can write.
     """
     name = model.partition(":")[0]
     return name in ADDRESS_PROVIDERS or name not in PROVIDERS
 
 
 def providers() -> dict[str, Callable[..., Engine]]:
-    """Every provider by name; those of other packages come after ours and cannot replace them."""
+    """Return every provider by name; those of other packages cannot replace the built-in ones."""
     found = {entry.name: _load_lazily(entry) for entry in entry_points(group=ENTRY_POINT_GROUP)}
     return {**found, **PROVIDERS}
 

@@ -1,4 +1,4 @@
-"""The clients that carry requests: whose key they use, and which scope that makes."""
+"""Create the SDK clients of engines, with their API keys, and derive the scope of their responses."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ _HASH_KEY = b"kedge.scope/1"
 
 
 def make_scope(provider: str, base_url: str, *credentials: str | None) -> str:
-    """A name such as ``openai/api.openai.com/v1/5f2c…`` for what shares one memory."""
+    """Return the scope in which response ids are valid, such as ``openai/api.openai.com/v1/5f2c…``."""
     parts = urlsplit(base_url)
     host = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
     names = [provider, host + parts.path.rstrip("/"), hash_account(*credentials)]
@@ -30,7 +30,7 @@ def make_scope(provider: str, base_url: str, *credentials: str | None) -> str:
 
 
 def hash_account(*credentials: str | None) -> str:
-    """A short name for an account that does not give its credentials away."""
+    """Return a short name for an account, which does not reveal its credentials."""
     known = [credential for credential in credentials if credential]
     if not known:
         return ""
@@ -49,7 +49,7 @@ _ACCOUNT_HEADERS = frozenset(
 def prepare_openai_client(
     provider: str, base_url: str, api_key: str | None, settings: dict[str, Any]
 ) -> "tuple[Callable[[], AsyncOpenAI], str]":
-    """What makes an openai client, and its scope; takes the client's own out of ``settings``."""
+    """Return a factory for the openai client and its scope, and remove the client's settings from ``settings``."""
     base_url, own = _split_settings(base_url, settings)
     key, owners = _check_key(provider, api_key), _resolve_owners(provider, own)
     scope = _resolve_scope(provider, base_url, key, own, settings, *owners.values())
@@ -79,7 +79,7 @@ def _make_http_client(sdk: Sdk) -> Any:
 
 
 def _suppress_env_headers(key: str) -> dict[str, Any]:
-    """Headers against those that the client reads from the environment: they are OpenAI's alone."""
+    """Return headers that replace those the client reads from the environment, which are meant for OpenAI only."""
     from openai import Omit
 
     lines = os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")
@@ -91,7 +91,7 @@ def _suppress_env_headers(key: str) -> dict[str, Any]:
 def prepare_anthropic_client(
     provider: str, base_url: str, api_key: str | None, settings: dict[str, Any]
 ) -> "tuple[Callable[[], AsyncAnthropic], str]":
-    """What makes an anthropic client, and its scope; takes the client's own out of ``settings``."""
+    """Return a factory for the anthropic client and its scope, and remove the client's settings from ``settings``."""
     if find_spec("anthropic") is None:
         raise CannotConnect(f"{provider} needs a package: pip install 'kedge[anthropic]'")
     base_url, own = _split_settings(base_url, settings)
@@ -112,7 +112,7 @@ def prepare_anthropic_client(
 
 
 def _split_settings(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The address and the client's own settings; a password in the address becomes a header."""
+    """Return the address and the settings of the client; a password in the address becomes a header."""
     own = {name: settings.pop(name) for name in _CLIENT_SETTINGS if name in settings}
     who, at, host = urlsplit(base_url).netloc.rpartition("@")
     if not at:
@@ -140,7 +140,7 @@ def _resolve_scope(
 
 
 def _check_key(provider: str, api_key: str | None) -> str:
-    """The key, without the line end of the file it was read from."""
+    """Return the key without surrounding blanks, such as the line end of the file it was read from."""
     key = (api_key or "").strip()
     if not (key.isascii() and key.isprintable()):
         raise CannotConnect(f"the key for {provider} holds characters that no key has: set it anew")
@@ -148,7 +148,7 @@ def _check_key(provider: str, api_key: str | None) -> str:
 
 
 def _resolve_owners(provider: str, client_settings: dict[str, Any]) -> dict[str, str | None]:
-    """On whose account requests go: as given, for OpenAI else as in the environment."""
+    """Return the organization and project: those of the settings, or for OpenAI those of the environment."""
     return {
         name: client_settings.get(name)
         or (os.environ.get(variable) if provider == "openai" else None)

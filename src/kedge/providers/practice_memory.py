@@ -1,8 +1,8 @@
 """The embedded server of the practice model, and the file in which it stores responses.
 
-Without a file its memory ends with the process. The commands store it next to their store, so that a later
-process continues on the same responses, as it does with a hosted provider. Several processes may use one
-file at once.
+Without a file its memory ends with the process. The commands use a file next to their store, so that a later
+process can continue from the same responses, as with a hosted provider. Several processes may use one file
+at the same time.
 """
 
 import atexit
@@ -38,7 +38,7 @@ def _log_problem(problem: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Where responses are stored, and what is called if that is not possible."""
+    """The file in which responses are stored, and the function that reports if it cannot be used."""
 
     file: str = IN_MEMORY
     report: Callable[[str], None] = _log_problem
@@ -101,7 +101,7 @@ def store_practice_memory(
 
 
 def find_missing_responses(ids: Collection[str]) -> set[str]:
-    """Return those of these responses that the practice model does not remember."""
+    """Return the ids of responses that the practice model has not stored."""
 
     def find(state: ServerState) -> set[str]:
         return {each for each in ids if state.responses.find(each) is None}
@@ -110,10 +110,10 @@ def find_missing_responses(ids: Collection[str]) -> set[str]:
 
 
 async def erase_deleted(store: Store) -> None:
-    """Erase what the practice model remembers of conversations that are no longer in the store.
+    """Erase the practice model's responses of conversations that are no longer in the store.
 
-    It applies to the file of `store_practice_memory`, which belongs to this store alone. Responses that were
-    interrupted, and so never reached the store, are erased as well.
+    This applies to the file of `store_practice_memory`, which is used with this store only. Responses that
+    were interrupted, and are therefore not in the store, are erased as well.
 
     Args:
         store: The store, after the deletion.

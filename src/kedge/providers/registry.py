@@ -1,4 +1,4 @@
-"""The providers that Kedge knows: where each lives, and which key opens it."""
+"""The built-in providers: their addresses, and the environment variables of their keys."""
 
 import os
 from collections.abc import Callable
@@ -15,10 +15,10 @@ from kedge.providers.clients import prepare_anthropic_client, prepare_openai_cli
 from kedge.providers.practice_memory import PRACTICE_SCOPE, get_embedded_server
 
 DEFAULT_OLLAMA_URL = "http://127.0.0.1:11434"
-"""Where Ollama listens, unless ``OLLAMA_HOST`` says otherwise."""
+"""The address of Ollama if ``OLLAMA_HOST`` is not set."""
 DEFAULT_ANTHROPIC_URL = "https://api.anthropic.com"
 _OPENAI_HOSTS = ("api.openai.com", "openai.azure.com")
-"""Where the Chat Completions API is OpenAI's own, which is particular in two things."""
+"""Hosts of OpenAI's Chat Completions API, which has its own name for ``max_tokens`` and a limit for call ids."""
 _OPENROUTER_HOST = "openrouter.ai"
 _CACHE_CONTROL_MODELS = ("anthropic/", "google/gemini", "qwen/")
 """Models for which OpenRouter passes on ``cache_control`` breakpoints."""
@@ -30,18 +30,18 @@ class HostedProvider:
 
     name: str
     key_variable: str
-    """The environment variable that holds the key."""
+    """The environment variable with the API key."""
     base_url: str = ""
     url_variable: str = ""
-    """The environment variable that holds the address, if it can differ."""
+    """The environment variable with the address, if the address can differ."""
     path: str = ""
-    """What follows the address that people are given."""
+    """The path that is appended to the address of the environment variable."""
     example: str = ""
     lanes: int = 16
-    """How many responses it is known to write at once on one WebSocket."""
+    """The number of responses that it generates concurrently on one WebSocket."""
 
     def __call__(self, model: str, **settings: Any) -> Engine:
-        """An engine for this model."""
+        """Return an engine for a model of this provider."""
         if not model:
             raise CannotConnect(f"which model? Write {self.name}:{self.example}")
         api_key = settings.pop("api_key", None) or os.environ.get(self.key_variable)
@@ -66,14 +66,14 @@ class HostedProvider:
 
 
 def connect_responses(rest: str, **settings: Any) -> Engine:
-    """``responses:<url>#model``: any server that speaks the Responses API."""
+    """Return an engine for ``responses:<url>#model``: any server with the Responses API."""
     base_url, model = _parse_address("responses", rest)
     api_key = settings.pop("api_key", None) or os.environ.get("KEDGE_API_KEY")
     return _build_responses_engine("responses", model, base_url, api_key, **settings)
 
 
 def connect_chat(rest: str, **settings: Any) -> Engine:
-    """``chat:<url>#model``: any server that speaks the Chat Completions API."""
+    """Return an engine for ``chat:<url>#model``: any server with the Chat Completions API."""
     base_url, model = _parse_address("chat", rest)
     api_key = settings.pop("api_key", None) or os.environ.get("KEDGE_API_KEY")
     host = _get_host(base_url)
@@ -90,7 +90,7 @@ def connect_chat(rest: str, **settings: Any) -> Engine:
 
 
 def connect_ollama(model: str, **settings: Any) -> Engine:
-    """``ollama:<model>``: a model of the Ollama on this machine, or where ``OLLAMA_HOST`` says."""
+    """Return an engine for ``ollama:<model>``: Ollama on this machine, or at the address in ``OLLAMA_HOST``."""
     if not model:
         raise CannotConnect("which model? Write ollama:llama3.2")
     advice = Advice(
@@ -106,7 +106,7 @@ def connect_ollama(model: str, **settings: Any) -> Engine:
 
 
 def connect_anthropic(model: str, **settings: Any) -> Engine:
-    """``anthropic:<model>``: Anthropic's API, or a server that speaks it."""
+    """Return an engine for ``anthropic:<model>``: Anthropic's API, or a server with the same API."""
     if not model:
         raise CannotConnect("which model? Write anthropic:claude-opus-4-8")
     api_key = settings.pop("api_key", None) or os.environ.get("ANTHROPIC_API_KEY")
@@ -130,21 +130,21 @@ def connect_anthropic(model: str, **settings: Any) -> Engine:
 
 
 def resolve_ollama_url(host: str) -> str:
-    """The address of the API for what ``OLLAMA_HOST`` says, as Ollama itself reads it."""
+    """Return the address of the API for a value of ``OLLAMA_HOST``, parsed as Ollama parses it."""
     given = host.strip().strip("'\"")
     parts = urlsplit(
         given if "://" in given else f"http://{given}" if given else DEFAULT_OLLAMA_URL
     )
     standard = {"http": 80, "https": 443}.get(parts.scheme, 11434) if "://" in given else 11434
     name = parts.hostname or "127.0.0.1"
-    if name in ("0.0.0.0", "::"):  # noqa: S104 - where a server listens is where we find it
+    if name in ("0.0.0.0", "::"):  # noqa: S104 - the server listens on all interfaces, so also on loopback
         name = "127.0.0.1"
     shown = f"[{name}]" if ":" in name else name
     return f"{parts.scheme}://{shown}:{parts.port or standard}{parts.path.rstrip('/')}/v1"
 
 
 def connect_practice(rest: str, **settings: Any) -> Engine:
-    """``practice``: the built-in model, on a server that runs inside this process."""
+    """Return an engine for ``practice``: the built-in model, on a server inside this process."""
     if rest not in ("", "practice"):
         raise CannotConnect(f"there is one practice model, without a name; drop {rest!r}")
     settings.pop("api_key", None)  # a program that passes one can switch to this model
@@ -156,12 +156,12 @@ def connect_practice(rest: str, **settings: Any) -> Engine:
 
 
 def _get_host(base_url: str) -> str:
-    """Host and port, without the password that an address may hold."""
+    """Return the host and port of an address, without a password."""
     return urlsplit(base_url).netloc.rpartition("@")[2]
 
 
 def _parse_address(kind: str, rest: str) -> tuple[str, str]:
-    """The address and the model of ``<url>#model``."""
+    """Return the address and the model of ``<url>#model``."""
     base_url, _, model = rest.rpartition("#")
     if not base_url or not model or "://" not in base_url:
         raise CannotConnect(
@@ -224,4 +224,4 @@ PROVIDERS: dict[str, Callable[..., Engine]] = {
     "practice": connect_practice,
 }
 ADDRESS_PROVIDERS = frozenset({"responses", "chat"})
-"""Providers whose model strings hold the address of the server."""
+"""Providers whose model strings contain the address of the server."""

@@ -1,8 +1,8 @@
-"""Who may use a proxy, as which user, and how much.
+"""Access to a proxy: tokens, users and rate limits.
 
-A client's ``Authorization`` header is for the upstream, so it sends the token of the proxy in a header of
-its own, ``x-kedge-token``, which is not forwarded. It is the proxy's own token, or a named token of a user
-from the proxy's store.
+A client's ``Authorization`` header is for the upstream, so it sends the token of the proxy in a separate
+header, ``x-kedge-token``, which is not forwarded. This is the token that the proxy was started with, or a
+named token of a user from the proxy's store.
 """
 
 import math
@@ -36,15 +36,15 @@ INPUT_COUNTS = (
     "cache_creation_input_tokens",
     "cache_read_input_tokens",
 )
-"""The input of a model: OpenAI's counts, or Anthropic's, which has cached tokens apart."""
+"""Members with input tokens: OpenAI's counts, or Anthropic's, which counts cached tokens separately."""
 OUTPUT_COUNTS = ("output_tokens", "completion_tokens")
 
 
 class ProxyGuard:
-    """Checks the host name, the token and the limits of requests.
+    """The check of the host name, the token and the limits of requests.
 
     Args:
-        token: The proxy's own token, which is the administrator's; empty for none.
+        token: The token that the proxy was started with, which is the administrator's; empty for none.
         registry: The named tokens that are accepted as well, or None.
         any_host: Accept any `Host` header while no token is needed.
     """
@@ -54,11 +54,11 @@ class ProxyGuard:
         self._registry = registry
 
     async def check(self, scope: Scope, needed: str) -> Response | None:
-        """Find the caller of a request; return why it is rejected, or None.
+        """Find the caller of a request and return an error response if it is rejected, or None.
 
         Args:
             scope: The request; its `AccessToken` is added under `CALLER_KEY`.
-            needed: The scope of the token that it needs.
+            needed: The scope that the token must have.
         """
         policy, registry = self._policy, self._registry
         if policy.token is None and (registry is None or not await registry.is_required()):
@@ -84,7 +84,7 @@ class ProxyGuard:
             return _build_store_error(error)
 
     async def check_message(self, caller: AccessToken | None) -> Response | None:
-        """Check a message of a WebSocket, which is a request of its own."""
+        """Check a message of a WebSocket, which counts as one request."""
         if caller is None or self._registry is None:
             return None
         try:
@@ -95,7 +95,7 @@ class ProxyGuard:
             return _build_store_error(error)
 
     async def count_request(self, caller: AccessToken) -> Response | None:
-        """Count a request; return the rejection of one above a limit."""
+        """Count a request and return an error response if it exceeds a limit, or None."""
         if self._registry is None or not has_limits(caller):
             return None
         counts = await self._registry.count(caller.name, requests=1)
@@ -127,7 +127,7 @@ class ProxyGuard:
 
 
 class UsageReader:
-    """Reads the token counts of a response of any API while it is passed on.
+    """A reader of the token counts of a response, of any API, while it is passed on.
 
     Args:
         content_type: The content type of the response, which must not be compressed.
@@ -157,7 +157,7 @@ class UsageReader:
         return self._input + self._output
 
     def _read(self, data: str | bytearray) -> None:
-        # The events of a stream repeat the counts, or complete them: the largest are those of the response.
+        # The events of a stream repeat or complete the counts: the largest ones are those of the response.
         found_input, found_output = read_usage(data)
         self._input = max(self._input, found_input)
         self._output = max(self._output, found_output)

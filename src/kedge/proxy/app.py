@@ -67,19 +67,19 @@ HOP_BY_HOP = frozenset(
 )
 """Headers that belong to one connection and are not forwarded."""
 REQUEST_ONLY = frozenset({b"host", TOKEN_HEADER.encode()})
-"""Headers of a request that are for the proxy itself and not forwarded."""
+"""Headers of a request that are meant for the proxy and not forwarded."""
 HANDSHAKE = frozenset({b"host", b"origin", b"content-length", TOKEN_HEADER.encode()})
 """Headers of a WebSocket's handshake that are not forwarded, besides those of the protocol itself."""
 HANDSHAKE_ANSWER = frozenset({b"content-length", b"location"})
-"""Headers of the upstream's answer that are not forwarded: a client would leave the proxy for the other address."""
+"""Headers of the upstream's handshake response that are not forwarded: a redirect would bypass the proxy."""
 LOCAL_CLOSE_CODES = {1005: 1000, 1006: 1011, 1015: 1011}
-"""Close codes that are never sent, because they describe a missing one, and what is passed on instead."""
+"""Close codes that are never sent, because they describe a missing code, and those that are sent instead."""
 CLIENT_GONE = 499
 """The status that is logged for a client that disconnected before there was a response."""
 TIMEOUT_SECONDS = 600.0
 MAX_CACHED_URLS = 256
 MAX_IDLE_CONNECTIONS = 100
-"""How many connections to the upstream are retained for later requests."""
+"""The number of idle connections to the upstream that are retained for later requests."""
 
 
 def create_proxy_app(
@@ -98,19 +98,19 @@ def create_proxy_app(
     Args:
         upstream: The base URL that requests are forwarded to, such as `https://api.openai.com/v1`.
         index: Where responses are looked up by content; in memory by default, or in the store.
-        store: Where requests are recorded for the page; their content only if it keeps bodies. The named
-            tokens in it are accepted, and a token is needed once there is one.
+        store: Where requests are recorded for the page; their content only if ``keep_bodies`` is set. The
+            named tokens in it are accepted, and a token is required once there is one.
         trust: Which upstreams are chained on; see `kedge.chain`.
-        token: What clients must send in the `x-kedge-token` header, unless they send a named token; empty
-            for none.
+        token: The token that clients must send in the `x-kedge-token` header, unless they send a named
+            token; empty for none.
         any_host: Accept any `Host` header. Otherwise only loopback names are accepted while there is no
-            token, so that web pages cannot reach the proxy through a name of their own.
-        requires_token: Whether a token is needed even while the store has none.
-        client: The HTTP client for the upstream; by default one is made and closed with the app.
+            token, so that web pages cannot reach the proxy through DNS rebinding.
+        requires_token: Whether a token is required even while the store has none.
+        client: The HTTP client for the upstream; by default one is created and closed with the app.
 
     Returns:
-        The app. `/healthz`, `/metrics` and `/report` are its own routes; everything below `/v1` is
-        forwarded.
+        The app. It answers `/healthz`, `/metrics` and `/report` itself and forwards everything below
+        `/v1`.
     """
     if store is not None and index is None:
         index = StoreIndex(store)
@@ -147,7 +147,7 @@ def create_proxy_app(
 
 
 class _AccessLog:
-    """Logs and counts each request: method, path, status and duration, never content."""
+    """Middleware that logs and counts each request: method, path, status and duration, never content."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -214,7 +214,7 @@ def _wrap_socket(guard: ProxyGuard, handler: SocketHandler) -> SocketHandler:
 
 
 class _Proxy:
-    """Forwards requests to one upstream."""
+    """A proxy of one upstream."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class _Proxy:
         await self._client.aclose()
 
     async def report(self, _: Request) -> Response:
-        """Totals and the newest requests, without content."""
+        """Return totals and the newest requests, without content."""
         report = chain_report(self._client)
         return JSONResponse(
             {
@@ -266,7 +266,7 @@ class _Proxy:
             body = await _read_body(request, body_read)
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
-        # A body of known length that is only passed on keeps its length: some upstreams need it.
+        # A body of known length that is only passed on retains its length: some upstreams need it.
         computed = () if isinstance(body, AsyncIterator) else (b"content-length",)
         outgoing = self._build_request(
             request.method,
@@ -291,7 +291,7 @@ class _Proxy:
         if isinstance(exchange, Exchange):
             namespace = caller.namespace if caller else ""
             response.on_end = partial(self._record, exchange, response, started, namespace)
-        # What is fetched was counted before, except for the result of a background response.
+        # A response that is fetched was counted before, except for the result of a background response.
         is_new = request.method == "POST" or isinstance(exchange, Exchange)
         if caller is not None and is_limited and is_new:
             response.usage = UsageReader(incoming.headers.get("content-type", ""))
@@ -414,7 +414,7 @@ class _Proxy:
                         continue
                     data = message.get("text")
                     await upstream.send(data if data is not None else message["bytes"])
-            except ConnectionClosed:  # the loop below passes on why
+            except ConnectionClosed:  # the loop below passes on the close code
                 return
             except WebSocketDisconnect:
                 pass
@@ -449,13 +449,13 @@ class _Proxy:
 def _create_client() -> "httpx2.AsyncClient":
     """Create the HTTP client for the upstream.
 
-    All clients of the proxy share it. So it stores no cookies, which would reach the upstream with the
-    requests of others, and has no default headers: a client that did not ask for compression gets none.
+    All clients of the proxy share it. So it stores no cookies, which would be sent with the requests of
+    other clients, and has no default headers: a client that did not request compression gets none.
     """
     import httpx2
 
     cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
-    # A stream occupies its connection for minutes, and how many there are is up to the clients.
+    # A stream occupies its connection for minutes, and the clients determine the number of streams.
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=MAX_IDLE_CONNECTIONS)
     client = httpx2.AsyncClient(timeout=TIMEOUT_SECONDS, cookies=cookies, limits=limits)
     client.headers.clear()
@@ -465,7 +465,7 @@ def _create_client() -> "httpx2.AsyncClient":
 def _build_request(
     method: str, url: "httpx2.URL", *, extensions: dict[str, Any], **options: Any
 ) -> "httpx2.Request":
-    """Build a request for the client of `_create_client`: it has no defaults that would be merged into it."""
+    """Build a request for the client of `_create_client`, which has no defaults to merge into it."""
     import httpx2
 
     timeout = dict.fromkeys(("connect", "read", "write", "pool"), TIMEOUT_SECONDS)
@@ -474,7 +474,7 @@ def _build_request(
 
 @cache
 def _get_connect() -> Any:
-    """Return what opens a WebSocket to the upstream, and nowhere else: redirects are not followed."""
+    """Return a `connect` class that does not follow redirects, so that it connects to the upstream only."""
     from websockets.asyncio.client import connect
 
     class Connect(connect):
@@ -492,9 +492,9 @@ def _has_dot_segments(scope: Scope) -> bool:
 
 
 class _PassedOn(StreamingResponse):
-    """A response of the upstream: its bytes as they arrive, closed when the client is gone.
+    """A response of the upstream, passed on as it arrives and closed when the client disconnects.
 
-    A body that was read completely is sent at once; the tasks that a stream needs cost more than that.
+    A body that was read completely is sent in one message, because the tasks of a stream cost more.
     """
 
     def __init__(self, incoming: "httpx2.Response", retained_bytes: int) -> None:
@@ -546,11 +546,11 @@ class _PassedOn(StreamingResponse):
 
 
 async def _read_body(request: Request, body_read: Event) -> bytes | AsyncIterator[bytes] | None:
-    """Return the body: read where it is examined, streamed where it is only passed on.
+    """Return the body: its bytes if it is examined, or a stream if it is only passed on.
 
     Args:
         request: The request.
-        body_read: Set when all of the body was read, and what the client sends next is its disconnect.
+        body_read: Set when the complete body was read; the next message of the client is its disconnect.
     """
     length = request.headers.get("content-length")
     if not length and "transfer-encoding" not in request.headers:
@@ -573,7 +573,7 @@ async def _stream_body(request: Request, body_read: Event) -> AsyncIterator[byte
 def _filter_headers(
     headers: Iterable[tuple[bytes, bytes]], names: Collection[bytes]
 ) -> list[tuple[bytes, bytes]]:
-    """Return the headers that are passed on: not those of one connection, nor these."""
+    """Return the headers to pass on: all except these names and those that belong to one connection."""
     listed = [(key.lower(), value) for key, value in headers]
     dropped = HOP_BY_HOP.union(names)
     for key, value in listed:
@@ -583,7 +583,7 @@ def _filter_headers(
 
 
 def _list_headers(response: "HandshakeResponse") -> list[tuple[bytes, bytes]]:
-    """Return the headers of an upstream's answer to a handshake that are passed on."""
+    """Return the headers of the upstream's handshake response that are passed on."""
     headers = [
         (name.encode(), value.encode("latin-1")) for name, value in response.headers.raw_items()
     ]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def kedge_server() -> "Iterator[TestServer]":
-    """An empty server for one test, on a free port of this machine."""
+    """Provide an empty server for one test, on a free port of this machine."""
     from kedge.testing.server import serve
 
     with serve() as server:

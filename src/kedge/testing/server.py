@@ -67,7 +67,7 @@ class TestServer(ServerThread):
         return self.call(lambda service: len(service.running))
 
     def forget(self) -> None:
-        """Delete every stored response, as a server that lost its data."""
+        """Delete every stored response, to simulate a server that lost its data."""
         self.call(lambda service: service.forget())
 
     def hang_up(self) -> None:
@@ -80,7 +80,7 @@ class TestServer(ServerThread):
         self.call(hang_up)
 
     def purge(self) -> int:
-        """Delete what has expired by the server's clock.
+        """Delete the responses that have expired by the server's clock.
 
         Returns:
             The number of deleted responses.

@@ -36,7 +36,7 @@ _LONG_RUN_PATTERN = compile_long_run(MAX_BLANK_RUN)
 
 
 def split_text(text: str) -> Iterator[str]:
-    """Split the text into parts whose counts add up to its own; nearly always there is one."""
+    """Yield parts of the text whose counts add up to the count of the text; nearly always there is one."""
     start = 0
     if len(text) >= MAX_BLANK_RUN:
         for run in _LONG_RUN_PATTERN.finditer(text):
@@ -112,7 +112,7 @@ MAX_CACHED_LONG = 4_096
 
 
 class TokenCounter(Protocol):
-    """Counts tokens as a model does. Implement it to use another tokenizer."""
+    """Protocol of token counters. Implement it to use another tokenizer."""
 
     def count_text(self, text: str) -> int:
         """Return the number of tokens of a text."""
@@ -124,7 +124,7 @@ class TokenCounter(Protocol):
 
 
 class TiktokenCounter:
-    """Counts with tiktoken's o200k_base encoding, offline. Thread-safe."""
+    """A token counter with tiktoken's o200k_base encoding. It works offline and is thread-safe."""
 
     def __init__(self) -> None:
         # Bound to the instance, so that the cache is freed with the counter.
