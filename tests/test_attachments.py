@@ -40,7 +40,7 @@ def test_audio_is_read_from_a_path(tmp_path: Path) -> None:
     ("make", "name", "message"),
     [
         (image, "missing.png", "there is no file"),
-        (image, "", "does not determine its type; give media_type="),
+        (image, "", "does not determine its type; pass media_type="),
         (image, "notes.txt", "is of type text/plain; use kedge.file"),
         (file, "noname", "does not determine its type"),
         (audio, "notes.txt", "is of type text/plain; convert it to WAV or MP3"),

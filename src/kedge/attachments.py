@@ -119,7 +119,7 @@ def audio(
 def _guess_media_type(path: LocalPath) -> str:
     media_type, _ = mimetypes.guess_type(Path(path).name, strict=False)
     if media_type is None:
-        raise InvalidTurn(f"the name of {path} does not determine its type; give media_type=")
+        raise InvalidTurn(f"the name of {path} does not determine its type; pass media_type=")
     return media_type
 
 

@@ -29,11 +29,11 @@ class FernetCipher:
     def __init__(self, keys: Key | Iterable[Key]) -> None:
         from cryptography.fernet import Fernet, MultiFernet
 
-        given = (keys,) if isinstance(keys, str | bytes) else tuple(keys)
+        all_keys = (keys,) if isinstance(keys, str | bytes) else tuple(keys)
         try:
-            self._fernet = MultiFernet([Fernet(key) for key in given])
+            self._fernet = MultiFernet([Fernet(key) for key in all_keys])
         except (ValueError, TypeError):
-            message = "a key is 32 bytes in URL-safe base64; make one with kedge.chat.new_key()"
+            message = "a key is 32 bytes in URL-safe base64; create one with kedge.chat.new_key()"
             raise InvalidSetting(message) from None  # the cause may quote the key
 
     def encrypt(self, data: bytes) -> bytes:

@@ -253,10 +253,10 @@ class UnknownTool(ToolError, KeyError):
     def __init__(self, name: str, known: Sequence[str]) -> None:
         from difflib import get_close_matches
 
-        guess = get_close_matches(name, known, n=1)
-        hint = f"; did you mean {guess[0]}?" if guess else "."
-        there = f"The tools are: {', '.join(known)}." if known else "There are no tools."
-        super().__init__(f"there is no tool {name!r}{hint} {there}")
+        matches = get_close_matches(name, known, n=1)
+        hint = f"; did you mean {matches[0]}?" if matches else "."
+        available = f"The tools are: {', '.join(known)}." if known else "There are no tools."
+        super().__init__(f"there is no tool {name!r}{hint} {available}")
         self.name = name
         self.known = tuple(known)
 

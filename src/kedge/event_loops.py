@@ -121,7 +121,9 @@ class BackgroundLoop:
                 self._thread = threading.Thread(target=self._run, name="kedge-sync", daemon=True)
                 self._thread.start()
         if self._thread is threading.current_thread():
-            raise KedgeError("a sync call was made by async code that a sync call runs; use await")
+            raise KedgeError(
+                "a sync call was made by async code that runs inside of a sync call; use await"
+            )
         return self._started.result()[0]
 
     def stop(self) -> None:

@@ -121,7 +121,7 @@ def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path
         (["--host", "::", "--token", "x", "--fault", "status=500"], 2, "--fault is not allowed"),
         (["--model", "oracle"], 1, "no provider named 'oracle'"),
         (["--model", "script:"], 1, "the script has no file"),
-        (["--model", "ollama:"], 1, "which model?"),
+        (["--model", "ollama:"], 1, "the model is missing"),
         (["--models", "/nowhere.toml"], 1, "cannot read /nowhere.toml"),
         (["--model", "script:/nowhere.json"], 1, "cannot be read"),
         (["--retention-days", "0"], 2, "retention-days"),

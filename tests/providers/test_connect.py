@@ -28,7 +28,7 @@ from kedge.turns import Turn, user
         ("opnai:gpt", "did you mean 'openai'"),
         ("zzz", "practice"),
         ("responses:localhost", "responses:http://"),
-        ("practice:bigger", "drop 'bigger'"),
+        ("practice:bigger", "remove 'bigger'"),
         ("chat:localhost#m", "chat:http://"),
         ("chat:http://localhost:8080/v1", "chat:http://"),
         ("ollama:", "ollama:llama3.2"),

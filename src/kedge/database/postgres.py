@@ -60,10 +60,10 @@ _ERRORS: dict[str, tuple[type[StoreError], str]] = {
     "25006": (StoreReadOnly, "the database may only be read; nothing was written"),
     "28": (CannotOpenStore, "the user or the password is wrong; check the address"),
     "3D": (CannotOpenStore, "there is no such database; create it, or check the address"),
-    "42501": (StoreReadOnly, "this user may not write there; nothing was written"),
+    "42501": (StoreReadOnly, "this user has no permission to write; nothing was written"),
     "53100": (StoreFull, "the server's disk is full; nothing was written"),
-    "53300": (StoreBusy, "the server has no connection left; try again"),
-    "55P03": (StoreBusy, "another transaction holds a lock for too long; try again"),
+    "53300": (StoreBusy, "the server has no free connection; try again"),
+    "55P03": (StoreBusy, "another transaction held a lock for too long; try again"),
     "57014": (StoreBusy, "the server canceled the statement; try again"),
     "57P": (StoreUnreachable, "the server is shutting down; try again"),
     "08": (StoreUnreachable, "the connection to the server broke; try again"),
@@ -104,8 +104,8 @@ class PostgresTransaction:
 
     def insert(self, sql: str, values: Values, key: str = "id") -> int:
         """Insert a row, and return the number it got as its ``key``; 0 if it conflicted."""
-        found = self._run(convert_placeholders(f"{sql} RETURNING {key}"), values).fetchone()
-        return found[0] if found else 0
+        row = self._run(convert_placeholders(f"{sql} RETURNING {key}"), values).fetchone()
+        return row[0] if row else 0
 
     def begin(self) -> None:
         """Begin a transaction unless one was begun; a single statement needs none."""
@@ -200,8 +200,8 @@ class PostgresPool(Generic[TxT]):
             try:
                 return self._run_transaction(work, read_only=read_only, is_retry=attempt > 0)
             except self._driver.Error as error:
-                met = error.sqlstate in _RETRYABLE_STATES and attempt < MAX_ATTEMPTS - 1
-                if not met and not (attempt == 0 and self._is_disconnect(error)):
+                is_conflict = error.sqlstate in _RETRYABLE_STATES and attempt < MAX_ATTEMPTS - 1
+                if not is_conflict and not (attempt == 0 and self._is_disconnect(error)):
                     raise
         raise AssertionError("the last attempt returns or raises")
 
@@ -244,8 +244,8 @@ class PostgresPool(Generic[TxT]):
             failure = self._connect_error
             if failure is not None:
                 raise self._to_store_error(failure) from None
-            waited = f"every connection was busy for {self.wait_seconds:g} s; try again"
-            raise StoreBusy(f"{self._safe_url()}: {waited}") from None
+            problem = f"every connection was busy for {self.wait_seconds:g} s; try again"
+            raise StoreBusy(f"{self._safe_url()}: {problem}") from None
         except _CommitUnknown as unknown:
             failure = StoreUnreachable(
                 f"{self._safe_url()}: the connection broke while a transaction was committed; "
@@ -291,12 +291,12 @@ class PostgresPool(Generic[TxT]):
 
         def connect(_: type, *args: Any, **kwargs: Any) -> Any:
             try:
-                made = plain.connect(*args, **kwargs)
+                connection = plain.connect(*args, **kwargs)
             except self._driver.Error as error:
                 self._connect_error = error
                 raise
             self._connect_error = None
-            return made
+            return connection
 
         return type("Connection", (plain,), {"connect": classmethod(connect)})
 

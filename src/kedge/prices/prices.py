@@ -149,10 +149,10 @@ class Prices:
             The price, or None if it is unknown.
         """
         day = on or datetime.now(UTC).date()
-        found = (
+        candidates = (
             _select_price(table, input_tokens, day) for table in self._find_entries(provider, model)
         )
-        return next((price for price in found if price), None)
+        return next((price for price in candidates if price), None)
 
     def has_tiers(self, provider: str, model: str) -> bool:
         """Return whether the price of a model depends on the size of a request."""
@@ -160,17 +160,17 @@ class Prices:
 
     def _find_entries(self, provider: str, model: str) -> tuple[tuple[Price, ...], ...]:
         """Return the entries for a model from each table; they are cached."""
-        known = self._cache.get((provider, model))
-        if known is None:
-            known = tuple(
+        entries = self._cache.get((provider, model))
+        if entries is None:
+            entries = tuple(
                 tuple(
                     p for p in table if provider in p.providers and _matches_model(p.model, model)
                 )
                 for table in self.tables
             )
             if len(self._cache) < MAX_CACHED_MODELS:
-                self._cache[provider, model] = known
-        return known
+                self._cache[provider, model] = entries
+        return entries
 
     def cost(
         self, usage: Usage, provider: str, model: str, *, at: float | None = None
@@ -205,9 +205,9 @@ class Prices:
             Dollars, which are negative if writing cost more; None if the price is unknown.
         """
         paid = self.cost(usage, provider, model, at=at)
-        plain = replace(usage, cached_tokens=0, cache_write_tokens=0)
-        full = self.cost(plain, provider, model, at=at)
-        return None if paid is None or full is None else full - paid
+        uncached = replace(usage, cached_tokens=0, cache_write_tokens=0)
+        full_cost = self.cost(uncached, provider, model, at=at)
+        return None if paid is None or full_cost is None else full_cost - paid
 
 
 def load_prices(path: str | Path | None = None) -> Prices:
@@ -216,11 +216,11 @@ def load_prices(path: str | Path | None = None) -> Prices:
     Raises:
         InvalidSetting: The file cannot be read, or is not valid.
     """
-    shipped = parse_prices(
+    built_in = parse_prices(
         (files("kedge.prices") / "prices.toml").read_text("utf-8"), "prices.toml"
     )
-    mine = () if path is None else (parse_prices(None, str(path)).entries,)
-    return Prices((*mine, shipped.entries), shipped.as_of)
+    custom = () if path is None else (parse_prices(None, str(path)).entries,)
+    return Prices((*custom, built_in.entries), built_in.as_of)
 
 
 def current_prices() -> Prices:
@@ -244,12 +244,12 @@ def cache_savings(
 
 
 def _select_price(table: tuple[Price, ...], input_tokens: int, day: date) -> Price | None:
-    fitting = [
+    matching = [
         price
         for price in table
         if price.since <= day and (not price.above or input_tokens > price.above)
     ]
-    return max(fitting, key=_specificity, default=None)
+    return max(matching, key=_specificity, default=None)
 
 
 def _matches_model(pattern: str, model: str) -> bool:
@@ -267,9 +267,9 @@ def _specificity(price: Price) -> tuple[bool, int, int, date]:
 
 def _compute_cost(usage: Usage, price: Price) -> float:
     """Compute dollars; cached and cache-written tokens are part of the input, with their own prices."""
-    plain = max(usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens, 0)
+    uncached = max(usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens, 0)
     dollars = (
-        plain * price.input
+        uncached * price.input
         + usage.cached_tokens * (price.input if price.cached is None else price.cached)
         + usage.cache_write_tokens
         * (price.input if price.cache_write is None else price.cache_write)

@@ -37,12 +37,14 @@ def connect(model: str, **settings: Any) -> Engine:
     """
     name, _, rest = model.partition(":")
     # Entry points are in the metadata of every installed package, which takes milliseconds to read.
-    known = PROVIDERS if name in PROVIDERS else providers()
-    if name not in known:
-        close = get_close_matches(name, known, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(known))}"
+    available = PROVIDERS if name in PROVIDERS else providers()
+    if name not in available:
+        close = get_close_matches(name, available, 1)
+        hint = (
+            f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(available))}"
+        )
         raise CannotConnect(f"no provider named {name!r} in {model!r}; {hint}")
-    return known[name](rest, **settings)
+    return available[name](rest, **settings)
 
 
 def names_address(model: str) -> bool:
@@ -58,15 +60,15 @@ def names_address(model: str) -> bool:
 
 def providers() -> dict[str, Callable[..., Engine]]:
     """Return every provider by name; those of other packages cannot replace the built-in ones."""
-    found = {entry.name: _load_lazily(entry) for entry in entry_points(group=ENTRY_POINT_GROUP)}
-    return {**found, **PROVIDERS}
+    installed = {entry.name: _load_lazily(entry) for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    return {**installed, **PROVIDERS}
 
 
 def _load_lazily(entry: Any) -> Callable[..., Engine]:
-    def make(rest: str, **settings: Any) -> Engine:
+    def connect_provider(rest: str, **settings: Any) -> Engine:
         return entry.load()(rest, **settings)
 
-    return make
+    return connect_provider
 
 
 # Names of version 0.1, which keep working.

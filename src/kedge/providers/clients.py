@@ -31,10 +31,10 @@ def make_scope(provider: str, base_url: str, *credentials: str | None) -> str:
 
 def hash_account(*credentials: str | None) -> str:
     """Return a short name for an account, which does not reveal its credentials."""
-    known = [credential for credential in credentials if credential]
-    if not known:
+    present = [credential for credential in credentials if credential]
+    if not present:
         return ""
-    joined = "\0".join(known).encode()
+    joined = "\0".join(present).encode()
     return hashlib.blake2b(joined, key=_HASH_KEY, digest_size=8).hexdigest()
 
 
@@ -50,25 +50,25 @@ def prepare_openai_client(
     provider: str, base_url: str, api_key: str | None, settings: dict[str, Any]
 ) -> "tuple[Callable[[], AsyncOpenAI], str]":
     """Return a factory for the openai client and its scope, and remove the client's settings from ``settings``."""
-    base_url, own = _split_settings(base_url, settings)
-    key, owners = _check_key(provider, api_key), _resolve_owners(provider, own)
-    scope = _resolve_scope(provider, base_url, key, own, settings, *owners.values())
-    given: dict[str, str] = own.pop("default_headers", None) or {}
+    base_url, client_settings = _split_settings(base_url, settings)
+    key, owners = _check_key(provider, api_key), _resolve_owners(provider, client_settings)
+    scope = _resolve_scope(provider, base_url, key, client_settings, settings, *owners.values())
+    extra_headers: dict[str, str] = client_settings.pop("default_headers", None) or {}
 
     def make_client() -> "AsyncOpenAI":
         from openai import AsyncOpenAI
 
         headers = {} if provider == "openai" else _suppress_env_headers(key or PLACEHOLDER_KEY)
-        made = AsyncOpenAI(
+        client = AsyncOpenAI(
             api_key=key or PLACEHOLDER_KEY,
             base_url=base_url,
             http_client=_make_http_client("openai"),
-            **own,
-            default_headers={**headers, **given},
+            **client_settings,
+            default_headers={**headers, **extra_headers},
         )
         # By default the client would send the OpenAI organization to every server.
-        made.organization, made.project = owners["organization"], owners["project"]
-        return made
+        client.organization, client.project = owners["organization"], owners["project"]
+        return client
 
     return make_client, scope
 
@@ -84,8 +84,8 @@ def _suppress_env_headers(key: str) -> dict[str, Any]:
 
     lines = os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")
     names = [line.partition(":")[0].strip() for line in lines if ":" in line]
-    authorised = {"authorization": f"Bearer {key}"}
-    return {name: authorised.get(name.lower(), Omit()) for name in names}
+    replacements = {"authorization": f"Bearer {key}"}
+    return {name: replacements.get(name.lower(), Omit()) for name in names}
 
 
 def prepare_anthropic_client(
@@ -94,9 +94,9 @@ def prepare_anthropic_client(
     """Return a factory for the anthropic client and its scope, and remove the client's settings from ``settings``."""
     if find_spec("anthropic") is None:
         raise CannotConnect(f"{provider} needs a package: pip install 'kedge[anthropic]'")
-    base_url, own = _split_settings(base_url, settings)
+    base_url, client_settings = _split_settings(base_url, settings)
     key = _check_key(provider, api_key)
-    scope = _resolve_scope(provider, base_url, key, own, settings)
+    scope = _resolve_scope(provider, base_url, key, client_settings, settings)
 
     def make_client() -> "AsyncAnthropic":
         from anthropic import AsyncAnthropic
@@ -105,7 +105,7 @@ def prepare_anthropic_client(
             api_key=key or PLACEHOLDER_KEY,
             base_url=base_url,
             http_client=_make_http_client("anthropic"),
-            **own,
+            **client_settings,
         )
 
     return make_client, scope
@@ -113,16 +113,16 @@ def prepare_anthropic_client(
 
 def _split_settings(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the address and the settings of the client; a password in the address becomes a header."""
-    own = {name: settings.pop(name) for name in _CLIENT_SETTINGS if name in settings}
-    who, at, host = urlsplit(base_url).netloc.rpartition("@")
+    client_settings = {name: settings.pop(name) for name in _CLIENT_SETTINGS if name in settings}
+    credentials, at, host = urlsplit(base_url).netloc.rpartition("@")
     if not at:
-        return base_url, own
-    basic = b64encode(unquote(who).encode()).decode()
-    own["default_headers"] = {
-        "Authorization": f"Basic {basic}",
-        **(own.get("default_headers") or {}),
+        return base_url, client_settings
+    encoded = b64encode(unquote(credentials).encode()).decode()
+    client_settings["default_headers"] = {
+        "Authorization": f"Basic {encoded}",
+        **(client_settings.get("default_headers") or {}),
     }
-    return base_url.replace(f"{who}@{host}", host, 1), own
+    return base_url.replace(f"{credentials}@{host}", host, 1), client_settings
 
 
 def _resolve_scope(
@@ -134,16 +134,20 @@ def _resolve_scope(
     *owners: str | None,
 ) -> str:
     headers: dict[str, str] = client_settings.get("default_headers") or {}
-    telling = [value for name, value in sorted(headers.items()) if name.lower() in _ACCOUNT_HEADERS]
-    given = settings.pop("scope", None)
-    return given or make_scope(provider, base_url, key, *owners, *telling)
+    account_values = [
+        value for name, value in sorted(headers.items()) if name.lower() in _ACCOUNT_HEADERS
+    ]
+    explicit = settings.pop("scope", None)
+    return explicit or make_scope(provider, base_url, key, *owners, *account_values)
 
 
 def _check_key(provider: str, api_key: str | None) -> str:
     """Return the key without surrounding blanks, such as the line end of the file it was read from."""
     key = (api_key or "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise CannotConnect(f"the key for {provider} holds characters that no key has: set it anew")
+        raise CannotConnect(
+            f"the key for {provider} contains characters that are not allowed in a key; set it again"
+        )
     return key
 
 

@@ -89,12 +89,12 @@ def store_practice_memory(
         report: Called with a sentence if the file cannot be used; the memory then ends with the process.
     """
     global _memory  # the embedded server serves the process
-    before, _memory = _memory, _Memory(str(file) if file else IN_MEMORY, report)
+    previous, _memory = _memory, _Memory(str(file) if file else IN_MEMORY, report)
     try:
         yield
     finally:
-        own, _memory = _memory.file, before
-        server = None if own == IN_MEMORY else _servers.pop(own, None)
+        file_name, _memory = _memory.file, previous
+        server = None if file_name == IN_MEMORY else _servers.pop(file_name, None)
         if server is not None:
             atexit.unregister(server.stop)
             server.stop()
@@ -104,7 +104,7 @@ def find_missing_responses(ids: Collection[str]) -> set[str]:
     """Return the ids of responses that the practice model has not stored."""
 
     def find(state: ServerState) -> set[str]:
-        return {each for each in ids if state.responses.find(each) is None}
+        return {response_id for response_id in ids if state.responses.find(response_id) is None}
 
     return get_embedded_server().call(find)
 

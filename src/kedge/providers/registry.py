@@ -43,7 +43,9 @@ class HostedProvider:
     def __call__(self, model: str, **settings: Any) -> Engine:
         """Return an engine for a model of this provider."""
         if not model:
-            raise CannotConnect(f"which model? Write {self.name}:{self.example}")
+            raise CannotConnect(
+                f"the model is missing; write for example {self.name}:{self.example}"
+            )
         api_key = settings.pop("api_key", None) or os.environ.get(self.key_variable)
         if not api_key:
             raise CannotConnect(
@@ -55,9 +57,9 @@ class HostedProvider:
         return _build_responses_engine(self.name, model, base_url, api_key, **settings)
 
     def _resolve_url(self) -> str:
-        given = os.environ.get(self.url_variable, "") if self.url_variable else ""
-        if given:
-            return given.rstrip("/").removesuffix(self.path) + self.path
+        address = os.environ.get(self.url_variable, "") if self.url_variable else ""
+        if address:
+            return address.rstrip("/").removesuffix(self.path) + self.path
         if not self.base_url:
             raise CannotConnect(
                 f"no address for {self.name}: set {self.url_variable} in the environment"
@@ -92,7 +94,7 @@ def connect_chat(rest: str, **settings: Any) -> Engine:
 def connect_ollama(model: str, **settings: Any) -> Engine:
     """Return an engine for ``ollama:<model>``: Ollama on this machine, or at the address in ``OLLAMA_HOST``."""
     if not model:
-        raise CannotConnect("which model? Write ollama:llama3.2")
+        raise CannotConnect("the model is missing; write for example ollama:llama3.2")
     advice = Advice(
         unreachable="start it with: ollama serve",
         no_model=f"fetch it with: ollama pull {model}",
@@ -108,16 +110,16 @@ def connect_ollama(model: str, **settings: Any) -> Engine:
 def connect_anthropic(model: str, **settings: Any) -> Engine:
     """Return an engine for ``anthropic:<model>``: Anthropic's API, or a server with the same API."""
     if not model:
-        raise CannotConnect("which model? Write anthropic:claude-opus-4-8")
+        raise CannotConnect("the model is missing; write for example anthropic:claude-opus-4-8")
     api_key = settings.pop("api_key", None) or os.environ.get("ANTHROPIC_API_KEY")
     if not api_key:
         raise CannotConnect("no key for anthropic: set ANTHROPIC_API_KEY in the environment")
-    given = (
+    address = (
         settings.pop("base_url", None)
         or os.environ.get("ANTHROPIC_BASE_URL")
         or DEFAULT_ANTHROPIC_URL
     )
-    base_url = given.rstrip("/").removesuffix("/v1")
+    base_url = address.rstrip("/").removesuffix("/v1")
     headers: dict[str, str] = settings.get("default_headers") or {}
     versions = [value for name, value in headers.items() if name.lower() == "anthropic-version"]
     settings.setdefault("sampling", any(version < NO_SAMPLING_VERSION for version in versions))
@@ -131,22 +133,24 @@ def connect_anthropic(model: str, **settings: Any) -> Engine:
 
 def resolve_ollama_url(host: str) -> str:
     """Return the address of the API for a value of ``OLLAMA_HOST``, parsed as Ollama parses it."""
-    given = host.strip().strip("'\"")
+    address = host.strip().strip("'\"")
     parts = urlsplit(
-        given if "://" in given else f"http://{given}" if given else DEFAULT_OLLAMA_URL
+        address if "://" in address else f"http://{address}" if address else DEFAULT_OLLAMA_URL
     )
-    standard = {"http": 80, "https": 443}.get(parts.scheme, 11434) if "://" in given else 11434
+    default_port = (
+        {"http": 80, "https": 443}.get(parts.scheme, 11434) if "://" in address else 11434
+    )
     name = parts.hostname or "127.0.0.1"
     if name in ("0.0.0.0", "::"):  # noqa: S104 - the server listens on all interfaces, so also on loopback
         name = "127.0.0.1"
-    shown = f"[{name}]" if ":" in name else name
-    return f"{parts.scheme}://{shown}:{parts.port or standard}{parts.path.rstrip('/')}/v1"
+    bracketed = f"[{name}]" if ":" in name else name
+    return f"{parts.scheme}://{bracketed}:{parts.port or default_port}{parts.path.rstrip('/')}/v1"
 
 
 def connect_practice(rest: str, **settings: Any) -> Engine:
     """Return an engine for ``practice``: the built-in model, on a server inside this process."""
     if rest not in ("", "practice"):
-        raise CannotConnect(f"there is one practice model, without a name; drop {rest!r}")
+        raise CannotConnect(f"there is only one practice model, which has no name; remove {rest!r}")
     settings.pop("api_key", None)  # a program that passes one can switch to this model
     server = get_embedded_server()
     settings.setdefault("scope", PRACTICE_SCOPE)

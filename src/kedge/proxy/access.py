@@ -66,17 +66,19 @@ class ProxyGuard:
                 return None
             name = parse_host_name(read_header(scope, b"host"))
             return build_error(
-                403, f"host {name!r} is not allowed: use a loopback name, or set a token"
+                403, f"host {name!r} is not allowed; use a loopback name, or set a token"
             )
-        given = read_header(scope, TOKEN_HEADER.encode())
-        if policy.matches_token(given):
+        sent_token = read_header(scope, TOKEN_HEADER.encode())
+        if policy.matches_token(sent_token):
             return None
         try:
-            caller = await registry.find(given.decode("latin-1")) if registry else None
+            caller = await registry.find(sent_token.decode("latin-1")) if registry else None
             if caller is None:
                 return build_error(401, f"send a token of the proxy in the {TOKEN_HEADER} header")
             if needed not in caller.scopes:
-                return build_error(403, f"this token is not for that; it needs the scope {needed}")
+                return build_error(
+                    403, f"this token lacks the scope {needed}; use a token with this scope"
+                )
             scope[CALLER_KEY] = caller
             is_counted = needed == "server" and scope["type"] == "http"
             return await self.count_request(caller) if is_counted else None
@@ -89,7 +91,7 @@ class ProxyGuard:
             return None
         try:
             if not await self._registry.is_valid(caller):
-                return build_error(401, "the token was revoked")
+                return build_error(401, "the token was revoked; send a valid one")
             return await self.count_request(caller)
         except StoreError as error:
             return _build_store_error(error)
@@ -102,14 +104,14 @@ class ProxyGuard:
         if find_exceeded_limit(caller, counts) is None:
             return None
         wait = math.ceil(counts.seconds_left)
-        rejected = build_error(
+        rejection = build_error(
             429,
             f"the limit of this token is reached; try again in {wait} seconds",
             "rate_limit_exceeded",
         )
-        rejected.headers.update(rate_limit_headers(caller, counts))
-        rejected.headers["retry-after"] = str(wait)
-        return rejected
+        rejection.headers.update(rate_limit_headers(caller, counts))
+        rejection.headers["retry-after"] = str(wait)
+        return rejection
 
     async def count_message(self, caller: AccessToken | None, data: str | bytes) -> None:
         """Count the tokens in a message of the upstream on a WebSocket."""
@@ -158,9 +160,9 @@ class UsageReader:
 
     def _read(self, data: str | bytearray) -> None:
         # The events of a stream repeat or complete the counts: the largest ones are those of the response.
-        found_input, found_output = read_usage(data)
-        self._input = max(self._input, found_input)
-        self._output = max(self._output, found_output)
+        input_tokens, output_tokens = read_usage(data)
+        self._input = max(self._input, input_tokens)
+        self._output = max(self._output, output_tokens)
 
 
 def read_usage(data: str | bytes | bytearray) -> tuple[int, int]:
@@ -172,8 +174,8 @@ def read_usage(data: str | bytes | bytearray) -> tuple[int, int]:
         event: Any = decode(data)
     except (ValueError, RecursionError):
         return 0, 0
-    holders = [event, *(_get_object(event, name) for name in ("response", "message"))]
-    usages = [_get_object(each, "usage") for each in holders]
+    containers = [event, *(_get_object(event, name) for name in ("response", "message"))]
+    usages = [_get_object(container, "usage") for container in containers]
     return (
         max(sum(_read_count(usage, name) for name in INPUT_COUNTS) for usage in usages),
         max(sum(_read_count(usage, name) for name in OUTPUT_COUNTS) for usage in usages),
@@ -181,8 +183,8 @@ def read_usage(data: str | bytes | bytearray) -> tuple[int, int]:
 
 
 def _get_object(value: Any, name: str) -> Mapping[str, Any]:
-    found = value.get(name) if isinstance(value, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return found if isinstance(found, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]
+    member = value.get(name) if isinstance(value, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return member if isinstance(member, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
 def _read_count(usage: Mapping[str, Any], name: str) -> int:

@@ -409,8 +409,8 @@ class _Proxy:
                         code = LOCAL_CLOSE_CODES.get(message["code"], message["code"])
                         reason = message.get("reason") or ""
                         break
-                    if rejected := await self._guard.check_message(caller):
-                        await socket.send_text(_format_socket_error(rejected))
+                    if rejection := await self._guard.check_message(caller):
+                        await socket.send_text(_format_socket_error(rejection))
                         continue
                     data = message.get("text")
                     await upstream.send(data if data is not None else message["bytes"])
@@ -574,12 +574,12 @@ def _filter_headers(
     headers: Iterable[tuple[bytes, bytes]], names: Collection[bytes]
 ) -> list[tuple[bytes, bytes]]:
     """Return the headers to pass on: all except these names and those that belong to one connection."""
-    listed = [(key.lower(), value) for key, value in headers]
+    lowered = [(key.lower(), value) for key, value in headers]
     dropped = HOP_BY_HOP.union(names)
-    for key, value in listed:
+    for key, value in lowered:
         if key == b"connection":
             dropped |= {name.strip().lower() for name in value.split(b",")}
-    return [pair for pair in listed if pair[0] not in dropped]
+    return [pair for pair in lowered if pair[0] not in dropped]
 
 
 def _list_headers(response: "HandshakeResponse") -> list[tuple[bytes, bytes]]:
@@ -602,15 +602,15 @@ def _format_plan(exchange: Exchange) -> str:
     return f"{'healed' if exchange.healed else 'full'}; {sizes}; reason={reason}"
 
 
-def _format_socket_error(rejected: Response) -> str:
+def _format_socket_error(rejection: Response) -> str:
     """Return a rejection as a WebSocket message, in the form of OpenAI's API."""
-    error = json.loads(bytes(rejected.body))["error"]
+    error = json.loads(bytes(rejection.body))["error"]
     headers = {
-        name: value for name, value in rejected.headers.items() if not name.startswith("content-")
+        name: value for name, value in rejection.headers.items() if not name.startswith("content-")
     }
     event = {
         "type": "error",
-        "status": rejected.status_code,
+        "status": rejection.status_code,
         "error": {**error, "headers": headers},
     }
     return json.dumps(event)

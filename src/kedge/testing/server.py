@@ -58,8 +58,8 @@ class TestServer(ServerThread):
         self.requests: list[RecordedRequest] = []
         self.clock = TestClock()
         self.faults = settings.faults or Faults()
-        made = replace(settings, clock=self.clock, faults=self.faults)
-        super().__init__(made, self.requests.append)
+        test_settings = replace(settings, clock=self.clock, faults=self.faults)
+        super().__init__(test_settings, self.requests.append)
 
     @property
     def running(self) -> int:
@@ -103,8 +103,8 @@ def serve(settings: Settings | None = None, **changes: Any) -> Generator[TestSer
         >>> with serve(retention=60) as server:
         ...     client = OpenAI(base_url=server.base_url, api_key="any")
     """
-    given = settings or Settings(limits=Limits(shutdown_seconds=SHUTDOWN_SECONDS))
-    server = TestServer(replace(given, **changes))
+    base = settings or Settings(limits=Limits(shutdown_seconds=SHUTDOWN_SECONDS))
+    server = TestServer(replace(base, **changes))
     server.start()
     try:
         yield server

@@ -161,9 +161,9 @@ class TiktokenCounter:
     def _count_long(self, text: str) -> int:
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         with self._lock:
-            if (known := self._long_cache.get(key)) is not None:
+            if (cached := self._long_cache.get(key)) is not None:
                 self._long_cache.move_to_end(key)
-                return known
+                return cached
         tokens = _count_uncached(text)  # outside the lock: a long text takes a while
         with self._lock:
             self._long_cache[key] = tokens
