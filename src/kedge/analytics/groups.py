@@ -1,8 +1,8 @@
-"""Groups of responses: from the maintained sums of complete days, and from the responses themselves for the rest.
+"""Select groups of responses, from the maintained sums of complete days and from single responses of other days.
 
 A selection consists of complete days, whose sums the store maintains, and of parts of at most two days. Only the
-responses of those parts are read. For one conversation, and for a store that may only be read and has responses
-that are not in the sums, all responses of the selection are read.
+responses of those parts are read. For one conversation, and for a read-only store with responses that are not in
+the sums, all responses of the selection are read.
 """
 
 import math
@@ -30,7 +30,7 @@ Model = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ResponseGroup:
-    """The sums of responses that have everything in common that is counted; see `response_sums`."""
+    """The sums of responses with equal keys; see `response_sums`."""
 
     provider: str
     model: str
@@ -42,7 +42,7 @@ class ResponseGroup:
     healed: str
     pricing: str
     day: int
-    """The day of responses whose cost was not stored; else 0."""
+    """The day of responses whose cost was not stored, or 0."""
     responses: int
     sent_blocks: int
     sent_bytes: int
@@ -62,7 +62,7 @@ class ResponseGroup:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the responses were answered; one that the provider lost later was."""
+        """Whether the responses were answered, which includes those that the provider lost later."""
         return self.status in ("completed", "lost")
 
 

@@ -1,4 +1,4 @@
-"""The queries of the statistics: each takes a transaction and a selection, and returns a value.
+"""The queries of the statistics, which return a value for a transaction and a selection.
 
 PostgreSQL returns sums of integers as decimals, and both databases return NULL where there are no rows, so
 every number is converted to `int` or `float` here.
@@ -87,7 +87,7 @@ def count_requests(
 
 
 def measure_chains(tx: Tx, selection: Selection, days: DayRange | None) -> Chains:
-    """Measure the length of chains: the depth of each response that nothing was chained on."""
+    """Measure the length of chains: the depth of each response that no other is chained on."""
     is_by_time = selection.until is None and not has_response_filter(selection)
     rows = _count_ends(tx, selection, days) if days and is_by_time else _find_ends(tx, selection)
     counts: Counter[int] = Counter()
@@ -149,7 +149,7 @@ def measure_branching(tx: Tx, selection: Selection) -> Branching:
         among = f"IN (SELECT r.conversation FROM responses r WHERE {inner.sql})"  # noqa: S608
         times = times.and_(f"n.conversation {among}", *inner.values)
         forked = forked.and_(f"c.number {among}", *inner.values)
-    # A second continuation starts a branch of its own, so only parents of such nodes can have several: the nodes
+    # A second continuation starts a new branch, so only parents of such nodes can have several children: the nodes
     # that start a branch, and the one node with blocks that continues the branch of their parent.
     starts = "parent > 0 AND (branch = id OR kept = length)"
     children = (
@@ -173,7 +173,7 @@ def measure_branching(tx: Tx, selection: Selection) -> Branching:
 
 
 def sum_tokens(groups: Iterable[ResponseGroup]) -> Tokens:
-    """Sum the tokens that the servers counted."""
+    """Sum the tokens that the servers reported."""
     listed = list(groups)
     return Tokens(
         sum(each.input_tokens for each in listed),
@@ -189,7 +189,7 @@ def tokens_from_row(row: Row) -> Tokens:
 
 
 def sum_cache_use(groups: Sequence[ResponseGroup]) -> CacheUse:
-    """Sum predicted and actual cached tokens, and what they saved."""
+    """Sum predicted and actual cached tokens, and the dollars that they saved."""
     return CacheUse(
         sum(each.predictions for each in groups),
         sum(each.predicted_tokens for each in groups),

@@ -10,7 +10,7 @@ MAX_TIME = 1e18
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which responses to include; an empty member does not restrict anything.
+    """The responses to include; an empty member does not restrict them.
 
     Args:
         since: The start of the range, in seconds since 1970.
@@ -50,10 +50,10 @@ class Requests:
     """Requests by their outcome.
 
     ``chained`` requests were sent on an anchor, ``full`` ones with the complete context. ``fallbacks``
-    are full requests although there was an anchor, by reason; the first of a conversation is none.
+    are full requests although there was an anchor, by reason; the first of a conversation is not counted.
     ``rejections`` are requests that a server rejected, ``healed`` or not. ``forgotten`` are answers that
     a server generated without the stored context. ``without_id`` are answers without an id, on which
-    nothing can be chained.
+    no request can be chained.
     """
 
     total: int = 0
@@ -109,7 +109,7 @@ class Branching:
 
     points: int = 0
     branches: int = 0
-    """How many continuations those points have in total."""
+    """The total number of continuations of those points."""
     widest: int = 0
     forks: int = 0
 
@@ -131,11 +131,11 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """Predicted against actual cached tokens, and what prompt caching saved.
+    """Predicted and actual cached tokens, and the dollars that prompt caching saved.
 
     ``predictions`` are requests with a prediction and a count; ``predicted`` and ``cached`` are their sums.
     ``written`` are tokens written to explicit caches. ``saved`` is in dollars, for all responses whose
-    price is known, less what writing cost.
+    price is known, minus the cost of writing.
     """
 
     predictions: int = 0

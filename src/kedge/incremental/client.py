@@ -364,7 +364,7 @@ class _Step:
 
 
 def _describes_account(header: str) -> bool:
-    """Whether a header belongs to the client rather than to one request."""
+    """Return whether a header belongs to the client rather than to one request."""
     name = header.lower()
     return not name.startswith(("content-", "x-stainless-", "idempotency-")) and name not in (
         "accept",

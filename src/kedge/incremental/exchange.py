@@ -291,7 +291,7 @@ class Exchange:
             self.decision = self.check.doubt or "untrusted"
 
     def is_chain_error(self, status: int, body: bytes) -> bool:
-        """Whether this error response rejects the anchor rather than the request.
+        """Return whether this error response rejects the anchor rather than the request.
 
         Args:
             status: The HTTP status.

@@ -407,7 +407,7 @@ _OUTPUT_BLOCKS = (AssistantBlock, ToolCallBlock, OpaqueBlock)
 
 
 def _may_end(blocks: Sequence[Block], end: int) -> bool:
-    """Whether a response may end here: after an output item, with something left to send."""
+    """Return whether a response may end here: after an output item, with something left to send."""
     return 0 < end < len(blocks) and isinstance(blocks[end - 1], _OUTPUT_BLOCKS)
 
 
@@ -493,7 +493,7 @@ def complete_response(pending: IndexedResponse, outcome: Outcome) -> IndexedResp
 
 
 def _is_usable(outcome: Outcome) -> bool:
-    """Whether a response can become an anchor."""
+    """Return whether a response can become an anchor."""
     if not (outcome.completed and outcome.response_id and outcome.blocks):
         return False
     if outcome.anchor_problem or outcome.stored is False:

@@ -1,7 +1,7 @@
-"""The practice model: built in, deterministic, without network or key.
+"""The practice model: built in, deterministic, and usable without a network or a key.
 
-A pure function from the effective context of a request to an answer, so that tests and users can see
-what a server remembers. It knows the items of the Responses API and nothing else of Kedge.
+It is a pure function from the effective context of a request to an answer, so that tests and users can see
+which context a server has stored. It uses items of the Responses API and no other part of Kedge.
 ``docs/practice.md`` lists its phrases.
 """
 

@@ -1,8 +1,8 @@
 """Exact, bounded arithmetic without ``eval``.
 
-A sentence is an expression if, without its opening words and with the words for operators replaced,
-it consists of numbers, operators and parentheses. Values are fractions, so 0.1 + 0.2 is 0.3; a
-number of more than ``MAX_BITS`` bits stops the evaluation.
+A sentence is an expression if it consists of numbers, operators and parentheses after its opening words
+are removed and words for operators are replaced. Values are fractions, so 0.1 + 0.2 is 0.3; a number of
+more than ``MAX_BITS`` bits stops the evaluation.
 """
 
 import ast
@@ -46,7 +46,7 @@ class NumberTooLarge(ArithmeticError):
 
 
 def calculate(_: Utterance, match: re.Match[str]) -> TextResult | None:
-    """Evaluate an expression and show it with its value."""
+    """Evaluate an expression and return a text with the expression and its value."""
     shown = match["sum"].strip()
     try:
         value = evaluate(shown)

@@ -1,8 +1,8 @@
 """The request and the answer of the practice model, and the items of its context as plain text.
 
 Items have all the forms that clients send: messages with or without a ``type``, content as a string
-or as parts. Nothing here raises on a malformed item; what has no text is an empty string, and images
-and files become a short mark.
+or as parts. No function here raises an error for a malformed item; content without text is an empty
+string, and images and files become a short marker.
 """
 
 from abc import abstractmethod
@@ -29,7 +29,7 @@ class PracticeRequest:
         parallel_tool_calls: Whether several calls may be made at once.
         text_format: The ``text.format`` of the request.
         reasoning: The ``reasoning`` of the request.
-        read_reasoning: Returns the text of an earlier reasoning item whose text its client does not see.
+        read_reasoning: Returns the text of an earlier reasoning item whose text is hidden from the client.
     """
 
     items: Sequence[Item]
@@ -94,7 +94,7 @@ CLIENT_ROLES = ("user", "system", "developer")
 
 
 def is_message(item: Item, *roles: str) -> bool:
-    """Whether the item is a message, of one of these roles if any are given."""
+    """Return whether the item is a message, of one of these roles if any are given."""
     if item.get("type", "message") != "message":
         return False
     role = item.get("role")
@@ -102,12 +102,12 @@ def is_message(item: Item, *roles: str) -> bool:
 
 
 def is_output(item: Item) -> bool:
-    """Whether the item is the output of a tool call."""
+    """Return whether the item is the output of a tool call."""
     return str(item.get("type", "")).endswith("_output")
 
 
 def is_model_item(item: Item) -> bool:
-    """Whether the model wrote the item: an answer, a call or reasoning."""
+    """Return whether the model wrote the item: an answer, a call or reasoning."""
     return not (is_output(item) or is_message(item, *CLIENT_ROLES))
 
 
@@ -155,7 +155,7 @@ class CountedItems(Sequence[Item]):
 
 
 def message_count(items: Sequence[Item]) -> int:
-    """Count the messages."""
+    """Return the number of messages."""
     if not isinstance(items, list | tuple) and isinstance(items, CountedItems):
         return items.message_count
     return [item.get("type", "message") for item in items].count("message")
@@ -192,6 +192,6 @@ def tool_results(items: Sequence[Item]) -> list[tuple[str, str]]:
 
 
 def count_answers(items: Sequence[Item]) -> int:
-    """Count the model's answers: runs of its items between those of the client."""
+    """Count the model's answers, which are consecutive items of the model between items of the client."""
     own = [is_model_item(item) for item in items]
     return sum(now and not before for before, now in zip([False, *own], own, strict=False))

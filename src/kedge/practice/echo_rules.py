@@ -52,7 +52,7 @@ def count_to(_: Utterance, match: re.Match[str]) -> TextResult:
 
 
 def refuse(_: Utterance, match: re.Match[str]) -> TextResult:
-    """Refuse, naming what is refused."""
+    """Refuse a request, and name it in the refusal."""
     what = match["what"].strip().rstrip(".!?")
     return TextResult(f"I will not {what}." if what else "I will not do that.", is_refusal=True)
 

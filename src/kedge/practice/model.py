@@ -1,8 +1,8 @@
-"""The practice model: from a request to an answer.
+"""Answer requests with the practice model.
 
-Calls that ``tool_choice`` forces come first, then the results of tools, then the rules in the order
-of ``RULES``; the first that has an answer wins. A sentence that no rule matches is echoed, with the
-number of visible messages, so that any sentence shows what is remembered.
+Calls that ``tool_choice`` forces have precedence, then the results of tools, then the rules in the order
+of ``RULES``; the first one with an answer is used. A sentence that no rule matches is echoed, with the
+number of visible messages, so that any sentence shows how much context is stored.
 """
 
 import json
@@ -38,7 +38,7 @@ from kedge.practice.sentence_values import SentenceValues
 
 
 def format_result(utterance: Utterance, result: TextResult) -> str:
-    """Format a text answer as the request's ``text.format`` demands."""
+    """Format a text answer as the request's ``text.format`` requires."""
     wanted = utterance.request.text_format or {}
     match wanted.get("type"):
         case "json_schema" | "json_object" if utterance.wants_invalid:
@@ -93,7 +93,7 @@ RULES: tuple[PhraseRule, ...] = (
 
 
 def answer(request: PracticeRequest) -> PracticeOutput:
-    """Answer one request. The answer depends on the request and nothing else.
+    """Answer one request. The answer depends on the request only.
 
     Args:
         request: The effective context and the settings of the request.

@@ -24,7 +24,7 @@ SPEECH_VERBS = (
 )
 USER, MODEL = (("user",), "You", " of yours"), (("assistant",), "I", " of mine")
 SPEAKERS = {"i": USER, "my": USER, "you": MODEL, "your": MODEL}
-"""Whose messages a pronoun names: their roles, who wrote them, and how they are counted."""
+"""The messages that a pronoun refers to: their roles, the subject of a quote, and the suffix of a count."""
 ANY_SPEAKER = ("user", "assistant"), "", ""
 FACT_PATTERN = re.compile(r"\bmy ([\w' -]{1,60}?) (?:is|are) ([^.!?\n]{1,200})", re.IGNORECASE)
 
@@ -70,7 +70,7 @@ def list_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
     return TextResult("\n".join(f"{i}. {text}" for i, text in enumerate(texts, 1)), texts)
 
 
-# What is counted, in the order of the report.
+# The counted groups of messages, in the order of the report.
 COUNTED_ROLES = (
     ("of yours", ("user",)),
     ("of mine", ("assistant",)),

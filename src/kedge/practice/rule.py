@@ -25,7 +25,7 @@ EVERY_SECONDS = re.compile(
 THINK = re.compile(r"think\b(?:\s+about\b|\s+and\b)?[\s,:.]*", re.IGNORECASE)
 INVALID = re.compile(r"(first|always)\s+invalid\b[\s,:.]*", re.IGNORECASE)
 CORRECTION = "That does not have the form asked for"
-"""How a message starts that requests an answer again, because it did not match its schema."""
+"""The start of a message that requests an answer again, because it did not match its schema."""
 
 
 MAX_MODIFIERS = 8
@@ -45,15 +45,15 @@ MODIFIERS: tuple[tuple[re.Pattern[str], Callable[["re.Match[str]"], dict[str, An
     (THINK, lambda _: {"think": True}),
     (INVALID, lambda found: {"invalid": found[1].lower()}),
 )
-"""Words before a sentence, and the fields of ``Utterance`` that they set."""
+"""Patterns of text before a sentence, and the fields of ``Utterance`` that they set."""
 ANY_MODIFIER = re.compile(
     "|".join(f"(?:{pattern.pattern})" for pattern, _ in MODIFIERS), re.IGNORECASE
 )
-"""Matches where one of them does, which is rare."""
+"""A pattern that matches if one of them does, which is rare."""
 
 
 def parse_utterance(request: PracticeRequest) -> "Utterance":
-    """Read the newest user message and how it wants to be answered."""
+    """Parse the newest user message, and the words in it that determine how it is answered."""
     message = last_user_text(request.items)
     is_corrected = message.startswith(CORRECTION)
     if is_corrected:  # the question is the one before
@@ -76,7 +76,7 @@ def parse_utterance(request: PracticeRequest) -> "Utterance":
 
 
 class Utterance(NamedTuple):
-    """The newest user message as a rule sees it."""
+    """The newest user message, as passed to the rules."""
 
     request: PracticeRequest
     message: str  # as it was written
@@ -88,13 +88,13 @@ class Utterance(NamedTuple):
 
     @property
     def wants_invalid(self) -> bool:
-        """Whether the answer is to be one that does not match its schema."""
+        """Whether the answer must not match its schema."""
         return self.invalid == "always" or (self.invalid == "first" and not self.is_corrected)
 
 
 @dataclass(frozen=True, slots=True)
 class TextResult:
-    """A text answer; ``value`` is the fact in it, which a JSON answer returns by itself."""
+    """A text answer; ``value`` is the fact in it, which a JSON answer contains instead of the text."""
 
     text: str
     value: Any = None
@@ -114,12 +114,12 @@ class PhraseRule:
 
 
 def prefix_rule(description: str, pattern: str, handler: RuleHandler) -> PhraseRule:
-    """Make a rule for sentences that start with the phrase."""
+    """Return a rule for sentences that start with the phrase."""
     return PhraseRule(description, re.compile(pattern, FLAGS).match, handler)
 
 
 def search_rule(description: str, pattern: str, handler: RuleHandler) -> PhraseRule:
-    """Make a rule for sentences that contain the phrase in their last ``SEARCH_WINDOW`` characters."""
+    """Return a rule for sentences that contain the phrase in their last ``SEARCH_WINDOW`` characters."""
     search = re.compile(pattern, FLAGS).search
     return PhraseRule(
         description,
@@ -131,7 +131,7 @@ def search_rule(description: str, pattern: str, handler: RuleHandler) -> PhraseR
 def first_match(
     rules: Sequence[PhraseRule], utterance: Utterance
 ) -> tuple[TextResult | tuple[ToolCallOutput, ...], str] | None:
-    """Try the rules in order; return the first answer and the topic of its rule."""
+    """Try the rules in order, and return the first answer and the topic of its rule."""
     for rule in rules:
         found = rule.match(utterance.sentence)
         if found and (response := rule.handler(utterance, found)) is not None:
@@ -140,12 +140,12 @@ def first_match(
 
 
 def format_count(count: int, noun: str) -> str:
-    """Return a count with its noun, in plain digits: programs read the number."""
+    """Return a count with its noun, in plain digits, because programs parse the number."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def quote_text(text: str, max_length: int | None = None) -> str:
-    """Quote a text, truncated to ``max_length`` characters if that is given."""
+    """Quote a text, truncated to ``max_length`` characters unless that is None."""
     if max_length is not None and len(text) > max_length:
         text = text[:max_length].rstrip() + "…"
     return f'"{text}"'

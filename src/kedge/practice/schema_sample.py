@@ -1,12 +1,12 @@
-"""Make a value that satisfies a JSON schema, using the values of a sentence where they fit.
+"""Generate a value that satisfies a JSON schema, using the values of a sentence where they fit.
 
 Used for the arguments of a tool and for answers in a ``json_schema`` format. Supports types (also
 several), const, enum, required and optional members, nested objects, arrays and tuples, bounds,
 lengths, the formats of ``FORMATS``, ``$ref`` into the same document, ``anyOf``, ``oneOf`` and ``allOf``.
 Other keywords (``multipleOf``, ``uniqueItems``, ``minProperties``) are ignored.
 
-A ``pattern`` is not evaluated. It comes with a request, and ``re`` can take forever on a hostile one;
-the text is what the sentence names, the schema's default or example, or any other text.
+A ``pattern`` is not evaluated, because it is part of a request and a malicious one can make ``re`` run
+without end. The text is a value of the sentence, the schema's default or example, or any other text.
 """
 
 import math
@@ -38,11 +38,11 @@ NO_VALUE: Any = object()
 
 
 def sample_value(schema: object, hints: SentenceValues, fallback_text: Callable[[str], str]) -> Any:
-    """Make a value for a schema.
+    """Return a value for a schema.
 
     Args:
         schema: The JSON schema; a malformed one is tolerated.
-        hints: The values of the sentence; one without a name goes to the first member that it fits.
+        hints: The values of the sentence; one without a name is used for the first member that it fits.
         fallback_text: Returns a text for a member's name, where no other value fits.
 
     Returns:
@@ -92,7 +92,7 @@ def _find_reference(root: JsonSchema, reference: str) -> object:
 
 
 def _merge_schemas(left: JsonSchema, right: JsonSchema) -> JsonSchema:
-    """Merge two schemas that both apply; where they differ, the right one wins."""
+    """Merge two schemas that both apply; where they differ, the right one has precedence."""
     both = {**left, **right}
     if "properties" in left and "properties" in right:
         both["properties"] = {**as_schema(left["properties"]), **as_schema(right["properties"])}
@@ -107,14 +107,14 @@ _TIME = r"\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)"
 
 @dataclass(frozen=True, slots=True)
 class TextFormat:
-    """How to find a text of a format, an example, and a check that raises ValueError."""
+    """A format of strings: a pattern that finds one, an example, and a check that raises ValueError."""
 
     pattern: str
     example: str
     check: Callable[[str], object] = str
 
     def matches(self, value: str) -> bool:
-        """Whether a text has the format."""
+        """Return whether a text has the format."""
         try:
             self.check(value)
         except ValueError:
@@ -135,13 +135,13 @@ FORMATS: Mapping[str, TextFormat] = {
 
 
 def text_fits(value: str, rules: JsonSchema) -> bool:
-    """Whether a text has the length and the format of the schema."""
+    """Return whether a text has the length and the format of the schema."""
     wanted = FORMATS.get(str(rules.get("format")))
     return fit_length(value, rules) == value and (wanted is None or wanted.matches(value))
 
 
 def fit_length(value: str, rules: JsonSchema) -> str:
-    """Repeat or cut a text to a length that the schema allows."""
+    """Repeat or truncate a text to a length that the schema allows."""
     minimum, maximum = rules.get("minLength"), rules.get("maxLength")
     if isinstance(minimum, int) and len(value) < min(minimum, MAX_TEXT_LENGTH):
         filler = value or "text "
@@ -158,7 +158,7 @@ BOUND_CHECKS: Mapping[str, Callable[[float, float], bool]] = {
 
 
 def number_fits(value: object, rules: JsonSchema, kind: str) -> bool:
-    """Whether a value is a number within the bounds of the schema."""
+    """Return whether a value is a number within the bounds of the schema."""
     if not _is_number(value) or (kind == "integer" and value % 1):
         return False
     return all(check(value, limit) for check, limit in _list_bounds(rules))
@@ -181,12 +181,12 @@ def _list_bounds(rules: JsonSchema) -> list[tuple[Callable[[float, float], bool]
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite number."""
+    """Return whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value - value == 0
 
 
 def value_fits(value: Any, rules: JsonSchema, kind: str) -> bool:
-    """Whether a value, other than an object, is allowed by a schema of this type."""
+    """Return whether a value, other than an object, is allowed by a schema of this type."""
     match kind:
         case "string":
             return isinstance(value, str) and text_fits(value, rules)
@@ -221,7 +221,7 @@ def _items_fit(values: list[Any], rules: JsonSchema) -> bool:
 
 
 class _Sampler:
-    """One schema that is filled in; the number of values made is bounded."""
+    """A generator of the value of one schema, with a limited number of steps."""
 
     def __init__(
         self, root: JsonSchema, hints: SentenceValues, fallback_text: Callable[[str], str]
@@ -232,7 +232,7 @@ class _Sampler:
         self._steps = 0
 
     def sample(self, schema: object, name: str, depth: int) -> Any:
-        """Make a value for a part of the schema; ``name`` is that of the member, if it is one."""
+        """Return a value for a part of the schema; ``name`` is the name of the member, or empty."""
         self._steps += 1
         if self._steps > MAX_STEPS or depth > MAX_DEPTH:
             return None
@@ -269,7 +269,7 @@ class _Sampler:
                 return self._sample_text(rules, name)
 
     def _find_value(self, rules: JsonSchema, kind: str, name: str) -> Any:
-        """Return what the sentence names so, or a value without a name that fits, or NO_VALUE."""
+        """Return the value of this name in the sentence, or one without a name that fits, or NO_VALUE."""
         named = self._hints.find_named(name)
         if named is not None and (value := coerce_value(named, rules, kind)) is not NO_VALUE:
             return value
@@ -277,7 +277,7 @@ class _Sampler:
         return NO_VALUE if value is None else value
 
     def _has_value(self, rules: JsonSchema, name: str, *, is_named: bool = False) -> bool:
-        """Whether the sentence has a value of this type; one without a name unless ``is_named``."""
+        """Return whether the sentence has a value of this type; one without a name unless ``is_named``."""
         kind = list_types(rules)[0]
         named = self._hints.find_named(name)
         if named is not None:
@@ -288,7 +288,7 @@ class _Sampler:
         return any(value_fits(value, rules, kind) for value in values)
 
     def _choose_enum_value(self, rules: JsonSchema, name: str) -> Any:
-        """Choose the named value, else one of the sentence, the default, the first."""
+        """Choose the named value, else one that the sentence contains, else the default or the first."""
         choices = {str(choice).lower(): choice for choice in rules["enum"]}
         mentioned = self._hints.find_mentioned(choices.values())
         wanted = (self._hints.find_named(name), mentioned, *self._hints.unnamed_values)
@@ -300,7 +300,7 @@ class _Sampler:
     def _choose_branch(self, branches: Sequence[JsonSchema], name: str, depth: int) -> JsonSchema:
         """Choose the branch that the sentence has a value for, else null, else the first.
 
-        Deep inside a schema the smallest branch is chosen, or a recursive schema would never end.
+        Below a depth the smallest branch is chosen, because a recursive schema would never end.
         """
         if depth >= SHORTEST_BRANCH_DEPTH:
             return min(branches, key=_estimate_size)
@@ -317,7 +317,7 @@ class _Sampler:
         for key in sorted(dict.fromkeys(required), key=lambda key: key not in members):
             made[key] = self.sample(members.get(key, {}), key, depth + 1)
         for key, schema in members.items():
-            # A value without a name goes to an optional member only if there is no other one.
+            # A value without a name is used for an optional member only if there is no other member.
             rules = resolve_schema(self._root, schema)
             if key not in made and self._has_value(rules, key, is_named=bool(made)):
                 made[key] = self.sample(schema, key, depth + 1)

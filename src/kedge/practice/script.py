@@ -4,8 +4,8 @@ JSON or TOML with one list, ``answers``. Each answer may have conditions (``when
 message contains this text; ``sees``: any message does; ``after``: the result of this tool follows
 that message; ``turn``: it is the n-th answer of the conversation) and has parts (``think``, ``say``,
 ``refuse``, ``call``, in that order, and ``pace``). The first answer whose conditions are all met is
-used; if there is none, the practice model answers. Like the model, a script depends on the context
-and nothing else.
+used; if there is none, the practice model answers. Like those of the model, answers of a script depend
+on the context only.
 """
 
 import json
@@ -77,7 +77,7 @@ class ScriptEntry:
     output: PracticeOutput
 
     def matches(self, request: PracticeRequest) -> bool:
-        """Whether every condition is met."""
+        """Return whether every condition is met."""
         return all(condition(request, wanted) for condition, wanted in self.conditions)
 
 
@@ -118,11 +118,11 @@ class Script:
 
     @classmethod
     def from_data(cls, data: object, location: str = "script") -> Self:
-        """Make a script from the parsed content of a file.
+        """Return a script for the parsed content of a file.
 
         Args:
             data: A table with the list ``answers``.
-            location: What error messages start with, such as the name of the file.
+            location: The start of error messages, such as the name of the file.
 
         Returns:
             The script.
@@ -139,7 +139,7 @@ class Script:
         )
 
     def answer(self, request: PracticeRequest) -> PracticeOutput:
-        """Return the first answer that applies, or the practice model's own.
+        """Return the first answer that applies, or the answer of the practice model.
 
         Args:
             request: The request to answer.

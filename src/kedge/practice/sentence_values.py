@@ -1,7 +1,7 @@
 """Extract values from a sentence, for the arguments of a tool or the members of a JSON answer.
 
-"call add with a=2 and b=3" names its values; "get_weather in Paris" only mentions one. Named values
-go to the member of that name, mentioned ones to the first member that they fit, each once.
+"call add with a=2 and b=3" names its values; "get_weather in Paris" only mentions one. A named value is
+used for the member of that name, a mentioned one for the first member that it fits, each once.
 """
 
 import json
@@ -68,7 +68,7 @@ class SentenceValues:
         return NAMED_VALUE.sub(" ", text)
 
     def find_named(self, name: str) -> Any:
-        """Return the value that the sentence gives this name, or None."""
+        """Return the value of this name in the sentence, or None."""
         if name in self.named_values:
             return self.named_values[name]
         if not name:
@@ -99,7 +99,7 @@ class SentenceValues:
 
 
 def parse_number(text: str) -> float:
-    """Parse a number; an integer if it is written as one."""
+    """Parse a number; the result is an integer if it is written as one."""
     return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
 
 

@@ -1,8 +1,8 @@
-"""Tool calls: which ones a sentence asks for, in which order, with which arguments.
+"""Rules for tool calls: which ones a sentence requests, in which order and with which arguments.
 
-A sentence is split at the tool names in it; the text after a name describes that call. "Then" between
-two calls makes the second wait for the result of the first. The calls that already follow the user's
-message show which are still to be made, so the model needs no memory of its own.
+A sentence is split at the tool names in it; the text after a name describes that call. After "then" a
+call waits for the result of the previous one. The calls that already follow the user's message determine
+which remain to be made, so the model stores nothing.
 """
 
 import json
@@ -41,7 +41,7 @@ CLAUSE_TAIL = re.compile(
     re.IGNORECASE,
 )
 CLAUSE_HEAD = re.compile(r"\A(?:\s*\btools?\b)?(?:\s*\bwith\b)?[\s:,]*", re.IGNORECASE)
-# Words of a tool's name that tell it from no other, and words that open a request.
+# Words that do not distinguish the name of a tool from others, and words that start a request.
 COMMON_WORDS = {
     "a", "an", "and", "do", "fetch", "find", "get", "lookup", "make", "of", "set", "show", "tell",
     "the", "tool",
@@ -54,7 +54,7 @@ REQUEST_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """A call that a sentence asks for: the tool, the text about it, and its step."""
+    """A call that a sentence requests: the tool, the text about it, and its step."""
 
     tool: Item
     text: str
@@ -88,7 +88,7 @@ def _allowed_names(choice: str | Mapping[str, Any]) -> set[str] | None:
 
 
 def must_call(request: PracticeRequest) -> bool:
-    """Whether ``tool_choice`` forces a call."""
+    """Return whether ``tool_choice`` forces a call."""
     choice = request.tool_choice
     if isinstance(choice, str):
         return choice == "required"
@@ -98,7 +98,7 @@ def must_call(request: PracticeRequest) -> bool:
 
 
 def make_forced_calls(utterance: Utterance) -> tuple[ToolCallOutput, ...]:
-    """Make the calls that the sentence asks for or, if it asks for none, one of the best tool."""
+    """Return the calls that the sentence requests or, if there are none, a call of the best tool."""
     tools = offered_tools(utterance.request)
     if not tools:
         return ()
@@ -108,7 +108,7 @@ def make_forced_calls(utterance: Utterance) -> tuple[ToolCallOutput, ...]:
 
 
 def make_named_calls(utterance: Utterance, _: object = None) -> tuple[ToolCallOutput, ...] | None:
-    """Make the calls that the sentence names."""
+    """Return the calls that the sentence names."""
     tools = offered_tools(utterance.request)
     if not tools:
         return None
@@ -116,7 +116,7 @@ def make_named_calls(utterance: Utterance, _: object = None) -> tuple[ToolCallOu
 
 
 def make_implied_call(utterance: Utterance, _: re.Match[str]) -> tuple[ToolCallOutput, ...] | None:
-    """Make the call of the tool whose name's words are in a question or a request."""
+    """Return a call of the tool whose name consists of words of a question or a request."""
     tools = offered_tools(utterance.request)
     if not tools:
         return None
@@ -131,7 +131,7 @@ def make_implied_call(utterance: Utterance, _: re.Match[str]) -> tuple[ToolCallO
 def _make_next_calls(
     utterance: Utterance, planned: Sequence[PlannedCall]
 ) -> tuple[ToolCallOutput, ...]:
-    """Make the calls of the current step of a plan, one at a time if they may not be parallel."""
+    """Return the calls of the current step of a plan, or one of them if they must not be parallel."""
     made = sum(
         item.get("type") in CALL_TYPES for item in items_after_last_user(utterance.request.items)
     )
@@ -162,7 +162,7 @@ def _plan_calls(sentence: str, tools: Mapping[str, Item]) -> list[PlannedCall]:
 
 
 def _find_mentions(sentence: str, tools: Mapping[str, Item]) -> list[tuple[str, int, int]]:
-    """Find the tool names of a sentence, with their positions.
+    """Return the tool names in a sentence, with their positions.
 
     A name that is an ordinary word counts only after a word like "call" or as the first word.
     """
@@ -179,7 +179,7 @@ def _find_mentions(sentence: str, tools: Mapping[str, Item]) -> list[tuple[str, 
 
 
 def _match_tool(sentence: str, tools: Mapping[str, Item]) -> Item | None:
-    """Find the tool with the most words in its name, all of which are in the sentence."""
+    """Return the tool with the most words in its name that are all in the sentence."""
     spoken = set(re.findall(r"[a-z0-9]+", sentence.lower()))
     best, most = None, 0
     for name, tool in tools.items():
@@ -212,7 +212,7 @@ def _read_custom_input(words: str) -> str:
 
 
 def report_results(utterance: Utterance) -> TextResult | None:
-    """Report the results of the calls after the user's message, once all of them are there."""
+    """Report the results of the calls after the user's message, when all of them are available."""
     items = items_after_last_user(utterance.request.items)
     if not items or is_model_item(items[-1]):
         return None
@@ -224,7 +224,7 @@ def report_results(utterance: Utterance) -> TextResult | None:
 
 
 def _parse_output(output: str) -> Any:
-    """Parse an output as JSON; return the text if it is none."""
+    """Parse an output as JSON, or return its text if it is not JSON."""
     try:
         return json.loads(output)
     except (ValueError, RecursionError):

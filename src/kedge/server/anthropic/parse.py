@@ -184,12 +184,12 @@ def check_thinking_blocks(body: Body) -> None:
 
 
 def is_thinking_enabled(body: Body) -> bool:
-    """Whether the response contains thinking blocks."""
+    """Return whether the response contains thinking blocks."""
     return get_object(body, "thinking").get("type") in ("enabled", "adaptive", "between_tools")
 
 
 def is_thinking_shown(body: Body) -> bool:
-    """Whether thinking blocks contain their text, or only their signature."""
+    """Return whether thinking blocks contain their text, or only their signature."""
     return get_object(body, "thinking").get("display") != "omitted"
 
 

@@ -79,13 +79,13 @@ class FaultMiddleware:
 
 
 def is_eligible(scope: Scope) -> bool:
-    """Whether faults may apply to this request: only on a loopback address."""
+    """Return whether faults may apply to this request: only on a loopback address."""
     is_post = (scope["type"], scope.get("method")) == ("http", "POST")
     return is_post and scope["path"] in FAULT_PATHS and _is_loopback(scope)
 
 
 def is_fetch(scope: Scope) -> bool:
-    """Whether this request fetches a stored response or its items, on a loopback address."""
+    """Return whether this request fetches a stored response or its items, on a loopback address."""
     is_get = (scope["type"], scope.get("method")) == ("http", "GET")
     return is_get and scope["path"].startswith(f"{RESPONSES_PATH}/") and _is_loopback(scope)
 

@@ -70,7 +70,7 @@ def ignore_unknown() -> Generator[Mapping[str, None]]:
 
 
 def is_ignoring_unknown() -> bool:
-    """Whether unknown members are ignored here."""
+    """Return whether unknown members are ignored here."""
     return _ignored_paths.get() is not None
 
 
