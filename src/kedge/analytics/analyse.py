@@ -95,7 +95,7 @@ async def analyse_over_time(
 def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> Analytics:
     days = split_days(tx, selection)
     groups = select_groups(tx, selection, days)
-    spent = sum_group_costs(tx, selection, groups, prices)
+    costs = sum_group_costs(tx, selection, groups, prices)
     latencies = _measure_latencies(tx, selection, days)
     return Analytics(
         selection=selection,
@@ -105,9 +105,9 @@ def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> A
         chains=queries.measure_chains(tx, selection, days),
         branching=queries.measure_branching(tx, selection),
         tokens=queries.sum_tokens(groups),
-        cost=sum_costs(spent),
+        cost=sum_costs(costs),
         latency=latencies.get(("", ""), Latency()),
-        models=_collect_models(groups, sum_by_model(spent), latencies),
+        models=_collect_models(groups, sum_by_model(costs), latencies),
         cache=queries.sum_cache_use(groups),
     )
 
@@ -117,9 +117,9 @@ def _measure_latencies(tx: Tx, selection: Selection, days: DayRange | None) -> d
     if days:
         return measure_latencies(tx, selection, days)
     where = build_condition(tx, selection)
-    found = queries.measure_latencies(tx, where, "r.provider || '/' || r.model")
+    by_name = queries.measure_latencies(tx, where, "r.provider || '/' || r.model")
     latencies: dict[Model, Latency] = {}
-    for name, latency in found.items():
+    for name, latency in by_name.items():
         provider, _, model = name.partition("/")
         latencies[provider, model] = latency
     latencies["", ""] = queries.measure_latencies(tx, where).get(1, Latency())
@@ -127,7 +127,7 @@ def _measure_latencies(tx: Tx, selection: Selection, days: DayRange | None) -> d
 
 
 def _collect_models(
-    groups: Sequence[ResponseGroup], spent: dict[Model, Cost], latencies: dict[Model, Latency]
+    groups: Sequence[ResponseGroup], costs: dict[Model, Cost], latencies: dict[Model, Latency]
 ) -> tuple[ModelStats, ...]:
     return tuple(
         ModelStats(
@@ -137,7 +137,7 @@ def _collect_models(
             succeeded=succeeded,
             latency=latencies.get((provider, model), Latency()),
             tokens=tokens,
-            cost=spent.get((provider, model), Cost()),
+            cost=costs.get((provider, model), Cost()),
         )
         for provider, model, requests, succeeded, tokens in queries.list_models(groups)
     )
@@ -159,16 +159,19 @@ def _collect_buckets(
         )
     where = build_condition(tx, replace(selection, since=start, until=end))
     empty = [Bucket(start + i * width, start + (i + 1) * width) for i in range(number)]
-    found = dict(enumerate(empty))
+    filled = dict(enumerate(empty))
     column = _bucket_sql(tx, start, width, number - 1)
-    spent = sum_by_group(query_costs(tx, where, prices, column))
+    costs = sum_by_group(query_costs(tx, where, prices, column))
     latencies = queries.measure_latencies(tx, where, column)
     for row in _query_counts(tx, where, column):
-        at = row[0]
-        found[at] = _fill_bucket(
-            found[at], row[1:], spent.get(at, Cost()), latencies.get(at, Latency())
+        position = row[0]
+        filled[position] = _fill_bucket(
+            filled[position],
+            row[1:],
+            costs.get(position, Cost()),
+            latencies.get(position, Latency()),
         )
-    return tuple(found[i] for i in range(number))
+    return tuple(filled[i] for i in range(number))
 
 
 def _fill_bucket(bucket: Bucket, row: Row, cost: Cost, latency: Latency) -> Bucket:
@@ -267,8 +270,8 @@ def _collect_conversations(
             numbers,
         )
     }
-    chosen = where.and_(f"r.conversation IN ({marks})", *numbers)
-    spent = sum_by_group(query_costs(tx, chosen, prices, "r.conversation"))
+    selected = where.and_(f"r.conversation IN ({marks})", *numbers)
+    costs = sum_by_group(query_costs(tx, selected, prices, "r.conversation"))
     return tuple(
         ConversationStats(
             id=names[row[0]][0],
@@ -279,7 +282,7 @@ def _collect_conversations(
             sent_bytes=int(row[4] or 0),
             saved_bytes=int(row[5] or 0),
             tokens=queries.tokens_from_row(row[6:]),
-            cost=spent.get(row[0], Cost()),
+            cost=costs.get(row[0], Cost()),
         )
         for row in rows
     )

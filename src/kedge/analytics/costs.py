@@ -28,11 +28,11 @@ def query_costs(
     tx: Tx, where: SqlCondition, prices: Prices | None = None, group: str = "1"
 ) -> list[GroupCost]:
     """Return the cost of each model in each group of responses."""
-    written = where.and_("r.cost IS NOT NULL")
+    with_cost = where.and_("r.cost IS NOT NULL")
     rows = tx.rows(
         f"SELECT r.provider, r.model, {group}, SUM(r.cost), COUNT(*) FROM responses r "  # noqa: S608
-        f"WHERE {written.sql} GROUP BY r.provider, r.model, {group}",
-        written.values,
+        f"WHERE {with_cost.sql} GROUP BY r.provider, r.model, {group}",
+        with_cost.values,
     )
     parts = [GroupCost(name, model, key, Cost(float(s), int(n))) for name, model, key, s, n in rows]
     return parts + _estimate_costs(tx, where, prices or current_prices(), group)
@@ -40,11 +40,11 @@ def query_costs(
 
 def _estimate_costs(tx: Tx, where: SqlCondition, prices: Prices, group: str) -> list[GroupCost]:
     """Estimate the cost of responses without one, one by one: price tiers depend on the request."""
-    unwritten = where.and_("r.cost IS NULL AND r.input_tokens IS NOT NULL")
+    without_cost = where.and_("r.cost IS NULL AND r.input_tokens IS NOT NULL")
     rows = tx.rows(
         f"SELECT r.provider, r.model, {group}, r.created_at, r.input_tokens, r.cached_tokens, "  # noqa: S608
-        f"r.output_tokens FROM responses r WHERE {unwritten.sql}",
-        unwritten.values,
+        f"r.output_tokens FROM responses r WHERE {without_cost.sql}",
+        without_cost.values,
     )
     parts: list[GroupCost] = []
     for provider, model, key, created_at, *counts in rows:
@@ -66,36 +66,38 @@ def sum_group_costs(
     prices = prices or current_prices()
     parts: list[GroupCost] = []
     tiered: set[tuple[str, str]] = set()
-    for each in groups:
-        if each.pricing == "stored":
-            cost = Cost(each.cost, each.responses)
-        elif each.pricing == "none":
+    for group in groups:
+        if group.pricing == "stored":
+            cost = Cost(group.cost, group.responses)
+        elif group.pricing == "none":
             continue
-        elif prices.has_tiers(each.provider, each.model):
-            tiered.add((each.provider, each.model))
+        elif prices.has_tiers(group.provider, group.model):
+            tiered.add((group.provider, group.model))
             continue
         else:
             usage = Usage(
-                each.uncached_tokens + each.cached_tokens, each.cached_tokens, each.output_tokens
+                group.uncached_tokens + group.cached_tokens,
+                group.cached_tokens,
+                group.output_tokens,
             )
-            at = each.day * SECONDS_PER_DAY
-            dollars = prices.cost(usage, each.provider, each.model, at=at)
-            known = each.responses
-            cost = Cost(unpriced=known) if dollars is None else Cost(dollars, known)
-        parts.append(GroupCost(each.provider, each.model, 1, cost))
+            at = group.day * SECONDS_PER_DAY
+            dollars = prices.cost(usage, group.provider, group.model, at=at)
+            count = group.responses
+            cost = Cost(unpriced=count) if dollars is None else Cost(dollars, count)
+        parts.append(GroupCost(group.provider, group.model, 1, cost))
     for provider, model in sorted(tiered):
-        own = build_condition(tx, replace(selection, provider=provider, model=model))
-        parts += _estimate_costs(tx, own, prices, "1")
+        condition = build_condition(tx, replace(selection, provider=provider, model=model))
+        parts += _estimate_costs(tx, condition, prices, "1")
     return parts
 
 
 def sum_costs(parts: Iterable[GroupCost]) -> Cost:
     """Return the total cost."""
-    listed = [part.cost for part in parts]
+    costs = [part.cost for part in parts]
     return Cost(
-        round(sum(each.dollars for each in listed), ROUND_DIGITS),
-        sum(each.priced for each in listed),
-        sum(each.unpriced for each in listed),
+        round(sum(each.dollars for each in costs), ROUND_DIGITS),
+        sum(each.priced for each in costs),
+        sum(each.unpriced for each in costs),
     )
 
 

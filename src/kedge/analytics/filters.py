@@ -30,35 +30,35 @@ class SqlCondition:
 
 def build_condition(tx: Tx, selection: Selection) -> SqlCondition:
     """Return the condition for the responses of a selection, in the namespace of a transaction."""
-    found = SqlCondition(f"r.conversation IN {OWN_NUMBERS}", (tx.namespace,))
+    condition = SqlCondition(f"r.conversation IN {OWN_NUMBERS}", (tx.namespace,))
     if selection.since is not None:
-        found = found.and_("r.created_at >= ?", selection.since)
+        condition = condition.and_("r.created_at >= ?", selection.since)
     if selection.until is not None:
-        found = found.and_("r.created_at < ?", selection.until)
+        condition = condition.and_("r.created_at < ?", selection.until)
     if selection.model:
-        found = found.and_("r.model = ?", selection.model)
+        condition = condition.and_("r.model = ?", selection.model)
     if selection.provider:
-        found = found.and_("r.provider = ?", selection.provider)
+        condition = condition.and_("r.provider = ?", selection.provider)
     if selection.conversation:
-        numbered = "(SELECT number FROM conversations WHERE id = ? AND namespace = ?)"
+        number = "(SELECT number FROM conversations WHERE id = ? AND namespace = ?)"
         values = (selection.conversation, tx.namespace)
-        found = found.and_(f"r.conversation = {numbered}", *values)
-        found = found.and_(
+        condition = condition.and_(f"r.conversation = {number}", *values)
+        condition = condition.and_(
             "r.node IN (SELECT n.id FROM nodes n JOIN conversations c ON c.tree = n.tree "
             "WHERE c.id = ? AND c.namespace = ?)",
             *values,
         )
-    return found
+    return condition
 
 
 def build_time_condition(selection: Selection, column: str) -> SqlCondition:
     """Return the condition that a time is in the range of a selection."""
-    found = SqlCondition("1 = 1")
+    condition = SqlCondition("1 = 1")
     if selection.since is not None:
-        found = found.and_(f"{column} >= ?", selection.since)
+        condition = condition.and_(f"{column} >= ?", selection.since)
     if selection.until is not None:
-        found = found.and_(f"{column} < ?", selection.until)
-    return found
+        condition = condition.and_(f"{column} < ?", selection.until)
+    return condition
 
 
 def has_response_filter(selection: Selection) -> bool:

@@ -76,20 +76,20 @@ class DayRange:
 
     def condition(self, tx: Tx, selection: Selection, *, has_totals: bool = False) -> SqlCondition:
         """Return the condition for the sums of the complete days, or of all days where a table has them."""
-        found = SqlCondition("namespace = ?", (tx.namespace,))
+        condition = SqlCondition("namespace = ?", (tx.namespace,))
         is_unlimited = has_totals and self.first is None and self.stop is None
         first = 0 if has_totals and not is_unlimited and self.first is None else self.first
-        given = {
+        filters = {
             "day = ?": ALL_DAYS if is_unlimited else None,
             "day >= ?": first,
             "day < ?": self.stop,
             "model = ?": selection.model or None,
             "provider = ?": selection.provider or None,
         }
-        for sql, value in given.items():
+        for sql, value in filters.items():
             if value is not None:
-                found = found.and_(sql, value)
-        return found
+                condition = condition.and_(sql, value)
+        return condition
 
 
 def split_days(tx: Tx, selection: Selection) -> DayRange | None:
@@ -119,27 +119,27 @@ def iter_edges(tx: Tx, selection: Selection, days: DayRange | None) -> Iterator[
 
 def select_groups(tx: Tx, selection: Selection, days: DayRange | None) -> list[ResponseGroup]:
     """Return the groups of the responses of a selection."""
-    found: list[tuple[Any, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     if days:
         where = days.condition(tx, selection)
         keys = (*KEYS, "CASE WHEN pricing = 'unknown' THEN day ELSE 0 END")
         columns = ", ".join(keys)
         sums = ", ".join(f"SUM({name})" for name in SUMS)
-        found += tx.rows(
+        rows += tx.rows(
             f"SELECT {columns}, {sums} FROM response_sums WHERE {where.sql} GROUP BY {columns}",  # noqa: S608
             where.values,
         )
     day = f"CASE WHEN {KEYS['pricing']} = 'unknown' THEN {response_sums.day_sql(tx)} ELSE 0 END"
     columns = ", ".join((*KEYS.values(), day))
     for where in iter_edges(tx, selection, days):
-        found += tx.rows(
+        rows += tx.rows(
             f"SELECT {columns}, {', '.join(SUMS.values())} FROM responses r "  # noqa: S608
             f"WHERE {where.sql} GROUP BY {columns}",
             where.values,
         )
     start = len(KEYS) + 1
     return [
-        ResponseGroup(*row[:start], *response_sums.to_numbers(SUMS, row[start:])) for row in found
+        ResponseGroup(*row[:start], *response_sums.to_numbers(SUMS, row[start:])) for row in rows
     ]
 
 

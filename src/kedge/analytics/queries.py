@@ -211,16 +211,16 @@ def list_models(groups: Iterable[ResponseGroup]) -> list[tuple[str, str, int, in
     models: dict[tuple[str, str], list[ResponseGroup]] = {}
     for each in groups:
         models.setdefault((each.provider, each.model), []).append(each)
-    found = [
+    rows = [
         (
             *model,
-            sum(each.responses for each in own),
-            sum(each.responses for each in own if each.is_answered),
-            sum_tokens(own),
+            sum(each.responses for each in model_groups),
+            sum(each.responses for each in model_groups if each.is_answered),
+            sum_tokens(model_groups),
         )
-        for model, own in models.items()
+        for model, model_groups in models.items()
     ]
-    return sorted(found, key=lambda row: (-row[2], row[0], row[1]))
+    return sorted(rows, key=lambda row: (-row[2], row[0], row[1]))
 
 
 def measure_latencies(tx: Tx, where: SqlCondition, group: str = "1") -> dict[Any, Latency]:

@@ -47,9 +47,9 @@ class NumberTooLarge(ArithmeticError):
 
 def calculate(_: Utterance, match: re.Match[str]) -> TextResult | None:
     """Evaluate an expression and return a text with the expression and its value."""
-    shown = match["sum"].strip()
+    expression = match["sum"].strip()
     try:
-        value = evaluate(shown)
+        value = evaluate(expression)
     except ZeroDivisionError:
         return TextResult("Nothing can be divided by zero.")
     except NumberTooLarge:
@@ -58,7 +58,7 @@ def calculate(_: Utterance, match: re.Match[str]) -> TextResult | None:
         return None
     exact, text = format_fraction(value)
     number = int(value) if value.denominator == 1 else float(value)
-    return TextResult(f"{shown} {'=' if exact else 'is about'} {text}.", number)
+    return TextResult(f"{expression} {'=' if exact else 'is about'} {text}.", number)
 
 
 def evaluate(text: str) -> Fraction | None:

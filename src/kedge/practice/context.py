@@ -193,5 +193,8 @@ def tool_results(items: Sequence[Item]) -> list[tuple[str, str]]:
 
 def count_answers(items: Sequence[Item]) -> int:
     """Count the model's answers, which are consecutive items of the model between items of the client."""
-    own = [is_model_item(item) for item in items]
-    return sum(now and not before for before, now in zip([False, *own], own, strict=False))
+    from_model = [is_model_item(item) for item in items]
+    return sum(
+        is_model and not was_model
+        for was_model, is_model in zip([False, *from_model], from_model, strict=False)
+    )

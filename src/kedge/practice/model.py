@@ -39,12 +39,12 @@ from kedge.practice.sentence_values import SentenceValues
 
 def format_result(utterance: Utterance, result: TextResult) -> str:
     """Format a text answer as the request's ``text.format`` requires."""
-    wanted = utterance.request.text_format or {}
-    match wanted.get("type"):
+    text_format = utterance.request.text_format or {}
+    match text_format.get("type"):
         case "json_schema" | "json_object" if utterance.wants_invalid:
             return f"Not JSON: {result.text}"
         case "json_schema":
-            return _encode_json(_fill_schema(utterance, result, wanted.get("schema")))
+            return _encode_json(_fill_schema(utterance, result, text_format.get("schema")))
         case "json_object":
             return _encode_json({"answer": result.text if result.value is None else result.value})
         case _:

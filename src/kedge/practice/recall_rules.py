@@ -41,8 +41,8 @@ def earlier_texts(utterance: Utterance, *roles: str) -> list[str]:
 def quote_message(utterance: Utterance, match: re.Match[str]) -> TextResult:
     """Quote one message: the first, the last, the n-th, of the user or of the model."""
     roles, subject, owner = SPEAKERS.get(match["whose"].lower(), ANY_SPEAKER)
-    found = re.search(rf"\b({ORDINAL_PATTERN})\b", match["which"] or "", re.IGNORECASE)
-    which = found[1].lower() if found else "last"
+    ordinal = re.search(rf"\b({ORDINAL_PATTERN})\b", match["which"] or "", re.IGNORECASE)
+    which = ordinal[1].lower() if ordinal else "last"
     texts = earlier_texts(utterance, *roles)
     position = _find_index(which, len(texts))
     if not 0 <= position < len(texts):
@@ -136,20 +136,20 @@ def quote_instructions(utterance: Utterance, _: re.Match[str]) -> TextResult:
 
 def quote_last_result(utterance: Utterance, _: re.Match[str]) -> TextResult:
     """Quote the newest tool result of the context."""
-    known = tool_results(utterance.request.items)
-    if not known:
+    results = tool_results(utterance.request.items)
+    if not results:
         return TextResult("I can see no tool result.")
-    name, output = known[-1]
+    name, output = results[-1]
     return TextResult(f"{name} said last: {quote_text(output)}", output)
 
 
 def quote_last_reasoning(utterance: Utterance, _: re.Match[str]) -> TextResult:
     """Quote the newest reasoning item."""
-    found = [item for item in utterance.request.items if item.get("type") == "reasoning"]
-    if not found:
+    entries = [item for item in utterance.request.items if item.get("type") == "reasoning"]
+    if not entries:
         return TextResult("I can see no thought of mine.")
-    text = extract_text(found[-1].get("content")) or extract_text(found[-1].get("summary"))
-    text = text or utterance.request.read_reasoning(found[-1])
+    text = extract_text(entries[-1].get("content")) or extract_text(entries[-1].get("summary"))
+    text = text or utterance.request.read_reasoning(entries[-1])
     return TextResult(
         f"I thought: {quote_text(text)}" if text else "My last thought is sealed.", text
     )

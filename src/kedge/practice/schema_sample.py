@@ -62,8 +62,10 @@ def as_schema(value: object) -> JsonSchema:
 
 def list_types(rules: JsonSchema) -> list[str]:
     """List the types that a schema allows, in its order; guessed if it states none."""
-    stated = rules.get("type")
-    listed = [stated] if isinstance(stated, str) else list(cast("Sequence[str]", stated or ()))
+    declared = rules.get("type")
+    listed = (
+        [declared] if isinstance(declared, str) else list(cast("Sequence[str]", declared or ()))
+    )
     known = [kind for kind in listed if kind in JSON_TYPES]
     return known or [kind for word, kind in TYPE_HINTS.items() if word in rules][:1] or [ANY_TYPE]
 
@@ -136,8 +138,8 @@ FORMATS: Mapping[str, TextFormat] = {
 
 def text_fits(value: str, rules: JsonSchema) -> bool:
     """Return whether a text has the length and the format of the schema."""
-    wanted = FORMATS.get(str(rules.get("format")))
-    return fit_length(value, rules) == value and (wanted is None or wanted.matches(value))
+    text_format = FORMATS.get(str(rules.get("format")))
+    return fit_length(value, rules) == value and (text_format is None or text_format.matches(value))
 
 
 def fit_length(value: str, rules: JsonSchema) -> str:
@@ -176,8 +178,8 @@ def _find_number(rules: JsonSchema, kind: str) -> float:
 
 
 def _list_bounds(rules: JsonSchema) -> list[tuple[Callable[[float, float], bool], float]]:
-    found = ((check, rules.get(word)) for word, check in BOUND_CHECKS.items())
-    return [(check, limit) for check, limit in found if _is_number(limit)]
+    bounds = ((check, rules.get(word)) for word, check in BOUND_CHECKS.items())
+    return [(check, limit) for check, limit in bounds if _is_number(limit)]
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -245,8 +247,10 @@ class _Sampler:
         branches = rules.get("anyOf") or rules.get("oneOf")
         if branches or len(types) > 1:
             others = {key: rules[key] for key in rules if key not in ("anyOf", "oneOf", "type")}
-            stated = [resolve_schema(self._root, branch) for branch in branches or ()]
-            branch = self._choose_branch(stated or [{"type": kind} for kind in types], name, depth)
+            alternatives = [resolve_schema(self._root, branch) for branch in branches or ()]
+            branch = self._choose_branch(
+                alternatives or [{"type": kind} for kind in types], name, depth
+            )
             kind = {"type": rules["type"]} if "type" in rules and "type" not in branch else {}
             return self.sample(_merge_schemas({**kind, **others}, branch), name, depth + 1)
         value = self._find_value(rules, types[0], name)
@@ -313,41 +317,41 @@ class _Sampler:
     def _sample_object(self, rules: JsonSchema, depth: int) -> dict[str, Any]:
         members = cast("dict[str, Any]", as_schema(rules.get("properties")))
         required = [str(key) for key in rules.get("required", ())]
-        made: dict[str, Any] = {}
+        sampled: dict[str, Any] = {}
         for key in sorted(dict.fromkeys(required), key=lambda key: key not in members):
-            made[key] = self.sample(members.get(key, {}), key, depth + 1)
+            sampled[key] = self.sample(members.get(key, {}), key, depth + 1)
         for key, schema in members.items():
             # A value without a name is used for an optional member only if there is no other member.
             rules = resolve_schema(self._root, schema)
-            if key not in made and self._has_value(rules, key, is_named=bool(made)):
-                made[key] = self.sample(schema, key, depth + 1)
-        return {key: made[key] for key in (*members, *made) if key in made}
+            if key not in sampled and self._has_value(rules, key, is_named=bool(sampled)):
+                sampled[key] = self.sample(schema, key, depth + 1)
+        return {key: sampled[key] for key in (*members, *sampled) if key in sampled}
 
     def _sample_array(self, rules: JsonSchema, name: str, depth: int) -> list[Any]:
         fixed = cast("Sequence[object]", rules.get("prefixItems", ()))
         items = resolve_schema(self._root, rules.get("items", {}))
         minimum = min(int(rules.get("minItems", 0)), MAX_ITEMS)
         maximum = min(int(rules.get("maxItems", MAX_ITEMS)), MAX_ITEMS)
-        made = [self.sample(schema, "", depth + 1) for schema in fixed[:maximum]]
+        sampled = [self.sample(schema, "", depth + 1) for schema in fixed[:maximum]]
         if rules.get("items") is False:
-            return made
+            return sampled
         if depth < SHORTEST_BRANCH_DEPTH and not fixed:
             minimum = max(minimum, min(1, maximum))
         is_list = list_types(items)[0] in ("string", "integer", "number") and "format" not in items
-        while len(made) < maximum and (
-            len(made) < minimum or (is_list and self._has_value(items, ""))
+        while len(sampled) < maximum and (
+            len(sampled) < minimum or (is_list and self._has_value(items, ""))
         ):
-            made.append(self.sample(items, "" if made else name, depth + 1))
-        return made
+            sampled.append(self.sample(items, "" if sampled else name, depth + 1))
+        return sampled
 
     def _sample_text(self, rules: JsonSchema, name: str) -> str:
-        if wanted := FORMATS.get(str(rules.get("format"))):
-            found = re.finditer(wanted.pattern, self._hints.sentence, re.IGNORECASE)
-            texts = (match[0].rstrip(".,;") for match in found)
-            return next((text for text in texts if text_fits(text, rules)), wanted.example)
-        spare = (rules.get("default"), *(rules.get("examples") or ()))
-        stated = next((text for text in spare if text and isinstance(text, str)), "")
-        return fit_length(stated or self._fallback_text(name) or "text", rules)
+        if text_format := FORMATS.get(str(rules.get("format"))):
+            matches = re.finditer(text_format.pattern, self._hints.sentence, re.IGNORECASE)
+            texts = (match[0].rstrip(".,;") for match in matches)
+            return next((text for text in texts if text_fits(text, rules)), text_format.example)
+        defaults = (rules.get("default"), *(rules.get("examples") or ()))
+        default_text = next((text for text in defaults if text and isinstance(text, str)), "")
+        return fit_length(default_text or self._fallback_text(name) or "text", rules)
 
 
 def _estimate_size(rules: JsonSchema) -> tuple[bool, int]:

@@ -147,9 +147,9 @@ class Script:
         Returns:
             The answer.
         """
-        for line in self.entries:
-            if line.matches(request):
-                return line.output
+        for entry in self.entries:
+            if entry.matches(request):
+                return entry.output
         return answer(request)
 
 

@@ -73,9 +73,11 @@ class SentenceValues:
             return self.named_values[name]
         if not name:
             return None
-        spoken = "|".join({re.escape(name), re.escape(re.sub(r"[_-]", " ", name))})
-        plain = rf"\b(?:{spoken})\s+(?:is\s+|of\s+|to\s+)?({_QUOTED}|{_NUMBER})(?!\w)"
-        linked = rf"(?:\bwith|\band|,)\s+(?:the\s+)?(?:{spoken})\s+(?:is\s+|of\s+|to\s+)?({_WORD})"
+        name_pattern = "|".join({re.escape(name), re.escape(re.sub(r"[_-]", " ", name))})
+        plain = rf"\b(?:{name_pattern})\s+(?:is\s+|of\s+|to\s+)?({_QUOTED}|{_NUMBER})(?!\w)"
+        linked = (
+            rf"(?:\bwith|\band|,)\s+(?:the\s+)?(?:{name_pattern})\s+(?:is\s+|of\s+|to\s+)?({_WORD})"
+        )
         for pattern in (plain, linked):
             if found := re.search(pattern, self.sentence, re.IGNORECASE):
                 return _parse_literal(found[1])
@@ -121,8 +123,8 @@ def _parse_literal(text: str) -> Any:
 
 
 def _find_phrases(text: str) -> list[str]:
-    found = (ARTICLE.sub("", match[1]).strip() for match in PHRASE.finditer(text))
-    return [phrase for phrase in found if phrase]
+    phrases = (ARTICLE.sub("", match[1]).strip() for match in PHRASE.finditer(text))
+    return [phrase for phrase in phrases if phrase]
 
 
 def _strip_links(text: str) -> str:

@@ -132,14 +132,14 @@ def _make_next_calls(
     utterance: Utterance, planned: Sequence[PlannedCall]
 ) -> tuple[ToolCallOutput, ...]:
     """Return the calls of the current step of a plan, or one of them if they must not be parallel."""
-    made = sum(
+    calls_so_far = sum(
         item.get("type") in CALL_TYPES for item in items_after_last_user(utterance.request.items)
     )
-    rest = planned[made:]
-    step = [each for each in rest if each.step == rest[0].step]
+    rest = planned[calls_so_far:]
+    step = [call for call in rest if call.step == rest[0].step]
     if not utterance.request.parallel_tool_calls:
         step = step[:1]
-    return tuple(_make_call(utterance, each) for each in step)
+    return tuple(_make_call(utterance, call) for call in step)
 
 
 def _plan_calls(sentence: str, tools: Mapping[str, Item]) -> list[PlannedCall]:
@@ -154,10 +154,10 @@ def _plan_calls(sentence: str, tools: Mapping[str, Item]) -> list[PlannedCall]:
     step = 0
     for i, (name, _, end) in enumerate(mentions):
         stop = mentions[i + 1][1] if i + 1 < len(mentions) else len(sentence)
-        words = sentence[end:stop]
-        clause = words if stop == len(sentence) else CLAUSE_TAIL.sub("", words)
+        between = sentence[end:stop]
+        clause = between if stop == len(sentence) else CLAUSE_TAIL.sub("", between)
         planned.append(PlannedCall(tools[name], clause, step))
-        step += bool(THEN_PATTERN.search(words[len(clause) :]))
+        step += bool(THEN_PATTERN.search(between[len(clause) :]))
     return planned[:MAX_CALLS]
 
 
@@ -180,25 +180,25 @@ def _find_mentions(sentence: str, tools: Mapping[str, Item]) -> list[tuple[str, 
 
 def _match_tool(sentence: str, tools: Mapping[str, Item]) -> Item | None:
     """Return the tool with the most words in its name that are all in the sentence."""
-    spoken = set(re.findall(r"[a-z0-9]+", sentence.lower()))
-    best, most = None, 0
+    sentence_words = set(re.findall(r"[a-z0-9]+", sentence.lower()))
+    best, most_words = None, 0
     for name, tool in tools.items():
         split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
         words = set(re.findall(r"[a-z0-9]+", split.lower())) - COMMON_WORDS
-        if words <= spoken and len(words) > most:
-            best, most = tool, len(words)
+        if words <= sentence_words and len(words) > most_words:
+            best, most_words = tool, len(words)
     return best
 
 
 def _make_call(utterance: Utterance, planned: PlannedCall) -> ToolCallOutput:
     name = str(planned.tool["name"])
-    words = CLAUSE_HEAD.sub("", planned.text).strip()
-    known = tool_results(items_after_last_user(utterance.request.items))
-    result = known[-1][1] if known and RESULT_PATTERN.search(words) else None
+    clause = CLAUSE_HEAD.sub("", planned.text).strip()
+    results = tool_results(items_after_last_user(utterance.request.items))
+    result = results[-1][1] if results and RESULT_PATTERN.search(clause) else None
     if planned.tool.get("type") == "custom":
-        return ToolCallOutput(name, result or _read_custom_input(words), custom=True)
+        return ToolCallOutput(name, result or _read_custom_input(clause), custom=True)
     facts = [result] if result else []
-    hints = SentenceValues(RESULT_PATTERN.sub(" ", words) if result else words, facts=facts)
+    hints = SentenceValues(RESULT_PATTERN.sub(" ", clause) if result else clause, facts=facts)
     schema = {"type": "object", **as_schema(planned.tool.get("parameters"))}
     arguments: Any = sample_value(schema, hints, lambda member: hints.remainder or member) or {}
     return ToolCallOutput(name, json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
@@ -216,11 +216,11 @@ def report_results(utterance: Utterance) -> TextResult | None:
     items = items_after_last_user(utterance.request.items)
     if not items or is_model_item(items[-1]):
         return None
-    found = tool_results(items)
-    if not found:
+    results = tool_results(items)
+    if not results:
         return None
-    report = " ".join(f"{name} says: {_end_sentence(output)}" for name, output in found)
-    return TextResult(report, _parse_output(found[-1][1]))
+    report = " ".join(f"{name} says: {_end_sentence(output)}" for name, output in results)
+    return TextResult(report, _parse_output(results[-1][1]))
 
 
 def _parse_output(output: str) -> Any:
@@ -250,8 +250,8 @@ def report_unknown_tool(utterance: Utterance, match: re.Match[str]) -> TextResul
     names = list(offered_tools(utterance.request))
     if called in names:
         return None
-    have = f"my tools are: {', '.join(names)}." if names else "I have no tools here."
-    return TextResult(f"I have no tool named {quote_text(called)}; {have}")
+    available = f"my tools are: {', '.join(names)}." if names else "I have no tools here."
+    return TextResult(f"I have no tool named {quote_text(called)}; {available}")
 
 
 RULES = (
