@@ -181,7 +181,7 @@ def test_key_is_stripped_of_line_end(kedge_server: TestServer) -> None:
     address = f"responses:{kedge_server.base_url}#practice"
     run_sync(connect(address, api_key="sk-abc\n").run(Turn([user("Hello")])))
     assert kedge_server.requests[-1].headers["authorization"] == "Bearer sk-abc"
-    with pytest.raises(CannotConnect, match="set it anew") as caught:
+    with pytest.raises(CannotConnect, match="set it again") as caught:
         connect(address, api_key="sk-ab\u2026c")
     assert "sk-ab" not in str(caught.value)
 
