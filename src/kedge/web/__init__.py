@@ -1,1 +1,1 @@
-"""The page, and the JSON API behind it: what the server remembers, what was sent, and why."""
+"""The web page and the JSON API: conversations, their responses on the server, and the plan of each request."""

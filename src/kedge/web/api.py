@@ -58,7 +58,7 @@ MAX_TURN_BYTES = 14_000_000
 MAX_WORKFLOWS = 200
 """The maximum number of workflows in a list."""
 RUN_HEADER = "x-kedge-run"
-"""The header of an event stream that holds the id of its run."""
+"""The header of an event stream with the id of its run."""
 
 
 async def list_conversations(call: ApiCall) -> BaseModel:
@@ -121,7 +121,7 @@ async def delete_conversation(call: ApiCall) -> Response:
 
 
 async def undo_deletion(call: ApiCall) -> BaseModel:
-    """Keep a conversation that is about to be deleted."""
+    """Retain a conversation that is about to be deleted."""
     row = await call.service.deletions.undo(call.service.store, call.path_text("id"))
     return _to_conversation(row)
 
@@ -336,7 +336,7 @@ async def list_choices(call: ApiCall) -> BaseModel:
 
 
 async def list_requests(call: ApiCall) -> BaseModel:
-    """List the requests of other programs, the newest first."""
+    """List the requests of other programs, newest first."""
     query: schemas.RequestQuery = call.query
     await flush_requests(call.request)
     store = call.service.store

@@ -1,6 +1,6 @@
-"""The ASGI app of the page and the API, alone or with the server in one process.
+"""The ASGI app of the page and the API, alone or together with the server in one process.
 
-The page sends its requests through the server beside it.
+The page sends its requests through the server of the same process.
 """
 
 import asyncio
@@ -91,7 +91,7 @@ def create_page(
 
     Args:
         service: The service of the administrator.
-        auth: Who may use the page.
+        auth: The access policy of the page.
         base_url: The API address shown to users.
         services: The services of all users; by default, everyone is the administrator.
     """
@@ -117,9 +117,9 @@ def create_page(
 
 
 class PathDispatch:
-    """A server and a page as one app: the server's paths go to the server, all others to the page.
+    """A server and a page as one app: requests are dispatched by their paths.
 
-    Each has its own middleware, so a cookie of the page gives no access to the server.
+    Each has its own middleware, so a cookie of the page does not grant access to the server.
     """
 
     def __init__(self, server: Starlette, page: Starlette) -> None:
@@ -145,7 +145,7 @@ class PageSettings:
     store: str
     keep_bodies: bool = False
     requires_token: bool = False
-    """Whether a token is needed even if there is none yet."""
+    """Whether a token is required even if none has been created."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -189,7 +189,7 @@ async def _finish(recorder: ServerRequests, task: "asyncio.Task[None]") -> None:
 
 
 def connect_own_server(settings: Settings, url: str, token: str | None = None) -> Engine:
-    """Return an engine for the server beside the page, by default with the server's own token."""
+    """Return an engine for the server of this process, by default with the token in its settings."""
     return connect(
         f"responses:{url}/v1#{model_names(settings)[0]}",
         api_key=token or settings.token,

@@ -1,7 +1,7 @@
 """Attachments of messages: which types are accepted, and how stored ones are served.
 
 They are parts of the blocks of a conversation, so they are deleted with it. Lists read only the beginning of
-a block, and the page loads images by their own addresses, so that neither reads the content of attachments.
+a block, and the page loads images from separate URLs, so that neither reads the content of attachments.
 """
 
 import base64

@@ -1,7 +1,7 @@
-"""Differences of two paths: blocks that are the same, changed, or only in one of them.
+"""Compute the differences of two paths: blocks that are the same, changed, or only in one of them.
 
-Blocks are compared by content, so a block that was edited is never shown as shared, and one that was
-rewritten unchanged is. Changed texts are compared word by word.
+Blocks are compared by content, so an edited block is never shown as shared, and one that was rewritten
+without a change is. Changed texts are compared word by word.
 """
 
 import json
@@ -27,7 +27,7 @@ Opcode = tuple[str, int, int, int, int]
 
 
 def block_text(block: Block) -> str:
-    """Return the text of a message; other blocks have none."""
+    """Return the text of a message, or an empty text for other blocks."""
     return block.text if isinstance(block, UserBlock | AssistantBlock | SystemBlock) else ""
 
 

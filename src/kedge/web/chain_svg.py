@@ -1,8 +1,8 @@
-"""The lanes of a chain as SVG: lines, bends, and one shape for each mark.
+"""Draw the lanes of a chain as SVG: lines, bends, and one shape for each mark.
 
-Only the lanes are drawn; the text of the rows is ordinary HTML beside them, so that it wraps, can be
-read aloud and followed by keyboard. Shapes differ as well as colours, and colours come from the style
-sheet. All lines are two paths, whatever the size of the tree.
+Only the lanes are drawn; the text of the rows is ordinary HTML beside them, so that it wraps and works
+with screen readers and the keyboard. Marks differ in shape as well as in color, and colors are defined in
+the style sheet. All lines are two paths for any size of the tree.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ def draw_lanes(layout: Layout) -> Markup:
     lines = _edge_paths(edge for edge in layout.edges if not edge.on_path)
     path = _edge_paths(edge for edge in layout.edges if edge.on_path)
     shapes = "".join(_draw_row(index, row) for index, row in enumerate(layout.rows))
-    return Markup(  # noqa: S704 - numbers and our own words only
+    return Markup(  # noqa: S704 - it contains only numbers and constants
         f'<svg class="lanes" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'aria-hidden="true" focusable="false">'
         f'<path class="line" d="{lines}"/><path class="line here" d="{path}"/>{shapes}</svg>'

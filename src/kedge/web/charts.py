@@ -1,10 +1,10 @@
-"""Charts as SVG: bars over time, lines over time, and ranked bars.
+"""Draw charts as SVG: bars over time, lines over time, and ranked bars.
 
-The drawing stretches to the width it is given, strokes do not, and all text is HTML beside it, so
-a chart is readable on a narrow screen. Every chart has a title and a description in words, every bar a
-title of its own, and series differ in form (solid, hollow, dashed) as well as in colour.
+The drawing is scaled to the available width, except for strokes, and all text is HTML beside it, so a
+chart is readable on a narrow screen. Every chart has a title and a text description, every bar has a
+title, and series differ in style (solid, hollow, dashed) as well as in color.
 
-Hand-written because the page must be readable without JavaScript, which chart libraries require.
+No chart library is used, because the page must be readable without JavaScript.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -201,7 +201,7 @@ def _draw_line(form: str, series: Series, chart: Chart, max_value: float) -> Mar
             pen = "M"
             continue
         points.append(f"{pen}{index * step:.1f} {HEIGHT - HEIGHT * value / max_value:.1f}")
-        # A single value is a dot: a line of no length with round ends.
+        # A single value is drawn as a dot: a line without length and with round ends.
         if pen == "M":
             points.append("h0.01")
         pen = "L"

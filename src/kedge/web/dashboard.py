@@ -1,4 +1,4 @@
-"""The dashboard: figures and charts, rendered on request and again after every change."""
+"""Build the dashboard: figures and charts, rendered for a request and again after every change."""
 
 import asyncio
 import json
@@ -258,7 +258,7 @@ def _rank_calls(counts: ProcessCounts) -> list[RankedBar]:
 
 
 POLL_INTERVAL = 0.25
-"""Seconds between two checks for changes and for the end of the server."""
+"""Seconds between two checks for changes and for the shutdown of the server."""
 HEARTBEAT_TICKS = 60
 """After this number of checks without changes a comment is sent, to detect closed connections."""
 
@@ -278,7 +278,7 @@ async def build_dashboard(service: ConversationService, range_name: str) -> Dash
         return Dashboard((), (), (), ranges, range_name, seen, empty=True)
     buckets, counts = (
         await analyse_over_time(service.store, selection, buckets=BUCKET_COUNT),
-        # Counters of the process are of all users together.
+        # The counters of the process include all users.
         ProcessCounts() if service.store.namespace else read_process_counts(),
     )
     listed = await analyse_conversations(service.store, selection, limit=MAX_CONVERSATIONS)

@@ -1,8 +1,8 @@
-"""Markdown of a model as HTML that can do no harm.
+"""Convert Markdown from a model to safe HTML.
 
-What a model writes is untrusted. Raw HTML is shown as text; links lead only to web and mail addresses and
-say nothing of where they were clicked; images are not loaded from elsewhere, but named and linked. The
-Content-Security-Policy is a second line of defense.
+The text of a model is untrusted. Raw HTML is shown as text; only links to web and mail addresses are
+allowed, and they send no referrer; remote images are not loaded, but named and linked. The
+Content-Security-Policy is an additional protection.
 """
 
 from collections.abc import Callable, MutableMapping, Sequence
@@ -28,7 +28,7 @@ def to_html(text: str) -> Markup:
     """Convert Markdown to safe HTML."""
     if len(text) > MAX_LENGTH:
         return Markup("<pre class='plain'>{}</pre>").format(text)
-    return Markup(_get_parser().render(text))  # noqa: S704 - the parser escapes what it is given
+    return Markup(_get_parser().render(text))  # noqa: S704 - the parser escapes its input
 
 
 def is_safe_link(url: str) -> bool:
@@ -43,7 +43,7 @@ def is_safe_link(url: str) -> bool:
 
 
 class _Renderer(RendererHTML):
-    """Renders links without a referrer, and images as links."""
+    """A renderer that renders links without a referrer, and images as links."""
 
     def link_open(
         self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]

@@ -1,10 +1,10 @@
 """Selection of the model that answers in the page and the API.
 
 A conversation continues with its own provider and model. Three kinds of models can be used: those of the
-server beside the page, providers known by name (``openai``, ``anthropic``, …) whose addresses and keys
-come from this machine's environment, and, by an explicit choice, another model of the server. An address
-that only the store names is never connected to: the store may contain imported conversations, and
-imported data must not decide where keys and messages go.
+server of this process, providers known by name (``openai``, ``anthropic``, …) whose addresses and keys
+are in this machine's environment, and, by an explicit choice, another model of the server. The page never
+connects to an address that only the store contains: the store may contain imported conversations, and
+imported data must not determine where keys and messages are sent.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from kedge.store import ConversationRow, ResponseRow
 from kedge.turns import Turn
 
 MODEL_KEY = "model"
-"""The member of a conversation's data that holds the model string it was last used with."""
+"""The member of a conversation's data with the model string that it was last used with."""
 SERVER_SCOPE = "kedge/"
 """The beginning of the scopes of servers with a page; see ``serve.database_scope``."""
 
@@ -33,11 +33,11 @@ class ModelChoice:
     name: str
     engine: Engine
     request_name: str = ""
-    """The ``model`` option of requests; empty for the engine's own model."""
+    """The ``model`` option of requests; empty for the default model of the engine."""
 
 
 class _DefaultModel(BaseMiddleware):
-    """Requests one of the server's models, unless a request names another one."""
+    """Middleware that requests one of the server's models, unless a request names another one."""
 
     name = "model"
 
@@ -56,10 +56,10 @@ class ModelSelector:
     """The models that conversations can use.
 
     Args:
-        engine: The engine of the server beside the page.
+        engine: The engine of the server of this process.
         names: The names of that server's models, the default first.
         base_url: The address of that server's API.
-        connect: How to connect to a provider that is known by name.
+        connect: Returns an engine for a provider that is known by name.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ModelSelector:
         return _DefaultModel(self.engine, name) if name else self.engine
 
     def check_name(self, name: str) -> None:
-        """Check that a name is empty or that of one of the server's models.
+        """Check that a name is empty or the name of one of the server's models.
 
         Raises:
             InvalidSetting: If the server has no such model.
@@ -99,15 +99,15 @@ class ModelSelector:
     def with_engine(
         self, engine: Engine, connect: Callable[[str], Engine] | None = None
     ) -> "ModelSelector":
-        """Return the same models behind another engine, with connections of its own."""
+        """Return the same models with another engine and separate connections."""
         return ModelSelector(engine, self.names, self._base_url, connect or self._connect)
 
     def recorded_name(self, row: ConversationRow, response: ResponseRow | None) -> str:
         """Return the name of the model that a conversation was last used with.
 
         Args:
-            row: The conversation; its data may hold the model string.
-            response: The newest response on the path that is to be continued, if there is one.
+            row: The conversation; its data may contain the model string.
+            response: The newest response on the path to continue, if there is one.
 
         Returns:
             The name of a model of the server, or a model string; the default model if none is recorded.
@@ -136,11 +136,11 @@ class ModelSelector:
 
         Args:
             row: The conversation.
-            response: The newest response on the path that is to be continued, if there is one.
+            response: The newest response on the path to continue, if there is one.
             requested: The model that the user chose, if any.
 
         Raises:
-            InvalidSetting: If the requested model is none of the server's.
+            InvalidSetting: If the requested model is not one of the server's.
             CannotConnect: If the conversation's own model is not available here.
         """
         recorded = self.recorded_name(row, response)

@@ -1,7 +1,7 @@
 """API operations: route, validation and documentation in one table entry.
 
-Requests are read within limits and validated before a handler sees them; responses are models, too. The
-OpenAPI document is generated from the same entries, so it cannot differ from the routes.
+The size of requests is limited, and they are validated before a handler is called; responses are models,
+too. The OpenAPI document is generated from the same entries, so it cannot differ from the routes.
 """
 
 import json
@@ -117,7 +117,7 @@ _STATUSES: tuple[tuple[type[KedgeError], int, str], ...] = (
     (HeadConflict, 409, "head_conflict"),
     (KeyReused, 409, "key_reused"),
     (StoreError, 503, "store"),
-    (AnswerIncomplete, 422, "incomplete"),  # such as by the request's own max_output_tokens
+    (AnswerIncomplete, 422, "incomplete"),  # for example because of the request's max_output_tokens
     (EngineError, 502, "engine"),
 )
 

@@ -1,4 +1,4 @@
-"""Template rendering with autoescaping; only markup made by this package is inserted unescaped."""
+"""Render templates with autoescaping; only markup of this package is inserted without escaping."""
 
 import hashlib
 from functools import cache
@@ -57,7 +57,7 @@ def get_environment() -> Environment:
 
 @cache
 def static_url(name: str) -> str:
-    """Return the URL of a static file; it changes with the file, so that it can be cached."""
+    """Return the URL of a static file, which changes with its content, so that it can be cached."""
     _, tag = _read_static(name)
     return f"/static/{name}?v={tag.strip(chr(34))}"
 

@@ -1,4 +1,4 @@
-"""The pages, rendered on the server: readable without scripts."""
+"""The pages, rendered on the server and readable without JavaScript."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +45,7 @@ from kedge.workflows import list_workflows
 PAGE_SIZE = 50
 MAX_FORM_BYTES = 10_000
 MAX_DIGITS = 18
-"""The maximum number of digits of a row number that are read: any more is above every row."""
+"""The maximum number of digits that are parsed of a row number, which is more than any row number has."""
 MAX_CHAIN = 50
 """The maximum number of requests shown before and after a request of another program."""
 
@@ -161,7 +161,7 @@ def _build_row(
 
 
 async def conversation(request: Request) -> Response:
-    """One conversation: its chain, and the path to the chosen response."""
+    """Render a conversation: its chain, and the path to the chosen response."""
     query = request.query_params
     view = await get_service(request).load_view(
         request.path_params["id"],
@@ -250,7 +250,7 @@ def _parse_number(text: str) -> int:
 
 
 async def list_requests(request: Request) -> Response:
-    """Render the requests of other programs: to this server, or through a proxy on this store."""
+    """Render the requests of other programs, to this server or through a proxy with this store."""
     await flush_requests(request)
     store = get_service(request).store
     given = request.query_params.get("before", "")
@@ -358,4 +358,4 @@ ROUTES = [
     Route("/logout", log_out, methods=["POST"]),
     Route("/static/{name}", static),
 ]
-"""All pages; the documentation lists the same."""
+"""All pages; the documentation has the same list."""

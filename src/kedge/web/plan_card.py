@@ -1,8 +1,8 @@
-"""Plan cards: what a past request sent, its anchor, and why newer candidates were rejected.
+"""Build plan cards: the blocks that a past request sent, its anchor, and why newer candidates were rejected.
 
 A plan is a pure function of the Turn, so it can be recomputed from the Turn as it was before the request
-and the responses at that time. The response's row records what was actually sent; where the two differ
-(because the request was healed) the row is right.
+and the responses at that time. The response's row records the request as it was sent; where the two differ
+(because the request was healed) the row is correct.
 """
 
 import json
@@ -60,7 +60,7 @@ def rebuild_plan(turn: Turn, row: ResponseRow, records: Iterable[AnchorRecord]) 
 
 
 def _restore_record(record: AnchorRecord, row: ResponseRow) -> AnchorRecord:
-    """Return a record as it was then: the anchor of this request was not lost yet."""
+    """Return a record as it was at the time of the request, when its anchor was not lost yet."""
     if record.status == "lost" and record.response_id == row.anchor:
         return replace(record, status="completed")
     return record
@@ -93,7 +93,7 @@ def build_plan_card(
 
 
 def summarize_request(row: ResponseRow) -> str:
-    """Return one sentence: what was sent, and what the server already had."""
+    """Return one sentence about the messages that were sent and those that the server already had."""
     if not row.anchor:
         total = row.sent_blocks + row.saved_blocks
         return f"Sent {'all ' if total > 1 else ''}{pluralize(total, 'message')}."

@@ -1,4 +1,4 @@
-"""Runs of the page and the API: turns that belong to the server, not to a connection.
+"""Runs of the page and the API: turns that continue independently of a connection.
 
 A run is a task that sends one message and publishes events. Any number of clients can follow it from its
 first event, so a page that was reloaded attaches again, and any client can stop it. It ends when its
@@ -157,7 +157,7 @@ class DeletionQueue:
         self._is_closing = asyncio.Event()
 
     async def resume(self, store: Store) -> None:
-        """Continue the deletions that a server left in the store when it was killed."""
+        """Continue the deletions that are scheduled in the store, for example after a server was killed."""
         for name in ("", *await store.namespaces()):
             owner = store.use_namespace(name) if name else store
             for row in await owner.list_scheduled():
@@ -180,7 +180,7 @@ class DeletionQueue:
         return row
 
     async def aclose(self) -> None:
-        """Delete what is to be deleted now."""
+        """Delete all scheduled conversations now."""
         self._is_closing.set()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 

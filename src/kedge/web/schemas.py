@@ -193,7 +193,7 @@ class ReasoningSettings(RequestBody):
 
 
 class RequestSettings(RequestBody):
-    """Settings of a request; those that are absent are left to the conversation and the model."""
+    """Settings of a request; absent ones are determined by the conversation and the model."""
 
     head: Number | None = Field(
         None, description="The head as the client knows it; the request fails if it has moved."
@@ -217,7 +217,7 @@ class RequestSettings(RequestBody):
 
 
 class NewTurn(RequestSettings):
-    """A message to send. It continues from the head, or branches off at the given position."""
+    """A message to send. It continues from the head, or from the given position on a new branch."""
 
     text: Text = Field(min_length=1)
     attachments: list[NewAttachment] = Field(
@@ -538,7 +538,7 @@ class ComparisonShape(ApiModel):
 
 
 class ChoicesShape(ApiModel):
-    """What conversations can be filtered by, and the models that can answer."""
+    """The tags and models to filter conversations by, and the models that can answer."""
 
     tags: list[str]
     models: list[str] = Field(description="Models that answered.")

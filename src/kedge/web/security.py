@@ -1,11 +1,11 @@
 """Access control and security headers of the page and the API.
 
-A page on loopback has no token, yet any web site in a browser on the same machine can try to reach it:
-by a name of its own that resolves to 127.0.0.1 (so the ``Host`` must be a loopback name), or by posting
-forms (so a write must come from the page itself, and as JSON, which no foreign form can send). Elsewhere
-a token is needed: as a bearer token from programs, or entered once and stored as a signed cookie by browsers.
-If text of a model got into the page as HTML, it could do nothing: the content security policy runs and loads
-only what the page itself serves.
+A page on loopback has no token, but any web site in a browser on the same machine can try to reach it:
+with a host name that resolves to 127.0.0.1 (so the ``Host`` must be a loopback name), or by posting forms
+(so a write must be sent by the page, as JSON, which forms of other sites cannot send). On other addresses a
+token is required: programs send it as a bearer token; in browsers it is entered once, and a signed cookie is
+stored. If text of a model were inserted into the page as HTML, it would be harmless: the content security
+policy allows only scripts and resources of the page.
 """
 
 import hashlib
@@ -52,36 +52,36 @@ SESSION_COOKIE = "kedge_page"
 SESSION_SECONDS = 30 * 86_400
 MAX_LOGIN_FAILURES = 5
 LOGIN_WINDOW_SECONDS = 60.0
-"""An address may fail to log in this often within this time."""
+"""The period in which an address may fail to log in ``MAX_LOGIN_FAILURES`` times."""
 MAX_THROTTLED_ADDRESSES = 10_000
 RECHECK_SECONDS = 2.0
-"""How long a stream goes on before its token is checked again."""
+"""Seconds after which the token of a stream is checked again."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 SAFE_SITES = frozenset({"same-origin", "none"})
 PUBLIC_PATHS = ("/static/", "/login", "/logout")
 SESSION_KEY = "kedge.has_session"
-"""The key of a request's scope for whether a browser sent it that logged in."""
+"""The key of a request's scope for whether it was sent by a browser with a session."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageAuth(AccessPolicy):
     """The access policy of the server, with sessions for browsers.
 
-    A session of the server's own token is signed with it. One of a named token is a random value of
-    which the store has the hash, so it ends when the token is revoked.
+    A session of the server's own token is signed with this token. A session of a named token is a random
+    value whose hash is in the store, so it ends when the token is revoked.
     """
 
     clock: Callable[[], float] = time.time
     registry: TokenRegistry | None = None
 
     async def needs_token(self) -> bool:
-        """Return whether a token is needed."""
+        """Return whether a token is required."""
         if self.token is not None:
             return True
         return self.registry is not None and await self.registry.is_required()
 
     async def log_in(self, token: str) -> str | None:
-        """Start a session for a token; return None if it is wrong or not for the page."""
+        """Start a session for a token, or return None if it is wrong or lacks the scope ``page``."""
         if self.matches_token(token.encode()):
             return self.new_session()
         found = await self.registry.find(token) if self.registry else None
@@ -90,13 +90,13 @@ class PageAuth(AccessPolicy):
         return await self.registry.start_session(found.name, SESSION_SECONDS)
 
     async def log_out(self, session: str) -> None:
-        """End a session, so that its cookie is worthless wherever it was copied to."""
+        """End a session, so that copies of its cookie are invalid as well."""
         if self.registry is not None:
             is_signed = self.is_signed_session(session)
             await self.registry.end_session(session, SESSION_SECONDS if is_signed else None)
 
     def sign_session(self, expires: str) -> str:
-        """Return a signed session: when it expires, followed by a random text, and the signature."""
+        """Return a signed session: its expiry and a random text, followed by the signature."""
         mac = hmac.new(
             (self.token or "").encode(), f"kedge.page/1 {expires}".encode(), hashlib.sha256
         )
@@ -128,7 +128,7 @@ class PageAuth(AccessPolicy):
 
 
 class LoginThrottle:
-    """Limits failed logins of each address, so that a token cannot be guessed.
+    """A limit for failed logins of each address, so that a token cannot be guessed.
 
     Args:
         clock: The current time in seconds.
@@ -139,7 +139,7 @@ class LoginThrottle:
         self._failures: OrderedDict[str, list[float]] = OrderedDict()
 
     def retry_after(self, address: str) -> int:
-        """Return the seconds for which an address must wait; 0 if it may try."""
+        """Return the seconds for which an address must wait, or 0 if a login is allowed."""
         recent = self._recent(address)
         if len(recent) < MAX_LOGIN_FAILURES:
             return 0
@@ -179,7 +179,7 @@ class PageAuthMiddleware:
             # The message of the error may quote a conversation: it is logged for debugging only.
             log_failure("internal error of the page", error)
             if guarded.started:
-                raise  # an error response cannot be sent any more: the connection must break
+                raise  # too late for an error response: the connection must be closed
             await error_response(500, "bug", "internal error; the log has the details")(
                 scope, receive, guarded
             )
@@ -218,14 +218,14 @@ class PageAuthMiddleware:
     async def _check_caller(
         self, scope: Scope, registry: TokenRegistry, caller: AccessToken, by_token: bool
     ) -> Response | None:
-        """Check the scopes and limits of a named token; return the rejection of its request, or None."""
+        """Check the scopes and limits of a named token, and return an error response or None."""
         is_api = scope["path"].startswith("/api/")
         needed = "api" if is_api and by_token else "page"
         if needed not in caller.scopes:
             message = f"this token is not for that; it needs the scope {needed}"
             return error_response(403, "scope_missing", message)
         scope[CALLER_KEY] = caller
-        # A page asks for changes every two seconds, so of a session only what it writes is counted.
+        # A page requests changes every two seconds, so only the writes of a session are counted.
         is_counted = by_token or scope["method"] not in SAFE_METHODS
         if not is_counted or not has_limits(caller):
             return None
@@ -259,7 +259,7 @@ def error_response(status: int, code: str, message: str) -> Response:
 
 def read_session_cookie(headers: Headers) -> str:
     """Return the session in the cookies of a request, or an empty text."""
-    # Not ``http.cookies``: it reads nothing after a cookie that it rejects, such as JSON of another app.
+    # Not ``http.cookies``: it ignores everything after a cookie that it rejects, such as JSON of another app.
     return cookie_parser(headers.get("cookie", "")).get(SESSION_COOKIE, "")
 
 
@@ -272,7 +272,7 @@ class _Revoked(Exception):
 
 
 class _SecuredSend:
-    """Sends messages with the security headers; the response to a revoked token ends.
+    """A ``send`` function that adds the security headers, and ends a response if its token is revoked.
 
     Args:
         send: Sends a message.

@@ -63,7 +63,7 @@ from kedge.web.transcript import iter_block_ranges
 class TurnRequest:
     """A message to send, or a stored question to send again, and the node to continue from.
 
-    The head moves when the answer arrives, so a failed turn leaves it where it was.
+    The head moves when the answer arrives, so it is unchanged after a failed turn.
     """
 
     opened: OpenConversation
@@ -150,7 +150,7 @@ def _build_middleware(given: RequestSettings) -> tuple[Middleware, ...]:
 
 
 class _InstructionsMiddleware(BaseMiddleware):
-    """Replaces the leading system text of a Turn; it is in no digest, so anchors remain valid."""
+    """Middleware that replaces the leading system text of a Turn; no digest includes it, so anchors remain valid."""
 
     name = "settings"
 
@@ -167,7 +167,7 @@ class _InstructionsMiddleware(BaseMiddleware):
 
 
 def check_head(opened: OpenConversation, head: int | None) -> None:
-    """Reject a request of a client that does not know the current head; nothing was written."""
+    """Reject a request whose head is not the current one; nothing was written."""
     now = opened.conversation.row.head
     if head is not None and head != now:
         raise RequestError(
@@ -184,7 +184,7 @@ async def _edit_question(
     block_id: str,
     edit: Callable[[Block], Block],
 ) -> tuple[list[Block], int, int | None]:
-    """Return an edited question, the node to continue from, and how many of its blocks remain.
+    """Return an edited question, the node to continue from, and the number of its blocks that remain.
 
     A question that was appended by a node is sent again after the node before it, with its other
     blocks. In a rewritten history the edited block follows the blocks before it.
@@ -241,7 +241,7 @@ async def edit_block(service: ConversationService, name: str, given: BlockEdit) 
 
 
 def start_run(service: ConversationService, request: TurnRequest, *, streaming: bool) -> TurnRun:
-    """Start to send a message; the run continues if the client disconnects."""
+    """Start a run that sends a message; it continues if the client disconnects."""
     opened = request.opened
     run = TurnRun(
         opened.conversation.id,
@@ -277,7 +277,7 @@ async def _run_turn(
 
 
 async def _find_unfinished(service: ConversationService, run: TurnRun) -> str:
-    """Return the address of what a run stored before it ended early; empty if it stored nothing."""
+    """Return the URL of the last node that an unfinished run stored; empty if it stored none."""
     try:
         tree = await read_tree(service.store, await service.store.conversation(run.conversation))
     except StoreError:

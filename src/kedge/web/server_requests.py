@@ -1,7 +1,7 @@
-"""Record the requests that other programs send to the server beside the page.
+"""Record the requests that other programs send to the server of this process.
 
-Each is recorded in the namespace of its user, so that no one else sees it; its content is stored only if the
-store keeps bodies. The page's own requests are not recorded: they are shown with their conversation.
+Each is recorded in the namespace of its user, so that other users do not see it; its content is stored only
+if ``keep_bodies`` is set. Requests of the page are not recorded: they are shown with their conversation.
 """
 
 import secrets
@@ -20,7 +20,7 @@ from kedge.store.request_recorder import RequestRecorder
 
 PAGE_HEADER = "x-kedge-page"
 PAGE_KEY = secrets.token_hex(16)
-"""Identifies the requests of this process's page; other programs do not know it."""
+"""A secret that identifies the requests of this process's page."""
 DIRECT = "direct"
 """The reason of a request that a program sent to the server without an anchor."""
 _PATHS = frozenset({"/v1/responses", "/v1/chat/completions", "/v1/messages"})
@@ -42,11 +42,11 @@ class ServerRequests(RequestRecorder):
 
     @property
     def reply_bytes(self) -> int:
-        """How much of each response is needed."""
+        """The number of bytes of each response to record."""
         return self.store.body_bytes if self.store.keep_bodies else 0
 
     def record(self, exchange: RecordedRequest, scope: Scope) -> None:
-        """Record a finished request, if it asked another program's question."""
+        """Record a finished request, if another program sent it to generate a response."""
         is_question = exchange.method == "POST" and exchange.path in _PATHS
         is_own = exchange.headers.get(PAGE_HEADER) == PAGE_KEY
         if not is_question or is_own or exchange.status in _REJECTED:
@@ -90,7 +90,7 @@ def _read_anchor(body: dict[str, Any]) -> str:
 
 
 async def flush_requests(request: HTTPConnection) -> None:
-    """Write the requests that wait, so that a list has all of them."""
+    """Write the pending requests to the store, so that a list has all of them."""
     recorder: RequestRecorder | None = request.app.state.recorder
     if recorder is not None:
         await recorder.flush()
@@ -99,7 +99,7 @@ async def flush_requests(request: HTTPConnection) -> None:
 def find_chain(
     rows: Sequence[ProxiedRequest], row: ProxiedRequest
 ) -> tuple[list[ProxiedRequest], list[ProxiedRequest]]:
-    """Return the requests that a request continues, the first one first, and those that continue it."""
+    """Return the requests that a request continues, oldest first, and those that continue it."""
     by_response = {each.response_id: each for each in rows if each.response_id}
     path: list[ProxiedRequest] = []
     seen = {row.id}

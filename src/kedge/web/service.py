@@ -182,7 +182,7 @@ class ConversationService:
             at: A node or the id of a response; the head by default.
             unfold: Responses whose run is not folded in the graph.
             show_all: Whether to show all exchanges of the path.
-            block: A block to show: the head is selected if its path has the block, else the newest
+            block: A block to show: the head is selected if its path contains the block, else the newest
                 node below ``at``.
         """
         row = await self.store.conversation(name)
@@ -238,7 +238,7 @@ class ConversationService:
     async def _find_view_of(
         self, row: ConversationRow, tree: StoredTree, node: int, block: str
     ) -> int:
-        """Return the node whose path shows a block in its context."""
+        """Return a node whose path contains a block."""
         if any(each.id == block for each in (await self.store.load(row)).blocks):
             return row.head
         below = {node}
@@ -250,7 +250,7 @@ class ConversationService:
     async def _load_unanswered(
         self, row: ConversationRow, tree: StoredTree, node: int, runs: Sequence[TurnRun]
     ) -> list[ExchangeView]:
-        """Load the questions below a node that have no complete answer, without those that run."""
+        """Load the questions below a node that have no complete answer and are not running."""
         found: list[ExchangeView] = []
         for question, tip in find_unanswered(tree, node)[-MAX_UNANSWERED:]:
             if any(run.has_asked(question) for run in runs):
@@ -288,7 +288,7 @@ class ConversationService:
     async def _load_previous_texts(
         self, row: ConversationRow, path: Sequence[Node], blocks: Sequence[Block]
     ) -> dict[str, str]:
-        """Return the text before its last edit of each edited block, by block id."""
+        """Return the text of each edited block before its last edit, by block id."""
         found: dict[str, str] = {}
         for block in blocks:
             edited = block.metadata.get(EDITED_KEY)
@@ -332,7 +332,7 @@ class ConversationService:
     def _describe_model(
         self, row: ConversationRow, response: ResponseRow | None
     ) -> tuple[str, str]:
-        """Return the name of the model that answers, and why it is not available, if it is not."""
+        """Return the name of the model that answers, and the reason if it is not available."""
         try:
             return self.models.select(row, response).name, ""
         except KedgeError as error:
@@ -371,7 +371,7 @@ def find_unanswered(tree: StoredTree, node: int) -> list[tuple[int, int]]:
             continue
         turns[each.id], tips[question] = question, each.id
         final = answers.setdefault(question, set())
-        final.discard(each.parent)  # a response with tool calls, which something follows
+        final.discard(each.parent)  # a response with tool calls, which is not the last of its turn
         if each.kind == "answered":
             final.add(each.id)
     return [(question, tip) for question, tip in tips.items() if not answers[question]]
@@ -406,7 +406,7 @@ def classify_status(
         row: The conversation.
         unanswered: The status of the newest question at its head, if it has no answer.
         lost: Whether the server lost the response at its head.
-        until: Until when a response can be continued from.
+        until: The time until which a response can be continued from.
         now: The current time.
 
     Returns:

@@ -1,8 +1,8 @@
-"""From blocks to what is read: messages, and exchanges of a question and its answer.
+"""Convert blocks to messages, and to exchanges of a question and its answer.
 
 The chat shows the Turn as it is at the chosen node. Each block belongs to the node of the path that added
-it, unless a later node cut it off; so the blocks are dealt out to the nodes, and the nodes to exchanges,
-each of which ends with a response.
+it, unless a later node removed it; so the blocks are assigned to nodes, and the nodes to exchanges, each of
+which ends with a response.
 """
 
 import json
@@ -71,10 +71,10 @@ class ExchangeSpan:
 def split_exchanges(
     path: Sequence[Node], blocks: Sequence[Block], responses: Mapping[int, ResponseRow]
 ) -> tuple[tuple[ExchangeSpan, ...], tuple[BlockRange, ...]]:
-    """The exchanges on a path, and the blocks after the last of them.
+    """Return the exchanges on a path, and the blocks after the last of them.
 
     Where history was rewritten, a node contains blocks of earlier responses: they are shown with their
-    response, as they were received. A response of which no block is left is not shown.
+    response, as they were received. A response whose blocks were all removed is not shown.
     """
     known = {
         row.provider_response_id: row for row in responses.values() if row.provider_response_id
@@ -326,7 +326,7 @@ _MARK = Markup("<mark>{}</mark>")
 
 
 def find_matches(text: str, query: str) -> list[tuple[int, int]]:
-    """Return the start and the end of each word of a text that a search looks for."""
+    """Return the start and the end of each word of a text that matches a search."""
     looked_for = [
         (fold_text(found["word"]), bool(found["prefix"]))
         for found in _QUERY_WORD.finditer(query)

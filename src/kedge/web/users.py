@@ -1,7 +1,7 @@
 """The users of a page: a service for each, and the tokens with which the page calls the server for them.
 
-Every request is answered by the service of its caller, whose store and runs are those of one user. The page
-sends messages to the server beside it as that user, too, with a token that is known in this process only.
+Every request is answered by the service of its caller, with the store and the runs of one user. The page
+also sends messages to the server of this process as that user, with a token that is valid in this process only.
 """
 
 import secrets
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class DelegatedTokens:
-    """The named tokens of a store, and those of a page that calls the server for their holders.
+    """The named tokens of a store, and the tokens with which a page calls the server for their owners.
 
     Args:
         registry: The named tokens.
@@ -44,7 +44,7 @@ class DelegatedTokens:
         return await self._registry.is_required()
 
     async def find(self, token: str) -> AccessToken | None:
-        """Return the holder of a token, unless it was revoked."""
+        """Return the caller of a token, unless it was revoked."""
         caller = self._callers.get(token)
         if caller is None:
             return await self._registry.find(token)
@@ -63,7 +63,7 @@ class UserServices:
 
     Args:
         service: The service of the administrator.
-        connect: Returns an engine that calls the server beside the page for a caller.
+        connect: Returns an engine that calls the server of this process for a caller.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class UserServices:
         self._models: dict[AccessToken, ModelSelector] = {}
 
     def get(self, caller: AccessToken | None) -> ConversationService:
-        """Return the service of a caller; None is the administrator."""
+        """Return the service of a caller, which is None for the administrator."""
         admin = self._services[""]
         if caller is None or self._connect is None:
             return admin
@@ -91,7 +91,7 @@ class UserServices:
         return replace(service, models=self._models[caller])
 
     async def aclose(self) -> None:
-        """Stop all runs, delete what is to be deleted, and close the connections."""
+        """Stop all runs, complete the scheduled deletions, and close the connections."""
         for service in self._services.values():
             await service.runs.stop_all()
         await self._services[""].deletions.aclose()
@@ -107,5 +107,5 @@ def get_service(request: HTTPConnection) -> ConversationService:
 
 
 def _reject_provider(name: str) -> Engine:
-    """Reject a provider that this machine's keys are for: they are the administrator's."""
+    """Reject a provider that would use this machine's keys, which belong to the administrator."""
     raise CannotConnect(f"{name} is not available to users; choose a model of this server")

@@ -14,7 +14,7 @@ EMPTY_MARKUP = Markup("")
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """A match of a search: the link to its message, who wrote it, and the text around the match."""
+    """A match of a search: the link to its message, the kind of the block, and the text around the match."""
 
     url: str
     kind: str
@@ -23,7 +23,7 @@ class Excerpt:
 
 @dataclass(frozen=True, slots=True)
 class TagView:
-    """A tag, and where it leads."""
+    """A tag with its link."""
 
     name: str
     url: str
@@ -87,7 +87,7 @@ class ConversationList:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """An image or file of a message: shown or offered if its content is stored, else linked.
+    """An image or file of a message: displayed or offered for download if its content is stored, else linked.
 
     ``src`` and ``stored`` are addresses below that of the conversation.
     """
@@ -162,13 +162,13 @@ class RawExchange:
 
 @dataclass(frozen=True, slots=True)
 class PlanCard:
-    """What one request sent, its anchor, and why newer candidates were rejected."""
+    """The blocks that a request sent, its anchor, and why newer candidates were rejected."""
 
     row: ResponseRow
     summary: str
-    """What was sent, in one sentence."""
+    """One sentence about the messages that were sent."""
     headline: str
-    """The anchor, and how much was sent."""
+    """The anchor, and the size of the request."""
     changed: str = ""
     """The first changed block, if a change broke the chain."""
     blocks: tuple[BlockMark, ...] = ()
@@ -260,7 +260,7 @@ class ConversationView:
     """The system prompt at the selected node."""
     pending: tuple[MessageView, ...]
     unanswered: tuple[ExchangeView, ...]
-    """Questions that were asked here and have no complete answer: stopped, failed or left by a crash."""
+    """Questions at this node without a complete answer: stopped, failed or interrupted by a crash."""
     branches: tuple[Branch, ...]
     sums: Totals
     omitted: int = 0
@@ -268,7 +268,7 @@ class ConversationView:
     run: TurnRun | None = None
     """The turn that is running at the selected node."""
     other_run: TurnRun | None = None
-    """A turn that is running elsewhere in this conversation."""
+    """A turn that is running at another node of this conversation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Start workflows from the page and the API, follow them while they run, and build their views.
 
-A workflow runs as a task of the server, with models of the server. Its judge is a model with a rubric: a
-judge that is a function would run code that a client names.
+A workflow runs as a task of the server, with models of the server. Its judge is a model with a rubric,
+because a judge that is a function would run code chosen by a client.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ async def start_workflow(service: ConversationService, given: NewWorkflow) -> Tu
     """Start a workflow, and return when it is stored.
 
     Raises:
-        InvalidWorkflow: Something that its kind needs is missing; nothing was stored.
+        InvalidWorkflow: A member that its kind requires is missing; nothing was stored.
         InvalidSetting: The server has no such model; nothing was stored.
     """
     check_workflow(given)
@@ -121,7 +121,7 @@ def find_workflow_run(service: ConversationService, name: str) -> TurnRun:
 
 
 def to_workflow_shape(workflow: Workflow, run: TurnRun | None) -> WorkflowShape:
-    """Convert a workflow to its API form; one that nothing runs any more is interrupted."""
+    """Convert a workflow to its API form; one that is not running any more is interrupted."""
     return WorkflowShape(
         id=workflow.id,
         kind=workflow.kind,
