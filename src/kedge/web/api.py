@@ -64,10 +64,10 @@ RUN_HEADER = "x-kedge-run"
 async def list_conversations(call: ApiCall) -> BaseModel:
     """List conversations."""
     query: schemas.ListQuery = call.query
-    found = await call.service.find(query)
+    page = await call.service.find(query)
     return schemas.ConversationPage(
-        data=[_to_overview(each, call.service) for each in found.rows],
-        total=found.total,
+        data=[_to_overview(summary, call.service) for summary in page.rows],
+        total=page.total,
         limit=query.limit,
         offset=query.offset,
     )
@@ -75,35 +75,37 @@ async def list_conversations(call: ApiCall) -> BaseModel:
 
 async def create_conversation(call: ApiCall) -> BaseModel:
     """Create a conversation."""
-    given: schemas.NewConversation = call.body
+    body: schemas.NewConversation = call.body
     service = call.service
-    service.models.check_name(given.model)
-    made = await Conversation.create(
+    service.models.check_name(body.model)
+    conversation = await Conversation.create(
         service.store,
         service.models.engine,
-        title=given.title,
-        tags=given.tags,
-        blocks=[system(given.system)] if given.system else [],
-        mode=given.mode,
-        ttl=given.ttl,
-        data={MODEL_KEY: given.model} if given.model else {},
+        title=body.title,
+        tags=body.tags,
+        blocks=[system(body.system)] if body.system else [],
+        mode=body.mode,
+        ttl=body.ttl,
+        data={MODEL_KEY: body.model} if body.model else {},
         **service.settings,
     )
-    return _to_conversation(made.row)
+    return _to_conversation(conversation.row)
 
 
 async def read_conversation(call: ApiCall) -> BaseModel:
     """Return a conversation with its totals."""
     row = await call.service.store.conversation(call.path_text("id"))
-    found, _ = await list_summaries(call.service.store, show="all", ids=[row.id], scheduled=True)
-    return _to_overview(found[0], call.service)
+    summaries, _ = await list_summaries(
+        call.service.store, show="all", ids=[row.id], scheduled=True
+    )
+    return _to_overview(summaries[0], call.service)
 
 
 async def change_conversation(call: ApiCall) -> BaseModel:
     """Change the title or tags, archive or restore."""
-    given: schemas.ConversationUpdate = call.body
+    body: schemas.ConversationUpdate = call.body
     row = await call.service.store.update(
-        call.path_text("id"), title=given.title, tags=given.tags, archived=given.archived
+        call.path_text("id"), title=body.title, tags=body.tags, archived=body.archived
     )
     return _to_conversation(row)
 
@@ -177,16 +179,16 @@ async def read_turns(call: ApiCall) -> BaseModel:
 
 async def take_turn(call: ApiCall) -> BaseModel | Response:
     """Send a message and return the answer, complete or as server-sent events."""
-    given: schemas.NewTurn = call.body
-    request = await resolve_turn(call.service, call.path_text("id"), given)
-    return await _run(call, request, stream=given.stream)
+    body: schemas.NewTurn = call.body
+    request = await resolve_turn(call.service, call.path_text("id"), body)
+    return await _run(call, request, stream=body.stream)
 
 
 async def resume_turn(call: ApiCall) -> BaseModel | Response:
     """Send a question without an answer again, and return the answer."""
-    given: schemas.NewResume = call.body
-    request = await resolve_resume(call.service, call.path_text("id"), given)
-    return await _run(call, request, stream=given.stream)
+    body: schemas.NewResume = call.body
+    request = await resolve_resume(call.service, call.path_text("id"), body)
+    return await _run(call, request, stream=body.stream)
 
 
 async def edit_conversation(call: ApiCall) -> BaseModel:
@@ -306,20 +308,18 @@ async def read_plan(call: ApiCall) -> BaseModel:
 
 async def fork_conversation(call: ApiCall) -> BaseModel:
     """Create a conversation that continues from a position in this one."""
-    given: schemas.NewFork = call.body
+    body: schemas.NewFork = call.body
     service = call.service
     opened = await Conversation.open(service.store, call.path_text("id"), service.models.engine)
-    forked = await opened.fork(
-        given.previous_response_id or given.block or given.at, title=given.title
-    )
+    forked = await opened.fork(body.previous_response_id or body.block or body.at, title=body.title)
     return _to_conversation(forked.row)
 
 
 async def compare_branches(call: ApiCall) -> BaseModel:
     """Compare the paths to two positions block by block."""
     query: schemas.CompareQuery = call.query
-    found = await call.service.compare(call.path_text("id"), query.left, query.right)
-    return schemas.ComparisonShape.model_validate(found)
+    comparison = await call.service.compare(call.path_text("id"), query.left, query.right)
+    return schemas.ComparisonShape.model_validate(comparison)
 
 
 async def read_attachment(call: ApiCall) -> Response:
@@ -412,14 +412,14 @@ async def read_analytics_over_time(call: ApiCall) -> BaseModel:
     """Return statistics of intervals of a time range."""
     query: schemas.BucketQuery = call.query
     selection = _build_selection(call)
-    found = await analyse_over_time(call.service.store, selection, buckets=query.buckets)
-    return schemas.BucketList(data=list(found))
+    buckets = await analyse_over_time(call.service.store, selection, buckets=query.buckets)
+    return schemas.BucketList(data=list(buckets))
 
 
 async def read_analytics_by_conversation(call: ApiCall) -> BaseModel:
     """Return statistics of the conversations with the most requests in a time range."""
-    found = await analyse_conversations(call.service.store, _build_selection(call))
-    return schemas.ConversationStatsList(data=list(found))
+    conversations = await analyse_conversations(call.service.store, _build_selection(call))
+    return schemas.ConversationStatsList(data=list(conversations))
 
 
 def _build_selection(call: ApiCall) -> Selection:
@@ -443,22 +443,24 @@ def _conversation_fields(row: ConversationRow) -> dict[str, Any]:
     return {**{name: getattr(row, name) for name in names}, "tags": list(row.tags)}
 
 
-def _to_overview(each: ConversationSummary, service: ConversationService) -> schemas.OverviewShape:
+def _to_overview(
+    summary: ConversationSummary, service: ConversationService
+) -> schemas.OverviewShape:
     return schemas.OverviewShape.model_validate(
         {
-            **_conversation_fields(each.row),
-            "first_words": each.first_words,
-            "last_answer": each.last_answer,
-            "status": service.status(each),
-            "responses": each.responses,
-            "forks": each.forks,
-            "input_tokens": each.input_tokens,
-            "cached_tokens": each.cached_tokens,
-            "output_tokens": each.output_tokens,
-            "cost": each.cost,
-            "median_seconds": each.seconds,
-            "expires_at": each.expires_at,
-            "model": each.model,
+            **_conversation_fields(summary.row),
+            "first_words": summary.first_words,
+            "last_answer": summary.last_answer,
+            "status": service.status(summary),
+            "responses": summary.responses,
+            "forks": summary.forks,
+            "input_tokens": summary.input_tokens,
+            "cached_tokens": summary.cached_tokens,
+            "output_tokens": summary.output_tokens,
+            "cost": summary.cost,
+            "median_seconds": summary.seconds,
+            "expires_at": summary.expires_at,
+            "model": summary.model,
         }
     )
 

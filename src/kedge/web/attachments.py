@@ -21,19 +21,19 @@ FILE_TYPES = ("application/pdf", "application/json", "text/plain", "text/markdow
 """File types that are accepted; they are offered as downloads only."""
 
 
-def parse_attachment(given: NewAttachment) -> Part:
+def parse_attachment(attachment: NewAttachment) -> Part:
     """Convert an attachment to a part of a message.
 
     Raises:
         InvalidSetting: It is not a data URL, too large, or of a type that is not accepted.
     """
-    media_type, content = _parse_data_url(given.data)
+    media_type, content = _parse_data_url(attachment.data)
     if len(content) > MAX_ATTACHMENT_BYTES:
         raise InvalidSetting(f"an attachment is limited to {MAX_ATTACHMENT_BYTES:,} bytes")
     if media_type in IMAGE_TYPES:
         return image(content, media_type=media_type)
     if media_type in FILE_TYPES:
-        return file(content, media_type=media_type, filename=given.filename or "attachment")
+        return file(content, media_type=media_type, filename=attachment.filename or "attachment")
     accepted = ", ".join((*IMAGE_TYPES, *FILE_TYPES))
     raise InvalidSetting(f"attachments of type {media_type!r} are not accepted; use {accepted}")
 

@@ -33,19 +33,21 @@ def block_text(block: Block) -> str:
 
 def build_diff(left: Sequence[Block], right: Sequence[Block]) -> tuple[tuple[DiffRow, ...], int]:
     """Return the differences of two paths, and the number of blocks that are the same."""
-    shown = [render_messages(blocks, tool_names(blocks)) for blocks in (left, right)]
+    messages = [render_messages(blocks, tool_names(blocks)) for blocks in (left, right)]
     rows: list[DiffRow] = []
     common = 0
     for tag, i1, i2, j1, j2 in _match_blocks(left, right):
         if tag == "equal":
             common += i2 - i1
-            rows.append(DiffRow("same", shown[0][i1:i2], shown[1][j1:j2]))
+            rows.append(DiffRow("same", messages[0][i1:i2], messages[1][j1:j2]))
             continue
         paired = min(i2 - i1, j2 - j1)
-        for one, other in zip(shown[0][i1 : i1 + paired], shown[1][j1 : j1 + paired], strict=True):
+        for one, other in zip(
+            messages[0][i1 : i1 + paired], messages[1][j1 : j1 + paired], strict=True
+        ):
             rows.append(DiffRow("changed", *((each,) for each in _diff_messages(one, other))))
-        rows += [DiffRow("left", left=(each,)) for each in shown[0][i1 + paired : i2]]
-        rows += [DiffRow("right", right=(each,)) for each in shown[1][j1 + paired : j2]]
+        rows += [DiffRow("left", left=(each,)) for each in messages[0][i1 + paired : i2]]
+        rows += [DiffRow("right", right=(each,)) for each in messages[1][j1 + paired : j2]]
     return tuple(rows), common
 
 
@@ -69,9 +71,9 @@ def describe_first_change(before: Sequence[Block], after: Sequence[Block]) -> st
         new = after[j1] if j2 > j1 else None
         if old is None:
             return f"The first change is a new {_name_block(new)}." if new else ""
-        now = f", which is now {_quote_block(new)}" if new and new.kind == old.kind else ""
-        ended = "" if new else ", which was removed"
-        return f"The first changed message is the {_name_block(old)}{now or ended}."
+        replacement = f", which is now {_quote_block(new)}" if new and new.kind == old.kind else ""
+        removal = "" if new else ", which was removed"
+        return f"The first changed message is the {_name_block(old)}{replacement or removal}."
     return ""
 
 
@@ -90,18 +92,18 @@ def _match_blocks(left: Sequence[Block], right: Sequence[Block]) -> list[Opcode]
     end = _common_length(rest[0][::-1], rest[1][::-1])
     rest = [each[: len(each) - end] for each in rest]
     sizes = [len(each) for each in rest]
-    found: list[Opcode] = [("equal", 0, start, 0, start)] if start else []
+    opcodes: list[Opcode] = [("equal", 0, start, 0, start)] if start else []
     if max(sizes) > MAX_BLOCKS:
-        found.append(("replace", start, start + sizes[0], start, start + sizes[1]))
+        opcodes.append(("replace", start, start + sizes[0], start, start + sizes[1]))
     else:
         matcher = SequenceMatcher(None, *rest, autojunk=False)
-        found += [
+        opcodes += [
             (tag, i1 + start, i2 + start, j1 + start, j2 + start)
             for tag, i1, i2, j1, j2 in matcher.get_opcodes()
         ]
     if end:
-        found.append(("equal", len(left) - end, len(left), len(right) - end, len(right)))
-    return found
+        opcodes.append(("equal", len(left) - end, len(left), len(right) - end, len(right)))
+    return opcodes
 
 
 def _common_length(left: Sequence[str], right: Sequence[str]) -> int:

@@ -56,12 +56,12 @@ class RankedBar:
 
 def draw_chart(chart: Chart) -> Markup:
     """Draw a chart over time, or a note if there is no data."""
-    most = _axis_max(chart)
-    if most <= 0 or not chart.labels:
+    maximum = _axis_max(chart)
+    if maximum <= 0 or not chart.labels:
         return _wrap_figure(
             chart.title, Markup("<p class='nothing'>Nothing in this range yet.</p>")
         )
-    shapes = _draw_bars(chart, most) if chart.kind == "bars" else _draw_lines(chart, most)
+    shapes = _draw_bars(chart, maximum) if chart.kind == "bars" else _draw_lines(chart, maximum)
     number = next(_ids)
     svg = Markup(
         '<svg class="plot" viewBox="0 0 {w} {h}" preserveAspectRatio="none" role="img" '
@@ -79,7 +79,7 @@ def draw_chart(chart: Chart) -> Markup:
     axis = Markup('<div class="axis"><span>{}</span><span>{}</span><span>{}</span></div>').format(
         chart.labels[0], chart.labels[len(chart.labels) // 2], chart.end_label or chart.labels[-1]
     )
-    top = Markup('<span class="most">{}</span>').format(chart.format_value(most))
+    top = Markup('<span class="most">{}</span>').format(chart.format_value(maximum))
     return _wrap_figure(
         chart.title,
         _draw_legend(chart) + Markup('<div class="frame">') + top + svg + Markup("</div>") + axis,
@@ -92,21 +92,21 @@ def draw_ranking(
     """Draw named bars with their values, the largest first."""
     if not rows:
         return _wrap_figure(title, Markup("<p class='nothing'>{}</p>").format(empty_text))
-    most = max(row.value for row in rows) or 1
-    lines = Markup("").join(_draw_ranked_bar(row, most) for row in rows)
+    maximum = max(row.value for row in rows) or 1
+    lines = Markup("").join(_draw_ranked_bar(row, maximum) for row in rows)
     return _wrap_figure(title, Markup('<dl class="ranking">{}</dl>').format(lines))
 
 
 def draw_share_bar(part: float, total: float, label: str) -> Markup:
     """Draw a share as one bar, with a text for screen readers."""
     width = 100 * min(max(part / total, 0), 1) if total else 0
-    shown = max(width, 0.6) if part else 0
+    visible_width = max(width, 0.6) if part else 0
     return Markup(
         '<svg class="share" viewBox="0 0 100 6" preserveAspectRatio="none" role="img">'
         "<title>{}</title>"
         '<rect class="whole" width="100" height="6"/>'
         '<rect class="part" width="{}" height="6"/></svg>'
-    ).format(label, f"{shown:.2f}")
+    ).format(label, f"{visible_width:.2f}")
 
 
 def describe_chart(chart: Chart) -> str:
@@ -115,11 +115,11 @@ def describe_chart(chart: Chart) -> str:
 
 
 def _describe_series(series: Series, chart: Chart) -> str:
-    known = [value for value in series.values if value is not None]
-    if not known:
+    values = [value for value in series.values if value is not None]
+    if not values:
         return f"{series.name}: no values."
-    newest, most = chart.format_value(known[-1]), chart.format_value(max(known))
-    return f"{series.name}: {newest} at the end, {most} at most."
+    newest, highest = chart.format_value(values[-1]), chart.format_value(max(values))
+    return f"{series.name}: {newest} at the end, {highest} at most."
 
 
 def _axis_max(chart: Chart) -> float:

@@ -249,10 +249,10 @@ def _rank_lengths(stats: Analytics) -> list[RankedBar]:
 
 
 def _rank_calls(counts: ProcessCounts) -> list[RankedBar]:
-    found = counts.call_ids or {}
+    call_ids = counts.call_ids or {}
     return [
         RankedBar(name, times, format_number(times))
-        for name, times in sorted(found.items())
+        for name, times in sorted(call_ids.items())
         if times
     ]
 
@@ -265,30 +265,30 @@ HEARTBEAT_TICKS = 60
 
 async def build_dashboard(service: ConversationService, range_name: str) -> Dashboard:
     """Build the dashboard of a range that ends now."""
-    seen = await read_change_token(service)
+    change_token = await read_change_token(service)
     until = service.clock()
     since = until - RANGES[range_name][1]
     selection = Selection(since, math.nextafter(until, math.inf))
-    found = await analyse(service.store, selection)
+    stats = await analyse(service.store, selection)
     ranges = tuple(
         LinkChoice(title, f"/dashboard?range={name}", name == range_name)
         for name, (title, _) in RANGES.items()
     )
-    if not found.requests.total:
-        return Dashboard((), (), (), ranges, range_name, seen, empty=True)
+    if not stats.requests.total:
+        return Dashboard((), (), (), ranges, range_name, change_token, empty=True)
     buckets, counts = (
         await analyse_over_time(service.store, selection, buckets=BUCKET_COUNT),
         # The counters of the process include all users.
         ProcessCounts() if service.store.namespace else read_process_counts(),
     )
-    listed = await analyse_conversations(service.store, selection, limit=MAX_CONVERSATIONS)
+    conversations = await analyse_conversations(service.store, selection, limit=MAX_CONVERSATIONS)
     return Dashboard(
-        build_tiles(found, counts),
-        build_charts(found, buckets, counts),
-        build_breakdowns(found, listed),
+        build_tiles(stats, counts),
+        build_charts(stats, buckets, counts),
+        build_breakdowns(stats, conversations),
         ranges,
         range_name,
-        seen,
+        change_token,
     )
 
 
@@ -371,10 +371,10 @@ def _format_known_cost(cost: Cost) -> str:
 
 def read_process_counts() -> ProcessCounts:
     """Read the counters of this process."""
-    seen = snapshot()
-    plans = seen.get("responses_anchor_detection_duration_ms", {}).values()
+    metrics = snapshot()
+    plans = metrics.get("responses_anchor_detection_duration_ms", {}).values()
     times, total = sum(each[0] for each in plans), sum(each[1] for each in plans)
-    calls = seen.get("tool_call_ids_total", {})
+    calls = metrics.get("tool_call_ids_total", {})
     return ProcessCounts(
         total / times / 1000 if times else None,
         {labels[0][1]: int(value) for labels, (_, value) in calls.items()},
@@ -399,14 +399,14 @@ async def _iter_figures(
     service: ConversationService, range_name: str, seen: str, is_stopping: Callable[[], bool]
 ) -> AsyncGenerator[bytes]:
     yield b"retry: 1000\n\n"
-    quiet = 0
+    idle_ticks = 0
     while not is_stopping():
-        now = await read_change_token(service)
-        quiet = 0 if now != seen else quiet + 1
-        if now != seen:
-            seen = now
+        change_token = await read_change_token(service)
+        idle_ticks = 0 if change_token != seen else idle_ticks + 1
+        if change_token != seen:
+            seen = change_token
             html = render("figures.html", view=await build_dashboard(service, range_name))
             yield b"event: figures\ndata: " + json.dumps(html).encode() + b"\n\n"
-        elif quiet % HEARTBEAT_TICKS == 0:
+        elif idle_ticks % HEARTBEAT_TICKS == 0:
             yield b": still here\n\n"
         await asyncio.sleep(POLL_INTERVAL)

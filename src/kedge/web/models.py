@@ -120,9 +120,9 @@ class ModelSelector:
             and response.scope.startswith(SERVER_SCOPE)
         ):
             return response.model
-        own = f"responses:{self._base_url}#"
-        if self._base_url and stored.startswith(own):
-            return stored.removeprefix(own)
+        own_prefix = f"responses:{self._base_url}#"
+        if self._base_url and stored.startswith(own_prefix):
+            return stored.removeprefix(own_prefix)
         if response is None:
             return stored or self.names[0]
         if response.provider in (stored.partition(":")[0], "practice"):

@@ -147,7 +147,7 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
                 )
             chunks.append(chunk)
     except ClientDisconnect:
-        raise RequestError(400, "gone", "the body ended early") from None
+        raise RequestError(400, "gone", "the request body is incomplete; send it again") from None
     return b"".join(chunks)
 
 
@@ -160,9 +160,9 @@ def _validation_message(error: ValidationError) -> str:
 def build_openapi(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     """Build the OpenAPI 3.1 document of operations."""
     shapes = [op.response_model for op in operations if op.response_model] + [ErrorResponse]
-    given = [shape for op in operations for shape in (op.body,) if shape]
+    bodies = [shape for op in operations for shape in (op.body,) if shape]
     modes = [(shape, "serialization") for shape in dict.fromkeys(shapes)]
-    modes += [(shape, "validation") for shape in dict.fromkeys(given)]
+    modes += [(shape, "validation") for shape in dict.fromkeys(bodies)]
     _, schemas = models_json_schema(cast("Any", modes), ref_template="#/components/schemas/{model}")
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
@@ -189,15 +189,18 @@ def build_openapi(operations: Sequence[Operation], version: str) -> dict[str, An
 
 
 def _describe_operation(operation: Operation) -> dict[str, Any]:
-    described: dict[str, Any] = {
+    operation_object: dict[str, Any] = {
         "summary": operation.summary,
         "operationId": operation.handler.__name__,
         "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)],
         "responses": _describe_responses(operation),
     }
     if operation.body:
-        described["requestBody"] = {"required": True, "content": _describe_content(operation.body)}
-    return described
+        operation_object["requestBody"] = {
+            "required": True,
+            "content": _describe_content(operation.body),
+        }
+    return operation_object
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
@@ -240,7 +243,7 @@ def _drop_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_responses(operation: Operation) -> dict[str, Any]:
-    answers: dict[str, Any] = {
+    responses: dict[str, Any] = {
         str(operation.status): {
             "description": operation.summary,
             **(
@@ -250,15 +253,15 @@ def _describe_responses(operation: Operation) -> dict[str, Any]:
             ),
         }
     }
-    refused = {401, 403, 429, *operation.errors}
-    refused |= {422} if operation.query or operation.body else set[int]()
-    refused |= {400, 413, 415} if operation.body else set[int]()
-    for status in sorted(refused):
-        answers[str(status)] = {
+    error_statuses = {401, 403, 429, *operation.errors}
+    error_statuses |= {422} if operation.query or operation.body else set[int]()
+    error_statuses |= {400, 413, 415} if operation.body else set[int]()
+    for status in sorted(error_statuses):
+        responses[str(status)] = {
             "description": _ERROR_DESCRIPTIONS[status],
             "content": _describe_content(ErrorResponse),
         }
-    return answers
+    return responses
 
 
 def _describe_content(
@@ -271,17 +274,17 @@ def _describe_content(
 
 
 _ERROR_DESCRIPTIONS = {
-    400: "It cannot be done like that.",
+    400: "The request is invalid.",
     401: "The token is missing or wrong.",
-    403: "It came from another web site or under another name, or the token has other scopes.",
-    404: "There is no such thing.",
+    403: "The request came from another web site or has another host name, or the token lacks a scope.",
+    404: "The object does not exist.",
     409: "Another client moved the head first, or the key was used for another message.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     422: "A member is missing, wrong or unknown.",
     429: "The limit of the token is reached; retry-after has the seconds to wait.",
-    502: "The model's server refused or failed.",
-    503: "The store cannot do it now.",
+    502: "The model's server rejected the request or failed.",
+    503: "The store is not available.",
 }
 
 

@@ -35,14 +35,14 @@ _FILTERS = {
 @cache
 def get_environment() -> Environment:
     """Return the template environment with its filters and drawing functions."""
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("kedge.web"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters, names = cast("Names", made.filters), cast("Names", made.globals)
+    filters, names = cast("Names", environment.filters), cast("Names", environment.globals)
     filters.update(_FILTERS)
     names.update(
         draw_lanes=chain_svg.draw_lanes,
@@ -52,7 +52,7 @@ def get_environment() -> Environment:
         static=static_url,
         summarize_request=summarize_request,
     )
-    return made
+    return environment
 
 
 @cache
@@ -83,8 +83,8 @@ def serve_static(request: Request) -> Response:
     body, tag = _read_static(name)
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"etag": tag})
-    forever = request.query_params.get("v") == tag.strip('"')
-    caching = "public, max-age=31536000, immutable" if forever else "no-cache"
+    is_immutable = request.query_params.get("v") == tag.strip('"')
+    caching = "public, max-age=31536000, immutable" if is_immutable else "no-cache"
     kind = _MEDIA_TYPES[name.rpartition(".")[2]]
     return Response(body, media_type=kind, headers={"etag": tag, "cache-control": caching})
 

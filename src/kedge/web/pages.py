@@ -74,19 +74,19 @@ async def conversations(request: Request) -> Response:
     """Render the list of conversations."""
     service = get_service(request)
     try:
-        given = {k: v for k, v in request.query_params.items() if v and k != "limit"}
-        query = ListQuery.model_validate({**given, "limit": PAGE_SIZE})
+        parameters = {k: v for k, v in request.query_params.items() if v and k != "limit"}
+        query = ListQuery.model_validate({**parameters, "limit": PAGE_SIZE})
     except ValidationError:
         return RedirectResponse("/", 303)
-    found = await service.find(query)
-    if not found.rows and query.offset:
+    result = await service.find(query)
+    if not result.rows and query.offset:
         return RedirectResponse(_list_url(query, offset=0), 303)
     hidden_fields = [("show", query.show), ("order", query.order)]
     return render_page(
         request,
         "conversations.html",
         here="conversations",
-        list=_build_list(service, found, query, await list_labels(service.store)),
+        list=_build_list(service, result, query, await list_labels(service.store)),
         kept=[each for each in hidden_fields if each[1] not in ("active", "newest")],
         narrowed=query.show != "active" or bool(query.tag or query.model),
         base_url=request.app.state.base_url,
@@ -95,14 +95,14 @@ async def conversations(request: Request) -> Response:
 
 def _build_list(
     service: ConversationService,
-    found: FoundConversations,
+    result: FoundConversations,
     query: ListQuery,
     labels: tuple[Sequence[str], Sequence[str]],
 ) -> ConversationList:
     before, after = query.offset - PAGE_SIZE, query.offset + PAGE_SIZE
     return ConversationList(
-        rows=tuple(_build_row(service, each, found, query.q) for each in found.rows),
-        total=found.total,
+        rows=tuple(_build_row(service, summary, result, query.q) for summary in result.rows),
+        total=result.total,
         first=query.offset + 1,
         query=query.q,
         filters=_build_choices(_FILTER_TITLES, query, "show"),
@@ -112,7 +112,7 @@ def _build_list(
         models=tuple(labels[1]),
         model=query.model or "",
         previous=_list_url(query, offset=max(before, 0)) if query.offset else "",
-        next=_list_url(query, offset=after) if after < found.total else "",
+        next=_list_url(query, offset=after) if after < result.total else "",
     )
 
 
@@ -128,17 +128,17 @@ def _build_choices(
 
 def _list_url(query: ListQuery, **changes: Any) -> str:
     changed = query.model_copy(update=changes)
-    given = changed.model_dump(exclude_defaults=True, exclude={"limit"})
-    return f"/?{urlencode(given)}" if given else "/"
+    parameters = changed.model_dump(exclude_defaults=True, exclude={"limit"})
+    return f"/?{urlencode(parameters)}" if parameters else "/"
 
 
 def _build_row(
     service: ConversationService,
     overview: ConversationSummary,
-    found: FoundConversations,
+    result: FoundConversations,
     query: str,
 ) -> ConversationListItem:
-    hits = found.hits.get(overview.row.id, ())
+    hits = result.hits.get(overview.row.id, ())
     return ConversationListItem(
         id=overview.row.id,
         name=overview.row.title,
@@ -237,8 +237,8 @@ async def workflows(request: Request) -> Response:
 
 async def workflow(request: Request) -> Response:
     """Render a workflow with its rounds and verdicts."""
-    found, run = await load_running(get_service(request), request.path_params["id"])
-    view = replace(build_workflow_view(found), status=workflow_status(found, run))
+    loaded, run = await load_running(get_service(request), request.path_params["id"])
+    view = replace(build_workflow_view(loaded), status=workflow_status(loaded, run))
     return render_page(
         request, "workflow.html", here="workflows", view=view, running=run is not None
     )
@@ -253,8 +253,8 @@ async def list_requests(request: Request) -> Response:
     """Render the requests of other programs, to this server or through a proxy with this store."""
     await flush_requests(request)
     store = get_service(request).store
-    given = request.query_params.get("before", "")
-    rows = await store.list_proxied(limit=PAGE_SIZE, before=_parse_number(given))
+    before = request.query_params.get("before", "")
+    rows = await store.list_proxied(limit=PAGE_SIZE, before=_parse_number(before))
     totals = await store.sum_proxied()
     older = rows[-1].id if len(rows) == PAGE_SIZE else 0
     return render_page(

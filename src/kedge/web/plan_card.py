@@ -45,17 +45,17 @@ MAX_BODY_CHARS = 200_000
 
 def rebuild_plan(turn: Turn, row: ResponseRow, records: Iterable[AnchorRecord]) -> RequestPlan:
     """Recompute the plan of a past request from the Turn as it was before it."""
-    known = [record for record in records if record.created_at < row.created_at]
+    earlier = [record for record in records if record.created_at < row.created_at]
     mode = row.mode if row.mode in ("chained", "stateless", "conversation") else "chained"
-    then = replace(
+    state = replace(
         get_state(turn), anchors=tuple(_restore_record(r, row) for r in get_state(turn).anchors)
     )
     return plan_request(
-        set_state(turn, then),
+        set_state(turn, state),
         scope=row.scope,
         mode=mode,
         now=row.created_at,
-        extra=[_restore_record(record, row) for record in known],
+        extra=[_restore_record(record, row) for record in earlier],
     )
 
 
@@ -134,8 +134,8 @@ def iter_facts(row: ResponseRow) -> Iterable[tuple[str, str]]:
     yield "Model", f"{row.provider}:{row.model}" if row.model else row.provider
     yield "Mode", row.mode
     full = format_size(row.full_size)
-    known = "" if row.request_bytes is not None else ", without tools and settings"
-    yield "Request size", f"{format_size(row.request_size)} instead of {full}{known}"
+    suffix = "" if row.request_bytes is not None else ", without tools and settings"
+    yield "Request size", f"{format_size(row.request_size)} instead of {full}{suffix}"
     if row.input_tokens is not None:
         cached = format_percent(row.cached_tokens or 0, row.input_tokens)
         predicted = row.predicted_cached_tokens

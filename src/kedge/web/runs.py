@@ -125,8 +125,8 @@ class RunRegistry:
 
     def get(self, conversation: str, run_id: str) -> TurnRun | None:
         """Return a run of a conversation, running or finished."""
-        found = (*self._running.values(), *self._finished)
-        return next((r for r in found if (r.id, r.conversation) == (run_id, conversation)), None)
+        runs = (*self._running.values(), *self._finished)
+        return next((r for r in runs if (r.id, r.conversation) == (run_id, conversation)), None)
 
     async def stop_all(self, conversation: str | None = None) -> None:
         """Stop the runs of a conversation, or all of them."""

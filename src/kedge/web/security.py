@@ -84,10 +84,10 @@ class PageAuth(AccessPolicy):
         """Start a session for a token, or return None if it is wrong or lacks the scope ``page``."""
         if self.matches_token(token.encode()):
             return self.new_session()
-        found = await self.registry.find(token) if self.registry else None
-        if self.registry is None or found is None or "page" not in found.scopes:
+        caller = await self.registry.find(token) if self.registry else None
+        if self.registry is None or caller is None or "page" not in caller.scopes:
             return None
-        return await self.registry.start_session(found.name, SESSION_SECONDS)
+        return await self.registry.start_session(caller.name, SESSION_SECONDS)
 
     async def log_out(self, session: str) -> None:
         """End a session, so that copies of its cookie are invalid as well."""
@@ -170,18 +170,18 @@ class PageAuthMiddleware:
             await self._app(scope, receive, send)
             return
         app = await self.check_request(scope) or self._app
-        guarded = _SecuredSend(send, self._make_check(scope))
+        secured = _SecuredSend(send, self._make_check(scope))
         try:
-            await app(scope, receive, guarded)
+            await app(scope, receive, secured)
         except _Revoked:
-            await guarded.end()
+            await secured.end()
         except Exception as error:
             # The message of the error may quote a conversation: it is logged for debugging only.
             log_failure("internal error of the page", error)
-            if guarded.started:
+            if secured.started:
                 raise  # too late for an error response: the connection must be closed
             await error_response(500, "bug", "internal error; the log has the details")(
-                scope, receive, guarded
+                scope, receive, secured
             )
 
     def _make_check(self, scope: Scope) -> Callable[[], Awaitable[bool]] | None:
@@ -192,10 +192,10 @@ class PageAuthMiddleware:
     async def check_request(self, scope: Scope) -> Response | None:
         """Return the rejection of a request, or None."""
         if not self._auth.allows_host(scope):
-            return error_response(403, "wrong_host", "this page answers to loopback names only")
+            return error_response(403, "wrong_host", "this page accepts loopback host names only")
         if scope["method"] not in SAFE_METHODS and not is_same_origin_write(scope):
             return error_response(
-                403, "cross_site", "a write must come from the page itself, as JSON"
+                403, "cross_site", "a write must be sent by the page itself, as JSON"
             )
         if scope["path"].startswith(PUBLIC_PATHS) or not await self._auth.needs_token():
             return None
@@ -222,7 +222,7 @@ class PageAuthMiddleware:
         is_api = scope["path"].startswith("/api/")
         needed = "api" if is_api and by_token else "page"
         if needed not in caller.scopes:
-            message = f"this token is not for that; it needs the scope {needed}"
+            message = f"this token lacks the scope {needed}; use a token with this scope"
             return error_response(403, "scope_missing", message)
         scope[CALLER_KEY] = caller
         # A page requests changes every two seconds, so only the writes of a session are counted.
@@ -234,10 +234,10 @@ class PageAuthMiddleware:
             return None
         wait = math.ceil(counts.seconds_left)
         message = f"the limit of this token is reached; try again in {wait} seconds"
-        rejected = error_response(429, "rate_limited", message)
-        rejected.headers.update(rate_limit_headers(caller, counts))
-        rejected.headers["retry-after"] = str(wait)
-        return rejected
+        rejection = error_response(429, "rate_limited", message)
+        rejection.headers.update(rate_limit_headers(caller, counts))
+        rejection.headers["retry-after"] = str(wait)
+        return rejection
 
 
 def is_same_origin_write(scope: Scope) -> bool:
@@ -263,8 +263,8 @@ def read_session_cookie(headers: Headers) -> str:
     return cookie_parser(headers.get("cookie", "")).get(SESSION_COOKIE, "")
 
 
-def _is_equal(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(), wanted.encode())
+def _is_equal(value: str, expected: str) -> bool:
+    return hmac.compare_digest(value.encode(), expected.encode())
 
 
 class _Revoked(Exception):

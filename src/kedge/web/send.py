@@ -89,63 +89,63 @@ class TurnRequest:
         return conversation.stream(*self.blocks, at=self.at, keep=self.keep, **options)
 
 
-async def resolve_turn(service: ConversationService, name: str, given: NewTurn) -> TurnRequest:
+async def resolve_turn(service: ConversationService, name: str, body: NewTurn) -> TurnRequest:
     """Resolve the position to continue from, the model that answers there, and the message.
 
     Raises:
         KedgeError: If one of them is not available; nothing was written.
     """
-    at = given.previous_response_id or ("" if given.at is None else str(given.at))
-    parts = [parse_attachment(each) for each in given.attachments]
-    opened = await service.open(name, at, given.model, _build_middleware(given))
-    check_head(opened, given.head)
-    options = {"key": given.key, **_build_options(given), **opened.options}
-    if given.edit is not None:
-        edit = partial(_replace_text, text=given.text, added=parts)
-        blocks, parent, keep = await _edit_question(service, opened, given.edit, edit)
-        return TurnRequest(opened, blocks, parent, keep, text=given.text, options=options)
+    at = body.previous_response_id or ("" if body.at is None else str(body.at))
+    parts = [parse_attachment(each) for each in body.attachments]
+    opened = await service.open(name, at, body.model, _build_middleware(body))
+    check_head(opened, body.head)
+    options = {"key": body.key, **_build_options(body), **opened.options}
+    if body.edit is not None:
+        edit = partial(_replace_text, text=body.text, added=parts)
+        blocks, parent, keep = await _edit_question(service, opened, body.edit, edit)
+        return TurnRequest(opened, blocks, parent, keep, text=body.text, options=options)
     node = opened.node if at else None
-    message = user([given.text, *parts])
-    return TurnRequest(opened, [message], node, text=given.text, options=options)
+    message = user([body.text, *parts])
+    return TurnRequest(opened, [message], node, text=body.text, options=options)
 
 
-async def resolve_resume(service: ConversationService, name: str, given: NewResume) -> TurnRequest:
+async def resolve_resume(service: ConversationService, name: str, body: NewResume) -> TurnRequest:
     """Resolve a stored question to send again.
 
     Raises:
         KedgeError: If there is no such question, or its model is not available; nothing was written.
     """
-    opened = await service.open(name, str(given.node), given.model, _build_middleware(given))
-    check_head(opened, given.head)
-    question = next(node for node in opened.tree.nodes if node.id == given.node)
+    opened = await service.open(name, str(body.node), body.model, _build_middleware(body))
+    check_head(opened, body.head)
+    question = next(node for node in opened.tree.nodes if node.id == body.node)
     if question.kind != "asked":
-        raise NotInStore(f"node {given.node} is not a question; give the node of a question")
+        raise NotInStore(f"node {body.node} is not a question; pass the node of a question")
     return TurnRequest(
         opened,
         at=question.parent,
-        question=given.node,
-        restart=given.restart,
-        text=opened.tree.questions.get(given.node, ""),
-        options={**_build_options(given), **opened.options},
+        question=body.node,
+        restart=body.restart,
+        text=opened.tree.questions.get(body.node, ""),
+        options={**_build_options(body), **opened.options},
     )
 
 
-def _build_options(given: RequestSettings) -> dict[str, Any]:
+def _build_options(settings: RequestSettings) -> dict[str, Any]:
     """Return the options of a request; each provider's engine maps their names."""
-    reasoning = given.reasoning.model_dump(exclude_none=True) if given.reasoning else {}
-    if given.effort is not None:
-        reasoning["effort"] = given.effort
+    reasoning = settings.reasoning.model_dump(exclude_none=True) if settings.reasoning else {}
+    if settings.effort is not None:
+        reasoning["effort"] = settings.effort
     options = {
         "reasoning": reasoning or None,
-        "temperature": given.temperature,
-        "top_p": given.top_p,
-        "max_output_tokens": given.max_output_tokens,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "max_output_tokens": settings.max_output_tokens,
     }
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _build_middleware(given: RequestSettings) -> tuple[Middleware, ...]:
-    text = given.system
+def _build_middleware(settings: RequestSettings) -> tuple[Middleware, ...]:
+    text = settings.system
     return () if text is None else (lambda engine: _InstructionsMiddleware(engine, text),)
 
 
@@ -168,13 +168,13 @@ class _InstructionsMiddleware(BaseMiddleware):
 
 def check_head(opened: OpenConversation, head: int | None) -> None:
     """Reject a request whose head is not the current one; nothing was written."""
-    now = opened.conversation.row.head
-    if head is not None and head != now:
+    current = opened.conversation.row.head
+    if head is not None and head != current:
         raise RequestError(
             409,
             "head_conflict",
-            f"the conversation was continued elsewhere: its head is node {now}; read it, or send again "
-            f"with head {now} to continue from here on a new branch",
+            f"the conversation was continued elsewhere: its head is node {current}; read it, or send again "
+            f"with head {current} to continue from here on a new branch",
         )
 
 
@@ -213,7 +213,7 @@ def _replace_text(block: Block, text: str, added: Sequence[Part] = ()) -> Block:
     return user([TextPart(text), *rest, *added], metadata=metadata)
 
 
-async def edit_block(service: ConversationService, name: str, given: BlockEdit) -> EditShape:
+async def edit_block(service: ConversationService, name: str, body: BlockEdit) -> EditShape:
     """Replace the text of a block on the path to the head; nothing is sent.
 
     Raises:
@@ -221,22 +221,22 @@ async def edit_block(service: ConversationService, name: str, given: BlockEdit) 
         HeadConflict: The head has moved.
     """
     opened = await service.open(name)
-    check_head(opened, given.head)
+    check_head(opened, body.head)
     conversation = opened.conversation
-    old = conversation.turn.blocks[conversation.turn.index(given.block)]
+    old = conversation.turn.blocks[conversation.turn.index(body.block)]
     match old:
         case UserBlock():
             rest = (part for part in old.parts if not isinstance(part, TextPart))
-            new: Block = user([TextPart(given.text), *rest])
+            new: Block = user([TextPart(body.text), *rest])
         case AssistantBlock():
-            new = assistant(given.text)
+            new = assistant(body.text)
         case SystemBlock():
-            new = system(given.text, role=old.role)
+            new = system(body.text, role=old.role)
         case _:
             raise InvalidSetting(
                 "only messages of the user, the model and the system can be edited"
             )
-    node = await conversation.edit(given.block, new)
+    node = await conversation.edit(body.block, new)
     return EditShape(conversation=conversation.id, node=node.id)
 
 

@@ -57,8 +57,8 @@ class ServerRequests(RequestRecorder):
 
 def _to_row(exchange: RecordedRequest, base_url: str) -> ProxiedRequest:
     body = cast("dict[str, Any]", exchange.body) if isinstance(exchange.body, dict) else {}
-    given = body.get("input", body.get("messages"))
-    sent = len(cast("list[Any]", given)) if isinstance(given, list) else 1
+    input_items = body.get("input", body.get("messages"))
+    sent = len(cast("list[Any]", input_items)) if isinstance(input_items, list) else 1
     context: Sequence[Item] = exchange.context or ()
     anchor = _read_anchor(body)
     stored = context[: max(len(context) - sent, 0)] if anchor else ()

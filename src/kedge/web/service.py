@@ -121,8 +121,8 @@ class ConversationService:
         if query.q.strip():
             for hit in await self.store.search(query.q, tag=query.tag, limit=MAX_HITS):
                 hits.setdefault(hit.conversation, []).append(hit)
-            named = await find_by_title(self.store, query.q.strip(), MAX_HITS)
-            only = list(dict.fromkeys([*named, *hits]))
+            by_title = await find_by_title(self.store, query.q.strip(), MAX_HITS)
+            only = list(dict.fromkeys([*by_title, *hits]))
         rows, total = await list_summaries(
             self.store,
             show=query.show,
@@ -136,11 +136,11 @@ class ConversationService:
         )
         return FoundConversations(rows, total, hits)
 
-    def status(self, each: ConversationSummary) -> str:
+    def status(self, summary: ConversationSummary) -> str:
         """Return the status of a conversation in a list."""
-        if self.runs.list(each.row.id):
+        if self.runs.list(summary.row.id):
             return "running"
-        return overview_status(each, self.clock())
+        return overview_status(summary, self.clock())
 
     async def open(
         self, name: str, at: str = "", model: str = "", middleware: Sequence[Middleware] = ()
@@ -251,16 +251,16 @@ class ConversationService:
         self, row: ConversationRow, tree: StoredTree, node: int, runs: Sequence[TurnRun]
     ) -> list[ExchangeView]:
         """Load the questions below a node that have no complete answer and are not running."""
-        found: list[ExchangeView] = []
+        exchanges: list[ExchangeView] = []
         for question, tip in find_unanswered(tree, node)[-MAX_UNANSWERED:]:
             if any(run.has_asked(question) for run in runs):
                 continue
             path, blocks = path_to(tree, tip), (await self.store.load(row, tip)).blocks
             spans, ranges = split_exchanges(path, blocks, tree.responses)
-            found += render_exchanges([s for s in spans if s.question == question], blocks)
+            exchanges += render_exchanges([s for s in spans if s.question == question], blocks)
             pending = render_pending(path, ranges, blocks)
-            found += [pending] if pending else []
-        return found
+            exchanges += [pending] if pending else []
+        return exchanges
 
     async def compare(self, name: str, left: str, right: str) -> Comparison:
         """Compare the paths to two nodes block by block."""
@@ -271,7 +271,7 @@ class ConversationService:
         blocks = [(await self.store.load(row, end)).blocks for end in ends]
         rows, common = build_diff(*blocks)
         labels = [_node_label(chain, chain.shown_nodes.get(end, end)) for end in ends]
-        own = [_own_totals(tree, end, other) for end, other in (ends, ends[::-1])]
+        totals = [_own_totals(tree, end, other) for end, other in (ends, ends[::-1])]
         return Comparison(
             id=row.id,
             name=row.title or _first_question(tree) or "New conversation",
@@ -280,8 +280,8 @@ class ConversationService:
             rows=rows,
             left_label=labels[0],
             right_label=labels[1],
-            left_sums=own[0],
-            right_sums=own[1],
+            left_sums=totals[0],
+            right_sums=totals[1],
             common_count=common,
         )
 
@@ -289,19 +289,19 @@ class ConversationService:
         self, row: ConversationRow, path: Sequence[Node], blocks: Sequence[Block]
     ) -> dict[str, str]:
         """Return the text of each edited block before its last edit, by block id."""
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
         for block in blocks:
             edited = block.metadata.get(EDITED_KEY)
             if isinstance(edited, str):
                 old = await load_attached(self.store, row, edited)
-                found[block.id] = block_text(old[-1]) if old else ""
+                texts[block.id] = block_text(old[-1]) if old else ""
         parents = {node.id: node for node in path}
         edits = [node for node in path if node.kind == "edited" and node.parent in parents]
         for node in edits[-MAX_EDITS:]:
             before = (await self.store.load(row, node.parent)).blocks
             after = (await self.store.load(row, node.id)).blocks
-            found |= pair_edits(before, after)
-        return found
+            texts |= pair_edits(before, after)
+        return texts
 
     async def load_plan_card(self, name: str, node: int) -> PlanCard:
         """Load the plan of the request that created a node."""
@@ -389,11 +389,11 @@ def conversation_status(row: ConversationRow, tree: StoredTree, now: float) -> s
     return classify_status(row, unanswered=unanswered, lost=lost, until=until, now=now)
 
 
-def overview_status(each: ConversationSummary, now: float) -> str:
+def overview_status(summary: ConversationSummary, now: float) -> str:
     """Return the status of a conversation from its summary."""
-    lost = each.lost > 0 and each.expires_at is None
+    lost = summary.lost > 0 and summary.expires_at is None
     return classify_status(
-        each.row, unanswered=each.unanswered, lost=lost, until=each.relied_until, now=now
+        summary.row, unanswered=summary.unanswered, lost=lost, until=summary.relied_until, now=now
     )
 
 
@@ -442,5 +442,7 @@ def _list_branches(layout: Layout) -> tuple[Branch, ...]:
 def _own_totals(tree: StoredTree, end: int, other: int) -> Totals:
     """Return the totals of the responses that are on one path and not on the other."""
     shared = {node.id for node in path_to(tree, other)}
-    own = (tree.responses.get(each.id) for each in path_to(tree, end) if each.id not in shared)
-    return sum((response_totals(each) for each in own if each), Totals())
+    responses = (
+        tree.responses.get(each.id) for each in path_to(tree, end) if each.id not in shared
+    )
+    return sum((response_totals(each) for each in responses if each), Totals())

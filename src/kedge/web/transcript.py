@@ -76,7 +76,7 @@ def split_exchanges(
     Where history was rewritten, a node contains blocks of earlier responses: they are shown with their
     response, as they were received. A response whose blocks were all removed is not shown.
     """
-    known = {
+    by_response_id = {
         row.provider_response_id: row for row in responses.values() if row.provider_response_id
     }
     done: list[ExchangeSpan] = []
@@ -87,8 +87,10 @@ def split_exchanges(
             before, question = node.parent, node.id
         row = responses.get(node.id)
         if row is None:
-            found, ranges = _split_rewritten((node, start, stop), blocks, known, ranges)
-            done += found
+            rewritten, ranges = _split_rewritten(
+                (node, start, stop), blocks, by_response_id, ranges
+            )
+            done += rewritten
         elif stop > start or row.status not in ("completed", "lost"):
             done.append(ExchangeSpan(node, row, before, tuple(ranges), (start, stop), question))
             ranges, before = [], 0
@@ -98,14 +100,14 @@ def split_exchanges(
 def _split_rewritten(
     where: BlockRange,
     blocks: Sequence[Block],
-    known: Mapping[str, ResponseRow],
+    by_response_id: Mapping[str, ResponseRow],
     pending: list[BlockRange],
 ) -> tuple[list[ExchangeSpan], list[BlockRange]]:
     """Return the exchanges inside a node that was not created by a request, and the blocks after them."""
     node, start, stop = where
     done: list[ExchangeSpan] = []
     for index in range(start, stop):
-        row = known.get(blocks[index].response_id)
+        row = by_response_id.get(blocks[index].response_id)
         last = done[-1] if done else None
         if row is None:
             pending = [*pending, (node, index, index + 1)]
@@ -247,18 +249,18 @@ def _render_block(block: Block, names: Mapping[str, str]) -> MessageView:
             text = json.dumps(dump_block(block), indent=2, ensure_ascii=False)
             return MessageView(block.id, "unknown", "A block of a newer Kedge", text=text)
         case _:
-            raise TypeError(f"a block of no known kind: {type(block).__name__}")
+            raise TypeError(f"a block of unknown kind: {type(block).__name__}")
 
 
 def _render_text(block: Block, title: str, text: str, parts: Sequence[Part]) -> MessageView:
     refusals = [part.text for part in parts if isinstance(part, RefusalPart)]
-    shown = "\n\n".join([text, *refusals]) if refusals else text
+    complete = "\n\n".join([text, *refusals]) if refusals else text
     origin = () if block.origin in ("user", "engine") else (f"by {block.origin}",)
     return MessageView(
         block.id,
         block.kind,
         title,
-        to_html(shown),
+        to_html(complete),
         text,
         images=tuple(_render_parts(block, parts)),
         tags=origin,
@@ -327,7 +329,7 @@ _MARK = Markup("<mark>{}</mark>")
 
 def find_matches(text: str, query: str) -> list[tuple[int, int]]:
     """Return the start and the end of each word of a text that matches a search."""
-    looked_for = [
+    terms = [
         (fold_text(found["word"]), bool(found["prefix"]))
         for found in _QUERY_WORD.finditer(query)
         if not found["not"] and found["word"] not in ("OR", "NOT")
@@ -335,9 +337,9 @@ def find_matches(text: str, query: str) -> list[tuple[int, int]]:
     matches: list[tuple[int, int]] = []
     for found in _WORD.finditer(text):
         word = fold_text(found.group())
-        for each, is_prefix in looked_for:
-            is_unspaced = not each.isascii() and each in word
-            if word == each or is_unspaced or (is_prefix and word.startswith(each)):
+        for term, is_prefix in terms:
+            is_unspaced = not term.isascii() and term in word
+            if word == term or is_unspaced or (is_prefix and word.startswith(term)):
                 matches.append(found.span())
                 break
     return matches

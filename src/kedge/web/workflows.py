@@ -32,24 +32,24 @@ from kedge.workflows.roles import new_workflow_id
 RunnableWorkflow = Awaitable[Any]
 
 
-async def start_workflow(service: ConversationService, given: NewWorkflow) -> TurnRun:
+async def start_workflow(service: ConversationService, body: NewWorkflow) -> TurnRun:
     """Start a workflow, and return when it is stored.
 
     Raises:
         InvalidWorkflow: A member that its kind requires is missing; nothing was stored.
         InvalidSetting: The server has no such model; nothing was stored.
     """
-    check_workflow(given)
-    for model in (given.model, given.judge_model, *(side.model for side in given.sides)):
+    check_workflow(body)
+    for model in (body.model, body.judge_model, *(side.model for side in body.sides)):
         service.models.check_name(model)
-    run = TurnRun(new_workflow_id(), 0, given.question)
+    run = TurnRun(new_workflow_id(), 0, body.question)
 
     async def work(run: TurnRun) -> None:
         def watch(event: object) -> None:
             run.publish({"type": "progress", "event": type(event).__name__})
 
         try:
-            await _build_workflow(service, given, run.conversation, watch)
+            await _build_workflow(service, body, run.conversation, watch)
             run.finish("done", {"type": "done", "url": f"/workflows/{run.conversation}"})
         except asyncio.CancelledError:
             run.finish("stopped", {"type": "stopped", "url": f"/workflows/{run.conversation}"})
@@ -66,46 +66,48 @@ async def start_workflow(service: ConversationService, given: NewWorkflow) -> Tu
     return run
 
 
-def check_workflow(given: NewWorkflow) -> None:
+def check_workflow(body: NewWorkflow) -> None:
     """Raise ``InvalidWorkflow`` for a workflow that cannot run."""
-    if given.kind == "steps":
-        if not given.steps:
+    if body.kind == "steps":
+        if not body.steps:
             raise InvalidWorkflow("steps: 'steps' is missing; add at least one step")
         return
-    if not given.question:
-        raise InvalidWorkflow(f"{given.kind}: 'question' is missing")
-    if not given.rubric:
-        raise InvalidWorkflow(f"{given.kind}: 'rubric' is missing; say how the answers are judged")
-    if given.kind == "debate" and len(given.sides) < 2:
+    if not body.question:
+        raise InvalidWorkflow(f"{body.kind}: 'question' is missing")
+    if not body.rubric:
+        raise InvalidWorkflow(
+            f"{body.kind}: 'rubric' is missing; describe how the answers are judged"
+        )
+    if body.kind == "debate" and len(body.sides) < 2:
         raise InvalidWorkflow("debate: 'sides' needs at least two participants")
 
 
 def _build_workflow(
-    service: ConversationService, given: NewWorkflow, workflow: str, watch: Any
+    service: ConversationService, body: NewWorkflow, workflow: str, watch: Any
 ) -> RunnableWorkflow:
     models = service.models
-    engine = models.engine_for(given.model)
+    engine = models.engine_for(body.model)
     common: dict[str, Any] = {"store": service.store, "workflow": workflow, "watch": watch}
-    judge = ModelJudge(models.engine_for(given.judge_model or given.model), given.rubric)
-    match given.kind:
+    judge = ModelJudge(models.engine_for(body.judge_model or body.model), body.rubric)
+    match body.kind:
         case "refine":
-            return refine(given.question, judge=judge, engine=engine, rounds=given.rounds, **common)
+            return refine(body.question, judge=judge, engine=engine, rounds=body.rounds, **common)
         case "debate":
             sides = [
-                Side(each.name, models.engine_for(each.model or given.model), each.brief)
-                for each in given.sides
+                Side(each.name, models.engine_for(each.model or body.model), each.brief)
+                for each in body.sides
             ]
-            return debate(sides, given.question, judge=judge, rounds=given.rounds, **common)
+            return debate(sides, body.question, judge=judge, rounds=body.rounds, **common)
         case "steps":
             return steps(
-                [Step(each.name, each.prompt) for each in given.steps], engine=engine, **common
+                [Step(each.name, each.prompt) for each in body.steps], engine=engine, **common
             )
 
 
 async def load_running(service: ConversationService, name: str) -> tuple[Workflow, TurnRun | None]:
     """Load a workflow, and its run if it is running here."""
-    found = await load_workflow(service.store, name)
-    return found, next(iter(service.runs.list(name)), None)
+    loaded = await load_workflow(service.store, name)
+    return loaded, next(iter(service.runs.list(name)), None)
 
 
 def find_workflow_run(service: ConversationService, name: str) -> TurnRun:
@@ -176,8 +178,8 @@ def _build_rounds(workflow: Workflow, sides: Sequence[WorkflowChain]) -> tuple[R
 
 
 def _step_title(names: Sequence[str], number: int) -> str:
-    known = 1 <= number <= len(names)
-    return f"Step {number}: {names[number - 1]}" if known else f"Step {number}"
+    has_name = 1 <= number <= len(names)
+    return f"Step {number}: {names[number - 1]}" if has_name else f"Step {number}"
 
 
 def _build_cell(exchange: WorkflowExchange, workflow: Workflow, index: int) -> Cell:
@@ -223,8 +225,8 @@ def _format_ruling(workflow: Workflow, index: int) -> str:
 def _format_verdict(workflow: Workflow) -> str:
     if workflow.rulings and workflow.status != "running":
         last = workflow.rulings[-1]
-        won = f"{last.winner} won." if last.winner else "No winner."
-        return f"{won} {last.reason}".strip()
+        result = f"{last.winner} won." if last.winner else "No winner."
+        return f"{result} {last.reason}".strip()
     if workflow.kind == "refine" and workflow.verdicts and workflow.status != "running":
         passed = workflow.verdicts[-1].passed
         return "The last answer passed." if passed else "No answer passed."
