@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
@@ -731,6 +731,41 @@ async def test_title_tags_and_archive(store: Store, conversation: Conversation) 
     assert await Conversation.list(store) == []
     (row,) = await Conversation.list(store, archived=True, tag="work")
     assert (row.title, row.tags, row.archived) == ("Weather", ("work",), True)
+
+
+async def test_tags_of_two_handles_are_both_stored(
+    store: Store, conversation: Conversation
+) -> None:
+    """A handle adds and removes tags without undoing what another one did."""
+    other = await Conversation.open(store, conversation.id, conversation.engine)
+    await conversation.tag("one", "two")
+    await other.tag("three")
+    assert other.tags == ("one", "three", "two")
+    await conversation.untag("two")
+    assert conversation.tags == ("one", "three")
+
+
+async def test_handle_of_a_deleted_conversation_changes_no_other(
+    store: Store, conversation: Conversation
+) -> None:
+    """Another conversation that has its id now is not changed, deleted or continued."""
+    await conversation.send("Hello")
+    await store.delete(conversation.id)
+    await store.create("Other", id=conversation.id, tags=["other"], blocks=[user("Ahoy")])
+    other = await store.conversation(conversation.id)
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: conversation.rename("Mine"),
+        lambda: conversation.tag("mine"),
+        lambda: conversation.untag("other"),
+        conversation.archive,
+        conversation.refresh,
+        conversation.delete,
+        lambda: conversation.send("Hello", key="k"),
+    ]
+    for call in calls:
+        with pytest.raises(NotInStore, match="was deleted"):
+            await call()
+        assert await store.conversation(other.id) == other
 
 
 async def read_first_text(conversation: Conversation) -> str:

@@ -25,6 +25,7 @@ CALLS: dict[str, Call] = {
     ),
     "children": lambda store, row, node: store.children(row, node.id),
     "claim": lambda store, row, _: store.claim(row, "k", about=b"x", owner="a", lease=9.0),
+    "conversation": lambda store, row, _: store.conversation(row),
     "common_ancestor": lambda store, row, node: store.common_ancestor(row, node.id, node.id),
     "delete": lambda store, row, _: store.delete(row),
     "differences": lambda store, row, node: store.differences(row, node.id, node.id),
@@ -53,6 +54,7 @@ CALLS: dict[str, Call] = {
     "settle": lambda store, row, node: store.settle(row, "k", node.id),
     "tree": lambda store, row, _: store.tree(row),
     "update": lambda store, row, _: store.update(row, title="mine"),
+    "update_with": lambda store, row, _: store.update_with(row, lambda _: {"title": "mine"}),
     "usage": lambda store, row, node: store.usage(row, node.id),
 }
 

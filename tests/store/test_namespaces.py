@@ -68,6 +68,7 @@ Call = Callable[[Store, Owner], Awaitable[Any]]
 
 ROW_METHODS: dict[str, Call] = {
     "update": lambda s, o: s.update(o.row, title="stolen"),
+    "update_with": lambda s, o: s.update_with(o.row, lambda _: {"title": "stolen"}),
     "fork": lambda s, o: s.fork(o.row, o.row.head),
     "delete": lambda s, o: s.delete(o.row),
     "schedule_delete": lambda s, o: s.schedule_delete(o.row, 1.0),

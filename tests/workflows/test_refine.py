@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import anyio
 import pytest
 from pydantic import BaseModel
 
@@ -13,6 +14,7 @@ from kedge.workflows import (
     ModelJudge,
     QuestionAnswered,
     QuestionAsked,
+    RefineResult,
     Verdict,
     WorkflowEvent,
     WorkflowFinished,
@@ -243,6 +245,69 @@ async def test_finished_workflow_is_not_run_again(
     assert len(server.requests) == 3
     assert again.answer == first.answer
     assert all(each.stored for each in again.rounds)
+
+
+async def test_two_runners_continue_with_one_verdict(
+    store: Store, scripted: Any, connected: Any
+) -> None:
+    """The verdict that is stored first counts for both, and the workflow can be resumed."""
+    server = scripted(*WARMER)
+    engine = connected(server)
+    judging, finished = anyio.Event(), anyio.Event()
+    results: list[RefineResult] = []
+
+    async def judge_late(answer: str) -> Verdict:
+        judging.set()
+        await finished.wait()
+        return Verdict(passed=False, critique="Use other words.")
+
+    async def run(judge: Any) -> None:
+        results.append(
+            await refine("Please guess.", judge=judge, store=store, engine=engine, workflow="both")
+        )
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run, judge_late)
+        await judging.wait()
+        await run(guess_eight)
+        finished.set()
+    await run(guess_eight)
+    assert [[each.answer for each in one.rounds] for one in results] == [["2", "5", "8"]] * 3
+    assert len(server.requests) == 3
+    assert (await load_workflow(store, "both")).status == "passed"
+
+
+async def test_copies_of_a_conversation_are_not_part_of_the_workflow(
+    store: Store, scripted: Any, connected: Any
+) -> None:
+    """Forks, imported copies and conversations with the same tag are not listed as the workflow."""
+    engine = connected(scripted({"say": "2"}))
+    for own in (None, await Conversation.create(store, engine, title="Mine")):
+        given: dict[str, Any] = {"conversation": own} if own else {"store": store, "engine": engine}
+        result = await refine("Please guess.", judge=bool, **given)
+        lead = await Conversation.open(store, result.conversation, engine)
+        fork = await lead.fork(title="A fork")
+        await fork.send("Hello")
+        await Conversation.import_(store, await lead.export())
+        tagged = await Conversation.create(store, engine)
+        await tagged.tag("workflow", f"workflow:{result.workflow}")
+        (found,) = [each for each in await list_workflows(store) if each.id == result.workflow]
+        assert found.title == lead.title
+        loaded = await load_workflow(store, result.workflow)
+        assert [chain.conversation for chain in loaded.chains] == [lead.id]
+
+
+async def test_data_of_an_application_is_unchanged(
+    store: Store, scripted: Any, connected: Any
+) -> None:
+    """A conversation may have data under the name that workflows use."""
+    engine = connected(scripted({"say": "2"}))
+    for data in ({"workflow": "approval"}, {"workflow": {"stage": 1}}):
+        conversation = await Conversation.create(store, engine, data=data)
+        result = await refine("Please guess.", judge=bool, conversation=conversation)
+        row = await store.conversation(conversation.id)
+        assert row.data["workflow"] == data["workflow"]
+        assert (await load_workflow(store, result.workflow)).status == "passed"
 
 
 async def test_invalid_arguments_are_rejected(store: Store, scripted: Any, connected: Any) -> None:

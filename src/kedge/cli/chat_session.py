@@ -380,8 +380,9 @@ class ChatSession:
         self.conversation = await Conversation.open(self.store, old.id, model, **self.settings)
         await old.aclose()
         self.model = model
-        data = {**self.conversation.row.data, **model_data(model)}
-        await self.store.update(self.conversation.id, data=data)
+        await self.store.update_with(
+            self.conversation.row, lambda row: {"data": {**row.data, **model_data(model)}}
+        )
         return f"current model: {mask_url(model)}"
 
     async def help(self, _: str) -> str:

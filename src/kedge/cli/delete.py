@@ -65,7 +65,7 @@ def _delete_one(conversation: str, *, yes: bool, store: str, as_json: bool) -> N
         click.confirm(f"Delete {name} permanently?", abort=True, err=True)
 
     async def work(opened: "Store") -> None:
-        await opened.delete(row.id)
+        await opened.delete(row)
         await erase_practice_responses(opened, store)
 
     run_with_store(work, given=store)

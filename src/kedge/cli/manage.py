@@ -28,7 +28,7 @@ def _update(
 
     async def work(opened: "Store") -> "ConversationRow":
         row = await find_conversation(opened, name)
-        return await opened.update(row.id, **change(row))
+        return await opened.update_with(row, change)
 
     return run_with_store(work, given=store)
 

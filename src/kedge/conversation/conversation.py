@@ -564,7 +564,7 @@ class Conversation:
 
     async def refresh(self) -> Self:
         """Continue from the current head in the store, and return this conversation."""
-        self.row = await self.store.conversation(self.id)
+        self.row = await self.store.conversation(self.row)
         self._undone = ()
         if self.row.head != self.head:
             await self._continue_at(await self.store.node(self.row, self.row.head))
@@ -790,24 +790,27 @@ class Conversation:
 
     async def rename(self, title: str) -> None:
         """Change the title."""
-        self.row = self._with_head(await self.store.update(self.id, title=title))
+        self.row = self._with_head(await self.store.update(self.row, title=title))
 
     async def tag(self, *tags: str) -> None:
         """Add tags."""
-        self.row = self._with_head(await self.store.update(self.id, tags=(*self.tags, *tags)))
+        row = await self.store.update_with(self.row, lambda row: {"tags": (*row.tags, *tags)})
+        self.row = self._with_head(row)
 
     async def untag(self, *tags: str) -> None:
         """Remove tags."""
-        remaining = [tag for tag in self.tags if tag not in tags]
-        self.row = self._with_head(await self.store.update(self.id, tags=remaining))
+        row = await self.store.update_with(
+            self.row, lambda row: {"tags": [tag for tag in row.tags if tag not in tags]}
+        )
+        self.row = self._with_head(row)
 
     async def archive(self, archived: bool = True) -> None:
         """Archive the conversation, or restore it with ``archived=False``."""
-        self.row = self._with_head(await self.store.update(self.id, archived=archived))
+        self.row = self._with_head(await self.store.update(self.row, archived=archived))
 
     async def delete(self) -> None:
         """Delete the conversation and all blocks that no other conversation uses; this cannot be undone."""
-        await self.store.delete(self.id)
+        await self.store.delete(self.row)
 
     async def export(self) -> str:
         """Return the complete conversation as lines of JSON, for ``import_``."""
@@ -944,7 +947,7 @@ class Conversation:
         to the head nor after it. It is not part of the conversation, and runs again.
         """
         point = await find_resume_point(self.store, self.row, question)
-        head = (await self.store.conversation(self.id)).head
+        head = (await self.store.conversation(self.row)).head
         is_stored = await self._is_on_path(point.node.id, head)
         if is_stored or await self._is_on_path(head, point.node.id):
             return point
@@ -957,7 +960,7 @@ class Conversation:
 
     async def _follow_head(self) -> None:
         """Continue from the current head in the store, if it has moved."""
-        if (await self.store.conversation(self.id)).head != self.head:
+        if (await self.store.conversation(self.row)).head != self.head:
             await self.refresh()
 
     async def _build_resume_task(
@@ -979,7 +982,7 @@ class Conversation:
     async def _adopt_answer(self, node: Node, schema: OutputSchema[Any] | None) -> Reply[Any]:
         """Return a stored answer, and move the head to it unless it is on the head's path."""
         reply = await self._load_reply(node.id, schema)
-        if await self._is_on_path(node.id, (await self.store.conversation(self.id)).head):
+        if await self._is_on_path(node.id, (await self.store.conversation(self.row)).head):
             await self._follow_head()
             return reply
         await self.store.move_head(self.row, node, head=self.head)

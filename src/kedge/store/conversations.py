@@ -187,10 +187,14 @@ def resolve(tx: Tx, conversation: str | ConversationRow, lock: str = "") -> Conv
 
 
 def update(
-    tx: Tx, conversation: str | ConversationRow, changes: Mapping[str, Any], now: float
+    tx: Tx,
+    conversation: str | ConversationRow,
+    compute: Callable[[ConversationRow], Mapping[str, Any]],
+    now: float,
 ) -> ConversationRow:
-    """Change the given columns and tags of a conversation."""
-    row = resolve(tx, conversation)
+    """Change columns and tags of a conversation, as computed from its current row."""
+    row = resolve(tx, conversation, tx.dialect.for_update)
+    changes = compute(row)
     columns = {k: v for k, v in changes.items() if k != "tags"}
     if "data" in columns:
         columns["data"] = encode(dict(columns["data"])) if columns["data"] else None

@@ -286,13 +286,16 @@ class Store:
 
         return await self.database.write(work)
 
-    async def conversation(self, name: str) -> ConversationRow:
-        """Return the conversation with this id.
+    async def conversation(self, name: str | ConversationRow) -> ConversationRow:
+        """Return the current row of a conversation.
+
+        Args:
+            name: Its id or an earlier row.
 
         Raises:
-            NotInStore: There is none.
+            NotInStore: There is no such conversation.
         """
-        return await self.database.read(lambda tx: conversations.select_conversation(tx, name))
+        return await self.database.read(lambda tx: conversations.resolve(tx, name))
 
     async def conversations(
         self,
@@ -354,16 +357,38 @@ class Store:
             NotInStore: There is no such conversation.
             InvalidSetting: A value is not allowed.
         """
-        given: dict[str, Any] = {
-            "title": None if title is None else validate_text(title, "title"),
-            "tags": None if tags is None else validate_tags(tags),
-            "archived": archived,
-            "ttl": validate_seconds(ttl, "ttl"),
-            "data": None if data is None else validate_data(data),
-        }
-        changes = {member: value for member, value in given.items() if value is not None}
+        given = {"title": title, "tags": tags, "archived": archived, "ttl": ttl, "data": data}
+        changes = _validate_members(given)
         return await self.database.write(
-            lambda tx: conversations.update(tx, name, changes, self.clock())
+            lambda tx: conversations.update(tx, name, lambda _: changes, self.clock())
+        )
+
+    async def update_with(
+        self,
+        name: str | ConversationRow,
+        compute: Callable[[ConversationRow], Mapping[str, Any]],
+    ) -> ConversationRow:
+        """Change members of a conversation that depend on their present values, in one transaction.
+
+        Example:
+            await store.update_with(row, lambda row: {"tags": (*row.tags, "new")})
+
+        Args:
+            name: Its id or its row.
+            compute: Returns the members to change, under their names in `update`. It is called with the
+                current row in the thread of the database, again if the transaction is repeated.
+
+        Returns:
+            The row after the change.
+
+        Raises:
+            NotInStore: There is no such conversation.
+            InvalidSetting: A value is not allowed.
+        """
+        return await self.database.write(
+            lambda tx: conversations.update(
+                tx, name, lambda row: _validate_members(compute(row)), self.clock()
+            )
         )
 
     async def fork(self, origin: ConversationRow, at: int, title: str = "") -> ConversationRow:
@@ -1126,3 +1151,15 @@ class Store:
             node=node,
             body_bytes=self.body_bytes if self.keep_bodies else 0,
         )
+
+
+def _validate_members(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the members of a conversation that are to be changed; None leaves a member as it is."""
+    checks: dict[str, Callable[[Any], Any]] = {
+        "title": lambda title: validate_text(title, "title"),
+        "tags": validate_tags,
+        "archived": bool,
+        "ttl": lambda ttl: validate_seconds(ttl, "ttl"),
+        "data": validate_data,
+    }
+    return {name: checks[name](value) for name, value in given.items() if value is not None}

@@ -199,17 +199,15 @@ class _Debate:
 
     async def _resolve_ruling(self, number: int, arguments: tuple[DebateArgument, ...]) -> Ruling:
         """Return the stored ruling of a round, or request one."""
-        known: list[dict[str, Any]] = self.lead.notes.setdefault("rulings", [])
-        if number <= len(known):
-            ruling = Ruling(**known[number - 1])
-        else:
+        known: list[dict[str, Any]] = self.lead.notes.get("rulings", [])
+        if number > len(known):
             ruling = await self._judge_round(number, arguments)
             if ruling.winner and ruling.winner not in {side.name for side in self.sides}:
                 raise InvalidWorkflow(
                     f"the judge named a winner who is not a side: {ruling.winner!r}"
                 )
-            known.append({"over": ruling.over, "winner": ruling.winner, "reason": ruling.reason})
-            await self.lead.update_notes(rulings=known)
+            known = await self.lead.add_decision("rulings", number, ruling)
+        ruling = Ruling(**known[number - 1])
         self.lead.watch(RoundRuled(self.lead.workflow, number, ruling))
         return ruling
 

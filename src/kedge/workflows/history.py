@@ -10,7 +10,14 @@ from kedge.store import ConversationRow, Store
 from kedge.turns import AssistantBlock, UserBlock
 from kedge.workflows.events import WorkflowKind
 from kedge.workflows.results import Ruling, Verdict
-from kedge.workflows.roles import ROUND_KEY, WORKFLOW_KEY, find_notes, list_notes, workflow_tag
+from kedge.workflows.roles import (
+    ROUND_KEY,
+    WORKFLOW_KEY,
+    find_notes,
+    list_notes,
+    role_conversation_id,
+    workflow_tag,
+)
 
 WorkflowStatus = Literal["running", "passed", "failed", "decided", "undecided", "finished"]
 
@@ -70,7 +77,8 @@ async def list_workflows(
     rows = await store.conversations(tag=tag, archived=None, limit=limit)
     found = [(row, notes) for row in rows for notes in reversed(list_notes(row))]
     chosen = [each for each in found if each[1].get("lead") and kind in (None, each[1]["kind"])]
-    return [_parse_workflow(row, notes) for row, notes in chosen[:limit]]
+    own = [(row, notes) for row, notes in chosen if not await _is_copy(store, row, notes)]
+    return [_parse_workflow(row, notes) for row, notes in own[:limit]]
 
 
 async def load_workflow(store: Store, workflow: str) -> Workflow:
@@ -83,13 +91,32 @@ async def load_workflow(store: Store, workflow: str) -> Workflow:
     Raises:
         NotInStore: If there is no workflow with this id.
     """
-    rows = await store.conversations(tag=workflow_tag(workflow), archived=None, limit=1_000)
+    rows = await _load_rows(store, workflow)
     lead = next((row for row in rows if find_notes(row, workflow).get("lead")), None)
     if lead is None:
         raise NotInStore(f"there is no workflow {workflow!r} in this store")
     rest = sorted((row for row in rows if row.id != lead.id), key=lambda row: row.created_at)
     chains = tuple([await _load_chain(store, row, workflow) for row in (lead, *rest)])
     return _parse_workflow(lead, find_notes(lead, workflow), chains)
+
+
+async def _load_rows(store: Store, workflow: str) -> list[ConversationRow]:
+    """Return the conversations of a workflow, one for each role: the oldest.
+
+    A fork or an imported copy of a conversation has its tags and data, but is not part of the workflow.
+    """
+    rows = await store.conversations(tag=workflow_tag(workflow), archived=None, limit=1_000)
+    found: dict[str, ConversationRow] = {}
+    for row in sorted(rows, key=lambda row: row.number):
+        if notes := find_notes(row, workflow):
+            found.setdefault(notes["role"], row)
+    return list(found.values())
+
+
+async def _is_copy(store: Store, row: ConversationRow, notes: Mapping[str, Any]) -> bool:
+    if row.id == role_conversation_id(notes["id"], notes["role"]):
+        return False
+    return row.number not in {each.number for each in await _load_rows(store, notes["id"])}
 
 
 async def _load_chain(store: Store, row: ConversationRow, workflow: str) -> WorkflowChain:

@@ -138,19 +138,11 @@ class _Refinement:
 
     async def _resolve_verdict(self, number: int, answer: str) -> Verdict:
         """Return the stored verdict, on which the next question is based, or request one."""
-        known: list[dict[str, Any]] = self.author.notes.setdefault("verdicts", [])
-        if number <= len(known):
-            verdict = Verdict(**known[number - 1])
-        else:
+        known: list[dict[str, Any]] = self.author.notes.get("verdicts", [])
+        if number > len(known):
             verdict = await self._judge_answer(number, answer)
-            known.append(
-                {
-                    "passed": verdict.passed,
-                    "critique": verdict.critique,
-                    "score": verdict.score,
-                }
-            )
-            await self.author.update_notes(verdicts=known)
+            known = await self.author.add_decision("verdicts", number, verdict)
+        verdict = Verdict(**known[number - 1])
         self.author.watch(AnswerJudged(self.author.workflow, AUTHOR_ROLE, number, verdict))
         return verdict
 

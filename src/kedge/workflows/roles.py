@@ -9,7 +9,7 @@ per workflow, because a conversation of the caller's may serve several workflows
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Self, cast
 
 from kedge.conversation import Conversation, Reply
@@ -61,6 +61,11 @@ def workflow_tag(workflow: str) -> str:
     return f"{WORKFLOW_KEY}:{workflow}"
 
 
+def role_conversation_id(workflow: str, role: str) -> str:
+    """Return the id of the conversation that a workflow creates for a role."""
+    return f"{workflow}.{role}"
+
+
 class Role:
     """A role of a workflow with its conversation.
 
@@ -101,7 +106,7 @@ class Role:
         settings: Mapping[str, Any] | None = None,
     ) -> Self:
         """Open the conversation of a role, or create it."""
-        name = f"{workflow}.{role}"
+        name = role_conversation_id(workflow, role)
         new = _new_notes(workflow, kind, role, lead=lead, spec=spec)
         conversation = await open_or_create(
             store,
@@ -127,13 +132,13 @@ class Role:
         watch: WorkflowCallback,
     ) -> Self:
         """Use a conversation of the caller's as the lead of a workflow."""
-        row = await conversation.store.conversation(conversation.id)
+        row = await conversation.store.conversation(conversation.row)
         notes = find_notes(row, workflow)
         adopted = cls(workflow, role, conversation, notes, watch)
         if not notes:
             await conversation.tag(*_chain_tags(workflow, kind, lead=True))
             await adopted.update_notes(**_new_notes(workflow, kind, role, lead=True, spec=spec))
-        _check_notes(notes, workflow, kind)
+        _check_notes(adopted.notes, workflow, kind)
         return adopted
 
     @classmethod
@@ -260,15 +265,56 @@ class Role:
 
     async def update_notes(self, **changes: Any) -> None:
         """Change the workflow's record in the store; the records of other workflows are not touched."""
-        self.notes.update(changes)
-        store, name = self.conversation.store, self.conversation.id
-        data = deepcopy(dict((await store.conversation(name)).data))
-        first = data.get(WORKFLOW_KEY)
-        if first and first.get("id") != self.workflow:
-            data.setdefault(FURTHER_WORKFLOWS_KEY, {})[self.workflow] = self.notes
-        else:
-            data[WORKFLOW_KEY] = self.notes
-        row = await store.update(name, data=data)
+
+        def compute(row: ConversationRow) -> dict[str, Any]:
+            return self._replace_notes(row, {**self._current_notes(row), **changes})
+
+        await self._save_notes(compute)
+
+    async def add_decision(self, name: str, number: int, decision: object) -> list[dict[str, Any]]:
+        """Store the decision of a judge about a round, unless the round has one already.
+
+        Later questions depend on it. So if several processes run one workflow, all continue with the decision
+        that was stored first.
+
+        Args:
+            name: The member of the record: ``verdicts`` or ``rulings``.
+            number: The number of the round.
+            decision: The verdict or ruling.
+
+        Returns:
+            The stored decisions, one for each round so far.
+        """
+
+        def compute(row: ConversationRow) -> dict[str, Any]:
+            notes = self._current_notes(row)
+            known: list[dict[str, Any]] = notes.get(name, [])
+            if number <= len(known):
+                return {}
+            return self._replace_notes(
+                row, {**notes, name: [*known, asdict(cast("Any", decision))]}
+            )
+
+        await self._save_notes(compute)
+        return self.notes[name]
+
+    def _current_notes(self, row: ConversationRow) -> dict[str, Any]:
+        return find_notes(row, self.workflow) or self.notes
+
+    def _replace_notes(self, row: ConversationRow, notes: dict[str, Any]) -> dict[str, Any]:
+        """Return the change of a row that replaces the workflow's record."""
+        first: Any = row.data.get(WORKFLOW_KEY)
+        if not first or (_is_record(first) and first["id"] == self.workflow):
+            return {"data": {**row.data, WORKFLOW_KEY: notes}}
+        further: dict[str, Any] = {
+            **(row.data.get(FURTHER_WORKFLOWS_KEY) or {}),
+            self.workflow: notes,
+        }
+        return {"data": {**row.data, FURTHER_WORKFLOWS_KEY: further}}
+
+    async def _save_notes(self, compute: Callable[[ConversationRow], dict[str, Any]]) -> None:
+        row = await self.conversation.store.update_with(self.conversation.row, compute)
+        self.notes = find_notes(row, self.workflow)
         self.conversation.row = replace(row, head=self.conversation.head)
 
     async def aclose(self) -> None:
@@ -298,11 +344,18 @@ def _chain_tags(workflow: str, kind: WorkflowKind, *, lead: bool) -> Sequence[st
     return (workflow_tag(workflow), *((WORKFLOW_KEY, f"{WORKFLOW_KEY}:{kind}") if lead else ()))
 
 
+def _is_record(value: object) -> bool:
+    """Return whether data is the record of a workflow, and not an application's under the same name."""
+    return (
+        isinstance(value, dict) and {"id", "kind", "role"} <= cast("dict[str, Any]", value).keys()
+    )
+
+
 def list_notes(row: ConversationRow) -> list[dict[str, Any]]:
     """Return copies of the records of all workflows of a conversation, the first workflow first."""
-    first: dict[str, Any] | None = row.data.get(WORKFLOW_KEY)
-    further: Mapping[str, dict[str, Any]] = row.data.get(FURTHER_WORKFLOWS_KEY) or {}
-    return deepcopy([*([first] if first else []), *further.values()])
+    further: Mapping[str, Any] = row.data.get(FURTHER_WORKFLOWS_KEY) or {}
+    records: list[Any] = [row.data.get(WORKFLOW_KEY), *further.values()]
+    return deepcopy([each for each in records if _is_record(each)])
 
 
 def find_notes(row: ConversationRow, workflow: str) -> dict[str, Any]:
