@@ -21,7 +21,7 @@ def test_a_chained_request() -> None:
     reported = make_plan(make_exchanges(20).append(user("next"))).explain()
     assert reported == (
         "Chained on R20: sending 1 block, about 103 B; "
-        "its memory already holds the rest of 41 blocks, about 4.6 kB."
+        "the server has the rest of 41 blocks, about 4.6 kB."
     )
 
 
@@ -59,7 +59,7 @@ def test_a_conversation_object_is_named() -> None:
     """The explanation names the conversation object that holds the rest."""
     turn = add_response(Turn([user("a")]), "R1", mode="conversation", conversation_id="conv_7")
     reported = make_plan(turn.append(user("b")), mode="conversation").explain()
-    assert "conversation conv_7 already holds the rest" in reported
+    assert "conversation conv_7 has the rest" in reported
 
 
 def test_problems_are_listed_up_to_a_limit() -> None:

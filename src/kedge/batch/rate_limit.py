@@ -38,7 +38,17 @@ class Permit:
 
 
 class RateLimiter:
-    """Limits requests and tokens per minute; 0 means no limit."""
+    """Limits requests and tokens per minute.
+
+    Args:
+        requests: The maximum number of requests per minute; 0 for no limit.
+        tokens: The maximum number of tokens per minute; 0 for no limit.
+        clock: Returns the time in seconds.
+        sleep: Waits for a number of seconds.
+
+    Raises:
+        InvalidSetting: A limit is negative.
+    """
 
     def __init__(
         self,

@@ -151,7 +151,7 @@ class ResultsFile:
 
 
 def _is_truncated(text: bytes) -> bool:
-    """Whether a line is a truncated result, or the zeros left by a power failure."""
+    """Return whether a line is a truncated result, or the zeros left by a power failure."""
     if text.endswith(b"\n"):
         return False
     if text.startswith(LINE_PREFIX):

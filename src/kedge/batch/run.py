@@ -128,8 +128,29 @@ async def run_batch(
 ) -> Summary:
     """Run the conversations of a file and write a result for each to another file.
 
-    Completed lines are skipped; failed and interrupted ones continue from their last stored answer. ``name``
-    distinguishes batches in one store and is derived from the path of the results by default.
+    Completed lines are skipped; failed and interrupted ones continue from their last stored answer.
+
+    Args:
+        prompts: The file with one conversation per line, or its parsed lines.
+        out: The file to which a result is appended for each line.
+        store_url: The address of the store in which the conversations are stored.
+        model: The model of lines that do not name one.
+        name: Distinguishes batches in one store; derived from ``out`` by default.
+        runner: Runs the lines; by default tasks in this process.
+        concurrency: The maximum number of conversations at the same time.
+        requests_per_minute: The maximum number of requests per minute; 0 for no limit.
+        tokens_per_minute: The maximum number of tokens per minute; 0 for no limit.
+        attempts: Attempts per request, for errors that may be temporary.
+        lease: Seconds after which another process may continue the turns of one that died.
+        params: Parameters of every request; those of a line override them.
+        watch: Called with the progress after each line.
+
+    Returns:
+        The totals of the batch.
+
+    Raises:
+        InvalidBatch: The file, a line or an argument is invalid.
+        BatchFailed: The batch stopped; completed work is stored.
     """
     if concurrency < 1 or attempts < 1:
         raise InvalidBatch("concurrency and attempts must be at least 1")

@@ -32,7 +32,7 @@ COMMANDS: dict[str, str] = {
     "import": "Import exported conversations.",
     "delete": "Delete a conversation permanently.",
     "verify": "Check the store; with --server also the provider's data.",
-    "gc": "Reclaim the space of deleted data.",
+    "gc": "Delete expired conversations and reclaim space.",
     "run": "Run a workflow: refine, debate or steps.",
     "batch": "Run prompts from a file; resumable.",
     "stats": "Show requests, tokens, cost and latency.",

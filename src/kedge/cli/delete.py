@@ -99,12 +99,13 @@ def _delete_older(age: float, tag: str | None, *, yes: bool, store: str, as_json
         echo(f"{pluralize(len(deleted), 'conversation')} deleted; 'kedge gc' reclaims the space")
 
 
-@kedge_command("gc", short_help="Reclaim the space of deleted data.")
+@kedge_command("gc", short_help="Delete expired conversations and reclaim space.")
 @store_option
 def gc_command(store: str, as_json: bool) -> None:
-    """Reclaim the space of deleted data.
+    """Delete expired conversations permanently, and reclaim the space of deleted data.
 
-    Branches that were undone or regenerated are history and remain.
+    Conversations expire if they were created with a time to live (kedge chat --ttl). Branches that were
+    undone or regenerated are history and remain.
     """
 
     async def work(opened: "Store") -> int:

@@ -57,7 +57,7 @@ OPTIONAL_PACKAGES = {
     "anthropic": ("anthropic", "Anthropic's models"),
     "psycopg": ("postgres", "conversations in PostgreSQL"),
     "opentelemetry-api": ("otel", "traces"),
-    "dbos": ("dbos", "batches over many machines"),
+    "dbos": ("dbos", "batches in worker processes"),
     "mcp": ("mcp", "tools of MCP servers"),
 }
 KEY_VARIABLES = {

@@ -217,7 +217,7 @@ _TABLE = (
         default_label="reject for the practice model, else ignore",
     ),
     Setting("serve.page", "switch", True, "Show the page at '/', with the API behind it."),
-    Setting("serve.keep_bodies", "switch", False, "Store the raw JSON of the page's requests."),
+    Setting("serve.keep_bodies", "switch", False, "Store the raw JSON of requests for the page."),
     Setting(
         "serve.max_body_mb",
         "number",

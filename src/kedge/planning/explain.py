@@ -65,12 +65,9 @@ def format_headline(plan: "RequestPlan") -> str:
     full = f"{pluralize(plan.full_blocks, 'block')}, about {format_size(plan.full_bytes)}"
     if plan.anchor is None:
         return f"Sending everything ({full}): {describe_full_send(plan)}."
-    where = f"conversation {plan.conversation_id}" if plan.conversation_id else "its memory"
+    where = f"conversation {plan.conversation_id}" if plan.conversation_id else "the server"
     sent = f"{pluralize(plan.delta_blocks, 'block')}, about {format_size(plan.delta_bytes)}"
-    return (
-        f"Chained on {plan.anchor.response_id}: sending {sent}; "
-        f"{where} already holds the rest of {full}."
-    )
+    return f"Chained on {plan.anchor.response_id}: sending {sent}; {where} has the rest of {full}."
 
 
 def describe_full_send(plan: "RequestPlan") -> str:
