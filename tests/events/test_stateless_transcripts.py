@@ -24,9 +24,11 @@ from kedge.events import (
     Outcome,
     StreamDecoder,
     StreamEvent,
+    ToolCallStarted,
     Usage,
 )
 from kedge.turns import (
+    AssistantBlock,
     Block,
     RefusalPart,
     ToolCallBlock,
@@ -349,15 +351,45 @@ def test_content_blocks_with_the_same_index_are_decoded() -> None:
 
 @pytest.mark.parametrize("name", ["chat/text", "chat/parallel_calls", "chat/deepseek"])
 @pytest.mark.parametrize("member", ["delta", "message"])
-def test_deltas_after_the_finish_reason_are_ignored(name: str, member: str) -> None:
-    """Deltas after the finish reason are ignored, because some servers repeat the message there."""
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_answer_repeated_after_the_finish_reason_is_ignored(
+    name: str, member: str, pieces: int
+) -> None:
+    """Some servers repeat the message after the finish reason, complete or in pieces."""
     messages = split_messages(name)
     end = next(at for at, message in enumerate(messages) if b'"finish_reason":"' in message)
     call = {"index": 0, "id": "call_9", "function": {"name": "again", "arguments": "{}"}}
-    repeated = {"role": "assistant", "content": "Hello", "tool_calls": [call]}
-    choice = {"index": 0, member: repeated, "finish_reason": "length"}
-    messages.insert(end + 1, encode_sse([{"choices": [choice]}]))
+    text = next(block.text for block in EXPECTED[name][1] if isinstance(block, AssistantBlock))
+    size = -(-len(text) // pieces)
+    repeated = [text[at : at + size] for at in range(0, len(text), size)]
+    for piece in reversed(repeated):
+        delta = {"role": "assistant", "content": piece, "tool_calls": [call]}
+        choice = {"index": 0, member: delta, "finish_reason": "length"}
+        messages.insert(end + 1, encode_sse([{"choices": [choice]}]))
     assert normalize(decode(name, *messages)) == normalize(decode(name, read_bytes(name)))
+
+
+@pytest.mark.parametrize(
+    "texts", [["Hel", "lo"], ["ha", "ha", "ha!"], ["Hello", "", " Hello again"]]
+)
+@pytest.mark.parametrize("last", ["stop", "length"])
+def test_text_after_the_finish_reason_that_continues_the_answer_is_read(
+    texts: list[str], last: str
+) -> None:
+    """Some servers send a finish reason with every chunk; the last one counts."""
+    reasons = ["stop"] * (len(texts) - 1) + [last]
+    chunks = [chunk({"content": text}, reason) for text, reason in zip(texts, reasons, strict=True)]
+    found = decode_chunks(chunks)
+    assert [block_text(block) for block in found.blocks] == ["".join(texts)]
+    assert found.status == ("completed" if last == "stop" else "incomplete")
+
+
+def test_message_beside_an_empty_delta_is_not_read_twice() -> None:
+    """Some servers send the complete message with the chunk that ends the stream."""
+    ending = chunk({}, "stop")
+    ending["choices"][0]["message"] = {"role": "assistant", "content": "Hello"}
+    for started in ([chunk({"content": "Hel"}), chunk({"content": "lo"})], []):
+        assert list(decode_chunks([*started, ending]).blocks) == [assistant("Hello")]
 
 
 @all_transcripts
@@ -572,6 +604,13 @@ def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, 
     return {"id": "1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
 
 
+def decode_chunks(chunks: list[dict[str, Any]]) -> Outcome:
+    """Decode and assemble chunks of a Chat Completions stream."""
+    decoder = ChatDecoder()
+    events = [event for each in chunks for event in decoder.feed_message(each)]
+    return assemble([*events, *decoder.close()])
+
+
 CALL_MEMBERS: dict[str, dict[str, Any]] = {
     "same id": {"id": "call_0"},
     "same id and index": {"id": "call_0", "index": 0},
@@ -647,6 +686,65 @@ def test_pieces_of_one_call_that_repeat_its_name_are_joined() -> None:
         assert list(assemble([*events, *decoder.close()]).blocks) == [
             tool_call("roll", SIX, call_id="call_0")
         ]
+
+
+NAME_PIECES: dict[str, list[dict[str, Any]]] = {
+    "id once": [
+        {"index": 0, "id": "call_0", "function": {"name": "get_", "arguments": ""}},
+        {"index": 0, "function": {"name": "weather"}},
+    ],
+    "id repeated": [
+        {"index": 0, "id": "call_0", "function": {"name": "get_"}},
+        {"index": 0, "id": "call_0", "function": {"name": "weat"}},
+        {"index": 0, "id": "call_0", "function": {"name": "her"}},
+    ],
+    "no index": [
+        {"id": "call_0", "function": {"name": "get_"}},
+        {"id": "call_0", "function": {"name": "weather"}},
+    ],
+    "growing": [
+        {"index": 0, "id": "call_0", "function": {"name": "get_"}},
+        {"index": 0, "function": {"name": "get_weather"}},
+        {"index": 0, "function": {"name": "get_weather"}},
+    ],
+    "repeated": [
+        {"index": 0, "id": "call_0", "function": {"name": "get_weather", "arguments": ""}},
+        {"index": 0, "function": {"name": "get_weather", "arguments": ""}},
+    ],
+    "id late": [
+        {"index": 0, "function": {"name": "get_weather"}},
+        {"index": 0, "id": "call_0", "function": None},
+    ],
+}
+
+
+@pytest.mark.parametrize("form", NAME_PIECES)
+@pytest.mark.parametrize("arguments", ["", BERN])
+def test_call_whose_name_arrives_in_pieces_is_one_call(form: str, arguments: str) -> None:
+    """Some servers split the name of a call over chunks, others repeat it; it is announced complete."""
+    pieces = [[each] for each in NAME_PIECES[form]]
+    rest = [{**NAME_PIECES[form][-1], "function": {"arguments": arguments}}]
+    other = [{"index": 1, "id": "call_1", "function": {"name": "flip", "arguments": "{}"}}]
+    decoder, events = ChatDecoder(), list[StreamEvent]()
+    for each in (*pieces, rest, other):
+        events += decoder.feed_message(chunk({"tool_calls": each}))
+    events += [*decoder.feed_message(chunk({}, "tool_calls")), *decoder.close()]
+    started = [each for each in events if isinstance(each, ToolCallStarted)]
+    assert [(each.name, each.call_id) for each in started] == [
+        ("get_weather", "call_0"),
+        ("flip", "call_1"),
+    ]
+    assert list(assemble(events).blocks) == [
+        tool_call("get_weather", arguments or "{}", call_id="call_0"),
+        tool_call("flip", "{}", call_id="call_1"),
+    ]
+
+
+def test_calls_without_arguments_in_one_list_are_not_joined() -> None:
+    """Two names in one list are two calls, also if the server numbers both calls 0."""
+    calls = [{"index": 0, "function": {"name": name}} for name in ("roll", "flip")]
+    found = decode_chunks([chunk({"tool_calls": calls}), chunk({}, "tool_calls")])
+    assert [getattr(block, "name", "") for block in found.blocks] == ["roll", "flip"]
 
 
 @pytest.mark.parametrize(

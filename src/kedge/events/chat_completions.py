@@ -6,14 +6,18 @@ they first appear.
 
 Servers differ most in their tool calls. By the API a call is identified by its ``index``, and its id and name
 are sent once. Some servers omit the index, the id or both; some number every call 0; some send a new id
-with every piece of one call; some send a complete call at once, its arguments as an object. ``_CallIndex`` finds
-the call that a piece belongs to, and ``ToolCallState`` does the rest.
+with every piece of one call; some send a complete call at once, its arguments as an object; some repeat the name
+in every piece, others split it. ``_CallIndex`` finds the call that a piece belongs to, and ``ToolCallState`` does
+the rest. A call is announced when its name is known: when its first arguments or something else follow.
+
+Some servers repeat the answer after ``finish_reason``, and some send a ``finish_reason`` with every chunk. So text
+after it is held back while it repeats the answer from the start, and is part of the answer otherwise.
 """
 
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
 from kedge.events import fields
@@ -37,6 +41,7 @@ from kedge.events.types import (
 log = logging.getLogger(__name__)
 
 Ending = tuple[Literal["completed", "incomplete", "failed"], str]
+TextKind = Literal["text", "refusal", "reasoning"]
 
 FINISH_REASONS: dict[str, Ending] = {
     "stop": ("completed", ""),
@@ -65,14 +70,24 @@ class _StreamedCall:
     output_index: int
     call_id: str
     name: str
+    unannounced: ToolCallUpdate | None = None
+    """The update that announces the call, as long as its name may be incomplete."""
 
-    def is_other_call(self, call_id: str, name: str) -> bool:
+    def is_other_call(self, call_id: str, name: str, listed: set[int]) -> bool:
         """Return whether a piece under the same index starts another call: some number every call 0.
 
         A different id counts only together with a name, because some servers send a new id with every piece.
+        Another name continues that of a call without arguments, but not in the same list.
         """
-        renamed = self.call_id and call_id and self.call_id != call_id
-        return bool(name and (renamed or name != self.name) and (self.name or renamed))
+        renamed = bool(self.call_id and call_id and self.call_id != call_id)
+        if not name or renamed or not self.name or name == self.name:
+            return bool(name) and renamed
+        return self.unannounced is None or self.output_index in listed
+
+    def extend(self, call_id: str, name: str) -> None:
+        """Add what a piece holds about a call that is not announced; its name may be a part or repeated."""
+        self.call_id = self.call_id or call_id
+        self.name = name if name.startswith(self.name) else self.name + name
 
 
 @dataclass(slots=True)
@@ -83,11 +98,11 @@ class _CallIndex:
     by_id: dict[str, _StreamedCall] = field(default_factory=dict[str, _StreamedCall])
     last: _StreamedCall | None = None
 
-    def find(self, index: int, call_id: str, name: str) -> _StreamedCall | None:
+    def find(self, index: int, call_id: str, name: str, listed: set[int]) -> _StreamedCall | None:
         """Return the call that a piece belongs to, or None if it starts a new one."""
         known = self.by_index.get(index) if index >= 0 else self.by_id.get(call_id)
         if known is not None:
-            return None if known.is_other_call(call_id, name) else known
+            return None if known.is_other_call(call_id, name, listed) else known
         return None if name or index >= 0 else self.last
 
     def add(self, call: _StreamedCall, index: int) -> None:
@@ -110,6 +125,11 @@ class _CompletionState(DecoderState):
     usage: Usage | None = None
     finish_reason: str = ""
     has_message: bool = False  # even an empty one
+    texts: dict[TextKind, list[str]] = field(default_factory=dict["TextKind", list[str]])
+    repeated: dict[TextKind, int] = field(default_factory=dict["TextKind", int])
+    """How many characters of each text were repeated after the finish reason."""
+    continued: bool = False
+    """Whether the answer went on after its finish reason."""
 
     def item_index(self, item: str) -> int:
         """Return the output index of the reasoning or of the message."""
@@ -171,33 +191,38 @@ class ChatDecoder(StreamDecoder):
             self._report_malformed("chunk", chunk, str(problem), found)
 
     def _read_choice(self, choice: JsonObject, found: EventList) -> None:
-        given: object = choice.get("delta") or choice.get("message") or {}
+        state = self._state
+        given: object = choice.get("delta")
+        if given is None or (given == {} and not state.has_message):
+            given = cast("object", choice.get("message")) or {}
         if not isinstance(given, dict):
             raise MalformedEvent("delta is not an object")
         if choice.get("error"):
             found.append(StreamFailed(**fields.read_error(choice)))
         fields_given = cast("JsonObject", given)
         delta = {name: value for name, value in fields_given.items() if value is not None}
-        if self._state.finish_reason:
-            # Some servers repeat the complete message after the chunk that ends it.
-            if delta.keys() & DELTA_READERS.keys():
-                log.warning("a delta after finish_reason is ignored")
-            return
-        self._state.has_message = self._state.has_message or bool(fields_given)
+        if state.finish_reason:
+            for name in _CALL_FIELDS & delta.keys():
+                log.warning("%s after finish_reason is ignored", name)
+                del delta[name]
+        state.has_message = state.has_message or bool(fields_given)
         if delta.get("reasoning_content") and "reasoning" in delta:
             del delta["reasoning"]  # some servers send the same text under both names
         for name, read in DELTA_READERS.items():
             if name in delta:
-                read(self._state, delta.pop(name), found)
+                read(state, delta.pop(name), found)
         rest = {
             name: value for name, value in delta.items() if name not in _IGNORED_FIELDS and value
         }
         if rest:
             found.append(OpaqueEvent("delta", rest))
-        self._state.finish_reason = fields.get_text(choice, "finish_reason")
+        if not state.finish_reason or state.continued:
+            reason = fields.get_text(choice, "finish_reason")
+            state.finish_reason = reason or state.finish_reason
 
     def _finish(self, found: EventList) -> None:
         state = self._state
+        _announce_call(state, found)
         if state.ended or not state.finish_reason:
             return  # the model may not have finished
         state.ended = True
@@ -265,15 +290,14 @@ def _read_reasoning(state: _CompletionState, value: object, found: EventList) ->
     _emit_delta(state, "reasoning", _check_text(value, "reasoning"), found)
 
 
-def _emit_delta(
-    state: _CompletionState,
-    kind: Literal["text", "refusal", "reasoning"],
-    text: str,
-    found: EventList,
-) -> None:
+def _emit_delta(state: _CompletionState, kind: TextKind, text: str, found: EventList) -> None:
     delta = state.joiner.feed(kind, text)
+    if delta and state.finish_reason and not state.continued:
+        delta = _skip_repeated(state, kind, delta)
     if not delta:
         return
+    _announce_call(state, found)
+    state.texts.setdefault(kind, []).append(delta)
     match kind:
         case "text":
             found.append(TextDelta(delta, "", state.item_index("message")))
@@ -281,6 +305,26 @@ def _emit_delta(
             found.append(RefusalDelta(delta, "", state.item_index("message"), 1))
         case "reasoning":
             found.append(ReasoningDelta(delta, "reasoning", "", state.item_index("reasoning")))
+
+
+def _skip_repeated(state: _CompletionState, kind: TextKind, delta: str) -> str:
+    """Return the text to emit after the finish reason: none while it repeats the answer."""
+    known, start = "".join(state.texts.get(kind, ())), state.repeated.get(kind, 0)
+    state.texts[kind] = [known]
+    if known.startswith(delta, start):
+        state.repeated[kind] = start + len(delta)
+        return ""
+    log.warning("the answer continues after finish_reason")
+    state.continued = True
+    return known[:start] + delta
+
+
+def _announce_call(state: _CompletionState, found: EventList) -> None:
+    """Start the last call, the name of which is complete now."""
+    call = state.call_index.last
+    if call is not None and call.unannounced is not None:
+        found += state.calls.start(replace(call.unannounced, name=call.name))
+        call.unannounced = None
 
 
 def _read_tool_calls(state: _CompletionState, value: object, found: EventList) -> None:
@@ -306,15 +350,15 @@ def _read_call(
     ``listed`` are the output indexes of the calls that the same list holds before it.
     """
     custom = isinstance(entry.get("custom"), dict)
-    inner = entry.get("custom" if custom else "function", entry)
-    if not isinstance(inner, dict):
+    inner: object = entry.get("custom" if custom else "function", entry)
+    if inner is not None and not isinstance(inner, dict):
         raise MalformedEvent("a tool call has no function")
-    function = cast("JsonObject", inner)
+    function = cast("JsonObject", inner or {})
     index, name = fields.get_index(entry, "index"), fields.get_text(function, "name")
     call_id = entry.get("id")
     arguments = function.get("input" if custom else "arguments")
-    seen = state.call_index.find(index, valid_call_id(call_id), name)
-    if seen and name and arguments:
+    seen = state.call_index.find(index, valid_call_id(call_id), name, listed)
+    if seen and seen.unannounced is None and name and arguments:
         # Some servers send complete calls that share an id or an index. Complete arguments cannot be
         # extended, so this is another call, or the same once more; a list does not repeat a call.
         known, in_list = state.calls.get_at(seen.output_index), seen.output_index in listed
@@ -325,14 +369,20 @@ def _read_call(
         elif in_list and (index < 0 or not valid_call_id(call_id)):
             seen = None
     if seen is None:
+        _announce_call(state, found)
         seen = _StreamedCall(state.next_index(), valid_call_id(call_id), name)
+        seen.unannounced = ToolCallUpdate(call_id, name, "", seen.output_index, custom)
         state.call_index.add(seen, index)
-        found += state.calls.start(ToolCallUpdate(call_id, name, "", seen.output_index, custom))
+    elif seen.unannounced is not None:
+        seen.extend(valid_call_id(call_id), name)
+        seen.unannounced = replace(seen.unannounced, call_id=seen.call_id or call_id)
     elif name or (valid_call_id(call_id) and not seen.call_id):
         seen.call_id, seen.name = seen.call_id or valid_call_id(call_id), seen.name or name
         found += state.calls.start(
             ToolCallUpdate(seen.call_id, name, "", seen.output_index, custom)
         )
+    if arguments not in (None, ""):
+        _announce_call(state, found)
     _read_arguments(state, arguments, seen.output_index, found)
     return seen.output_index
 
@@ -376,6 +426,7 @@ DELTA_READERS: dict[str, Callable[[_CompletionState, object, EventList], None]] 
     "function_call": _read_function_call,
 }
 """The fields of a delta that are read, in this order."""
+_CALL_FIELDS = frozenset({"tool_calls", "function_call"})
 _IGNORED_FIELDS = frozenset({"role", "name", "reasoning_details", "annotations"})
 """Fields that are ignored; any other is passed on as an ``OpaqueEvent``."""
 
