@@ -79,6 +79,22 @@ async def test_late_events_of_the_previous_response_are_ignored() -> None:
     assert (await lane.next_message()).response_id == "resp_2"
 
 
+async def test_response_without_a_start_event_is_read() -> None:
+    """Some servers start with the first item; a late event of such a response is recognized by its id."""
+    lane = Lane("a")
+    item = make_message("response.output_item.added")
+    ended = make_message("response.completed", response={"id": "resp_1"})
+    for round_number in range(2):
+        lane.begin("")
+        lane.receive(make_message("keepalive"))
+        if round_number:
+            lane.receive(ended)  # once more
+        lane.receive(item)
+        lane.receive(ended)
+        assert [(await lane.next_message()).kind for _ in range(2)] == [item.kind, ended.kind]
+        assert lane.finished
+
+
 def test_error_within_a_stream_does_not_end_it() -> None:
     """An error with a sequence number is followed by a failed response."""
     assert not make_message("error", sequence_number=3).is_last

@@ -11,7 +11,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_socket
 
 from engines.conftest import open_engine
-from kedge import Turn, connect, run_sync, user
+from kedge import Turn, assistant, connect, run_sync, user
 from kedge.engines import ResponsesEngine
 from kedge.engines.websocket import SocketTransport
 from kedge.engines.websocket.pool import ConnectionPool
@@ -409,6 +409,51 @@ async def test_a_rejection_of_either_form_is_raised_with_its_message(error: dict
             with pytest.raises(RateLimited) as caught:
                 await engine.run(Turn([user("x")]))
     assert (caught.value.message, caught.value.code) == ("Slow down.", "rate_limit_exceeded")
+
+
+CREATED = {"type": "response.created", "response": {"id": "resp_1"}}
+ITEM = {"type": "message", "id": "m", "role": "assistant", "content": "Hello"}
+DELTA = {"type": "response.output_text.delta", "item_id": "m", "output_index": 0, "delta": "Hello"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        (["ping", CREATED, DELTA, "pong", [ITEM]], "Hello"),
+        ([CREATED, DELTA, [ITEM]], "Hello"),
+        ([DELTA, []], "Hello"),
+        ([CREATED, DELTA, '{"type":', []], "could not be parsed"),
+        ([CREATED, "Internal Server Error"], "after a message that is not JSON"),
+        (["Unauthorized"], "no response: .* after a message that is not JSON"),
+    ],
+    ids=["keepalives", "usual", "no start", "a lost event", "an error", "an error at once"],
+)
+async def test_messages_of_an_odd_server(messages: list[Any], expected: str) -> None:
+    """A message that is not JSON does not end the connection; a missing start does not lose deltas."""
+
+    async def answer(socket: ServerConnection) -> None:
+        async for _ in socket:
+            for each in messages:
+                if isinstance(each, list):
+                    response = {"id": "resp_1", "status": "completed", "output": each}
+                    await socket.send(
+                        json.dumps({"type": "response.completed", "response": response})
+                    )
+                else:
+                    await socket.send(each if isinstance(each, str) else json.dumps(each))
+            if not isinstance(messages[-1], list):
+                return  # which closes the connection
+
+    async with serve_socket(answer, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        model = f"responses:http://127.0.0.1:{port}/v1#m"
+        async with connect(model, transport="websocket", lanes=1, max_retries=0) as engine:
+            if expected == "Hello":
+                for _ in range(2):
+                    assert (await engine.run(Turn([user("x")]))).blocks[-1] == assistant("Hello")
+            else:
+                with pytest.raises((StreamCut, ServerFailed), match=expected):
+                    await engine.run(Turn([user("x")]))
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(300, 300.0), (0.5, 10.0)])

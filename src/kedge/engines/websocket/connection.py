@@ -82,6 +82,8 @@ class Lane:
         """Whether the last message of that response has arrived."""
         self._overflowed = False
         self._started = False
+        self._announces = False
+        """Whether the server starts a response with its object, as it should."""
         self._previous_id = ""
         self._parent_id = ""
         self._inbox: deque[SocketMessage] = deque()
@@ -131,7 +133,11 @@ class Lane:
             known = bool(message.response_id) and message.response_id == self._previous_id
             # A server may issue an id twice; the first event of a response does not arrive late.
             known = known and message.kind != "response.created"
-            self._started = message.kind == "error" or ("response" in message.payload and not known)
+            announced = "response" in message.payload and not known
+            # A server without such a start is recognized by its first response, before which nothing is late.
+            bare = not self._announces and message.kind.startswith("response.") and not known
+            self._started = message.kind == "error" or announced or bare
+            self._announces = self._announces or announced
         return not self._started
 
     def _update_state(self, message: SocketMessage) -> None:
@@ -167,6 +173,8 @@ class SocketConnection:
         self._socket = socket
         self._max_lanes = max_lanes
         self._on_change = on_change
+        self._unreadable = ""
+        """What to add to the reason of a failure after a message that is not JSON."""
         self._reader = asyncio.get_running_loop().create_task(self._read())
 
     @property
@@ -208,13 +216,28 @@ class SocketConnection:
         try:
             while True:
                 data = await self._socket.recv_bytes()
-                payload = decode(data)
+                try:
+                    payload = decode(data)
+                except (ValueError, RecursionError):
+                    self._dispatch_unreadable(data)
+                    continue
                 if isinstance(payload, dict):
                     self._dispatch(SocketMessage(data, cast("dict[str, Any]", payload)))
-        except (WebSocketException, OSError, ValueError, RecursionError) as error:
+        except (WebSocketException, OSError) as error:
             log.debug("a connection ended: %s", type(error).__name__)
-            self._fail(f"the connection broke ({type(error).__name__})")
+            self._fail(f"the connection broke ({type(error).__name__}){self._unreadable}")
             await _close_quietly(self._socket.close())
+
+    def _dispatch_unreadable(self, data: bytes) -> None:
+        """Pass a message that is not JSON to every running response: it may belong to any of them.
+
+        The decoder reports it, and the response fails unless its other messages contain everything.
+        """
+        log.warning("a message of %d bytes is not JSON", len(data))
+        self._unreadable = " after a message that is not JSON"
+        for lane in self.lanes:
+            if lane.busy:
+                lane.receive(SocketMessage(data, {}))
 
     def _dispatch(self, message: SocketMessage) -> None:
         lane = self._find_lane(message)
