@@ -7,7 +7,7 @@
     window = 8192
 
     [models.claude]
-    model = "anthropic:claude-opus-5-5"
+    model = "anthropic:claude-opus-4-8"
     key_env = "ANTHROPIC_API_KEY"
 
 Every error is an ``InvalidSetting`` of one line, with its location and what would be valid. The file

@@ -150,7 +150,7 @@ def search_command(words: tuple[str, ...], store: str, as_json: bool, **filters:
     """Find the blocks that contain all WORDS.
 
     "a phrase" matches adjacent words, begin* words with this beginning, OR separates alternatives, and NOT
-    excludes the next word. Quote operators and phrases for the shell: kedge search 'ship* OR "old harbour"'.
+    excludes the next word. Quote operators and phrases for the shell: kedge search 'ship* OR "old harbor"'.
     """
 
     async def work(opened: "Store") -> "tuple[list[Hit], dict[str, str]]":

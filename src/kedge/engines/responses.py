@@ -83,17 +83,30 @@ class ResponsesAttempt(Attempt):
 class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     """An engine for any server of the Responses API.
 
-    ``make_client`` returns the openai client that sends requests. ``scope`` is the name of the server memory
-    that stores the responses. ``retention`` is the number of seconds for which the server stores a response
-    (``None``: no limit), ``max_depth`` the number of responses of a chain that it is known to remember. With
-    ``verify_every=n`` every n-th chained request is preceded by an audit of the stored items.
+    Args:
+        model: The model, unless a request names another.
+        make_client: Returns the openai client that sends requests.
+        scope: The provider, endpoint and account in which response ids are valid.
+        provider: The name of the provider, for errors and stored responses.
+        mode: The default mode.
+        retention: The number of seconds for which the server stores a response; None for no limit.
+        max_depth: The maximum number of responses of a chain that the server uses; None for no limit.
+        verify_every: Audit the stored context before every n-th chained request; 0 for never.
+        params: Members of every request body; those of a request override them.
+        clock: Returns the time.
+        transport: ``http`` or ``websocket``. Over WebSocket, responses that are not stored can be
+            continued while their connection is open.
+        connections: The maximum number of WebSocket connections.
+        lanes: The number of concurrent responses on each; 1 for a server without lanes.
+        trust: Whether the server must show evidence before it is chained on (``earned``), or is
+            chained on ``always`` or ``never``.
+        known_server: What is known about the server from its host.
+        evidence_store: Where evidence is stored; by default it is lost with the engine.
+        prompt_cache: Whether requests have a ``prompt_cache_key`` that is the same for all requests of a
+            conversation, and plans predict the cached tokens.
 
-    With ``transport="websocket"`` responses are sent over a few WebSocket ``connections``, each with
-    ``lanes`` for several at once (1 for a server without lanes), and a response that is not stored can be
-    continued for as long as its connection is open.
-
-    With ``prompt_cache`` requests have a ``prompt_cache_key`` that is the same for all requests of a
-    conversation, and plans predict what the provider reads from its cache.
+    Raises:
+        InvalidSetting: A setting is invalid.
     """
 
     def __init__(

@@ -224,10 +224,16 @@ COUNTED_MEMBERS = ("model", "messages", "system", "tools", "tool_choice", "think
 class AnthropicEngine(StatelessEngine):
     """An engine for the Messages API of Anthropic, or for another server of this API.
 
-    ``make_client`` returns the anthropic client that sends requests. ``sampling`` means that the client
-    requests a version of the API that still accepts ``temperature``, ``top_p`` and ``top_k``. Up to four
-    cache breakpoints are placed in each request, with a lifetime of ``cache_lifetime``, unless
-    ``prompt_cache`` is false.
+    Args:
+        model: The model, unless a request names another.
+        make_client: Returns the anthropic client that sends requests.
+        scope: The provider, endpoint and account.
+        provider: The name of the provider, for errors and stored responses.
+        sampling: Whether the client requests a version of the API that accepts ``temperature``, ``top_p``
+            and ``top_k``.
+        prompt_cache: Whether up to four cache breakpoints are placed in each request.
+        cache_lifetime: The lifetime of cached prompts: ``5m`` or ``1h``.
+        **settings: ``mode``, ``params`` and ``clock``.
     """
 
     path = "/v1/messages"

@@ -145,15 +145,20 @@ TOOL_ONLY_PARAMS: dict[str, tuple[Any, ...]] = {
 class ChatCompletionsEngine(StatelessEngine):
     """An engine for any server of the Chat Completions API.
 
-    ``make_client`` returns the openai client that sends requests. ``max_tokens`` is the server's name for
-    the output limit: nearly all servers use ``max_tokens``, OpenAI's newer models only
-    ``max_completion_tokens``. ``max_call_id`` is the maximum length of call ids (40 characters at
-    OpenAI); longer ones are replaced. With ``replay_reasoning`` the reasoning of earlier answers is sent
-    as ``reasoning_content``, as DeepSeek, Kimi and others require between calls; a server that rejects
-    a request because it is missing receives it from then on.
-
-    With ``prompt_cache`` requests have a ``prompt_cache_key``, or, with ``cache_control``, the breakpoints
-    of Anthropic's API, for gateways that pass them on.
+    Args:
+        model: The model, unless a request names another.
+        make_client: Returns the openai client that sends requests.
+        scope: The provider, endpoint and account.
+        provider: The name of the provider, for errors and stored responses.
+        max_tokens: The server's name for the output limit: nearly all servers use ``max_tokens``, OpenAI's
+            newer models only ``max_completion_tokens``.
+        max_call_id: The maximum length of call ids (40 characters at OpenAI); longer ones are replaced.
+        replay_reasoning: Whether the reasoning of earlier answers is sent as ``reasoning_content``, as
+            DeepSeek, Kimi and others require between calls. A server that rejects a request without it
+            receives it from then on.
+        cache_control: Whether requests have breakpoints as in Anthropic's API instead of a
+            ``prompt_cache_key``, for gateways that forward them.
+        **settings: ``mode``, ``params``, ``clock``, and ``prompt_cache``: whether prompt caching is used.
     """
 
     path = "/chat/completions"
