@@ -9,7 +9,7 @@ from kedge.events.run import ToolFinished, ToolStarted
 from kedge.middleware import find_open_calls, guard, redact, tools, with_middleware
 from kedge.middleware.compose import with_default_middleware
 from kedge.planning import find_problems
-from kedge.tools import Deny, Toolbox, ToolSource, tool
+from kedge.tools import AnyTool, Deny, Toolbox, ToolSource, tool
 from kedge.turns import (
     Block,
     Part,
@@ -210,6 +210,29 @@ async def test_the_approver_of_the_default_stack_is_used() -> None:
     stack = with_default_middleware(engine, tools=[add], approve=lambda _: Deny("not now"))
     turn = await stack.run(Turn([user("go")]))
     assert result_texts(turn) == ["The call was denied and did not run: not now"]
+
+
+@pytest.mark.parametrize("own", [(), (tool(lambda: "", name="other"),)])
+async def test_the_approver_of_a_stack_decides_about_tools_of_one_run(
+    own: tuple[AnyTool, ...],
+) -> None:
+    """Tools that are passed with a message do not run without the approval of the stack."""
+    engine = ScriptedEngine([make_call(1)], [assistant("done")])
+    stack = with_default_middleware(engine, tools=own, approve=lambda _: Deny("not now"))
+    turn = await stack.run(Turn([user("go")]), tools=[add])
+    assert result_texts(turn) == ["The call was denied and did not run: not now"]
+
+
+def test_a_tool_that_exits_does_not_end_the_event_loop() -> None:
+    """SystemExit of one of several calls reaches the caller, and later sync calls still run."""
+
+    def leave() -> None:
+        raise SystemExit(2)
+
+    engine = ScriptedEngine([make_call(1, "leave", "{}"), make_call(2)], [assistant("done")])
+    with pytest.raises(SystemExit):
+        engine.sync.run(Turn([user("go")]), tools=[leave, add])
+    assert engine.sync.run(Turn([user("again")])).blocks[-1] == assistant("done")
 
 
 async def test_images_are_described_for_text_only_apis() -> None:

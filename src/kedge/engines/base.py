@@ -122,7 +122,8 @@ class Request:
             mode: The mode to use instead of the conversation's or the engine's.
             tools: Tools to offer: a toolbox, or an iterable of functions, tools, toolboxes and
                 definitions in the form of the Responses API. ``run`` and ``stream`` run the calls of
-                functions, tools and toolboxes; calls of definitions are left to the caller.
+                functions, tools and toolboxes, with the approver of the stack; calls of definitions
+                are left to the caller.
             candidates: Further anchors that may be used, such as those of a store's index.
             streaming: Whether the answer is streamed.
             resend_limit: Raise ``ResendTooLong`` instead of healing by a full send of more bytes.
@@ -223,7 +224,18 @@ def _describe_tools(functions: Sequence[Any]) -> list[Mapping[str, Any]]:
 def _with_tools(engine: "Engine", functions: Sequence[Any]) -> "Engine":
     """Return the engine in a tool loop, a middleware of a higher layer that is imported by its name."""
     middleware = import_module("kedge.middleware")
-    return middleware.with_middleware(engine, middleware.tools(*functions))
+    approver = _find_approver(engine)
+    return middleware.with_middleware(engine, middleware.tools(*functions, approve=approver))
+
+
+def _find_approver(engine: "Engine") -> Callable[..., Any] | None:
+    """Return the approver of a stack: it decides about the tools of a single run, too."""
+    current: object = engine
+    while isinstance(current, Engine):
+        if current.approver is not None:
+            return current.approver
+        current = getattr(current, "inner", None)
+    return None
 
 
 _OPTION_NAMES = frozenset(each.name for each in fields(Request)) - {
@@ -244,6 +256,8 @@ class Engine(ABC):
     name: str = ""
     text_only_results: bool = False
     """Whether the API accepts only text in tool results; images and files are described there."""
+    approver: Callable[..., Any] | None = None
+    """Decides about tool calls before they run, also about those of tools that are passed to ``run``."""
 
     @cached_property
     def prompted_models(self) -> set[str]:

@@ -198,7 +198,8 @@ def with_default_middleware(
         stack.insert(
             0, compact(compactor, engine=engine, counter=counter, resend_limit=resend_limit)
         )
-    if not isinstance(toolbox, Toolbox) or toolbox or toolbox.sources:
+    # Without tools, an approver still decides about those that are passed with a single message.
+    if not isinstance(toolbox, Toolbox) or toolbox or toolbox.sources or approve is not None:
         stack.append(tooling(toolbox=toolbox, approve=approve))
     if repair:
         stack.append(repairing())

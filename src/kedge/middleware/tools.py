@@ -85,7 +85,7 @@ class _ToolsMiddleware(BaseMiddleware):
         max_rounds: int,
     ) -> None:
         super().__init__(inner)
-        self.select, self.approve, self.max_rounds = select, approve, max_rounds
+        self.select, self.approver, self.max_rounds = select, approve, max_rounds
         self.text_only = unwrap(inner).text_only_results
 
     async def events(self, turn: Turn, request: Request) -> Events:
@@ -141,7 +141,7 @@ class _ToolsMiddleware(BaseMiddleware):
         finished = iter_runs(
             toolbox,
             calls,
-            approve=self.approve,
+            approve=self.approver,
             origin=NAME,
             filters=filters,
             text_only=self.text_only,

@@ -96,12 +96,23 @@ async def iter_runs(
         yield runs[0]
         return
     done: asyncio.Queue[ToolRun | None] = asyncio.Queue()
-    work = asyncio.ensure_future(run_calls(toolbox, calls, on_run=done.put_nowait, **options))
+    escaped: list[BaseException] = []
+
+    async def run_all() -> None:
+        # SystemExit raised in a task of its own would end the event loop, also that of other callers.
+        try:
+            await run_calls(toolbox, calls, on_run=done.put_nowait, **options)
+        except (SystemExit, KeyboardInterrupt) as error:
+            escaped.append(error)
+
+    work = asyncio.ensure_future(run_all())
     work.add_done_callback(lambda _: done.put_nowait(None))
     try:
         while run := await done.get():
             yield run
         await work
+        if escaped:
+            raise escaped[0]
     finally:
         work.cancel()
         with anyio.CancelScope(shield=True):
