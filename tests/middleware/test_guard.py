@@ -2,18 +2,21 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from operator import is_
+from typing import Any, cast
 
 import pytest
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_handler
-from kedge.errors import Blocked, StreamCut
+from kedge.engines import ContentFilters, find_filters
+from kedge.errors import Blocked, InvalidSetting, StreamCut
 from kedge.events import ReasoningDelta, RefusalDelta, TextDelta, ToolCallCompleted
 from kedge.events.run import ToolFinished, ToolStarted
-from kedge.middleware import block, guard, redact, tools, with_middleware
+from kedge.middleware import GuardRule, block, guard, redact, tools, with_middleware
 from kedge.middleware.guard import apply_rules
 from kedge.providers import connect
 from kedge.turns import (
@@ -253,6 +256,68 @@ def test_every_field_of_a_block_is_redacted() -> None:
     assert secret in dumps(turn)
     assert secret not in dumps(clean)
     assert "seal" not in dumps(clean)
+
+
+def test_metadata_is_redacted_except_for_identifiers() -> None:
+    """Texts in metadata are redacted; ids and what Kedge itself sets are unchanged."""
+    given = {"note": ["hunter2"], "response_id": "hunter2", "outcome": "hunter2", "round": 2}
+    (clean,) = apply_rules(Turn([user("hi", metadata=given)]), (redact("hunter2"),)).blocks
+    assert thaw(clean.metadata) == {**given, "note": ["[redacted]"]}
+    with pytest.raises(Blocked):
+        apply_rules(Turn([user("hi", metadata=given)]), (block("hunter2"),))
+
+
+def test_names_of_members_are_redacted() -> None:
+    """Names that may be content are redacted and stay distinct; names of an API are unchanged."""
+    item = {"type": "x", "mail_a": {"a@b.c": 1, "d@b.c": 2, "[redacted]": 3}}
+    (clean,) = apply_rules(Turn([OpaqueBlock(FrozenMap(item))]), (redact("[a-z]@b.c|mail"),)).blocks
+    assert isinstance(clean, OpaqueBlock)
+    members = {"[redacted]_": 1, "[redacted]__": 2, "[redacted]": 3}
+    assert thaw(clean.item) == {"type": "x", "mail_a": members}
+
+
+def fail_on_secret(text: str) -> str:
+    """Raise an error for a text with a secret."""
+    if "sk-" in text:
+        raise RuntimeError(text)
+    return text
+
+
+@pytest.mark.parametrize("edit", [fail_on_secret, lambda text: None if "sk-" in text else text])
+async def test_a_rule_that_fails_lets_nothing_pass(edit: Any) -> None:
+    """A rule that raises or returns no text blocks the block, and its text is shown nowhere."""
+
+    def read() -> str:
+        return "sk-1"
+
+    rule = GuardRule("keys", edit)
+    engine = ScriptedEngine([tool_call("read", "{}", call_id="c")], [assistant("done")])
+    stack = with_middleware(engine, guard(rule), tools(read))
+    with pytest.raises(Blocked, match="'keys' in a user block: the rule itself failed"):
+        await stack.run(Turn([user("It is sk-1.")]))
+    assert not engine.turns
+    with pytest.raises(Blocked, match="'keys' in a tool_result block"):
+        await stack.run(Turn([user("Read it.")]))
+    assert len(engine.turns) == 1
+    assert ContentFilters(find_filters(stack)).edit_text("sk-1") == "[redacted]"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: redact("("),
+        lambda: block("("),
+        lambda: redact(cast("str", 3)),
+        lambda: redact("a", r"\1"),
+        lambda: redact("a", direction=cast("Any", "input")),
+        lambda: GuardRule("a", cast("Any", "a")),
+        lambda: guard(cast("GuardRule", [redact("a")])),
+    ],
+)
+def test_invalid_rules_are_rejected(make: Callable[[], object]) -> None:
+    """A rule that would never match, or fail at its first text, is rejected when it is made."""
+    with pytest.raises(InvalidSetting, match="guard"):
+        make()
 
 
 def test_a_url_that_matches_becomes_text() -> None:

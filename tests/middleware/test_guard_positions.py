@@ -11,9 +11,11 @@ import pytest
 from kedge.chat import Chat
 from kedge.compaction import (
     CompositeCompactor,
+    MessageLimitCompactor,
     ProviderCounter,
     ServerCompactor,
     TokenLimitCompactor,
+    TurnCompacted,
 )
 from kedge.conversation import Conversation
 from kedge.engines import Engine, Events, Middleware, Request
@@ -242,9 +244,33 @@ async def test_a_compactor_receives_and_returns_redacted_content(order: tuple[st
     }
     engine = ScriptedEngine(call(), [assistant(f"It is {SECRET}")])
     stack = with_middleware(engine, *(made[name] for name in order), retry(1))
-    turn = await stack.run(Turn([user(f"It is {SECRET}")]))
+    async with stack.stream(Turn([user(f"It is {SECRET}")])) as run:
+        compacted = [event async for event in run if isinstance(event, TurnCompacted)]
     assert len(summarizer.given) >= 2
-    assert_clean(summarizer.given, turn, *engine.turns)
+    assert_clean(summarizer.given, compacted, run.turn, *engine.turns)
+
+
+async def test_a_blocked_summary_is_discarded() -> None:
+    """The answer is returned, and the conversation continues uncompacted."""
+    stack = with_middleware(
+        ScriptedEngine([assistant("Fine.")]), compact(_Summarizer()), guard(block(PATTERN))
+    )
+    async with stack.stream(Turn([user("?")])) as run:
+        (compacted,) = [event async for event in run if isinstance(event, TurnCompacted)]
+    assert list(run.turn.blocks) == [user("?"), assistant("Fine.")]
+    assert "a guard rejected its result" in str(compacted.result)
+
+
+@pytest.mark.parametrize("rule", [redact, block])
+async def test_rules_for_the_way_out_do_not_change_messages_of_the_user(rule: Any) -> None:
+    """Compaction before a request applies only the rules for the way in."""
+    chat = Chat(
+        ScriptedEngine([assistant("Fine.")]),
+        compactor=MessageLimitCompactor(1),
+        middleware=[guard(rule(PATTERN, direction="out"))],
+    )
+    state = await chat.compact_pending(chat.append_to_state(None, "one", f"It is {SECRET}"))
+    assert list(chat.read_state(state).blocks) == [user(f"It is {SECRET}")]
 
 
 @pytest.mark.parametrize("order", [("guard", "compact"), ("compact", "guard")], ids="-".join)

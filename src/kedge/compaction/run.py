@@ -6,6 +6,7 @@ its result is not used: the conversation continues uncompacted, with a note.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import is_
 
 from kedge.compaction.base import (
     CompactionRequest,
@@ -17,12 +18,13 @@ from kedge.compaction.base import (
 )
 from kedge.engines import Engine
 from kedge.engines.content_filter import ContentFilters, Phase
+from kedge.errors import Blocked
 from kedge.events import Usage
 from kedge.observe import count, get_logger
 from kedge.planning import ConversationState, covered_count, get_state, prefix_digest, set_state
 from kedge.planning.tool_calls import ToolPairing
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
-from kedge.turns import Block, SystemBlock, Turn
+from kedge.turns import Block, SystemBlock, Turn, diff
 
 log = get_logger("kedge.compaction.run")
 
@@ -97,14 +99,34 @@ async def compact_turn(
         occasion=occasion,
         state=get_state(turn),
     )
-    result = await run_compactor(compactor, request)
+    result = _filter_result(request, await run_compactor(compactor, request), filters)
     record_result(result, occasion, turn.id)
     if not result.changed:
         return original, result
-    result = replace(result, blocks=tuple(map(filters.apply, result.blocks)))
     blocks = (*turn.leading, *result.blocks)
     short = Turn(blocks, id=turn.id, data=turn.data, extra=turn.extra)
     return set_state(short, prune_anchors(short)), result
+
+
+def _filter_result(
+    request: CompactionRequest, result: CompactionResult, filters: ContentFilters
+) -> CompactionResult:
+    """Return the result with what the compactor added filtered; unchanged if that is rejected.
+
+    The other blocks were filtered before, as the occasion requires. The answer that comes before a compaction
+    is complete and paid for: a summary that a guard rejects must not make it an error.
+    """
+    known = {id(block) for block in request.blocks}
+    try:
+        blocks = tuple(
+            block if id(block) in known else filters.apply(block) for block in result.blocks
+        )
+    except Blocked as error:
+        note = f"a guard rejected its result ({error.rule}); nothing was changed"
+        return replace(unchanged_result(request, result.by, note), usage=result.usage)
+    if all(map(is_, blocks, result.blocks)):
+        return result
+    return replace(result, blocks=blocks, changes=diff(Turn(request.blocks), Turn(blocks)))
 
 
 def prune_anchors(turn: Turn) -> ConversationState:

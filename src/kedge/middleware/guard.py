@@ -10,13 +10,17 @@ filter: see ``kedge.engines.content_filter`` for who applies it. What the positi
 middleware sees content before redaction: a tool inside a guard is called with the arguments as the model
 wrote them, a tool outside of it with the redacted ones.
 
-All text is searched, also inside items that Kedge does not know. Content that cannot be read is not:
-what a provider encrypted, images, and the contents of files.
+All text is searched, also inside items that Kedge does not know and in the metadata of blocks. Content that
+cannot be read is not: what a provider encrypted, images, and the contents of files. Identifiers are not searched
+either (names of tools, ids, names of JSON members that look like those of an API): edited ones would break the
+requests that carry them.
+
+A rule that fails lets nothing pass: the block is blocked.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +29,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from kedge.engines.base import Engine, Events, Middleware, Request
 from kedge.engines.content_filter import ContentFilter, ContentFilters, Phase
-from kedge.errors import Blocked, EngineError
+from kedge.errors import Blocked, EngineError, InvalidSetting
 from kedge.events import (
     AnomalyNoted,
     Event,
@@ -69,6 +73,12 @@ B = TypeVar("B", bound=Block)
 ENCRYPTED_CONTENT = "encrypted_content"
 _STRUCTURAL_FIELDS = frozenset({"type", "id", "call_id", "status", "role", ENCRYPTED_CONTENT})
 """Members of an item that hold no text, or text that only the provider can read."""
+_OWN_METADATA = frozenset({OUTPUT_INDEX, "outcome", "workflow", "edited_from"})
+"""Metadata of Kedge that is no content; ids are none either."""
+_MEMBER_NAME = re.compile(r"[a-z][a-z0-9_]*")
+"""The form of a member's name in the items of providers; any other name may be content, such as an address."""
+_DIRECTIONS = ("in", "out", "both")
+_REDACTED = "[redacted]"
 _CONTENT_FREE_EVENTS = (ResponseStarted, ItemStarted, ToolCallStarted, AnomalyNoted)
 """Events of a stream without content, which are not held back."""
 _JSON_STRING = re.compile(r'"((?:[^"\\]|\\.)*+)("?)', re.DOTALL)
@@ -85,6 +95,9 @@ class GuardRule:
         edit: Returns the text without what must not pass; a text that is returned changed has matched.
         direction: ``"in"``, ``"out"`` or ``"both"``.
         block: Raise ``Blocked`` instead of editing.
+
+    Raises:
+        InvalidSetting: ``edit`` is not a function, or there is no such direction.
     """
 
     name: str
@@ -92,9 +105,18 @@ class GuardRule:
     direction: Direction = "both"
     block: bool = False
 
+    def __post_init__(self) -> None:
+        if not callable(self.edit):
+            raise InvalidSetting("edit of a guard rule must be a function of a text")
+        if self.direction not in _DIRECTIONS:
+            raise InvalidSetting(
+                f"direction of a guard rule must be one of {', '.join(_DIRECTIONS)}, "
+                f"not {self.direction!r}"
+            )
+
 
 def redact(
-    pattern: str, replacement: str = "[redacted]", *, name: str = "", direction: Direction = "both"
+    pattern: str, replacement: str = _REDACTED, *, name: str = "", direction: Direction = "both"
 ) -> GuardRule:
     """Make a rule that replaces text.
 
@@ -107,9 +129,14 @@ def redact(
 
     Returns:
         A rule for ``guard``.
+
+    Raises:
+        InvalidSetting: The pattern, the replacement or the direction is invalid.
     """
-    compiled = re.compile(pattern)
-    return GuardRule(name or pattern, lambda text: compiled.sub(replacement, text), direction)
+    compiled = _compile(pattern, replacement)
+    return GuardRule(
+        name or compiled.pattern, lambda text: compiled.sub(replacement, text), direction
+    )
 
 
 def block(pattern: str, *, name: str = "", direction: Direction = "both") -> GuardRule:
@@ -122,9 +149,27 @@ def block(pattern: str, *, name: str = "", direction: Direction = "both") -> Gua
 
     Returns:
         A rule for ``guard``.
+
+    Raises:
+        InvalidSetting: The pattern or the direction is invalid.
     """
-    compiled = re.compile(pattern)
-    return GuardRule(name or pattern, lambda text: compiled.sub("", text), direction, block=True)
+    compiled = _compile(pattern)
+    return GuardRule(
+        name or compiled.pattern, lambda text: compiled.sub("", text), direction, block=True
+    )
+
+
+def _compile(pattern: str, replacement: str = "") -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern)
+        if not callable(replacement):
+            compiled.sub(replacement, "")  # which parses it
+    except (re.error, TypeError, IndexError, OverflowError, RecursionError) as error:
+        raise InvalidSetting(
+            f"a guard rule needs a valid regular expression and replacement: {error}; "
+            "re.escape(text) makes a pattern of plain text"
+        ) from error
+    return compiled
 
 
 def guard(*rules: GuardRule) -> Middleware:
@@ -136,11 +181,20 @@ def guard(*rules: GuardRule) -> Middleware:
     Returns:
         A middleware for ``with_middleware``, ``Chat`` and ``Conversation``.
 
+    Raises:
+        InvalidSetting: An argument is not a rule.
+
     Example:
         ```python
         Chat(engine, middleware=[guard(redact(r"sk-[a-z0-9]+"))], tools=[read_file])
         ```
     """
+    for rule in rules:
+        if not isinstance(rule, GuardRule):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidSetting(
+                f"guard takes rules as separate arguments, not {type(rule).__name__}: "
+                "guard(redact(…), block(…))"
+            )
     content_filter = _RuleFilter(rules)
 
     def wrap(engine: Engine) -> Engine:
@@ -169,9 +223,12 @@ class _RuleFilter:
         return _guard_block(block, self.rules[phase])
 
     def edit_text(self, text: str) -> str:
-        """Remove from a text what any rule matches."""
+        """Remove from a text what any rule matches; all of it if a rule fails."""
         for rule in self.all_rules:
-            text = _edit_text(text, rule.edit)
+            try:
+                text = _edit_text(text, rule.edit)
+            except Exception:  # noqa: BLE001 - the caller's function
+                return _REDACTED
         return text
 
 
@@ -287,7 +344,11 @@ def _has_content(event: object) -> bool:
 def _guard_block(each: B, rules: tuple[GuardRule, ...]) -> B:
     for rule in rules:
         edit = partial(_edit_text, edit=rule.edit)
-        changed = cast("B", _edit_block(each, edit))  # a block stays what it is
+        try:
+            changed = cast("B", _edit_block(each, edit))  # a block stays what it is
+        except Exception as error:
+            failure = f"the rule itself failed ({type(error).__name__})"
+            raise Blocked(rule.name, f"a {each.kind} block: {failure}") from error
         if changed is not each:
             if rule.block:
                 raise Blocked(rule.name, f"a {each.kind} block")
@@ -302,6 +363,8 @@ def _edit_text(text: str, edit: TextEdit) -> str:
     escapes, and may be cut off. Everything outside of an edited string stays as it is.
     """
     edited = edit(text)
+    if not isinstance(edited, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"a guard rule returns a text, not {type(edited).__name__}")
     if "\\" not in edited:
         return edited
     return _JSON_STRING.sub(lambda match: _edit_literal(match, edit), edited)
@@ -324,7 +387,22 @@ def _edit_block(each: Block, edit: TextEdit) -> Block:
     """Return the block with every text edited; the identical block if nothing changed."""
     changed = _edit_block_content(each, edit)
     extra = _edit_json(changed.extra, edit)
-    return changed if extra is changed.extra else replace(changed, extra=extra)
+    changed = changed if extra is changed.extra else replace(changed, extra=extra)
+    metadata = _edit_metadata(changed.metadata, edit)
+    return changed if metadata is changed.metadata else replace(changed, metadata=metadata)
+
+
+def _edit_metadata(metadata: FrozenMap, edit: TextEdit) -> FrozenMap:
+    """Return the metadata with its texts edited, except for ids and what Kedge itself sets."""
+    searched = {
+        name: value
+        for name, value in metadata.items()
+        if name not in _OWN_METADATA and not name.endswith("_id")
+    }
+    edited = _edit_json(searched, edit)
+    if edited is searched:
+        return metadata
+    return FrozenMap({**{n: v for n, v in metadata.items() if n not in searched}, **edited})
 
 
 def _edit_block_content(each: Block, edit: TextEdit) -> Block:
@@ -393,17 +471,29 @@ def _edit_json(value: Any, edit: TextEdit) -> Any:
             given = cast("Mapping[str, Any]", value)
             if set(given) == {"data", "format"} and given["format"] in AUDIO_FORMATS.values():
                 return given  # base64, in which a rule would match by chance
-            members = {
-                name: member if name in _STRUCTURAL_FIELDS else _edit_json(member, edit)
-                for name, member in given.items()
-            }
-            return given if _all_identical(members.values(), given.values()) else FrozenMap(members)
+            members: dict[str, Any] = {}
+            for name, member in given.items():
+                edited = member if name in _STRUCTURAL_FIELDS else _edit_json(member, edit)
+                members[_edit_name(name, edit, (given, members))] = edited
+            same = members.keys() == given.keys()
+            same = same and _all_identical(members.values(), given.values())
+            return given if same else FrozenMap(members)
         case tuple():
             listed = cast("tuple[Any, ...]", value)
             edited = tuple(_edit_json(each, edit) for each in listed)
             return listed if _all_identical(edited, listed) else edited
         case _:
             return value
+
+
+def _edit_name(name: str, edit: TextEdit, used: Iterable[Container[str]]) -> str:
+    """Return the edited name of a member, distinct from those used; names of an API are unchanged."""
+    if _MEMBER_NAME.fullmatch(name):
+        return name
+    edited = edit(name)
+    while edited != name and any(edited in names for names in used):
+        edited += "_"
+    return edited
 
 
 def _drop_encrypted(item: FrozenMap) -> FrozenMap:

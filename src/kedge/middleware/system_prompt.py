@@ -5,13 +5,15 @@ Leading system text is not part of any digest, so it may change with every reque
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from inspect import isawaitable
 
 from kedge.engines.base import Engine, Events, Middleware, Request
+from kedge.errors import InvalidSetting
 from kedge.events import ResponseStarted
 from kedge.middleware.base import BaseMiddleware
 from kedge.turns import Turn, system
 
-ResponseIdCallback = Callable[[str], Awaitable[None] | None]
+ResponseIdCallback = Callable[[str], Awaitable[object] | object]
 
 
 def on_response_started(callback: ResponseIdCallback) -> Middleware:
@@ -43,23 +45,32 @@ class _ResponseStartedMiddleware(BaseMiddleware):
             async for event in events:
                 if isinstance(event, ResponseStarted) and event.response_id:
                     result = self.callback(event.response_id)
-                    if result is not None:
+                    if isawaitable(result):
                         await result
                 yield event
 
 
 NAME = "system_prompt"
+LEVEL_KEY = "prompt_level"
+"""Metadata key of a prompt with others inside of it: their number. It distinguishes the prompts of a stack."""
 
 
 def system_prompt(text: str | Callable[[Turn], str]) -> Middleware:
     """Put instructions at the start of every Turn.
+
+    Several prompts in one stack follow each other, the outermost first.
 
     Args:
         text: The instructions, or a function that returns them for a Turn.
 
     Returns:
         A middleware for ``with_middleware``.
+
+    Raises:
+        InvalidSetting: ``text`` is neither a text nor a function.
     """
+    if not isinstance(text, str) and not callable(text):
+        raise InvalidSetting("system_prompt takes a text, or a function that returns it for a Turn")
 
     def wrap(engine: Engine) -> Engine:
         return _SystemPromptMiddleware(engine, text)
@@ -73,12 +84,30 @@ class _SystemPromptMiddleware(BaseMiddleware):
     def __init__(self, inner: Engine, text: str | Callable[[Turn], str]) -> None:
         super().__init__(inner)
         self.text = text
+        self.level = _count_prompts(inner)
 
     def enter(self, turn: Turn) -> Turn:
         """Return the Turn with the text at its start, replacing that of an earlier request."""
         text = self.text if isinstance(self.text, str) else self.text(turn)
-        for block in turn.leading:
-            if block.origin == NAME:
-                fresh = system(text, origin=NAME, id=block.id)
+        metadata = {LEVEL_KEY: self.level} if self.level else {}
+        outer = 0
+        for index, block in enumerate(turn.leading):
+            if block.origin != NAME:
+                continue
+            level = block.metadata.get(LEVEL_KEY, 0)
+            if level == self.level:
+                fresh = system(text, origin=NAME, id=block.id, metadata=metadata)
                 return turn if fresh == block else turn.replace(block.id, fresh)
-        return turn.insert(0, system(text, origin=NAME))
+            if level > self.level:
+                outer = index + 1
+        return turn.insert(outer, system(text, origin=NAME, metadata=metadata))
+
+
+def _count_prompts(engine: Engine) -> int:
+    """Return the number of prompts in a stack."""
+    count = 0
+    current: object = engine
+    while isinstance(current, Engine):
+        count += isinstance(current, _SystemPromptMiddleware)
+        current = getattr(current, "inner", None)
+    return count
