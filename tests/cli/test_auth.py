@@ -69,7 +69,9 @@ def test_tokens_are_added_listed_and_revoked(store: str) -> None:
     ("arguments", "code", "message"),
     [
         (("add", "a", "--admin", "--user", "b"), 2, "exclude each other"),
+        (("add", "a", "--user", ""), 2, "--user is empty; name a user, or use --admin"),
         (("add", "a", "--scope", "all"), 2, "Invalid value"),
+        (("add", "a", "--tokens-per-minute", "9" * 30), 1, "must be from 1 to 10^15"),
         (("add", "a b"), 1, "the name of a token"),
         (("revoke", "nobody"), 1, "there is no token 'nobody'"),
     ],

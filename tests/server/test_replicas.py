@@ -446,6 +446,14 @@ def test_idempotency_key_is_in_use_until_the_response_ends(
     assert one.retrieve(new)["status"] == "completed"
 
 
+def test_a_path_with_nul_is_not_found(url: str) -> None:
+    """PostgreSQL rejects texts with NUL; an id with one does not exist, as on SQLite."""
+    with ExitStack() as stack:
+        one = Replica(stack, url)
+        for path in ("/conversations/%00", "/conversations/%00/items", "/responses/%00"):
+            assert one.http.get(path).status_code == 404
+
+
 def test_unusable_database_is_reported(url: str) -> None:
     """The error for a wrong address or a newer version says what to do."""
     with pytest.raises(CannotServe, match="cannot be opened") as wrong:

@@ -286,3 +286,22 @@ def test_a_failed_count_does_not_break_the_response(
     monkeypatch.setattr(users.registry, "count", fail_for_tokens)
     assert users.create("small")["status"] == "completed"
     assert asyncio.run(count("small")) == TokenUse(1, 0, 60.0)
+
+
+@pytest.mark.parametrize("operation", ["find", "count"])
+def test_a_store_that_does_not_answer_is_an_outage(
+    users: Users, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """While tokens cannot be checked, requests are rejected with 503, not with 500."""
+    users.add("small", requests_per_minute=10)
+
+    async def fail(*_: object, **__: object) -> None:
+        raise StoreBusy("busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(users.registry, operation, fail)
+        rejected = users.call("small", "GET", "/v1/models")
+        assert rejected.status_code == 503
+        assert rejected.json()["error"]["code"] == "database_unavailable"
+        assert users.call("admin", "GET", "/v1/models").status_code == 200
+    assert users.call("small", "GET", "/v1/models").status_code == 200

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from kedge.store import (
     open_store,
     search,
 )
+from kedge.store import store as store_module
 from kedge.store.response_index import select_all_evidence
 from kedge.store.summaries import (
     LIST_FILTERS,
@@ -315,3 +316,31 @@ async def test_incidents_change_only_their_own_revision(store: Store, alice: Own
     await alice.store.note(alice.row, alice.row.head, Telemetry(incidents=(incident,)))
     assert await get_revision(store) == before
     assert await get_revision(alice.store) != mine
+
+
+async def test_requests_of_a_user_do_not_displace_those_of_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each namespace retains its own newest requests, however many another one has."""
+    monkeypatch.setattr(store_module, "MAX_PROXIED", 3)
+    alice, bob = store.use_namespace("alice"), store.use_namespace("bob")
+    await alice.add_proxied([PROXIED])
+    for number in range(5):
+        await bob.add_proxied([replace(PROXIED, response_id=f"resp_{number}")] * 2)
+    assert len(await alice.list_proxied()) == 1
+    assert [each.response_id for each in await bob.list_proxied()] == ["resp_4", "resp_4", "resp_3"]
+
+
+async def test_negative_limits_are_rejected(store: Store) -> None:
+    """SQLite would list everything, PostgreSQL would report an error of its own."""
+    for limit in (-1, 2**62):
+        for attempt in (
+            store.conversations(limit=limit),
+            store.conversations(offset=limit),
+            store.list_proxied(limit=limit),
+            list_summaries(store, limit=limit),
+            analyse_conversations(store, limit=limit),
+        ):
+            with pytest.raises(InvalidSetting, match="must be 0 or more"):
+                await attempt
+    assert await store.conversations(limit=0) == []

@@ -15,6 +15,7 @@ from kedge import user
 from kedge.errors import (
     CannotOpenStore,
     HeadConflict,
+    InvalidSetting,
     NotInStore,
     StoreBusy,
     StoreError,
@@ -216,3 +217,11 @@ async def test_delete_during_concurrent_writes(empty_url: str) -> None:
                     group.start_soon(end, row, is_writing)
         assert len(stopped) == 6
         assert await count_rows(store, "nodes", "links", "blocks", "responses") == [0, 0, 0, 0]
+
+
+async def test_a_value_with_nul_is_invalid_not_an_outage(empty_url: str) -> None:
+    """PostgreSQL has no NUL in texts; a lookup with one is not retryable, and the error says why."""
+    async with await open_store(empty_url) as store:
+        for attempt in (store.conversation("a\0b"), store.conversations(tag="\0")):
+            with pytest.raises(InvalidSetting, match="contains a NUL character; remove it"):
+                await attempt

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -323,9 +324,38 @@ def test_export_has_all_messages(page: PageServer) -> None:
     """The export is a JSON Lines file with all messages."""
     name = page.create_conversation("What is 2+3?")
     answer = page.client.get(f"/api/conversations/{name}/export")
-    assert answer.headers["content-disposition"] == f'attachment; filename="{name}.jsonl"'
+    assert answer.headers["content-disposition"] == f"attachment; filename*=UTF-8''{name}.jsonl"
     assert "What is 2+3?" in answer.text
     assert all(isinstance(json.loads(line), dict) for line in answer.text.splitlines())
+
+
+@pytest.mark.parametrize("name", ["разговор", "two\nlines", 'with "quotes"'])
+def test_export_of_a_conversation_with_any_id(page: PageServer, name: str) -> None:
+    """An id that an application chose may have characters that no header has."""
+    page.run(lambda service: service.store.create(id=name))
+    answer = page.client.get(f"/api/conversations/{quote(name)}/export")
+    assert answer.status_code == 200
+    assert answer.headers["content-disposition"].endswith(f"{quote(name, safe='')}.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/api/conversations", "GET, HEAD, POST"),
+        ("/api/conversations/x", "DELETE, GET, HEAD, PATCH"),
+        ("/login", "GET, HEAD, POST"),
+    ],
+)
+def test_wrong_method_is_405_with_allow_header(page: PageServer, path: str, allowed: str) -> None:
+    """The ``allow`` header lists the methods of all routes with this path."""
+    answer = page.client.put(path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+@pytest.mark.parametrize("path", ["/api/requests", "/api/conversations/x/plans", "/requests"])
+def test_a_number_of_thousands_of_digits_is_not_found(page: PageServer, path: str) -> None:
+    """No route has a number of a length that Python does not convert."""
+    assert page.client.get(f"{path}/{'9' * 5000}").status_code == 404
 
 
 def test_every_api_route_is_in_the_document(page: PageServer) -> None:
@@ -337,7 +367,7 @@ def test_every_api_route_is_in_the_document(page: PageServer) -> None:
         for method in each
     }
     routed = {
-        (method, route.path.replace(":int}", "}"))
+        (method, route.path.replace(":number}", "}"))
         for route in ROUTES
         if route.path.startswith("/api/") and route.path != "/api/openapi.json"
         for method in (route.methods or ())

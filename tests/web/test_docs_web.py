@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_every_page_is_documented() -> None:
     """The table in docs/web.md lists every route of the page."""
     documented = set(re.findall(r"^\| `(/[^`]*)` \|", (DOCS / "web.md").read_text(), re.MULTILINE))
-    assert documented == {route.path.replace(":int}", "}") for route in ROUTES}
+    assert documented == {route.path.replace(":number}", "}") for route in ROUTES}
 
 
 def test_every_operation_is_documented() -> None:
@@ -21,7 +21,9 @@ def test_every_operation_is_documented() -> None:
     documented = set(
         re.findall(r"^\| `([A-Z]+ /api[^`]*)` \|", (DOCS / "api.md").read_text(), re.MULTILINE)
     )
-    assert documented == {f"{each.method} {each.path.replace(':int}', '}')}" for each in OPERATIONS}
+    assert documented == {
+        f"{each.method} {each.path.replace(':number}', '}')}" for each in OPERATIONS
+    }
 
 
 def test_every_mark_is_documented() -> None:

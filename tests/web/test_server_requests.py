@@ -63,6 +63,8 @@ def test_unauthorized_requests_are_not_recorded(tmp_path: Path) -> None:
     with serve_page(tmp_path, token="secret") as page:
         body = {"model": "practice", "input": "Hello"}
         assert page.client.post("/v1/responses", json=body).status_code == 401
+        large = page.client.post("/v1/responses", json=body, headers={"x": "y" * 60_000})
+        assert large.status_code == 431
         headers = {"authorization": "Bearer secret"}
         assert page.client.post("/v1/responses", json=body, headers=headers).is_success
         (row,) = page.client.get("/api/requests", headers=headers).json()["data"]

@@ -1,5 +1,6 @@
 """Users of the page and the API see only their own conversations, runs and statistics."""
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from kedge.errors import StoreBusy
 from kedge.server.settings import Settings
 from kedge.store import ProxiedRequest, TokenRegistry, open_store
 from kedge.web import dashboard, security
@@ -105,8 +107,8 @@ def test_every_route_hides_other_users_data(running: UserPage, other: str) -> No
             continue
         answers: list[str] = []
         for each in (name, "conv_unknown"):
-            filled = path.replace("{id}", each).replace("{node:int}", str(node))
-            filled = re.sub(r"\{\w+:int\}", "0", filled)
+            filled = path.replace("{id}", each).replace("{node:number}", str(node))
+            filled = re.sub(r"\{\w+:number\}", "0", filled)
             filled = re.sub(r"\{\w+\}", "x", filled)
             filled += "?q=secret" if filled in ("/", "/api/search") else ""
             filled += f"?left={node}&right={node}" if filled.endswith("/compare") else ""
@@ -292,3 +294,30 @@ async def test_revoked_user_cannot_send() -> None:
         assert await delegated.find(issued) is None
         await registry.add("erin")
         assert await delegated.find(issued) is None
+
+
+def test_a_store_that_does_not_answer_is_an_outage(
+    running: UserPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a token cannot be checked, the answer is 503; an open stream goes on."""
+
+    async def fail(*_: object, **__: object) -> bool:
+        raise StoreBusy("busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenRegistry, "find", fail)
+        rejected = running.call("alice", "GET", "/api/conversations")
+        assert (rejected.status_code, rejected.json()["error"]["code"]) == (503, "store")
+    assert running.call("alice", "GET", "/api/conversations").status_code == 200
+    monkeypatch.setattr(security, "RECHECK_SECONDS", 0.0)
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def stream() -> None:
+        guarded = security._SecuredSend(send, fail)
+        await guarded({"type": "http.response.body", "body": b"a", "more_body": True})
+
+    asyncio.run(stream())
+    assert len(sent) == 1

@@ -35,6 +35,7 @@ from kedge.errors import InvalidSetting
 from kedge.prices import Prices
 from kedge.store import Store
 from kedge.store.database import Row, Tx
+from kedge.store.records import validate_page
 from kedge.store.response_sums import ANSWERED
 
 ALL_RESPONSES = Selection()
@@ -243,7 +244,11 @@ async def analyse_conversations(
     Returns:
         The conversations, most requests first. They add up to what `analyse` returns, unless there are
         more than the limit.
+
+    Raises:
+        InvalidSetting: The limit is negative.
     """
+    validate_page(limit)
     return await store.database.read(
         lambda tx: _collect_conversations(tx, selection, limit, prices)
     )

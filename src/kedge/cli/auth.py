@@ -59,6 +59,8 @@ def add(
     """Add a token with NAME and print it. It is not stored, so it cannot be printed again."""
     if admin and user is not None:
         raise click.UsageError("--admin and --user exclude each other")
+    if user == "":  # such as of an unset variable: it must not make an administrator
+        raise click.UsageError("--user is empty; name a user, or use --admin")
 
     async def work(opened: "Store") -> "tuple[AccessToken, str]":
         from kedge.store import TokenRegistry

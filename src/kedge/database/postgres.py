@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from kedge.errors import (
     CannotOpenStore,
+    InvalidSetting,
     StoreBusy,
     StoreDamaged,
     StoreError,
@@ -256,9 +257,11 @@ class PostgresPool(Generic[TxT]):
         except self._driver.Error as error:
             raise self._to_store_error(error) from None
 
-    def _to_store_error(self, error: "psycopg.Error") -> StoreError:
-        """Return the `StoreError` for an error of the driver, whose message may contain the password."""
+    def _to_store_error(self, error: "psycopg.Error") -> StoreError | InvalidSetting:
+        """Return our error for an error of the driver, whose message may contain the password."""
         state, where = error.sqlstate or "", self._safe_url()
+        if isinstance(error, self._driver.DataError) and "NUL" in str(error):
+            return InvalidSetting("a value contains a NUL character; remove it")
         for length in (5, 3, 2):
             if state[:length] in _ERRORS:
                 kind, message = _ERRORS[state[:length]]

@@ -15,7 +15,9 @@ from starlette.types import Scope
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 CALLER_KEY = "kedge.caller"
-"""The key of a request's scope for the `Caller` whose token it was sent with."""
+"""The key of a request's scope for the `Caller` whose token it was sent with; None for the administrator.
+
+A request that the server has not accepted does not have it."""
 
 
 class Caller(Protocol):

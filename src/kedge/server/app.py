@@ -12,14 +12,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Match, Route, WebSocketRoute
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from kedge.errors import StoreError
 from kedge.server.auth import ServerAuthMiddleware
 from kedge.server.background import BackgroundJobs
-from kedge.server.error_response import build_error_response
+from kedge.server.error_response import build_error_response, format_allowed_methods
 from kedge.server.errors import (
     DATABASE_UNAVAILABLE,
     METHOD_NOT_ALLOWED,
@@ -137,13 +137,8 @@ def _handle_http_error(request: Request, error: Exception) -> Response:
     if error.status_code != 405:
         return build_error_response(request.scope, UNKNOWN_ROUTE(**where))
     response = build_error_response(request.scope, METHOD_NOT_ALLOWED(**where))
-    response.headers["allow"] = ", ".join(sorted(_find_allowed_methods(request.scope)))
+    response.headers["allow"] = format_allowed_methods(ROUTES, request.scope)
     return response
-
-
-def _find_allowed_methods(scope: Scope) -> set[str]:
-    fitting = (route for route in ROUTES if route.matches(scope)[0] is not Match.NONE)
-    return set[str]().union(*(route.methods or () for route in fitting))
 
 
 def _handle_disconnect(_: Request, __: Exception) -> Response:

@@ -4,10 +4,12 @@ If there are tokens, every route except ``/healthz`` needs one. A named token gi
 responses of its own namespace, within its limits; the server's own token gives the administrator's.
 """
 
+import logging
 import math
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kedge.errors import StoreError
 from kedge.server.access import (
     CALLER_KEY,
     LOOPBACK_NAMES,
@@ -23,6 +25,7 @@ from kedge.server.error_response import build_error_response, is_anthropic
 from kedge.server.errors import (
     API_KEY_INVALID,
     API_KEY_MISSING,
+    DATABASE_UNAVAILABLE,
     HEADERS_TOO_LARGE,
     HOST_NOT_ALLOWED,
     ORIGIN_NOT_ALLOWED,
@@ -35,6 +38,8 @@ from kedge.server.errors import (
 from kedge.server.request_log import RESPONSE_HEADERS_KEY
 
 __all__ = ["LOOPBACK_NAMES", "PUBLIC_PATHS", "ServerAuthMiddleware"]
+
+log = logging.getLogger("kedge.server")
 
 PUBLIC_PATHS = frozenset({"/healthz"})
 METRICS_PATH = "/metrics"
@@ -86,12 +91,22 @@ class ServerAuthMiddleware:
 
     async def _authenticate(self, scope: Scope) -> ApiError | None:
         """Find the caller of a request; return why it is rejected, or None."""
+        try:
+            return await self._find_caller(scope)
+        except StoreError as error:
+            log.warning("a token could not be checked: %s", error)
+            return DATABASE_UNAVAILABLE()
+
+    async def _find_caller(self, scope: Scope) -> ApiError | None:
+        """Set the caller of a request, None for the administrator; return why it is rejected, or None."""
         if scope["path"] in PUBLIC_PATHS or not await self._needs_token():
+            scope[CALLER_KEY] = None
             return None
         given = _read_api_key(scope)
         if not given:
             return API_KEY_MISSING()
         if self._policy.matches_token(given):
+            scope[CALLER_KEY] = None
             return None
         found: Caller | None = None
         if self._callers is not None:

@@ -4,10 +4,11 @@ Everything below ``/v1/messages`` is Anthropic's API, and so is a route that bot
 request has Anthropic's version header. Everything else is OpenAI's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from kedge.server.anthropic.errors import error_body, error_status
@@ -39,3 +40,9 @@ def build_error_response(scope: Scope, error: ApiError) -> Response:
     """Build the response for an error."""
     status, body = render_error(scope, error)
     return Response(encode(body), status, JSON_HEADERS | error.headers)
+
+
+def format_allowed_methods(routes: Iterable[Route], scope: Scope) -> str:
+    """Return the ``allow`` header for a path: the methods of all routes that it matches."""
+    fitting = (route for route in routes if route.matches(scope)[0] is not Match.NONE)
+    return ", ".join(sorted(set[str]().union(*(route.methods or () for route in fitting))))

@@ -13,6 +13,7 @@ from kedge.server.deadline import Deadline
 from kedge.server.json_codec import Item, encode
 from kedge.server.request_log import RESPONSE_HEADERS_KEY, RecordedRequest
 from kedge.server.schema.base import ignore_unknown
+from kedge.server.schema.requests import INCLUDE
 from kedge.server.state import ServerState
 from kedge.server.validation import parse_body
 
@@ -149,6 +150,16 @@ def respond_bytes(body: bytes, status: int = 200) -> Response:
 def respond_json(value: object) -> Response:
     """Build a response from a JSON value."""
     return respond_bytes(encode(value))
+
+
+def check_include(request: Request) -> None:
+    """Reject values of ``include`` in the query that the API does not have.
+
+    Raises:
+        ApiError: The first of them.
+    """
+    query = request.query_params
+    INCLUDE.check([*query.getlist("include"), *query.getlist("include[]")], (None, "include"))
 
 
 MIN_LIMIT, MAX_LIMIT, DEFAULT_LIMIT = 1, 100, 20

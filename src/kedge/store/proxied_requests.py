@@ -89,13 +89,14 @@ _LISTED = [name for name in _COLUMNS if name not in ("request", "response")]
 
 
 def insert_proxied(tx: Tx, requests: Sequence[ProxiedRequest], retained: int) -> None:
-    """Store requests, and drop all but the newest."""
+    """Store requests, and drop all but the newest of the namespace."""
     rows = [[_escape_text(getattr(each, name)) for name in _COLUMNS] for each in requests]
     at = _COLUMNS.index("is_lost")
     tx.run_many(_INSERT, [[*row[:at], int(row[at]), *row[at + 1 :], tx.namespace] for row in rows])
     tx.run(
-        "DELETE FROM proxied_requests WHERE id <= (SELECT MAX(id) FROM proxied_requests) - ?",
-        (retained,),
+        "DELETE FROM proxied_requests WHERE namespace = ? AND id <= (SELECT id FROM proxied_requests "
+        "WHERE namespace = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
+        (tx.namespace, tx.namespace, retained),
     )
 
 

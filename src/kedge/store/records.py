@@ -30,6 +30,19 @@ def validate_namespace(name: str) -> str:
     return name
 
 
+def validate_page(limit: int, offset: int = 0) -> None:
+    """Check the maximum number of rows to return, and how many to skip.
+
+    SQLite would return all rows for a negative limit; both databases reject numbers above 64 bits.
+    """
+    for name, number in (("limit", limit), ("offset", offset)):
+        if not 0 <= number < MAX_ROWS:
+            raise InvalidSetting(f"{name} must be 0 or more, and less than 2^62, not {number}")
+
+
+MAX_ROWS = 2**62
+
+
 def validate_tags(texts: Iterable[str]) -> tuple[str, ...]:
     """Return the distinct tags; none may be empty."""
     if isinstance(texts, str):

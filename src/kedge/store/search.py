@@ -29,7 +29,7 @@ from kedge.errors import InvalidSetting
 from kedge.store.block_codec import decode_blocks, extract_text
 from kedge.store.database import Dialect, Tx
 from kedge.store.nodes import find_used_nodes, lock_links_shared, select_tree
-from kedge.store.records import Hit
+from kedge.store.records import Hit, validate_page
 
 BATCH_SIZE = 1_000
 """How many nodes are indexed in one transaction."""
@@ -111,9 +111,7 @@ class SearchOptions:
         if self.order not in get_args(SearchOrder):
             choices = ", ".join(get_args(SearchOrder))
             raise InvalidSetting(f"order must be one of {choices}, not {self.order!r}")
-        for name, number in (("limit", self.limit), ("offset", self.offset)):
-            if number < 0:
-                raise InvalidSetting(f"{name} must be 0 or more, not {number}")
+        validate_page(self.limit, self.offset)
 
 
 SearchOrder = Literal["newest", "rank"]

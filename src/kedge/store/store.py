@@ -57,6 +57,7 @@ from kedge.store.records import (
     Telemetry,
     validate_data,
     validate_namespace,
+    validate_page,
     validate_tags,
     validate_text,
 )
@@ -67,7 +68,7 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap
 T = TypeVar("T")
 
 MAX_PROXIED = 10_000
-"""How many requests that went through a proxy are retained."""
+"""How many requests that went through a proxy are retained in each namespace."""
 CHUNK_SIZE = 500
 """How many digests are looked up at once."""
 
@@ -182,7 +183,7 @@ class Store:
         """Store requests that went through a proxy; bodies only if the store keeps them.
 
         Args:
-            requests: The requests; the newest 10,000 are retained.
+            requests: The requests; the newest 10,000 of this namespace are retained.
         """
         size = self.body_bytes if self.keep_bodies else 0
         rows = [
@@ -204,7 +205,11 @@ class Store:
 
         Returns:
             The requests.
+
+        Raises:
+            InvalidSetting: The limit is negative.
         """
+        validate_page(limit)
         return await self.database.read(
             lambda tx: proxied_requests.select_proxied(
                 tx, limit, min(before or sys.maxsize, sys.maxsize)
@@ -317,7 +322,11 @@ class Store:
             since: Only those that changed last at or after this time.
             before: Only those that changed last before this time; with the time of the last row of a page,
                 the next page.
+
+        Raises:
+            InvalidSetting: The limit or the offset is negative.
         """
+        validate_page(limit, offset)
         return await self.database.read(
             lambda tx: conversations.select_conversations(
                 tx,

@@ -16,7 +16,7 @@ from kedge.store.block_codec import PREVIEW_CHARS, decode_blocks, preview_bodies
 from kedge.store.conversations import checked, select_conversation
 from kedge.store.database import Row, Tx
 from kedge.store.nodes import PATH_CTE
-from kedge.store.records import ConversationRow, StoredExchange
+from kedge.store.records import ConversationRow, StoredExchange, validate_page
 from kedge.store.response_sums import ALL_DAYS
 from kedge.store.store import Store
 from kedge.store.telemetry import select_exchanges
@@ -127,7 +127,11 @@ async def list_summaries(
         scheduled: List conversations that are about to be deleted, too.
         limit: The maximum number of conversations.
         offset: The number of conversations to skip.
+
+    Raises:
+        InvalidSetting: The limit or the offset is negative.
     """
+    validate_page(limit, offset)
     conditions, values = [_CONDITIONS[show], "c.namespace = ?"], list[Any]()
     if started:
         conditions.append(_STARTED)

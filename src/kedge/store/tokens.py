@@ -30,6 +30,8 @@ SCOPES = ("server", "page", "api", "metrics")
 """What a token can be for: ``/v1``, the page, ``/api`` and ``/metrics``."""
 DEFAULT_SCOPES = ("server", "page", "api")
 MINUTE = 60
+MAX_LIMIT = 10**15
+"""The maximum limit per minute; the sums of counts fit into the integers of every database."""
 RECHECK_SECONDS = 1.0
 """How often a store without tokens is looked at for the first one."""
 
@@ -135,8 +137,8 @@ class TokenRegistry:
         if not given:
             raise InvalidSetting(f"a token needs a scope; use {', '.join(SCOPES)}")
         for limit in (requests_per_minute, tokens_per_minute):
-            if limit is not None and limit < 1:
-                raise InvalidSetting(f"a limit per minute must be 1 or more, not {limit}")
+            if limit is not None and not 1 <= limit <= MAX_LIMIT:
+                raise InvalidSetting(f"a limit per minute must be from 1 to 10^15, not {limit}")
         secret = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
         limits = (requests_per_minute, tokens_per_minute)
         token = AccessToken(name, namespace, given, *limits, self._store_clock())
@@ -291,7 +293,7 @@ class TokenRegistry:
                 f"ON CONFLICT (token) DO UPDATE SET requests = {same.format('requests')}, "
                 f"tokens = {same.format('tokens')}, minute = excluded.minute "
                 f"RETURNING requests, tokens, {MINUTE} * (minute + 1) - {now}",
-                (name, *values, requests, tokens, *values),
+                (name, *values, requests, min(tokens, MAX_LIMIT), *values),
             )[0]
 
         return TokenUse(*await self._database.write(work))

@@ -26,7 +26,7 @@ from kedge.store.summaries import (
 from kedge.store.tree import build_response_graph, read_tree
 from kedge.turns import dump_block, system, user
 from kedge.web import schemas
-from kedge.web.attachments import serve_attachment
+from kedge.web.attachments import format_disposition, serve_attachment
 from kedge.web.models import MODEL_KEY
 from kedge.web.openapi import ApiCall, Operation, RequestError, build_openapi, encode_event
 from kedge.web.runs import TurnRun
@@ -366,9 +366,9 @@ def _decode_body(body: bytes | None) -> str | None:
 async def export_conversation(call: ApiCall) -> Response:
     """Export a conversation as JSON lines."""
     row = await call.service.store.conversation(call.path_text("id"))
-    name = f'attachment; filename="{row.id}.jsonl"'
     lines = await call.service.store.export(row)
-    return Response(lines, media_type=JSONL, headers={"content-disposition": name})
+    headers = {"content-disposition": format_disposition(f"{row.id}.jsonl")}
+    return Response(lines, media_type=JSONL, headers=headers)
 
 
 async def list_started_workflows(call: ApiCall) -> BaseModel:
@@ -541,7 +541,7 @@ OPERATIONS: tuple[Operation, ...] = (
         schemas.PlanShape, query=schemas.PlanQuery, errors=(404,),
     ),
     Operation(
-        "GET", f"{_CONVERSATION_PATH}/plans/{{node:int}}", read_plan, "Read the plan of a past request",
+        "GET", f"{_CONVERSATION_PATH}/plans/{{node:number}}", read_plan, "Read the plan of a past request",
         schemas.PlanShape, errors=(404,),
     ),
     Operation(
@@ -553,7 +553,7 @@ OPERATIONS: tuple[Operation, ...] = (
         schemas.ComparisonShape, query=schemas.CompareQuery, errors=(404,),
     ),
     Operation(
-        "GET", f"{_CONVERSATION_PATH}/attachments/{{block}}/{{index:int}}", read_attachment,
+        "GET", f"{_CONVERSATION_PATH}/attachments/{{block}}/{{index:number}}", read_attachment,
         "Read an attachment of a message", media_type="application/octet-stream", errors=(400, 404),
     ),
     Operation(
@@ -596,7 +596,7 @@ OPERATIONS: tuple[Operation, ...] = (
         query=schemas.RequestQuery,
     ),
     Operation(
-        "GET", "/api/requests/{number:int}", read_request, "Read a request of another program",
+        "GET", "/api/requests/{number:number}", read_request, "Read a request of another program",
         schemas.ProxiedDetail, errors=(404,),
     ),
 )  # fmt: skip

@@ -23,6 +23,7 @@ from kedge.engines import Engine
 from kedge.errors import KedgeError, NotInStore
 from kedge.providers import connect
 from kedge.server.app import create_app
+from kedge.server.error_response import format_allowed_methods
 from kedge.server.request_log import AccessLogMiddleware
 from kedge.server.settings import Settings
 from kedge.server.storage.database import IN_MEMORY
@@ -48,19 +49,18 @@ ROUTES = [
 
 def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for these only
-    if request.url.path.startswith("/api/"):
-        code, message = (
-            ("not_allowed", "method not allowed")
-            if error.status_code == 405
-            else (
-                "not_found",
-                "not found; /api/openapi.json lists the routes",
-            )
+    status, is_api = error.status_code, request.url.path.startswith("/api/")
+    if status == 405:
+        response = (
+            error_response(status, "not_allowed", "method not allowed")
+            if is_api
+            else _render_error(request, status, "Not allowed", "This page does not accept that.")
         )
-        answer = error_response(error.status_code, code, message)
-        answer.headers.update(error.headers or {})
-        return answer
-    return _render_error(request, error.status_code, "Not found", "There is no such page.")
+        response.headers["allow"] = format_allowed_methods(ROUTES, request.scope)
+        return response
+    if is_api:
+        return error_response(status, "not_found", "not found; /api/openapi.json lists the routes")
+    return _render_error(request, status, "Not found", "There is no such page.")
 
 
 def _on_kedge_error(request: Request, error: Exception) -> Response:

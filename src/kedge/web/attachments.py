@@ -53,8 +53,7 @@ def serve_attachment(blocks: Sequence[Block], block_id: str, index: int) -> Resp
             headers = {}
         case FilePart(data=data) if data:
             media_type, content = _parse_data_url(data)
-            name = quote(part.filename or "attachment", safe="")
-            headers = {"content-disposition": f"attachment; filename*=UTF-8''{name}"}
+            headers = {"content-disposition": format_disposition(part.filename or "attachment")}
         case _:
             raise NotInStore(f"there is no attachment {index} in block {block_id!r}")
     if media_type not in (*IMAGE_TYPES, *FILE_TYPES):
@@ -64,6 +63,11 @@ def serve_attachment(blocks: Sequence[Block], block_id: str, index: int) -> Resp
         media_type=media_type,
         headers={**headers, "cache-control": "private, max-age=3600"},
     )
+
+
+def format_disposition(filename: str) -> str:
+    """Return the ``content-disposition`` header of a download with any file name."""
+    return f"attachment; filename*=UTF-8''{quote(filename, safe='')}"
 
 
 def _parse_data_url(url: str) -> tuple[str, bytes]:

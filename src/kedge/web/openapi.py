@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -31,6 +32,15 @@ from kedge.web.users import get_service
 
 MAX_BODY_BYTES = 2_000_000
 """The maximum size of a request body."""
+
+
+class _NumberConvertor(IntegerConvertor):
+    """A number of the store in a path. Python converts integers of limited length only."""
+
+    regex = "[0-9]{1,18}"
+
+
+register_url_convertor("number", _NumberConvertor())
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +176,7 @@ def build_openapi(operations: Sequence[Operation], version: str) -> dict[str, An
     _, schemas = models_json_schema(cast("Any", modes), ref_template="#/components/schemas/{model}")
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
-        path = operation.path.replace(":int}", "}")
+        path = operation.path.replace(":number}", "}")
         paths.setdefault(path, {})[operation.method.lower()] = _describe_operation(operation)
     return {
         "openapi": "3.1.0",
@@ -207,11 +217,11 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
     names = [part.strip("{}") for part in path.split("/") if part.startswith("{")]
     return [
         {
-            "name": name.removesuffix(":int"),
+            "name": name.removesuffix(":number"),
             "in": "path",
             "required": True,
-            "schema": {"type": "integer", "minimum": 0, "maximum": 2**62}
-            if name.endswith(":int")
+            "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
+            if name.endswith(":number")
             else {"type": "string", "minLength": 1},
         }
         for name in names

@@ -23,10 +23,14 @@ from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kedge.errors import StoreError
+from kedge.observe import get_logger
 from kedge.server.access import CALLER_KEY, AccessPolicy, is_same_origin, read_bearer_token
 from kedge.server.auth import find_exceeded_limit, has_limits, rate_limit_headers
 from kedge.server.request_log import log_failure
 from kedge.store import AccessToken, TokenRegistry
+
+log = get_logger("kedge.server")
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -169,7 +173,7 @@ class PageAuthMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        app = await self.check_request(scope) or self._app
+        app = await self._find_rejection(scope) or self._app
         secured = _SecuredSend(send, self._make_check(scope))
         try:
             await app(scope, receive, secured)
@@ -188,6 +192,13 @@ class PageAuthMiddleware:
         """Return a check that a named token is still valid, for use while a response is sent."""
         registry, caller = self._auth.registry, scope.get(CALLER_KEY)
         return None if registry is None or caller is None else partial(registry.is_valid, caller)
+
+    async def _find_rejection(self, scope: Scope) -> Response | None:
+        try:
+            return await self.check_request(scope)
+        except StoreError as error:
+            log.warning("a token could not be checked: %s", error)
+            return error_response(503, "store", "the token could not be checked; try again")
 
     async def check_request(self, scope: Scope) -> Response | None:
         """Return the rejection of a request, or None."""
@@ -291,7 +302,11 @@ class _SecuredSend:
         if self._check is None or now - self._checked_at < RECHECK_SECONDS:
             return False
         self._checked_at = now
-        return not await self._check()
+        try:
+            return not await self._check()
+        except StoreError as error:  # what was known before applies until the store answers
+            log.warning("a token could not be checked: %s", error)
+            return False
 
     async def end(self) -> None:
         """End the response as it is."""

@@ -24,8 +24,6 @@ PAGE_KEY = secrets.token_hex(16)
 DIRECT = "direct"
 """The reason of a request that a program sent to the server without an anchor."""
 _PATHS = frozenset({"/v1/responses", "/v1/chat/completions", "/v1/messages"})
-_REJECTED = frozenset({401, 403})
-"""Statuses of requests whose user is unknown."""
 
 
 class ServerRequests(RequestRecorder):
@@ -49,9 +47,9 @@ class ServerRequests(RequestRecorder):
         """Record a finished request, if another program sent it to generate a response."""
         is_question = exchange.method == "POST" and exchange.path in _PATHS
         is_own = exchange.headers.get(PAGE_HEADER) == PAGE_KEY
-        if not is_question or is_own or exchange.status in _REJECTED:
+        if not is_question or is_own or CALLER_KEY not in scope:  # of no known user
             return
-        caller: Caller | None = scope.get(CALLER_KEY)
+        caller: Caller | None = scope[CALLER_KEY]
         self.add(_to_row(exchange, self._base_url), caller.namespace if caller else "")
 
 

@@ -414,6 +414,35 @@ def test_input_items_are_the_complete_context(client: OpenAI) -> None:
         client.responses.input_items.list("resp_x")
 
 
+def test_include_of_a_query_is_checked(client: OpenAI, http: httpx2.Client) -> None:
+    """An unknown value is rejected wherever the API has ``include``; known ones are accepted."""
+    conversation = client.conversations.create(items=[{"role": "user", "content": "one"}])
+    made = client.responses.create(model="practice", input="two", conversation=conversation.id)
+    listed: Any = client.conversations.items.list(conversation.id)
+    assert client.responses.retrieve(made.id, include=["reasoning.encrypted_content"]).id == made.id
+    items = f"/v1/conversations/{conversation.id}/items"
+    paths = (f"/v1/responses/{made.id}", f"/v1/responses/{made.id}/input_items", items)
+    for path in (*paths, f"{items}/{listed.data[0].id}"):
+        assert http.get(f"{path}?include[]=message.output_text.logprobs").status_code == 200
+        for name, index in (("include", 0), ("include[]=file_search_call.results&include[]", 1)):
+            error = http.get(f"{path}?{name}=thoughts").json()["error"]
+            assert (error["param"], error["code"]) == (f"include[{index}]", "invalid_value")
+    body = {"items": [{"role": "user", "content": "three"}]}
+    assert http.post(f"{items}?include=thoughts", json=body).status_code == 400
+    assert len(list(client.conversations.items.list(conversation.id))) == 3
+
+
+def test_an_empty_idempotency_key_is_none(http: httpx2.Client) -> None:
+    """Requests with an empty header are independent, as without the header."""
+    ids: set[str] = set()
+    for text in ("one", "one", "two"):
+        body = {"model": "practice", "input": text}
+        answer = http.post("/v1/responses", json=body, headers={"Idempotency-Key": ""})
+        assert answer.status_code == 200
+        ids.add(answer.json()["id"])
+    assert len(ids) == 3
+
+
 def test_input_tokens_are_counted(client: OpenAI, server: TestServer) -> None:
     """The count equals the input tokens of a response to the same request."""
     first = client.responses.create(model="practice", input="one")

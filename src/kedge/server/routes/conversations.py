@@ -7,7 +7,15 @@ from starlette.responses import Response
 
 from kedge.server import errors
 from kedge.server.coherence import check_encrypted_content, resolve_references
-from kedge.server.http import build_list, get_service, paginate, read_json, respond_json, validate
+from kedge.server.http import (
+    build_list,
+    check_include,
+    get_service,
+    paginate,
+    read_json,
+    respond_json,
+    validate,
+)
 from kedge.server.item_forms import normalize_items
 from kedge.server.json_codec import Item
 from kedge.server.prepare import precount_request
@@ -74,6 +82,7 @@ async def delete(request: Request) -> Response:
 
 async def list_items(request: Request) -> Response:
     """Answer ``GET /v1/conversations/{id}/items``, in pages."""
+    check_include(request)
     service = get_service(request)
     items = await service.run(_read_items, service, request)
     return respond_json(paginate(items, request.query_params))
@@ -81,6 +90,7 @@ async def list_items(request: Request) -> Response:
 
 async def add_items(request: Request) -> Response:
     """Answer ``POST /v1/conversations/{id}/items``."""
+    check_include(request)
     body = await read_json(request)
     validate(request, check_conversation_items, body)
     await precount_request({"input": body["items"]})
@@ -100,6 +110,7 @@ async def add_items(request: Request) -> Response:
 
 async def retrieve_item(request: Request) -> Response:
     """Answer ``GET /v1/conversations/{id}/items/{item}``."""
+    check_include(request)
     service = get_service(request)
     id: str = request.path_params["item"]
     for item in await service.run(_read_items, service, request):

@@ -11,6 +11,7 @@ from kedge.server import errors, response_object
 from kedge.server.background import BackgroundJobs, EventLog, enqueue_run
 from kedge.server.compaction import build_compaction_item, compact, retain_user_messages
 from kedge.server.http import (
+    check_include,
     get_background,
     get_recorded_request,
     get_service,
@@ -131,7 +132,7 @@ def _get_idempotency_key(request: Request) -> str | None:
         if name == b"idempotency-key":
             if len(value) > MAX_KEY_LENGTH:
                 raise errors.IDEMPOTENCY_KEY_TOO_LONG(most=MAX_KEY_LENGTH)
-            return value.decode("latin-1")
+            return value.decode("latin-1") or None  # an empty value is no key
     return None
 
 
@@ -175,6 +176,7 @@ async def _repeat_response(
 
 async def retrieve(request: Request) -> Any:
     """Answer ``GET /v1/responses/{id}``, complete or as a replay of its stream."""
+    check_include(request)
     service = get_service(request)
     found = await service.run(_read_response, service, request)
     if request.query_params.get("stream") == "true":
@@ -242,6 +244,7 @@ def _cancel_response(service: ServerState, request: Request) -> bytes:
 
 async def list_input_items(request: Request) -> Response:
     """Answer ``GET /v1/responses/{id}/input_items`` with the complete resolved input, in pages."""
+    check_include(request)
     service = get_service(request)
     items = await service.run(_read_input_items, service, request)
     return respond_json(paginate(items, request.query_params))

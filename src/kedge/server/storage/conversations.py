@@ -92,6 +92,8 @@ class ConversationRepository:
 
     def find(self, id: str) -> StoredConversation | None:
         """Return a conversation, or None."""
+        if "\0" in id:  # which PostgreSQL rejects
+            return None
         row = self._execute(
             "SELECT id, created_at, metadata, node FROM conversations "
             "WHERE id = ? AND namespace = ?",
