@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import random
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,30 @@ async def test_latency_per_model(store: Store) -> None:
     assert by_model["gpt-5-mini"].latency == Latency(7.0, 7.0)
     assert by_model["gpt-5.1"].success_rate == pytest.approx(100 / 101)
     assert [each.model for each in found.models] == ["gpt-5.1", "gpt-5-mini"]
+
+
+async def test_range_from_before_1970_has_an_end(store: Store) -> None:
+    """The sums of all days are not part of a range that starts with a negative time."""
+    day = 86_400.0
+    for number, seconds in ((1, 2.0), (5, 9.0)):
+        writer = await create_writer(store)
+        await writer.add_response(created_at=number * day, seconds=seconds)
+    found = await analyse(store, Selection(since=-10 * day, until=3 * day))
+    assert (found.requests.total, found.requests.conversations) == (1, 1)
+    assert found.latency.p95 == 2.0
+
+
+async def test_provider_may_contain_a_slash(store: Store) -> None:
+    """Latencies belong to their provider and model in every selection."""
+    writer = await create_writer(store)
+    await writer.add_response(provider="my/engine", model="some/model", seconds=3.0)
+    for selection in (Selection(), Selection(conversation=writer.row.id)):
+        (model,) = (await analyse(store, selection)).models
+        assert (model.provider, model.model, model.latency.median) == (
+            "my/engine",
+            "some/model",
+            3.0,
+        )
 
 
 async def test_tokens_and_cost(store: Store) -> None:
@@ -401,8 +426,13 @@ async def test_statistics_are_json_serializable(store: Store) -> None:
     assert json.loads(json.dumps([dataclasses.asdict(each) for each in intervals]))
 
 
-async def test_conversations_sum_to_the_totals(store: Store) -> None:
+@pytest.mark.parametrize("named", [500, 0])
+async def test_conversations_sum_to_the_totals(
+    store: Store, monkeypatch: pytest.MonkeyPatch, named: int
+) -> None:
     """Conversations are listed by number of requests, within the selection and the limit."""
+    module = import_module("kedge.analytics.analyse")
+    monkeypatch.setattr(module, "MAX_NAMED_ROWS", named)
     assert await analyse_conversations(store) == ()
     writers = [await create_writer(store, title=f"number {number}") for number in (1, 2, 3)]
     for number, writer in enumerate(writers, 1):

@@ -2,17 +2,23 @@
 
 import os
 import signal
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kedge.batch import BatchLine, Progress, dbos_runner, run_batch
-from kedge.batch.dbos_runner import DbosRunner, default_database_url
+from kedge.batch import BatchJob, BatchLine, Progress, dbos_runner, run_batch
+from kedge.batch.dbos_runner import (
+    DbosRunner,
+    default_database_url,
+    enqueue_lines,
+    prepare_client,
+)
 from kedge.errors import BatchFailed, InvalidBatch
 from kedge.store import Store, open_store
 from kedge.testing import TestServer, serve
@@ -129,6 +135,47 @@ def test_dbos_database_is_beside_the_store() -> None:
     assert default_database_url("postgresql://h/d") == "postgresql://h/d"
     with pytest.raises(InvalidBatch):
         DbosRunner(0)
+
+
+def test_interrupted_run_is_continued_by_fewer_workers(tmp_path: Path) -> None:
+    """Lines of a worker that does not exist any more are enqueued again, those of others are not."""
+    url = f"sqlite:///{tmp_path}/dbos.db"
+    work = BatchJob("fewer", f"sqlite:///{tmp_path}/store.db", "practice")
+    lines = [BatchLine("a", ("Hello",)), BatchLine("b.c", ("Hi",))]
+    client = prepare_client(url, work, 2)
+    try:
+        names = list(enqueue_lines(client, lines, work, ["fewer-0", "fewer-1"]))
+        with closing(sqlite3.connect(tmp_path / "dbos.db")) as database:
+            for number, name in enumerate(names):
+                database.execute(
+                    "UPDATE workflow_status SET status = 'PENDING', executor_id = ? "
+                    "WHERE workflow_uuid = ?",
+                    (f"fewer-{number}", name),
+                )
+            database.commit()
+        assert list(enqueue_lines(client, lines, work, ["fewer-0"])) == names
+        assert _statuses(client, names) == ["PENDING", "ENQUEUED"]
+    finally:
+        client.destroy()
+
+
+def test_changed_line_replaces_what_was_enqueued(tmp_path: Path) -> None:
+    """The old prompt of a line that was not sent yet is not run; other lines remain."""
+    url = f"sqlite:///{tmp_path}/dbos.db"
+    work = BatchJob("changed", f"sqlite:///{tmp_path}/store.db", "practice")
+    client = prepare_client(url, work, 1)
+    try:
+        lines = [BatchLine("a.b", ("Hello",)), BatchLine("a", ("Hi",))]
+        old, other = enqueue_lines(client, lines, work, ["changed-0"])
+        (new,) = enqueue_lines(client, [BatchLine("a.b", ("Ahoy",))], work, ["changed-0"])
+        assert _statuses(client, [old, new, other]) == ["CANCELLED", "ENQUEUED", "ENQUEUED"]
+    finally:
+        client.destroy()
+
+
+def _statuses(client: Any, names: list[str]) -> list[str]:
+    found = {each.workflow_id: each.status for each in client.list_workflows(workflow_ids=names)}
+    return [found[name] for name in names]
 
 
 async def test_batch_fails_if_workers_only_exit(

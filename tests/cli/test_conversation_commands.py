@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from cli.sample_store import run_command, run_json, serve_sample_store
 from kedge.chat import Chat
 from kedge.cli import group
+from kedge.cli.confirmations import confirmations_file, remember, require_confirmed
 from kedge.cli.inspect import inspect_file
 from kedge.cli.store_options import complete_names
 from kedge.config import store_url
@@ -267,12 +268,22 @@ def test_inspect_accepts_a_turn_or_a_chat_state(tmp_path: Path) -> None:
 def test_inspect_reports_invalid_file(tmp_path: Path) -> None:
     """A file that is neither a Turn nor a chat state, or cannot be read, is reported."""
     wrong = tmp_path / "wrong.json"
-    wrong.write_text("[]")
-    done = run_command("inspect", str(wrong))
-    assert done.exit_code != 0
-    assert "has no Turn and no chat state" in done.stderr
+    for text in ("[]", "[" * 100_000):
+        wrong.write_text(text)
+        done = run_command("inspect", str(wrong))
+        assert done.exit_code != 0
+        assert "has no Turn and no chat state" in done.stderr
     with pytest.raises(KedgeError, match="cannot be read"):
         run_sync(inspect_file(tmp_path / "none.json", "practice"))
+
+
+def test_damaged_confirmations_are_skipped(alone: Path) -> None:
+    """A line that was cut off or is no text does not affect the others."""
+    remember(["one", "two"])
+    with confirmations_file().open("ab") as file:
+        file.write(b'{}\n"th')
+    remember(["three"])
+    require_confirmed(["one", "two", "three"], "the test", "confirm them")
 
 
 def test_inspect_prints_why_candidates_are_rejected(server: TestServer) -> None:

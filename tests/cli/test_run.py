@@ -77,6 +77,8 @@ def test_refine_by_options_and_resume_by_id(folder: Path, kedge_server: TestServ
     assert "round 1  2+3 = 5.\nverdict  passed" in done.stdout
     assert "[passed after 1 round, wf_one]" in done.stdout
     again = run_json("refine", "--resume", "wf_one")
+    other = invoke_run("steps", "--resume", "wf_one")
+    assert "wf_one is a refine workflow; continue with: kedge run refine" in other.stderr
     assert again["passed"] is True
     assert again["rounds"][0]["stored"] is True
     assert len(kedge_server.requests) == 1

@@ -242,3 +242,14 @@ def test_references_to_other_documents_are_not_followed(reference: str) -> None:
         schema.parse('{"a": 1}')
     local = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {}}}
     assert to_output_schema(local).parse('{"a": 1}') == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}', r'{"a": "\ud83d"}', "[" * 100_000],
+    ids=["NaN", "Infinity", "beyond floats", "lone surrogate", "extreme nesting"],
+)
+def test_answer_that_only_python_reads_is_rejected(text: str) -> None:
+    """A value that cannot be written as JSON again, or not be read at all, does not match a JSON schema."""
+    with pytest.raises(SchemaMismatch, match="not valid JSON"):
+        to_output_schema({"type": "object"}).parse(text)

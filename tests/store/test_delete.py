@@ -1,5 +1,6 @@
 """Deletion of conversations: no text remains, and other conversations are unaffected."""
 
+import math
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -197,6 +198,22 @@ async def test_conversations_expire_by_their_time_to_live(store: Store) -> None:
     assert await store.verify() == []
 
 
+async def test_question_without_an_answer_delays_expiry(store: Store) -> None:
+    """A conversation is not deleted while the answer to a new question is awaited."""
+    store.clock = lambda: 1000.0
+    rows = [await store.create(ttl=10.0), await store.create()]
+    store.clock = lambda: 1009.0
+    for row in rows:
+        root = await store.node(row, row.head)
+        await store.append(row, root, [user("Hello")], kind="asked")
+    store.clock = lambda: 1010.0
+    assert await store.delete_expired() == []
+    assert await store.delete_older(10.0) == []
+    store.clock = lambda: 1019.0
+    assert await store.delete_expired() == [rows[0].id]
+    assert await store.delete_older(10.0) == [rows[1].id]
+
+
 async def test_scheduled_deletion_is_hidden_and_can_be_undone(store: Store) -> None:
     """A conversation scheduled for deletion is hidden, and is deleted at its time unless undone."""
     store.clock = lambda: 1000.0
@@ -214,6 +231,9 @@ async def test_scheduled_deletion_is_hidden_and_can_be_undone(store: Store) -> N
     assert len(await store.search("harbour")) == 1
     await store.schedule_delete(row, 1010.0)
     await store.schedule_delete(other, 1020.0)
+    for never in (math.nan, math.inf, 10**400):
+        with pytest.raises(InvalidSetting, match="finite time"):
+            await store.schedule_delete(other, never)
     store.clock = lambda: 1010.0
     assert await store.delete_expired() == [row.id]
     assert [each.id for each in await store.list_scheduled()] == [other.id]

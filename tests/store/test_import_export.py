@@ -99,6 +99,7 @@ INVALID_EXPORTS = [
     '{"format": "kedge.conversation", "version": 1, "conversation": {}}',
     '{"format": "kedge.conversation", "version": 1}',
     '{"format": "kedge.conversation", "version": 1, "conversation": null}',
+    pytest.param("[" * 100_000, id="extreme nesting"),
 ]
 
 
@@ -123,6 +124,14 @@ TAMPERED = {
     "too many kept": lambda form: form.get("node") == 1 and form.update(kept=9),
     "an unknown kind": lambda form: form.get("node") == 1 and form.update(kind="root"),
     "a negative head": lambda form: form.get("conversation", {}).update(head=-1),
+    "no head": lambda form: form.get("conversation", {}).update(head=None),
+    "a text as a time": lambda form: form.get("conversation", {}).update(updated_at="soon"),
+    "an endless time as a text": lambda form: form.get("conversation", {}).update(created_at="inf"),
+    "a time above all bounds": lambda form: form.get("response", {}).update(created_at=1e300),
+    "a key that is no text": lambda form: form.get("conversation", {}).update(
+        claims=[{"key": 5, "about": "", "asked": None, "answer": None}]
+    ),
+    "an origin that is no text": lambda form: form.get("conversation", {}).update(forked_from=7),
     "a number as a title": lambda form: form.get("conversation", {}).update(title=5),
     "an unknown mode": lambda form: form.get("conversation", {}).update(mode="bogus"),
     "a negative retention": lambda form: form.get("conversation", {}).update(retention=-5),

@@ -238,6 +238,7 @@ async def test_content_index_respects_retention(store: Store) -> None:
         {"retention": 0},
         {"retention": float("nan")},
         {"retention": float("inf")},
+        {"retention": 10**400},
         {"retention": "60"},
         {"retention": True},
     ],
@@ -299,6 +300,28 @@ async def test_missing_rows_raise(store: Store) -> None:
             await call(row, 10**6)
     with pytest.raises(NotInStore):
         await store.fork(other, 10**6)
+
+
+@pytest.mark.parametrize("at", [None, 1.5, True, -1, 10**30, "9" * 30, "9" * 5000])
+async def test_impossible_node_numbers_are_not_in_the_store(store: Store, at: Any) -> None:
+    """What cannot be the number of a node is reported as one that does not exist."""
+    row, _ = await create_conversation(store)
+    with pytest.raises(NotInStore, match="no node or response"):
+        await store.find_node(row, at)
+    if at is not None:
+        for call in (store.load, store.node, store.path, store.children, store.newest_below):
+            with pytest.raises(NotInStore, match="there is no node"):
+                await call(row, at)
+
+
+async def test_tags_of_many_conversations_are_listed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tags are read in several queries, because databases limit the values of one."""
+    monkeypatch.setattr("kedge.store.conversations._CHUNK_SIZE", 2)
+    made = [await store.create(tags=[f"tag {number}"]) for number in range(5)]
+    assert sorted(row.tags for row in await store.conversations()) == [row.tags for row in made]
+    assert len(await store.path(made[0], limit=10**30)) == 1
 
 
 @pytest.mark.parametrize("title", ["a\0b", "\ud800"])

@@ -39,7 +39,11 @@ from kedge.store.records import validate_page
 from kedge.store.response_sums import ANSWERED
 
 ALL_RESPONSES = Selection()
+_SEPARATOR = "\n"
+"""Separates a provider and a model; both may contain slashes."""
 MAX_BUCKETS = 10_000
+MAX_NAMED_ROWS = 500
+"""How many conversations a query names; databases limit the number of its values."""
 
 
 async def analyse(
@@ -118,10 +122,10 @@ def _measure_latencies(tx: Tx, selection: Selection, days: DayRange | None) -> d
     if days:
         return measure_latencies(tx, selection, days)
     where = build_condition(tx, selection)
-    by_name = queries.measure_latencies(tx, where, "r.provider || '/' || r.model")
+    by_name = queries.measure_latencies(tx, where, f"r.provider || '{_SEPARATOR}' || r.model")
     latencies: dict[Model, Latency] = {}
     for name, latency in by_name.items():
-        provider, _, model = name.partition("/")
+        provider, _, model = name.partition(_SEPARATOR)
         latencies[provider, model] = latency
     latencies["", ""] = queries.measure_latencies(tx, where).get(1, Latency())
     return latencies
@@ -266,16 +270,19 @@ def _collect_conversations(
     )
     if not rows:
         return ()
-    marks = ", ".join("?" * len(rows))
-    numbers = [row[0] for row in rows]
+    listed, selected = SqlCondition("namespace = ?", (tx.namespace,)), where
+    if len(rows) <= MAX_NAMED_ROWS:
+        marks = ", ".join("?" * len(rows))
+        numbers = [row[0] for row in rows]
+        listed = listed.and_(f"number IN ({marks})", *numbers)
+        selected = where.and_(f"r.conversation IN ({marks})", *numbers)
     names = {
         number: (name, title)
         for number, name, title in tx.rows(
-            f"SELECT number, id, title FROM conversations WHERE number IN ({marks})",  # noqa: S608
-            numbers,
+            f"SELECT number, id, title FROM conversations WHERE {listed.sql}",  # noqa: S608
+            listed.values,
         )
     }
-    selected = where.and_(f"r.conversation IN ({marks})", *numbers)
     costs = sum_by_group(query_costs(tx, selected, prices, "r.conversation"))
     return tuple(
         ConversationStats(

@@ -78,7 +78,9 @@ class DayRange:
         """Return the condition for the sums of the complete days, or of all days where a table has them."""
         condition = SqlCondition("namespace = ?", (tx.namespace,))
         is_unlimited = has_totals and self.first is None and self.stop is None
-        first = 0 if has_totals and not is_unlimited and self.first is None else self.first
+        first = self.first
+        if has_totals and not is_unlimited:  # the sums of all days have a day below 0
+            first = max(first or 0, 0)
         filters = {
             "day = ?": ALL_DAYS if is_unlimited else None,
             "day >= ?": first,

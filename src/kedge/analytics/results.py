@@ -33,7 +33,7 @@ class Selection:
         for name, time in (("since", self.since), ("until", self.until)):
             if time is not None and not abs(time) <= MAX_TIME:  # this form also rejects NaN
                 raise InvalidSetting(
-                    f"{name} must be a time in seconds since 1970, not {time:g}; omit it for no limit"
+                    f"{name} must be a time in seconds since 1970 that is finite; omit it for no limit"
                 )
 
 

@@ -8,7 +8,7 @@ the next run finds what its workers finished.
 
 import json
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -62,13 +62,14 @@ class DbosRunner:
     ) -> AsyncGenerator[LineResult, None]:
         """Yield the results as they arrive."""
         url = self.database_url or default_database_url(work.store_url)
-        client = await in_thread(_prepare_client, url, work, self.workers)
+        client = await in_thread(prepare_client, url, work, self.workers)
         try:
             async with AsyncExitStack() as stack:
                 crew = _WorkerPool(url, work, self.workers, self.pids)
                 stack.push_async_callback(crew.stop)
+                # Before the workers start, so that they do not run what an earlier run left of changed lines.
+                waiting = await in_thread(enqueue_lines, client, lines, work, crew.executors)
                 await crew.start()
-                waiting = await in_thread(_enqueue_lines, client, lines, work)
                 while waiting:
                     await crew.replace_dead()
                     # Lines are dequeued in this order, so finished ones are among the first.
@@ -97,7 +98,7 @@ def queue_name(work: BatchJob) -> str:
     return f"kedge.{work.name}"
 
 
-def _prepare_client(url: str, work: BatchJob, workers: int) -> "DBOSClient":
+def prepare_client(url: str, work: BatchJob, workers: int) -> "DBOSClient":
     """Return a client of the migrated database, with the queue registered."""
     try:
         from dbos import DBOS, DBOSClient
@@ -125,10 +126,14 @@ def _silence_dbos() -> None:
     logging.getLogger("dbos").setLevel(logging.ERROR)
 
 
-def _enqueue_lines(
-    client: "DBOSClient", lines: Sequence[BatchLine], work: BatchJob
+def enqueue_lines(
+    client: "DBOSClient", lines: Sequence[BatchLine], work: BatchJob, executors: Collection[str]
 ) -> dict[str, BatchLine]:
-    """Enqueue every line that is not enqueued yet, and return the lines by workflow id."""
+    """Enqueue every line that is not enqueued yet, and return the lines by workflow id.
+
+    Workflows that an interrupted run left are cancelled if the line was changed since. If no worker of this run
+    has the name of their worker, they are enqueued again: a worker resumes only those of its own name.
+    """
     from kedge.batch.worker import APPLICATION_NAME, APPLICATION_VERSION, WORKFLOW_NAME
 
     prefix = f"{work.name}."
@@ -154,6 +159,18 @@ def _enqueue_lines(
                 },
                 line.to_dict(),
             )
+        elif there[name].status == "PENDING" and there[name].executor_id not in executors:
+            client.resume_workflow(name, queue_name=queue_name(work))
+    own = {f"{prefix}{line.id}" for line in lines}
+    outdated = [
+        name
+        for name, status in there.items()
+        if name not in waiting
+        and status.status not in FINAL_STATUSES
+        and name.rsplit(".", 2)[0] in own
+    ]
+    if outdated:
+        client.cancel_workflows(outdated)
     return waiting
 
 
@@ -201,13 +218,13 @@ class _WorkerPool:
             "share": worker_count,
         }
         self.config_line = json.dumps(config).encode() + b"\n"
-        self.batch, self.worker_count, self.pids = work.name, worker_count, pids
+        self.pids = pids
+        self.executors = [f"{work.name}-{number}" for number in range(worker_count)]
         self.workers: dict[str, _Worker] = {}
 
     async def start(self) -> None:
         """Begin."""
-        for number in range(self.worker_count):
-            executor = f"{self.batch}-{number}"
+        for executor in self.executors:
             self.workers[executor] = _Worker(await self._spawn(executor))
         self._update_pids()
 

@@ -166,7 +166,7 @@ def load_schema(file: str) -> OutputSchema[Any]:
         schema = json.loads(Path(file).read_text(encoding="utf-8"))
         if isinstance(schema, dict):
             return to_output_schema(cast("dict[str, Any]", schema), Path(file).stem)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise click.BadParameter(f"{file}: {error}", param_hint="--schema") from error
     raise click.BadParameter(f"{file} must contain a JSON object", param_hint="--schema")
 

@@ -42,7 +42,8 @@ def remember(references: Iterable[str]) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
         with path.open("a", encoding="utf-8") as file:
-            file.writelines(f"{json.dumps(each)}\n" for each in sorted(new))
+            # The first line break ends a line that was cut off.
+            file.write("".join(f"\n{json.dumps(each)}" for each in sorted(new)) + "\n")
 
 
 def require_confirmed(
@@ -71,11 +72,15 @@ def require_confirmed(
 
 
 def _load() -> set[str]:
-    try:
-        lines = confirmations_file().read_text(encoding="utf-8").splitlines()
-        return {json.loads(line) for line in lines}
-    except (OSError, ValueError):
-        return set()
+    """Return the list; a line that is damaged, such as by a full disk, does not affect the others."""
+    found: set[str] = set()
+    with suppress(OSError):
+        for line in confirmations_file().read_bytes().split(b"\n"):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(line)
+                if isinstance(value, str):
+                    found.add(value)
+    return found
 
 
 def _address(model: str) -> str:

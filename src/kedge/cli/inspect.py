@@ -173,7 +173,7 @@ def _read_file(path: Path) -> tuple[str, Turn]:
 def _is_turn(data: bytes) -> bool:
     try:
         value = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(value, dict) and "format" in value
 

@@ -241,9 +241,13 @@ def _build_spec(file: str | None, **members: Any) -> WorkflowSpec:
     return {**(read_spec(file) if file else {}), **_drop_none(**members)}
 
 
-async def _load_spec(store: Store, workflow: str) -> WorkflowSpec:
+async def _load_spec(store: Store, kind: WorkflowKind, workflow: str) -> WorkflowSpec:
     """Return the stored spec of a workflow; what it names must have been used or confirmed here."""
     found = await load_workflow(store, workflow)
+    if found.kind != kind:
+        raise InvalidWorkflow(
+            f"{workflow} is a {found.kind} workflow; continue with: kedge run {found.kind} --resume {workflow}"
+        )
     if "file" not in found.spec:
         raise InvalidWorkflow(f"{workflow} was started by a program; resume it there")
     spec: WorkflowSpec = dict(found.spec["file"])
@@ -300,7 +304,7 @@ def _run_workflow(
                 use_store(store, make=True, connects=True) as opened,
                 AsyncExitStack() as stack,
             ):
-                known = await _load_spec(opened, resume) if resume else spec
+                known = await _load_spec(opened, kind, resume) if resume else spec
                 boxes = await open_mcp_servers(mcp_servers, stack)
                 workflow = resume or name
                 return await run_spec(

@@ -29,9 +29,10 @@ ID_PREFIX = "conv_"
 """What the ids of all conversations begin with."""
 MIN_PREFIX = 4
 """The minimum number of further characters of an abbreviated id."""
-MAX_CONVERSATIONS = 100_000
 MAX_ROWS = 10**9
 """The maximum of ``--limit`` and ``--offset``; databases reject numbers above 64 bits."""
+MAX_CONVERSATIONS = MAX_ROWS
+"""The limit of commands that read all conversations."""
 MAX_NAMED = 5
 """The maximum number of conversations listed in an error about an ambiguous title."""
 MAX_COMPLETIONS = 500

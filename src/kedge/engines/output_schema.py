@@ -169,7 +169,9 @@ class OutputSchema(Generic[OutputT_co]):
 
         try:
             value = json.loads(text)
-        except ValueError as error:
+            # Python also reads NaN, numbers beyond its floats, and escapes of half a character.
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, RecursionError) as error:
             raise SchemaMismatch([f"the answer is not valid JSON ({error})"]) from error
         checked: Any = value
         if self.wrapped and not isinstance(value, dict):

@@ -5,7 +5,7 @@ Turn has that digest at that length, the server's memory is a prefix of the Turn
 show whether the server can still be asked for it.
 """
 
-import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple, Protocol
@@ -56,7 +56,7 @@ def validate_seconds(seconds: object, field: str) -> float | None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise InvalidSetting(f"{field} must be a number of seconds, not {seconds!r}")
-    if not 0 < seconds < math.inf:
+    if not 0 < seconds <= sys.float_info.max:
         raise InvalidSetting(f"{field} must be a finite number of seconds above 0, not {seconds}")
     return float(seconds)
 

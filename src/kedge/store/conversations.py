@@ -20,12 +20,23 @@ from kedge.store.records import ConversationRow
 
 T = TypeVar("T")
 
+_CHUNK_SIZE = 500
+"""How many conversations are named in one query; databases limit the number of its values."""
 _COLUMNS = (
     "c.id, c.title, c.archived, c.head, c.mode, c.retention, c.data, c.forked_from, c.forked_at, "
     "c.created_at, c.updated_at, c.ttl, c.delete_at, c.tree, c.number"
 )
 
-_IS_EXPIRED = "(c.ttl IS NOT NULL AND c.updated_at <= ? - c.ttl)"
+# A question that is stored before it is sent is a change, too: its answer is not stored yet.
+_HAS_NODE_AFTER = (
+    "EXISTS (SELECT 1 FROM nodes n WHERE n.tree = c.tree AND n.conversation = c.number "
+    "AND n.created_at > {})"
+)
+_IS_EXPIRED = (
+    "(c.ttl IS NOT NULL AND c.updated_at <= ? - c.ttl "
+    f"AND NOT {_HAS_NODE_AFTER.format('? - c.ttl')})"
+)
+_IS_OLD = f"c.updated_at <= ? AND NOT {_HAS_NODE_AFTER.format('?')}"
 
 
 def fork(
@@ -137,15 +148,18 @@ def select_conversations(
 
 
 def select_old(
-    tx: Tx, now: float, *, age: float | None, tag: str | None = None
+    tx: Tx, now: float, *, age: float | None, tag: str | None = None, number: int | None = None
 ) -> list[ConversationRow]:
-    """Return the conversations that did not change for ``age`` seconds.
+    """Return the conversations, or the one with a number, that did not change for ``age`` seconds.
 
     Without an age, those that expired by their own ``ttl`` or whose scheduled deletion is due.
     """
-    limit = "c.updated_at <= ?" if age is not None else f"({_IS_EXPIRED} OR c.delete_at <= ?)"
+    limit = _IS_OLD if age is not None else f"({_IS_EXPIRED} OR c.delete_at <= ?)"
     limit = f"c.namespace = ? AND {limit}"
-    values: list[Any] = [tx.namespace, *([now, now] if age is None else [now - age])]
+    values: list[Any] = [tx.namespace, *([now] * 3 if age is None else [now - age] * 2)]
+    if number is not None:
+        limit += " AND c.number = ?"
+        values.append(number)
     if tag is not None:
         limit += " AND c.number IN (SELECT conversation FROM tags WHERE tag = ?)"
         values.append(tag)
@@ -228,10 +242,11 @@ def move_head(tx: Tx, number: int, expected: int, head: int, now: float) -> bool
 
 def _select_tags(tx: Tx, numbers: list[int]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
-    if numbers:
-        marks = ", ".join("?" * len(numbers))
+    for start in range(0, len(numbers), _CHUNK_SIZE):
+        chunk = numbers[start : start + _CHUNK_SIZE]
+        marks = ", ".join("?" * len(chunk))
         query = f"SELECT conversation, tag FROM tags WHERE conversation IN ({marks}) ORDER BY tag"
-        for number, tag in tx.rows(query, numbers):
+        for number, tag in tx.rows(query, chunk):
             found.setdefault(number, []).append(tag)
     return found
 

@@ -209,7 +209,7 @@ def _iter_conversations(lines: Iterable[str]) -> Iterator[tuple[Json, list[str],
 def _parse_line(line: str, number: int) -> Json:
     try:
         form = decode(line, parse_constant=reject_constant)
-    except ValueError:
+    except (ValueError, RecursionError):
         form = None
     if not isinstance(form, dict):
         raise InvalidJSON(f"line {number}", NOT_AN_EXPORT)
@@ -242,8 +242,8 @@ def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[Js
         retention=validate_seconds(header["retention"], "retention"),
         ttl=validate_seconds(header.get("ttl"), "ttl"),
         data=validate_data(header["data"] or {}),
-        now=float(header["created_at"]),
-        root_created_at=float(nodes[0]["created_at"]),
+        now=_check_time(header["created_at"]),
+        root_created_at=_check_time(nodes[0]["created_at"]),
     )
     made: list[Node] = [select_node(tx, row.head, row.tree)]
     for form in nodes[1:]:
@@ -269,7 +269,7 @@ def _import_node(
         [blocks[_check_index(index, len(blocks))] for index in form["blocks"]],
         conversation=row,
         kind=form["kind"],
-        now=float(form["created_at"]),
+        now=_check_time(form["created_at"]),
         kept=_check_index(form["kept"], parent.length + 1),
         memory=encode(validate_data(form["memory"])) if "memory" in form else None,
         response=_decode_response(form["response"]) if "response" in form else None,
@@ -284,12 +284,19 @@ def _check_index(index: object, count: int) -> int:
     return index
 
 
+def _check_time(value: object) -> float:
+    """Check a time in seconds since 1970, which every database can store."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1 << 63:
+        raise ValueError(f"{value!r} is not a time")
+    return float(value)
+
+
 def _decode_response(form: Json) -> ResponseRow:
     from pydantic import TypeAdapter  # imported here because importing is rare and this takes long
 
     if unknown := form.keys() - set(RESPONSE_COLUMNS):
         raise ValueError(f"a response has no {min(unknown)!r}")
-    if any(isinstance(value, int) and abs(value) >= 1 << 63 for value in form.values()):
+    if any(isinstance(value, int | float) and abs(value) >= 1 << 63 for value in form.values()):
         raise ValueError("a response has a number above 64 bits")
     return TypeAdapter(ResponseRow).validate_python(form)
 
@@ -308,6 +315,8 @@ def _import_telemetry(tx: Tx, form: Json, row: ConversationRow, node: Node) -> N
 def _decode_value(tx: Tx, name: str, value: Any) -> Any:
     if name == "scope":
         return intern_scope(tx, value)
+    if name == "created_at":
+        return _check_time(value)
     return base64.b64decode(value) if name in ("request", "reply", "about") else value
 
 
@@ -320,18 +329,24 @@ def _finish_import(tx: Tx, header: Json, row: ConversationRow, nodes: list[Node]
         tx.run(
             "INSERT INTO claims (conversation, key, about, owner, lease_until, asked, answer) "
             "VALUES (?, ?, ?, '', 0, ?, ?)",
-            (row.number, claim["key"], base64.b64decode(claim["about"]), question, answer),
+            (
+                row.number,
+                validate_text(claim["key"], "key"),
+                base64.b64decode(claim["about"]),
+                question,
+                answer,
+            ),
         )
-    origin, at = header.get("forked_from"), header.get("forked_at")
+    origin, at = validate_text(header.get("forked_from") or "", "id"), header.get("forked_at")
     tx.run(
         "UPDATE conversations SET head = ?, archived = ?, forked_from = ?, forked_at = ?, updated_at = ? "
         "WHERE number = ?",
         (
-            _resolve_node(nodes, header["head"]),
-            int(header["archived"]),
+            nodes[_check_index(header["head"], len(nodes))].id,
+            int(bool(header["archived"])),
             origin or None,
             _resolve_node(nodes, at),
-            header["updated_at"],
+            _check_time(header["updated_at"]),
             row.number,
         ),
     )

@@ -28,6 +28,7 @@ from kedge.store.conversations import (
 )
 from kedge.store.database import NodeInsert, Row, Tx
 from kedge.store.records import (
+    MAX_INTEGER,
     ConversationRow,
     Differences,
     LoadedPath,
@@ -35,6 +36,7 @@ from kedge.store.records import (
     NodeKind,
     PathChange,
     ResponseRow,
+    is_row_number,
 )
 from kedge.store.responses import (
     ANCHOR_COLUMNS,
@@ -153,6 +155,8 @@ def node_from_row(row: Row) -> Node:
 
 def select_node(tx: Tx, node: int, tree: int) -> Node:
     """Return the node with this number, which must be part of this tree."""
+    if not is_row_number(node):
+        raise _missing_node(node)
     rows = tx.rows(
         f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id = ? AND n.tree = ?", (node, tree)
     )
@@ -161,7 +165,7 @@ def select_node(tx: Tx, node: int, tree: int) -> Node:
     return node_from_row(rows[0])
 
 
-def _missing_node(node: int) -> NotInStore:
+def _missing_node(node: object) -> NotInStore:
     return NotInStore(f"there is no node {node} in this conversation")
 
 
@@ -499,8 +503,10 @@ def load_bodies(tx: Tx, node: Node) -> list[str]:
 def load_ancestry(tx: Tx, node: int, limit: int | None = None) -> list[Node]:
     """Return the nodes from the root to this one, or the last ``limit`` of them."""
     query, values = (_SELECT_ANCESTRY, (node,))
+    if not is_row_number(node):
+        return []
     if limit is not None:  # the recursion ends there
-        query, values = f"{query} LIMIT ?", (node, limit)
+        query, values = f"{query} LIMIT ?", (node, min(limit, MAX_INTEGER))
     found = [node_from_row(row) for row in tx.rows(query, values)]
     return sorted(found, key=lambda each: each.depth)
 

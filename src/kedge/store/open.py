@@ -100,6 +100,8 @@ def _open_sqlite(url: str, wait_seconds: float) -> Database:
         return SQLiteDatabase(MEMORY, wait_seconds=wait_seconds)
     address, _, query = url.partition("?")
     path = unquote(address.removeprefix("sqlite:").removeprefix("//").removeprefix("/"))
+    if "\0" in path:
+        raise CannotOpenStore("the path of the store contains a NUL character; remove it")
     if not address.startswith("sqlite:///") or not path:
         raise CannotOpenStore("the path of a file follows three slashes, as in sqlite:///kedge.db")
     options = parse_qs(query, keep_blank_values=True)

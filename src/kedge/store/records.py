@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from kedge.errors import InvalidSetting
 from kedge.planning import AnchorRecord, Mode, TokenCounts
@@ -18,6 +18,13 @@ def validate_text(text: str, field: str) -> str:
     return text
 
 
+def is_row_number(value: object) -> TypeGuard[int]:
+    """Return whether a value can be the number of a row."""
+    return type(value) is int and 0 < value <= MAX_INTEGER
+
+
+MAX_INTEGER = (1 << 63) - 1
+"""The largest integer that every database can store."""
 MAX_NAMESPACE_LENGTH = 200
 
 

@@ -5,7 +5,6 @@ No transaction waits for a model. SQL lives in the modules of the tables; this c
 and checks that the conversation of a given row still exists.
 """
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -43,6 +42,7 @@ from kedge.store.block_codec import decode_blocks
 from kedge.store.database import Database, NamespaceDatabase, Tx
 from kedge.store.proxied_requests import ProxiedRequest, ProxyTotals
 from kedge.store.records import (
+    MAX_INTEGER,
     Claim,
     ConversationRow,
     Damage,
@@ -55,6 +55,7 @@ from kedge.store.records import (
     ResponseRow,
     StoredExchange,
     Telemetry,
+    is_row_number,
     validate_data,
     validate_namespace,
     validate_page,
@@ -71,6 +72,8 @@ MAX_PROXIED = 10_000
 """How many requests that went through a proxy are retained in each namespace."""
 CHUNK_SIZE = 500
 """How many digests are looked up at once."""
+MAX_NUMBER_LENGTH = 100
+"""How many digits of a node's number are read; Python rejects thousands of them."""
 
 _NO_TELEMETRY = Telemetry()
 
@@ -212,7 +215,7 @@ class Store:
         validate_page(limit)
         return await self.database.read(
             lambda tx: proxied_requests.select_proxied(
-                tx, limit, min(before or sys.maxsize, sys.maxsize)
+                tx, limit, min(before or MAX_INTEGER, MAX_INTEGER)
             )
         )
 
@@ -447,7 +450,10 @@ class Store:
 
         Raises:
             NotInStore: There is no such conversation.
+            InvalidSetting: The time is not finite.
         """
+        if at is not None and not abs(at) <= MAX_INTEGER:  # this form also rejects NaN
+            raise InvalidSetting("at must be a finite time in seconds since 1970")
         return await self.database.write(lambda tx: conversations.schedule_delete(tx, name, at))
 
     async def list_scheduled(self) -> list[ConversationRow]:
@@ -497,12 +503,17 @@ class Store:
         """Delete conversations one by one; one that is changed meanwhile remains."""
         deleted: list[str] = []
         groups: set[int] = set()
+        now = self.clock()
+
+        def work(tx: Tx, row: ConversationRow) -> set[int] | None:
+            if not conversations.select_old(tx, now, age=age, tag=tag, number=row.number):
+                return None
+            return delete.delete_unchanged(tx, row)
+
         for row in await self.database.read(
-            lambda tx: conversations.select_old(tx, self.clock(), age=age, tag=tag)
+            lambda tx: conversations.select_old(tx, now, age=age, tag=tag)
         ):
-            changed = await self.database.write(
-                lambda tx, row=row: delete.delete_unchanged(tx, row)
-            )
+            changed = await self.database.write(lambda tx, row=row: work(tx, row))
             if changed is not None:
                 deleted.append(row.id)
                 groups |= changed
@@ -762,12 +773,14 @@ class Store:
             NotInStore: The conversation was deleted, or its tree has no such node or response.
         """
         at = conversation.head if at in ("", "head") else at
+        position: object = at
         if isinstance(at, str) and at.isascii() and at.isdecimal():
-            at = int(at)
-        if isinstance(at, str):
-            found = await self.node_of_response(conversation, at)
-        else:
-            found = await self.node(conversation, at) if abs(at) < 1 << 63 else None
+            position = int(at) if len(at) <= MAX_NUMBER_LENGTH else None
+        found = None
+        if isinstance(position, str):
+            found = await self.node_of_response(conversation, position)
+        elif is_row_number(position):
+            found = await self.node(conversation, position)
         if found is None:
             raise NotInStore(f"there is no node or response {at!r} in this conversation")
         return found
