@@ -1,4 +1,4 @@
-"""Incremental requests for programs that do not know Kedge: `chain` a client, or run `kedge proxy`."""
+"""Incremental requests for programs that are not written for Kedge: `chain` a client, or run `kedge proxy`."""
 
 from kedge.incremental.client import chain, chain_report, unchain
 from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex

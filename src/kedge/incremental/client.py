@@ -1,12 +1,12 @@
 """`kedge.chain(client)`: send anchors and deltas from a client that replays its history.
 
 The hook is the `send` method of the HTTP client. Its class is replaced by a subclass, so connection pool,
-proxies, authentication, hooks, cookies and timeouts stay what they are, and nothing is closed twice. What
-a program receives are the server's bytes: while a rewritten request is unconfirmed its response is held
-back, and from then on each chunk is passed on as it arrives.
+proxies, authentication, hooks, cookies and timeouts are unchanged, and nothing is closed twice. The program
+receives the bytes of the server: while a rewritten request is unconfirmed its response is buffered, and
+from then on each chunk is passed on as it arrives.
 
-Kedge raises nothing of its own here: an unexpected error in its bookkeeping is logged, and the request
-goes out as the program wrote it.
+No additional errors are raised here: an unexpected error in the bookkeeping is logged, and the request is
+sent as the program wrote it.
 """
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
@@ -34,16 +34,16 @@ T = TypeVar("T")
 _CHAINER = "_kedge_chainer"
 _OPENED = "_kedge_opened_index"
 PROBE_SECONDS = 10.0
-"""How long a probe waits for the server at each step."""
+"""The timeout of each step of a probe."""
 _PATH = "/responses"
 _REBUILT = (b"content-length", b"accept-encoding")
-"""Headers that depend on the body, or on what can be read of the response."""
+"""Headers that depend on the body, or on the compressions that can be read."""
 EXCHANGE = "kedge.exchange"
 """The response extension under which the HTTP client passes the exchange on."""
 USER = "kedge.user"
-"""The request extension that names the user for whom a proxy sends a request; users share nothing."""
+"""The request extension with the user for whom a proxy sends a request; users do not share anchors."""
 BODY = "kedge.body"
-"""The response extension with the bytes of a body that was read completely before it is passed on."""
+"""The response extension with the body, if it was read completely before it is passed on."""
 
 
 def chain(
@@ -56,34 +56,34 @@ def chain(
     trust: Trust = "earned",
     on_request: Callable[[ChainedRequest], None] | None = None,
 ) -> ClientT:
-    """Let a client that replays its full history send only what the server does not have.
+    """Make a client that replays its full history send only the items that the server does not have.
 
-    Each `POST /responses` request of the client is looked up by content. If a stored response provably
-    remembers a prefix of its input, the request goes out with `previous_response_id` and the rest of the
-    input; otherwise exactly as the program wrote it. If the server no longer has that response, the
-    original request is sent instead, before the program sees anything.
+    Each `POST /responses` request of the client is looked up by content. If the context of a stored response
+    provably equals a prefix of its input, the request is sent with `previous_response_id` and the rest of
+    the input; otherwise it is sent as the program wrote it. If the server no longer has that response, the
+    original request is sent instead, before any output is passed to the program.
 
     Args:
         client: An `OpenAI` or `AsyncOpenAI` client (Azure variants too), or the `httpx2` client that it
             or another library uses. It is changed in place.
         store: Where responses are looked up: a SQLite file, the address of a store (`sqlite:///…` or
-            `postgresql://…`), or an open `kedge.Store`. Every process that uses it chains on what the
-            others saw. By default they are remembered in this process only.
-        index: An index, in the place of `store`. Pass one to several clients to let them share it.
-        retention: How many seconds the server stores a response; None if it does not expire.
-        max_depth: How many responses of a chain the server passes to the model, if it is limited.
-        trust: Which servers are chained on: `earned` for those known to remember (OpenAI, Azure, xAI and
-            `kedge serve`) and those that prove it by their token counts or the items they list, `always`
-            for all, `never` for none. Requests to others go out as the program wrote them.
-        on_request: Called after each request with what was sent and why.
+            `postgresql://…`), or an open `kedge.Store`. All processes that use it chain on the responses
+            of each other. By default responses are stored in this process only.
+        index: An index, instead of `store`. Pass the same one to several clients to share it.
+        retention: The seconds for which the server stores a response; None if it does not expire.
+        max_depth: The number of responses of a chain that the server passes to the model, if it is limited.
+        trust: Which servers are chained on: `earned` for those known to use stored context (OpenAI, Azure,
+            xAI and `kedge serve`) and those that prove it by their token counts or the items they list,
+            `always` for all, `never` for none. Requests to others are sent as the program wrote them.
+        on_request: Called with a `ChainedRequest` after each request.
 
     Returns:
         The same client.
 
     Raises:
-        TypeError: The client is of no kind that can be chained, or both `store` and `index` are given.
+        TypeError: The client cannot be chained, or both `store` and `index` are passed.
         StoreError: The store cannot be opened.
-        InvalidSetting: `retention`, `max_depth` or `trust` has an impossible value.
+        InvalidSetting: `retention`, `max_depth` or `trust` has an invalid value.
 
     Example:
         ```python
@@ -112,12 +112,12 @@ def chain(
 
 
 def unchain(client: ClientT) -> ClientT:
-    """Undo `chain`: from now on the client sends what the program writes.
+    """Undo `chain`: from now on the client sends requests as the program writes them.
 
     A store that `chain` opened is closed.
 
     Args:
-        client: A client that was given to `chain`; any other is left as it is.
+        client: A client that was passed to `chain`; any other is not changed.
 
     Returns:
         The same client.
@@ -132,10 +132,10 @@ def unchain(client: ClientT) -> ClientT:
 
 
 def chain_report(client: object) -> ChainReport:
-    """Return what a chained client sent, saved, healed and passed through.
+    """Return the report of a chained client: what it sent, saved, healed and passed through.
 
     Args:
-        client: A client that was given to `chain`.
+        client: A client that was passed to `chain`.
 
     Returns:
         Totals and the newest requests.
@@ -177,7 +177,7 @@ def _find_library(cls: type) -> tuple[Any, bool] | None:
 def _make_hooked_class(cls: type) -> type:
     """Return a subclass of an HTTP client class whose `send` rewrites requests."""
     found = _find_library(cls)
-    assert found is not None  # noqa: S101 - the caller has looked
+    assert found is not None  # noqa: S101 - checked by the caller
     library, is_async = found
     send = _make_async_send(library, cls) if is_async else _make_sync_send(library, cls)
     return type(cls.__name__, (cls,), {"send": send, "__module__": cls.__module__})
@@ -209,7 +209,7 @@ def _make_sync_send(library: Any, cls: Any) -> Any:
 
 
 def _perform(library: Any, send: Any, action: "Action", target: Any) -> Any:
-    """Carry out one step."""
+    """Perform one step."""
     match action:
         case "call":
             return target()
@@ -256,7 +256,7 @@ def _make_async_send(library: Any, cls: Any) -> Any:
 async def _perform_async(
     library: Any, send: Any, chainer: Chainer | None, action: "Action", target: Any
 ) -> Any:
-    """Carry out one step."""
+    """Perform one step."""
     match action:
         case "call":
             return await _call_in_thread(chainer, target)
@@ -276,13 +276,13 @@ async def _perform_async(
 
 
 def _name_request(library: Any, error: Any, request: Any) -> None:
-    """Set the request of an error of the HTTP library, as its client does when it reads a body."""
+    """Set the request of an error of the HTTP library, as its client does while reading a body."""
     if isinstance(error, library.RequestError):
         error.request = request
 
 
 async def _call_in_thread(chainer: Chainer | None, work: Callable[[], T]) -> T:
-    """Run bookkeeping: in a worker thread if the index waits for a disk or a network."""
+    """Run bookkeeping, in a worker thread if the index waits for a disk or a network."""
     if chainer is None or not chainer.index.is_blocking:
         return work()
     return await to_thread.run_sync(work)
@@ -296,8 +296,8 @@ def _send_steps(library: Any, request: Any, begin: Callable[[], Exchange | None]
     """Send a request and, if its anchor is rejected or ignored, the original one.
 
     The steps are the same for synchronous and asynchronous clients: each is yielded to the caller, which
-    carries it out and sends the result back. The last one, `done`, carries the response, or None if the
-    request is to be sent as it is.
+    performs it and sends the result back. The last one, `done`, has the response, or None if the request
+    must be sent as it is.
     """
     exchange = yield "call", begin
     response = None
@@ -315,7 +315,7 @@ def _send_steps(library: Any, request: Any, begin: Callable[[], Exchange | None]
 
 
 def _probe_steps(request: Any, exchange: Exchange) -> Steps:
-    """Ask the server what it stores for the anchor. Nothing that happens here reaches the program."""
+    """Request the items that the server stores for the anchor; errors are not passed to the program."""
     try:
         yield from exchange.probe(_ProbeSource(request)).__await__()
     except Exception:
@@ -324,7 +324,7 @@ def _probe_steps(request: Any, exchange: Exchange) -> Steps:
 
 
 class _ProbeSource:
-    """Fetches JSON from below the URL of a request, with its credentials.
+    """A source of JSON below the URL of a request, with its credentials.
 
     The coroutine does not wait for an event loop: each `await` is a step of the caller.
     """
@@ -374,10 +374,10 @@ def _describes_account(header: str) -> bool:
 
 
 def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
-    """Send once. The result is the response, or None if the original request must be sent instead."""
+    """Send once, and return the response, or None if the original request must be sent instead."""
     sent = _rebuild(library, request, exchange.content)
     response = yield "send", sent
-    if response.request is sent:  # and not one that a redirect has made of it
+    if response.request is sent:  # and not a request that follows a redirect
         response.request = request
     response.extensions[EXCHANGE] = exchange
     if response.status_code >= 400:
@@ -391,7 +391,7 @@ def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
     source = response.stream
     chunks = yield "open", source
     held: list[bytes] = []
-    # A transport may give a response that is read already; then nothing else will read its body.
+    # A transport may return a response whose body was read already; then it is not read again.
     while observer.verdict == "waiting" or response.is_stream_consumed:
         chunk = yield "next", chunks
         if chunk is None:
@@ -417,14 +417,14 @@ def _make_stream_class(library: Any) -> Any:
 
 
 class _ObservedBody:
-    """First the chunks that were held back, then the rest as they arrive."""
+    """A response body: first the buffered chunks, then the rest as they arrive."""
 
     def __init__(self, held: list[bytes], chunks: Any, source: Any, exchange: Exchange) -> None:
         self.held, self.chunks, self.source, self.exchange = held, chunks, source, exchange
 
     @property
     def elapsed(self) -> Any:
-        """How long the exchange took, once it is closed: the response reads it from its stream."""
+        """The duration of the exchange, after it is closed; the response reads it from its stream."""
         return getattr(self.source, "elapsed", None)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -460,9 +460,9 @@ class _ObservedBody:
 def _prepare(
     http_client: Any, library: Any, request: Any, options: dict[str, Any]
 ) -> Callable[[], Exchange | None] | None:
-    """Return how to start an exchange for a request; None if it is sent as it is."""
+    """Return a function that starts an exchange for a request, or None to send it as it is."""
     chainer = _get_chainer(http_client)
-    # Credentials that are added while the request is sent are not known here.
+    # Credentials that are added while the request is sent are not available here.
     auth = options.get("auth")
     if auth is None or auth is library.USE_CLIENT_DEFAULT:
         auth = http_client.auth
@@ -485,7 +485,7 @@ def _begin(chainer: Chainer, request: Any) -> Exchange | None:
 
 
 def _rebuild(library: Any, request: Any, content: bytes) -> Any:
-    """Return a request with another body, whose response can be read; everything else stays."""
+    """Return a request with another body, whose response can be read; everything else is unchanged."""
     accepted = request.headers.get("accept-encoding", "")
     readable = limit_codings(accepted)
     if content == b"".join(request.stream) and readable == accepted:
@@ -507,10 +507,10 @@ def _rebuild(library: Any, request: Any, content: bytes) -> Any:
 
 
 def _feed(observer: ResponseObserver | None, chunk: bytes) -> bool:
-    """Read a chunk; return whether it was the last one of the response.
+    """Read a chunk, and return whether it was the last one of the response.
 
-    The response is recorded before its last chunk is passed on, because the next request may follow that
-    at once, and may come to another process.
+    The response is recorded before its last chunk is passed on, because the next request may follow
+    immediately, and may be sent by another process.
     """
     try:
         if observer is not None:
@@ -529,7 +529,7 @@ def _heal(exchange: Exchange) -> None:
 
 
 def _finish(exchange: Exchange, observer: ResponseObserver | None) -> None:
-    """Record a response that was passed on completely, or report one that was not."""
+    """Record a response that was passed on completely, or report one that ended early."""
     if exchange.is_finished:
         return
     try:
@@ -541,6 +541,6 @@ def _finish(exchange: Exchange, observer: ResponseObserver | None) -> None:
 
 
 def _finish_early(exchange: Exchange) -> None:
-    """Record a response whose body was closed: a client may stop reading at the last event."""
+    """Record a response whose body was closed, because a client may stop reading at the last event."""
     observer = exchange.observer
     _finish(exchange, observer if observer and observer.is_complete else None)

@@ -1,13 +1,12 @@
-"""One request and its response on their way through: rewrite, judge, observe, report.
+"""Process one request and its response: rewrite, judge, observe and report.
 
-The entry points own the connection; this module owns the decisions. They hand over what they are about to
-send and what arrives:
+The entry points (the chained client and the proxy) own the connection; this module makes the decisions:
 
-1. `Chainer.begin` gives the body to send first.
-2. Where the server has not shown yet that it remembers, `Exchange.probe` looks at what it lists.
-3. For a rewritten request, `Exchange.is_chain_error` and `ResponseObserver.verdict` say whether the server
-   rejected the chain or answered without it. Nothing has been passed to the program at that point, so the
-   body that the program wrote is sent instead, once.
+1. `Chainer.begin` returns the body to send first.
+2. If the server has not proved yet that it uses stored context, `Exchange.probe` checks the items it lists.
+3. For a rewritten request, `Exchange.is_chain_error` and `ResponseObserver.verdict` determine whether the
+   server rejected the chain or answered without it. Nothing has been passed to the program at that point, so
+   the body that the program wrote is sent instead, once.
 4. The rest of the response is passed on byte for byte and observed. `Exchange.finish` records it.
 """
 
@@ -68,7 +67,7 @@ GATEWAY_HEADERS = (
     "x-portkey-api-key",
     "helicone-auth",
 )
-"""Headers that identify an account, of servers and of gateways; their values are only ever hashed."""
+"""Headers of gateways that identify an account; like other credentials, their values are stored as a hash only."""
 ROUTING_COOKIES = frozenset(
     {
         *("__cf_bm", "_cfuvid", "__cfruid", "__cflb", "cf_clearance"),
@@ -77,25 +76,25 @@ ROUTING_COOKIES = frozenset(
         *("ApplicationGatewayAffinityCORS", "ASLBSA", "ASLBSACORS", "GCLB"),
     }
 )
-"""Cookies of load balancers. They identify a connection, not an account, and change all the time."""
+"""Cookies of load balancers, which identify a connection, not an account, and change often."""
 ACCOUNT_HEADERS = ("openai-organization", "openai-project")
-"""Headers that select what an account's key is used for."""
+"""Headers that select the organization and project of a key."""
 
 READABLE_CODINGS = ("identity", "gzip", "x-gzip", "deflate")
-"""The compressions of responses that are read."""
+"""The compressions of responses that can be read."""
 
 Verdict = Literal["waiting", "release", "resend"]
 
 
 class Chainer:
-    """Rewrites requests to one or several servers, and remembers what their responses hold.
+    """The rewriting of requests to one or several servers, with an index of their responses.
 
     Args:
         index: Where responses are looked up by content; in memory by default.
-        retention: How many seconds a server stores a response; None if it does not expire.
-        max_depth: How many responses of a chain the server passes to the model, if it is limited.
-        trust: Which servers are chained on: `earned` for those that are known or proved to remember,
-            `always` for all, `never` for none.
+        retention: The seconds for which a server stores a response; None if it does not expire.
+        max_depth: The number of responses of a chain that the server passes to the model, if it is limited.
+        trust: Which servers are chained on: `earned` for those that are known or proved to use stored
+            context, `always` for all, `never` for none.
         on_request: Called with a `ChainedRequest` after each `POST /responses`.
         clock: Returns Unix time.
     """
@@ -120,13 +119,13 @@ class Chainer:
 
     @property
     def report(self) -> ChainReport:
-        """What was sent, saved, healed and passed through so far."""
+        """The report so far: what was sent, saved, healed and passed through."""
         return self._report.build()
 
     def begin(
         self, method: str, url: str, headers: Mapping[str, str], content: bytes, user: str = ""
     ) -> "Exchange | None":
-        """Decide what to send for a request.
+        """Decide which body to send for a request.
 
         Args:
             method: The HTTP method.
@@ -177,7 +176,7 @@ class Chainer:
             return "switched_off"
         if parsed.blocked:
             return parsed.blocked
-        # A chained attempt may have been what failed: the client's own retry goes out as written.
+        # A chained attempt may be the one that failed, so a retry of the client is sent as written.
         if headers.get("x-stainless-retry-count", "0") != "0":
             return "retry"
         if self.memories.trust == "never":
@@ -198,7 +197,7 @@ class Chainer:
         return "untrusted" if way == "untrusted" else rewritten
 
     def scope(self, url: str, headers: Mapping[str, str], path: str, user: str = "") -> str:
-        """Return the name of what shares one memory: endpoint, organization, project, account and user.
+        """Return the scope in which responses are shared: endpoint, organization, project, account and user.
 
         Credentials are hashed with the key of the index, which is never logged.
         """
@@ -223,15 +222,15 @@ class Exchange:
     """One `POST /responses` request.
 
     Attributes:
-        chainer: Decides and remembers.
+        chainer: The chainer that started it.
         scope: The endpoint and account.
         original: The body that the program wrote.
-        parsed: The same, parsed; None if it could not be read.
-        decision: The rewritten request, or why there is none.
-        check: Judges what the server remembers; None if the request could not be read.
+        parsed: The parsed body; None if it could not be read.
+        decision: The rewritten request, or the reason if there is none.
+        check: The check of the server's memory; None if the request could not be read.
         pending: The entry of the response that is fetched, for a `GET`; such a request is not reported.
-        healed: Why the original body was sent after a rewritten one; empty if it was not.
-        result: What was reported, once the request is finished.
+        healed: The reason if the original body was sent after a rewritten one; otherwise empty.
+        result: The reported request, after it is finished.
     """
 
     chainer: Chainer
@@ -266,16 +265,16 @@ class Exchange:
 
     @property
     def needs_probe(self) -> bool:
-        """Whether the server must first show that it stores what the request relies on."""
+        """Whether the server must first prove that it stores the context that the request relies on."""
         return bool(self.rewritten and self.check and self.check.way == "probed")
 
     async def probe(self, source: JsonSource) -> None:
-        """Compare what the server lists for the anchor with the program's items.
+        """Compare the items that the server lists for the anchor with those of the program.
 
-        If it does not list them, the request goes out as written.
+        If it does not list them, the request is sent as written.
 
         Args:
-            source: Fetches JSON from below the URL of the responses.
+            source: The source of JSON below the URL of the responses.
         """
         if self.parsed is None or self.check is None or self.rewritten is None:
             return
@@ -308,7 +307,7 @@ class Exchange:
         return bool(self._rejection)
 
     def heal(self) -> bytes:
-        """Give up the anchor and return the body that the program wrote.
+        """Abandon the anchor and return the body that the program wrote.
 
         The reason is `rejected` if the server rejected the anchor, `forgot` if it answered without the
         stored context, and `unproven` if it did not show that it used it.
@@ -333,7 +332,7 @@ class Exchange:
         return self.original
 
     def observe(self, headers: Mapping[str, str]) -> "ResponseObserver":
-        """Start reading a successful response with these headers (lower-case names)."""
+        """Return an observer for a successful response with these headers (lower-case names)."""
         if self.check:
             self.check.identify(headers)
         if self.rewritten and self.check:
@@ -348,12 +347,12 @@ class Exchange:
         return self.observer
 
     def _judge(self, outcome: Outcome) -> Problem:
-        """Return why an answer is not relied on; called once."""
+        """Return the reason why an answer is not relied on, or an empty string; called once."""
         self._is_judged = True
         return self.check.find_problem(outcome) if self.check else ""
 
     def finish(self, outcome: Outcome | None = None) -> None:
-        """Record the response, if it became an anchor, and report the request. Later calls do nothing."""
+        """Record the response, if it became an anchor, and report the request. Later calls have no effect."""
         if self._is_finished:
             return
         self._is_finished = True
@@ -382,7 +381,7 @@ class Exchange:
         self.chainer.complete(self.result)
 
     def _record(self, outcome: Outcome) -> bool:
-        """Index the response and learn from its token counts; return False if its context was lost."""
+        """Index the response and evaluate its token counts; return False if its context was lost."""
         parsed, check, index = self.parsed, self.check, self.chainer.index
         if parsed is None or check is None or not parsed.is_observable:
             return True
@@ -406,7 +405,7 @@ class Exchange:
             counted=check.count(outcome),
         )
         if entry is not None and index.add(entry):
-            # Which of the two the server means by this id cannot be known.
+            # It is unknown which of the two responses the server has stored under this id.
             index.mark_lost(self.scope, entry.record.response_id)
             check.record_reused_id(entry.record.response_id)
         check.save()
@@ -414,20 +413,20 @@ class Exchange:
 
 
 class ResponseObserver:
-    """Reads a copy of a response while it is passed on.
+    """An observer that reads a copy of a response while it is passed on.
 
     Args:
         headers: The response headers, with lower-case names.
-        expected: The `previous_response_id` that was sent in place of the program's history, if any.
-        judge: Returns why a complete response is not relied on, or an empty string.
-        must_judge: Whether nothing may be passed on before that.
+        expected: The `previous_response_id` that was sent instead of the program's history, if any.
+        judge: Returns the reason why a complete response is not relied on, or an empty string.
+        must_judge: Whether the response must be judged before any of it is passed on.
 
     Attributes:
-        verdict: `waiting` while nothing may be passed on, `release` once it may be, `resend` if the
-            program's own request must be sent instead.
-        reason: Why it must be sent: `rejected`, `forgot` or `unproven`.
+        verdict: `waiting` while nothing may be passed on, `release` when it may be, `resend` if the
+            original request must be sent instead.
+        reason: The reason for sending it: `rejected`, `forgot` or `unproven`.
         rejection: How the server rejected the anchor; see `kedge.engines.heal_rules`.
-        is_partial: Whether this is the rest of a stream, and its end does not list the complete output.
+        is_partial: Whether this is the rest of a stream whose end does not list the complete output.
     """
 
     def __init__(
@@ -455,7 +454,7 @@ class ResponseObserver:
         self._inflate = _make_inflater(headers.get("content-encoding", ""))
 
     def feed(self, chunk: bytes) -> Verdict:
-        """Read more of the response, as it came over the wire.
+        """Read more of the response, as received.
 
         Args:
             chunk: Bytes of the body, compressed if the server compresses it.
@@ -499,7 +498,7 @@ class ResponseObserver:
             if not isinstance(response, dict):
                 self._give_up()
                 return None
-            # Only an escape can contain half a character.
+            # Only an escape can contain a lone surrogate.
             repair = b"\\u" in self._body
             events = self._decoder.feed_whole(response, repair=repair)  # pyright: ignore[reportUnknownArgumentType]
         for event in events:
@@ -538,7 +537,7 @@ class ResponseObserver:
         return bool(self.rejection)
 
     def _release(self) -> None:
-        # What is not streamed is judged when it is complete, which costs nothing.
+        # A response that is not streamed is judged when it is complete, without additional delay.
         if self.verdict == "waiting" and self.is_stream and not self._must_judge:
             self.verdict = "release"
 
@@ -547,7 +546,7 @@ class ResponseObserver:
             self.verdict, self.reason = "resend", reason
 
     def _give_up(self) -> Verdict:
-        """Pass on what cannot be read, unless it had to be judged."""
+        """Pass on a response that cannot be read, unless it must be judged."""
         if self._must_judge:
             self._resend("unproven")
         if self.verdict == "waiting":

@@ -1,7 +1,7 @@
-"""Index of stored responses by the content they remember.
+"""Index of stored responses by the content of their context.
 
-The key is the scope (endpoint and account) and the digest of everything the response's context holds. A
-lookup takes the digests of all prefixes of a request at once. The index is a cache: an entry that is
+The key is the scope (endpoint and account) and the digest of the complete context of the response. A
+lookup is made with the digests of all prefixes of a request. The index is a cache: an entry that is
 missing costs one full send.
 """
 
@@ -15,17 +15,17 @@ from typing import Any, Protocol
 from kedge.planning import AnchorRecord
 
 MAX_ENTRIES = 100_000
-"""How many responses an in-memory index retains before the oldest are dropped."""
+"""The maximum number of responses in an in-memory index; the oldest are dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedResponse:
-    """A stored response, and what a later request needs to know about it.
+    """A stored response, with the data that later requests need.
 
     Attributes:
-        record: The digest of the remembered content, and whether the response may be used.
-        reasoning_ids: The ids of the reasoning items in its output. A client that replays them must not
-            send them again on top of this response.
+        record: The digest of its context, and whether the response may be used.
+        reasoning_ids: The ids of the reasoning items in its output. They must not be sent again in a
+            request that is chained on this response.
     """
 
     record: AnchorRecord
@@ -33,16 +33,16 @@ class IndexedResponse:
 
 
 class AnchorIndex(Protocol):
-    """Where stored responses are looked up by content, and what is known about their servers."""
+    """Protocol of indexes: stored responses by content, and the evidence about their servers."""
 
     @property
     def is_blocking(self) -> bool:
-        """Whether calls wait for a disk or a network; asynchronous clients make them in worker threads."""
+        """Whether calls wait for a disk or a network; asynchronous clients use worker threads for them."""
         ...
 
     @property
     def hash_key(self) -> bytes:
-        """The key under which credentials are hashed into scopes, the same for all users of the index."""
+        """The key with which credentials are hashed into scopes, the same for all users of the index."""
         ...
 
     def find(self, scope: str, digests: Sequence[str]) -> list[IndexedResponse]:
@@ -62,19 +62,19 @@ class AnchorIndex(Protocol):
         ...
 
     def load_evidence(self, key: str) -> Mapping[str, Any] | None:
-        """Return what is known about the memory of a server; see `kedge.engines.evidence`."""
+        """Return the evidence about the memory of a server; see `kedge.engines.evidence`."""
         ...
 
     def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
-        """Store what is known about the memory of a server, in the place of what was there."""
+        """Store the evidence about the memory of a server, and replace the previous evidence."""
         ...
 
 
 class MemoryIndex:
-    """An index in this process, bounded in entries; the oldest are dropped first.
+    """An index in the memory of this process.
 
     Args:
-        max_entries: How many responses to retain.
+        max_entries: The maximum number of responses; the oldest are dropped first.
     """
 
     is_blocking = False
@@ -89,7 +89,7 @@ class MemoryIndex:
 
     @property
     def hash_key(self) -> bytes:
-        """The key under which credentials are hashed into scopes."""
+        """The key with which credentials are hashed into scopes."""
         return self._hash_key
 
     def __len__(self) -> int:
@@ -127,11 +127,11 @@ class MemoryIndex:
                     self._drop((scope, response_id))
 
     def load_evidence(self, key: str) -> Mapping[str, Any] | None:
-        """Return what is known about the memory of a server."""
+        """Return the evidence about the memory of a server."""
         return self._evidence.get(key)
 
     def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
-        """Store what is known about the memory of a server, in the place of what was there."""
+        """Store the evidence about the memory of a server, and replace the previous evidence."""
         with self._lock:
             self._evidence[key] = form
             self._evidence.move_to_end(key)

@@ -1,8 +1,8 @@
 """Edit members of a JSON object in place, without rewriting the rest of its text.
 
-A program's request is sent on with the bytes the program wrote; only the members that change are
-replaced. The scanner records where each member and each element of one array begins and ends, and the
-values themselves are parsed by the standard library.
+A program's request is sent with the bytes that the program wrote; only the members that change are
+replaced. The scanner records the start and end of each member and of each element of one array; the
+values are parsed by the standard library.
 """
 
 import json
@@ -51,7 +51,7 @@ class ScannedObject:
 
 
 def scan_object(content: bytes) -> ScannedObject:
-    """Parse a JSON object and record where its members are.
+    """Parse a JSON object and record the positions of its members.
 
     Args:
         content: The complete text of one JSON object.
@@ -70,8 +70,8 @@ def scan_text(text: str, known: Span | None = None) -> ScannedObject:
 
     Args:
         text: The complete text of one JSON object.
-        known: A part of an array member that was parsed before: from its bracket to the end of an element.
-            The value of this member has only the elements after it.
+        known: A part of an array member that was parsed before, from its bracket to the end of an element.
+            The value of this member contains only the elements after it.
     """
     position = _skip(text, 0)
     if text[position : position + 1] != "{":
@@ -97,7 +97,7 @@ def scan_text(text: str, known: Span | None = None) -> ScannedObject:
 
 
 def _decode_rest(text: str, after: int) -> tuple[list[Any], int]:
-    """Return the elements of an array after one that ends here, and where the array ends."""
+    """Return the elements of an array after one that ends at a position, and the end of the array."""
     position = _skip(text, after)
     if text[position : position + 1] == "]":
         return [], position + 1
@@ -113,8 +113,8 @@ def scan_elements(text: str, array: Span, after: int = 0) -> list[Span]:
 
     Args:
         text: The text that contains the array.
-        array: Where the array is, brackets included.
-        after: The end of an element; only those after it are returned. All are by default.
+        array: The position of the array, brackets included.
+        after: The end of an element; only elements after it are returned. By default all are.
 
     Returns:
         One span per element, in order.
@@ -131,7 +131,7 @@ def scan_elements(text: str, array: Span, after: int = 0) -> list[Span]:
     except ValueError:
         return _scan_elements_slowly(text, position)
     for element in elements:
-        # Between two elements are only whitespace and a comma, with which no element begins.
+        # Only whitespace and a comma are between two elements, and no element begins with these.
         start = text.index(element, position)
         position = start + len(element)
         spans.append(Span(start, position))
@@ -139,7 +139,7 @@ def scan_elements(text: str, array: Span, after: int = 0) -> list[Span]:
 
 
 def _scan_elements_slowly(text: str, position: int) -> list[Span]:
-    """Scan an array that msgspec rejects: with halves of characters."""
+    """Scan an array that msgspec rejects, because it has lone surrogates."""
     spans: list[Span] = []
     while text[position] != "]":
         if spans:
@@ -159,13 +159,13 @@ def ends_element(text: str, position: int) -> bool:
 def replace_array(
     scanned: ScannedObject, name: str, elements: list[Span], values: dict[str, Any]
 ) -> bytes:
-    """Replace an array member by some of its own elements, and set other members.
+    """Replace an array member by some of its elements, and set other members.
 
     Args:
         scanned: The object.
         name: The array member.
-        elements: The elements to retain, by position; their text stays as it is.
-        values: Other members by name. One that exists gets the new value; others are added in front of the
+        elements: The positions of the elements to retain; their text is unchanged.
+        values: Other members by name. The values of existing ones are replaced; others are added before the
             array.
 
     Returns:
@@ -190,7 +190,7 @@ def replace_array(
 
 
 def normalize_json(text: str) -> str:
-    """Return JSON text in a compact form that keeps member order and the spelling of numbers.
+    """Return JSON text in a compact form that retains the order of members and the spelling of numbers.
 
     Two texts that differ only in whitespace or in how characters are escaped become equal. Text that is
     not JSON is returned unchanged.

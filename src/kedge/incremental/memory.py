@@ -1,17 +1,17 @@
-"""What is known about the memory of the servers that requests go to.
+"""Evidence about the memory of servers: whether they use the stored context of a response.
 
 The rules and the accounting are those of `kedge.engines.evidence`. One thing differs from an engine: a
-program's stream is never held back, so an answer that turns out to be made without memory cannot be
-taken back. Therefore an unproven server gets full requests, until one of these proves that it remembers:
+program's stream is never delayed, so an answer that was generated without the stored context cannot be
+withdrawn. Therefore an unproven server gets full requests, until one of these proves that it uses its memory:
 
 - Its token count for an answer that is not streamed. Such an answer is complete before any of it is passed
-  on, so it is judged first; without a proof the program's own request is sent instead.
+  on, so it is judged first; without a proof the original request is sent instead.
 - A probe: `GET /responses/{id}` and its input items, sent before the first chained request, list exactly the
-  items that the response is supposed to remember. This is what proves servers that are streamed from.
-- Its token counts for requests that the program chains by itself.
+  items of the response's expected context. This is the proof for servers whose responses are streamed.
+- Its token counts for requests that the program chains itself.
 
-Each later answer is judged by its token count as well. A loss ends chaining for a while; one that contradicts
-a probe makes probes worthless for this server.
+Each later answer is judged by its token count as well. A loss stops chaining for a while; a loss that
+contradicts a probe means that probes are not used for this server any more.
 """
 
 import threading
@@ -39,10 +39,10 @@ from kedge.turns import Block
 T = TypeVar("T")
 
 MAX_SCOPES = 1_000
-"""How many endpoints and accounts are remembered at once; evidence of others is read from the index again."""
+"""The number of endpoints and accounts whose evidence is in memory; that of others is read from the index."""
 
 Way = Literal["direct", "judged", "probed", "untrusted"]
-"""How a request may rely on an anchor: at once, if its answer is judged first, after a probe, or not at all."""
+"""How a request may rely on an anchor: directly, if its answer is judged first, after a probe, or not at all."""
 
 Problem = Literal["", "forgot", "unproven"]
 """Why an answer is not relied on."""
@@ -52,7 +52,7 @@ class ServerMemories:
     """The evidence about every endpoint and account, read from and written to an index.
 
     Args:
-        index: Where evidence outlives the process.
+        index: Where evidence is stored.
         trust: Which servers are chained on.
         clock: Returns Unix time.
     """
@@ -86,12 +86,12 @@ class ServerMemories:
 
 @dataclass(slots=True)
 class MemoryCheck:
-    """Decides whether one request may rely on its server's memory, and judges the answer.
+    """The decision whether one request may rely on its server's memory, and the judgment of the answer.
 
     Attributes:
         memories: The evidence about all servers.
         memory: The evidence about this endpoint and account.
-        evidence: That for the requested model, streaming or not.
+        evidence: The evidence for the requested model, with or without streaming.
         streaming: Whether a stream is requested.
         way: How the request relies on its anchor.
     """
@@ -109,7 +109,7 @@ class MemoryCheck:
 
     @property
     def doubt(self) -> Doubt:
-        """Why the server must not be chained on now; empty if it may be."""
+        """The reason why the server must not be chained on now; empty if it may be."""
         return self.evidence.open_doubt(self.memories.clock())
 
     @property
@@ -118,7 +118,7 @@ class MemoryCheck:
         return self.evidence.not_before
 
     def get_max_depth(self, configured: int | None) -> int | None:
-        """Return how long a chain may be: as configured, as known, or as learned."""
+        """Return the maximum length of a chain: as configured, as known, or as learned."""
         return self.memory.max_depth(self.evidence, configured)
 
     def choose_way(
@@ -132,7 +132,7 @@ class MemoryCheck:
             members: The members of its body.
 
         Returns:
-            The decision, which is also remembered as `way`.
+            The decision, which is also stored as `way`.
         """
         plan = self.describe(anchor, sent, members)
         if self.memory.needs_verdict(plan, self.evidence):
@@ -154,7 +154,7 @@ class MemoryCheck:
     def describe(
         self, anchor: AnchorRecord | None, sent: Sequence[Block], members: Mapping[str, Any]
     ) -> RequestPlan:
-        """Describe the request that is sent in the end; the arguments are those of `choose_way`."""
+        """Set the request that is actually sent; the arguments are those of `choose_way`."""
         self.way, self._members = "direct", members
         self._measured.clear()
         self._plan = RequestPlan(
@@ -185,12 +185,12 @@ class MemoryCheck:
         return self._measured[key]
 
     def identify(self, headers: Mapping[str, str]) -> None:
-        """Learn from response headers whether the server is a known one."""
+        """Read from response headers whether the server is a known one."""
         with self.memories.lock:
             self.memory.identify(read_identity(headers))
 
     def record_probe(self, found: Audit) -> bool:
-        """Learn from a probe; return whether the request may be chained."""
+        """Record the result of a probe, and return whether the request may be chained."""
         with self.memories.lock:
             self.evidence.record_probe(agrees=found.agrees, now=self.memories.clock())
             self.save()
@@ -206,7 +206,7 @@ class MemoryCheck:
             self.save()
 
     def record_forgotten(self) -> None:
-        """Record that an answer started without the context it was asked to continue."""
+        """Record that an answer was started without the stored context."""
         with self.memories.lock:
             if self._plan is not None:
                 self.memory.record_loss("lost", self._plan, self.evidence)
@@ -219,8 +219,8 @@ class MemoryCheck:
             outcome: The complete answer.
 
         Returns:
-            `forgot` if the server did not use its memory, `unproven` if it did not show that it did
-            although it had to, otherwise an empty string.
+            `forgot` if the server did not use its memory, `unproven` if it did not show this although a
+            proof is required, otherwise an empty string.
         """
         plan = self._plan
         if plan is None or plan.anchor is None:
@@ -241,7 +241,7 @@ class MemoryCheck:
         return ""
 
     def count(self, outcome: Outcome) -> TokenCounts | None:
-        """Return what the server counted for an answer, as the base for judging the next one."""
+        """Return the server's token counts for an answer, from which the next one is judged."""
         if self._plan is None or outcome.usage is None:
             return None
         with self.memories.lock:
@@ -272,7 +272,7 @@ class _IndexEvidence:
 
 
 def _complete(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never waits: an index answers at once or blocks."""
+    """Return the result of a coroutine that never suspends, because an index returns or blocks."""
     try:
         work.send(None)
     except StopIteration as done:

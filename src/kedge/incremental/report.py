@@ -1,4 +1,4 @@
-"""What a chained client or a proxy did: one entry per request, and totals."""
+"""Reports of chained clients and proxies: one entry per request, and totals."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -11,23 +11,23 @@ from kedge.turns.frozen_json import FrozenMap
 log = get_logger("kedge.incremental")
 
 RECENT = 200
-"""How many requests a report lists one by one."""
+"""The maximum number of requests that a report lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainedRequest:
-    """One `POST /responses` request and what became of it.
+    """One `POST /responses` request and its result.
 
     Attributes:
-        at: When it finished, in Unix time.
+        at: The time at which it finished, in Unix time.
         model: The requested model.
-        previous_response_id: The anchor that was used; empty if the request went out as written.
+        previous_response_id: The anchor that was used; empty if the request was sent as written.
         response_id: The id of the response; empty if there is none.
-        sent_items: How many input items were sent.
-        full_items: How many the program wrote.
+        sent_items: The number of input items that were sent.
+        full_items: The number of input items that the program wrote.
         sent_bytes: The size of the body that was answered.
         full_bytes: The size of the body that the program wrote.
-        reason: Why the request went out as written; empty if it was rewritten.
+        reason: Why the request was sent as written; empty if it was rewritten.
         healed: Why it was sent again in full after the anchor was tried; empty if it was not.
         is_lost: Whether the answer was passed on before its token count showed that the server had not
             used the stored context.
@@ -51,11 +51,11 @@ class ChainReport:
     """Totals of a chained client.
 
     Attributes:
-        requests: How many `POST /responses` requests there were.
-        chained: How many were sent on an anchor.
-        passed_through: How many went out as written, by reason.
-        healed: How many were sent again in full, by reason.
-        lost: How many answers were passed on although the server had not used the stored context.
+        requests: The number of `POST /responses` requests.
+        chained: The number of requests that were sent on an anchor.
+        passed_through: The number of requests that were sent as written, by reason.
+        healed: The number of requests that were sent again in full, by reason.
+        lost: The number of answers that were passed on although the server had not used the stored context.
         sent_bytes: Bytes of the bodies that were answered.
         full_bytes: Bytes of the bodies that the program wrote.
         recent: The newest requests, oldest first.
@@ -72,13 +72,13 @@ class ChainReport:
 
     @property
     def saved_bytes(self) -> int:
-        """How many bytes were not uploaded."""
+        """The number of bytes that were not uploaded."""
         return self.full_bytes - self.sent_bytes
 
 
 @dataclass(slots=True)
 class ReportBuilder:
-    """Collects requests; may be used from several threads."""
+    """The collected requests of a report; thread-safe."""
 
     on_request: Callable[[ChainedRequest], None] | None = None
     _recent: deque[ChainedRequest] = field(

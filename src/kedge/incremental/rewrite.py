@@ -1,15 +1,15 @@
-"""Turn a request that replays its history into one that sends only what is new.
+"""Rewrite a request that replays its history into one that sends only new items.
 
-This is the core that `kedge.chain` and `kedge proxy` share. It is pure: a request body goes in, a request
-body comes out; later the response goes in, and an index entry comes out.
+`kedge.chain` and `kedge proxy` share this module. It has no side effects: it converts a request body to a
+request body, and later the response to an index entry.
 
-- The items of `input` become blocks. Unlike in a Turn, system items at the head of `input` are part of
-  what the server remembers, so the digest covers them.
+- The items of `input` become blocks. Unlike in a Turn, system items at the start of `input` are part of the
+  context that the server stores, so the digest covers them.
 - The longest prefix whose digest is in the index, and whose response may still be used, is left out.
-- The rest is sent as a slice of the program's own text: nothing is rendered again.
-- Reasoning that the anchor already holds is dropped from the slice, because servers reject duplicates.
+- The rest is sent as a slice of the program's text: nothing is encoded again.
+- Reasoning that the anchor already contains is dropped from the slice, because servers reject duplicates.
 
-Whatever this module does not understand is passed through unchanged, with a reason.
+A request that this module cannot interpret is passed through unchanged, with a reason.
 """
 
 import threading
@@ -48,18 +48,18 @@ from kedge.turns import (
 )
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
-"""Larger bodies are passed through unread."""
+"""The maximum size of bodies that are read; larger ones are passed through."""
 MAX_CACHED_CHARS = 2_048
 MAX_CACHED_ITEMS = 16_384
-"""The longest items that are cached after they were read, and how many of them."""
+"""The maximum number of cached items, each of at most ``MAX_CACHED_CHARS`` characters."""
 REPLAY_KEY_CHARS = 2_048
 MAX_REPLAY_CHARS = 262_144
 MAX_REPLAYS = 64
-"""How many inputs are remembered with their text, how long they may be, and how much of it identifies them."""
+"""The maximum number of inputs that are cached with their text; the first characters of it are the key."""
 MAX_CANDIDATES = 1_000
-"""How many prefixes of a request are looked up, the longest first."""
+"""The maximum number of prefixes of a request that are looked up, the longest first."""
 LOOKUP_SIZES = (1, 8, MAX_CANDIDATES - 9)
-"""How many of them at a time: a program that replays its history mostly continues its last response."""
+"""The sizes of these lookups: a program that replays its history mostly continues its last response."""
 
 PassThroughReason = Literal[
     "not_json",
@@ -110,7 +110,7 @@ PASS_THROUGH_REASONS: dict[PassThroughReason, str] = {
     "no_verdict": "the server's token counts do not show whether it remembers",
     "unsupported": "the server rejected chaining as unsupported",
 }
-"""Every reason for sending a request exactly as the program wrote it."""
+"""All reasons for sending a request as the program wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class ParsedRequest:
 
     @property
     def previous_response_id(self) -> str:
-        """The response that the client itself chains on, if it does."""
+        """The response that the client chains on; empty if there is none."""
         value = self.scanned.get("previous_response_id")
         return value if isinstance(value, str) else ""
 
@@ -160,11 +160,11 @@ class ParsedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A request on an anchor: the new body, and what it leaves out.
+    """A request on an anchor, with its new body.
 
     Attributes:
         content: The body to send.
-        anchor: The stored response that remembers the rest.
+        anchor: The stored response whose context is left out.
         sent: The blocks that are sent.
     """
 
@@ -174,13 +174,13 @@ class Rewritten:
 
 
 def parse_request(content: bytes) -> ParsedRequest | PassThroughReason:
-    """Read the body of a `POST /responses` request.
+    """Parse the body of a `POST /responses` request.
 
     Args:
         content: The body as the program wrote it.
 
     Returns:
-        The request, or the reason why it cannot be read at all.
+        The request, or the reason why it cannot be parsed.
     """
     if len(content) > MAX_BODY_BYTES:
         return "too_large"
@@ -206,7 +206,7 @@ def parse_request(content: bytes) -> ParsedRequest | PassThroughReason:
 
 
 class _ReadInput(NamedTuple):
-    """The input items of a request: where their array begins, the text up to their end, and what they are."""
+    """The parsed input of a request: the start of its array, the text up to its last item, and the items."""
 
     start: int
     text: str
@@ -221,10 +221,10 @@ class _ReadInput(NamedTuple):
 
 
 class _RecentInputs:
-    """The inputs of recent requests, by how their text begins.
+    """The inputs of recent requests, by the beginning of their text.
 
     The next request of a program that replays its history begins with the same text, and its items need not
-    be read again. Another conversation that begins equally takes the entry over, which costs time only.
+    be parsed again. Another conversation with the same beginning replaces the entry, which only costs time.
     """
 
     def __init__(self) -> None:
@@ -248,7 +248,7 @@ class _RecentInputs:
         return recent._replace(items=items[:count], blocks=recent.blocks[:count])
 
     def put(self, read: _ReadInput) -> None:
-        """Remember an input, if it is long enough to be worth it and short enough to be stored."""
+        """Cache an input, if its length is within the limits."""
         if REPLAY_KEY_CHARS < len(read.text) <= MAX_REPLAY_CHARS:
             with self._lock:
                 self._entries[read.text[:REPLAY_KEY_CHARS]] = read
@@ -261,7 +261,7 @@ _recent_inputs = _RecentInputs()
 
 
 def _read_input(scanned: ScannedObject, new: list[Any], recent: _ReadInput | None) -> _ReadInput:
-    """Return the input of a request: the first items of a recent one, and these."""
+    """Return the input of a request, which consists of the first items of a recent one and new items."""
     text, array = scanned.text, scanned.members["input"].span
     # The text before a recent item is the same, so it is an item of the same array.
     _, _, items, blocks, prefixes = recent or _ReadInput(0, "", (), (), PrefixIndex())
@@ -286,8 +286,8 @@ def _read_input(scanned: ScannedObject, new: list[Any], recent: _ReadInput | Non
 def _read_block(text: str, item: Any) -> Block:
     """Return the block of an input item, from a cache if the item is short.
 
-    A program that replays its history writes the same items in every request, and reading them is most of
-    the work. A block has its own digest with it.
+    A program that replays its history writes the same items in every request, and parsing them is most of
+    the work. A cached block also has its digest.
     """
     if len(text) <= MAX_CACHED_CHARS:
         return _read_cached_block(text)
@@ -302,7 +302,7 @@ def _read_cached_block(text: str) -> Block:
 def _find_obstacle(
     scanned: ScannedObject, blocks: tuple[Block, ...]
 ) -> PassThroughReason | Literal[""]:
-    """Return why the request must go out as written, or an empty string."""
+    """Return the reason why the request must be sent as written, or an empty string."""
     if scanned.get("conversation") is not None:
         return "conversation"
     if scanned.get("prompt") is not None:
@@ -320,7 +320,7 @@ def _find_obstacle(
 
 
 def normalize_block(block: Block) -> Block:
-    """Normalize tool arguments: frameworks parse and write them again before they replay them."""
+    """Normalize tool arguments, because frameworks parse and encode them before they replay them."""
     if isinstance(block, ToolCallBlock) and not block.custom:
         return replace(block, arguments=normalize_json(block.arguments))
     return block
@@ -335,14 +335,14 @@ def rewrite(
     max_depth: int | None = None,
     not_before: float = 0.0,
 ) -> Rewritten | PassThroughReason:
-    """Leave out the part of the input that a stored response provably remembers.
+    """Leave out the part of the input that is provably the context of a stored response.
 
     Args:
         request: The request as the program wrote it.
         index: Known responses by content.
-        scope: The endpoint and account that the request goes to.
+        scope: The endpoint and account of the request.
         now: The current Unix time.
-        max_depth: How many responses of a chain this server passes to the model, if it is limited.
+        max_depth: The number of responses of a chain that this server passes to the model, if it is limited.
         not_before: Responses that were created earlier are not used.
 
     Returns:
@@ -391,7 +391,7 @@ def rewrite(
 
 
 def find_shorter(request: ParsedRequest, index: AnchorIndex, anchor: IndexedResponse) -> list[str]:
-    """Return the ids of the known responses that remember a part of what the anchor remembers."""
+    """Return the ids of the known responses whose context is a prefix of the anchor's context."""
     prefixes, record = request.prefixes, anchor.record
     digests = [
         prefixes.digest(count)
@@ -421,19 +421,19 @@ def record_response(
     retention: float | None = DEFAULT_RETENTION,
     counted: TokenCounts | None = None,
 ) -> IndexedResponse | None:
-    """Describe what the server remembers after a response.
+    """Return the index entry of a response.
 
     Args:
         request: The request as the program wrote it.
         outcome: The decoded response.
-        scope: The endpoint and account that the request went to.
+        scope: The endpoint and account of the request.
         now: The current Unix time.
         parent: The response that the request was chained on, by Kedge or by the client itself.
-        retention: How many seconds the server stores a response; None if it does not expire.
-        counted: What the server counted for it.
+        retention: The seconds for which the server stores a response; None if it does not expire.
+        counted: The server's token counts for it.
 
     Returns:
-        The entry for the index, or None if what the server remembers is not known.
+        The entry for the index, or None if the context that the server stores is unknown.
     """
     # A response that is generated in the background becomes an anchor when a later GET shows its output.
     is_pending = outcome.status == "cut" and request.scanned.get("background") is True
@@ -498,7 +498,7 @@ def _is_usable(outcome: Outcome) -> bool:
         return False
     if outcome.anchor_problem or outcome.stored is False:
         return False
-    # What the server remembers then starts at the compaction; the next replay starts a new chain.
+    # The server's context then starts at the compaction; the next replay starts a new chain.
     return not any(map(is_compaction, outcome.blocks))
 
 
@@ -509,7 +509,7 @@ def _index_blocks(blocks: Sequence[Block]) -> PrefixIndex:
 
 
 def _continue_digest(record: AnchorRecord) -> PrefixIndex:
-    """Return an index whose first digest is that of everything the record covers."""
+    """Return an index whose first digest is the digest of the record."""
     prefixes = PrefixIndex()
     prefixes.digests = bytearray.fromhex(record.digest.partition(":")[2])
     return prefixes

@@ -1,13 +1,13 @@
 """An index of stored responses in a Kedge store, shared by the processes that use it.
 
 The store may be a SQLite file, for the processes of one machine, or a PostgreSQL database, for several
-machines. It holds digests and response ids, no content and no keys. The index is a cache: while the
-database does not answer, nothing is found and nothing is recorded, and requests go out as written.
+machines. It contains digests and response ids, but no content and no keys. The index is a cache: while the
+database does not answer, nothing is found or recorded, and requests are sent as written.
 
-A response is written before its last bytes are passed on, so the next request finds it, whichever process
-receives it, and also after this process was killed. On SQLite this is done in the calling thread, without
-a worker thread and without waiting for the disk: a power cut may cost the newest entries, which costs one
-full send each.
+A response is written before its last bytes are passed on, so the next request finds it in any process, also
+after this process was killed. On SQLite this is done in the calling thread, without a worker thread and
+without waiting for the disk: after a power failure the newest entries may be missing, which costs one full
+send each.
 """
 
 import json
@@ -30,9 +30,9 @@ log = get_logger("kedge.incremental")
 T = TypeVar("T")
 
 WAIT_SECONDS = 2.0
-"""How long a request waits for a lock or a connection of a store that was opened for the index."""
+"""The maximum time that a request waits for a lock or a connection of a store opened for the index."""
 RETRY_SECONDS = 5.0
-"""How long a database that failed is left alone."""
+"""The time for which a database is not used after it failed."""
 _PRUNE_EVERY = 256
 
 
@@ -41,7 +41,7 @@ class StoreIndex:
 
     Args:
         store: A file, the address of a store as for `kedge.open_store`, or an open store.
-        max_entries: How many responses to retain; the oldest are dropped first.
+        max_entries: The maximum number of responses; the oldest are dropped first.
 
     Raises:
         CannotOpenStore: The address or the password is wrong, or the database is not a store.
@@ -62,7 +62,7 @@ class StoreIndex:
 
     @property
     def is_blocking(self) -> bool:
-        """Whether calls wait. On SQLite they do only during another write, and when old entries are pruned."""
+        """Whether calls wait. On SQLite they only do during another write, and when old entries are pruned."""
         return self._is_prune_due or not self._runs_inline
 
     @property
@@ -75,7 +75,7 @@ class StoreIndex:
 
     @property
     def hash_key(self) -> bytes:
-        """The key under which credentials are hashed into scopes, the same for every process."""
+        """The key with which credentials are hashed into scopes, the same for every process."""
         return self._hash_key
 
     def find(self, scope: str, digests: Sequence[str]) -> list[IndexedResponse]:
@@ -120,30 +120,30 @@ class StoreIndex:
         self._write(lambda tx: response_index.delete_entries(tx, scope, response_ids), None)
 
     def load_evidence(self, key: str) -> Mapping[str, Any] | None:
-        """Return what is known about the memory of a server."""
+        """Return the evidence about the memory of a server."""
         return self._run(
             self._database.read_inline, lambda tx: response_index.select_evidence(tx, key), None
         )
 
     def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
-        """Store what is known about the memory of a server, in the place of what was there."""
+        """Store the evidence about the memory of a server, and replace the previous evidence."""
         now = time.time()
         self._write(lambda tx: response_index.put_evidence(tx, key, form, now), None)
 
     def close(self) -> None:
-        """Close the database, unless the store was given open."""
+        """Close the database, unless an open store was passed."""
         if self._is_owner:
             self._database.close()
 
     def _write(self, work: Callable[[Tx], T], missing: T) -> T:
-        """Run a transaction: in this thread if that is possible, otherwise in the writer thread."""
+        """Run a transaction in this thread if that is possible, otherwise in the writer thread."""
         database = self._database
         return self._run(
             database.write_inline if self._runs_inline else database.write_sync, work, missing
         )
 
     def _run(self, run: Callable[[Callable[[Tx], T]], T], work: Callable[[Tx], T], missing: T) -> T:
-        """Run a transaction; return `missing` if the database does not answer."""
+        """Run a transaction, or return `missing` if the database does not answer."""
         now = time.monotonic()
         if now < self._retry_at:
             return missing
@@ -151,7 +151,7 @@ class StoreIndex:
             return run(work)
         except StoreError as error:
             if isinstance(error, StoreBusy) and run == self._database.write_inline:
-                # Another process writes for long. An event loop cannot wait for it, threads can.
+                # Another process is writing for a long time; threads can wait for it, an event loop cannot.
                 self._inline_at = now + RETRY_SECONDS
                 return missing
             log.warning("the index is not used for %g s: %s", RETRY_SECONDS, error)

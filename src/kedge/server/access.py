@@ -1,9 +1,8 @@
-"""Which requests may come in, by host name, origin and token: shared by the server, the page and the proxy.
+"""Access control by host name, origin and token, shared by the server, the page and the proxy.
 
 A server on loopback needs no token, but any web page in a browser on the same machine can reach it
-through a name of its own that resolves to 127.0.0.1. So there the ``Host`` header must be a loopback
-name. A page may also send requests to a loopback name, and then names its origin, which must be the
-server itself.
+through a host name that resolves to 127.0.0.1. So there the ``Host`` header must be a loopback name. A
+web page may also send requests to a loopback name; its ``Origin`` header must then be the server itself.
 """
 
 import hmac
@@ -21,7 +20,7 @@ A request that the server has not accepted does not have it."""
 
 
 class Caller(Protocol):
-    """The holder of a named token. The administrator, who uses the server's own token, is none."""
+    """The owner of a named token. The administrator, who uses the server's own token, is not a caller."""
 
     @property
     def name(self) -> str:
@@ -30,12 +29,12 @@ class Caller(Protocol):
 
     @property
     def namespace(self) -> str:
-        """The namespace that the caller sees; empty for the administrator's."""
+        """The namespace of the caller; empty for that of the administrator."""
         ...
 
     @property
     def scopes(self) -> frozenset[str]:
-        """What the token is for: ``server``, ``page``, ``api``, ``metrics``."""
+        """The scopes of the token: ``server``, ``page``, ``api``, ``metrics``."""
         ...
 
     @property
@@ -50,16 +49,16 @@ class Caller(Protocol):
 
 
 class WindowCounts(Protocol):
-    """What was counted for a token in the current minute."""
+    """The counts of a token in the current minute."""
 
     @property
     def requests(self) -> int:
-        """The requests."""
+        """The number of requests."""
         ...
 
     @property
     def tokens(self) -> int:
-        """The tokens of models."""
+        """The number of tokens of models."""
         ...
 
     @property
@@ -69,14 +68,14 @@ class WindowCounts(Protocol):
 
 
 class CallerRegistry(Protocol):
-    """Finds the holders of tokens, and counts what they use."""
+    """Protocol of registries that find the callers of tokens, and count their requests and tokens."""
 
     async def is_required(self) -> bool:
-        """Return whether requests need a token; without a server's own token they may not."""
+        """Return whether requests need a token even if the server itself has none."""
         ...
 
     async def find(self, token: str) -> Caller | None:
-        """Return the holder of a token, or None."""
+        """Return the caller of a token, or None."""
         ...
 
     async def count(self, name: str, *, requests: int = 0, tokens: int = 0) -> WindowCounts:
@@ -86,10 +85,10 @@ class CallerRegistry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AccessPolicy:
-    """Host names that are answered, and the token that clients must send.
+    """The accepted host names, and the token that clients must send.
 
     Args:
-        token: The token, or None if none is needed.
+        token: The token, or None if no token is required.
         hosts: The accepted host names, or None for any.
     """
 
@@ -101,18 +100,18 @@ class AccessPolicy:
         return self.hosts is None or parse_host_name(read_header(scope, b"host")) in self.hosts
 
     def matches_token(self, given: bytes) -> bool:
-        """Return whether this is the token, in time that does not depend on the difference."""
+        """Return whether this is the token, in constant time."""
         return self.token is not None and hmac.compare_digest(given, self.token.encode())
 
 
 def is_same_origin(scope: Scope) -> bool:
-    """Return whether a request names no ``Origin``, or the server itself."""
+    """Return whether the ``Origin`` of a request is absent or the server itself."""
     origin = read_header(scope, b"origin").lower()
     return not origin or origin.partition(b"://")[2] == read_header(scope, b"host").lower()
 
 
 def read_bearer_token(scope: Scope) -> bytes:
-    """Return the bearer token of the ``Authorization`` header, or an empty one."""
+    """Return the bearer token of the ``Authorization`` header, or an empty value."""
     scheme, _, given = read_header(scope, b"authorization").partition(b" ")
     return given.strip() if scheme.lower() == b"bearer" else b""
 

@@ -45,9 +45,9 @@ from kedge.server.websocket.connection import ServerConnection
 log = logging.getLogger("kedge.server")
 
 WATCH_SECONDS = 1.0
-"""Seconds between two checks of what other servers have cancelled or left."""
+"""Seconds between two checks for responses that other servers have cancelled or not finished."""
 CLEANUP_ROUNDS = 60
-"""Every how many of these checks old events are deleted."""
+"""The number of these checks after which old events are deleted."""
 
 
 async def healthz(_: Request) -> Response:
@@ -70,9 +70,9 @@ async def serve_websocket(websocket: WebSocket) -> None:
 
 
 class Endpoint:
-    """A handler as an ASGI app, whose errors the middleware for exceptions converts to responses.
+    """A handler as an ASGI app, whose errors are converted to responses by the exception middleware.
 
-    Starlette's own wrapper of a function does that once more for each request.
+    Starlette's wrapper of a function would do that a second time for each request.
 
     Args:
         handler: Returns the response to a request, which is itself an ASGI app.
@@ -149,10 +149,10 @@ IDENTITY_HEADER = (b"kedge-server", b"kedge")
 
 
 class IdentityMiddleware:
-    """Add the identity header to every HTTP response and WebSocket handshake.
+    """Middleware that adds the identity header to every HTTP response and WebSocket handshake.
 
-    A client that knows this server need not find out first whether it remembers. While a fault about
-    stored state is set, the header is left out, so that the client knows nothing about the server.
+    A client that recognizes this server does not need evidence that it uses stored context. While a fault
+    of stored state is active, the header is omitted, so that the client does not recognize the server.
     """
 
     def __init__(self, app: ASGIApp, faults: Faults | None) -> None:
@@ -160,7 +160,7 @@ class IdentityMiddleware:
         self._faults = faults
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and mark its answer."""
+        """Pass a request on, and add the header to its response."""
         is_hidden = self._faults is not None and MEMORY_FAULTS & self._faults.armed.keys()
         if is_hidden or scope["type"] == "lifespan":
             await self._app(scope, receive, send)
@@ -187,10 +187,10 @@ def create_app(
     """Build the ASGI app of one server.
 
     Args:
-        settings: How the server behaves.
+        settings: The settings of the server.
         listener: Called with the record of every request when it starts.
         on_finish: Called with the record and the scope of every request when it ends.
-        reply_bytes: How much of each response body the record has at its end.
+        reply_bytes: The number of bytes of each response body in the record at its end.
 
     Returns:
         The app; ``app.state.service`` is the state of the server.
@@ -263,7 +263,7 @@ async def _purge_periodically(service: ServerState) -> None:
 
 
 async def _renew_claims(claims: ReplicaClaims) -> None:
-    """Renew the claims of this server, in a thread of its own so that nothing delays it."""
+    """Renew the claims of this server, in a separate thread so that nothing delays it."""
     while True:
         with _log_outage():
             await asyncio.to_thread(claims.renew)
@@ -271,7 +271,7 @@ async def _renew_claims(claims: ReplicaClaims) -> None:
 
 
 async def _watch_claims(service: ServerState, background: BackgroundJobs) -> None:
-    """Continue or fail what servers that are gone have left, and stop what others have cancelled."""
+    """Continue or fail unfinished responses of servers that are gone, and stop those that others cancelled."""
     claims, round = service.claims, 0
     assert claims is not None  # noqa: S101 - there are other servers
     while True:
@@ -287,7 +287,7 @@ async def _watch_claims(service: ServerState, background: BackgroundJobs) -> Non
 
 @contextlib.contextmanager
 def _log_outage() -> Generator[None]:
-    """Log that the database is not available, and go on: the next round may find it again."""
+    """Log that the database is not available, and continue: it may be available in the next round."""
     try:
         yield
     except StoreError as error:

@@ -1,7 +1,7 @@
 """Middleware that rejects requests with too large headers, a wrong host name, or a wrong token.
 
-If there are tokens, every route except ``/healthz`` needs one. A named token gives its caller the
-responses of its own namespace, within its limits; the server's own token gives the administrator's.
+If there are tokens, every route except ``/healthz`` needs one. A named token gives its caller access to the
+responses of its namespace, within its limits; the server's own token gives access to the administrator's.
 """
 
 import logging
@@ -46,10 +46,10 @@ METRICS_PATH = "/metrics"
 
 
 class ServerAuthMiddleware:
-    """Rejects requests that may not come in, with an error of the API that they use.
+    """Middleware that rejects unauthorized requests, with an error of the API that they use.
 
     Args:
-        app: The app behind it.
+        app: The app that requests are passed to.
         token: The token that clients must send, or None.
         hosts: The accepted host names, or None for any.
         header_bytes: The maximum size of all headers.
@@ -90,7 +90,7 @@ class ServerAuthMiddleware:
         return None
 
     async def _authenticate(self, scope: Scope) -> ApiError | None:
-        """Find the caller of a request; return why it is rejected, or None."""
+        """Find the caller of a request, and return the error if it is rejected, or None."""
         try:
             return await self._find_caller(scope)
         except StoreError as error:
@@ -98,7 +98,7 @@ class ServerAuthMiddleware:
             return DATABASE_UNAVAILABLE()
 
     async def _find_caller(self, scope: Scope) -> ApiError | None:
-        """Set the caller of a request, None for the administrator; return why it is rejected, or None."""
+        """Set the caller of a request, None for the administrator, and return the error if it is rejected."""
         if scope["path"] in PUBLIC_PATHS or not await self._needs_token():
             scope[CALLER_KEY] = None
             return None
@@ -117,7 +117,7 @@ class ServerAuthMiddleware:
         if needed not in found.scopes:
             return TOKEN_SCOPE_MISSING(scope=needed)
         scope[CALLER_KEY] = found
-        # A WebSocket counts by its messages, each of which is a request.
+        # On a WebSocket each message is counted as a request.
         return await self._check_limits(scope, found) if scope["type"] == "http" else None
 
     async def _needs_token(self) -> bool:
@@ -157,7 +157,7 @@ def find_exceeded_limit(caller: Caller, counts: WindowCounts) -> ErrorTemplate |
 
 
 def rate_limit_headers(caller: Caller, counts: WindowCounts) -> dict[str, str]:
-    """Return the rate limit headers of the hosted API, for the limits that a caller has."""
+    """Return the rate limit headers of the hosted API, for the limits of a caller."""
     used = {
         "requests": (caller.requests_per_minute, counts.requests),
         "tokens": (caller.tokens_per_minute, counts.tokens),
@@ -172,7 +172,7 @@ def rate_limit_headers(caller: Caller, counts: WindowCounts) -> dict[str, str]:
 
 
 def _read_api_key(scope: Scope) -> bytes:
-    """Return the bearer token; for Anthropic's API also the key in its own header."""
+    """Return the bearer token or, for Anthropic's API, the key in the ``x-api-key`` header."""
     if is_anthropic(scope) and (key := read_header(scope, b"x-api-key").strip()):
         return key
     return read_bearer_token(scope)

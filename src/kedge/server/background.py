@@ -1,13 +1,13 @@
 """Background responses: a queue of jobs, and logs of their events.
 
-A few jobs run at once, the others wait. The events of a streamed job go to a log that any number of
-readers can read, each at its own speed and from any event, until some minutes after the job has ended.
+A few jobs run at once, the others wait. The events of a streamed job are written to a log that any number
+of readers can read, each at its own speed and from any event, until some minutes after the job has ended.
 The logs have a common size limit: logs of finished jobs are dropped first, then the oldest events of
 the log that grows.
 
 If several servers use one database, the events are also stored there, so that every server can replay
-the stream, and a server that stops or dies leaves its jobs to the others (``storage.claims``). Readers
-poll: a batch of events is stored every 0.1 seconds at most, and `docs/server.md` has the measurements.
+the stream, and other servers continue the jobs of one that stops or crashes (``storage.claims``). Readers
+poll: a batch of events is stored at most every 0.1 seconds, and `docs/server.md` has the measurements.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ from kedge.server.storage.ids import parse_node_number
 log = logging.getLogger("kedge.server")
 
 MAX_EVENTS_PER_READ = 64
-"""Maximum number of events that a reader gets at once."""
+"""The maximum number of events that a reader gets at once."""
 
 
 STORE_SECONDS = 0.1
 """Seconds for which events are collected before they are stored."""
 MIN_POLL_SECONDS, MAX_POLL_SECONDS = 0.05, 0.4
-"""Seconds between two reads of stored events: short while there are new ones, then longer."""
+"""Seconds between two reads of stored events: short while there are new ones, longer otherwise."""
 
 
 class EventRecorder:
-    """Stores the events of a stream in the database, a batch at a time and in order."""
+    """A recorder that stores the events of a stream in the database, in batches and in order."""
 
     def __init__(self, service: ServerState, node: int, start: int) -> None:
         self._service = service
@@ -57,7 +57,7 @@ class EventRecorder:
             self._timer = asyncio.get_running_loop().call_later(STORE_SECONDS, self.flush)
 
     def flush(self) -> None:
-        """Store the frames that were added, before anything that is submitted later."""
+        """Store the added frames before any work that is submitted later."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -109,7 +109,7 @@ class EventLog:
         return True
 
     def has_events_after(self, after: int) -> bool:
-        """Return whether no event after this one was dropped."""
+        """Return whether all events after this one are available."""
         return after + 1 >= self._first_index
 
     async def read(self, after: int) -> AsyncIterator[bytes]:
@@ -155,7 +155,7 @@ class BackgroundJobs:
             raise errors.BACKGROUND_QUEUE_FULL()
 
     def start(self, run: ResponseRun, log: EventLog, *, retain_events: bool) -> None:
-        """Run a queued response; its events are only retained if it is streamed."""
+        """Start a queued response; its events are only retained if it is streamed."""
         id: str = run.draft.request_fields["id"]
         self._jobs[id] = run
         recorder: EventRecorder | None = None
@@ -198,7 +198,7 @@ class BackgroundJobs:
 
     @property
     def free_slots(self) -> int:
-        """How many more jobs can run at once."""
+        """The number of additional jobs that can run at once."""
         return self._limits.background_running - len(self._jobs)
 
     def get_run(self, id: str) -> ResponseRun | None:
@@ -208,9 +208,9 @@ class BackgroundJobs:
     async def open_stream(
         self, service: ServerState, id: str, node: int, after: int
     ) -> AsyncIterator[bytes] | None:
-        """Return the frames of a response after an event; None if they are not stored.
+        """Return the frames of a response after an event, or None if they are not stored.
 
-        With several servers, they are read from the database: another one may be generating them.
+        With several servers they are read from the database, because another one may be generating them.
         """
         if service.claims is not None:
             is_stored = await service.run(service.claims.count_events, node)
@@ -259,7 +259,7 @@ class BackgroundJobs:
 
 
 def enqueue_run(run: ResponseRun) -> EventLog:
-    """Store a response as queued, with the first events of its stream; return the events."""
+    """Store a response as queued, with the first events of its stream, and return the log of events."""
     log = EventLog()
     frames = log.add(run.enqueue())
     if run.service.claims is not None and run.draft.prompt.stream:
@@ -284,8 +284,8 @@ def _fail_claimed(
 async def read_stored_events(service: ServerState, node: int, after: int) -> AsyncIterator[bytes]:
     """Yield the stored frames of a background response after an event, until the response has ended.
 
-    The last events are not stored: they follow from the response, so they are there even if its server
-    died before it could store them.
+    The last events are not stored but derived from the response, so they are available even if its server
+    crashed before it could store them.
 
     Raises:
         EventsDropped: If the response was deleted.

@@ -1,15 +1,15 @@
 """Check that the items of a request fit the stored context: calls and outputs, ids, reasoning.
 
-A chain is coherent if every call that the client must answer is answered, every output answers an
-earlier call, no item occurs twice, and reasoning comes directly before the item it led to. The first
-two rules apply to the complete resolved chain, the last two to the items that the client sends.
+A chain is coherent if every call that the client must answer has an output, every output has an earlier
+call, no item occurs twice, and reasoning is directly before the item that the model wrote after it. The
+first two rules apply to the complete resolved chain, the last two to the items that the client sends.
 
     before = EMPTY_COHERENCE.extend(context)   or the value stored for the previous response
     check_request(before, body_items, lookup)  raises the ApiError of the first violation
     after = before.extend([*input, *output])   to be stored for the new response
 
-``Coherence`` is an immutable value, and ``extend`` shares everything except the new part. So one can
-be stored for every response, and the next turn costs what its own items cost, however long the chain.
+``Coherence`` is an immutable value, and ``extend`` shares everything except the new part. So one can be
+stored for every response, and the cost of the next turn depends on its items, not on the length of the chain.
 
 The lookup finds stored items by id. The items passed to ``check_request`` are those of the client,
 before they are normalized: an id in them is one that the client sent.
@@ -69,7 +69,7 @@ CLIENT_ITEM_TYPES = frozenset(
 
 
 class ItemLookup(Protocol):
-    """Finds stored items by id."""
+    """Protocol of lookups of stored items by id."""
 
     def find_item(self, id: str) -> Item | None:
         """Return a stored item, or None."""
@@ -79,7 +79,7 @@ class ItemLookup(Protocol):
 
 
 class EmptyItemLookup:
-    """The lookup of a server that has stored nothing."""
+    """A lookup without any items."""
 
     def find_item(self, id: str) -> Item | None:
         """Return None."""
@@ -108,7 +108,7 @@ class IdSet:
         return any(id in one for one in self.sets)
 
     def union(self, new: Collection[str]) -> "IdSet":
-        """Return a version that contains these, too."""
+        """Return a version that also contains these ids."""
         if not new:
             return self
         sets = (*self.sets, frozenset(new))
@@ -134,7 +134,7 @@ OrphanOutput = tuple[str, str]
 
 
 class Coherence(NamedTuple):
-    """What must be known of a context to check the items after it."""
+    """The properties of a context that are needed to check the items after it."""
 
     ids: IdSet
     open_calls: OpenCalls
@@ -166,7 +166,7 @@ def check_calls_answered(open_calls: OpenCalls, orphan: OrphanOutput | None) -> 
 
 
 def track_call(item: Item, open_calls: dict[tuple[str, str], OpenCall]) -> OrphanOutput | None:
-    """Update the open calls by one item; return the item if it is an output without a call."""
+    """Update the open calls with one item, and return it if it is an output without a call."""
     type: str = item.get("type") or "message"
     call = CALL_TYPES.get(type)
     if call is not None:
@@ -182,7 +182,7 @@ def track_call(item: Item, open_calls: dict[tuple[str, str], OpenCall]) -> Orpha
         for name in answered.keys:
             open_calls.pop((output.call, name), None)
     if type == "compaction":
-        # Earlier items are gone, so none of their calls can be open.
+        # Earlier items are removed, so none of their calls can be open.
         open_calls.clear()
     return None
 
@@ -256,7 +256,7 @@ def check_encrypted_content(new: Sequence[Item], decrypt: Callable[[str], Any]) 
 
 
 def resolve_references(new: Sequence[Item], lookup: ItemLookup) -> Sequence[Item]:
-    """Replace references by the stored items; reject the first that is not found."""
+    """Replace references by the stored items, and reject the first that is not found."""
     if not any(is_reference(item) for item in new):
         return new
     return [_find_referenced(item["id"], lookup) if is_reference(item) else item for item in new]

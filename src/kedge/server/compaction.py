@@ -1,7 +1,7 @@
 """Compaction: replace a long context by one opaque item.
 
-A compaction item contains, encrypted, the items that replace everything before it: a note of what was
-omitted (with a summary, if the model writes one), as much of the system text and of the user's earlier
+A compaction item contains, encrypted, the items that replace everything before it: a note about the omitted
+items (with a summary, if the model writes one), as much of the system text and of the user's earlier
 messages as fits (the first one has priority), and the end of the newest exchange. From then on a
 context starts at its newest compaction item.
 """
@@ -46,10 +46,10 @@ class CompactedContext:
 
 
 def compact(items: Sequence[Item], max_tokens: int) -> CompactedContext:
-    """Choose what replaces these items, in about ``max_tokens`` tokens.
+    """Return the replacement of these items, in about ``max_tokens`` tokens.
 
-    The newest message of the user is always retained, and so is the end of what follows it, cut only
-    where no call loses its output and no item its reasoning.
+    The newest message of the user is always retained, and so is the end of the items after it, which starts
+    where no call is separated from its output and no item from its reasoning.
     """
     start = find_newest_exchange(items)
     question = [item for item in items[start : start + 1] if item.get("role") == "user"]
@@ -66,7 +66,7 @@ def compact(items: Sequence[Item], max_tokens: int) -> CompactedContext:
 
 
 def retain_user_messages(compacted: CompactedContext, items: Sequence[Item]) -> CompactedContext:
-    """Retain every message of the user as well, however many tokens they have."""
+    """Retain every message of the user as well, regardless of the number of tokens."""
     retained = {id(item) for item in compacted.retained_items}
     is_retained = [id(item) in retained or item.get("role") == "user" for item in items]
     return CompactedContext(
@@ -84,7 +84,7 @@ def find_newest_exchange(items: Sequence[Item]) -> int:
 
 
 def _fit_tail(items: Sequence[Item], max_tokens: int) -> Sequence[Item]:
-    """Return the longest tail that fits, or the shortest possible one."""
+    """Return the longest end of the items that fits, or the shortest possible one."""
     tokens = 0
     needed: set[str] = set()
     best: int | None = None

@@ -1,4 +1,4 @@
-"""A limit on how long a block of code may wait, which costs nothing if the block does not wait."""
+"""A time limit for a block of code, which costs almost nothing if the block does not wait."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from typing import Self
 # runs only if the block really waits: then the timer starts, and ``on_wait`` is called once, which is
 # the moment to store a response as in progress and to watch for a disconnect.
 #
-# Cancellation is shared with everyone else who can cancel the task. An expired deadline cancels the
-# task, and on leaving the block takes exactly its own cancellation back (``uncancel``). If the count
-# of pending cancellations was already higher when the block was entered, or has grown by more than
-# ours, another caller wants the task to end too, and CancelledError must propagate.
+# Other code can cancel the task, too. An expired deadline cancels the task, and on leaving the block
+# reverts exactly its own cancellation (``uncancel``). If the count of pending cancellations was already
+# higher when the block was entered, or has grown by more than one, another caller has cancelled the
+# task, and CancelledError must propagate.
 
 
 class Deadline:
@@ -24,7 +24,7 @@ class Deadline:
     A block that was ended is left as if it had finished; ``cancelled`` is set then.
 
     Args:
-        seconds: How long the block may wait, from the first time that it waits.
+        seconds: The maximum time of the block, from the first time that it waits.
         on_wait: Called once, the first time that the block waits.
     """
 

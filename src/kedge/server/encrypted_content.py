@@ -1,7 +1,7 @@
 """The ``encrypted_content`` of reasoning and compaction items: data that only this server can read.
 
-Clients store it and send it back; they can neither read nor change it. The key never leaves the
-database, so only the server that encrypted a value can decrypt it.
+Clients store it and send it back; they can neither read nor change it. The key is stored in the
+database only, so only the server that encrypted a value can decrypt it.
 """
 
 import zlib
@@ -43,7 +43,7 @@ KEY_BYTES = 32
 
 
 class ContentCipher:
-    """Encrypts and decrypts JSON values with one key of 32 random bytes."""
+    """A cipher for JSON values with one key of 32 random bytes."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key

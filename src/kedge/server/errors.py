@@ -1,10 +1,10 @@
 """The errors of the API: every message with its parameter, code and HTTP status, as data.
 
-An ``ErrorTemplate`` is one kind of error. Called with its values it makes the ``ApiError`` to raise:
+An ``ErrorTemplate`` is one kind of error. A call with its values returns the ``ApiError`` to raise:
 
     raise PREVIOUS_RESPONSE_NOT_FOUND(id="resp_x")
 
-Messages are verbatim those of the hosted API where one has been observed. The others are in the last
+Messages are quoted verbatim from the hosted API where one has been observed. The others are in the last
 group and are listed in ``docs/strictness.md``.
 """
 
@@ -14,16 +14,16 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """A request is rejected.
+    """The error of a rejected request.
 
-    An error that was made from a template has that ``template`` and its ``values``, because another
+    An error that was created from a template has that ``template`` and its ``values``, because another
     API reports the same error with another message.
 
     Args:
         message: The message.
         status: The HTTP status of the response.
         type: The ``type`` in the response body.
-        param: The parameter that is wrong, if one is.
+        param: The invalid parameter, if there is one.
         code: The ``code`` in the response body.
         headers: Further headers of the response.
     """
@@ -76,7 +76,7 @@ class ErrorTemplate:
     type: str = "invalid_request_error"
 
     def __call__(self, **values: object) -> ApiError:
-        """Make the error for these values."""
+        """Return the error for these values."""
         shown = {name: _truncate_value(value) for name, value in values.items()}
         error = ApiError(
             self.message.format_map(shown),
@@ -207,7 +207,7 @@ CONTEXT_MANAGEMENT_UNSUPPORTED = ErrorTemplate(
     "Unsupported context_management type: '{type}'.", param="context_management"
 )
 
-# What a request refers to.
+# Objects that a request refers to.
 PREVIOUS_RESPONSE_NOT_FOUND = ErrorTemplate(
     "Previous response with id '{id}' not found.",
     param="previous_response_id",
@@ -268,7 +268,7 @@ NOT_IN_BACKGROUND = ErrorTemplate(
     param="stream",
 )
 
-# How a request's items fit together.
+# Relations between the items of a request.
 NO_TOOL_OUTPUT = ErrorTemplate("No tool output found for {call} {call_id}.", param="input")
 NO_TOOL_CALL = ErrorTemplate(
     "No tool call found for {output} with call_id {call_id}.", param="input"
@@ -297,7 +297,7 @@ CONTEXT_TOO_LONG = ErrorTemplate(
     code="context_length_exceeded",
 )
 
-# The socket around it.
+# The WebSocket connection.
 INVALID_STREAM_ID = ErrorTemplate(
     "The 'stream_id' field must be a non-empty string with at most 256 characters and may only "
     "contain letters, numbers, underscores, hyphens, and periods.",
@@ -316,7 +316,7 @@ CONNECTION_EXPIRED = ErrorTemplate(
     code="websocket_connection_limit_reached",
 )
 
-# The HTTP around it.
+# HTTP: the format of bodies, routes, access and failures.
 INVALID_JSON = ErrorTemplate(
     "We could not parse the JSON body of your request. (HINT: This likely means you aren't using "
     "your HTTP library correctly. The OpenAI API expects a JSON payload, but what was sent was "

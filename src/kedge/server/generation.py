@@ -1,9 +1,8 @@
 """The generation loop: run a model for one request, within its deadline, until it ends.
 
-Stored responses (``response_run``) and stateless ones (``stateless_run``) differ in what they make of
-the output, not in how they get it. So everything that can go wrong while a model writes is handled
-once, here: an error of the model, a bug in it, the deadline, a client that disconnects, a server that
-shuts down.
+Stored responses (``response_run``) and stateless ones (``stateless_run``) process the output differently,
+but generate it in the same way. So all failures while a model writes are handled here, once: an error of
+the model, a bug in it, the deadline, a client that disconnects, a server that shuts down.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +19,7 @@ from kedge.server.state import ServerState
 from kedge.server.stop_sequences import apply_stop_sequences
 
 Chunk = TypeVar("Chunk")
-"""What a subclass emits while it streams: events, or encoded frames."""
+"""The type that a subclass emits while it streams: events, or encoded frames."""
 
 Emit = Callable[[Chunk], Awaitable[None]]
 OnWait = Callable[[], None]
@@ -34,8 +33,8 @@ class Generation(ABC, Generic[Chunk]):
     Args:
         service: The server; the generation is listed in its ``running`` until it ends.
         model: The model to run, or None to produce an answer without one.
-        prompt: What the model is asked.
-        writer: Collects the output.
+        prompt: The request to the model.
+        writer: The writer that collects the output.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Generation(ABC, Generic[Chunk]):
         self._deadline.cancel()
 
     def end(self) -> None:
-        """Release everything. May be called more than once."""
+        """Release all resources. May be called more than once."""
         self._service.running.discard(self)
 
     async def _generate(self, on_wait: OnWait) -> bool:
@@ -113,7 +112,7 @@ class Generation(ABC, Generic[Chunk]):
             log_failure("the model failed", error)
         finally:
             self.end()
-        # Also of an answer that was cut: a client that disconnects early must not evade its limit.
+        # Also for a partial answer: a client that disconnects early must not evade its limit.
         if self._service.counts_tokens:
             await self._service.count_tokens(self._sum_tokens())
 
@@ -145,12 +144,12 @@ class Generation(ABC, Generic[Chunk]):
                 await pieces.aclose()  # stops the model
 
     def _handle_wait(self) -> None:
-        """Handle the first time that the generation waits for something."""
+        """Handle the first time that the generation waits."""
         if self._on_wait is not None:
             self._on_wait()
 
     async def _prepare(self) -> Chunk | None:
-        """Do what comes before the model, and return what to emit for it."""
+        """Prepare the generation before the model runs, and return the chunks to emit for that."""
         return None
 
     async def _complete(self) -> None:
@@ -162,12 +161,12 @@ class Generation(ABC, Generic[Chunk]):
 
     @abstractmethod
     def _start(self) -> Chunk:
-        """Return what opens the stream."""
+        """Return the chunks that open the stream."""
 
     @abstractmethod
     def _render(self, piece: OutputEvent) -> Chunk:
-        """Feed a piece of output to the writer and return what to emit for it, which may be empty."""
+        """Feed a piece of output to the writer and return the chunk to emit for it, which may be empty."""
 
     @abstractmethod
     def _finish(self) -> Chunk:
-        """Return what ends the stream: the end of a complete answer, or the failure."""
+        """Return the chunks that end the stream: the end of a complete answer, or the failure."""

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from kedge.server.background import BackgroundJobs
 
 SERVICE_KEY = "kedge.service"
-"""The key of a request's scope for the state of the server as its caller sees it."""
+"""The key of a request's scope for the state of the server in the namespace of its caller."""
 JSON_HEADERS = {"content-type": "application/json"}
 IGNORED_HEADER = b"x-kedge-ignored-parameters"
 MAX_LOGGED_PARAMETERS = 1_000
-"""How many different ignored parameters are logged during the life of a server."""
+"""The maximum number of different ignored parameters that a server logs."""
 
 log = logging.getLogger("kedge.server")
 P = ParamSpec("P")
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def get_service(request: HTTPConnection) -> ServerState:
-    """Return the state of the server that received a request, as its caller sees it."""
+    """Return the state of the server that received a request, in the namespace of its caller."""
     found: ServerState | None = request.scope.get(SERVICE_KEY)
     if found is None:
         service: ServerState = request.app.state.service
@@ -82,12 +82,12 @@ def validate(request: Request, check: Callable[P, T], *args: P.args, **kwargs: P
 
     Args:
         request: The request; its response gets a header that lists ignored parameters.
-        check: A function that validates the body and perhaps parses it.
+        check: A function that validates the body, and may parse it.
         args: Arguments of the check.
         kwargs: Keyword arguments of the check.
 
     Returns:
-        What the check returns.
+        The result of the check.
 
     Raises:
         ApiError: The first violation.

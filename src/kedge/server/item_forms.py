@@ -18,7 +18,7 @@ TYPES_WITHOUT_STATUS = frozenset(
 
 
 def normalize_items(items: Sequence[Item], key: str) -> list[Item]:
-    """Return the items in full form; ids of items without one are made from ``key``."""
+    """Return the items in full form; ids of items without one are derived from ``key``."""
     return [_normalize_item(item, key, number) for number, item in enumerate(items)]
 
 

@@ -1,7 +1,7 @@
 """The JSON encoding of the server: compact, UTF-8, finite numbers.
 
-One encoder for responses and for the database, so that a stored item and a sent item are the same
-bytes and nothing is encoded twice.
+The same encoder is used for responses and for the database, so that a stored item and a sent item have
+the same bytes and nothing is encoded twice.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Models: the interface of what writes the answers, and the practice model.
+"""Models: the interface of the models that write the answers, and the practice model.
 
 A ``Model`` gets a ``Prompt`` and yields output events: an item is opened, grows by deltas, and is
 closed. A model behind a provider's API implements the same interface as the practice model.
@@ -29,7 +29,7 @@ ItemKind = Literal["text", "refusal", "reasoning", "function_call", "custom_tool
 
 @dataclass(frozen=True, slots=True)
 class ItemOpened:
-    """An output item begins. A call has a ``name`` and, if the model chose one, a ``call_id``."""
+    """The beginning of an output item. A call has a ``name`` and, if the model chose one, a ``call_id``."""
 
     kind: ItemKind
     name: str = ""
@@ -38,17 +38,17 @@ class ItemOpened:
 
 @dataclass(frozen=True, slots=True)
 class ItemDelta:
-    """Text is appended to the open item."""
+    """Text that is appended to the open item."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ItemClosed:
-    """The open item is complete.
+    """The end of the open item, which is complete.
 
     Args:
-        stop_sequence: The stop sequence that ended the answer, if one did.
+        stop_sequence: The stop sequence that ended the answer, if any.
         model_data: Any JSON value that the model needs when its reasoning is sent again. It is
             encrypted into the reasoning item.
     """
@@ -59,14 +59,14 @@ class ItemClosed:
 
 @dataclass(frozen=True, slots=True)
 class OutputTruncated:
-    """The model stopped early; an open item remains incomplete."""
+    """The early end of an answer; an open item remains incomplete."""
 
     reason: Literal["max_output_tokens", "content_filter"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUsage:
-    """The tokens of the complete answer, if the model counts them itself.
+    """The token counts of the complete answer, if the model reports them.
 
     ``cached`` and ``cache_write`` (tokens written to an explicit cache) are part of ``input``, ``reasoning``
     is part of ``output``.
@@ -81,7 +81,7 @@ class ModelUsage:
 
 @dataclass(frozen=True, slots=True)
 class ItemAdded:
-    """A complete item of a type that only the Responses API has, as the model wrote it."""
+    """A complete item, as the model wrote it, of a type that only the Responses API has."""
 
     item: Mapping[str, Any]
 
@@ -98,13 +98,13 @@ class Prompt:
     """One request to a model.
 
     Args:
-        ask: What the model sees: items, instructions, tools.
+        ask: The input of the model: items, instructions, tools.
         body: The request body as it was sent.
         stream: Whether the client reads the answer while it is written.
         max_tokens: The maximum number of output tokens, or None.
         stop: Stop sequences; the server ends the answer at the first of them.
         decrypt_reasoning: Returns the ``model_data`` of a reasoning item by its encrypted content.
-        namespace: The namespace of the caller; a model does not share what it remembers between them.
+        namespace: The namespace of the caller; a model must not share data between namespaces.
     """
 
     ask: PracticeRequest
@@ -117,7 +117,7 @@ class Prompt:
 
 
 class Model(Protocol):
-    """Writes answers.
+    """The interface of models.
 
     Attributes:
         name: The name of the model.
@@ -188,7 +188,7 @@ class PracticeModel:
                 await sleep(pace)
 
     async def summarise(self, items: Sequence[Mapping[str, Any]]) -> str:
-        """Return nothing: the server then describes what was omitted."""
+        """Return an empty text: the server then describes the omitted items."""
         return ""
 
     async def aclose(self) -> None:
@@ -237,7 +237,7 @@ def _split_chunks(text: str, stream: bool) -> list[str]:
 
 
 def _truncate_text(text: str, max_tokens: int) -> tuple[str, int, bool]:
-    """Return the first ``max_tokens`` tokens of a text, how many are left, and whether it was cut."""
+    """Return at most ``max_tokens`` tokens of a text, the number of unused tokens, and whether it was truncated."""
     if len(text) <= max_tokens * MAX_TOKEN_BYTES:
         tokens = count_text(text)
         if tokens <= max_tokens:

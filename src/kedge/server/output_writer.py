@@ -34,7 +34,7 @@ OutputItem = dict[str, Any]
 class ItemFormat:
     """The format of one kind of output item, and its events.
 
-    ``build_part`` makes the content part (or summary part) with the text, for kinds that have one;
+    ``build_part`` returns the content part (or summary part) with the text, for kinds that have one;
     ``index_key`` is the member with the index of such a part, and ``content_key`` the member of the
     item that contains the parts. For other kinds, ``content_key`` is the member with the text itself.
     """
@@ -107,18 +107,18 @@ CALL_ID_PATTERNS = {
     "call": re.compile(r"(?s:.{1,64})"),
     "toolu": re.compile(r"[a-zA-Z0-9_-]{1,64}"),
 }
-"""The call ids that each API accepts with a result, by the prefix of its own ids."""
+"""The patterns of call ids that each API accepts with a result, by the prefix of its ids."""
 
 
 class OutputWriter:
-    """Collects the output events of a model into items.
+    """A writer that collects the output events of a model into items.
 
     Args:
-        key: The key of the response, from which item ids are made.
+        key: The key of the response, from which item ids are derived.
         first_number: The number of the first output item among the items of the response.
         encrypt: Encrypts reasoning.
         encrypt_reasoning: Encrypt all reasoning, not only reasoning with data of the model.
-        show_summary: Whether the client asked for reasoning summaries.
+        show_summary: Whether the client requested reasoning summaries.
         call_prefix: The prefix of call ids.
     """
 
@@ -148,7 +148,7 @@ class OutputWriter:
         self._item_tokens: list[int] = []
 
     def count_each(self) -> list[int]:
-        """Return the tokens of each item, which are counted once: the output must be complete."""
+        """Return the tokens of each item of the complete output, which are counted once."""
         if len(self._item_tokens) != len(self.items):
             self._item_tokens = [count_items((item,)) for item in self.items]
         return self._item_tokens
@@ -239,7 +239,7 @@ class OutputWriter:
         self.items.append(item)
 
     def _choose_call_id(self, event: ItemOpened) -> str:
-        """Return the id that the model chose, unless the API would not accept it with a result."""
+        """Return the id that the model chose, if the API accepts it with a result, or a new one."""
         if CALL_ID_PATTERNS[self._call_prefix].fullmatch(event.call_id):
             return event.call_id
         return make_call_id(self._key, self._number, self._call_prefix)
@@ -332,7 +332,7 @@ async def precount_output(writer: OutputWriter) -> None:
 
 
 def count_usage(writer: OutputWriter, input: ModelUsage) -> ModelUsage:
-    """Return the usage that the model reported, or else that of its input with the counted answer."""
+    """Return the usage that the model reported, or the usage of its input with the counted answer."""
     if writer.usage is not None:
         return writer.usage
     reasoning = sum(map(count_text, writer.reasoning_texts))

@@ -1,4 +1,4 @@
-"""Prepare a response: resolve what a valid request refers to, and build the input of the model.
+"""Prepare a response: resolve the references of a valid request, and build the input of the model.
 
 The checks run in the documented order (``docs/strictness.md``). Nothing is written to the database.
 """
@@ -58,10 +58,10 @@ CHAINABLE_STATUSES = frozenset({"completed", "incomplete"})
 
 
 class History(NamedTuple):
-    """What a request continues: a context, and the node at its end.
+    """The history that a request continues: a context, and the node at its end.
 
-    A history that is ``in_memory`` has no node: only a connection remembers it, and a stored response
-    that continues it must store all of it.
+    A history that is ``in_memory`` has no node: only its connection has it, and a stored response that
+    continues it must store all of it.
     """
 
     context: Context
@@ -118,7 +118,7 @@ def prepare_response(
 ) -> ResponseDraft:
     """Prepare the response to a valid request, or raise the first ApiError.
 
-    ``unstored`` has the unstored responses of the connection of the request, if it is a WebSocket.
+    ``unstored`` contains the unstored responses of the request's connection, if it is a WebSocket.
     """
     history = find_history(service, body, unstored)
     check_not_empty(body)
@@ -136,11 +136,11 @@ def prepare_response(
 
 
 def prepare_claimed(service: ServerState, claimed: "ClaimedResponse") -> ResponseDraft:
-    """Prepare a background response that another server did not finish, as it was prepared there.
+    """Prepare a background response that another server did not finish, with the same result as there.
 
     Raises:
         ApiError: If it cannot be generated any more, for example because its model is not served here.
-        LookupError: If what it continues is lost.
+        LookupError: If the history that it continues is lost.
     """
     context = service.nodes.load_context(claimed.parent)
     history = History(context, claimed.parent, claimed.conversation)
@@ -246,8 +246,8 @@ def _find_response_history(
 def _load_context(service: ServerState, node: int | None) -> Context | None:
     """Load a stored context, or return None if it starts at a compaction that version 0.1 encrypted.
 
-    Such a context is lost, so it is reported as missing: that is the error on which clients resend
-    the conversation. So is a context that another process of a shared database has just deleted.
+    Such a context is lost, so it is reported as missing: after this error clients resend the
+    conversation. So is a context that another process of a shared database has just deleted.
     """
     try:
         return service.nodes.load_context(node)
@@ -289,7 +289,7 @@ async def precount_request(body: Body) -> None:
 
 
 def check_supported(service: ServerState, body: Body, *, on_socket: bool = False) -> None:
-    """Reject what this server does not support."""
+    """Reject parameters that this server does not support."""
     if body.get("background"):
         if on_socket:
             raise errors.BACKGROUND_ON_SOCKET()
@@ -305,7 +305,7 @@ def should_store(service: ServerState, body: Body) -> bool:
 def build_model_input(
     service: ServerState, body: Body, history: History, items: Sequence[Item]
 ) -> ModelInput:
-    """Return what a model sees: the history, unless a compaction replaces it, and the new items."""
+    """Return the input of a model: the history, unless a compaction replaces it, and the new items."""
     settings = count_instruction_tokens(body)
     if has_compaction(items):
         seen = service.expand_items(slice_from_compaction(items))
@@ -317,14 +317,14 @@ def build_model_input(
 
 
 def count_instruction_tokens(body: Body) -> int:
-    """Count the tokens of instructions and tools, which every request sends again."""
+    """Count the tokens of instructions and tools, which are sent with every request."""
     instructions, tools = body.get("instructions"), body.get("tools")
     tokens = count_text(instructions) if isinstance(instructions, str) else 0
     return tokens + (count_json(tools) if tools else 0)
 
 
 def truncate_to_window(model_input: ModelInput, body: Body, window: int) -> ModelInput:
-    """Fit the input into the model's window: drop the oldest exchanges if the request allows it."""
+    """Fit the input into the model's window by dropping the oldest exchanges, if the request allows it."""
     if model_input.tokens <= window:
         return model_input
     if body.get("truncation") != "auto":
@@ -347,7 +347,7 @@ def _find_second_exchange(items: Sequence[Item]) -> int | None:
 
 
 async def add_summary(draft: ResponseDraft) -> ResponseDraft:
-    """Add the model's summary of what a compaction omits, if the model writes one."""
+    """Add the model's summary of the items that a compaction omits, if the model writes one."""
     compacted, ask = draft.compacted, draft.prompt.ask
     if compacted is None or not compacted.omitted_items:
         return draft
@@ -372,7 +372,7 @@ def _apply_compaction(model_input: ModelInput, compacted: CompactedContext | Non
 def _compact_if_needed(
     body: Body, model_input: ModelInput, window: int, *, triggered: bool
 ) -> CompactedContext | None:
-    """Return what replaces the context, if this response compacts it."""
+    """Return the replacement of the context, if this response compacts it."""
     if triggered:
         return compact(model_input.items[:-1], model_input.tokens // 2)
     for entry in body.get("context_management") or ():
@@ -389,7 +389,7 @@ def read_prompt_cache(
     items: Sequence[Item],
     model_input: ModelInput,
 ) -> int:
-    """Cache a prompt automatically; return how many of its tokens were cached before."""
+    """Cache a prompt automatically, and return the number of its tokens that were cached before."""
     if model_input.tokens < MIN_CACHED_TOKENS:
         return 0  # too short to be cached, and so is every prefix of it
     context = truncate_history(context)
@@ -407,7 +407,7 @@ def read_prompt_cache(
 def build_ask(
     body: Body, items: Sequence[Item], read_reasoning: Callable[[Item], str]
 ) -> PracticeRequest:
-    """Build the request to the model from the request body and the items it sees."""
+    """Build the request to the model from the request body and the items of its input."""
     text: Body = body.get("text") or {}
     choice = body.get("tool_choice")
     return PracticeRequest(

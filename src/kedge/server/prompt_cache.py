@@ -1,15 +1,15 @@
-"""Prompt caching by the rules of the hosted APIs: which prefix of a prompt was processed recently.
+"""Prompt caching by the rules of the hosted APIs, which reuse recently processed prefixes of prompts.
 
 A prompt is a sequence of segments: settings (model, cache key, instructions, tools, format), then items or content
 blocks. A prefix is identified by a rolling hash of its segments, so a prompt shares a cached prefix if
 it starts with exactly the same segments. Hosted APIs compare tokens; this server compares complete segments.
 
-- *Automatic* caching (Responses, Chat Completions): every prompt is cached. A prefix counts from 1,024
-  tokens on, rounded down to a multiple of 128, for ten minutes after its last use or for the
+- *Automatic* caching (Responses, Chat Completions): every prompt is cached. A prefix has at least 1,024
+  tokens, rounded down to a multiple of 128, and is cached for ten minutes after its last use or for the
   requested ``prompt_cache_retention``.
-- *Explicit* caching (Messages): only prefixes that end at a ``cache_control`` breakpoint are cached, from
-  the model's minimum length on and for the breakpoint's lifetime. A lookup starts at a breakpoint
-  and goes back at most 20 blocks.
+- *Explicit* caching (Messages): only prefixes that end at a ``cache_control`` breakpoint are cached, if they
+  have the model's minimum length, for the breakpoint's lifetime. A lookup starts at a breakpoint and
+  compares at most 20 blocks before it.
 """
 
 from collections import OrderedDict
@@ -26,32 +26,32 @@ from kedge.json_codec import encode_sorted
 from kedge.server.json_codec import Item
 
 MIN_CACHED_TOKENS = 1024
-"""Tokens from which a prompt is cached automatically."""
+"""The minimum number of tokens of a prompt that is cached automatically."""
 CACHED_TOKENS_STEP = 128
-"""The size in which automatically cached prefixes are counted."""
+"""The number of tokens to a multiple of which automatically cached prefixes are rounded down."""
 DEFAULT_LIFETIME = 600.0
 RETENTIONS: Mapping[str, float] = {"24h": 86_400.0}
-"""Lifetimes by ``prompt_cache_retention``; others have the default."""
+"""Lifetimes by ``prompt_cache_retention``; other values have the default lifetime."""
 MAX_LOOKBACK = 20
 """Content blocks before a breakpoint that are compared with cached prefixes."""
 MAX_ENTRIES = 100_000
 RENEWAL_SHARE = 0.1
 """The share of their lifetime for which the prefixes of a cached prompt are not renewed again.
 
-A prompt in a long chain has hundreds of prefixes, and each turn uses all of them. Renewing them every time
-would make a turn cost what the chain costs."""
+A prompt in a long chain has hundreds of prefixes, and each turn uses all of them. If they were renewed every
+time, the cost of a turn would grow with the length of the chain."""
 
 EMPTY_DIGEST = b""
 _DIGEST_BYTES = 16
 _UNSEEN_MEMBERS = frozenset({"id", "status", "encrypted_content", "cache_control"})
 """Members of a segment that are not part of the prompt."""
 MAX_REMEMBERED_LENGTH = 1024
-"""The maximum length of instructions whose digest is remembered."""
+"""The maximum length of instructions whose digest is cached."""
 _SETTINGS = ("model", "prompt_cache_key", "tools", "instructions", "text")
 
 
 Prefix = tuple[bytes, int]
-"""The digest of a prefix of a prompt, and its length in tokens, or 0 if that is not known."""
+"""The digest of a prefix of a prompt, and its length in tokens, or 0 if the length is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,11 @@ class PromptCache:
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
 
     def read(self, prefixes: Iterable[Prefix], lifetime: float = DEFAULT_LIFETIME) -> int:
-        """Cache a prompt automatically; return how many of its tokens were cached before.
+        """Cache a prompt automatically, and return the number of its tokens that were cached before.
 
         Args:
             prefixes: The prefixes of the prompt, longest first.
-            lifetime: Seconds for which they stay cached without use.
+            lifetime: Seconds for which they remain cached without use.
         """
         with self._lock:
             return self._read(prefixes, lifetime)
@@ -109,7 +109,7 @@ class PromptCache:
         Args:
             digests: The digest of the prefix up to each block.
             breakpoints: The breakpoints in order.
-            minimum: Tokens from which the model caches a prefix.
+            minimum: The minimum number of tokens of a prefix that the model caches.
         """
         with self._lock:
             return self._read_breakpoints(digests, breakpoints, minimum)
@@ -131,7 +131,7 @@ class PromptCache:
         return tokens, max(end - tokens, 0)
 
     def _renew(self, digest: bytes, now: float) -> "_Entry | None":
-        """Return a live entry, whose lifetime starts again; None if there is none."""
+        """Return an entry that has not expired and restart its lifetime, or return None."""
         entry = self._entries.get(digest)
         if entry is None or entry.expires_at <= now:
             return None
@@ -152,7 +152,7 @@ class PromptCache:
 
 
 class _Entry(NamedTuple):
-    """A cached prefix: when it expires, and when the shorter prefixes of its prompt were last renewed."""
+    """A cached prefix: its expiry, and the last time that the shorter prefixes of its prompt were renewed."""
 
     tokens: int
     lifetime: float
@@ -161,7 +161,7 @@ class _Entry(NamedTuple):
 
 
 def hash_settings(body: Mapping[str, Any]) -> bytes:
-    """Return the digest of what comes before the items of a prompt."""
+    """Return the digest of the settings, which precede the items of a prompt."""
     settings = {name: body.get(name) for name in _SETTINGS}
     is_short = len(settings["instructions"] or "") <= MAX_REMEMBERED_LENGTH
     if is_short and settings["tools"] is None and settings["text"] is None:
@@ -175,7 +175,7 @@ def _hash_plain_settings(*values: str | None) -> bytes:
 
 
 def hash_items(digest: bytes, items: Iterable[Item]) -> Iterator[bytes]:
-    """Yield the digest after each item; reasoning is not part of later prompts and changes none."""
+    """Yield the digest after each item; reasoning is not part of later prompts and does not change it."""
     for item in items:
         if item.get("type") != "reasoning":
             digest = _hash_segment(digest, item)

@@ -1,7 +1,7 @@
 """Request ids, the access log, and records of requests for tests.
 
-The log has the method, path, status and duration, never content. A ``RecordedRequest`` has
-everything, so it is only made if there is a listener.
+The log has the method, path, status and duration, never content. A ``RecordedRequest`` also has the
+content, so it is only created if there is a listener.
 """
 
 import logging
@@ -50,7 +50,7 @@ class RecordedRequest:
     transport: Literal["http", "websocket"] = "http"
     seconds: float = 0.0
     reply: bytes = b""
-    """The beginning of the response body, if a recorder wants it."""
+    """The beginning of the response body, if a recorder requests it."""
 
 
 WEBSOCKET_SCOPE_KEY = "kedge.place"
@@ -64,16 +64,16 @@ FinishListener = Callable[[RecordedRequest, Scope], None]
 
 
 class AccessLogMiddleware:
-    """Gives each request an id, logs it, and calls the listener.
+    """Middleware that assigns an id to each request, logs it, and calls the listener.
 
     It also handles internal errors: with a 500 in the format of the API if no response has started,
     and with a log record that does not quote the conversation.
 
     Args:
-        app: The app behind it.
+        app: The app that requests are passed to.
         listener: Called with the record of every request when it starts.
         on_finish: Called with the record and the scope of every request when it ends.
-        reply_bytes: How much of each response body the record has at its end.
+        reply_bytes: The number of bytes of each response body in the record at its end.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class AccessLogMiddleware:
             await self._app(scope, receive, send)
 
     async def _handle_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a connection on; each message on it becomes a request of its own."""
+        """Pass a connection on; each message on it becomes a separate request."""
         request_id = f"req_{token_hex(16)}"
 
         async def send_with_id(message: Message) -> None:

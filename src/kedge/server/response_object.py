@@ -1,8 +1,8 @@
 """Build the ``response`` object of the API, in two parts.
 
-The request fields echo the settings of the request, with defaults for what was left out; nothing is
-inherited from the previous response. They never change, so they are encoded once. The result fields
-(status, usage, error…) say how the response ended. The output items are encoded separately.
+The request fields echo the settings of the request, with defaults for omitted ones; nothing is inherited
+from the previous response. They never change, so they are encoded once. The result fields (status, usage,
+error…) describe how the response ended. The output items are encoded separately.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ DEFAULTS: Mapping[str, Any] = {
     "top_p": 1.0,
     "truncation": "disabled",
 }
-"""Parameters and their values if they are left out or null."""
+"""Parameters and their values if they are omitted or null."""
 
 SERVICE_TIERS = {"auto": "default", "fast": "priority"}
 """Tiers that are echoed under another name."""

@@ -1,7 +1,7 @@
-"""A response while a model writes it, and how it is stored.
+"""Generate and store a response.
 
 A run ends in exactly one way: completed or incomplete with its output stored, or failed or cancelled
-without.
+without output.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
     Args:
         service: The server.
         draft: The prepared request.
-        unstored: Where a connection remembers responses that are not stored, if it does.
-        recorded_request: The record of the request, if a listener wants one.
+        unstored: The unstored responses of the connection, if it is a WebSocket.
+        recorded_request: The record of the request, if there is a listener.
         is_locked: Whether the conversation is already locked for this response.
 
     Raises:
@@ -85,8 +85,8 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
     async def generate(self, on_wait: OnWait) -> bytes | None:
         """Return the complete response as JSON, or None if the client disconnected.
 
-        Until the client has the id it cannot ask for the response, so the response is stored as in
-        progress only when its model makes the server wait. ``on_wait`` is called then, too.
+        Until the client has the id it cannot request the response, so the response is stored as in
+        progress only if its model makes the server wait. ``on_wait`` is called then, too.
 
         Raises:
             ApiError: If the model failed or took too long.
@@ -104,11 +104,11 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         await self._stream(emit, on_wait)
 
     def begin(self) -> None:
-        """Store the response as in progress, before its client can know of it."""
+        """Store the response as in progress, before its client receives the id."""
         self._store_in_progress()
 
     def enqueue(self) -> list[StreamEvent]:
-        """Store the response as queued and return the events for that."""
+        """Store the response as queued and return the first events of its stream."""
         self._result_fields = response_object.QUEUED_FIELDS
         self._store_in_progress()
         return [self._build_event("created"), self._build_event("queued")]
@@ -165,7 +165,7 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
 
     @property
     def _failure_cause(self) -> errors.ApiError | str | None:
-        """Why the response failed."""
+        """The reason why the response failed."""
         return response_object.STOPPED_MESSAGE if self._stop_status else self.error
 
     def snapshot(self) -> bytes:
@@ -173,12 +173,12 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         return encode(self._build_response([]))
 
     def cancel(self) -> None:
-        """Cancel the response at its client's request: it is cancelled when this returns."""
+        """Cancel the response on request of its client: it is cancelled when this returns."""
         self.stop("cancelled")
         self.end()
 
     def end(self) -> None:
-        """Release everything; a response that is not settled by now has failed."""
+        """Release all resources; a response that is not settled by now has failed."""
         self._record_metrics()
         super().end()
         is_unsettled, self._state = self._state == "in_progress", "settled"
@@ -218,7 +218,7 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
             )
 
     def _handle_wait(self) -> None:
-        # On a database of several servers that would be a round trip, and of no use to its client.
+        # On a database of several servers this would be a round trip, and useless for its client.
         if self._state == "unwritten" and self._service.claims is None:
             self._store_in_progress()
         super()._handle_wait()
@@ -354,7 +354,7 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
 
 
 def build_repeated_events(response: dict[str, Any]) -> list[StreamEvent]:
-    """Return the events of a finished response whose request was repeated: each item in one piece."""
+    """Return the events of a finished response whose request was repeated, with each item in one piece."""
     started: dict[str, Any] = {**response, **response_object.IN_PROGRESS_FIELDS, "output": []}
     events: list[StreamEvent] = [
         {"type": "response.created", "response": started},

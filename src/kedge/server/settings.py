@@ -60,22 +60,22 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a server behaves.
+    """The settings of a server.
 
     Args:
         db: The database file, ``:memory:``, or the address of a PostgreSQL database, which several
             servers may use at the same time: ``postgresql://user@host/database``.
-        token: What clients must send as a bearer token, or None.
+        token: The bearer token that clients must send, or None.
         retention: Seconds after which responses expire.
         zero_data_retention: Store nothing, and reject chaining.
-        model: The model for every name, unless ``models`` is given.
+        model: The model for every name, unless ``models`` is set.
         models: Models by name.
         default: Which of ``models`` is used for all other names; without it they are rejected.
         limits: Limits for requests, connections and memory.
         purge_every: Seconds between two deletions of expired responses.
-        hosts: The host names that are answered, or None for any.
-        clock: Returns Unix time. A server on PostgreSQL uses the time of the database; of this function only
-            the difference from ``time.time`` counts then.
+        hosts: The accepted host names, or None for any.
+        clock: Returns Unix time. A server on PostgreSQL uses the time of the database, plus the difference
+            of this function from ``time.time``.
         faults: Faults to inject, or None for a server without fault injection.
         unknown_parameters: ``reject`` unknown parameters with 400, as the hosted APIs do, or
             ``ignore`` them, which is logged once and listed in the response header
@@ -83,8 +83,8 @@ class Settings:
             for any other model.
         shared: Whether servers of other processes may use the database file at the same time.
         max_db_bytes: Size of the database above which the oldest responses are deleted, or None.
-        callers: Named tokens that are accepted besides ``token``, or None. Each caller sees only what was
-            stored with a token of the same namespace. With it, requests without a token are rejected.
+        callers: Named tokens that are accepted besides ``token``, or None. Each caller sees only objects that
+            were stored with a token of the same namespace. With it, requests without a token are rejected.
 
     Example:
         ``create_app(Settings(db="server.db", token="secret"))``
@@ -108,7 +108,7 @@ class Settings:
     callers: CallerRegistry | None = None
 
     def __post_init__(self) -> None:
-        """Reject a value that would be taken for another one."""
+        """Reject an invalid value of ``unknown_parameters``, which would have the effect of another one."""
         if self.unknown_parameters not in ("ignore", "reject", None):
             raise InvalidSetting(
                 f"unknown_parameters must be ignore or reject, not {self.unknown_parameters!r}"

@@ -23,7 +23,7 @@ MAX_PENDING_BYTES = 16 * 1024
 
 
 class SSEEncoder:
-    """Encodes the events of one stream as frames, numbered from ``start``."""
+    """An encoder of the events of one stream as frames, numbered from ``start``."""
 
     def __init__(self, start: int = 0) -> None:
         self._number = start
@@ -36,10 +36,10 @@ class SSEEncoder:
 
 
 class DelayedStart:
-    """An ASGI ``send`` that holds messages back until it is released, or for ``grace`` seconds.
+    """An ASGI ``send`` that delays messages until it is released, or for ``grace`` seconds.
 
-    Once the headers are sent, an error can no longer have an HTTP status of its own. So for a model
-    that may reject a request, they wait for its first output.
+    After the headers are sent, an error can no longer have its own HTTP status. So for a model that may
+    reject a request, the headers are delayed until its first output.
     """
 
     def __init__(self, send: Send, grace: float) -> None:
@@ -60,7 +60,7 @@ class DelayedStart:
             self._pending.append(message)
 
     async def release(self) -> None:
-        """Send the messages that were held back, and from now on every message at once."""
+        """Send the delayed messages, and from now on every message at once."""
         async with self._send_lock:
             self.released = True
             pending, self._pending = self._pending, []
@@ -78,7 +78,7 @@ class DelayedStart:
 
 
 class Stoppable(Protocol):
-    """Something that runs and can be stopped from outside."""
+    """Protocol of runs that can be stopped from outside."""
 
     def stop(self, status: str) -> None:
         """Stop it: as ``failed`` or as ``cancelled``."""
@@ -86,7 +86,7 @@ class Stoppable(Protocol):
 
 
 class StreamSource(Stoppable, Protocol):
-    """What an ``EventStream`` sends."""
+    """Protocol of the sources of an ``EventStream``."""
 
     grace: float
     has_output: bool
@@ -99,11 +99,11 @@ class StreamSource(Stoppable, Protocol):
     async def stream(
         self, send: Callable[[bytes], Awaitable[None]], on_wait: Callable[[], None]
     ) -> None:
-        """Send every frame; call ``on_wait`` the first time that it waits for something."""
+        """Send every frame, and call ``on_wait`` the first time that this waits."""
         ...
 
     def end(self) -> None:
-        """Release everything."""
+        """Release all resources."""
         ...
 
 
@@ -112,7 +112,7 @@ class EventStream:
 
     Args:
         source: Produces the frames.
-        last_frame: What is sent after the last of them.
+        last_frame: The bytes that are sent after the last of them.
     """
 
     def __init__(self, source: StreamSource, last_frame: bytes = b"") -> None:
@@ -144,11 +144,11 @@ class EventStream:
 
 
 class EventsDropped(Exception):
-    """A replayed stream cannot go on, because its next events were dropped."""
+    """A replayed stream cannot continue, because its next events were dropped."""
 
 
 class ReplayStream:
-    """The ASGI response that replays recorded frames. A reader that disconnects stops nothing else."""
+    """The ASGI response that replays recorded frames. Other readers are not affected by a disconnect."""
 
     def __init__(self, frames: AsyncIterator[bytes]) -> None:
         self._frames = frames
@@ -178,7 +178,7 @@ class ReplayStream:
 
 
 class BufferedSender:
-    """Sends frames in order, and together if they were put together."""
+    """A sender of frames, in order; frames that were put together are sent together."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -206,7 +206,7 @@ class BufferedSender:
             await self.flush()
 
     async def flush(self) -> None:
-        """Send what is pending."""
+        """Send the pending frames."""
         async with self._send_lock:
             if not self._pending:
                 return
@@ -223,7 +223,7 @@ class BufferedSender:
 
 
 class DisconnectWatcher:
-    """Stops a run when its client disconnects: from ``start`` until its block is left."""
+    """A watcher that stops a run when its client disconnects, from ``start`` until its block is left."""
 
     def __init__(self, run: Stoppable, receive: Receive) -> None:
         self._run = run

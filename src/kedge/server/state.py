@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kedge.server")
 
 MAX_REASONING_TEXTS = 10_000
-"""Reasoning items whose texts are remembered."""
+"""The maximum number of reasoning items whose texts are cached."""
 
 
 class SocketConnection(Protocol):
@@ -48,14 +48,14 @@ class SocketConnection(Protocol):
 
 
 class ServerState:
-    """The state of one server, as the administrator or a caller sees it.
+    """The state of one server, in the namespace of the administrator or of a caller.
 
     It may only be used in the thread of the event loop, and by functions that ``run`` and ``submit`` call:
-    those that read or write the database. What was stored, cached or encrypted in another
-    namespace is not found, not read and not decrypted.
+    those that read or write the database. Objects that were stored, cached or encrypted in another
+    namespace are not found, read or decrypted.
 
     Args:
-        settings: How the server behaves.
+        settings: The settings of the server.
 
     Raises:
         CannotServe: If the database cannot be opened.
@@ -99,11 +99,11 @@ class ServerState:
             self.responses.fail_unfinished()
 
     def view_namespace(self, namespace: str) -> "ServerState":
-        """Return this state as the callers of a namespace see it."""
+        """Return this state for a namespace."""
         return self._views.get(namespace) or self._bind(namespace)
 
     def view_as(self, caller: Caller | None) -> "ServerState":
-        """Return this state as a caller sees it; None is the administrator."""
+        """Return this state for a caller, which is None for the administrator."""
         if caller is None:
             return self
         view = copy.copy(self.view_namespace(caller.namespace))
@@ -111,7 +111,7 @@ class ServerState:
         return view
 
     def _bind(self, namespace: str) -> "ServerState":
-        """Make the view of a namespace: its own rows, caches and key on the same connections."""
+        """Bind the state to a namespace, with separate rows, caches and key on the same connections."""
         view = copy.copy(self)
         view.namespace = namespace
         key = hmac.digest(self._key, b"namespace " + namespace.encode(), hashlib.sha256)
@@ -127,7 +127,7 @@ class ServerState:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether the caller has a limit of tokens."""
+        """Whether the caller has a token limit."""
         return self._caller is not None and self._caller.tokens_per_minute is not None
 
     async def count_tokens(self, tokens: int) -> None:
@@ -154,7 +154,7 @@ class ServerState:
         """Delete one batch of expired responses, or of the oldest ones if there are too many bytes.
 
         Returns:
-            How many objects were deleted; 0 if there is nothing left to delete.
+            The number of deleted objects; 0 if there is nothing left to delete.
         """
         return self._database.run_purge(self._purge_batch)
 
@@ -165,7 +165,7 @@ class ServerState:
         return self.responses.delete_oldest() or self.conversations.delete_unused()
 
     def remember_reasoning(self, items: Sequence[Item], texts: Sequence[str]) -> None:
-        """Remember the texts of a response's reasoning, which a later response may read."""
+        """Cache the texts of a response's reasoning, which a later response may read."""
         reasoning = [item for item in items if item["type"] == "reasoning"]
         for item, text in zip(reasoning, texts, strict=False):
             self._reasoning_texts[item["id"]] = text
@@ -173,7 +173,7 @@ class ServerState:
             self._reasoning_texts.popitem(last=False)
 
     def read_reasoning(self, item: Item) -> str:
-        """Return the text of a reasoning item, remembered or encrypted in it; empty if it is not known."""
+        """Return the text of a reasoning item, cached or decrypted; empty if it is unknown."""
         text = self._reasoning_texts.get(item.get("id", ""))
         encrypted = item.get("encrypted_content")
         if text is None and isinstance(encrypted, str):

@@ -40,7 +40,7 @@ class StatelessRequest:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that is ready for its model; ids of the response are made from ``key``."""
+    """A request that is ready for its model; ids of the response are derived from ``key``."""
 
     key: str
     model: Model
@@ -53,7 +53,7 @@ class PreparedRequest:
 async def prepare(
     service: ServerState, request: StatelessRequest, *, automatic_cache: bool = False
 ) -> PreparedRequest:
-    """Prepare a request for the model that it names, or raise an error if it is too long for it.
+    """Prepare a request for its model, or raise an error if it is too long for the model.
 
     With ``automatic_cache`` its prompt is cached without breakpoints.
     """
@@ -85,7 +85,7 @@ async def prepare(
 
 
 class Serializer(Protocol):
-    """Serializes responses in the format of one API.
+    """Protocol of serializers, each of which writes responses in the format of one API.
 
     The bytes are frames of a stream; ``writer`` has the output so far, including the newest piece.
     """
@@ -112,7 +112,7 @@ class Serializer(Protocol):
 
 
 class StatelessRun(Generation[bytes]):
-    """One stateless response while it is written. Nothing of it is stored."""
+    """One stateless response while it is written. It is not stored."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Stop sequences: end an answer before the first of them, for every model.
 
-A stop sequence may be split over several deltas, so the end of the text is held back while it could be
+A stop sequence may be split over several deltas, so the end of the text is buffered while it could be
 the beginning of one. When one is complete, the model is stopped.
 """
 

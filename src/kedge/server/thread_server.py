@@ -21,7 +21,7 @@ class ServerThread:
     """A server with an event loop in its own thread, for sync and async code.
 
     Args:
-        settings: How the server behaves.
+        settings: The settings of the server.
         listener: Called with the record of every request, in the thread of the server.
     """
 
@@ -71,7 +71,7 @@ class ServerThread:
             work: The function.
 
         Returns:
-            What it returns.
+            Its result.
 
         Raises:
             CannotServe: If the server is not running.

@@ -1,8 +1,8 @@
 """Token counting that does not block the event loop.
 
-Counting a megabyte takes up to half a second. So whatever counts the texts of a long request or
-response runs in a thread first (``precount``). The counts are stored for the current request, and
-when the same code runs on the loop it finds them there.
+Counting a megabyte takes up to half a second. So the code that counts the texts of a long request or
+response is first run in a thread (``precount``). The counts are stored for the current request, and used
+when the same code is run on the loop.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from kedge.server.json_codec import Item
 from kedge.tokens.items import count_each, to_compact_json
 
 MIN_THREAD_CHARS = 100_000
-"""Characters from which texts are counted in a thread."""
+"""The minimum number of characters of texts that are counted in a thread."""
 
 _counts: ContextVar[Mapping[str, int]] = ContextVar(
     "token counts of the current request", default=MappingProxyType({})

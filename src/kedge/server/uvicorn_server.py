@@ -1,7 +1,7 @@
 """Run the app with uvicorn, with the server's limits and an orderly shutdown.
 
-On shutdown, running responses have some time to finish. Those that do not are marked as failed, in
-the database and to their clients, and only then the connections are closed.
+On shutdown, running responses have some time to finish. Those that do not finish are marked as failed in
+the database and for their clients, and only then the connections are closed.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ CLOSE_SECONDS = 2.0
 """Seconds for which connections may flush their responses after the last run has ended."""
 
 PING_TIMEOUT_SECONDS = 60.0
-"""Seconds for which a WebSocket client may leave a ping unanswered; slow readers are not gone."""
+"""Seconds for which a WebSocket client may not answer a ping; slow readers are still connected."""
 
 HEAD_START = b"HTTP/1."
-"""How the head of a response starts."""
+"""The start of the head of a response."""
 
 ACCEPT_LOOP_TURNS = 3
 """Turns of the loop after which asyncio has announced an accepted connection."""
@@ -57,7 +57,7 @@ class HeadBuffer:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send data, or hold it if it is the head of a response."""
+        """Send data, or buffer it if it is the head of a response."""
         if self._flush_handle is None and data.startswith(HEAD_START):
             self._head = data
             self._flush_handle = self._loop.call_soon(self._flush)
@@ -65,7 +65,7 @@ class HeadBuffer:
             self._flush(data)
 
     def close(self) -> None:
-        """Send what is held, and close the connection."""
+        """Send the buffered data, and close the connection."""
         self._flush()
         self._transport.close()
 
@@ -124,7 +124,7 @@ class UvicornServer(uvicorn.Server):
         self.loop: asyncio.AbstractEventLoop | None = None
 
     async def main_loop(self) -> None:
-        """Tick once a second, and at once when the server is to stop."""
+        """Tick once a second, and immediately when the server must stop."""
         self.loop = asyncio.get_running_loop()
         if self._on_started is not None:
             self._on_started()
@@ -155,7 +155,7 @@ class UvicornServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting requests, finish or fail what runs, then close all connections."""
+        """Stop accepting requests, finish or fail running responses, then close all connections."""
         await stop_listening(self, sockets or [])
         for socket_ in list(self._service.sockets):
             socket_.finish()
@@ -188,14 +188,14 @@ class UvicornServer(uvicorn.Server):
             pause = min(pause * 2, 0.05)
 
     def stop(self) -> None:
-        """Ask the server to stop, from any thread. Does nothing if it has stopped."""
+        """Request the server to stop, from any thread. This has no effect if it has stopped."""
         self.should_exit = True
         if self.loop is not None:
             with suppress(RuntimeError):  # its loop is closed
                 self.loop.call_soon_threadsafe(self._wake.set)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Stop on a signal; on a second one, without waiting for what runs."""
+        """Stop on a signal; on a second one, without waiting for running responses."""
         super().handle_exit(sig, frame)
         self.stop()
 

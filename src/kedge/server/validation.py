@@ -1,8 +1,8 @@
 """Validate requests: one pure function per endpoint, each raising the first ApiError.
 
 The checks run in the order of the live API: ``model`` is present, ``input`` is present, no parameter
-is unknown, and then every parameter in the order of its table (``schema.requests``). What a request
-refers to is checked later, in ``prepare``; the checks of that phase that need no database are here:
+is unknown, and then every parameter in the order of its table (``schema.requests``). References to stored
+objects are checked later, in ``prepare``; the checks of that phase that need no database are here:
 
     check_create(body)          the schema
     check_exclusive(body)       conversation and previous_response_id exclude each other
@@ -92,9 +92,9 @@ def parse_body(raw: bytes) -> object:
 
 @dataclass(frozen=True, slots=True)
 class RequestSchema:
-    """The body of one endpoint: its parameters, which are required, which have moved away.
+    """The body of one endpoint: its parameters, those that are required, and those that were moved.
 
-    ``legacy`` parameters are not supported and never ignored: without them the answer would be wrong.
+    ``legacy`` parameters are not supported and never ignored, because the answer would be wrong without them.
     """
 
     params: Object
@@ -156,7 +156,7 @@ _CONVERSATION_ITEMS = RequestSchema(Object(requests.CONVERSATION_ITEMS), require
 
 
 def check_create(body: object, *, on_socket: bool = False) -> None:
-    """Check a request to ``POST /v1/responses``, or the same as a message on a socket."""
+    """Check a request to ``POST /v1/responses``, or the same request as a WebSocket message."""
     fields = (_SOCKET_CREATE if on_socket else _CREATE).check(body)
     for entry in fields.get("context_management") or ():
         if entry["type"] != "compaction":
@@ -213,7 +213,7 @@ MAX_DISTANCE = 2
 
 
 def find_similar(name: str, candidates: Sequence[str]) -> list[str]:
-    """Return at most two names within two edits of this one, the nearest first."""
+    """Return at most two names with at most two edits from this one, the nearest first."""
     near = ((edit_distance(name, other), other) for other in candidates)
     ranked = sorted((pair for pair in near if pair[0] <= MAX_DISTANCE), key=lambda pair: pair[0])
     return [other for _, other in ranked[:2]]

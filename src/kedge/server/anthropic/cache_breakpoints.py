@@ -1,4 +1,4 @@
-"""``cache_control`` breakpoints of a request to ``/v1/messages``: their rules, and what they cache.
+"""``cache_control`` breakpoints of a request to ``/v1/messages``: their rules, and the prefixes they cache.
 
 A prompt is the tools, the system text and the messages, in this order. A change in a block changes the prefix at
 every later breakpoint; a change of ``tool_choice`` or ``thinking`` changes the messages only.
@@ -37,7 +37,7 @@ MIN_TOKENS: Mapping[str, int] = {
     "claude-3-haiku": 2048,
     "claude-3-5-haiku": 2048,
 }
-"""Tokens from which a prefix is cached, by the start of the model's name."""
+"""The minimum number of tokens of a cached prefix, by the start of the model's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def apply_breakpoints(
 
 
 def find_min_tokens(model: str) -> int:
-    """Return the tokens from which a model caches a prefix."""
+    """Return the minimum number of tokens of a prefix that a model caches."""
     found = (tokens for name, tokens in MIN_TOKENS.items() if model.startswith(name))
     return next(found, DEFAULT_MIN_TOKENS)
 
@@ -99,7 +99,7 @@ def _list_segments(body: Body) -> list[_Segment]:
 def _list_breakpoints(
     body: Body, segments: Sequence[_Segment]
 ) -> list[tuple[int, Mapping[str, Any]]]:
-    """Return the index and the ``cache_control`` of each marked segment; one for all marks the last."""
+    """Return the index and the ``cache_control`` of each marked segment; that of the request marks the last."""
     controls = [each.content.get("cache_control") for each in segments]
     if body.get("cache_control"):
         controls[-1] = controls[-1] or body["cache_control"]
@@ -121,7 +121,7 @@ def _hash_segments(body: Body, segments: Sequence[_Segment]) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class _PrefixCounter:
-    """Counts the tokens of a request up to one of its segments."""
+    """A counter of the tokens of a request up to one of its segments."""
 
     body: Body
     segments: Sequence[_Segment]

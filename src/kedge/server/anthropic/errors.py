@@ -1,8 +1,8 @@
 """Errors with the messages and the format of Anthropic's API.
 
 The validators are shared with the other endpoints and raise errors with OpenAI's messages. Here each of
-them gets Anthropic's message: the path first, with dots. An error without a message of its own keeps
-OpenAI's.
+them gets Anthropic's message, which starts with the path, written with dots. An error without a message
+of this API retains OpenAI's.
 """
 
 import re
@@ -73,7 +73,7 @@ BREAKPOINT_ORDER = ErrorTemplate(
 )
 DUPLICATE_TOOL = ErrorTemplate("tools: Tool names must be unique.")
 
-# Not from the hosted API: about the model, not the request.
+# Not from the hosted API: this error concerns the model, not the request.
 ARGUMENTS_NOT_OBJECT = ErrorTemplate(
     "The model called {name} with arguments that are no JSON object, which this API cannot express.",
     status=502,

@@ -64,7 +64,7 @@ def _check_block(block: ContentBlock, role: str, index: int, part: int) -> None:
 
 
 def check_order(merged: Sequence[MergedMessage]) -> None:
-    """Reject messages whose calls and results do not pair up, or that end with the assistant."""
+    """Reject messages whose calls and results do not match, or that end with the assistant."""
     messages = [message for message in merged if message.role != "system"]
     if not messages or messages[0].role != "user":
         raise errors.FIRST_NOT_USER()
@@ -150,7 +150,7 @@ def parse_request(
 
     Args:
         body: The parsed JSON.
-        decrypt: Decrypts the server's own encrypted content.
+        decrypt: Decrypts content that this server encrypted.
         version: The version of the API.
 
     Returns:
@@ -160,8 +160,8 @@ def parse_request(
         ApiError: The first violation.
     """
     checked = (_CREATE if version == LATEST_VERSION else _CREATE_WITH_SAMPLING).check(body)
-    # Never ignored: a client that continues a Thread sends only the newest messages. On this error the
-    # anthropic package and Claude Code send the full conversation.
+    # A thread is never ignored: a client that continues one sends only the newest messages. After this error
+    # the anthropic package and Claude Code send the full conversation.
     if checked.get("thread") is not None:
         raise errors.THREAD_UNSUPPORTED()
     _check_budget(checked)

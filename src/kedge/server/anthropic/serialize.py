@@ -37,7 +37,7 @@ DELTA_TYPES: Mapping[str, tuple[str, str]] = {
 
 
 class MessageSerializer:
-    """Serializes one message.
+    """A serializer of one message.
 
     ``include_thinking`` includes thinking blocks, ``show_thinking`` their text as well.
     """

@@ -1,7 +1,7 @@
 """Parameters of ``POST /v1/chat/completions``, as in the openai package.
 
 ``functions``, ``function_call`` and the role ``function``, which tools have replaced, are not supported.
-An assistant's ``reasoning_content`` is not part of OpenAI's API, but of many open servers, and clients
+An assistant's ``reasoning_content`` is not part of OpenAI's API, but many open servers send it, and clients
 that replay messages send it back.
 """
 

@@ -30,7 +30,7 @@ FINISH_REASONS = {"max_output_tokens": "length", "content_filter": "content_filt
 
 
 class CompletionSerializer:
-    """Serializes one completion; with ``include_usage`` a stream ends with its usage."""
+    """A serializer of one completion; with ``include_usage`` a stream ends with its usage."""
 
     def __init__(self, id: str, model: str, created: int, *, include_usage: bool) -> None:
         self._header = {"id": id, "created": created, "model": model}
@@ -99,7 +99,7 @@ class CompletionSerializer:
 
 
 def finish_reason(writer: OutputWriter) -> str:
-    """Return why the answer ended."""
+    """Return the finish reason of the answer."""
     if writer.incomplete_reason is not None:
         return FINISH_REASONS[writer.incomplete_reason]
     has_calls = any(item["type"] in CALL_FORMS for item in writer.items)

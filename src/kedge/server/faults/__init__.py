@@ -1,6 +1,6 @@
 """Fault injection: make the local server misbehave as real servers do.
 
-``spec`` parses fault specifications and holds the active ones; ``middleware`` applies them to requests,
+``spec`` parses fault specifications and has the active ones; ``middleware`` applies them to requests,
 ``connection`` and ``frames`` to responses. See docs/faults.md.
 """
 

@@ -1,7 +1,7 @@
 """The ASGI ``receive`` and ``send`` of a request to which faults apply.
 
 A stream is forwarded event by event and may be cut; any other response is forwarded when it is
-complete, perhaps changed or replaced.
+complete, and may be changed or replaced.
 """
 
 import asyncio
@@ -126,7 +126,7 @@ class FaultyConnection:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     def _cut_if_due(self, name: str) -> bool:
-        """Cut the connection if this fault applies now: a response without an end is cut."""
+        """Cut the connection if this fault applies now, so that the response has no end."""
         fault = self._armed.get(name)
         if fault is None or fault.value != self._sent_events:
             return False

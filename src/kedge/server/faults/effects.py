@@ -62,7 +62,7 @@ class FaultedRequest:
         return fault
 
     def update_access_record(self) -> None:
-        """Make the record of this request show what the client sent."""
+        """Set the body that the client sent in the record of this request."""
         if self.access_record is not None:
             self.access_record.raw, self.access_record.body = self.raw, self.body
 
@@ -74,7 +74,7 @@ class FaultedRequest:
         reused = self.withheld_call_ids.get(str(self.body.get("previous_response_id")))
         if reused is not None:
             return encode(self.body | {"previous_response_id": reused})
-        # A call that the client replays under the item's id needs no help.
+        # A call that the client replays with the item's id needs no change.
         replayed = {
             str(item.get("call_id")) for item in _select_dicts(self.body["input"]) if _is_call(item)
         }
@@ -95,7 +95,7 @@ class FaultedRequest:
 
 @dataclass(frozen=True, slots=True)
 class FaultResponse:
-    """A response that replaces the server's."""
+    """A response that replaces that of the server."""
 
     status: int
     body: Mapping[str, Any]
@@ -295,7 +295,7 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _change_completed(fault: Fault, event: Body) -> bool:
-    """Make the completed event contradict the ones before it."""
+    """Change the completed event so that it contradicts the events before it."""
     if event.get("type") != "response.completed":
         return False
     output = cast("list[Body]", event["response"]["output"])
@@ -375,13 +375,13 @@ HISTORY_LIMITS: Mapping[str, Callable[[Fault], int]] = {
     "forget_silently": lambda _: 0,
     "remember": lambda fault: fault.value,
 }
-"""How many earlier responses the model sees."""
+"""The number of earlier responses that the model sees."""
 
 MEMORY_FAULTS = frozenset(
     {*HISTORY_LIMITS, "anonymous", "forget_all", "report_usage", "report_unstored", "hide_stored"}
     | {"refuse_previous_response_id", "reuse_response_id"}
 )
-"""Faults of memory: while one is armed, the server does not identify itself."""
+"""Faults of memory: while one is active, the server does not identify itself."""
 
 STREAM_STEPS: Mapping[str, Callable[[Fault], StreamStep]] = {
     "duplicate_events": lambda fault: DuplicateStep(fault.options["only"]),

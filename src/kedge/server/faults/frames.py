@@ -1,7 +1,7 @@
 """Change the events of a server-sent event stream.
 
 ``FrameRewriter`` splits bytes into events and passes each through its steps; a step may change an
-event, send it twice or hold it back.
+event, send it twice or delay it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,12 +34,12 @@ class StreamStep:
         return (event,)
 
     def flush(self) -> Iterable[StreamEvent]:
-        """Return the events that are still held back, at the end of the stream."""
+        """Return the events that are still delayed, at the end of the stream."""
         return ()
 
 
 class EditStep(StreamStep):
-    """Changes every event in place."""
+    """A step that changes every event in place."""
 
     def __init__(self, edit: Callable[[StreamEvent], None]) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class EditStep(StreamStep):
 
 
 class DuplicateStep(StreamStep):
-    """Sends events twice."""
+    """A step that sends events twice."""
 
     def process(self, event: StreamEvent) -> Iterable[StreamEvent]:
         """Repeat the event."""
@@ -60,12 +60,12 @@ class DuplicateStep(StreamStep):
 
 
 class ReorderStep(StreamStep):
-    """Swaps an event with the next."""
+    """A step that swaps an event with the next one."""
 
     _pending: StreamEvent | None = None
 
     def process(self, event: StreamEvent) -> Iterable[StreamEvent]:
-        """Hold an event back until the next one is sent."""
+        """Delay an event until the next one is sent."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             return event, pending
@@ -75,12 +75,12 @@ class ReorderStep(StreamStep):
         return (event,)
 
     def flush(self) -> Iterable[StreamEvent]:
-        """Return the last event if it is held back."""
+        """Return the last event if it is delayed."""
         return () if self._pending is None else (self._pending,)
 
 
 class RepeatStep(StreamStep):
-    """Sends the deltas of a chat completion again after its finish reason."""
+    """A step that sends the deltas of a chat completion again after its finish reason."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class RepeatStep(StreamStep):
 
 
 class FrameRewriter:
-    """Parses frames from bytes and applies steps to their events."""
+    """A parser of frames that applies steps to their events."""
 
     def __init__(self, steps: Sequence[StreamStep]) -> None:
         self._steps = steps
@@ -119,7 +119,7 @@ class FrameRewriter:
                 yield from map(encode_frame, self._apply_steps([event], self._steps))
 
     def flush(self) -> Iterable[bytes]:
-        """Yield what the steps held back, once, at the end."""
+        """Yield the events that the steps delayed, once, at the end."""
         steps, self._steps = self._steps, ()
         for number, step in enumerate(steps):
             yield from map(encode_frame, self._apply_steps(step.flush(), steps[number + 1 :]))

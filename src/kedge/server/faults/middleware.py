@@ -1,9 +1,9 @@
 """Middleware that applies the active faults, between authentication and the routes.
 
 The body of a request (for a response, a chat completion or a message) is read first. A fault may
-respond in place of the server, limit the history that the server uses, change the response or cut the
-connection. No other part of the server knows about faults, and without an active fault a request is
-passed on unchanged.
+respond instead of the server, limit the history that the server uses, change the response or cut the
+connection. No other part of the server handles faults, and without an active fault a request is passed on
+unchanged.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ FAULT_PATHS = frozenset({RESPONSES_PATH, "/v1/chat/completions", "/v1/messages"}
 
 
 class FaultMiddleware:
-    """Applies the active faults to requests and responses."""
+    """Middleware that applies the active faults to requests and responses."""
 
     def __init__(self, app: ASGIApp, faults: Faults) -> None:
         self._app = app
@@ -109,7 +109,7 @@ async def read_body(receive: Receive) -> bytes:
 
 
 def find_override(armed: Mapping[str, Fault], request: FaultedRequest) -> FaultResponse | None:
-    """Return the response of the first fault that replaces the server's, if one does."""
+    """Return the response of the first fault that replaces that of the server, or None."""
     for name, build in RESPONSE_OVERRIDES.items():
         fault = armed.get(name)
         response = fault and build(fault, request)
@@ -120,7 +120,7 @@ def find_override(armed: Mapping[str, Fault], request: FaultedRequest) -> FaultR
 
 
 def find_history_limit(armed: Mapping[str, Fault], request: FaultedRequest) -> int | None:
-    """Return how many earlier responses the model may see; None for all."""
+    """Return the number of earlier responses that the model may see, or None for all."""
     body = request.body
     if not request.is_stateful or not (
         body.get("previous_response_id") or body.get("conversation")

@@ -62,7 +62,7 @@ NOT_FOUND: Mapping[str, ChainRejection] = {
         404,
         {"code": "not-found", "error": ZERO_DATA_RETENTION().message},
     ),
-    # Invented: no server uses this message, so only the code can be recognized.
+    # No real server uses this message, so only the code can be recognized.
     "code": ChainRejection(
         400,
         _error_body(

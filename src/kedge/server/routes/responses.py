@@ -54,7 +54,7 @@ MAX_EVENT_NUMBER = 2**53 - 1
 
 
 class OpenedRun(NamedTuple):
-    """A response that is about to be generated, and the events so far of one in the background."""
+    """A response that is about to be generated and, in the background, the events of its stream so far."""
 
     run: ResponseRun
     log: EventLog | None = None
@@ -104,7 +104,7 @@ def _open_run(
     record: RecordedRequest | None,
     idempotency_key: str | None,
 ) -> OpenedRun | StoredResponse:
-    """Prepare a response and claim what it needs; return the earlier response to a repeated request."""
+    """Prepare a response and its run, or return the earlier response to a repeated request."""
     if idempotency_key is not None:
         repeated = _find_repeated(service, body, idempotency_key)
         if repeated is not None:
@@ -137,7 +137,7 @@ def _get_idempotency_key(request: Request) -> str | None:
 
 
 def _find_repeated(service: ServerState, body: Any, idempotency_key: str) -> StoredResponse | None:
-    """Return the response to an earlier request with this key; None if there is none to return."""
+    """Return the response to an earlier request with this key, or None."""
     found = service.responses.find_repeated(idempotency_key)
     if found is None:
         return None
@@ -278,8 +278,8 @@ async def count_input_tokens(request: Request) -> Response:
 async def compact_context(request: Request) -> Response:
     """Answer ``POST /v1/responses/compact`` with one compaction item for the full context.
 
-    The hosted API puts the user's messages before it, which the official client's own types do not
-    allow. They are inside the compaction item, where a context starts anyway.
+    The hosted API puts the user's messages before it, which the types of the official client do not
+    allow. Here they are inside the compaction item, where a context starts anyway.
     """
     body = await read_json(request)
     validate(request, check_compact, body)
@@ -316,7 +316,7 @@ async def compact_context(request: Request) -> Response:
 
 
 async def _compact_items(service: ServerState, body: Any, model_input: ModelInput) -> list[Item]:
-    """Return what replaces the input, with the model's summary if it writes one."""
+    """Return the replacement of the input, with the model's summary if it writes one."""
     compacted = retain_user_messages(
         compact(model_input.items, model_input.tokens // 2), model_input.items
     )
@@ -335,7 +335,7 @@ def _find_node(service: ServerState, request: Request) -> int:
 
 
 def _read_response(service: ServerState, request: Request) -> StoredResponse:
-    """Return the response that a request names."""
+    """Return the response with the id in the path of a request."""
     node = _find_node(service, request)
     try:
         return StoredResponse(node, service.responses.read(node))

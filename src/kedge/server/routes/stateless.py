@@ -1,4 +1,4 @@
-"""What the endpoints of the stateless APIs share."""
+"""Shared code of the endpoints of the stateless APIs."""
 
 from typing import Any
 

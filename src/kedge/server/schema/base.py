@@ -1,10 +1,10 @@
-"""The validator interface, and what all validators share.
+"""The validator interface, and functions that all validators share.
 
 A validator checks a value at a path and raises the ``ApiError`` of the first violation. ``scalars`` has
 the validators of plain values, ``containers`` those with nested values. This module formats paths and
-type names for errors, handles unknown members, and checks what no value may contain.
+type names for errors, handles unknown members, and rejects values that cannot be stored.
 
-Paths are linked pairs, formatted only for an error: a valid body costs one tuple per member.
+Paths are linked pairs that are formatted only for an error: a valid body costs one tuple per member.
 """
 
 import math
@@ -16,14 +16,14 @@ from typing import Any, Protocol, cast
 from kedge.server import errors
 
 JsonPath = tuple[Any, str | int] | None
-"""The path of a value: that of its parent and its own name or index; None is the body."""
+"""The path of a value: the path of its parent, and its name or index; None is the body."""
 
 MAX_DEPTH = 100
 """The maximum nesting of free-form JSON, such as a tool's parameters."""
 
 
 class Validator(Protocol):
-    """Checks one kind of value."""
+    """Protocol of validators, each of which checks one kind of value."""
 
     def check(self, value: Any, path: JsonPath) -> None:
         """Raise the ApiError of the first violation."""
@@ -44,7 +44,7 @@ def format_path(path: JsonPath) -> str:
 
 
 MAX_IGNORED_PATHS = 32
-"""How many different ignored members of one request are listed; the rest is dropped unlisted."""
+"""The maximum number of ignored members of one request that are listed."""
 MAX_IGNORED_PATH_CHARS = 100
 
 _ignored_paths: ContextVar[dict[str, None] | None] = ContextVar("kedge_ignored_paths", default=None)
@@ -54,9 +54,9 @@ _ignored_paths: ContextVar[dict[str, None] | None] = ContextVar("kedge_ignored_p
 def ignore_unknown() -> Generator[Mapping[str, None]]:
     """Accept unknown members inside the block: remove them from the value instead of raising.
 
-    Whether to ignore is a choice of the server, not of a schema, and the tables of schemas are shared
-    by all servers of a process. A context variable carries the choice to the one check that needs it, so
-    that a valid body pays nothing.
+    Whether to ignore them is a setting of the server, not of a schema, and the tables of schemas are shared
+    by all servers of a process. A context variable passes the setting to the one check that needs it, so
+    that a valid body has no additional cost.
 
     Yields:
         The paths of the removed members, with ``[]`` for every index: ``tools[].search_content_types``.
@@ -137,7 +137,7 @@ def invalid_type_error(validator: Validator, value: object, path: JsonPath) -> e
 
 
 def invalid_value_error(value: object, supported: Sequence[str], path: JsonPath) -> errors.ApiError:
-    """Build the error of a string that is none of the supported values."""
+    """Build the error of a string that is not one of the supported values."""
     text = value if isinstance(value, str) else ""
     return errors.INVALID_VALUE(
         path=format_path(path), value=text, supported=join_quoted(supported, "and")
@@ -161,7 +161,7 @@ def check_finite(value: float, path: JsonPath) -> None:
 
 
 def check_storable(value: Any, path: JsonPath, depth: int) -> None:
-    """Reject what cannot be stored or sent again, at any depth of the value."""
+    """Reject a value that cannot be stored or sent again, at any depth."""
     if depth == 0:
         raise errors.NESTING_TOO_DEEP(path=format_path(path), most=MAX_DEPTH)
     match value:

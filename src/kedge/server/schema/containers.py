@@ -80,7 +80,7 @@ class Object:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """An object with the client's own keys and values of one kind."""
+    """An object with keys chosen by the client and values of one kind."""
 
     value: Validator
     max_properties: int | None = None
@@ -183,7 +183,7 @@ class Nullable:
 
     @property
     def expected(self) -> str:
-        """As of the inner validator: the API does not mention null."""
+        """That of the inner validator, because the API does not mention null."""
         return self.inner.expected
 
     def check(self, value: Any, path: JsonPath) -> None:
@@ -200,7 +200,7 @@ class NonNull:
 
     @property
     def expected(self) -> str:
-        """As of the inner validator."""
+        """That of the inner validator."""
         return self.inner.expected
 
     def check(self, value: Any, path: JsonPath) -> None:

@@ -1,7 +1,7 @@
 """Calls that a provider executes itself: searches, code, images, MCP, other agents.
 
-This server executes none of them, but a conversation that began elsewhere may contain them, so each is
-checked as strictly as the rest. Members follow the types of the openai package.
+This server executes none of them, but a conversation that was started with another server may contain
+them, so each is checked as strictly as the rest. Members follow the types of the openai package.
 """
 
 from kedge.server.schema.client_calls import CALL_ID, STATUS, item_object

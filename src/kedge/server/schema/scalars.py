@@ -79,7 +79,7 @@ class Identifier:
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """An integer within bounds; ``true`` and ``1.0`` are none."""
+    """An integer within bounds; ``true`` and ``1.0`` are rejected."""
 
     minimum: int = -MAX_INTEGER
     maximum: int = MAX_INTEGER
@@ -100,7 +100,7 @@ class Integer:
 
 
 def format_number(value: float) -> str:
-    """Format a number for an error; one of thousands of digits only by its size."""
+    """Format a number for an error; for a number of thousands of digits, only its size."""
     if type(value) is int and value.bit_length() > 4096:
         return "a number of more than a thousand digits"
     return str(value)

@@ -1,12 +1,12 @@
-"""What several servers on one database are working on: claims with a lease, and events of streams.
+"""Claims of several servers on one database: leases for unfinished responses, and events of streams.
 
-Every server has a row that says until when it is alive, by the clock of the database, and renews it.
-What it works on has its name: responses in progress and locked conversations. So one statement renews
-all claims of a server, and when it dies they all expire at once. Another server then fails its
-responses, whose clients lost their connection, and continues its background responses.
+Every server has a row with the time at which its lease expires, by the clock of the database, and renews
+it. Its responses in progress and locked conversations have its name. So one statement renews all claims
+of a server, and when it crashes they all expire at the same time. Another server then fails its responses,
+whose clients lost their connection, and continues its background responses.
 
-A server that was only slow may still be generating. It does no harm: a response is finished by its
-owner only, and a conversation moves on from the node at which it was read only.
+A server that was only slow may still be generating. This is harmless: only its owner can finish a
+response, and a conversation is only moved from the node at which it was read.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kedge.server.storage.postgres import PostgresServerDatabase
 
 MAX_ATTEMPTS = 5
-"""How many servers try to generate a background response; it may be what makes them crash."""
+"""The maximum number of servers that try to generate a background response, which may make them crash."""
 
 _UNFINISHED = "status IN ('in_progress', 'queued')"
 _IS_LOST = (
@@ -66,7 +66,7 @@ AND NOT EXISTS (SELECT 1 FROM nodes WHERE id = e.node AND {_UNFINISHED})
 
 @dataclass(frozen=True, slots=True)
 class ClaimedResponse:
-    """A background response that another server did not finish, with what its generation needs."""
+    """A background response that another server did not finish, with the data to generate it."""
 
     node: int
     key: str
@@ -87,7 +87,7 @@ class StoredEvents:
 
 
 class ReplicaClaims:
-    """The claims of one server, and what it does with those that others have lost.
+    """The claims of one server, and the handling of claims that other servers have lost.
 
     Args:
         database: The database.
@@ -110,7 +110,7 @@ class ReplicaClaims:
             self._database.set_clock(row[0])
 
     def give_up(self) -> None:
-        """Give up all claims, so that another server continues at once."""
+        """Release all claims, so that another server continues at once."""
         self._execute("DELETE FROM kedge_server_replicas WHERE id = ?", (self._owner,))
 
     def is_lost(self, node: int) -> bool:
@@ -148,7 +148,7 @@ class ReplicaClaims:
         )
 
     def find_lost(self, nodes: "Collection[int]") -> set[int]:
-        """Return which of these responses this server no longer owns or were cancelled elsewhere."""
+        """Return the responses that this server no longer owns or that another server cancelled."""
         rows = self._execute(
             f"SELECT id FROM nodes WHERE id = ANY(?) AND owner = ? AND {_UNFINISHED}",
             (list(nodes), self._owner),
@@ -168,7 +168,7 @@ class ReplicaClaims:
         return row[0] if row else 0
 
     def read_events(self, node: int, start: int) -> StoredEvents | None:
-        """Return the frames of a response from the event ``start`` on; None if it was deleted."""
+        """Return the frames of a response from the event ``start`` on, or None if it was deleted."""
         rows = self._execute(_READ_EVENTS, (start, node)).fetchall()
         if not rows or rows[0][0] is None:
             return None

@@ -1,10 +1,10 @@
-"""Contexts: everything up to a point of a chain, as a shared, immutable tree.
+"""Contexts: all items up to a point of a chain, as a shared, immutable tree.
 
 A ``Context`` is its parent's context plus the items that one request added. The totals that every
-turn needs (tokens, open calls) are stored with it, so the next turn costs what its own items cost,
-however long the chain is; branches share their history.
+turn needs (tokens, open calls) are stored with it, so the cost of the next turn depends on its items,
+not on the length of the chain; branches share their history.
 
-``ContextCache`` holds recent contexts in memory, within a size limit. A context refers to its
+``ContextCache`` stores recent contexts in memory, within a size limit. A context refers to its
 ancestors, so only a leaf (a context without cached children) can be evicted; its parent then becomes
 a leaf. The cache only saves reads of the database.
 """
@@ -25,12 +25,12 @@ from kedge.server.prompt_cache import EMPTY_DIGEST, Prefix, hash_items
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """One point of a chain: everything up to and including ``items``.
+    """One point of a chain: all items up to and including ``items``.
 
-    ``model_items`` is what a model sees of ``items``: the same, except that a compaction is replaced
-    by the items in it. ``tokens``, ``coherence``, ``length`` (the number of the items that a model sees)
-    and ``messages`` (the messages among them) are those of the complete context, ``size`` that of this
-    part alone. Nothing changes after it is built; the digests are computed when they are first needed.
+    ``model_items`` are the ``items`` as the model sees them: a compaction is replaced by the items in it.
+    ``tokens``, ``coherence``, ``length`` (the number of the items that a model sees) and ``messages`` (the
+    messages among them) are those of the complete context, ``size`` is that of this part. A context is
+    immutable; the digests are computed when they are first needed.
     """
 
     parent: "Context | None"
@@ -45,7 +45,7 @@ class Context:
 
     @property
     def own_tokens(self) -> int:
-        """The tokens of this part alone."""
+        """The tokens of this part."""
         return self.tokens - (self.parent.tokens if self.parent else 0)
 
     def list_items(self) -> list[Item]:
@@ -57,7 +57,7 @@ class Context:
         return list(chain.from_iterable(part.model_items for part in self._parts()))
 
     def iter_prefixes(self) -> Iterator[Prefix]:
-        """Yield the prefixes of this context, longest first; tokens are known for those of parts."""
+        """Yield the prefixes of this context, longest first; the tokens are known at the ends of parts."""
         part: Context | None = self
         while part is not None:
             tokens = part.tokens
@@ -67,9 +67,9 @@ class Context:
             part = part.parent
 
     def compute_digests(self) -> tuple[bytes, ...]:
-        """Return the digest of the context before this part, then that up to each item of the part.
+        """Return the digest of the context before this part, and of the context up to each item of it.
 
-        A context that is too short for the prompt cache, or is never continued, needs none.
+        They are not needed for a context that is too short for the prompt cache, or is never continued.
         """
         pending: list[Context] = []
         part: Context | None = self
@@ -133,9 +133,9 @@ def extend_context(
 
 
 class ContextItems(CountedItems):
-    """What a model sees: the items of a context, and the new items after them.
+    """The items that a model sees: those of a context, and the new items after them.
 
-    A model that reads only the newest items, or only counts the messages, costs the same at any depth:
+    If a model reads only the newest items, or only counts the messages, the cost is the same at any depth:
     the list of all items is built when one before the new ones is read.
 
     Args:
@@ -187,14 +187,14 @@ class ContextItems(CountedItems):
 
 
 class UnstoredResponses(Protocol):
-    """Where a connection remembers the contexts of responses that are not stored."""
+    """Protocol of the unstored responses of a connection, with their contexts."""
 
     def find(self, id: str) -> Context | None:
-        """Return the context of a response, or None if it is not remembered."""
+        """Return the context of a response, or None if there is no such response."""
         ...
 
     def store(self, id: str, context: Context | None) -> None:
-        """Remember a response as the newest; one without a context is stored elsewhere."""
+        """Add a response as the newest; one without a context is stored in the database."""
         ...
 
 
@@ -206,7 +206,7 @@ class _CacheEntry:
 
 
 PART_OVERHEAD_BYTES, ITEM_OVERHEAD_BYTES = 500, 1000
-"""Measured memory of a part and of an item in addition to their text."""
+"""The measured memory of a part and of an item in addition to their text."""
 
 
 class ContextCache:
@@ -249,12 +249,12 @@ class ContextCache:
             self._evict(next(iter(self._leaves)))
 
     def discard(self, node: int) -> None:
-        """Evict a context whose content was deleted, if it is a leaf; others cannot be requested."""
+        """Evict a context whose content was deleted, if it is a leaf; other contexts cannot be requested."""
         if node in self._leaves:
             self._evict(node)
 
     def clear(self) -> None:
-        """Evict everything."""
+        """Evict all contexts."""
         self._entries.clear()
         self._leaves.clear()
         self._used_bytes = 0
@@ -276,7 +276,7 @@ _visible_parts: ContextVar[int | None] = ContextVar("visible parts of the histor
 
 
 def truncate_history(context: Context) -> Context:
-    """Return the part of a context that fault injection leaves visible."""
+    """Return the part of a context that is visible with fault injection."""
     parts = _visible_parts.get()
     return context if parts is None else context.last_parts(parts)
 

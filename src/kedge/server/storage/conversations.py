@@ -2,7 +2,7 @@
 
 Items are added as a node after the last one, so a response in a conversation and the conversation
 share their items. Deleting an item rewrites the conversation as one new node; earlier responses
-retain their own context.
+retain their context.
 """
 
 from collections.abc import Generator, Sequence
@@ -106,7 +106,7 @@ class ConversationRepository:
         self._execute("UPDATE conversations SET metadata = ? WHERE id = ?", (encode(metadata), id))
 
     def delete(self, conversation: StoredConversation) -> None:
-        """Delete a conversation; items that a response shares are retained for the response."""
+        """Delete a conversation; items that a response shares with it are retained."""
 
         def delete() -> None:
             self._database.begin_delete()
@@ -118,10 +118,10 @@ class ConversationRepository:
         self._database.checkpoint()
 
     def delete_unused(self) -> int:
-        """Delete one batch of conversations, in any namespace, of which no response is stored.
+        """Delete one batch of conversations, in any namespace, without a stored response.
 
         Returns:
-            How many were deleted.
+            The number of deleted conversations.
         """
         rows = self._execute(
             "SELECT id, node FROM conversations c WHERE NOT EXISTS "

@@ -1,13 +1,13 @@
-"""The server's database: what the repositories need of it, whichever database it is.
+"""The interface of the server's database for the repositories, independent of the kind of database.
 
 A *node* has what one request added to a chain: its input and output items, encoded once, and its
 response. Nodes refer to their parent, so a chain is read by one recursive query and branches share
 their history. A conversation refers to its newest node. Deleting a response clears its part of the
 node; the items are deleted when no child and no conversation needs them.
 
-The repositories use one SQL for both databases, with ``?`` for values. What differs is here: how a
-transaction is run and in which thread, whose clock counts, and how one server keeps others from
-changing what it is working on.
+The repositories use the same SQL for both databases, with ``?`` for values. The differences are in this
+interface: how a transaction is run and in which thread, which clock is used, and how one server prevents
+others from changing its unfinished responses.
 """
 
 from abc import ABC, abstractmethod
@@ -34,7 +34,7 @@ class ServerDatabase(ABC):
     clock: Clock
     """Returns the time by which responses expire."""
     execute: Callable[..., Any]
-    """Runs a statement with its values; returns a cursor with ``fetchone``, ``fetchall`` and ``rowcount``."""
+    """Runs a statement with its values, and returns a cursor with ``fetchone``, ``fetchall`` and ``rowcount``."""
     shared: bool = False
     """Whether the file is used by several processes."""
     unclean_shutdown: bool = False
@@ -42,7 +42,7 @@ class ServerDatabase(ABC):
     owner: str | None = None
     """The name of this server among several on the same database."""
     claims: "ReplicaClaims | None" = None
-    """What this server and others on the same database are working on; None if there are no others."""
+    """The claims of this server and others on the same database; None if the database is not shared."""
 
     @abstractmethod
     def transact(self, work: Callable[[], T]) -> T:
@@ -50,11 +50,11 @@ class ServerDatabase(ABC):
 
     @abstractmethod
     async def run(self, work: Callable[..., T], *args: Any) -> T:
-        """Call a function that runs statements, after all that were submitted before."""
+        """Call a function that runs statements, after all functions that were submitted before."""
 
     @abstractmethod
     def submit(self, work: Callable[..., object], *args: Any) -> None:
-        """Have a function called that runs statements, without waiting for it."""
+        """Schedule a function that runs statements, without waiting for it."""
 
     @abstractmethod
     def lock_conversation(self, id: str, node: int | None) -> bool:
@@ -76,18 +76,18 @@ class ServerDatabase(ABC):
     def close(self) -> None:
         """Close the connections."""
 
-    def begin_delete(self) -> None:  # noqa: B027 - one process needs nothing
-        """Wait until no other server deletes nodes, until the end of the transaction."""
+    def begin_delete(self) -> None:  # noqa: B027 - not needed for a single process
+        """Wait for deletions of other servers, and block them until the end of the transaction."""
 
     def run_purge(self, work: Callable[[], int]) -> int:
         """Run a deletion of expired responses, unless another server is running one."""
         return work()
 
-    def checkpoint(self) -> None:  # noqa: B027 - a database server does that itself
-        """Have deleted content overwritten on disk."""
+    def checkpoint(self) -> None:  # noqa: B027 - a database server does this itself
+        """Overwrite deleted content on disk."""
 
     def get_or_add_fact(self, name: str, default: bytes) -> bytes | None:
-        """Return the value of a fact; if there is none, store ``default`` and return None."""
+        """Return the value of a fact, or store ``default`` and return None if there is none."""
         added = self.execute(
             "INSERT INTO facts (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING",
             (name, default),

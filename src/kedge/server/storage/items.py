@@ -1,8 +1,8 @@
 """Nodes: the items that each request added, stored once and read back as contexts.
 
 The context of a node is that of its parent plus its own items: one recursive query, or none if the
-context is cached. A node with a compaction is a *barrier*: its children do not see anything before
-the newest compaction item.
+context is cached. A node with a compaction is a *barrier*: the contexts of its children start at the
+newest compaction item.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,14 +73,14 @@ class ContextNode:
 class NodeRepository:
     """The nodes of one namespace, and the contexts that end at them.
 
-    What is found by an id belongs to the namespace. A node number is not an id: callers have it from a
-    row of the namespace.
+    Objects that are found by an id belong to the namespace. A node number is not an id: callers read it
+    from a row of the namespace.
 
     Args:
         database: The database.
         cache: The cached contexts, of all namespaces.
         expand: Returns items as a model sees them.
-        namespace: The namespace; empty for the administrator's.
+        namespace: The namespace; empty for that of the administrator.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class NodeRepository:
         self._execute(_DETACH, (node,))
 
     def delete_unused(self, node: int | None) -> None:
-        """Delete a node that nothing refers to, and then its parents likewise."""
+        """Delete a node if nothing refers to it, and then each of its parents under the same condition."""
         while node is not None:
             row = self._execute(_SELECT_UNUSED, (node,)).fetchone()
             if row is None:
@@ -180,7 +180,7 @@ class NodeRepository:
             (node,) = row
 
     def drop_before_compaction(self, node: int) -> None:
-        """Delete what is before a barrier, which its children do not see and nothing lists."""
+        """Delete the items before the compaction of a node, which its children do not see and no list contains."""
         parent, barrier = self._execute(
             "SELECT parent, barrier FROM nodes WHERE id = ?", (node,)
         ).fetchone()
@@ -238,7 +238,7 @@ def slice_from_compaction(items: Sequence[Item]) -> list[Any]:
 
 
 class StoredItemLookup:
-    """Finds stored items by id."""
+    """A lookup of stored items by id."""
 
     def __init__(self, nodes: NodeRepository, clock: Callable[[], float]) -> None:
         self._nodes = nodes

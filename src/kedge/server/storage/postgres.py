@@ -1,12 +1,12 @@
 """The server's database on PostgreSQL, for any number of servers.
 
-Its tables begin with ``kedge_server_``, so that they can be in the same database as a store. Node
-numbers are from a sequence, foreign keys hold a node that another server continues, and deletions are
-run one at a time.
+The names of its tables begin with ``kedge_server_``, so that they can be in the same database as a store.
+Node numbers are from a sequence, foreign keys prevent the deletion of a node that another server continues,
+and deletions are run one at a time.
 
-A statement is a round trip, during which the event loop must not wait. So everything that a request
-stores or reads is run in one thread, in the order in which it was submitted: what a server has written
-it reads, and a response is settled after its last event was stored.
+A statement is a round trip, during which the event loop must not wait. So all statements of requests are
+run in one thread, in the order in which they were submitted: a server reads its own writes, and a response
+is settled after its last event was stored.
 """
 
 import contextvars
@@ -97,7 +97,7 @@ _MIGRATIONS = (
     CREATE SEQUENCE kedge_server_numbers INCREMENT {NUMBERS_PER_RESERVATION}
     """,
 )
-"""The schema in versions, each of which upgrades the one before."""
+"""The versions of the schema, each of which upgrades the previous one."""
 _CREATE_VERSION = (
     "CREATE TABLE IF NOT EXISTS kedge_server_schema (version INTEGER NOT NULL)",
     "INSERT INTO kedge_server_schema SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM kedge_server_schema)",
@@ -121,7 +121,7 @@ SELECT coalesce(sum(octet_length(input) + octet_length(output) + coalesce(octet_
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """The rows that a statement returned, and how many it changed."""
+    """The rows that a statement returned, and the number of changed rows."""
 
     rows: list[Row]
     rowcount: int
@@ -156,7 +156,7 @@ class ServerTransaction(PostgresTransaction):
 
 @cache
 def _convert(sql: str) -> Any:
-    """Return a statement with the names of our tables and the placeholders of the driver."""
+    """Return a statement with the names of these tables and the placeholders of the driver."""
     return convert_placeholders(_TABLE_NAMES.sub(r"kedge_server_\1", sql))
 
 
@@ -165,8 +165,8 @@ class PostgresServerDatabase(ServerDatabase):
 
     Args:
         url: The address: ``postgresql://user@host/database``.
-        clock: Returns the time; only its difference from the time of this machine counts, which a test
-            may change. The time itself is that of the database.
+        clock: Returns the time; only its difference from the time of this machine is used, which a test
+            may change. It is added to the time of the database.
         lease_seconds: Seconds after which a server that does not renew its claims has lost them.
 
     Raises:
@@ -221,9 +221,9 @@ class PostgresServerDatabase(ServerDatabase):
         return work() if getattr(self._current, "transaction", None) else self.pool.run_write(run)
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
-        """Call a function in the thread of the database, after all that were submitted before.
+        """Call a function in the thread of the database, after all functions that were submitted before.
 
-        It is called even if the caller is cancelled: what it locks, it also releases.
+        It is called even if the caller is cancelled, so that it releases its locks.
         """
         context = contextvars.copy_context()
 
@@ -233,7 +233,7 @@ class PostgresServerDatabase(ServerDatabase):
         return await shield(get_running_loop().run_in_executor(self._thread, call))
 
     def submit(self, work: Callable[..., object], *args: Any) -> None:
-        """Have a function called in the thread of the database; an error is logged."""
+        """Schedule a function in the thread of the database; an error is logged."""
 
         def call() -> None:
             try:
@@ -244,7 +244,7 @@ class PostgresServerDatabase(ServerDatabase):
         self._thread.submit(call)
 
     def lock_conversation(self, id: str, node: int | None) -> bool:
-        """Lock a conversation for this server; the lock of a server that is gone does not count.
+        """Lock a conversation for this server; the lock of a server that is gone is ignored.
 
         If a background response in the conversation is waiting for another server to continue it, the
         lock belongs to that response.
@@ -259,7 +259,7 @@ class PostgresServerDatabase(ServerDatabase):
         )
 
     def begin_delete(self) -> None:
-        """Wait until no other server deletes nodes, until the end of the transaction."""
+        """Wait for deletions of other servers, and block them until the end of the transaction."""
         self.execute(_LOCK, (DELETE_LOCK,))
 
     def run_purge(self, work: Callable[[], int]) -> int:
@@ -282,12 +282,12 @@ class PostgresServerDatabase(ServerDatabase):
         return number
 
     def used_bytes(self) -> int:
-        """Return the size of the content, not of the tables, which shrink only when they are vacuumed."""
+        """Return the size of the content, not that of the tables, which only shrink when they are vacuumed."""
         row = self.execute(_USED_BYTES).fetchone()
         return row[0] if row else 0
 
     def close(self) -> None:
-        """Finish what was submitted, give up all claims, and close the connections."""
+        """Finish the submitted functions, release all claims, and close the connections."""
         self._thread.shutdown()
         if self.claims is not None:
             with suppress(StoreError):  # the claims expire anyway

@@ -1,10 +1,9 @@
 """Stored responses: create, finish, find, delete, expire.
 
-A response that a client may know of is stored as ``in_progress`` while its model runs, and finished
-in one step afterwards. So a crash leaves a finished response, or one that the next start marks as
-failed. With several servers on one database, a response in progress has an owner, and only the owner
-finishes it: a server that was stopped for so long that another one has claimed its responses finds
-that they are no longer its own.
+A response whose id a client may have is stored as ``in_progress`` while its model runs, and finished in
+one step afterwards. So after a crash a response is finished, or the next start marks it as failed. With
+several servers on one database, a response in progress has an owner, and only the owner can finish it: a
+server that was suspended until another one claimed its responses does not own them any more.
 """
 
 from collections.abc import Collection
@@ -44,11 +43,11 @@ UPDATE nodes SET status = NULL, expires_at = NULL, asked = NULL, became = NULL, 
 idempotency_key = NULL WHERE id = ? RETURNING conversation
 """
 MOVE_CONVERSATION = "UPDATE conversations SET node = ? WHERE id = ? AND coalesce(node, 0) = ?"
-"""Moves the end of a conversation, if it is where it was read; nodes are numbered from 1."""
+"""Moves the end of a conversation, if it was not changed since it was read; nodes are numbered from 1."""
 
 
 class ResponseEntry(NamedTuple):
-    """What is known of a response before its model runs."""
+    """The data of a response before its model runs."""
 
     key: str
     parent: int | None
@@ -84,7 +83,7 @@ class RepeatedResponse:
 class ResponseRepository:
     """The responses of one namespace. Expired responses are not found.
 
-    Deletion by age, and what concerns unfinished responses, is for all namespaces.
+    Deletion by age and the handling of unfinished responses apply to all namespaces.
     """
 
     def __init__(self, database: ServerDatabase, nodes: NodeRepository, retention: float) -> None:
@@ -132,7 +131,7 @@ class ResponseRepository:
         return row and RepeatedResponse(*row)
 
     def drop_idempotency_key(self, node: int) -> None:
-        """Remove the idempotency key of a response that failed or expired, so that another can have it."""
+        """Remove the idempotency key of a response that failed or expired, so that it can be used again."""
         self._execute("UPDATE nodes SET idempotency_key = NULL WHERE id = ?", (node,))
 
     def mark_in_progress(self, node: int) -> None:
@@ -147,7 +146,7 @@ class ResponseRepository:
         """Store the result of a response in progress, and advance its conversation, in one step.
 
         Returns:
-            Whether the response was still there; it may have been deleted in the meantime.
+            Whether the response still existed; it may have been deleted in the meantime.
         """
         if entry.conversation is None:
             return self._update(entry, result)
@@ -225,7 +224,7 @@ class ResponseRepository:
         values = (parse_node_number(entry.key), entry.conversation, entry.parent or 0)
         if self._execute(MOVE_CONVERSATION, values).rowcount:
             return
-        # A conversation that was deleted meanwhile is not missed; one that was changed is.
+        # It is not an error if the conversation was deleted meanwhile, but it is if it was changed.
         existing = "SELECT 1 FROM conversations WHERE id = ?"
         if self._execute(existing, (entry.conversation,)).fetchone() is not None:
             raise CONVERSATION_LOCKED()
@@ -239,7 +238,7 @@ class ResponseRepository:
         )
 
     def cancel(self, node: int) -> None:
-        """Mark an unfinished response as ``cancelled``, whichever server generates it."""
+        """Mark an unfinished response of any server as ``cancelled``."""
         self._execute(
             "UPDATE nodes SET status = 'cancelled', became = ? WHERE id = ? "
             "AND status IN ('in_progress', 'queued')",
@@ -278,7 +277,7 @@ class ResponseRepository:
         self._delete_nodes([node for node, key in rows if make_response_id(key) not in retained])
 
     def delete_oldest(self) -> int:
-        """Delete one batch of the oldest responses; return how many."""
+        """Delete one batch of the oldest responses, and return their number."""
         rows = self._execute(
             "SELECT id FROM nodes WHERE expires_at IS NOT NULL ORDER BY expires_at LIMIT ?",
             (PURGE_BATCH_SIZE,),
@@ -287,7 +286,7 @@ class ResponseRepository:
         return len(rows)
 
     def purge(self) -> int:
-        """Delete one batch of expired responses; return how many."""
+        """Delete one batch of expired responses, and return their number."""
         rows = self._execute(
             "SELECT id FROM nodes WHERE expires_at <= ? LIMIT ?", (self._clock(), PURGE_BATCH_SIZE)
         ).fetchall()

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 SCHEMA_VERSION = 3
 SHARED_WAIT_MS = 10_000
-"""How long a statement waits for another process that writes to a shared database."""
+"""The maximum time that a statement waits for another process that writes to a shared database."""
 NUMBERS_PER_RESERVATION = 64
 
 _INDEX_KEYS = """
@@ -79,7 +79,7 @@ _UPGRADES = {
         _INDEX_KEYS,
     ),
 }
-"""What upgrades each older schema to the next one."""
+"""The statements that upgrade each older schema to the next one."""
 
 _RESERVE_NUMBERS = """
 INSERT INTO facts (name, value)
@@ -91,7 +91,7 @@ ON CONFLICT (name) DO UPDATE SET value = value + :count RETURNING value
 class SQLiteServerDatabase(ServerDatabase):
     """A connection to a database with the current schema, for the thread of the server.
 
-    Statements take microseconds, so they are run where they are called.
+    Statements take microseconds, so they are run in the calling thread.
 
     Args:
         path: The file, or ``:memory:``.
@@ -191,7 +191,7 @@ class SQLiteServerDatabase(ServerDatabase):
         return number
 
     def _reserve_numbers(self) -> Iterable[int]:
-        """Return numbers for new nodes: all that follow, or some if the database is shared."""
+        """Return numbers for new nodes: all following ones, or a range if the database is shared."""
         if not self.shared:
             (last,) = self.execute("SELECT coalesce(max(id), 0) FROM nodes").fetchone()
             return count(last + 1)
@@ -221,8 +221,8 @@ def _prepare_path(path: str) -> str:
         return path
     file = Path(path).expanduser()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Conversations are private, and SQLite gives its other files the mode of this one. An existing file
-    # is not opened here: closing it would drop every lock that this process has on it.
+    # Conversations are private, and SQLite's other files get the mode of this one. An existing file is not
+    # opened here: closing it would release every lock that this process has on it.
     with suppress(FileExistsError):
         os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     return str(file)

@@ -1,4 +1,4 @@
-"""One WebSocket connection: requests in, events out, within its limits.
+"""One WebSocket connection: receive requests and send events, within its limits.
 
 A lane (``stream_id``) is a queue: its requests run one after the other, those of different lanes at
 the same time, up to a limit. After its lifetime, or when the server stops, the connection is closed as

@@ -1,7 +1,7 @@
 """The unstored responses of one connection: the newest of each lane.
 
-Stored responses are not in here, because they are in the database. Everything is dropped with the
-connection. The memory has a size limit: the least recently used lane is forgotten first, the newest
+Stored responses are in the database and not here. Everything is dropped when the connection is closed.
+The memory has a size limit: the response of the least recently used lane is dropped first, the newest
 response never.
 """
 
@@ -36,7 +36,7 @@ class SocketMemory:
         return next((each.context for each in self._lanes.values() if each.id == id), None)
 
     def store(self, lane: str, id: str, context: Context) -> None:
-        """Remember a response instead of the lane's previous one."""
+        """Store a response instead of the lane's previous one."""
         self.forget(lane)
         response = self._lanes[lane] = UnstoredResponse(id, context, context.total_size())
         self._size += response.size
@@ -44,14 +44,14 @@ class SocketMemory:
             self.forget(next(iter(self._lanes)))
 
     def forget(self, lane: str, id: str | None = None) -> None:
-        """Forget the response of a lane; with an id, only if it is that response."""
+        """Delete the response of a lane; with an id, only if it is that response."""
         response = self._lanes.get(lane)
         if response is not None and id in (None, response.id):
             del self._lanes[lane]
             self._size -= response.size
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete all responses."""
         self._lanes.clear()
         self._size = 0
 
@@ -68,7 +68,7 @@ class LaneMemory:
         return self.memory.find(id)
 
     def store(self, id: str, context: Context | None) -> None:
-        """Remember the lane's newest response; one without a context is in the database."""
+        """Store the lane's newest response; one without a context is in the database."""
         if context is None:
             self.memory.forget(self.lane)
         else:
