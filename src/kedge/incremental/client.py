@@ -94,7 +94,7 @@ def chain(
     """
     http_client = _get_http_client(client)
     if store is not None and index is not None:
-        raise TypeError("kedge.chain takes a store or an index, not both")
+        raise TypeError("kedge.chain accepts a store or an index, not both")
     opened = None if store is None else StoreIndex(store)
     index = opened or index
     try:
@@ -145,7 +145,7 @@ def chain_report(client: object) -> ChainReport:
     """
     chainer = _get_chainer(_get_http_client(client))
     if chainer is None:
-        raise TypeError("this client is not chained: call kedge.chain(client) first")
+        raise TypeError("this client is not chained; call kedge.chain(client) first")
     return chainer.report
 
 
@@ -156,7 +156,7 @@ def _get_http_client(client: object) -> Any:
         if _find_library(candidate.__class__) is not None:
             return candidate
     raise TypeError(
-        f"kedge.chain takes an OpenAI client or an httpx2 client, not {type(client).__name__}"
+        f"kedge.chain accepts an OpenAI client or an httpx2 client, not {type(client).__name__}"
     )
 
 
@@ -176,9 +176,9 @@ def _find_library(cls: type) -> tuple[Any, bool] | None:
 @cache
 def _make_hooked_class(cls: type) -> type:
     """Return a subclass of an HTTP client class whose `send` rewrites requests."""
-    found = _find_library(cls)
-    assert found is not None  # noqa: S101 - checked by the caller
-    library, is_async = found
+    library_info = _find_library(cls)
+    assert library_info is not None  # noqa: S101 - checked by the caller
+    library, is_async = library_info
     send = _make_async_send(library, cls) if is_async else _make_sync_send(library, cls)
     return type(cls.__name__, (cls,), {"send": send, "__module__": cls.__module__})
 
@@ -390,22 +390,22 @@ def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
     observer = exchange.observe(dict(response.headers.items()))
     source = response.stream
     chunks = yield "open", source
-    held: list[bytes] = []
+    buffered: list[bytes] = []
     # A transport may return a response whose body was read already; then it is not read again.
     while observer.verdict == "waiting" or response.is_stream_consumed:
         chunk = yield "next", chunks
         if chunk is None:
             yield "call", partial(_finish, exchange, observer)
-            response.extensions[BODY] = b"".join(held)
+            response.extensions[BODY] = b"".join(buffered)
             break
-        held.append(chunk)
+        buffered.append(chunk)
         _feed(observer, chunk)
     if observer.verdict == "resend":
         yield "close", response
         yield "call", partial(_heal, exchange)
         return None
     if not response.is_stream_consumed:
-        response.stream = _make_stream_class(library)(held, chunks, source, exchange)
+        response.stream = _make_stream_class(library)(buffered, chunks, source, exchange)
     return response
 
 

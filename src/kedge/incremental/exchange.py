@@ -203,9 +203,9 @@ class Chainer:
         """
         parts = urlsplit(url)
         login, _, address = parts.netloc.rpartition("@")
-        given = {**headers, "cookie": _drop_routing_cookies(headers.get("cookie", ""))}
-        secret = "\0".join(f"{name}={given.get(name, '')}" for name in CREDENTIAL_HEADERS)
-        secret += "".join(f"\0{name}={given[name]}" for name in GATEWAY_HEADERS if name in given)
+        values = {**headers, "cookie": _drop_routing_cookies(headers.get("cookie", ""))}
+        secret = "\0".join(f"{name}={values.get(name, '')}" for name in CREDENTIAL_HEADERS)
+        secret += "".join(f"\0{name}={values[name]}" for name in GATEWAY_HEADERS if name in values)
         secret += f"\0@{login}" if login else ""
         secret += f"\0{user}" if user else ""
         account = hashlib.blake2b(secret.encode(), key=self._hash_key, digest_size=16).hexdigest()
@@ -278,15 +278,15 @@ class Exchange:
         """
         if self.parsed is None or self.check is None or self.rewritten is None:
             return
-        found = await audit_blocks(
+        audit = await audit_blocks(
             source,
             self.parsed.blocks,
             self.rewritten.anchor.record,
             lists_items=self.check.evidence.audits,
             normalize=normalize_block,
         )
-        if not self.check.record_probe(found):
-            log.info("the server is not chained on: %s", found)
+        if not self.check.record_probe(audit):
+            log.info("the server is not chained on: %s", audit)
             self.decision = self.check.doubt or "untrusted"
 
     def is_chain_error(self, status: int, body: bytes) -> bool:

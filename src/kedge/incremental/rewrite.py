@@ -88,9 +88,9 @@ PassThroughReason = Literal[
 
 PASS_THROUGH_REASONS: dict[PassThroughReason, str] = {
     "not_json": "the body is not one JSON object",
-    "too_large": "the body is larger than is read",
+    "too_large": "the body exceeds the maximum size that is read",
     "encoded": "the body is compressed or streamed",
-    "signed": "the request carries a signature over its body",
+    "signed": "the request has a signature of its body",
     "retry": "the client repeats a request that failed",
     "switched_off": "chaining is switched off in the environment",
     "previous_response_id": "the client chains by itself",
@@ -100,8 +100,8 @@ PASS_THROUGH_REASONS: dict[PassThroughReason, str] = {
     "background": "the response is generated in the background",
     "item_reference": "the input refers to stored items",
     "compaction": "the input asks the server to compact it",
-    "input": "the input is of a form that is not understood",
-    "no_history": "the input is new: there is nothing to leave out",
+    "input": "the input has an unknown form",
+    "no_history": "the input is new, so nothing can be left out",
     "no_anchor": "no stored response is known to remember a prefix of the input",
     "untrusted": "the server has not shown that it remembers",
     "forgot": "the server answered without the context it was asked to continue",
@@ -186,23 +186,25 @@ def parse_request(content: bytes) -> ParsedRequest | PassThroughReason:
         return "too_large"
     try:
         text = content.decode()
-        found = _recent_inputs.find(text)
-        scanned = scan_text(text, found and found.span)
+        recent = _recent_inputs.find(text)
+        scanned = scan_text(text, recent and recent.span)
     except (ValueError, RecursionError):
         return "not_json"
-    given = scanned.get("input")
+    input_value = scanned.get("input")
     try:
-        if isinstance(given, str):
-            blocks = (normalize_block(user(given)),)
-            read = _ReadInput(0, "", (), blocks, _index_blocks(blocks))
-        elif isinstance(given, list):
-            read = _read_input(scanned, cast("list[Any]", given), found)
+        if isinstance(input_value, str):
+            blocks = (normalize_block(user(input_value)),)
+            parsed_input = _ReadInput(0, "", (), blocks, _index_blocks(blocks))
+        elif isinstance(input_value, list):
+            parsed_input = _read_input(scanned, cast("list[Any]", input_value), recent)
         else:
             return "input"
     except (KedgeError, ValueError, TypeError, RecursionError):
         return "input"
-    obstacle = _find_obstacle(scanned, read.blocks)
-    return ParsedRequest(scanned, read.items, read.blocks, read.prefixes, obstacle)
+    obstacle = _find_obstacle(scanned, parsed_input.blocks)
+    return ParsedRequest(
+        scanned, parsed_input.items, parsed_input.blocks, parsed_input.prefixes, obstacle
+    )
 
 
 class _ReadInput(NamedTuple):
@@ -266,21 +268,21 @@ def _read_input(scanned: ScannedObject, new: list[Any], recent: _ReadInput | Non
     # The text before a recent item is the same, so it is an item of the same array.
     _, _, items, blocks, prefixes = recent or _ReadInput(0, "", (), (), PrefixIndex())
     spans = scan_elements(text, array, items[-1].end if items else 0)
-    known = len(blocks)
+    known_count = len(blocks)
     blocks += tuple(
         _read_block(text[span.start : span.end], item)
         for span, item in zip(spans, new, strict=True)
     )
     items += tuple(spans)
-    read = _ReadInput(
+    parsed_input = _ReadInput(
         array.start,
         text[: items[-1].end] if items else "",
         items,
         blocks,
-        extend_index(prefixes, blocks, known),
+        extend_index(prefixes, blocks, known_count),
     )
-    _recent_inputs.put(read)
-    return read
+    _recent_inputs.put(parsed_input)
+    return parsed_input
 
 
 def _read_block(text: str, item: Any) -> Block:
@@ -361,16 +363,16 @@ def rewrite(
     usable: list[IndexedResponse] = []
     by_digest: dict[str, int] = {}
     for size in LOOKUP_SIZES:
-        some = {prefixes.digest(count): count for count in islice(counts, size)}
-        by_digest |= some
-        if not some:
+        looked_up = {prefixes.digest(count): count for count in islice(counts, size)}
+        by_digest |= looked_up
+        if not looked_up:
             break
         usable = [
             entry
-            for entry in index.find(scope, list(some))
+            for entry in index.find(scope, list(looked_up))
             if entry.record.created_at >= not_before
             and unavailable_reason(entry.record, scope=scope, now=now, max_depth=max_depth) is None
-            and some.get(entry.record.digest) == entry.record.block_count
+            and looked_up.get(entry.record.digest) == entry.record.block_count
         ]
         if usable:
             break
@@ -398,8 +400,8 @@ def find_shorter(request: ParsedRequest, index: AnchorIndex, anchor: IndexedResp
         for count in range(record.block_count, 0, -1)
         if _may_end(request.blocks, prefixes.end_position(count))
     ]
-    found = index.find(record.scope, digests[:MAX_CANDIDATES])
-    ids = (entry.record.response_id for entry in found)
+    entries = index.find(record.scope, digests[:MAX_CANDIDATES])
+    ids = (entry.record.response_id for entry in entries)
     return [each for each in ids if each != record.response_id]
 
 

@@ -80,12 +80,12 @@ class StoreIndex:
 
     def find(self, scope: str, digests: Sequence[str]) -> list[IndexedResponse]:
         """Return the responses of this scope whose content has one of these digests."""
-        found = self._run(
+        texts = self._run(
             self._database.read_inline,
             lambda tx: response_index.find_entries(tx, scope, digests),
             list[str](),
         )
-        return [entry for text in found if (entry := _decode(text)) is not None]
+        return [entry for text in texts if (entry := _decode(text)) is not None]
 
     def get(self, scope: str, response_id: str) -> IndexedResponse | None:
         """Return the response with this id."""

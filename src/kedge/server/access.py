@@ -112,8 +112,8 @@ def is_same_origin(scope: Scope) -> bool:
 
 def read_bearer_token(scope: Scope) -> bytes:
     """Return the bearer token of the ``Authorization`` header, or an empty value."""
-    scheme, _, given = read_header(scope, b"authorization").partition(b" ")
-    return given.strip() if scheme.lower() == b"bearer" else b""
+    scheme, _, token = read_header(scope, b"authorization").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else b""
 
 
 def read_header(scope: Scope, header_name: bytes) -> bytes:

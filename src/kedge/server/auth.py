@@ -102,23 +102,23 @@ class ServerAuthMiddleware:
         if scope["path"] in PUBLIC_PATHS or not await self._needs_token():
             scope[CALLER_KEY] = None
             return None
-        given = _read_api_key(scope)
-        if not given:
+        api_key = _read_api_key(scope)
+        if not api_key:
             return API_KEY_MISSING()
-        if self._policy.matches_token(given):
+        if self._policy.matches_token(api_key):
             scope[CALLER_KEY] = None
             return None
-        found: Caller | None = None
+        caller: Caller | None = None
         if self._callers is not None:
-            found = await self._callers.find(given.decode("latin-1"))
-        if found is None:
+            caller = await self._callers.find(api_key.decode("latin-1"))
+        if caller is None:
             return API_KEY_INVALID()
         needed = "metrics" if scope["path"] == METRICS_PATH else "server"
-        if needed not in found.scopes:
+        if needed not in caller.scopes:
             return TOKEN_SCOPE_MISSING(scope=needed)
-        scope[CALLER_KEY] = found
+        scope[CALLER_KEY] = caller
         # On a WebSocket each message is counted as a request.
-        return await self._check_limits(scope, found) if scope["type"] == "http" else None
+        return await self._check_limits(scope, caller) if scope["type"] == "http" else None
 
     async def _needs_token(self) -> bool:
         if self._policy.token is not None:

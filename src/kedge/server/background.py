@@ -293,14 +293,14 @@ async def read_stored_events(service: ServerState, node: int, after: int) -> Asy
     claims, start, pause = service.claims, after + 1, MIN_POLL_SECONDS
     assert claims is not None  # noqa: S101 - there are other servers
     while True:
-        found = await service.run(claims.read_events, node, start)
-        if found is None:
+        stored = await service.run(claims.read_events, node, start)
+        if stored is None:
             raise EventsDropped
-        if found.frames:
-            start += len(found.frames)
+        if stored.frames:
+            start += len(stored.frames)
             pause = MIN_POLL_SECONDS
-            yield b"".join(found.frames)
-        if found.status not in UNFINISHED_STATUSES:
+            yield b"".join(stored.frames)
+        if stored.status not in UNFINISHED_STATUSES:
             try:
                 first, response = await service.run(_read_result, service, node)
             except LookupError:

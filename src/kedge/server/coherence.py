@@ -150,8 +150,8 @@ class Coherence(NamedTuple):
         open = dict(self.open_calls)
         orphan = self.orphan
         for item in items:
-            missed = track_call(item, open)
-            orphan = orphan or missed
+            unmatched = track_call(item, open)
+            orphan = orphan or unmatched
         return open, orphan
 
 
@@ -269,7 +269,7 @@ def is_reference(item: Item) -> bool:
 
 
 def _find_referenced(id: str, lookup: ItemLookup) -> Item:
-    found = lookup.find_item(id)
-    if found is None:
+    item = lookup.find_item(id)
+    if item is None:
         raise errors.ITEM_NOT_FOUND(id=id)
-    return found
+    return item

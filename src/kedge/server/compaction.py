@@ -123,21 +123,21 @@ def expand_compaction(cipher: ContentCipher, items: Sequence[Item]) -> Sequence[
 
 def _fit_items(items: Sequence[Item], max_tokens: int) -> list[Item]:
     """Return the first item and then the newest ones, as long as they fit, in order."""
-    chosen: set[int] = set()
+    positions: set[int] = set()
     for index in [*range(min(1, len(items))), *range(len(items) - 1, 0, -1)]:
         max_tokens -= count_items([items[index]])
         if max_tokens < 0:
             break
-        chosen.add(index)
-    return [item for index, item in enumerate(items) if index in chosen]
+        positions.add(index)
+    return [item for index, item in enumerate(items) if index in positions]
 
 
 def _build_note(omitted_items: Sequence[Item], summary: str) -> list[Item]:
     if not omitted_items:
         return []
     counts = Counter(item.get("role") or item["type"] for item in omitted_items)
-    listed = ", ".join(f"{number} {what}" for what, number in counts.items())
-    text = f"Earlier items of this conversation were compacted: {listed}."
+    types = ", ".join(f"{number} {what}" for what, number in counts.items())
+    text = f"Earlier items of this conversation were compacted: {types}."
     answers = [answer for item in omitted_items if (answer := _assistant_text(item))]
     if summary:
         text += f" In summary: {summary}"

@@ -77,15 +77,15 @@ class ErrorTemplate:
 
     def __call__(self, **values: object) -> ApiError:
         """Return the error for these values."""
-        shown = {name: _truncate_value(value) for name, value in values.items()}
+        truncated = {name: _truncate_value(value) for name, value in values.items()}
         error = ApiError(
-            self.message.format_map(shown),
+            self.message.format_map(truncated),
             status=self.status,
             type=self.type,
-            param=None if self.param is None else self.param.format_map(shown),
+            param=None if self.param is None else self.param.format_map(truncated),
             code=self.code,
         )
-        error.template, error.values = self, shown
+        error.template, error.values = self, truncated
         return error
 
 

@@ -34,11 +34,11 @@ T = TypeVar("T")
 
 def get_service(request: HTTPConnection) -> ServerState:
     """Return the state of the server that received a request, in the namespace of its caller."""
-    found: ServerState | None = request.scope.get(SERVICE_KEY)
-    if found is None:
+    view: ServerState | None = request.scope.get(SERVICE_KEY)
+    if view is None:
         service: ServerState = request.app.state.service
-        found = request.scope[SERVICE_KEY] = service.view_as(request.scope.get(CALLER_KEY))
-    return found
+        view = request.scope[SERVICE_KEY] = service.view_as(request.scope.get(CALLER_KEY))
+    return view
 
 
 def get_background(request: HTTPConnection) -> "BackgroundJobs":

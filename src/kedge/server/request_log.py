@@ -103,8 +103,8 @@ class AccessLogMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] in ("websocket.accept", "websocket.http.response.start"):
-                given = message.get("headers", [])
-                message["headers"] = [*given, (b"x-request-id", request_id.encode())]
+                headers = message.get("headers", [])
+                message["headers"] = [*headers, (b"x-request-id", request_id.encode())]
             await send(message)
 
         try:

@@ -192,13 +192,13 @@ class ServerState:
         Raises:
             ApiError: If there is neither a model of this name nor a default.
         """
-        chosen = self.models.get(name)
-        if chosen is None and name:
+        model = self.models.get(name)
+        if model is None and name:
             default = self.settings.default
-            chosen = self.models.get(default or "") if self.settings.models else self.model
-        if chosen is None:
+            model = self.models.get(default or "") if self.settings.models else self.model
+        if model is None:
             raise MODEL_NOT_FOUND(model=name)
-        return chosen
+        return model
 
     async def aclose(self) -> None:
         """Close the connections of the models, then the database."""

@@ -19,10 +19,10 @@ async def apply_stop_sequences(
             pending = "" if piece.kind == "text" else None
         elif pending is not None and isinstance(piece, ItemDelta):
             pending += piece.text
-            text, found = _find_first_stop(pending, stops)
-            if found:
+            text, stop_sequence = _find_first_stop(pending, stops)
+            if stop_sequence:
                 yield ItemDelta(text)
-                yield ItemClosed(found)
+                yield ItemClosed(stop_sequence)
                 return
             end = len(pending) - _partial_stop_length(pending, stops)
             text, pending = pending[:end], pending[end:]
@@ -37,8 +37,8 @@ async def apply_stop_sequences(
 
 def _find_first_stop(text: str, stops: tuple[str, ...]) -> tuple[str, str]:
     """Return the text before the first stop sequence, and that sequence."""
-    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
-    at, stop = min(found, default=(len(text), ""))
+    positions = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    at, stop = min(positions, default=(len(text), ""))
     return text[:at], stop
 
 

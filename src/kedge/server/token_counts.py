@@ -30,8 +30,8 @@ def count_text(text: str) -> int:
     """Count the tokens of a text."""
     recorded = _recorded.get()
     if recorded is None:
-        found = _counts.get().get(text)
-        return tokens.count_text(text) if found is None else found
+        cached = _counts.get().get(text)
+        return tokens.count_text(text) if cached is None else cached
     if text not in recorded:
         recorded[text] = tokens.count_text(text)
     return recorded[text]

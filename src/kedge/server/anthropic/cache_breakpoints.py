@@ -80,8 +80,8 @@ def apply_breakpoints(
 
 def find_min_tokens(model: str) -> int:
     """Return the minimum number of tokens of a prefix that a model caches."""
-    found = (tokens for name, tokens in MIN_TOKENS.items() if model.startswith(name))
-    return next(found, DEFAULT_MIN_TOKENS)
+    matches = (tokens for name, tokens in MIN_TOKENS.items() if model.startswith(name))
+    return next(matches, DEFAULT_MIN_TOKENS)
 
 
 def _list_segments(body: Body) -> list[_Segment]:

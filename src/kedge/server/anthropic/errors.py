@@ -153,13 +153,13 @@ def error_type(status: int) -> str:
 
 def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
     """Build the body of an error."""
-    shown: dict[str, Any] = {
+    details: dict[str, Any] = {
         "type": error_type(error_status(error)),
         "message": _format_message(error),
     }
     if error.template is THREAD_UNSUPPORTED:
-        shown["details"] = {"error_code": error.code}
-    return {"type": "error", "error": shown, "request_id": request_id}
+        details["details"] = {"error_code": error.code}
+    return {"type": "error", "error": details, "request_id": request_id}
 
 
 def _format_message(error: ApiError) -> str:

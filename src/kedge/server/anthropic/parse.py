@@ -253,13 +253,13 @@ def join_system(system: str | Sequence[Body]) -> str:
 
 def convert_tool(tool: Body) -> dict[str, Any]:
     """Convert a tool to a function of the Responses API."""
-    read: dict[str, Any] = {
+    converted: dict[str, Any] = {
         "type": "function",
         "name": tool["name"],
         "parameters": tool["input_schema"],
         "strict": tool.get("strict", False),
     }
-    return read | ({"description": tool["description"]} if tool.get("description") else {})
+    return converted | ({"description": tool["description"]} if tool.get("description") else {})
 
 
 def _convert_tool_choice(choice: Body) -> str | dict[str, Any]:

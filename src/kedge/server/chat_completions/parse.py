@@ -221,17 +221,17 @@ def _convert_tool_choice(choice: str | Body) -> str | dict[str, Any]:
     if isinstance(choice, str):
         return choice
     kind: str = choice["type"]
-    chosen: dict[str, Any] = {"type": kind, **choice[kind]}
+    converted: dict[str, Any] = {"type": kind, **choice[kind]}
     if kind == "allowed_tools":
-        chosen["tools"] = [_convert_allowed_tool(tool) for tool in chosen["tools"]]
-    return chosen
+        converted["tools"] = [_convert_allowed_tool(tool) for tool in converted["tools"]]
+    return converted
 
 
 def _convert_allowed_tool(tool: Body) -> dict[str, Any]:
     kind = str(tool.get("type"))
     named: Any = tool.get(kind)
-    known: Body = cast("Body", named) if isinstance(named, dict) else {}
-    return {"type": kind, "name": known.get("name")}
+    definition: Body = cast("Body", named) if isinstance(named, dict) else {}
+    return {"type": kind, "name": definition.get("name")}
 
 
 def _convert_format(response_format: Body | None) -> dict[str, Any] | None:

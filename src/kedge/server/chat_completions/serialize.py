@@ -67,10 +67,10 @@ class CompletionSerializer:
 
     def end(self, writer: OutputWriter, usage: ModelUsage) -> bytes:
         """Return the last chunks: the finish reason, and the usage if it was requested."""
-        ended = self._encode_delta({}, finish_reason(writer))
+        frames = self._encode_delta({}, finish_reason(writer))
         if self._include_usage:
-            ended += self._encode_chunk({"choices": [], "usage": format_usage(usage)})
-        return ended + DONE_FRAME
+            frames += self._encode_chunk({"choices": [], "usage": format_usage(usage)})
+        return frames + DONE_FRAME
 
     def error(self, error: ApiError) -> bytes:
         """Return the frames that end the stream with an error."""

@@ -68,8 +68,8 @@ class FaultedRequest:
 
     def build_request_body(self) -> bytes:
         """Return the body for the server, with the call ids of outputs that name an item id."""
-        given = self.body.get("input")
-        if not self.withheld_call_ids or not isinstance(given, list):
+        input_items = self.body.get("input")
+        if not self.withheld_call_ids or not isinstance(input_items, list):
             return self.raw
         reused = self.withheld_call_ids.get(str(self.body.get("previous_response_id")))
         if reused is not None:
@@ -78,7 +78,7 @@ class FaultedRequest:
         replayed = {
             str(item.get("call_id")) for item in _select_dicts(self.body["input"]) if _is_call(item)
         }
-        items = [self._restore_call_id(item, replayed) for item in cast("list[Any]", given)]
+        items = [self._restore_call_id(item, replayed) for item in cast("list[Any]", input_items)]
         with suppress(ValueError):  # the server rejects the original body itself
             return encode(self.body | {"input": items})
         return self.raw
@@ -88,8 +88,8 @@ class FaultedRequest:
             return item
         members = cast("Body", item)
         output = OUTPUT_TYPES.get(str(members.get("type")))
-        given = str(output and members.get(output.key))
-        name = None if given in replayed else self.withheld_call_ids.get(given)
+        call_id = str(output and members.get(output.key))
+        name = None if call_id in replayed else self.withheld_call_ids.get(call_id)
         return members if output is None or name is None else members | {output.key: name}
 
 
@@ -154,8 +154,8 @@ def _reject_encrypted_reasoning(_: Fault, request: FaultedRequest) -> FaultRespo
 
 def _reject_output_format(_: Fault, request: FaultedRequest) -> FaultResponse | None:
     for name, member in (("text", "format"), ("response_format", ""), ("output_config", "format")):
-        for given in _select_dicts([request.body.get(name)]):
-            forms = _select_dicts([given.get(member, given)])
+        for container in _select_dicts([request.body.get(name)]):
+            forms = _select_dicts([container.get(member, container)])
             if any(form.get("type") == "json_schema" for form in forms):
                 param = f"{name}.{member}" if member else name
                 return _error_response(request, errors.FORMAT_NOT_SUPPORTED(param=param))
@@ -264,11 +264,11 @@ def _change_usage(fault: Fault, request: FaultedRequest, event: Body) -> bool:
         case "new":
             tokens = count_items(_select_dicts(request.body.get("input")))
         case "trimmed":
-            given = _select_dicts(request.body.get("input"))
+            input_items = _select_dicts(request.body.get("input"))
             tokens = (
                 usage["input_tokens"]
-                - count_items(given)
-                + count_items(_map_texts(given, str.strip))
+                - count_items(input_items)
+                + count_items(_map_texts(input_items, str.strip))
             )
         case _:
             tokens = usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"]

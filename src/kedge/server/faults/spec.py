@@ -203,15 +203,15 @@ def parse(spec: str) -> Fault:
     if kind is None:
         raise InvalidFault(f"unknown fault {name!r}; choose one of {', '.join(KINDS)}")
     value = _parse_argument(spec, first, kind.value)
-    known = {**kind.options, "times": TIMES_ARGUMENT}
+    arguments = {**kind.options, "times": TIMES_ARGUMENT}
     options = {option: argument.default for option, argument in kind.options.items()}
     for part in rest:
         option, *_ = part.partition("=")
-        if option not in known:
+        if option not in arguments:
             raise InvalidFault(
-                f"{spec!r}: {name} has no option {option!r}, only {', '.join(known)}"
+                f"{spec!r}: {name} has no option {option!r}, only {', '.join(arguments)}"
             )
-        options[option] = _parse_argument(spec, part, known[option])
+        options[option] = _parse_argument(spec, part, arguments[option])
     times = options.pop("times", None)
     return Fault(name, value, options, times)
 

@@ -48,8 +48,8 @@ async def create(request: Request) -> Response:
 async def retrieve(request: Request) -> Response:
     """Answer ``GET /v1/conversations/{id}``."""
     service = get_service(request)
-    found = await service.run(_find_conversation, service, request)
-    return respond_json(found.to_json())
+    conversation = await service.run(_find_conversation, service, request)
+    return respond_json(conversation.to_json())
 
 
 async def update(request: Request) -> Response:
@@ -59,8 +59,8 @@ async def update(request: Request) -> Response:
     service = get_service(request)
 
     def update() -> StoredConversation:
-        found = _find_conversation(service, request)
-        service.conversations.set_metadata(found.id, body["metadata"] or {})
+        conversation = _find_conversation(service, request)
+        service.conversations.set_metadata(conversation.id, body["metadata"] or {})
         return _find_conversation(service, request)
 
     return respond_json((await service.run(update)).to_json())
@@ -71,13 +71,13 @@ async def delete(request: Request) -> Response:
     service = get_service(request)
 
     def delete() -> StoredConversation:
-        found = _find_conversation(service, request)
-        with service.conversations.lock(found):
-            service.conversations.delete(found)
-        return found
+        conversation = _find_conversation(service, request)
+        with service.conversations.lock(conversation):
+            service.conversations.delete(conversation)
+        return conversation
 
-    found = await service.run(delete)
-    return respond_json({"id": found.id, "object": "conversation.deleted", "deleted": True})
+    conversation = await service.run(delete)
+    return respond_json({"id": conversation.id, "object": "conversation.deleted", "deleted": True})
 
 
 async def list_items(request: Request) -> Response:
@@ -97,12 +97,12 @@ async def add_items(request: Request) -> Response:
     service = get_service(request)
 
     def add() -> list[Item]:
-        found = _find_conversation(service, request)
-        with service.conversations.lock(found):
-            known = service.conversations.items(found)
-            key, items = _prepare_items(service, body["items"], known)
+        conversation = _find_conversation(service, request)
+        with service.conversations.lock(conversation):
+            existing = service.conversations.items(conversation)
+            key, items = _prepare_items(service, body["items"], existing)
             if items:
-                service.conversations.add(found, key, items)
+                service.conversations.add(conversation, key, items)
         return items
 
     return respond_json(build_list(await service.run(add)))
@@ -125,11 +125,11 @@ async def delete_item(request: Request) -> Response:
     id: str = request.path_params["item"]
 
     def delete() -> StoredConversation:
-        found = _find_conversation(service, request)
-        with service.conversations.lock(found):
-            if not service.conversations.remove(found, id):
-                raise errors.CONVERSATION_ITEM_NOT_FOUND(id=id, conversation=found.id)
-        return found
+        conversation = _find_conversation(service, request)
+        with service.conversations.lock(conversation):
+            if not service.conversations.remove(conversation, id):
+                raise errors.CONVERSATION_ITEM_NOT_FOUND(id=id, conversation=conversation.id)
+        return conversation
 
     return respond_json((await service.run(delete)).to_json())
 

@@ -15,12 +15,12 @@ from kedge.server.models import Model
 async def list_models(request: Request) -> Response:
     """Answer ``GET /v1/models``."""
     models = get_service(request).models
-    shown = [_serialize_model(request, name, model) for name, model in models.items()]
+    data = [_serialize_model(request, name, model) for name, model in models.items()]
     if not is_anthropic(request.scope):
-        return respond_json({"object": "list", "data": shown})
+        return respond_json({"object": "list", "data": data})
     names = list(models)
     page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-    return respond_json({"data": shown, **page})
+    return respond_json({"data": data, **page})
 
 
 async def retrieve_model(request: Request) -> Response:

@@ -188,9 +188,9 @@ async def _replay_stream(request: Request, found: StoredResponse) -> ReplayStrea
     if not decode(found.encoded)["background"]:
         raise errors.NOT_IN_BACKGROUND()
     after = -1
-    given = request.query_params.get("starting_after")
-    if given is not None:
-        after = parse_integer("starting_after", given)
+    parameter = request.query_params.get("starting_after")
+    if parameter is not None:
+        after = parse_integer("starting_after", parameter)
         if after < 0:
             raise errors.INTEGER_TOO_SMALL(path="starting_after", least=0, value=after)
         if after > MAX_EVENT_NUMBER:

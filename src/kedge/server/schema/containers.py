@@ -128,10 +128,10 @@ class TaggedUnion:
             raise invalid_type_error(self, value, path)
         members = cast("dict[str, Any]", value)
         tag = members.get(self.tag)
-        chosen = self.variants.get(tag) if type(tag) is str else None
-        if chosen is None:
+        variant = self.variants.get(tag) if type(tag) is str else None
+        if variant is None:
             raise self._tag_error(members, path)
-        chosen.check(members, path)
+        variant.check(members, path)
 
     def _tag_error(self, value: Mapping[str, Any], path: JsonPath) -> errors.ApiError:
         tag = value.get(self.tag)
@@ -156,7 +156,7 @@ class TypeUnion:
     by_type: Mapping[type, Validator] = field(init=False)
 
     def __post_init__(self) -> None:
-        given = {
+        validators = {
             str: self.string,
             list: self.array,
             dict: self.record,
@@ -164,7 +164,7 @@ class TypeUnion:
             float: self.number,
             bool: self.boolean,
         }
-        by_type = {kind: validator for kind, validator in given.items() if validator}
+        by_type = {kind: validator for kind, validator in validators.items() if validator}
         object.__setattr__(self, "by_type", by_type)
 
     def check(self, value: object, path: JsonPath) -> None:
