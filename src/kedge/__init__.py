@@ -1,6 +1,6 @@
 """Kedge: stateful conversations with language models.
 
-The Turn holds the complete conversation; a response stored by a server is only a cache of a prefix of it.
+A Turn contains the complete conversation; a response stored by a server is only a cache of a prefix of it.
 
 Most programs import everything from here; the packages below are for extensions. ``import kedge`` loads no
 other module: a name loads its module when it is first used. A name has one line in ``HOMES`` and one under

@@ -93,7 +93,7 @@ class Blocked(KedgeError):
 
 
 class CannotConnect(KedgeError):
-    """A model string, an API key or a server address is missing or wrong; the message says what to set."""
+    """A model string, an API key or a server address is missing or wrong; the message names what to set."""
 
 
 class UnconfirmedReference(CannotConnect):
@@ -178,7 +178,7 @@ class HeadConflict(StoreError):
 
     Attributes:
         conversation: The conversation.
-        node: The node of this process, on a branch of its own.
+        node: The node of this process, on a separate branch.
         head: The node that the other process moved the head to.
     """
 
@@ -303,7 +303,7 @@ class OutputInvalid(OutputError):
     Attributes:
         text: The text of the last answer.
         problems: What is wrong with it, one line each.
-        attempts: How many answers were requested.
+        attempts: The number of requested answers.
         turn: The Turn with all answers and the corrections between them.
     """
 

@@ -103,7 +103,7 @@ def _schedule_close(finalizer: Finalizer) -> None:
 
 
 class BackgroundLoop:
-    """An event loop in a thread of its own, started on first use, for calls from sync code."""
+    """An event loop in a separate thread, started on first use, for calls from sync code."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

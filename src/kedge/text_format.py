@@ -20,7 +20,7 @@ HEALING_TEXTS = {
     "audit": "an audit found different server data; the full conversation was resent",
     "format": "the server does not support structured output; the schema was sent as text",
 }
-"""What was done to recover from each disagreement with a server, by its reason."""
+"""How a request was healed, by the reason."""
 LOST_TEXTS = {
     "gone": "the server no longer has this response",
     "unsupported": "the server does not support chaining",

@@ -1,6 +1,6 @@
 """Access to PostgreSQL: a pool of connections, and short transactions in worker threads.
 
-Many processes work on one database. No connection is held while a model runs: each transaction takes one
+Many processes can use one database. No connection is occupied while a model runs: each transaction gets one
 from the pool and returns it. A transaction that conflicts with another is run again; one whose connection
 broke before the commit is run again on a new connection.
 
@@ -41,7 +41,7 @@ Values = Sequence[Any]
 MAX_CONNECTIONS = 4
 _NULL_HANDLER = logging.NullHandler()
 MAX_THREADS = 64
-"""How many transactions may wait for a connection at the same time."""
+"""The maximum number of transactions that wait for a connection at the same time."""
 MAX_ATTEMPTS = 8
 
 NOW = "EXTRACT(EPOCH FROM clock_timestamp())::double precision"
@@ -133,7 +133,7 @@ class PostgresPool(Generic[TxT]):
         make_transaction: Creates the transaction that is passed to the work, from the arguments of
             `PostgresTransaction`.
         connections: The maximum number of connections.
-        wait_seconds: How long a transaction waits for a connection.
+        wait_seconds: The maximum time that a transaction waits for a connection.
 
     Raises:
         CannotOpenStore: The driver is not installed.
@@ -150,7 +150,7 @@ class PostgresPool(Generic[TxT]):
         self._url = url
         self._make_transaction = make_transaction
         self.wait_seconds = wait_seconds
-        """How long a transaction waits for a connection; may be changed."""
+        """The maximum time that a transaction waits for a connection; may be changed."""
         self._connect_timeout = max(2, int(wait_seconds))
         self._driver, pool_class = _import_driver()
         self._connect_error: psycopg.Error | None = None

@@ -1,8 +1,8 @@
 """A reverse proxy for one upstream server.
 
-Every route, method, stream and WebSocket below `/v1` is forwarded. `POST /v1/responses` goes through
-`kedge.chain`, so a program in any language that replays its history uploads only what is new. API keys
-are passed on and never stored.
+Every route, method, stream and WebSocket below `/v1` is forwarded. `POST /v1/responses` is sent with
+`kedge.chain`, so a program in any language that replays its history uploads only new items. API keys are
+passed on and never stored.
 """
 
 import asyncio

@@ -8,9 +8,9 @@ from typing import Self
 # Why not ``asyncio.timeout``. Most requests are answered within one turn of the loop: their body
 # arrived with their headers, and the practice model does not wait. For these, creating and cancelling
 # a timer would be most of the cost. So entering the block only schedules a callback for the next turn
-# of the loop; a block that ends before that cancels it, and nothing else has happened. The callback
-# runs only if the block really waits: then the timer starts, and ``on_wait`` is called once, which is
-# the moment to store a response as in progress and to watch for a disconnect.
+# of the loop; a block that ends before that cancels it, without further cost. The callback runs only
+# if the block really waits: then the timer starts, and ``on_wait`` is called once, which is the time to
+# store a response as in progress and to watch for a disconnect.
 #
 # Other code can cancel the task, too. An expired deadline cancels the task, and on leaving the block
 # reverts exactly its own cancellation (``uncancel``). If the count of pending cancellations was already

@@ -1,7 +1,7 @@
 """The ``TokenCounter`` protocol, and the default implementation with tiktoken.
 
 The same texts are counted again on every request of a chain, so counts are cached, up to a limit. Short texts
-are their own cache keys; long ones are stored under their hash, so that the cache holds no large texts.
+are their own cache keys; long ones are stored under their hash, so that the cache contains no large texts.
 """
 
 import hashlib

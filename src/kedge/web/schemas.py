@@ -86,7 +86,7 @@ class SearchQuery(QueryParams):
 
 
 class DeleteQuery(QueryParams):
-    """How long a deletion can be undone."""
+    """The time for which a deletion can be undone."""
 
     undo: Annotated[float, Field(ge=0, le=3_600)] = Field(
         0.0, description="Seconds for which the deletion can be undone; at once by default."
