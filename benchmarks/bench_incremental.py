@@ -56,8 +56,8 @@ def _make_client(base_url: str) -> AsyncOpenAI:
 
 async def _replay(client: AsyncOpenAI, history: list[Any], text: str, **options: Any) -> list[Any]:
     """Send everything with a new message; return the output as input items."""
-    written: Any = [*history, {"role": "user", "content": text}]
-    response = await client.responses.create(model="practice", input=written, **options)
+    messages: Any = [*history, {"role": "user", "content": text}]
+    response = await client.responses.create(model="practice", input=messages, **options)
     return [item.model_dump(exclude_none=True) for item in response.output]
 
 
@@ -121,8 +121,8 @@ async def _measure_streams(client: AsyncOpenAI, history: list[Any]) -> float:
     """Return the seconds until many streams, each on an anchor, are complete."""
 
     async def stream(number: int) -> None:
-        written: Any = [*history, {"role": "user", "content": f"Count to {20 + number % 5}"}]
-        async with client.responses.stream(model="practice", input=written) as events:
+        messages: Any = [*history, {"role": "user", "content": f"Count to {20 + number % 5}"}]
+        async with client.responses.stream(model="practice", input=messages) as events:
             response = await events.get_final_response()
         assert response.output_text.endswith(str(20 + number % 5))
         assert response.previous_response_id
@@ -134,15 +134,15 @@ async def _measure_streams(client: AsyncOpenAI, history: list[Any]) -> float:
 
 def _measure_memory() -> Row:
     """Return the growth of this process over many requests of many conversations."""
-    made = 0
+    answers = 0
 
     def answer(request: httpx2.Request) -> httpx2.Response:
-        nonlocal made
-        made += 1
-        text = [{"type": "output_text", "text": f"Answer {made}", "annotations": []}]
-        output = {"id": f"msg_{made}", "type": "message", "role": "assistant", "content": text}
+        nonlocal answers
+        answers += 1
+        text = [{"type": "output_text", "text": f"Answer {answers}", "annotations": []}]
+        output = {"id": f"msg_{answers}", "type": "message", "role": "assistant", "content": text}
         previous = json.loads(request.content).get("previous_response_id")
-        body = {"id": f"resp_{made}", "object": "response", "status": "completed", "model": "m"}
+        body = {"id": f"resp_{answers}", "object": "response", "status": "completed", "model": "m"}
         return httpx2.Response(
             200, json={**body, "output": [output], "previous_response_id": previous}
         )
@@ -151,9 +151,9 @@ def _measure_memory() -> Row:
         history: list[Any] = []
         for number in range(count):
             history = history if number % 10 else []
-            history.append({"role": "user", "content": f"Message {made}"})
-            written = {"model": "m", "input": history}
-            history += http.post("/responses", json=written).json()["output"]
+            history.append({"role": "user", "content": f"Message {answers}"})
+            server_request = {"model": "m", "input": history}
+            history += http.post("/responses", json=server_request).json()["output"]
 
     from kedge.incremental import MemoryIndex
 
@@ -166,7 +166,7 @@ def _measure_memory() -> Row:
         before = _resident_megabytes()
         send(http, REQUESTS - REQUESTS // 5)
         after = _resident_megabytes()
-        assert chain_report(http).requests == made
+        assert chain_report(http).requests == answers
     detail = f"{before:.0f} -> {after:.0f} MB over {REQUESTS - REQUESTS // 5} requests"
     return Row("memory", after / before, 1.05, detail=detail, baseline="when the index is full")
 

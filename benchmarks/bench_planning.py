@@ -62,8 +62,8 @@ def run() -> list[Row]:
 
 def _hash_blocks(blocks: list[Block]) -> bytes:
     forms = [canonical(block) for block in blocks]
-    written = json.dumps(forms, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(written.encode()).digest()
+    encoded = json.dumps(forms, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(encoded.encode()).digest()
 
 
 def _measure_cold(blocks: list[Block], number: int) -> float:

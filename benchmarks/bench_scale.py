@@ -55,23 +55,23 @@ def fill(tx: Tx, conversations: int) -> None:
         f"{_SERIES.format('c', conversations)} SELECT n, 'conv_' || n, 'Conversation ' || n, 0, {first}, "
         f"{first} + {nodes - 1}, {now}, {now} + n / 1e6 FROM c"
     )
-    place = f"((n - 1) % {nodes})"
-    root = f"(n - {place})"
+    index = f"((n - 1) % {nodes})"
+    root = f"(n - {index})"
     tx.run(
         "INSERT INTO nodes (id, tree, branch, parent, conversation, kind, kept, length, depth, created_at) "
         f"{_SERIES.format('c', conversations * nodes)} SELECT n, {root}, {root}, "
-        f"CASE WHEN {place} = 0 THEN 0 ELSE n - 1 END, (n - 1) / {nodes} + 1, CASE WHEN {place} = 0 THEN 'root' "
-        f"WHEN {place} % 2 = 1 THEN 'asked' ELSE 'answered' END, CASE WHEN {place} = 0 THEN 0 ELSE {place} - 1 END, "
-        f"{place}, {place}, {now} FROM c"
+        f"CASE WHEN {index} = 0 THEN 0 ELSE n - 1 END, (n - 1) / {nodes} + 1, CASE WHEN {index} = 0 THEN 'root' "
+        f"WHEN {index} % 2 = 1 THEN 'asked' ELSE 'answered' END, CASE WHEN {index} = 0 THEN 0 ELSE {index} - 1 END, "
+        f"{index}, {index}, {now} FROM c"
     )
     tx.run(
         "INSERT INTO blocks (id, hash, owner, body) "
         f"{_SERIES.format('c', conversations * nodes)} SELECT n, {random}, (n - 1) / {nodes} + 1, {body} FROM c "
-        f"WHERE {place} > 0"
+        f"WHERE {index} > 0"
     )
     tx.run(
         f"INSERT INTO links (branch, place, block) {_SERIES.format('c', conversations * nodes)} "
-        f"SELECT {root}, {place} - 1, n FROM c WHERE {place} > 0"
+        f"SELECT {root}, {index} - 1, n FROM c WHERE {index} > 0"
     )
     tx.run("INSERT INTO scopes (name) VALUES ('openai')")
     tx.run(
@@ -79,10 +79,10 @@ def fill(tx: Tx, conversations: int) -> None:
         "reason, sent_blocks, sent_bytes, saved_blocks, saved_bytes, input_tokens, output_tokens, cost, seconds, "
         "status, created_at, stored, digest, block_count, depth) "
         f"{_SERIES.format('c', conversations * nodes)} SELECT n, (n - 1) / {nodes} + 1, 'openai', 1, 'resp_' || n, "
-        f"'gpt-5.1', 'chained', CASE WHEN {place} > 2 THEN 'resp_' || (n - 2) END, "
-        f"CASE WHEN {place} > 2 THEN NULL ELSE 'new' END, 1, 200, {place}, 400 * {place}, 1000, 100, 0.001, "
-        f"(n % 997) / 100.0, 'completed', {now} - (n % 30) * 86400, 1, {random}, {place}, {place} / 2 FROM c "
-        f"WHERE {place} > 0 AND {place} % 2 = 0"
+        f"'gpt-5.1', 'chained', CASE WHEN {index} > 2 THEN 'resp_' || (n - 2) END, "
+        f"CASE WHEN {index} > 2 THEN NULL ELSE 'new' END, 1, 200, {index}, 400 * {index}, 1000, 100, 0.001, "
+        f"(n % 997) / 100.0, 'completed', {now} - (n % 30) * 86400, 1, {random}, {index}, {index} / 2 FROM c "
+        f"WHERE {index} > 0 AND {index} % 2 = 0"
     )
     if tx.dialect.name == "postgresql":
         for table, key in (("conversations", "number"), ("nodes", "id"), ("blocks", "id")):
@@ -98,8 +98,8 @@ async def measure(work: Callable[[], Awaitable[object]], *, repeat: int = 5) -> 
     for _ in range(repeat):
         start, clock = time.process_time(), time.perf_counter()
         await work()
-        found = time.process_time() - start, time.perf_counter() - clock
-        best = min(best[0], found[0]), min(best[1], found[1])
+        times = time.process_time() - start, time.perf_counter() - clock
+        best = min(best[0], times[0]), min(best[1], times[1])
     return best
 
 
@@ -122,18 +122,18 @@ async def measure_store(store: Store, conversations: int) -> dict[str, tuple[flo
 
 async def measure_sqlite(folder: Path) -> list[Row]:
     """A small and a large store on SQLite."""
-    found: list[dict[str, tuple[float, float]]] = []
+    results: list[dict[str, tuple[float, float]]] = []
     for size in (CONVERSATIONS // SMALLER, CONVERSATIONS):
         async with await open_store(f"sqlite:///{folder}/{size}.db") as store:
-            found.append(await measure_store(store, size))
-    few, many = found
+            results.append(await measure_store(store, size))
+    few, many = results
     rows = [
         Row(
-            f"{what}, {SMALLER} times as many",
-            many[what][0] / few[what][0],
-            detail=_ms(many[what][0]),
+            f"{label}, {SMALLER} times as many",
+            many[label][0] / few[label][0],
+            detail=_ms(many[label][0]),
         )
-        for what in many
+        for label in many
     ]
     return [
         Row(f"analyze {CONVERSATIONS:,} conversations", many["analyze"][0], 0.1, " s"),
@@ -192,10 +192,10 @@ async def simulate(store: Store, conversations: int) -> tuple[float, float]:
 async def measure_postgres(url: str, conversations: int) -> dict[str, tuple[float, float]]:
     """The costs of one store on PostgreSQL, and the simulation."""
     async with await open_store(url) as store:
-        found = await measure_store(store, conversations)
+        results = await measure_store(store, conversations)
         await simulate(store, conversations)
-        found["simulation"] = await simulate(store, conversations)
-        return found
+        results["simulation"] = await simulate(store, conversations)
+        return results
 
 
 def compare_postgres(
@@ -206,11 +206,11 @@ def compare_postgres(
     base, _ = few.pop("simulation")
     rows = [
         Row(
-            f"PostgreSQL: {what}, 10 times as many",
-            many[what][1] / few[what][1],
-            detail=_ms(many[what][1]),
+            f"PostgreSQL: {label}, 10 times as many",
+            many[label][1] / few[label][1],
+            detail=_ms(many[label][1]),
         )
-        for what in many
+        for label in many
     ]
     detail = f"{rate:.0f} a second, p95 {_ms(p95)}"
     return [

@@ -30,8 +30,8 @@ QUESTION = "Tell me about the harbour of {place}, and about the ships that lie t
 
 
 def make_body(question: str, previous: str | None = None, **more: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {"model": "practice", "input": question, **more}
-    return made if previous is None else {**made, "previous_response_id": previous}
+    body: dict[str, Any] = {"model": "practice", "input": question, **more}
+    return body if previous is None else {**body, "previous_response_id": previous}
 
 
 def run() -> list[Row]:
@@ -69,8 +69,8 @@ def measure_chained(ours: Process, echo: Process, depth: int, limit: float) -> l
         )
     microseconds = [seconds / REQUESTS * 1e6 for seconds in spent]
     detail = f"{microseconds[0]:.0f} µs a request, bare echo {microseconds[1]:.0f} µs"
-    what = f"chained request at depth {depth}, CPU"
-    return [Row(what, spent[0] / spent[1], limit, detail=detail)]
+    label = f"chained request at depth {depth}, CPU"
+    return [Row(label, spent[0] / spent[1], limit, detail=detail)]
 
 
 def create_chain(client: Client, depth: int, number: int) -> str:

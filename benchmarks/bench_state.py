@@ -34,8 +34,8 @@ def make_conversation(blocks: int) -> Turn:
         )
         called = tool_call("get_weather", {"city": f"city {i}"}, call_id=f"call_{i:024d}")
         turn = _add_response(turn.append(user(question)), called, f"fc_{i:050d}", 2 * i)
-        found = {"temperature": i, "sky": "cloudy", "note": "windy " * 10}
-        turn = turn.append(tool_result(f"call_{i:024d}", found))
+        result = {"temperature": i, "sky": "cloudy", "note": "windy " * 10}
+        turn = turn.append(tool_result(f"call_{i:024d}", result))
         answer = assistant(f"It is {i} degrees and cloudy in city {i}; take a coat. " * 6)
         turn = _add_response(turn, answer, f"msg_{i:050d}", 2 * i + 1)
     return turn
@@ -119,11 +119,11 @@ async def _open_conversations(blocks: tuple[Block, ...]) -> float:
     engine = connect("practice")
     with tempfile.TemporaryDirectory() as folder:
         async with engine, await open_store(f"sqlite:///{folder}/memory.sqlite3") as store:
-            made = await Conversation.create(store, engine, blocks=blocks)
+            conversation = await Conversation.create(store, engine, blocks=blocks)
             opened: list[Conversation] = []
             before = 0
             for number in range(101):
-                opened.append(await Conversation.open(store, made.id, engine))
+                opened.append(await Conversation.open(store, conversation.id, engine))
                 opened[-1].plan("And tomorrow?")
                 if number == 0:  # what is loaded once
                     gc.collect()

@@ -169,10 +169,10 @@ async def measure_appends(plain: BareStore, store: Store) -> tuple[float, float,
     best = [float("inf")] * 3
     offset = 10 * LONG
     for _ in range(ROUNDS):
-        for place, ours in ((0, None), (1, short), (2, long)):
-            made = [make_exchange(offset + number) for number in range(APPENDS)]
+        for index, ours in ((0, None), (1, short), (2, long)):
+            exchanges = [make_exchange(offset + number) for number in range(APPENDS)]
             rows = [make_row(offset + number) for number in range(APPENDS)]
-            bodies = [encode_blocks(blocks) for blocks in made]
+            bodies = [encode_blocks(blocks) for blocks in exchanges]
             offset += APPENDS
 
             async def bare_one(number: int, bodies: list[str] = bodies) -> None:
@@ -181,13 +181,13 @@ async def measure_appends(plain: BareStore, store: Store) -> tuple[float, float,
             async def our_one(
                 number: int,
                 ours: KedgeConversation | None = ours,
-                made: list[list[Block]] = made,
+                exchanges: list[list[Block]] = exchanges,
                 rows: list[ResponseRow] = rows,
             ) -> None:
                 assert ours
-                await ours.append(made[number], rows[number])
+                await ours.append(exchanges[number], rows[number])
 
-            best[place] = min(best[place], await measure_cpu(our_one if ours else bare_one))
+            best[index] = min(best[index], await measure_cpu(our_one if ours else bare_one))
     return best[0], best[1], best[2]
 
 
@@ -212,19 +212,19 @@ async def measure_exchange(folder: Path) -> Row:
         row = await store.create()
         node = (await store.load(row)).node
         for number in range(ROUNDS):
-            made = [make_exchange(number * APPENDS + each) for each in range(APPENDS)]
+            exchanges = [make_exchange(number * APPENDS + each) for each in range(APPENDS)]
             rows = [make_row(number * APPENDS + each) for each in range(APPENDS)]
-            bodies = [[encode_blocks([block]) for block in blocks] for blocks in made]
+            bodies = [[encode_blocks([block]) for block in blocks] for blocks in exchanges]
 
             async def bare_one(each: int, bodies: list[list[str]] = bodies) -> None:
                 for body in bodies[each]:
                     await baseline.append(body)
 
             async def our_one(
-                each: int, made: list[list[Block]] = made, rows: list[ResponseRow] = rows
+                each: int, exchanges: list[list[Block]] = exchanges, rows: list[ResponseRow] = rows
             ) -> None:
                 nonlocal node
-                question, answer = made[each]
+                question, answer = exchanges[each]
                 question_node = await store.append(row, node, [question], kind="asked")
                 node = await store.append(
                     row, question_node, [answer], kind="answered", response=rows[each], head=node.id

@@ -23,17 +23,17 @@ Message = dict[str, Any]
 
 def run() -> list[Row]:
     rows: list[Row] = []
-    for what, make in (("text", make_text_events), ("arguments", make_argument_events)):
+    for kind, make in (("text", make_text_events), ("arguments", make_argument_events)):
         burst, long = make_chunks(make(BURST)), make_chunks(make(LONG))
         events = len(make(BURST))
         sdk = cpu_seconds(partial(read_with_sdk, burst))
         ours = cpu_seconds(partial(read_with_kedge, burst))
         ours_long = cpu_seconds(partial(read_with_kedge, long), repeat=3)
         detail = f"{ours / events * 1e6:.1f} µs an event; SDK {sdk / events * 1e6:.1f}"
-        rows.append(Row(f"{BURST} {what} deltas, against the SDK", ours / sdk, 0.06, detail=detail))
+        rows.append(Row(f"{BURST} {kind} deltas, against the SDK", ours / sdk, 0.06, detail=detail))
         growth = (ours_long / LONG) / (ours / BURST)
         rows.append(
-            Row(f"{LONG} {what} deltas, per event", growth, 1.1, baseline=f"{BURST} deltas")
+            Row(f"{LONG} {kind} deltas, per event", growth, 1.1, baseline=f"{BURST} deltas")
         )
     short, line = (split_small(make_line(size)) for size in (4_000_000, 40_000_000))
     growth = cpu_seconds(partial(read_line, line)) / cpu_seconds(partial(read_line, short)) / 10
@@ -70,13 +70,13 @@ def read_with_sdk(stream: list[bytes]) -> int:
     client = _CLIENTS.setdefault("openai", OpenAI())
     request = httpx2.Request("POST", "http://memory/v1/responses")
     response = httpx2.Response(200, request=request, content=iter(stream))
-    typed: Stream[ResponseStreamEvent] = Stream(
+    events: Stream[ResponseStreamEvent] = Stream(
         cast_to=ResponseStreamEvent,  # type: ignore[arg-type]
         response=response,
         client=client,
     )
     last, count = None, 0
-    for event in typed:
+    for event in events:
         last, count = event, count + 1
     assert last is not None
     assert last.type == "response.completed"
@@ -113,12 +113,12 @@ def make_text_events(count: int) -> list[Message]:
     words = [f" word{n}" for n in range(count)]
     part = {"type": "output_text", "text": "".join(words), "annotations": [], "logprobs": []}
     item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed"}
-    place = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+    position = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
     deltas = [
-        {"type": "response.output_text.delta", **place, "delta": word, "logprobs": []}
+        {"type": "response.output_text.delta", **position, "delta": word, "logprobs": []}
         for word in words
     ]
-    done = {"type": "response.output_text.done", **place, "text": part["text"], "logprobs": []}
+    done = {"type": "response.output_text.done", **position, "text": part["text"], "logprobs": []}
     started, finished = {**item, "content": []}, {**item, "content": [part]}
     return list(_number_events([*deltas, done], started, finished))
 
@@ -126,12 +126,12 @@ def make_text_events(count: int) -> list[Message]:
 def make_argument_events(count: int) -> list[Message]:
     chunks = ['{"list":[0', *(f",{n}" for n in range(count - 2)), "]}"]
     item = {"id": "fc_1", "type": "function_call", "call_id": "call_1", "name": "sum"}
-    place = {"item_id": "fc_1", "output_index": 0}
+    position = {"item_id": "fc_1", "output_index": 0}
     kind = "response.function_call_arguments"
-    deltas = [{"type": f"{kind}.delta", **place, "delta": word} for word in chunks]
-    written = "".join(chunks)
-    done = {"type": f"{kind}.done", **place, "name": "sum", "arguments": written}
-    started, finished = {**item, "arguments": ""}, {**item, "arguments": written}
+    deltas = [{"type": f"{kind}.delta", **position, "delta": word} for word in chunks]
+    arguments = "".join(chunks)
+    done = {"type": f"{kind}.done", **position, "name": "sum", "arguments": arguments}
+    started, finished = {**item, "arguments": ""}, {**item, "arguments": arguments}
     return list(_number_events([*deltas, done], started, finished))
 
 

@@ -57,16 +57,16 @@ def _measure_layout() -> list[Row]:
     for number in range(2, RESPONSES + 1):
         parent = nodes[-1] if rng.random() < 0.8 else rng.choice(nodes[-40:])
         nodes.append(GraphNode(number, parent.id, f"Question {number}", sums=Totals(1, 10, 1, 2)))
-    written = json.dumps([[each.id, each.parent, each.label, [1, 10, 1, 2]] for each in nodes])
-    read = cpu_seconds(lambda: json.loads(written))
-    chosen = nodes[-1].id
-    laid = cpu_seconds(lambda: compute_layout(nodes, chosen))
-    layout = compute_layout(nodes, chosen)
+    encoded = json.dumps([[each.id, each.parent, each.label, [1, 10, 1, 2]] for each in nodes])
+    read = cpu_seconds(lambda: json.loads(encoded))
+    selected = nodes[-1].id
+    laid = cpu_seconds(lambda: compute_layout(nodes, selected))
+    layout = compute_layout(nodes, selected)
     drawn = cpu_seconds(lambda: draw_lanes(layout))
-    what = f"of {RESPONSES:,} responses / json.loads of them"
+    label = f"of {RESPONSES:,} responses / json.loads of them"
     return [
-        Row(f"layout {what}", laid / read, detail=f"{laid * 1e3:.1f} ms"),
-        Row(f"lanes {what}", drawn / read, detail=f"{drawn * 1e3:.1f} ms"),
+        Row(f"layout {label}", laid / read, detail=f"{laid * 1e3:.1f} ms"),
+        Row(f"lanes {label}", drawn / read, detail=f"{drawn * 1e3:.1f} ms"),
     ]
 
 
@@ -160,20 +160,21 @@ def _measure_browser(store: str, name: str) -> list[Row]:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         tab = browser.new_page()
         times = {
-            what: _measure_paint(tab, url + where) for what, where in _page_paths(name).items()
+            label: _measure_paint(tab, url + page_path)
+            for label, page_path in _page_paths(name).items()
         }
         browser.close()
     servers[0].stop()
     thread.join()
     return [
         Row(
-            f"Chromium draws {what}",
+            f"Chromium draws {label}",
             cpu,
             1000,
             "ms",
             f"CPU of its main thread; {wall:.0f} ms from asking to drawn on this machine now",
         )
-        for what, (wall, cpu) in times.items()
+        for label, (wall, cpu) in times.items()
     ]
 
 
@@ -192,14 +193,14 @@ def _measure_paint(tab: "Page", url: str) -> tuple[float, float]:
     """Milliseconds until two frames after the page was loaded, and those of CPU; the least of five."""
     session = tab.context.new_cdp_session(tab)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
-    found: list[tuple[float, float]] = []
+    samples: list[tuple[float, float]] = []
     for _ in range(5):
         tab.goto("about:blank")
         before = _main_thread_seconds(session)
         tab.goto(url)
         wall = tab.evaluate(_AFTER_PAINT_JS)
-        found.append((wall, (_main_thread_seconds(session) - before) * 1e3))
-    walls, cpus = zip(*found, strict=True)
+        samples.append((wall, (_main_thread_seconds(session) - before) * 1e3))
+    walls, cpus = zip(*samples, strict=True)
     return min(walls), min(cpus)
 
 

@@ -85,6 +85,6 @@ def decode_chunked(body: bytes) -> bytes:
 
 def find_response_id(answer: bytes) -> str:
     """Read the id of the response out of an answer."""
-    found = _RESPONSE_ID.search(answer)
-    assert found is not None, answer[:200]
-    return found[1].decode()
+    match = _RESPONSE_ID.search(answer)
+    assert match is not None, answer[:200]
+    return match[1].decode()

@@ -67,5 +67,5 @@ def print_and_save(name: str, baseline: str, rows: Sequence[Row]) -> None:
     (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n")
 
 
-def _print_line(name: str, what: str, value: str, aim: str, baseline: str, detail: str) -> None:
-    print(f"{name:<11} {what:<58} {value:>9} {aim:>7}  {baseline:<44} {detail}", flush=True)
+def _print_line(name: str, label: str, value: str, aim: str, baseline: str, detail: str) -> None:
+    print(f"{name:<11} {label:<58} {value:>9} {aim:>7}  {baseline:<44} {detail}", flush=True)

@@ -38,32 +38,34 @@ PARTS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def models(running: ExitStack) -> dict[str, str]:
+def models(stack: ExitStack) -> dict[str, str]:
     """Return a model string for each role."""
-    found: dict[str, str] = {}
+    model_strings: dict[str, str] = {}
     for part, answers in PARTS.items():
-        found[part] = os.environ.get(f"KEDGE_MODEL_{part.upper()}", "")
-        if not found[part]:
+        model_strings[part] = os.environ.get(f"KEDGE_MODEL_{part.upper()}", "")
+        if not model_strings[part]:
             script = Script.from_data({"answers": answers})
-            server = running.enter_context(serve(model=PracticeModel(script)))
-            found[part] = f"responses:{server.base_url}#practice"
-    return found
+            server = stack.enter_context(serve(model=PracticeModel(script)))
+            model_strings[part] = f"responses:{server.base_url}#practice"
+    return model_strings
 
 
 async def argue(url: str = "sqlite://:memory:") -> DebateResult:
     """Run the debate and print its chains from the store."""
-    with ExitStack() as running:
-        named = models(running)
+    with ExitStack() as stack:
+        model_strings = models(stack)
         async with await open_store(url) as store:
             result = await debate(
-                [Side("tea", named["tea"]), Side("coffee", named["coffee"])],
+                [Side("tea", model_strings["tea"]), Side("coffee", model_strings["coffee"])],
                 QUESTION,
-                judge=ModelJudge(named["judge"], "Whose reasons are better for a night at sea?"),
+                judge=ModelJudge(
+                    model_strings["judge"], "Whose reasons are better for a night at sea?"
+                ),
                 store=store,
                 rounds=3,
             )
-            found = await load_workflow(store, result.workflow)
-            for chain in found.chains[:2]:
+            workflow = await load_workflow(store, result.workflow)
+            for chain in workflow.chains[:2]:
                 print(f"{chain.role}:")
                 for each in chain.exchanges:
                     print(f"  {each.number}. {each.answer}")

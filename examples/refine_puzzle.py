@@ -56,23 +56,23 @@ def check(answer: str) -> Verdict:
     """Apply a rule to the training pairs and describe the first difference."""
     try:
         steps = json.loads(answer)["steps"]
-        made = [follow(steps, pair["input"]) for pair in PUZZLE["train"]]
+        actual = [follow(steps, pair["input"]) for pair in PUZZLE["train"]]
     except (ValueError, KeyError, TypeError) as error:
         return Verdict(passed=False, critique=f"That is no rule: {error}", score=0.0)
     expected = [pair["output"] for pair in PUZZLE["train"]]
-    right = sum(map(_right_cells, made, expected))
+    right = sum(map(_right_cells, actual, expected))
     score = right / sum(len(row) for grid in expected for row in grid)
-    problems = [_problem(*grids) for grids in zip(made, expected, strict=True)]
+    problems = [_problem(*grids) for grids in zip(actual, expected, strict=True)]
     first = next((f"Pair {i}: {problem}" for i, problem in enumerate(problems, 1) if problem), "")
     return Verdict(passed=not first, critique=first, score=round(score, 2))
 
 
-def _right_cells(made: Grid, expected: Grid) -> int:
-    if _shape(made) != _shape(expected):
+def _right_cells(actual: Grid, expected: Grid) -> int:
+    if _shape(actual) != _shape(expected):
         return 0
     pairs = [
         (a, b)
-        for left, right in zip(made, expected, strict=True)
+        for left, right in zip(actual, expected, strict=True)
         for a, b in zip(left, right, strict=True)
     ]
     return sum(a == b for a, b in pairs)
@@ -82,16 +82,16 @@ def _shape(grid: Grid) -> tuple[int, int]:
     return len(grid), len(grid[0])
 
 
-def _problem(made: Grid, expected: Grid) -> str:
-    if made == expected:
+def _problem(actual: Grid, expected: Grid) -> str:
+    if actual == expected:
         return ""
-    if [[bool(cell) for cell in row] for row in made] != [
+    if [[bool(cell) for cell in row] for row in actual] != [
         [bool(c) for c in row] for row in expected
     ]:
-        return f"the cells are in the wrong places; it gives {made}, and should give {expected}."
+        return f"the cells are in the wrong places; it gives {actual}, and should give {expected}."
     wrong = {
         (a, b)
-        for left, right in zip(made, expected, strict=True)
+        for left, right in zip(actual, expected, strict=True)
         for a, b in zip(left, right, strict=True)
         if a != b
     }

@@ -130,11 +130,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="factor for all counts")
     parser.add_argument("--only", default="", help="run only the steps whose name contains this")
     parser.add_argument("--report", type=Path, default=ROOT / "campaign.json")
-    given = parser.parse_args(arguments)
-    steps = [step for step in STEPS if given.only in step.name]
+    options = parser.parse_args(arguments)
+    steps = [step for step in STEPS if options.only in step.name]
     if not steps:
         parser.error(
-            f"no step contains {given.only!r}; there are: {', '.join(s.name for s in STEPS)}"
+            f"no step contains {options.only!r}; there are: {', '.join(s.name for s in STEPS)}"
         )
     results: list[StepResult] = []
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -142,11 +142,11 @@ def main(arguments: list[str]) -> int:
         task = progress.add_task("", total=len(steps))
         for step in steps:
             progress.update(task, description=step.name)
-            results.append(run_step(step, given.scale))
+            results.append(run_step(step, options.scale))
             print(f"{'passed' if results[-1].passed else 'FAILED'}  {step.name}", flush=True)
             progress.advance(task)
-            given.report.write_text(json.dumps([asdict(each) for each in results], indent=2))
-    print(f"report: {given.report}")
+            options.report.write_text(json.dumps([asdict(each) for each in results], indent=2))
+    print(f"report: {options.report}")
     return 0 if all(result.passed for result in results) else 1
 
 

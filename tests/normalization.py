@@ -31,10 +31,10 @@ NormalForm = tuple[Any, ...]
 
 def normalize_blocks(blocks: Iterable[Block]) -> list[NormalForm]:
     """Return the normal form of each block, without leading system blocks and reasoning."""
-    listed = list(blocks)
-    while listed and isinstance(listed[0], SystemBlock):
-        listed.pop(0)
-    return [_normalize_block(block) for block in listed if not isinstance(block, ReasoningBlock)]
+    remaining = list(blocks)
+    while remaining and isinstance(remaining[0], SystemBlock):
+        remaining.pop(0)
+    return [_normalize_block(block) for block in remaining if not isinstance(block, ReasoningBlock)]
 
 
 def normalize_items(items: Iterable[Mapping[str, Any]] | None) -> list[NormalForm]:

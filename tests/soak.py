@@ -57,9 +57,9 @@ class Soak:
 
     def get_quarters(self, name: str) -> list[float]:
         """Return the median memory of a process in each quarter of the time, in megabytes."""
-        listed = self.samples[name]
-        length = len(listed) // 4
-        parts = [listed[length * index : length * (index + 1)] for index in range(4)]
+        samples = self.samples[name]
+        length = len(samples) // 4
+        parts = [samples[length * index : length * (index + 1)] for index in range(4)]
         return [statistics.median(part) / MEGABYTE for part in parts]
 
     def get_growth(self, name: str) -> float:

@@ -12,9 +12,9 @@ def test_an_image_is_read_from_a_path(tmp_path: Path) -> None:
     """The file name determines the media type, and later changes of the file do not affect the part."""
     path = tmp_path / "cat.jpeg"
     path.write_bytes(b"abc")
-    made = image(path, detail="low")
+    part = image(path, detail="low")
     path.write_bytes(b"other")
-    assert made == turns.image(b"abc", media_type="image/jpeg", detail="low")
+    assert part == turns.image(b"abc", media_type="image/jpeg", detail="low")
     assert image(b"abc") == turns.image(b"abc")
     assert image("https://kedge.example/a.png").url == "https://kedge.example/a.png"
 

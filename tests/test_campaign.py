@@ -12,9 +12,11 @@ ROOT = Path(__file__).parent.parent
 
 def test_every_step_names_files_that_exist() -> None:
     """A step of a renamed test would otherwise fail only after an hour."""
-    named = [part for step in campaign.STEPS for part in step.command if part.startswith("tests/")]
-    assert named
-    assert [path for path in named if not (ROOT / path).exists()] == []
+    test_paths = [
+        part for step in campaign.STEPS for part in step.command if part.startswith("tests/")
+    ]
+    assert test_paths
+    assert [path for path in test_paths if not (ROOT / path).exists()] == []
 
 
 def test_every_step_is_documented() -> None:
@@ -34,8 +36,8 @@ def test_a_failed_step_fails_the_campaign(
     monkeypatch.setattr(campaign, "STEPS", steps)
     report = tmp_path / "report.json"
     assert campaign.main(["--scale", "0.1", "--report", str(report)]) == 1
-    found = json.loads(report.read_text())
-    assert [(each["passed"], each["output"]) for each in found] == [(False, "2\n"), (True, "3\n")]
+    results = json.loads(report.read_text())
+    assert [(each["passed"], each["output"]) for each in results] == [(False, "2\n"), (True, "3\n")]
     assert "FAILED  a" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         campaign.main(["--only", "nothing"])

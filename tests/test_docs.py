@@ -60,10 +60,10 @@ def _run(snippet: re.Match[str], page: Path, runner: asyncio.Runner) -> bool:
     source = "\n" * before + snippet["code"]  # so that a traceback has the line number of the page
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     names: dict[str, Any] = {"__name__": "__main__"}
-    running = eval(compile(source, str(page), "exec", flags), names)  # noqa: S307 - our own page
-    if not inspect.iscoroutine(running):
+    result = eval(compile(source, str(page), "exec", flags), names)  # noqa: S307 - our own page
+    if not inspect.iscoroutine(result):
         return False
-    runner.run(running)
+    runner.run(result)
     return True
 
 
@@ -110,16 +110,16 @@ def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
     work.mkdir()
     with zipfile.ZipFile(wheel) as archive:  # as pip installs a wheel of pure Python
         archive.extractall(site)
-    own = {name: value for name, value in os.environ.items() if not name.startswith("KEDGE_")}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("KEDGE_")}
     folders = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
-    environment = {**own, **folders, "PYTHONPATH": str(site), "PYTHONUTF8": "1"}
+    environment = {**environ, **folders, "PYTHONPATH": str(site), "PYTHONUTF8": "1"}
 
-    def run(*arguments: str, typed: str = "") -> str:
+    def run(*arguments: str, stdin: str = "") -> str:
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=work,
             env=environment,
-            input=typed,
+            input=stdin,
             check=True,
             capture_output=True,
             encoding="utf-8",
@@ -127,10 +127,10 @@ def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
         ).stdout
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = re.search(r"^    \$ printf '(.+?)' \| make chat\n((?:    .+\n)+)", readme, re.MULTILINE)
-    assert shown
-    chat = run("-m", "kedge", "chat", typed=shown[1].replace("\\n", "\n"))
-    assert hide_ids(chat) == hide_ids(dedent(shown[2]))
+    match = re.search(r"^    \$ printf '(.+?)' \| make chat\n((?:    .+\n)+)", readme, re.MULTILINE)
+    assert match
+    chat = run("-m", "kedge", "chat", stdin=match[1].replace("\\n", "\n"))
+    assert hide_ids(chat) == hide_ids(dedent(match[2]))
     code = (
         f"import sys; sys.path.append({str(ROOT / 'tests')!r}); import kedge, test_docs, pathlib\n"
         "print(kedge.__file__, test_docs.run_page(test_docs.TUTORIAL, pathlib.Path.cwd()))"

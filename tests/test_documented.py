@@ -67,9 +67,11 @@ def find_unmentioned(names: Iterable[str], text: str = WRITTEN) -> list[str]:
 
 def list_public(module: str) -> list[str]:
     """Return the public names of a module: its ``__all__``, or what it defines itself."""
-    found = import_module(f"kedge.{module}")
-    own = (name for name, value in vars(found).items() if is_defined_in(value, found.__name__))
-    return list(getattr(found, "__all__", own))
+    imported = import_module(f"kedge.{module}")
+    names = (
+        name for name, value in vars(imported).items() if is_defined_in(value, imported.__name__)
+    )
+    return list(getattr(imported, "__all__", names))
 
 
 def is_defined_in(value: object, module: str) -> bool:

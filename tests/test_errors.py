@@ -32,20 +32,26 @@ ALL_ERRORS = [
 @pytest.mark.parametrize("error", ALL_ERRORS, ids=lambda error: error.__name__)
 def test_every_error_is_a_kedge_error_and_can_be_pickled(error: Any) -> None:
     """A pickled error has the same message, arguments and attributes."""
-    made = error(*ERROR_ARGUMENTS.get(error.__name__, ("something happened",)))
-    made.add_note("a note")
-    again = pickle.loads(pickle.dumps(made))  # noqa: S301 - our own bytes
-    assert isinstance(again, KedgeError)
-    assert type(again) is error
-    assert (str(again), again.args, vars(again)) == (str(made), made.args, vars(made))
+    original = error(*ERROR_ARGUMENTS.get(error.__name__, ("something happened",)))
+    original.add_note("a note")
+    unpickled = pickle.loads(pickle.dumps(original))  # noqa: S301 - our own bytes
+    assert isinstance(unpickled, KedgeError)
+    assert type(unpickled) is error
+    assert (str(unpickled), unpickled.args, vars(unpickled)) == (
+        str(original),
+        original.args,
+        vars(original),
+    )
 
 
 def test_a_pickled_engine_error_has_its_attributes() -> None:
     """Status, code and request id are preserved by pickling and are in the message."""
-    made = EngineError("gone", provider="x", status=404, code="c", request_id="r", retryable=True)
-    again = pickle.loads(pickle.dumps(made))  # noqa: S301 - our own bytes
-    assert str(again) == "x, HTTP 404, c: gone (request r)"
-    assert (again.status, again.retryable, again.turn) == (404, True, None)
+    original = EngineError(
+        "gone", provider="x", status=404, code="c", request_id="r", retryable=True
+    )
+    unpickled = pickle.loads(pickle.dumps(original))  # noqa: S301 - our own bytes
+    assert str(unpickled) == "x, HTTP 404, c: gone (request r)"
+    assert (unpickled.status, unpickled.retryable, unpickled.turn) == (404, True, None)
 
 
 def test_a_path_is_extended_at_the_front() -> None:
@@ -56,6 +62,6 @@ def test_a_path_is_extended_at_the_front() -> None:
 
 def test_the_tree_of_errors_is_complete() -> None:
     """The docstring of the module shows every error."""
-    drawn = str(errors.__doc__).split("\n\n")[1]
-    names = {line.replace("│", "").split("── ")[-1].split()[0] for line in drawn.splitlines()}
+    diagram = str(errors.__doc__).split("\n\n")[1]
+    names = {line.replace("│", "").split("── ")[-1].split()[0] for line in diagram.splitlines()}
     assert names == {error.__name__ for error in ALL_ERRORS}

@@ -56,11 +56,11 @@ def test_a_long_wait_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sync_calls_share_one_loop_and_its_resources() -> None:
     """A resource opened by one sync call is reused by the next one, also from another thread."""
-    made: list[Resource] = []
+    created: list[Resource] = []
 
     def make() -> Resource:
-        made.append(Resource())
-        return made[-1]
+        created.append(Resource())
+        return created[-1]
 
     resources = PerLoop(make, lambda resource: resource.close())
 
@@ -71,36 +71,36 @@ def test_sync_calls_share_one_loop_and_its_resources() -> None:
     with ThreadPoolExecutor(1) as pool:
         pool.submit(run_sync, use()).result()
     run_sync(resources.aclose())
-    assert [resource.closed for resource in made] == [True]
+    assert [resource.closed for resource in created] == [True]
 
 
 def test_a_loop_closes_open_resources() -> None:
     """A resource is closed at the end of its event loop, also if its owner was deleted before."""
-    made = [Resource(), Resource(), Resource()]
-    resources = PerLoop(lambda: made[0], lambda thing: thing.close())
+    instances = [Resource(), Resource(), Resource()]
+    resources = PerLoop(lambda: instances[0], lambda resource: resource.close())
 
     async def use() -> None:
         resources.get()
-        PerLoop(lambda: made[1], lambda thing: thing.close()).get()
+        PerLoop(lambda: instances[1], lambda resource: resource.close()).get()
         for _ in range(4):
             await asyncio.sleep(0)
-        assert made[1].closed
-        last = PerLoop(lambda: made[2], lambda thing: thing.close())
+        assert instances[1].closed
+        last = PerLoop(lambda: instances[2], lambda resource: resource.close())
         last.get()
 
     asyncio.run(use())
-    assert [thing.closed for thing in made] == [True, True, True]
+    assert [resource.closed for resource in instances] == [True, True, True]
 
 
 def test_a_resource_dropped_at_the_end_of_its_loop_is_closed_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The event loop and the deleted owner do not both close it, which asyncio would log."""
-    made: list[Resource] = []
+    resources: list[Resource] = []
 
     def make() -> Resource:
-        made.append(Resource())
-        return made[-1]
+        resources.append(Resource())
+        return resources[-1]
 
     async def use(owner: PerLoop[Resource]) -> None:
         owner.get()
@@ -109,24 +109,24 @@ def test_a_resource_dropped_at_the_end_of_its_loop_is_closed_once(
     with asyncio.Runner() as runner:
         runner.run(use(owners[0]))
         owners.clear()
-    assert made[0].closed
+    assert resources[0].closed
     assert caplog.messages == []
 
 
 async def test_a_closed_resource_is_created_again_on_use() -> None:
     """Closing twice is not an error, and a new resource is created on the next use."""
-    made: list[Resource] = []
+    resources: list[Resource] = []
 
     def make() -> Resource:
-        made.append(Resource())
-        return made[-1]
+        resources.append(Resource())
+        return resources[-1]
 
-    things = PerLoop(make, lambda thing: thing.close())
-    first = things.get()
-    await things.aclose()
-    await things.aclose()
+    per_loop = PerLoop(make, lambda resource: resource.close())
+    first = per_loop.get()
+    await per_loop.aclose()
+    await per_loop.aclose()
     assert first.closed
-    assert things.get() is not first
+    assert per_loop.get() is not first
 
 
 async def test_a_sync_call_works_inside_a_running_loop() -> None:

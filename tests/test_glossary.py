@@ -209,8 +209,8 @@ def test_one_class_name_has_one_meaning() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 modules[node.name].append(module_name(path))
-    shared = {name: found for name, found in modules.items() if len(found) > 1}
-    assert {name: found for name, found in shared.items() if name not in SHARED_CLASS_NAMES} == {}
+    shared = {name: paths for name, paths in modules.items() if len(paths) > 1}
+    assert {name: paths for name, paths in shared.items() if name not in SHARED_CLASS_NAMES} == {}
 
 
 def test_modules_are_named_by_concepts() -> None:
@@ -271,11 +271,11 @@ def test_small_modules_have_several_importers() -> None:
 
 def test_the_wording_is_plain() -> None:
     """Comments, docstrings, messages, templates and docs contain no banned phrase."""
-    found = [
+    problems = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in list_texts()
         if not str(path.relative_to(ROOT)).startswith(tuple(WORDING_EXCEPTIONS))
         for number, line in iter_strings(path)
         if BANNED.search(QUOTED.sub("", line))
     ]
-    assert found == []
+    assert problems == []

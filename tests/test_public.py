@@ -125,9 +125,9 @@ def test_turns_load_no_sdk() -> None:
 def list_frozen_classes() -> list[type[Any]]:
     """Return the frozen dataclasses that Kedge and its packages export."""
     packages = [
-        import_module(found.name)
-        for found in walk_packages(kedge.__path__, "kedge.")
-        if found.ispkg
+        import_module(module.name)
+        for module in walk_packages(kedge.__path__, "kedge.")
+        if module.ispkg
     ]
     exported = [
         getattr(package, name)
@@ -141,13 +141,13 @@ def list_frozen_classes() -> list[type[Any]]:
 def test_frozen_classes_declare_no_mutable_members() -> None:
     """No public field of a frozen class has the type ``dict``, ``list`` or ``set``, at any depth."""
     mutable = re.compile(r"\b(dict|list|set|bytearray|deque|Counter|Mutable\w+)\b")
-    found = [
+    missing = [
         f"{each.__module__}.{each.__name__}.{field.name}: {field.type}"
         for each in list_frozen_classes()
         for field in fields(each)
         if not field.name.startswith("_") and mutable.search(str(field.type))
     ]
-    assert found == []
+    assert missing == []
 
 
 FAILED_LINE = LineResult("1", "failed", kind="RateLimited")

@@ -36,11 +36,9 @@ def test_every_link_in_the_documents_has_a_target() -> None:
 
 def test_the_site_contains_every_page() -> None:
     """The navigation of the documentation site lists each page of ``docs`` once."""
-    listed = re.findall(
-        r"^ +- .*?: ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE
-    )
+    names = re.findall(r"^ +- .*?: ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
-    assert sorted(listed) == sorted(pages)
+    assert sorted(names) == sorted(pages)
 
 
 def test_warnings_of_the_site_are_errors() -> None:

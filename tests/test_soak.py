@@ -21,8 +21,8 @@ async def test_a_soak_measures_every_process(
     rounds: list[float] = []
     with serve() as server, serve_proxy(server.base_url) as url:
         ports = {"server": urlsplit(server.url).port, "proxy": urlsplit(url).port}
-        running = {name: Process(os.getpid(), port or 0) for name, port in ports.items()}
-        done = await soak.run_soak(tmp_path, 0, running, rounds.append)
+        processes = {name: Process(os.getpid(), port or 0) for name, port in ports.items()}
+        done = await soak.run_soak(tmp_path, 0, processes, rounds.append)
     assert len(rounds) == soak.MIN_ROUNDS
     assert done.requests == soak.MIN_ROUNDS * 5
     assert done.chained == soak.MIN_ROUNDS

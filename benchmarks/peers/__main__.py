@@ -195,8 +195,8 @@ def format_tables(results: Sequence[Result], chained: Sequence[Result]) -> str:
         "|---" * (len(results) + 1) + "|",
     ]
 
-    def add(what: str, cells: Iterable[str]) -> None:
-        lines.append(f"| {what} | " + " | ".join(cells) + " |")
+    def add(label: str, cells: Iterable[str]) -> None:
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
 
     def add_scores(all_results: Sequence[Result]) -> None:
         for script in SCRIPTS:
@@ -241,9 +241,9 @@ def write_page(tables: str) -> None:
 
 def main(environments: str, *names: str) -> None:
     """Run the libraries, print the tables and, for all of them, write the page."""
-    chosen = names or PEERS
-    results = [run_peer(name, Path(environments), chained=False) for name in chosen]
-    others = [name for name in chosen if name != "kedge"]
+    selected = names or PEERS
+    results = [run_peer(name, Path(environments), chained=False) for name in selected]
+    others = [name for name in selected if name != "kedge"]
     chained = [run_peer(name, Path(environments), chained=True) for name in others]
     tables = format_tables(results, chained)
     print(tables)

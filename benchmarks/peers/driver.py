@@ -23,8 +23,8 @@ async def apply(peer: Peer, operation: dict[str, Any]) -> dict[str, Any]:
     text, error = "", ""
     try:
         text = await getattr(peer, name)(**operation)
-    except Exception as raised:  # noqa: BLE001 - counted as an error that reached the program
-        error = f"{type(raised).__name__}: {raised}"
+    except Exception as exc:  # noqa: BLE001 - counted as an error that reached the program
+        error = f"{type(exc).__name__}: {exc}"
     return {"cpu": time.process_time() - start, "text": text, "error": error}
 
 

@@ -103,8 +103,8 @@ class Judge:
         """
         history = [item for turn in self._turns for item in turn]
         turn = [_user(text)]
-        seen = [request for request in requests if request.context is not None]
-        contexts = [_describe_all(request.context or ()) for request in seen]
+        with_context = [request for request in requests if request.context is not None]
+        contexts = [_describe_all(request.context or ()) for request in with_context]
         for number, (context, output) in enumerate(zip(contexts, outputs, strict=True)):
             turn += _results(context, turn)
             expected = [*history, *turn]
@@ -113,11 +113,11 @@ class Judge:
             if self._remembers:
                 self._stored.append([*context, *answered])
             # An answer is used if it ends the turn or if its calls are run; others were discarded and repeated.
-            last = number == len(seen) - 1
+            last = number == len(with_context) - 1
             if last or _results(contexts[number + 1], [*turn, *answered]):
                 self.score.incoherent += context != expected
                 turn += answered
-        self.score.requests += len(seen)
+        self.score.requests += len(with_context)
         self.score.bytes += sum(len(request.raw) for request in requests)
         if error:
             self.score.errors += 1

@@ -16,19 +16,19 @@ _REPEAT = 5
 
 def find_requirements(names: tuple[str, ...]) -> set[str]:
     """Return the installed packages that the named ones require, with themselves."""
-    found: set[str] = set()
+    packages: set[str] = set()
     pending = list(names)
     while pending:
         name = re.sub(r"[-_.]+", "-", pending.pop()).lower()
-        if name in found:
+        if name in packages:
             continue
         try:
             required = distribution(name).requires or []
         except PackageNotFoundError:
             continue
-        found.add(name)
+        packages.add(name)
         pending += [re.split(r"[^\w.-]", each)[0] for each in required if "extra ==" not in each]
-    return found
+    return packages
 
 
 def measure_size(names: set[str]) -> float:

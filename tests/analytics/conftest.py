@@ -43,7 +43,7 @@ class ResponseWriter:
         question = await self.store.append(self.row, parent, [user(f"{self.count}")], kind="asked")
         status = members.get("status", "completed")
         answered = status in ("completed", "lost")
-        given = {
+        options = {
             "provider": "openai",
             "scope": "openai",
             "model": "gpt-5.1",
@@ -58,7 +58,7 @@ class ResponseWriter:
             question,
             [user("…")] if answered else [],
             kind="answered" if answered else "failed",
-            response=ResponseRow(**given),
+            response=ResponseRow(**options),
             head=at if answered and after is None else None,
         )
         return node.id

@@ -42,14 +42,14 @@ async def create_writer(store: Store, **options: Any) -> ResponseWriter:
 
 async def test_empty_store_has_empty_statistics(store: Store) -> None:
     """The statistics of an empty store are empty, and rates are ``None``."""
-    found = await analyse(store)
-    assert found.requests.total == 0
-    assert found.requests.success_rate is None
-    assert found.chains == Chains()
-    assert found.branching == Branching()
-    assert found.cost == Cost()
-    assert found.latency == Latency()
-    assert found.models == ()
+    analytics = await analyse(store)
+    assert analytics.requests.total == 0
+    assert analytics.requests.success_rate is None
+    assert analytics.chains == Chains()
+    assert analytics.branching == Branching()
+    assert analytics.cost == Cost()
+    assert analytics.latency == Latency()
+    assert analytics.models == ()
     assert await analyse_over_time(store) == ()
 
 
@@ -64,22 +64,22 @@ async def test_real_conversations_are_counted(store: Store, kedge_server: TestSe
         await fork.send("Another three")
         kedge_server.forget()
         await conversation.send("Four")
-    found = await analyse(store)
-    assert found.requests.total == 5
-    assert found.requests.conversations == 2
-    assert found.requests.chained == 3
-    assert found.requests.full == 2
-    assert found.requests.fallbacks == (Count("gone", 1),)
-    assert found.requests.healed == (Count("gone", 1),)
-    assert found.requests.rejections == 1
-    assert found.requests.success_rate == 1.0
-    assert found.requests.saved_bytes > 0
-    assert found.chains.lengths == ((1, 1), (3, 2))
-    assert found.chains.longest == 3
-    assert found.chains.mean == pytest.approx(7 / 3)
-    assert found.branching == Branching(points=1, branches=2, widest=2, forks=1)
-    assert found.tokens.input > found.tokens.output > 0
-    (model,) = found.models
+    analytics = await analyse(store)
+    assert analytics.requests.total == 5
+    assert analytics.requests.conversations == 2
+    assert analytics.requests.chained == 3
+    assert analytics.requests.full == 2
+    assert analytics.requests.fallbacks == (Count("gone", 1),)
+    assert analytics.requests.healed == (Count("gone", 1),)
+    assert analytics.requests.rejections == 1
+    assert analytics.requests.success_rate == 1.0
+    assert analytics.requests.saved_bytes > 0
+    assert analytics.chains.lengths == ((1, 1), (3, 2))
+    assert analytics.chains.longest == 3
+    assert analytics.chains.mean == pytest.approx(7 / 3)
+    assert analytics.branching == Branching(points=1, branches=2, widest=2, forks=1)
+    assert analytics.tokens.input > analytics.tokens.output > 0
+    (model,) = analytics.models
     assert (model.model, model.requests, model.success_rate) == ("practice", 5, 1.0)
     assert model.latency.median is not None
 
@@ -97,21 +97,21 @@ async def test_statuses_reasons_and_missing_ids(store: Store) -> None:
     await writer.add_response(status="refused", error="no")
     await writer.add_response(status="cut", error="cut")
     await writer.add_response(status="lost", lost_reason="gone")
-    found = (await analyse(store)).requests
-    assert found.total == 10
-    assert found.succeeded == 8
-    assert found.chained == 1
-    assert found.fallbacks == (Count("changed", 2), Count("expired", 1))
-    assert found.statuses == (
+    requests = (await analyse(store)).requests
+    assert requests.total == 10
+    assert requests.succeeded == 8
+    assert requests.chained == 1
+    assert requests.fallbacks == (Count("changed", 2), Count("expired", 1))
+    assert requests.statuses == (
         Count("completed", 7),
         Count("cut", 1),
         Count("lost", 1),
         Count("refused", 1),
     )
-    assert found.modes == (Count("chained", 9), Count("stateless", 1))
-    assert found.without_id == 1
-    assert found.rejections == 1
-    assert found.success_rate == 0.8
+    assert requests.modes == (Count("chained", 9), Count("stateless", 1))
+    assert requests.without_id == 1
+    assert requests.rejections == 1
+    assert requests.success_rate == 0.8
 
 
 async def test_selection_by_time_and_names(store: Store) -> None:
@@ -142,12 +142,12 @@ async def test_latency_per_model(store: Store) -> None:
         await writer.add_response(seconds=float(seconds), first_token_seconds=seconds / 10)
     await writer.add_response(seconds=1000.0, status="failed")
     await writer.add_response(seconds=7.0, model="gpt-5-mini")
-    found = await analyse(store)
-    by_model = {each.model: each for each in found.models}
+    analytics = await analyse(store)
+    by_model = {each.model: each for each in analytics.models}
     assert by_model["gpt-5.1"].latency == Latency(50.5, 95.0, 5.05, 9.5)
     assert by_model["gpt-5-mini"].latency == Latency(7.0, 7.0)
     assert by_model["gpt-5.1"].success_rate == pytest.approx(100 / 101)
-    assert [each.model for each in found.models] == ["gpt-5.1", "gpt-5-mini"]
+    assert [each.model for each in analytics.models] == ["gpt-5.1", "gpt-5-mini"]
 
 
 async def test_range_from_before_1970_has_an_end(store: Store) -> None:
@@ -182,11 +182,11 @@ async def test_tokens_and_cost(store: Store) -> None:
     await writer.add_response(**tokens, cost=5.0)
     await writer.add_response(**tokens, model="nobody-knows")
     await writer.add_response()
-    found = await analyse(store)
-    assert found.tokens == Tokens(3_000_000, 1_200_000, 300_000, 50_000)
-    assert found.tokens.cached_share == 0.4
-    assert found.cost == Cost(pytest.approx(1.8 + 5.0), 2, 1)  # pyright: ignore[reportArgumentType]
-    assert {each.model: each.cost.unpriced for each in found.models} == {
+    analytics = await analyse(store)
+    assert analytics.tokens == Tokens(3_000_000, 1_200_000, 300_000, 50_000)
+    assert analytics.tokens.cached_share == 0.4
+    assert analytics.cost == Cost(pytest.approx(1.8 + 5.0), 2, 1)  # pyright: ignore[reportArgumentType]
+    assert {each.model: each.cost.unpriced for each in analytics.models} == {
         "gpt-5.1": 0,
         "nobody-knows": 1,
     }
@@ -200,9 +200,9 @@ async def test_predicted_and_actual_cached_tokens(store: Store) -> None:
     )
     await writer.add_response(cached_tokens=500, cache_savings=0.5)
     await writer.add_response(predicted_cached_tokens=4000)
-    found = await analyse(store)
-    assert found.cache == CacheUse(1, 1000, 900, 7, 0.75)
-    assert found.cache.accuracy == 0.9
+    analytics = await analyse(store)
+    assert analytics.cache == CacheUse(1, 1000, 900, 7, 0.75)
+    assert analytics.cache.accuracy == 0.9
     assert CacheUse().accuracy is None
     intervals = await analyse_over_time(store, buckets=2)
     assert sum(each.cache.predicted for each in intervals) == 1000
@@ -217,9 +217,9 @@ async def test_chains_end_at_unchained_responses(store: Store) -> None:
     await writer.add_response(after=first, provider_response_id="c", anchor="a", depth=2)
     await writer.add_response(provider_response_id="d", anchor="b", depth=3)
     await writer.add_response(provider_response_id="d2", anchor="d", depth=4, scope="elsewhere")
-    found = await analyse(store)
-    assert found.chains.lengths == ((2, 1), (3, 1), (4, 1))
-    assert found.branching.points == 1
+    analytics = await analyse(store)
+    assert analytics.chains.lengths == ((2, 1), (3, 1), (4, 1))
+    assert analytics.branching.points == 1
     until = await analyse(store, Selection(until=0.0))
     assert until.chains.count == 0
 
@@ -229,8 +229,8 @@ async def test_failed_attempts_are_not_branches(store: Store) -> None:
     writer = await create_writer(store)
     first = await writer.add_response()
     await writer.add_response(status="failed", after=first)
-    found = await analyse(store)
-    assert found.branching.widest <= 2
+    analytics = await analyse(store)
+    assert analytics.branching.widest <= 2
     node = await store.node(writer.row, first)
     assert node.kind == "answered"
 
@@ -303,41 +303,39 @@ SELECTIONS = (
 
 async def check_sums(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that the maintained sums equal those computed from all responses, and are valid."""
-    found = [await analyse(store, selection) for selection in SELECTIONS]
+    results = [await analyse(store, selection) for selection in SELECTIONS]
     with monkeypatch.context() as patch:
         patch.setattr("kedge.store.response_sums.has_pending", lambda _: True)
-        assert found == [await analyse(store, selection) for selection in SELECTIONS]
+        assert results == [await analyse(store, selection) for selection in SELECTIONS]
     assert await store.database.read(response_sums.check_sums) == []
 
 
-async def add_random_response(
-    writer: ResponseWriter, pick: random.Random, known: list[str]
-) -> None:
+async def add_random_response(writer: ResponseWriter, rng: random.Random, known: list[str]) -> None:
     """Add a random response within four days, chained on a known response or on none."""
-    anchor = pick.choice([*known, ""]) if known else ""
-    provider, model = pick.choice([("openai", "gpt-5.1"), ("openai", "gpt-5-mini"), ("xai", "x")])
-    name = f"resp_{pick.getrandbits(40):x}"
+    anchor = rng.choice([*known, ""]) if known else ""
+    provider, model = rng.choice([("openai", "gpt-5.1"), ("openai", "gpt-5-mini"), ("xai", "x")])
+    name = f"resp_{rng.getrandbits(40):x}"
     known.append(name)
-    tokens = pick.choice([None, 100])
+    tokens = rng.choice([None, 100])
     await writer.add_response(
-        created_at=pick.randrange(4 * 24) * 3600.0,
+        created_at=rng.randrange(4 * 24) * 3600.0,
         provider=provider,
         model=model,
         provider_response_id=name,
         anchor=anchor,
-        depth=pick.randrange(1, 4),
-        status=pick.choice(["completed", "completed", "failed", "lost", "refused"]),
-        reason="" if anchor else pick.choice(["new", "changed", "expired"]),
-        healed=pick.choice(["", "", "gone", "forgot"]),
-        seconds=pick.randrange(1, 200) / 10,
-        first_token_seconds=pick.choice([None, 0.5]),
+        depth=rng.randrange(1, 4),
+        status=rng.choice(["completed", "completed", "failed", "lost", "refused"]),
+        reason="" if anchor else rng.choice(["new", "changed", "expired"]),
+        healed=rng.choice(["", "", "gone", "forgot"]),
+        seconds=rng.randrange(1, 200) / 10,
+        first_token_seconds=rng.choice([None, 0.5]),
         input_tokens=tokens,
-        cached_tokens=tokens and pick.choice([None, 40]),
+        cached_tokens=tokens and rng.choice([None, 40]),
         output_tokens=tokens and 10,
-        cost=pick.choice([None, 0.25]),
-        predicted_cached_tokens=pick.choice([None, 30]),
-        cache_savings=pick.choice([None, 0.125]),
-        digest=f"sha256:{pick.getrandbits(256):064x}",
+        cost=rng.choice([None, 0.25]),
+        predicted_cached_tokens=rng.choice([None, 30]),
+        cache_savings=rng.choice([None, 0.125]),
+        digest=f"sha256:{rng.getrandbits(256):064x}",
         block_count=1,
     )
 
@@ -345,23 +343,23 @@ async def add_random_response(
 async def test_sums_match_the_responses(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums stay exact after additions in batches, forks, deletions, lost responses and imports."""
     monkeypatch.setattr("kedge.store.response_sums.BATCH_SIZE", 5)
-    pick = random.Random(18)
+    rng = random.Random(18)
     writers = [await create_writer(store) for _ in range(3)]
     known: list[str] = []
     for step in range(60):
-        await add_random_response(pick.choice(writers), pick, known)
+        await add_random_response(rng.choice(writers), rng, known)
         if step % 15 == 7:
-            row = await store.conversation(pick.choice(writers).row.id)
+            row = await store.conversation(rng.choice(writers).row.id)
             path = await store.path(row)
-            fork = ResponseWriter(store, await store.fork(row, pick.choice(path).id))
-            await add_random_response(fork, pick, known)
+            fork = ResponseWriter(store, await store.fork(row, rng.choice(path).id))
+            await add_random_response(fork, rng, known)
             writers.append(fork)
         if step % 20 == 11:
             lost = next(each for each in await store.responses() if each.status == "completed")
             assert lost.record
             assert await store.mark_lost(lost.record, "gone")
         if step % 20 == 19:
-            writer = writers.pop(pick.randrange(len(writers)))
+            writer = writers.pop(rng.randrange(len(writers)))
             exported = await store.export(await store.conversation(writer.row.id))
             await store.delete(writer.row.id)
             monkeypatch.setattr("kedge.store.import_export.check_tree", lambda *_: [])
@@ -399,9 +397,9 @@ async def test_read_only_store_is_analyzed(tmp_path: Path) -> None:
         writer = await create_writer(store)
         await writer.add_response(seconds=2.0)
     async with await open_store(f"sqlite:///{path}?mode=ro") as store:
-        found = await analyse(store)
-        assert (found.requests.total, found.latency.median) == (1, 2.0)
-        assert [model.model for model in found.models] == ["gpt-5.1"]
+        analytics = await analyse(store)
+        assert (analytics.requests.total, analytics.latency.median) == (1, 2.0)
+        assert [model.model for model in analytics.models] == ["gpt-5.1"]
 
 
 async def test_tiered_prices_are_computed_for_each_response(store: Store) -> None:
@@ -418,10 +416,10 @@ async def test_tiered_prices_are_computed_for_each_response(store: Store) -> Non
 async def test_statistics_are_json_serializable(store: Store) -> None:
     """Statistics and intervals can be serialized as JSON."""
     await (await create_writer(store)).add_response(created_at=5.0, input_tokens=3)
-    found = await analyse(store)
-    assert isinstance(found, Analytics)
-    again = json.loads(json.dumps(dataclasses.asdict(found)))
-    assert again["requests"]["total"] == 1
+    analytics = await analyse(store)
+    assert isinstance(analytics, Analytics)
+    restored = json.loads(json.dumps(dataclasses.asdict(analytics)))
+    assert restored["requests"]["total"] == 1
     intervals = await analyse_over_time(store, buckets=2)
     assert json.loads(json.dumps([dataclasses.asdict(each) for each in intervals]))
 
@@ -440,14 +438,14 @@ async def test_conversations_sum_to_the_totals(
             await writer.add_response(created_at=5.0, input_tokens=number, cost=0.5, saved_bytes=7)
     await writers[-1].add_response(created_at=50.0, status="refused")
     total = await analyse(store, Selection(until=10.0))
-    found = await analyse_conversations(store, Selection(until=10.0))
-    assert [each.title for each in found] == ["number 3", "number 2", "number 1"]
-    assert sum(each.requests for each in found) == total.requests.total == 6
-    assert sum(each.tokens.input for each in found) == total.tokens.input
-    assert sum(each.cost.dollars for each in found) == total.cost.dollars == 3.0
-    assert sum(each.saved_bytes for each in found) == total.requests.saved_bytes
-    (most,) = await analyse_conversations(store, limit=1)
-    assert (most.title, most.requests, most.succeeded) == ("number 3", 4, 3)
+    rows = await analyse_conversations(store, Selection(until=10.0))
+    assert [each.title for each in rows] == ["number 3", "number 2", "number 1"]
+    assert sum(each.requests for each in rows) == total.requests.total == 6
+    assert sum(each.tokens.input for each in rows) == total.tokens.input
+    assert sum(each.cost.dollars for each in rows) == total.cost.dollars == 3.0
+    assert sum(each.saved_bytes for each in rows) == total.requests.saved_bytes
+    (longest,) = await analyse_conversations(store, limit=1)
+    assert (longest.title, longest.requests, longest.succeeded) == ("number 3", 4, 3)
 
 
 async def test_sizes_are_those_of_complete_requests(store: Store) -> None:

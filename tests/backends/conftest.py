@@ -31,17 +31,17 @@ def make_model(kind: str, base_url: str, **settings: Any) -> Model:
         versions = {
             "anthropic-version": "2023-06-01"
         }  # this version still accepts sampling parameters
-        own: Any = {"base_url": base_url, "api_key": "any", "default_headers": versions}
-        return open_model("anthropic:practice", **own, **settings)
-    name, _, way = kind.partition(", ")
-    settings.setdefault("stateless", way == "stateless")
+        options: Any = {"base_url": base_url, "api_key": "any", "default_headers": versions}
+        return open_model("anthropic:practice", **options, **settings)
+    name, _, option = kind.partition(", ")
+    settings.setdefault("stateless", option == "stateless")
     return open_model(f"{name}:{base_url}#practice", **settings)
 
 
 @pytest.fixture(scope="session")
 def shared() -> Iterator[TestServer]:
-    with serve() as running:
-        yield running
+    with serve() as upstream_server:
+        yield upstream_server
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def fronts(shared: TestServer) -> Iterator[Callable[[str], TestServer]]:
     """Yield a lookup for the server in front of the upstream, one per kind of backend."""
-    with serve_backends(shared) as found:
-        yield found.__getitem__
+    with serve_backends(shared) as servers:
+        yield servers.__getitem__
 
 
 @contextmanager
@@ -84,5 +84,5 @@ def server(
 
 @pytest.fixture
 def client(server: TestServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as made:
-        yield made
+    with OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as openai_client:
+        yield openai_client

@@ -164,18 +164,20 @@ def test_answer_matches_its_schema(client: OpenAI) -> None:
         "additionalProperties": False,
     }
     form: Any = {"type": "json_schema", "name": "sum", "schema": schema, "strict": True}
-    made = client.responses.create(model="any", input="What is 6 * 7?", text={"format": form})
-    assert json.loads(made.output_text) == {"answer": 42}
+    response = client.responses.create(model="any", input="What is 6 * 7?", text={"format": form})
+    assert json.loads(response.output_text) == {"answer": 42}
 
 
 def test_developer_message_with_several_parts(client: OpenAI, upstream: TestServer) -> None:
     """Codex sends its rules as a developer message, which not every API supports."""
     first, second = ({"type": "input_text", "text": text} for text in ("Be brief.", "Be kind."))
     rules: Any = {"type": "message", "role": "developer", "content": [first, second]}
-    made = client.responses.create(model="any", input=[rules, {"role": "user", "content": "Hi"}])
-    assert made.output_text.startswith('You said: "Hi"')
-    seen = json.dumps(upstream.requests[-1].body)
-    assert seen.index("Be brief.") < seen.index("Be kind.")
+    response = client.responses.create(
+        model="any", input=[rules, {"role": "user", "content": "Hi"}]
+    )
+    assert response.output_text.startswith('You said: "Hi"')
+    request_text = json.dumps(upstream.requests[-1].body)
+    assert request_text.index("Be brief.") < request_text.index("Be kind.")
 
 
 def test_images_reach_the_model(client: OpenAI, upstream: TestServer) -> None:
@@ -205,9 +207,9 @@ def test_images_in_results_of_parallel_tools(
         if item.type == "function_call"
     ]
     client.responses.create(input=results, previous_response_id=first.id, **more)
-    seen = json.dumps([*last_context(upstream)])
-    assert seen.count(IMAGE_URL) == len(results)
-    assert all(seen.count(text) == len(results) for text in texts)
+    context_text = json.dumps([*last_context(upstream)])
+    assert context_text.count(IMAGE_URL) == len(results)
+    assert all(context_text.count(text) == len(results) for text in texts)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -215,15 +217,15 @@ def test_truncated_answer_is_incomplete(client: OpenAI, streamed: bool) -> None:
     """An answer cut off by its token limit is incomplete and contains the text up to the limit."""
     more: Any = {"model": "any", "input": "Write 100 words", "max_output_tokens": 16}
     if streamed:
-        made: Any = list(client.responses.create(**more, stream=True))[-1]
-        assert made.type == "response.incomplete"
-        made = made.response
+        response: Any = list(client.responses.create(**more, stream=True))[-1]
+        assert response.type == "response.incomplete"
+        response = response.response
     else:
-        made = client.responses.create(**more)
-    assert made.status == "incomplete"
-    assert made.incomplete_details.reason == "max_output_tokens"
-    assert made.output[0].status == "incomplete"
-    assert len(made.output[0].content[0].text.split()) >= 5
+        response = client.responses.create(**more)
+    assert response.status == "incomplete"
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.output[0].status == "incomplete"
+    assert len(response.output[0].content[0].text.split()) >= 5
 
 
 def test_settings_are_sent_upstream(client: OpenAI, upstream: TestServer) -> None:
@@ -293,20 +295,20 @@ def test_an_unknown_service_tier_of_anthropic_is_rejected(upstream: TestServer) 
     with (
         serve_backend(upstream, "anthropic") as server,
         OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
-        pytest.raises(openai.BadRequestError) as caught,
+        pytest.raises(openai.BadRequestError) as exc_info,
     ):
         client.responses.create(model="any", input="Hello", service_tier="flex")
-    assert caught.value.param == "service_tier"
+    assert exc_info.value.param == "service_tier"
 
 
 def test_hosted_tools_are_sent_to_responses_apis_only(
     kind: str, client: OpenAI, upstream: TestServer
 ) -> None:
     """Agents offer web search to every model; a chat server would reject the request."""
-    made = client.responses.create(
+    response = client.responses.create(
         model="any", input="call get_weather in Rome", tools=[{"type": "web_search"}, WEATHER]
     )
-    assert [item.type for item in made.output] == ["function_call"]
+    assert [item.type for item in response.output] == ["function_call"]
     kinds = [tool.get("type", "function") for tool in upstream.requests[-1].body["tools"]]
     assert kinds == (["web_search", "function"] if kind.startswith("responses") else ["function"])
     client.responses.create(model="any", input="Hello", tools=[{"type": "web_search"}])
@@ -316,14 +318,14 @@ def test_hosted_tools_are_sent_to_responses_apis_only(
 @pytest.mark.parametrize("kind", ["chat", "anthropic"])
 def test_required_hosted_tool_is_rejected(client: OpenAI) -> None:
     """A hosted tool that must be called is not dropped, because that would change the answer."""
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.BadRequestError) as exc_info:
         client.responses.create(
             model="any",
             input="Hello",
             tools=[{"type": "web_search"}],
             tool_choice={"type": "web_search_preview"},
         )
-    assert "tool_choice" in caught.value.message
+    assert "tool_choice" in exc_info.value.message
 
 
 def test_a_long_context_is_compacted(client: OpenAI, upstream: TestServer) -> None:
@@ -367,11 +369,11 @@ def test_upstream_error_is_mapped(
     """An upstream error has a matching status and code, also for a streaming request."""
     upstream.faults.set(fault, times=1)
     status, code = STATUSES[fault]
-    with pytest.raises(openai.APIStatusError) as caught:
+    with pytest.raises(openai.APIStatusError) as exc_info:
         client.responses.create(model="any", input="Hello", stream=streamed)
-    assert (caught.value.status_code, caught.value.code) == (status, code)
+    assert (exc_info.value.status_code, exc_info.value.code) == (status, code)
     if status == 429:
-        assert caught.value.response.headers["retry-after"] == "7"
+        assert exc_info.value.response.headers["retry-after"] == "7"
     assert client.responses.create(model="any", input="Hello").output_text
 
 
@@ -406,15 +408,15 @@ def test_upstream_quirks_are_tolerated(client: OpenAI, upstream: TestServer, fau
     events: list[Any] = list(
         client.responses.create(model="any", input=TWO_CALLS, tools=[WEATHER], stream=True)
     )
-    made = events[-1].response
-    calls = [item for item in made.output if item.type == "function_call"]
+    response = events[-1].response
+    calls = [item for item in response.output if item.type == "function_call"]
     assert [json.loads(call.arguments)["city"] for call in calls] == ["Paris", "Rome"]
     results: Any = [
         {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
         for call in calls
     ]
     last = client.responses.create(
-        model="any", input=results, previous_response_id=made.id, tools=[WEATHER]
+        model="any", input=results, previous_response_id=response.id, tools=[WEATHER]
     )
     assert last.output_text.count("sunny") == 2
 
@@ -456,13 +458,13 @@ def test_stream_without_output_indexes_is_emitted_once(streamed: bool) -> None:
                 model="any", input="Weather?", tools=[WEATHER], stream=True, timeout=TIMEOUT
             )
         )
-        made = events[-1].response
+        response = events[-1].response
         added = [e.item.type for e in events if e.type == "response.output_item.added"]
-        stored = client.responses.retrieve(made.id)
+        stored = client.responses.retrieve(response.id)
         kinds = ["reasoning", "message", "function_call", "function_call"]
         assert [item.type for item in stored.output] == added == kinds
         assert stored.output_text == "Let me look."
-        calls = [item for item in made.output if item.type == "function_call"]
+        calls = [item for item in response.output if item.type == "function_call"]
         assert [json.loads(call.arguments)["city"] for call in calls] == ["Bern", "Basel"]
         results: Any = [
             {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
@@ -471,7 +473,7 @@ def test_stream_without_output_indexes_is_emitted_once(streamed: bool) -> None:
         last: Any = client.responses.create(
             model="any",
             input=results,
-            previous_response_id=made.id,
+            previous_response_id=response.id,
             tools=[WEATHER],
             stream=streamed,
         )
@@ -516,12 +518,12 @@ def test_a_chat_and_a_message_reach_the_same_model(
         with stream as events:
             message: Any = events.get_final_message()
         upstream.faults.set("status=529", times=1)
-        with pytest.raises(anthropic.APIStatusError) as caught:
+        with pytest.raises(anthropic.APIStatusError) as exc_info:
             other.messages.create(
                 model="any", max_tokens=50, messages=[{"role": "user", "content": "Hello"}]
             )
     assert [block.type for block in message.content] == ["thinking", "text"]
-    assert caught.value.status_code == 503
+    assert exc_info.value.status_code == 503
     assert message.content[1].text == "6 * 7 = 42."
 
 
@@ -548,10 +550,10 @@ def test_reasoning_can_be_requested_after_turns_without_it(upstream: TestServer)
 
 def test_a_stop_sequence_ends_the_answer(client: OpenAI) -> None:
     """A stop sequence works whether the upstream API supports stop sequences or not."""
-    made = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="any", messages=[{"role": "user", "content": "one two three"}], stop="two"
     )
-    assert made.choices[0].message.content == 'You said: "one '
+    assert response.choices[0].message.content == 'You said: "one '
 
 
 def test_client_disconnect_cancels_upstream_request(
@@ -597,8 +599,8 @@ def test_background_response_completes_fails_or_is_cancelled(
     def status(name: str) -> str | None:
         return client.responses.retrieve(name).status
 
-    made = client.responses.create(input="Hello", **more)
-    wait_until(lambda: status(made.id) == "completed")
+    response = client.responses.create(input="Hello", **more)
+    wait_until(lambda: status(response.id) == "completed")
     upstream.faults.set("status=429,retry_after=3", times=1)
     failing = client.responses.create(input="Hello", **more)
     wait_until(lambda: status(failing.id) == "failed")
@@ -627,8 +629,8 @@ def test_websocket_chains_unstored_responses(client: OpenAI, upstream: TestServe
         assert last().response.output_text == 'You said first: "My name is Ada."'
         upstream.faults.set("status=429,retry_after=3", times=1)
         socket.response.create(input="Hello", **more)
-        refused = last()
-    assert (refused.status, refused.error.code) == (429, "rate_limit_exceeded")
+        rejected = last()
+    assert (rejected.status, rejected.error.code) == (429, "rate_limit_exceeded")
 
 
 def test_disconnect_before_the_answer_cancels_it(
@@ -655,11 +657,11 @@ def test_unreachable_upstream_is_reported(kind: str) -> None:
     with (
         serve(model=make_model(kind, "http://127.0.0.1:9/v1")) as server,
         OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
-        pytest.raises(openai.InternalServerError) as caught,
+        pytest.raises(openai.InternalServerError) as exc_info,
     ):
         client.responses.create(model="any", input="Hello", stream=True)
-    assert caught.value.status_code == 503
-    assert "cannot be reached" in caught.value.message
+    assert exc_info.value.status_code == 503
+    assert "cannot be reached" in exc_info.value.message
 
 
 @pytest.mark.parametrize("kind", ["chat"])
@@ -750,11 +752,11 @@ def test_unsupported_parameter_is_rejected(upstream: TestServer) -> None:
     with (
         serve_backend(upstream, "chat") as server,
         OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
-        pytest.raises(openai.BadRequestError) as caught,
+        pytest.raises(openai.BadRequestError) as exc_info,
     ):
         client.responses.create(model="any", input="Hello", max_tool_calls=3)
-    assert caught.value.param == "max_tool_calls"
-    assert caught.value.code == "unsupported_parameter"
+    assert exc_info.value.param == "max_tool_calls"
+    assert exc_info.value.code == "unsupported_parameter"
 
 
 def test_context_beyond_the_window_is_rejected(upstream: TestServer) -> None:
@@ -764,9 +766,9 @@ def test_context_beyond_the_window_is_rejected(upstream: TestServer) -> None:
         OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
     ):
         text = "many words here " * 120
-        with pytest.raises(openai.BadRequestError) as caught:
+        with pytest.raises(openai.BadRequestError) as exc_info:
             client.responses.create(model="any", input=text)
-        assert caught.value.code == "context_length_exceeded"
+        assert exc_info.value.code == "context_length_exceeded"
         assert client.responses.create(model="any", input="many words here " * 50).output_text
 
 
@@ -777,6 +779,6 @@ def test_tools_in_the_input_are_sent_to_responses_apis_only(client: OpenAI, kind
     if kind.startswith("responses"):
         assert client.responses.create(**body).output_text.startswith('You said: "Hi"')
         return
-    with pytest.raises(openai.BadRequestError, match="send the tools as 'tools'") as caught:
+    with pytest.raises(openai.BadRequestError, match="send the tools as 'tools'") as exc_info:
         client.responses.create(**body)
-    assert caught.value.param == "input"
+    assert exc_info.value.param == "input"

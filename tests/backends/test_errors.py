@@ -46,11 +46,11 @@ def test_permanent_failure_is_a_client_error_with_its_reason(
         serve_handler(make_handler(lambda: json_response(LLAMA_CPP, 500))) as upstream,
         serve(model=make_model(kind, upstream)) as server,
         OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
-        pytest.raises(openai.BadRequestError) as caught,
+        pytest.raises(openai.BadRequestError) as exc_info,
     ):
         client.responses.create(model="any", input="Hello", stream=streamed)
-    assert REASON in caught.value.message
-    assert caught.value.code == "upstream_refused"
+    assert REASON in exc_info.value.message
+    assert exc_info.value.code == "upstream_refused"
     assert REASON in caplog.text
 
 
@@ -60,10 +60,10 @@ def test_permanent_failure_in_a_stream_is_a_client_error() -> None:
         serve_handler(make_handler(lambda: sse_response(FAILED))) as upstream,
         serve(model=make_model("responses", upstream)) as server,
         OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
-        pytest.raises(openai.BadRequestError) as caught,
+        pytest.raises(openai.BadRequestError) as exc_info,
     ):
         client.responses.create(model="any", input="Hello", stream=True)
-    assert REASON in caught.value.message
+    assert REASON in exc_info.value.message
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ def test_models_are_found_by_their_names(tmp_path: Path, upstream: TestServer) -
         temperature = 0.5
         """,
     )
-    found = load_models(path)
+    models = load_models(path)
     with (
-        serve(models=found.models, default=found.default) as server,
+        serve(models=models.models, default=models.default) as server,
         OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
     ):
         assert [model.id for model in client.models.list()] == ["here", "there"]
@@ -43,9 +43,9 @@ def test_models_are_found_by_their_names(tmp_path: Path, upstream: TestServer) -
         assert client.responses.create(model="there", input="Hello").model == "there"
         assert upstream.requests[-1].body["model"] == "practice"
         assert upstream.requests[-1].body["temperature"] == 0.5
-        with pytest.raises(openai.BadRequestError) as caught:
+        with pytest.raises(openai.BadRequestError) as exc_info:
             client.responses.create(model="other", input="Hello")
-        assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+        assert (exc_info.value.code, exc_info.value.param) == ("model_not_found", "model")
         with pytest.raises(openai.NotFoundError) as missing:
             client.chat.completions.create(
                 model="other", messages=[{"role": "user", "content": "Hello"}]
@@ -57,9 +57,9 @@ def test_models_are_found_by_their_names(tmp_path: Path, upstream: TestServer) -
 
 def test_default_model_serves_unknown_names(tmp_path: Path) -> None:
     """The default model serves clients whose model name cannot be configured."""
-    found = load_models(write_models(tmp_path, 'default = "a"\n[models.a]\nmodel = "practice"\n'))
+    models = load_models(write_models(tmp_path, 'default = "a"\n[models.a]\nmodel = "practice"\n'))
     with (
-        serve(models=found.models, default=found.default) as server,
+        serve(models=models.models, default=models.default) as server,
         OpenAI(base_url=server.base_url, api_key="any") as client,
     ):
         assert client.responses.create(model="gpt-5", input="Hello").output_text
@@ -87,11 +87,11 @@ INVALID_FILES = [
 @pytest.mark.parametrize(("text", "message"), INVALID_FILES)
 def test_an_error_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     """An error names the key and the correct form in one line and never contains the secret."""
-    with pytest.raises((InvalidSetting, CannotConnect)) as caught:
+    with pytest.raises((InvalidSetting, CannotConnect)) as exc_info:
         load_models(write_models(tmp_path, text))
-    assert message in str(caught.value)
-    assert "sk-123" not in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in str(exc_info.value)
+    assert "sk-123" not in str(exc_info.value)
+    assert "\n" not in str(exc_info.value)
 
 
 def test_missing_file_is_reported(tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_key_is_read_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mo
             tmp_path,
             f'[models.a]\nmodel = "chat:{guarded.base_url}#practice"\nkey_env = "MY_KEY"\n',
         )
-        found = load_models(path)
+        models = load_models(path)
         with (
-            serve(models=found.models) as server,
+            serve(models=models.models) as server,
             OpenAI(base_url=server.base_url, api_key="any") as client,
         ):
             assert client.responses.create(model="a", input="Hello").output_text

@@ -30,20 +30,20 @@ SERVE_COMMAND = [
 @contextmanager
 def run_serve(*options: str) -> Generator[str]:
     """Run the command until the block ends, and yield its base URL."""
-    running = subprocess.Popen(
+    process = subprocess.Popen(
         [*SERVE_COMMAND, "--json", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert running.stdout is not None
+    assert process.stdout is not None
     try:
-        line = running.stdout.readline()
-        assert line, running.stderr and running.stderr.read()
+        line = process.stdout.readline()
+        assert line, process.stderr and process.stderr.read()
         yield json.loads(line)["base_url"]
     finally:
-        running.kill()
-        running.communicate()
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_unreachable_model_is_reported() -> None:
         OpenAI(base_url=address, api_key="any", max_retries=0, timeout=TIMEOUT) as client,
     ):
         conversation = client.conversations.create()
-        with pytest.raises(openai.InternalServerError, match="cannot be reached") as caught:
+        with pytest.raises(openai.InternalServerError, match="cannot be reached") as exc_info:
             client.responses.create(model="any", input="Hello", conversation=conversation.id)
-        assert caught.value.status_code == 503
+        assert exc_info.value.status_code == 503
         assert client.conversations.items.list(conversation.id).data == []

@@ -46,11 +46,11 @@ def count_questions(server: TestServer) -> Counter[str]:
 
 async def answered_questions(store: Store, name: str) -> set[str]:
     """Return the questions that have an answer in the store."""
-    found: set[str] = set()
+    texts: set[str] = set()
     for row in await store.conversations(tag=f"batch:{name}", limit=1_000):
         blocks = (await store.load(row)).blocks
-        found |= {block.text for block in blocks if isinstance(block, UserBlock)}
-    return found
+        texts |= {block.text for block in blocks if isinstance(block, UserBlock)}
+    return texts
 
 
 async def test_killed_worker_is_replaced(store_url: str, tmp_path: Path) -> None:
@@ -87,13 +87,13 @@ async def test_killed_worker_is_replaced(store_url: str, tmp_path: Path) -> None
     assert (summary.completed, summary.failed) == (LINES, 0)
     async with await open_store(store_url) as store:
         rows = await store.responses()
-        everything = await answered_questions(store, "killing")
+        answered = await answered_questions(store, "killing")
     assert len([row for row in rows if row.status == "completed"]) == LINES * TURNS
-    assert everything == set(counts) == {text for line in lines for text in line.prompts}
+    assert answered == set(counts) == {text for line in lines for text in line.prompts}
     # Only turns that were pending when the worker was killed can have been requested again: at most
     # one turn of each of its conversations.
-    again = [text for text, count in counts.items() if count > 1]
-    assert len(again) <= 2
+    repeated = [text for text, count in counts.items() if count > 1]
+    assert len(repeated) <= 2
     assert max(counts.values()) <= 2
 
 
@@ -113,10 +113,10 @@ async def test_finished_batch_is_not_run_again(tmp_path: Path) -> None:
             "name": "twice",
         }
         first = await run_batch(lines, tmp_path / "one.jsonl", runner=DbosRunner(1), **options)
-        again = await run_batch(changed, tmp_path / "two.jsonl", runner=DbosRunner(1), **options)
+        repeated = await run_batch(changed, tmp_path / "two.jsonl", runner=DbosRunner(1), **options)
         assert len(server.requests) == 3
     assert (first.completed, first.errors) == (2, {"CannotConnect": 1})
-    assert (again.completed, again.errors) == (1, {"CannotConnect": 1, "KeyReused": 1})
+    assert (repeated.completed, repeated.errors) == (1, {"CannotConnect": 1, "KeyReused": 1})
     results = (tmp_path / "two.jsonl").read_text()
     assert "You said first" in results
     assert "2+3" not in results

@@ -71,16 +71,16 @@ async def test_every_line_is_a_conversation(
     )
     summary = await run_batch(file, **batch)
     assert (summary.total, summary.completed, summary.failed) == (4, 4, 0)
-    found = read_results(batch)
-    assert found["one"]["answers"] == ["2 + 3 = 5."]
-    assert found["two"]["answers"][1] == "Your ship is the Argo."
-    assert found["3"]["answers"] == ['My instructions are: "Be kind."']
-    assert found["two"]["input_tokens"] > 0
-    assert summary.output_tokens == sum(each["output_tokens"] for each in found.values())
+    results = read_results(batch)
+    assert results["one"]["answers"] == ["2 + 3 = 5."]
+    assert results["two"]["answers"][1] == "Your ship is the Argo."
+    assert results["3"]["answers"] == ['My instructions are: "Be kind."']
+    assert results["two"]["input_tokens"] > 0
+    assert summary.output_tokens == sum(each["output_tokens"] for each in results.values())
     assert {"a": "b"} in [each.body.get("metadata") for each in server.requests]
     async with await open_store(batch["store_url"]) as store:
         assert len(await store.conversations(tag="batch")) == 4
-        assert (await store.conversation(found["two"]["conversation"])).data["batch"][
+        assert (await store.conversation(results["two"]["conversation"])).data["batch"][
             "line"
         ] == "two"
 
@@ -165,11 +165,11 @@ async def test_errors_are_stored_with_their_line(
     summary = await run_batch(file, **batch)
     assert (summary.completed, summary.failed) == (1, 2)
     assert summary.errors == {"CannotConnect": 1, "RequestRefused": 1}
-    found = read_results(batch)
-    assert "temperature" in found["bad"]["error"]
-    assert found["bad"]["status"] == "failed"
-    again = await run_batch(file, **batch)
-    assert (again.skipped, again.failed) == (1, 2)
+    results = read_results(batch)
+    assert "temperature" in results["bad"]["error"]
+    assert results["bad"]["status"] == "failed"
+    repeated = await run_batch(file, **batch)
+    assert (repeated.skipped, repeated.failed) == (1, 2)
 
 
 async def test_changed_prompt_is_rejected(batch: dict[str, Any], server: TestServer) -> None:
@@ -232,19 +232,19 @@ async def test_transient_errors_are_retried(
 
 async def test_concurrency_is_limited(batch: dict[str, Any], server: TestServer) -> None:
     """The number of concurrent requests is limited, and every step is reported."""
-    most = 0
-    seen: list[Progress] = []
+    maximum = 0
+    events: list[Progress] = []
 
     def watch(progress: Progress) -> None:
-        nonlocal most
-        seen.append(progress)
-        most = max(most, server.running)
+        nonlocal maximum
+        events.append(progress)
+        maximum = max(maximum, server.running)
 
     lines = [BatchLine(str(i), ("Slowly count to 3",)) for i in range(30)]
     await run_batch(lines, **batch, concurrency=4, watch=watch)
-    assert most <= 4
-    assert [each.done for each in seen] == list(range(31))
-    assert seen[-1].completed == 30
+    assert maximum <= 4
+    assert [each.done for each in events] == list(range(31))
+    assert events[-1].completed == 30
 
 
 @pytest.mark.parametrize(
@@ -285,9 +285,9 @@ async def test_invalid_line_is_reported_before_sending(
     """The error has the number of the line and the problem."""
     file = tmp_path / "prompts.jsonl"
     file.write_text(text)
-    with pytest.raises(InvalidBatch) as caught:
+    with pytest.raises(InvalidBatch) as exc_info:
         await run_batch(file, **batch)
-    assert message in str(caught.value)
+    assert message in str(exc_info.value)
     assert not server.requests
 
 
@@ -338,14 +338,14 @@ def test_full_disk_is_reported_with_remedy(monkeypatch: pytest.MonkeyPatch, tmp_
         assert "b" in results.load()
 
 
-@pytest.mark.parametrize("cut", range(0, 130, 13))
-def test_partial_last_line_is_removed(cut: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", range(0, 130, 13))
+def test_partial_last_line_is_removed(length: int, tmp_path: Path) -> None:
     """Complete lines before a truncated one are retained, and new lines are complete."""
     file = tmp_path / "out.jsonl"
     with ResultsFile(file) as results:
         for name in ("a", "b"):
             results.append(LineResult(name, "completed", ("x" * 20,), cost=0.5))
-    file.write_bytes(file.read_bytes()[:cut])
+    file.write_bytes(file.read_bytes()[:length])
     complete = file.read_bytes().count(b"\n")
     with ResultsFile(file) as results:
         assert len(results.load()) == complete
@@ -374,12 +374,12 @@ async def test_killed_batch_continues_in_another_process(
     arguments = [str(file), str(batch["out"]), batch["store_url"], batch["model"]]
     async with await anyio.open_process(
         [sys.executable, "-c", CHILD_SCRIPT, *arguments]
-    ) as running:
-        assert running.stdout is not None
-        async for line in TextReceiveStream(running.stdout):
+    ) as process:
+        assert process.stdout is not None
+        async for line in TextReceiveStream(process.stdout):
             if "4" in line.split():
                 break
-        running.kill()
+        process.kill()
     server.faults.clear()
     async with await open_store(batch["store_url"]) as store:
         saved = len([row for row in await store.responses() if row.status == "completed"])

@@ -24,15 +24,15 @@ OpenChat = Callable[..., Chat]
 @pytest.fixture
 async def open_chat(server: TestServer) -> AsyncIterator[OpenChat]:
     """Yield a function that creates independent Chats connected to the server."""
-    made: list[Chat] = []
+    chats: list[Chat] = []
 
     def make(engine: Engine | str | None = None, **settings: Any) -> Chat:
-        mine = connect(f"responses:{server.base_url}#practice", max_retries=0)
-        made.append(Chat(engine or mine, **settings))
-        return made[-1]
+        opened_engine = connect(f"responses:{server.base_url}#practice", max_retries=0)
+        chats.append(Chat(engine or opened_engine, **settings))
+        return chats[-1]
 
     yield make
-    for chat in made:
+    for chat in chats:
         await chat.aclose()
 
 
@@ -43,9 +43,9 @@ def request_bodies(server: TestServer) -> list[dict[str, Any]]:
 
 def item_texts(items: Any) -> list[str]:
     """Return the texts of items, oldest first."""
-    found: list[str] = []
+    texts: list[str] = []
     for item in items or ():
         content = item.get("content") or item.get("output") or ""
         parts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
-        found += [part for part in parts if part]
-    return found
+        texts += [part for part in parts if part]
+    return texts

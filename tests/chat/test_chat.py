@@ -56,13 +56,13 @@ async def test_cached_state_equals_the_decoded_one(open_chat: OpenChat, key: Any
     """A Chat that receives its own bytes sends the same request as another process."""
     chat = open_chat(key=key)
     first = await chat.chat_with_state(None, system("Be brief."), user("My name is Ada."))
-    own = await chat.chat_with_state(first.state, user("What is my name?"))
+    answer = await chat.chat_with_state(first.state, user("What is my name?"))
     other = await open_chat(key=key).chat_with_state(first.state, user("What is my name?"))
-    assert own.text == other.text == "Your name is Ada."
-    assert own.plan is not None
+    assert answer.text == other.text == "Your name is Ada."
+    assert answer.plan is not None
     assert other.plan is not None
-    assert (own.plan.anchor, own.plan.digest) == (other.plan.anchor, other.plan.digest)
-    assert own.turn == other.turn
+    assert (answer.plan.anchor, answer.plan.digest) == (other.plan.anchor, other.plan.digest)
+    assert answer.turn == other.turn
 
 
 async def test_a_call_without_blocks_returns_only_the_new_text() -> None:
@@ -105,9 +105,9 @@ async def test_later_system_blocks_retain_their_position(
     first = await chat.chat_with_state(None, "Hello!", system("The sun is up."), "Well?")
     state = chat.append_to_state(first.state, system("The sun is down."))
     await chat.chat_with_state(state, "And now?")
-    seen = item_texts(server.requests[-1].context)
-    assert seen[:3] == ["Hello!", "The sun is up.", "Well?"]
-    assert seen[-2:] == ["The sun is down.", "And now?"]
+    texts = item_texts(server.requests[-1].context)
+    assert texts[:3] == ["Hello!", "The sun is up.", "Well?"]
+    assert texts[-2:] == ["The sun is down.", "And now?"]
 
 
 async def test_appended_blocks_are_pending_until_the_next_call(
@@ -172,10 +172,10 @@ async def test_two_calls_from_the_same_bytes_are_a_fork(
 
 async def test_same_block_may_be_sent_twice(open_chat: OpenChat) -> None:
     """A block that is used several times gets a new id each time."""
-    again = user("Again!")
+    repeated = user("Again!")
     chat = open_chat()
-    first = await chat.chat_with_state(None, again, again)
-    second = await chat.chat_with_state(first.state, again)
+    first = await chat.chat_with_state(None, repeated, repeated)
+    second = await chat.chat_with_state(first.state, repeated)
     assert len({block.id for block in second.turn}) == len(second.turn) == 5
 
 
@@ -226,15 +226,15 @@ async def test_error_has_the_latest_state(server: TestServer, open_chat: OpenCha
     chat = open_chat()
     first = await chat.chat_with_state(None, "My name is Ada.")
     server.faults.set("status=500", times=1)
-    with pytest.raises(EngineError) as caught:
+    with pytest.raises(EngineError) as exc_info:
         await chat.chat_with_state(first.state, "What did I say first?")
-    assert caught.value.state is not None
-    report = chat.inspect_state(caught.value.state)
+    assert exc_info.value.state is not None
+    report = chat.inspect_state(exc_info.value.state)
     assert (report.blocks, report.processed_length) == (3, 2)
-    again = await chat.chat_with_state(caught.value.state)
-    assert again.text == 'You said first: "My name is Ada."'
+    continued = await chat.chat_with_state(exc_info.value.state)
+    assert continued.text == 'You said first: "My name is Ada."'
     old = await chat.chat_with_state(first.state, "What did I say first?")
-    assert old.text == again.text
+    assert old.text == continued.text
 
 
 async def test_failure_after_a_tool_retains_its_result(
@@ -250,12 +250,12 @@ async def test_failure_after_a_tool_retains_its_result(
         return a + b
 
     chat = open_chat(tools=[add])
-    with pytest.raises(EngineError) as caught:
+    with pytest.raises(EngineError) as exc_info:
         await chat.chat_with_state(None, "Call add with 2 and 3.")
-    report = chat.inspect_state(caught.value.state)
+    report = chat.inspect_state(exc_info.value.state)
     assert dict(report.kinds) == {"user": 1, "tool_call": 1, "tool_result": 1}
     assert (report.processed_length, report.pending) == (2, 1)
-    answer = await chat.chat_with_state(caught.value.state)
+    answer = await chat.chat_with_state(exc_info.value.state)
     assert answer.text == "add says: 5."
     assert runs == [5]
 
@@ -263,10 +263,10 @@ async def test_failure_after_a_tool_retains_its_result(
 async def test_incomplete_answer_leaves_a_usable_state(open_chat: OpenChat) -> None:
     """An answer that exceeds its token limit raises an error whose state can be continued."""
     chat = open_chat()
-    with pytest.raises(AnswerIncomplete) as caught:
+    with pytest.raises(AnswerIncomplete) as exc_info:
         await chat.chat_with_state(None, "Write 400 words.", max_output_tokens=16)
-    assert caught.value.state is not None
-    answer = await chat.chat_with_state(caught.value.state, "What did I say first?")
+    assert exc_info.value.state is not None
+    answer = await chat.chat_with_state(exc_info.value.state, "What did I say first?")
     assert "Write 400 words." in answer.text
 
 
@@ -274,9 +274,9 @@ async def test_blocked_message_is_not_in_the_state(open_chat: OpenChat) -> None:
     """A message blocked by a guard is not stored: the error's state is the previous one."""
     chat = open_chat(middleware=[guard(block("secret", name="secrets"))])
     first = await chat.chat_with_state(None, "Hello!")
-    with pytest.raises(Blocked) as caught:
+    with pytest.raises(Blocked) as exc_info:
         await chat.chat_with_state(first.state, "The secret is 42.")
-    assert caught.value.state == first.state
+    assert exc_info.value.state == first.state
 
 
 async def test_redacted_text_is_not_in_the_state(open_chat: OpenChat) -> None:
@@ -303,18 +303,18 @@ async def test_other_errors_have_a_state(open_chat: OpenChat) -> None:
         raise ZeroDivisionError
 
     chat = open_chat(middleware=[two_phase(after=broken)])
-    with pytest.raises(ZeroDivisionError) as caught:
+    with pytest.raises(ZeroDivisionError) as exc_info:
         await chat.chat_with_state(None, "Hello!")
-    state: bytes = caught.value.state  # type: ignore[attr-defined]
+    state: bytes = exc_info.value.state  # type: ignore[attr-defined]
     assert chat.inspect_state(state).blocks == 2
 
 
 async def test_unreachable_server_leaves_a_pending_message(open_chat: OpenChat) -> None:
     """The error's state has the message as pending."""
     chat = open_chat("responses:http://127.0.0.1:9/v1#practice")
-    with pytest.raises(Unreachable) as caught:
+    with pytest.raises(Unreachable) as exc_info:
         await chat.chat_with_state(None, "Hello!")
-    assert chat.inspect_state(caught.value.state).pending == 1
+    assert chat.inspect_state(exc_info.value.state).pending == 1
 
 
 async def test_calls_without_a_result_are_repaired(open_chat: OpenChat) -> None:
@@ -513,10 +513,10 @@ async def test_refusal_is_not_text(open_chat: OpenChat) -> None:
 async def test_images_are_stored(open_chat: OpenChat) -> None:
     """The state contains every part of a message."""
     chat = open_chat()
-    seen = user(["What is this?", image(b"\x89PNG")])
-    first = await chat.chat_with_state(None, seen)
+    question = user(["What is this?", image(b"\x89PNG")])
+    first = await chat.chat_with_state(None, question)
     second = await chat.chat_with_state(first.state, "And now?")
-    assert second.turn.blocks[0] == seen
+    assert second.turn.blocks[0] == question
 
 
 async def test_invalid_block_is_rejected(open_chat: OpenChat) -> None:
@@ -559,9 +559,9 @@ async def test_encryption_can_be_enabled_for_an_existing_conversation(
 @pytest.mark.parametrize("key", ["", "short", b"x" * 44, 7])
 async def test_invalid_key_is_rejected_without_quoting_it(key: Any, open_chat: OpenChat) -> None:
     """The message explains how to create a key and does not contain the given one."""
-    with pytest.raises(InvalidSetting, match="new_key") as caught:
+    with pytest.raises(InvalidSetting, match="new_key") as exc_info:
         open_chat(key=[key])
-    assert "short" not in str(caught.value)
+    assert "short" not in str(exc_info.value)
 
 
 async def test_typed_answer(open_chat: OpenChat, server: TestServer) -> None:
@@ -583,9 +583,9 @@ async def test_invalid_typed_answer_leaves_a_usable_state(
 ) -> None:
     """The error's state contains all messages sent and received."""
     chat = open_chat()
-    with pytest.raises(OutputInvalid) as caught:
+    with pytest.raises(OutputInvalid) as exc_info:
         await chat.chat_with_state(None, "Always invalid: Hello", output=int, output_retries=1)
-    answer = await chat.chat_with_state(caught.value.state, "How many messages can you see?")
+    answer = await chat.chat_with_state(exc_info.value.state, "How many messages can you see?")
     assert answer.discarded is None
     assert answer.text.startswith("I can see 5 messages")
 

@@ -47,8 +47,8 @@ async def test_compacted_history_starts_a_new_chain(
     """The compacted history is sent once in full, and later requests chain on it."""
     chat = open_chat(compactor=MessageLimitCompactor(6, target_messages=2))
     answers = await send_lines(chat, *(f"Number {n}." for n in range(8)))
-    cuts = [n for n, answer in enumerate(answers) if answer.compaction]
-    assert cuts == [3, 6]
+    compacted = [n for n, answer in enumerate(answers) if answer.compaction]
+    assert compacted == [3, 6]
     chained = ["previous_response_id" in body for body in request_bodies(server)]
     assert chained == [n not in (0, 4, 7) for n in range(8)]
     assert [len(body["input"]) for body in request_bodies(server)] == [1, 1, 1, 1, 3, 1, 1, 3]
@@ -63,21 +63,23 @@ async def test_summary_is_sent_once(server: TestServer, open_chat: OpenChat) -> 
     chat = open_chat(compactor=SummarisingCompactor(180, 60, ask=SUMMARY_PROMPT))
     lines = [f"My boat number {n} is called Argo {n}." for n in range(8)]
     answers = await send_lines(chat, *lines)
-    cuts = [n for n, answer in enumerate(answers) if answer.compaction]
-    assert len(cuts) >= 1
-    cut = cuts[0]
-    summary = answers[cut].turn.blocks[0]
+    compacted = [n for n, answer in enumerate(answers) if answer.compaction]
+    assert len(compacted) >= 1
+    index = compacted[0]
+    summary = answers[index].turn.blocks[0]
     assert is_summary(summary)
     requests = conversation_bodies(server)
-    holding = [n for n, body in enumerate(requests) if summary.text in item_texts(body["input"])]
-    assert holding == [cut + 1]
-    assert "previous_response_id" not in requests[cut + 1]
-    following = [r for r in server.requests if r.body in requests][cut + 2]
+    with_summary = [
+        n for n, body in enumerate(requests) if summary.text in item_texts(body["input"])
+    ]
+    assert with_summary == [index + 1]
+    assert "previous_response_id" not in requests[index + 1]
+    following = [r for r in server.requests if r.body in requests][index + 2]
     assert "previous_response_id" in following.body
-    seen = item_texts(following.context)
-    assert seen.count(summary.text) == 1
-    assert seen[0] == summary.text
-    assert lines[0] not in seen
+    texts = item_texts(following.context)
+    assert texts.count(summary.text) == 1
+    assert texts[0] == summary.text
+    assert lines[0] not in texts
     assert len(following.body["input"]) == 1
 
 
@@ -161,12 +163,12 @@ async def test_server_compacts_while_it_answers(server: TestServer, open_chat: O
     assert request_bodies(server)[0]["context_management"] == [
         {"type": "compaction", "compact_threshold": 1_000}
     ]
-    cut = next(n for n, answer in enumerate(answers) if answer.compaction)
-    first = answers[cut].turn.blocks[0]
+    index = next(n for n, answer in enumerate(answers) if answer.compaction)
+    first = answers[index].turn.blocks[0]
     assert isinstance(first, OpaqueBlock)
     assert first.type == "compaction"
-    assert len(answers[cut].turn) == 2
-    (after,) = await send_lines(chat, "What did I say first?", state=answers[cut].state)
+    assert len(answers[index].turn) == 2
+    (after,) = await send_lines(chat, "What did I say first?", state=answers[index].state)
     sent = request_bodies(server)[-1]
     assert [item["type"] for item in sent["input"]] == ["compaction", "message", "message"]
     assert "My name is Ada." in after.text

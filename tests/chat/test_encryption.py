@@ -34,9 +34,9 @@ def test_changed_bytes_are_not_decrypted() -> None:
     """Encrypted bytes that were changed or truncated are not decrypted."""
     sealer = StateCipher(new_key())
     encrypted = sealer.encrypt(SECRET)
-    for place in (len(ENCRYPTED_PREFIX) + 2, len(encrypted) // 2, len(encrypted) - 4):
-        flipped = b"A" if encrypted[place : place + 1] != b"A" else b"B"
-        assert sealer.decrypt(encrypted[:place] + flipped + encrypted[place + 1 :]) is None
+    for position in (len(ENCRYPTED_PREFIX) + 2, len(encrypted) // 2, len(encrypted) - 4):
+        flipped = b"A" if encrypted[position : position + 1] != b"A" else b"B"
+        assert sealer.decrypt(encrypted[:position] + flipped + encrypted[position + 1 :]) is None
     assert sealer.decrypt(encrypted[:-8]) is None
     assert sealer.decrypt(SECRET) is None
 
@@ -59,7 +59,7 @@ def test_key_may_be_text_or_bytes() -> None:
 @pytest.mark.parametrize("keys", ["hunter2", b"hunter2", ["hunter2"], [""]])
 def test_invalid_key_is_rejected_without_quoting_it(keys: str | bytes | list[str]) -> None:
     """The error explains how to create a key, and neither it nor its cause contains the given one."""
-    with pytest.raises(InvalidSetting, match="new_key") as caught:
+    with pytest.raises(InvalidSetting, match="new_key") as exc_info:
         StateCipher(keys)
-    assert "hunter2" not in str(caught.value)
-    assert caught.value.__cause__ is None
+    assert "hunter2" not in str(exc_info.value)
+    assert exc_info.value.__cause__ is None

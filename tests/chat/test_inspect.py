@@ -10,9 +10,9 @@ from kedge.turns import user
 
 def test_empty_state_is_a_fresh_conversation() -> None:
     """An empty state is usable and reported as a fresh conversation."""
-    found = build_report(b"", "openai", None)
-    assert found == StateReport(usable=True, size=0)
-    assert str(found) == "no state: a fresh conversation"
+    report = build_report(b"", "openai", None)
+    assert report == StateReport(usable=True, size=0)
+    assert str(report) == "no state: a fresh conversation"
 
 
 async def test_report_does_not_contain_message_text(open_chat: OpenChat) -> None:
@@ -20,17 +20,17 @@ async def test_report_does_not_contain_message_text(open_chat: OpenChat) -> None
     chat = open_chat()
     answer = await chat.chat_with_state(b"", user("My name is Ada Lovelace."))
     state = chat.append_to_state(answer.state, user("One more thing"))
-    found = build_report(state, None, None)
-    assert (found.usable, found.reason, found.problem) == (True, None, "")
-    assert (found.size, found.version, found.encrypted) == (len(state), 2, False)
-    assert (found.blocks, found.processed_length, found.pending) == (3, 2, 1)
-    assert (found.responses, dict(found.kinds)) == (1, {"user": 2, "assistant": 1})
-    assert str(found).splitlines() == [
-        f"{len(state)} bytes, version 2, provider {found.provider}",
+    report = build_report(state, None, None)
+    assert (report.usable, report.reason, report.problem) == (True, None, "")
+    assert (report.size, report.version, report.encrypted) == (len(state), 2, False)
+    assert (report.blocks, report.processed_length, report.pending) == (3, 2, 1)
+    assert (report.responses, dict(report.kinds)) == (1, {"user": 2, "assistant": 1})
+    assert str(report).splitlines() == [
+        f"{len(state)} bytes, version 2, provider {report.provider}",
         "blocks: 3 (2 user, 1 assistant), pending: 1",
         "responses to chain on: 1",
     ]
-    assert "Ada" not in str(found)
+    assert "Ada" not in str(report)
 
 
 def test_discarded_state_is_reported_with_its_reason() -> None:
@@ -43,21 +43,21 @@ def test_discarded_state_is_reported_with_its_reason() -> None:
         (json.dumps({**form, "version": True, "provider": 5}).encode(), "version unknown"),
         (json.dumps({**form, "provider": "p" * 200}).encode(), f"provider {'p' * 80}\n"),
     ):
-        found = build_report(data, "openai", None)
-        assert not found.usable
-        assert found.reason
-        assert message in str(found)
-        assert f"would be discarded: {found.problem}" in str(found)
-        assert (found.blocks, found.pending) == (0, 0)
+        report = build_report(data, "openai", None)
+        assert not report.usable
+        assert report.reason
+        assert message in str(report)
+        assert f"would be discarded: {report.problem}" in str(report)
+        assert (report.blocks, report.pending) == (0, 0)
 
 
 async def test_state_of_another_provider_is_not_usable(open_chat: OpenChat) -> None:
     """A valid state is usable for its own or any provider, and not for another one."""
     state = (await open_chat().chat_with_state(b"", user("Hello"))).state
     assert build_report(state, None, None).usable
-    found = build_report(state, "somebody else", None)
-    assert not found.usable
-    assert found.provider == build_report(state, None, None).provider
+    report = build_report(state, "somebody else", None)
+    assert not report.usable
+    assert report.provider == build_report(state, None, None).provider
 
 
 async def test_encrypted_state_is_reported_with_its_key(open_chat: OpenChat) -> None:

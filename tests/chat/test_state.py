@@ -94,11 +94,11 @@ def test_incremental_encoding_gives_the_same_bytes() -> None:
             state = state_from_turn(turn, "openai", 0, before)
             data, before = encode_incrementally(state)
             assert data == encode_state(state_from_turn(turn, "openai", 0))
-            again = decode_state(data, "openai")
-            assert isinstance(again, ChatState)
-            assert again == before
+            decoded = decode_state(data, "openai")
+            assert isinstance(decoded, ChatState)
+            assert decoded == before
             leading, following = (system("a"),) * rng.randrange(2), (user("more"),)
-            sent, expected = before.turn(leading, following), again.turn(leading, following)
+            sent, expected = before.turn(leading, following), decoded.turn(leading, following)
             assert json.loads(dumps(sent)) == json.loads(dumps(expected))
             assert prefix_digest(sent) == prefix_digest(expected)
             assert find_problems(sent) == find_problems(expected)
@@ -170,12 +170,14 @@ def test_conversation_round_trips() -> None:
     st.sampled_from([None, "chained", "stateless", "conversation"]),
 )
 def test_any_state_round_trips(
-    given: list[Block], provider: str, length: int, data: dict[str, Any], mode: Any
+    block_list: list[Block], provider: str, length: int, data: dict[str, Any], mode: Any
 ) -> None:
     """State bytes can represent every Turn."""
     memory = ConversationState(mode, previous_response_id="resp_é", conversation_id="conv_1")
     turn = Turn(data=data)
-    state = ChatState(provider, tuple(given), min(length, len(given)), memory, turn.id, turn.data)
+    state = ChatState(
+        provider, tuple(block_list), min(length, len(block_list)), memory, turn.id, turn.data
+    )
     decoded = decode_state(encode_state(state), provider)
     assert isinstance(decoded, ChatState)
     assert is_identical(decoded, state)
@@ -284,10 +286,10 @@ DISCARDED: list[tuple[str, bytes, str]] = [
 )
 def test_invalid_state_is_discarded_with_its_reason(data: bytes, reason: str) -> None:
     """Decoding an invalid state raises nothing and returns a reason code with a sentence."""
-    found = decode_state(data, "openai")
-    assert isinstance(found, DiscardedState)
-    assert found.reason == reason
-    assert DISCARD_REASONS[found.reason] in str(found)
+    decoded = decode_state(data, "openai")
+    assert isinstance(decoded, DiscardedState)
+    assert decoded.reason == reason
+    assert DISCARD_REASONS[decoded.reason] in str(decoded)
 
 
 @given(st.binary(max_size=200))
@@ -304,14 +306,14 @@ def test_damage_never_raises_or_invents_history() -> None:
         state_from_turn(make_turn(1), "openai", 4),
         state_from_turn(make_turn(4), "openai", 24),
     ]
-    written = [encode_state(state) for state in stored]
+    encoded = [encode_state(state) for state in stored]
     rng = random.Random(6)
     for _ in range(MUTATION_COUNT):
-        data = mutate(rng, rng.choice(written))
-        found = decode_state(data, "openai")
-        if isinstance(found, ChatState):
-            assert data in written
-            assert is_identical(found, stored[written.index(data)])
+        data = mutate(rng, rng.choice(encoded))
+        decoded = decode_state(data, "openai")
+        if isinstance(decoded, ChatState):
+            assert data in encoded
+            assert is_identical(decoded, stored[encoded.index(data)])
 
 
 def test_every_byte_is_checked() -> None:
@@ -327,7 +329,7 @@ def test_every_byte_is_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("state", "expected"),
     [
         (None, b""),
         (b"x", b"x"),
@@ -339,9 +341,9 @@ def test_every_byte_is_checked() -> None:
         (bytearray(b"x\n"), b"x"),
     ],
 )
-def test_state_may_have_several_types(given: Any, expected: bytes) -> None:
+def test_state_may_have_several_types(state: Any, expected: bytes) -> None:
     """``None`` is an empty state; buffers and text are converted to bytes."""
-    assert as_bytes(given) == expected
+    assert as_bytes(state) == expected
 
 
 def test_other_types_are_not_a_state() -> None:
@@ -391,13 +393,13 @@ def test_memory_of_a_conversation_is_bounded() -> None:
         assert isinstance(state, ChatState)
         turn = state.turn(following=(user("more"),))
         plan = plan_request(turn, scope="openai/api", now=0.0)
-        again, remembered = encode_incrementally(state_from_turn(turn, "openai", 0, state))
+        encoded, remembered = encode_incrementally(state_from_turn(turn, "openai", 0, state))
         gc.collect()
         size, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert len(plan.delta) == 2
-    assert len(again) > len(data)
+    assert len(encoded) > len(data)
     assert size / len(remembered.blocks) < 3_000
 
 

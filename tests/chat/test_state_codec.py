@@ -45,8 +45,8 @@ class ResponseIndex:
 def round_trip(blocks_in: list[Block]) -> list[Block]:
     """Encode and decode blocks."""
     numbers = ResponseIndex()
-    written = encode_blocks(blocks_in, numbers).text
-    return decode_blocks(json.loads(written), list(numbers.ids))
+    encoded = encode_blocks(blocks_in, numbers).text
+    return decode_blocks(json.loads(encoded), list(numbers.ids))
 
 
 def is_identical(one: Block, other: Block) -> bool:
@@ -55,9 +55,9 @@ def is_identical(one: Block, other: Block) -> bool:
 
 
 @given(st.lists(blocks(), max_size=5))
-def test_any_block_round_trips(given: list[Block]) -> None:
+def test_any_block_round_trips(block_list: list[Block]) -> None:
     """Content, ids, metadata, origin and uninterpreted members round-trip."""
-    assert all(map(is_identical, round_trip(given), given))
+    assert all(map(is_identical, round_trip(block_list), block_list))
 
 
 RESPONSE_METADATA = {"response_id": "resp_1", "output_index": 0, "item_id": "msg_1"}
@@ -77,26 +77,26 @@ def test_unusual_metadata_round_trips(
     metadata: dict[str, object], origin: str, extra: dict[str, object]
 ) -> None:
     """Any metadata, origin and unknown members round-trip, even if their names are used by the encoding."""
-    made = [
+    samples = [
         AssistantBlock((TextPart("x"),), metadata=FrozenMap(metadata), origin=origin),
         UserBlock((TextPart("x"),), metadata=FrozenMap(metadata), origin=origin),
         ToolCallBlock("f", "{}", "call_1", metadata=FrozenMap(metadata), origin=origin),
     ]
-    forms = [{**dump_block(block), **extra} for block in made]
-    given = [load_block(form) for form in forms]
-    assert all(map(is_identical, round_trip(given), given))
+    forms = [{**dump_block(block), **extra} for block in samples]
+    block_list = [load_block(form) for form in forms]
+    assert all(map(is_identical, round_trip(block_list), block_list))
 
 
 def test_common_blocks_are_short() -> None:
     """A single text is one member, and the metadata of an engine is a list of three values."""
     numbers = ResponseIndex()
-    given = [
+    block_list = [
         user("Hello", id="blk_1"),
         assistant("Hi", id="blk_2", origin="engine", metadata=RESPONSE_METADATA),
         tool_call("f", "{}", call_id="c", id="blk_3", origin="engine", metadata=RESPONSE_METADATA),
         tool_result("c", "yes", id="blk_4"),
     ]
-    assert json.loads(encode_blocks(given, numbers).text) == [
+    assert json.loads(encode_blocks(block_list, numbers).text) == [
         {"kind": "user", "id": "blk_1", "text": "Hello"},
         {"kind": "assistant", "id": "blk_2", "from": [0, 0, "msg_1"], "text": "Hi"},
         {
@@ -133,11 +133,11 @@ def records() -> st.SearchStrategy[AnchorRecord]:
 
 
 @given(st.lists(records(), max_size=6))
-def test_any_anchors_round_trip(given: list[AnchorRecord]) -> None:
+def test_any_anchors_round_trip(anchors: list[AnchorRecord]) -> None:
     """Values equal to those of the previous anchor are omitted and restored."""
     numbers = ResponseIndex()
-    written = json.loads(encode_anchors(given, numbers).text)
-    assert decode_anchors(written, list(numbers.ids)) == given
+    encoded = json.loads(encode_anchors(anchors, numbers).text)
+    assert decode_anchors(encoded, list(numbers.ids)) == anchors
 
 
 def test_encoding_covers_every_member_of_an_anchor() -> None:
@@ -149,5 +149,5 @@ def test_infinite_expiry_is_no_expiry() -> None:
     """An infinite expiry is stored as no expiry, because JSON has no infinity."""
     record = AnchorRecord("resp_1", "s", "sha256:0", 1, expires_at=float("inf"))
     numbers = ResponseIndex()
-    written = json.loads(encode_anchors([record], numbers).text)
-    assert decode_anchors(written, list(numbers.ids))[0].expires_at is None
+    encoded = json.loads(encode_anchors([record], numbers).text)
+    assert decode_anchors(encoded, list(numbers.ids))[0].expires_at is None

@@ -40,12 +40,12 @@ def test_every_older_version_has_an_upgrade() -> None:
 def test_messages_become_blocks() -> None:
     """Messages are converted to blocks, without responses or anchors."""
     messages = {"role": "user", "content": "Ada"}, {"role": "assistant", "content": "Hello"}
-    made = upgrade_members(make_version_1(*messages, processed=2))
-    first, second = (load_block(each["as_is"]) for each in made.pop("blocks"))
+    upgraded = upgrade_members(make_version_1(*messages, processed=2))
+    first, second = (load_block(each["as_is"]) for each in upgraded.pop("blocks"))
     assert isinstance(first, UserBlock)
     assert isinstance(second, AssistantBlock)
     assert (first.text, second.text) == ("Ada", "Hello")
-    assert made == {
+    assert upgraded == {
         "version": VERSION,
         "provider": "openai",
         "processed_length": 2,
@@ -60,9 +60,9 @@ def test_leading_system_messages_are_omitted_and_not_counted(processed: int, lef
     """Leading system messages are not part of an upgraded state; later ones are."""
     rules, more = {"role": "system", "content": "Be kind"}, {"role": "developer", "content": "Now"}
     message = {"role": "user", "content": "Ada"}
-    made = upgrade_members(make_version_1(rules, rules, message, more, processed=processed))
-    assert len(made["blocks"]) == 2
-    assert made["processed_length"] == left
+    upgraded = upgrade_members(make_version_1(rules, rules, message, more, processed=processed))
+    assert len(upgraded["blocks"]) == 2
+    assert upgraded["processed_length"] == left
 
 
 @pytest.mark.parametrize("messages", [None, "hello", {}, [1], [{}], [{"content": "Ada"}]])
@@ -94,15 +94,15 @@ CHAT_COMPLETIONS = [
 
 def test_chat_completions_messages_become_blocks() -> None:
     """Tool calls and results are converted too, and the processed length counts blocks."""
-    made = upgrade_members(make_version_1(*CHAT_COMPLETIONS, processed=5))
-    blocks = [load_block(each["as_is"]) for each in made["blocks"]]
+    upgraded = upgrade_members(make_version_1(*CHAT_COMPLETIONS, processed=5))
+    blocks = [load_block(each["as_is"]) for each in upgraded["blocks"]]
     assert blocks == [
         user("Weather in Oslo?"),
         tool_call("weather", '{"city":"Oslo"}', call_id="call_1"),
         tool_result("call_1", "rain"),
         assistant("It rains."),
     ]
-    assert made["processed_length"] == 4
+    assert upgraded["processed_length"] == 4
 
 
 def test_one_message_may_become_several_blocks() -> None:
@@ -119,15 +119,15 @@ def test_one_message_may_become_several_blocks() -> None:
         "role": "user",
         "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}],
     }
-    made = upgrade_members(make_version_1(message, picture, processed=1))
-    blocks = [load_block(each["as_is"]) for each in made["blocks"]]
+    upgraded = upgrade_members(make_version_1(message, picture, processed=1))
+    blocks = [load_block(each["as_is"]) for each in upgraded["blocks"]]
     assert blocks == [
         assistant("Let me see."),
         tool_call("shell", "ls", call_id="call_1", custom=True),
         tool_call("f", "{}", call_id="call_2"),
         user([image("https://x/y.png")]),
     ]
-    assert made["processed_length"] == 3
+    assert upgraded["processed_length"] == 3
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,11 @@ def test_tokens_are_added_listed_and_revoked(store: str) -> None:
     secret = added.stdout.strip()
     assert secret.startswith("kedge_")
     assert "shown once" in added.stderr
-    made = read_json(
+    created = read_json(
         store, "add", "ci", "--user", "alice", "--scope", "server", "--tokens-per-minute", "9"
     )
-    assert made["token"].startswith("kedge_")
-    assert made["scopes"] == ["server"]
+    assert created["token"].startswith("kedge_")
+    assert created["scopes"] == ["server"]
     read_json(store, "add", "ops", "--admin", "--scope", "metrics")
     listed = read_json(store, "list")
     assert [(each["name"], each["user"]) for each in listed] == [
@@ -57,9 +57,9 @@ def test_tokens_are_added_listed_and_revoked(store: str) -> None:
         ("ci", "alice"),
         ("ops", ""),
     ]
-    shown = run_auth(store, "list").stdout
-    assert "(administrator)" in shown
-    assert secret not in shown + json.dumps(listed)
+    output = run_auth(store, "list").stdout
+    assert "(administrator)" in output
+    assert secret not in output + json.dumps(listed)
     assert read_json(store, "revoke", "ci") == {"name": "ci", "revoked": True}
     assert "alice: revoked" in run_auth(store, "revoke", "alice").stdout
     assert [each["name"] for each in read_json(store, "list")] == ["ops"]
@@ -100,10 +100,10 @@ def test_server_requires_tokens_of_its_store(store: str, page: str) -> None:
             )
 
         body = {"model": "practice", "input": "hello"}
-        made = call("POST", "alice", json=body).json()["id"]
-        assert call("GET", "alice", f"/{made}").status_code == 200
-        assert call("GET", "bob", f"/{made}").status_code == 404
-        assert call("GET", "wrong", f"/{made}").status_code == 401
+        response_id = call("POST", "alice", json=body).json()["id"]
+        assert call("GET", "alice", f"/{response_id}").status_code == 200
+        assert call("GET", "bob", f"/{response_id}").status_code == 404
+        assert call("GET", "wrong", f"/{response_id}").status_code == 401
         if page == "--page":
             answer = httpx2.get(f"{line['url']}/api/conversations", verify=False, timeout=TIMEOUT)
             assert answer.status_code == 401

@@ -39,13 +39,15 @@ def run_kedge(*arguments: str, **environ: str) -> subprocess.CompletedProcess[st
 
 def load_commands() -> list[tuple[str, click.Command]]:
     """Return every command with its name, including the commands of groups."""
-    found: list[tuple[str, click.Command]] = []
+    commands: list[tuple[str, click.Command]] = []
     for name in COMMANDS:
-        made = load_command(name)
-        found.append((name, made))
-        if isinstance(made, click.Group):
-            found += [(f"{name} {inner}", each) for inner, each in made.commands.items()]
-    return found
+        click_command = load_command(name)
+        commands.append((name, click_command))
+        if isinstance(click_command, click.Group):
+            commands += [
+                (f"{name} {inner}", each) for inner, each in click_command.commands.items()
+            ]
+    return commands
 
 
 @pytest.fixture
@@ -226,9 +228,9 @@ def test_help_lists_every_command_without_importing_it() -> None:
         "print(*sys.modules, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    shown = " ".join(done.stdout.split())
+    output = " ".join(done.stdout.split())
     for name, line in COMMANDS.items():
-        assert f"{name} {line}" in shown
+        assert f"{name} {line}" in output
     loaded = set(done.stderr.split())
     assert loaded & HEAVY_MODULES == set()
     assert {name for name in loaded if name.startswith("kedge")} == {"kedge", "kedge.cli"}
@@ -237,26 +239,28 @@ def test_help_lists_every_command_without_importing_it() -> None:
 @pytest.mark.parametrize("first", COMMANDS)
 def test_every_command_has_json_and_verbose(first: str) -> None:
     """Every command has both options, and its line in the list matches its own help."""
-    for name, made in load_commands():
+    for name, click_command in load_commands():
         if name.split()[0] == first:
-            options = {flag for param in made.params for flag in param.opts}
-            assert {"--json", "-v"} <= options or isinstance(made, click.Group)
-            assert made.get_short_help_str(200) == COMMANDS.get(name, made.short_help)
-            assert CliRunner().invoke(made, ["--help"]).exit_code == 0
+            options = {flag for param in click_command.params for flag in param.opts}
+            assert {"--json", "-v"} <= options or isinstance(click_command, click.Group)
+            assert click_command.get_short_help_str(200) == COMMANDS.get(
+                name, click_command.short_help
+            )
+            assert CliRunner().invoke(click_command, ["--help"]).exit_code == 0
 
 
 def find_section(name: str) -> str:
     """Return the documentation of a command: the common part and each section that names it."""
     common, *sections = re.split(r"^## ", (DOCS / "cli.md").read_text(), flags=re.MULTILINE)
-    own = [each for each in sections if re.search(rf"`kedge {name}\b", each)]
+    sections_of_command = [each for each in sections if re.search(rf"`kedge {name}\b", each)]
     if name == "serve":
-        own.append((DOCS / "server.md").read_text())
-    return "".join([common, *own]) if own else ""
+        sections_of_command.append((DOCS / "server.md").read_text())
+    return "".join([common, *sections_of_command]) if sections_of_command else ""
 
 
-def list_options(made: click.Command) -> list[str]:
+def list_options(click_command: click.Command) -> list[str]:
     """Return the long options of a command."""
-    options = [param for param in made.params if isinstance(param, click.Option)]
+    options = [param for param in click_command.params if isinstance(param, click.Option)]
     return [flag for param in options for flag in param.opts if flag.startswith("--")]
 
 
@@ -264,8 +268,8 @@ def test_every_command_and_option_is_documented() -> None:
     """Every option is in a section of docs/cli.md that names its command."""
     missing = [
         f"{name} {flag}"
-        for name, made in load_commands()
-        for flag in list_options(made)
+        for name, click_command in load_commands()
+        for flag in list_options(click_command)
         if not re.search(rf"`{flag}\b", find_section(name))
     ]
     assert missing == []
@@ -277,10 +281,10 @@ def test_every_documented_option_exists() -> None:
     """Each option in a table belongs to a command that its section names."""
     page = (DOCS / "cli.md").read_text()
     for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
-        made = [each for name, each in load_commands() if f"`kedge {name}" in section]
+        commands = [each for name, each in load_commands() if f"`kedge {name}" in section]
         known = {
             flag
-            for each in made
+            for each in commands
             for param in each.params
             for flag in (*param.opts, *param.secondary_opts)
         }
@@ -301,22 +305,22 @@ def make_failing_command(error: Exception) -> click.Command:
     """Return a command that fails with this error."""
 
     @command("failing")
-    def made(as_json: bool) -> None:
+    def click_command(as_json: bool) -> None:
         raise error
 
-    return made
+    return click_command
 
 
 def test_kedge_error_is_one_line_and_a_hint() -> None:
     """The exit code is 1, ``-v`` adds the traceback, and ``--json`` prints an object."""
-    made = make_failing_command(CannotConnect("no key\nfor openai"))
-    plain = CliRunner().invoke(made)
+    click_command = make_failing_command(CannotConnect("no key\nfor openai"))
+    plain = CliRunner().invoke(click_command)
     assert plain.exit_code == 1
     assert plain.stderr.splitlines()[0] == "Error: no key for openai"
     assert plain.stderr.splitlines()[1].startswith("Hint: ")
     assert len(plain.stderr.splitlines()) == 2
-    assert "Traceback" in CliRunner().invoke(made, ["-v"]).stderr
-    records = json.loads(CliRunner().invoke(made, ["--json"]).stderr)
+    assert "Traceback" in CliRunner().invoke(click_command, ["-v"]).stderr
+    records = json.loads(CliRunner().invoke(click_command, ["--json"]).stderr)
     assert records == {
         "error": "no key for openai",
         "kind": "CannotConnect",
@@ -326,12 +330,12 @@ def test_kedge_error_is_one_line_and_a_hint() -> None:
 
 def test_internal_error_is_reported_without_content() -> None:
     """The message of an internal error may contain user data, so it is shown only with ``-v``."""
-    made = make_failing_command(ValueError("planted words"))
-    plain = CliRunner().invoke(made)
+    click_command = make_failing_command(ValueError("planted words"))
+    plain = CliRunner().invoke(click_command)
     assert plain.exit_code == 1
     assert "internal error: ValueError" in plain.stderr
     assert "planted" not in plain.stderr
-    assert "planted" in CliRunner().invoke(made, ["-v"]).stderr
+    assert "planted" in CliRunner().invoke(click_command, ["-v"]).stderr
 
 
 def test_error_without_hint_is_one_line() -> None:
@@ -345,11 +349,11 @@ def test_settings_become_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     @command("made")
     @setting_option("serve.port")
     @setting_option("trace")
-    def made(port: int, trace: bool, as_json: bool) -> None:
+    def click_command(port: int, trace: bool, as_json: bool) -> None:
         click.echo(f"{port} {trace} {click.get_current_context().meta[base.SOURCES_KEY]}")
 
     def run(*arguments: str) -> str:
-        result = CliRunner().invoke(made, arguments)
+        result = CliRunner().invoke(click_command, arguments)
         return result.output if not result.exit_code else f"{result.exit_code} {result.stderr}"
 
     file = tmp_path / "config.toml"
@@ -369,9 +373,9 @@ def test_settings_become_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_verbose_prints_log_records() -> None:
     """``-vv`` prints the requests that were sent, as JSON if so configured."""
     environment = {"KEDGE_LOG_FORMAT": "json"}
-    loud = CliRunner().invoke(group, ["-vv", "chat"], input="Hello\n", env=environment)
-    assert loud.exit_code == 0
-    records = [json.loads(line) for line in loud.stderr.splitlines()]
+    verbose = CliRunner().invoke(group, ["-vv", "chat"], input="Hello\n", env=environment)
+    assert verbose.exit_code == 0
+    records = [json.loads(line) for line in verbose.stderr.splitlines()]
     assert any(each["message"].startswith("request sent") for each in records)
     assert all(each["level"] != "debug" for each in records)
 

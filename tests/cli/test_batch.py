@@ -45,8 +45,8 @@ def test_batch_prints_a_summary(folder: Path) -> None:
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("2 of 2 completed, 0 failed\n")
     assert done.stderr == ""
-    found = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
-    assert {each["id"]: each["answers"][-1] for each in found} == {
+    results = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    assert {each["id"]: each["answers"][-1] for each in results} == {
         "sum": "2 + 3 = 5.",
         "ship": "Your ship is the Argo.",
     }
@@ -55,8 +55,8 @@ def test_batch_prints_a_summary(folder: Path) -> None:
 def test_batch_prints_a_json_summary(folder: Path) -> None:
     """The summary is a JSON object, and a second run skips all lines."""
     assert json.loads(run_batch("--json").stdout)["completed"] == 2
-    again = json.loads(run_batch("--json").stdout)
-    assert (again["skipped"], again["completed"], again["input_tokens"]) == (2, 0, 0)
+    repeated = json.loads(run_batch("--json").stdout)
+    assert (repeated["skipped"], repeated["completed"], repeated["input_tokens"]) == (2, 0, 0)
     assert "2 finished before" in run_batch().stdout
 
 
@@ -82,32 +82,32 @@ def start_on_terminal(*options: str) -> tuple[subprocess.Popen[bytes], int]:
     controller, terminal = pty.openpty()
     command = [sys.executable, "-m", "kedge", "batch", "prompts.jsonl", "--out", "out.jsonl"]
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
-    running = subprocess.Popen(
+    process = subprocess.Popen(
         [*command, *options], stdout=subprocess.PIPE, stderr=terminal, env=environ
     )
     os.close(terminal)
-    return running, controller
+    return process, controller
 
 
 def read_terminal(controller: int, pattern: bytes | None = None) -> bytes:
     """Read the output up to a pattern or to its end; an unread terminal would block the process."""
-    drawn = b""
+    output = b""
     with suppress(OSError):  # the other end is closed
-        while pattern is None or not re.search(pattern, drawn):
-            drawn += os.read(controller, 4096)
+        while pattern is None or not re.search(pattern, output):
+            output += os.read(controller, 4096)
     if pattern is None:
         os.close(controller)
-    return drawn
+    return output
 
 
 def test_progress_is_drawn_on_a_terminal(folder: Path) -> None:
     """The progress bar is on standard error, and the result on standard output."""
-    running, controller = start_on_terminal("--json")
-    drawn = read_terminal(controller, b"2/2")
+    process, controller = start_on_terminal("--json")
+    terminal_output = read_terminal(controller, b"2/2")
     read_terminal(controller)
-    output, _ = running.communicate(timeout=300)
-    assert b"2/2" in drawn
-    assert running.returncode == 0
+    output, _ = process.communicate(timeout=300)
+    assert b"2/2" in terminal_output
+    assert process.returncode == 0
     assert json.loads(output)["completed"] == 2
 
 
@@ -121,16 +121,18 @@ def test_batch_interrupted_by_ctrl_c_can_be_resumed(
     model = GatedModel()
     with serve(model=model) as server:
         monkeypatch.setenv("KEDGE_MODEL", f"responses:{server.base_url}#practice")
-        running, controller = start_on_terminal("--concurrency", "2")
+        process, controller = start_on_terminal("--concurrency", "2")
         read_terminal(controller, rb"1/10")
-        running.send_signal(signal.SIGINT)
-        shown = read_terminal(controller).decode()
-        running.communicate(timeout=300)
-        assert running.returncode == 130
-        last = shown.splitlines()[-1]
+        process.send_signal(signal.SIGINT)
+        output = read_terminal(controller).decode()
+        process.communicate(timeout=300)
+        assert process.returncode == 130
+        last = output.splitlines()[-1]
         assert last.endswith("Interrupted. Run the same command again to continue.")
         model.open_gate()
         assert json.loads(run_batch("--json").stdout)["failed"] == 0
-        found = (folder / "out.jsonl").read_text().splitlines()
-        assert sorted(json.loads(each)["id"] for each in found) == sorted(map(str, range(10)))
+        output_lines = (folder / "out.jsonl").read_text().splitlines()
+        assert sorted(json.loads(each)["id"] for each in output_lines) == sorted(
+            map(str, range(10))
+        )
         assert len(server.requests) <= 10 + 2

@@ -211,9 +211,9 @@ def test_named_conversation_continues_in_another_process() -> None:
     """The practice model stores its responses, and ``kedge inspect`` predicts a chained request."""
     assert "You said" in invoke_chat("My name is Ada.\n", "-c", "harbour").stdout
     assert predict("harbour", "What is my name?")["sent_blocks"] == 1
-    again = run_chat("What is my name?\n", "--conversation", "harbour")
-    assert "Your name is Ada." in again.stdout
-    assert "sent 1 of 3 blocks" in again.stdout
+    second = run_chat("What is my name?\n", "--conversation", "harbour")
+    assert "Your name is Ada." in second.stdout
+    assert "sent 1 of 3 blocks" in second.stdout
 
 
 def predict(name: str, message: str) -> dict[str, Any]:
@@ -231,13 +231,13 @@ def test_practice_model_without_stored_responses_gets_full_conversation(tmp_path
     assert plan["rejected"][0]["reason"] == "lost"
     assert not memory.exists()
     memory.mkdir()
-    again = invoke_chat("What is my name?\n", "-c", "harbour")
-    assert "Your name is Ada." in again.stdout
+    second = invoke_chat("What is my name?\n", "-c", "harbour")
+    assert "Your name is Ada." in second.stdout
     assert (
         "[the server no longer had the earlier response; the full conversation was resent]"
-        in again.stdout
+        in second.stdout
     )
-    assert "Note: the practice model remembers this conversation only" in again.stderr
+    assert "Note: the practice model remembers this conversation only" in second.stderr
 
 
 def test_deleted_conversation_is_erased_from_practice_database(tmp_path: Path) -> None:
@@ -261,10 +261,10 @@ def test_undo_edit_and_fork_create_branches() -> None:
     for texts in ("What is 2+3?", "What is my name?", "What is 3+4?"):
         assert texts in tree
     assert "├─" in tree
-    shown = done.stdout[done.stdout.index("> /show") :]
-    assert "What is 3+4?" in shown
-    assert "What is 2+3?" not in shown
-    assert "usage: /edit TEXT" in shown
+    output = done.stdout[done.stdout.index("> /show") :]
+    assert "What is 3+4?" in output
+    assert "What is 2+3?" not in output
+    assert "usage: /edit TEXT" in output
 
 
 def test_another_model_can_continue() -> None:
@@ -309,9 +309,9 @@ def test_piped_chat_is_stored_by_save(tmp_path: Path) -> None:
     assert "saved as quay; continue with: kedge chat -c quay" in done.stdout
     assert "forward at node" in done.stdout
     assert "there is nothing to redo" in done.stderr
-    again = invoke_chat("What is my name?\n/save pier\n", "-c", "quay")
-    assert "Your name is Ada." in again.stdout
-    assert "saved as pier" in again.stdout
+    second = invoke_chat("What is my name?\n/save pier\n", "-c", "quay")
+    assert "Your name is Ada." in second.stdout
+    assert "saved as pier" in second.stdout
     assert "Your name is Ada." in invoke_chat("What is my name?\n", "-c", "pier").stdout
 
 

@@ -48,26 +48,26 @@ def keys() -> Iterator[PipeInput]:
         yield pipe
 
 
-def read(keys: PipeInput, *typed: str, completions: tuple[str, ...] = ()) -> list[str]:
+def read(keys: PipeInput, *inputs: str, completions: tuple[str, ...] = ()) -> list[str]:
     """Type keys, one message at a time, and return the messages that are read."""
     with asyncio.Runner() as runner:
         messages = _read_terminal(runner, completions)
-        found: list[str] = []
-        for text in typed:
+        lines: list[str] = []
+        for text in inputs:
             keys.send_text(text)
-            found += [message for message in [next(messages, None)] if message is not None]
-    return found
+            lines += [message for message in [next(messages, None)] if message is not None]
+    return lines
 
 
 def test_prompt_keys(keys: PipeInput) -> None:
     """A paste is one message, a backslash and Alt+Enter continue it, and Ctrl-C clears it."""
-    typed = [
+    inputs = [
         PASTE.format("first\nsecond") + "\r",
         f"one\\\rtwo{ALT_ENTER}three\r",
         f"half typed{CTRL_C}whole\r",
         "a\\b\r",
     ]
-    assert read(keys, *typed, CTRL_D) == ["first\nsecond", "one\ntwo\nthree", "whole", "a\\b"]
+    assert read(keys, *inputs, CTRL_D) == ["first\nsecond", "one\ntwo\nthree", "whole", "a\\b"]
 
 
 def test_ctrl_c_without_text_prints_how_to_end(
@@ -109,14 +109,14 @@ class Terminal:
         """Return the output before this text, which must appear; it may be drawn in several steps."""
         pattern = re.compile(ESCAPES.join(map(re.escape, text)))
         end = time.monotonic() + TIMEOUT
-        while not (found := pattern.search(self.seen)) and time.monotonic() < end:
+        while not (match := pattern.search(self.seen)) and time.monotonic() < end:
             if select.select([self._fd], [], [], 1)[0]:
                 try:
                     self.seen += os.read(self._fd, 65536).decode(errors="replace")
                 except OSError:
                     break
-        assert found, self.seen
-        before, self.seen = self.seen[: found.start()], self.seen[found.end() :]
+        assert match, self.seen
+        before, self.seen = self.seen[: match.start()], self.seen[match.end() :]
         return before
 
     def type(self, text: str) -> None:
@@ -131,13 +131,13 @@ class Terminal:
 
 @contextmanager
 def open_terminal(*options: str, **environ: str) -> Iterator[Terminal]:
-    ours, theirs = pty.openpty()
+    controller_fd, terminal_fd = pty.openpty()
     command = [sys.executable, "-m", "kedge", "chat", *options]
     process = subprocess.Popen(
         [sys.executable, "-c", RUN_AT_TERMINAL, *command],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        stdin=terminal_fd,
+        stdout=terminal_fd,
+        stderr=terminal_fd,
         close_fds=True,
         env={
             **os.environ,
@@ -147,13 +147,13 @@ def open_terminal(*options: str, **environ: str) -> Iterator[Terminal]:
             **environ,
         },
     )
-    os.close(theirs)
+    os.close(terminal_fd)
     try:
-        yield Terminal(ours, process)
+        yield Terminal(controller_fd, process)
     finally:
         process.kill()
         process.wait(TIMEOUT)
-        os.close(ours)
+        os.close(controller_fd)
 
 
 def test_conversation_at_a_terminal(tmp_path: Path) -> None:
@@ -168,8 +168,8 @@ def test_conversation_at_a_terminal(tmp_path: Path) -> None:
         terminal.type("Very slowly write 400 words.\r")
         terminal.read_until("The kedge")
         terminal.press(CTRL_C)
-        shown = terminal.read_until("(interrupted; the partial answer is stored")
-        assert shown.endswith("\r\n")
+        output = terminal.read_until("(interrupted; the partial answer is stored")
+        assert output.endswith("\r\n")
         terminal.type("/editor\r")
         terminal.read_until("3+4 = 7.")
         terminal.type("/sav\t")

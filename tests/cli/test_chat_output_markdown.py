@@ -52,9 +52,9 @@ def test_answer_is_rendered_as_markdown() -> None:
     for chunk in ("# Ti", "tle\n\nSome **bo", "ld** words.\n\n- a\n- b", ""):
         output.show_event(TextDelta(delta=chunk))
     output.stop()
-    shown = screen.getvalue()
-    assert "Title" in shown
-    plain = re.sub(r"\x1b\[[?\d]*[A-Za-z]", "", shown)
+    rendered = screen.getvalue()
+    assert "Title" in rendered
+    plain = re.sub(r"\x1b\[[?\d]*[A-Za-z]", "", rendered)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     assert lines[-2:] == ["• a", "• b"]
     assert "Some bold words." in lines

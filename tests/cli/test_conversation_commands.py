@@ -99,9 +99,9 @@ def test_conversation_can_be_followed(
     monkeypatch.setattr("anyio.sleep", move_head)
     (harbour,) = (row for row in run_json("conversations") if row["title"] == "harbour")
     moves[:] = [3, 5]
-    shown = run_command("show", "harbour", "--follow")
-    assert shown.exit_code == 0
-    first, last = shown.output.split("[now at node 3, 2 blocks]")
+    result = run_command("show", "harbour", "--follow")
+    assert result.exit_code == 0
+    first, last = result.output.split("[now at node 3, 2 blocks]")
     assert "Your name is Ada." in first
     assert "2+3 = 5." in last
     assert "My name is Ada." not in last
@@ -153,9 +153,9 @@ def test_show_prints_the_last_blocks(server: TestServer, monkeypatch: pytest.Mon
     blocks = run_json("show", "harbour")["blocks"]
     assert run_json("show", "harbour", "--last", "2")["blocks"] == blocks[-2:]
     assert run_json("show", "harbour", "--last", "1", "--at", "3")["blocks"] == blocks[1:2]
-    output = run_command("show", "harbour", "--last", "1").output
-    assert "node 7, 4 blocks, the last 1 of them" in output
-    assert "What is my name?" not in output
+    result = run_command("show", "harbour", "--last", "1").output
+    assert "node 7, 4 blocks, the last 1 of them" in result
+    assert "What is my name?" not in result
     assert "4 blocks\n" in run_command("show", "harbour", "--last", "9").output
     assert run_command("show", "harbour", "--last", "0").exit_code == 2
 
@@ -182,9 +182,9 @@ def test_conversation_is_found_by_id_prefix_or_title(server: TestServer) -> None
 
 def test_show_prints_messages_up_to_a_node(server: TestServer) -> None:
     """Messages are printed up to the head or up to any node of the tree."""
-    output = run_command("show", "harbour").output
-    assert output.index("My name is Ada.") < output.index("What is my name?")
-    assert "2+3" not in output
+    result = run_command("show", "harbour").output
+    assert result.index("My name is Ada.") < result.index("What is my name?")
+    assert "2+3" not in result
     assert "2+3" in run_command("show", "harbour", "--at", "5").output
     blocks = run_json("show", "harbour", "--at", "3")["blocks"]
     assert [block["kind"] for block in blocks] == ["user", "assistant"]
@@ -228,16 +228,16 @@ def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, alone: Path) -
 def test_inspect_prints_blocks_plan_and_savings() -> None:
     """The output has the origin and tokens of each block, the anchor, the sent blocks and the savings."""
     run_command("chat", "-c", "pier", stdin="My name is Ada.\nWhat is my name?\n")
-    found = run_json("inspect", "pier", "--say", "And?")
-    assert [block["sent"] for block in found["blocks"]] == [False] * 4 + [True]
-    assert found["blocks"][1]["origin"] == "engine"
-    assert found["blocks"][1]["response"].startswith("resp_")
-    assert all(block["tokens"] > 0 for block in found["blocks"])
-    plan = found["plan"]
-    assert plan["anchor"] == found["blocks"][3]["response"]
+    report = run_json("inspect", "pier", "--say", "And?")
+    assert [block["sent"] for block in report["blocks"]] == [False] * 4 + [True]
+    assert report["blocks"][1]["origin"] == "engine"
+    assert report["blocks"][1]["response"].startswith("resp_")
+    assert all(block["tokens"] > 0 for block in report["blocks"])
+    plan = report["plan"]
+    assert plan["anchor"] == report["blocks"][3]["response"]
     assert (plan["sent_blocks"], plan["full_blocks"]) == (1, 5)
     assert plan["saved_bytes"] == plan["full_bytes"] - plan["sent_bytes"] > 0
-    assert plan["saved_tokens"] == sum(block["tokens"] for block in found["blocks"][:4])
+    assert plan["saved_tokens"] == sum(block["tokens"] for block in report["blocks"][:4])
     output = run_command("inspect", "pier", "--say", "And?").output
     assert "→ 4" in output
     assert "Chained on resp_" in output
@@ -256,10 +256,12 @@ def test_inspect_accepts_a_turn_or_a_chat_state(tmp_path: Path) -> None:
     turn, state = run_sync(chat())
     (tmp_path / "turn.json").write_text(dumps(turn))
     (tmp_path / "state").write_bytes(state)
-    found = run_json("inspect", str(tmp_path / "turn.json"), "--say", "And?", "--model", "practice")
-    assert found["file"].endswith("turn.json")
-    assert found["plan"]["anchor"] == turn.blocks[2].response_id
-    assert [block["sent"] for block in found["blocks"]] == [True, False, False, True]
+    report = run_json(
+        "inspect", str(tmp_path / "turn.json"), "--say", "And?", "--model", "practice"
+    )
+    assert report["file"].endswith("turn.json")
+    assert report["plan"]["anchor"] == turn.blocks[2].response_id
+    assert [block["sent"] for block in report["blocks"]] == [True, False, False, True]
     output = run_command("inspect", str(tmp_path / "state"), "--model", "practice").output
     assert "state, chat state of practice, 2 blocks" in output
     assert "Chained on resp_" in output
@@ -297,10 +299,10 @@ def test_inspect_prints_why_candidates_are_rejected(server: TestServer) -> None:
 
 def test_diff_compares_nodes_and_forks(server: TestServer) -> None:
     """Two positions are named by nodes or by the titles of forks."""
-    found = run_json("diff", "harbour", "5")
-    assert found["shared"] == 2
-    assert found["left"]["blocks"][0]["parts"][0]["text"] == "What is 2+3?"
-    assert found["right"]["node"] == 7
+    difference = run_json("diff", "harbour", "5")
+    assert difference["shared"] == 2
+    assert difference["left"]["blocks"][0]["parts"][0]["text"] == "What is 2+3?"
+    assert difference["right"]["node"] == 7
     lines = run_command("diff", "harbour", "5", "7").output.splitlines()
     assert lines[0] == "nodes 5 and 7 share 2 blocks"
     assert [line[0] for line in lines[1:]] == ["-", "-", "+", "+"]
@@ -312,8 +314,8 @@ def test_diff_compares_nodes_and_forks(server: TestServer) -> None:
 
 def test_fork_continues_from_any_position(server: TestServer) -> None:
     """A fork has its own title, the same model and all earlier blocks."""
-    made = run_json("fork", "harbour", "--at", "3", "--title", "pier")
-    assert made["node"] == 3
+    fork = run_json("fork", "harbour", "--at", "3", "--title", "pier")
+    assert fork["node"] == 3
     assert len(run_json("show", "pier")["blocks"]) == 2
     assert run_json("inspect", "pier")["model"].startswith("responses:")
     assert "kedge chat --conversation" in run_command("fork", "harbour").output
@@ -352,8 +354,8 @@ def test_export_and_import_are_lossless(server: TestServer, tmp_path: Path) -> N
     file, other = tmp_path / "out.jsonl", str(tmp_path / "other.db")
     summary = run_json("export", "--out", str(file))
     assert summary["conversations"] == 2
-    made = run_json("import", str(file), "--store", other)
-    assert {row["title"] for row in made} == {"harbour", "quay"}
+    imported = run_json("import", str(file), "--store", other)
+    assert {row["title"] for row in imported} == {"harbour", "quay"}
     assert run_command("export", "harbour", "--store", other).stdout == lines
     assert (
         run_command(
@@ -393,9 +395,9 @@ def test_imported_server_address_needs_confirmation(
 
 def test_verify_checks_the_store_and_the_server(server: TestServer, alone: Path) -> None:
     """Agreement is reported, and a changed block is damage with exit code 1."""
-    found = run_json("verify", "--server")
-    assert found["ok"]
-    assert [audit["agrees"] for audit in found["audits"]] == [True, True]
+    report = run_json("verify", "--server")
+    assert report["ok"]
+    assert [audit["agrees"] for audit in report["audits"]] == [True, True]
     assert "agrees  harbour" in run_command("verify", "harbour", "--server").output
     server.forget()
     verified = run_json("verify", "harbour", "--server")
@@ -442,8 +444,8 @@ def test_doctor_checks_the_store(
     with closing(sqlite3.connect(alone)) as database:
         database.execute(newer)
         database.commit()
-    found = json.loads(run_command("doctor", "--json").stdout)["checks"]
-    assert "a newer version of Kedge" in next(c["advice"] for c in found if c["name"] == "store")
+    report = json.loads(run_command("doctor", "--json").stdout)["checks"]
+    assert "a newer version of Kedge" in next(c["advice"] for c in report if c["name"] == "store")
     alone.write_bytes(b"no database at all, but some bytes of something else" * 40)
     result = run_command("doctor", "--json")
     assert result.exit_code == 1
@@ -519,11 +521,11 @@ def test_title_selects_conversation_before_its_fork(server: TestServer) -> None:
     run_command("fork", "harbour")
     assert run_json("fork", "harbour")["forked_from"] == row["id"]
     exported = run_command("export", row["id"]).stdout
-    again = CliRunner().invoke(group, ["import", "-"], input=exported)
-    assert again.exit_code == 0, again.output
-    refused = CliRunner().invoke(group, ["show", "harbour"])
-    assert refused.exit_code == 1
-    assert "2 conversations have the title 'harbour'; use an id: conv_" in refused.stderr
+    repeated = CliRunner().invoke(group, ["import", "-"], input=exported)
+    assert repeated.exit_code == 0, repeated.output
+    rejected = CliRunner().invoke(group, ["show", "harbour"])
+    assert rejected.exit_code == 1
+    assert "2 conversations have the title 'harbour'; use an id: conv_" in rejected.stderr
 
 
 def test_control_characters_in_titles_are_not_printed(alone: Path) -> None:

@@ -81,8 +81,8 @@ def test_evidence_about_servers_is_shown(tmp_path: Path) -> None:
 
     run_sync(save())
     result, _ = run_doctor()
-    found = [check["found"] for check in json.loads(result.stdout)["checks"]]
-    assert sorted(each for each in found if each.startswith("responses/")) == [
+    texts = [check["found"] for check in json.loads(result.stdout)["checks"]]
+    assert sorted(each for each in texts if each.startswith("responses/")) == [
         "responses/one, m: everything is sent until its token counts or an audit show that it remembers",
         "responses/three, m: not chained on, because the server rejected chaining as unsupported",
         (
@@ -223,10 +223,10 @@ def test_online_checks_the_configured_server(monkeypatch: pytest.MonkeyPatch) ->
 def test_server_database_is_checked(monkeypatch: pytest.MonkeyPatch, postgres_url: str) -> None:
     """The connection to PostgreSQL is checked, and the password is not shown."""
     monkeypatch.setenv("KEDGE_SERVE_DB", postgres_url)
-    found = run_doctor()[1]["server.db"]
-    assert found["state"] == "ok"
-    assert PASSWORD not in found["found"]
+    check = run_doctor()[1]["server.db"]
+    assert check["state"] == "ok"
+    assert PASSWORD not in check["found"]
     monkeypatch.setenv("KEDGE_SERVE_DB", postgres_url.replace(PASSWORD, "letmein"))
-    found = run_doctor()[1]["server.db"]
-    assert found["state"] == "wrong"
-    assert "letmein" not in found["found"]
+    check = run_doctor()[1]["server.db"]
+    assert check["state"] == "wrong"
+    assert "letmein" not in check["found"]

@@ -79,11 +79,11 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
     """Return a function that runs the command without serving and returns its settings."""
 
     def run(*options: str) -> Settings:
-        seen: list[Settings] = []
-        monkeypatch.setattr(serve, "run", lambda settings, *_, **__: seen.append(settings))
+        started: list[Settings] = []
+        monkeypatch.setattr(serve, "run", lambda settings, *_, **__: started.append(settings))
         result = CliRunner().invoke(command, ["--store", ":memory:", *options])
         assert result.exit_code == 0, result.output
-        return seen[0]
+        return started[0]
 
     return run
 
@@ -100,17 +100,17 @@ def test_options_become_settings(caught: Callable[..., Settings], tmp_path: Path
     assert plain.unknown_parameters is None
     script = tmp_path / "script.json"
     script.write_text('{"answers": [{"say": "Always this."}]}')
-    chosen = caught(
+    settings = caught(
         "--db", ":memory:", "--retention-days", "0.5", "--zero-data-retention",
         "--model", f"script:{script}", "--pace", "0.25", "--fault", "status=500",
         "--unknown-parameters", "ignore",
     )  # fmt: skip
-    assert chosen.db == ":memory:"
-    assert chosen.retention == 43_200
-    assert chosen.zero_data_retention
-    assert getattr(chosen.model, "pace", None) == 0.25
-    assert chosen.faults is not None
-    assert chosen.unknown_parameters == "ignore"
+    assert settings.db == ":memory:"
+    assert settings.retention == 43_200
+    assert settings.zero_data_retention
+    assert getattr(settings.model, "pace", None) == 0.25
+    assert settings.faults is not None
+    assert settings.unknown_parameters == "ignore"
 
 
 @pytest.mark.parametrize(
@@ -160,9 +160,9 @@ def test_page_is_served_beside_api_and_uses_it(tmp_path: Path) -> None:
         url = line["page"]
         assert "No conversations yet" in httpx2.get(url, timeout=TIMEOUT).text
         api = f"{url}api/conversations"
-        made = httpx2.post(api, json={"title": "Hello"}, timeout=TIMEOUT).json()
+        conversation = httpx2.post(api, json={"title": "Hello"}, timeout=TIMEOUT).json()
         body = {"text": "What is 2+3?"}
-        turn = httpx2.post(f"{api}/{made['id']}/turns", json=body, timeout=TIMEOUT).json()
+        turn = httpx2.post(f"{api}/{conversation['id']}/turns", json=body, timeout=TIMEOUT).json()
         assert turn["text"] == "2+3 = 5."
         assert httpx2.get(f"{line['base_url']}/responses/{turn['response_id']}").status_code == 200
         assert httpx2.get(f"{line['url']}/healthz").json() == {"status": "ok"}

@@ -41,17 +41,17 @@ def run_stats(*options: str) -> Result:
 
 def test_json_has_all_statistics(filled: None) -> None:
     """The JSON output has totals and the same numbers over time."""
-    found = json.loads(run_stats("--json", "--buckets", "4").stdout)
-    assert found["requests"]["total"] == 4
-    assert found["requests"]["healed"] == [{"name": "gone", "count": 1}]
-    assert found["chains"]["lengths"] == [[1, 1], [3, 1]]
-    assert sum(each["requests"] for each in found["over_time"]) == 4
-    assert len(found["over_time"]) == 4
+    report = json.loads(run_stats("--json", "--buckets", "4").stdout)
+    assert report["requests"]["total"] == 4
+    assert report["requests"]["healed"] == [{"name": "gone", "count": 1}]
+    assert report["chains"]["lengths"] == [[1, 1], [3, 1]]
+    assert sum(each["requests"] for each in report["over_time"]) == 4
+    assert len(report["over_time"]) == 4
 
 
 def test_text_output_has_charts(filled: None) -> None:
     """The text output has tables, bars and sparklines."""
-    shown = run_stats().stdout
+    output = run_stats().stdout
     for expected in (
         "4 in 1 conversation ",
         "longest 3",
@@ -60,7 +60,7 @@ def test_text_output_has_charts(filled: None) -> None:
         "practice",
         "█",
     ):
-        assert expected in shown
+        assert expected in output
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,9 @@ def make_tree(kind: Any = "answered", **changes: Any) -> AnnotatedTree:
 )
 def test_marks_of_node_are_printed(kind: str, changes: dict[str, Any], marks: list[str]) -> None:
     """The marks of a node are printed; a usable response has none."""
-    made = make_tree(kind, **changes)
-    assert made.marks(made.tree.nodes[1], NOW) == marks
-    first, last = render_tree(made, NOW)
+    tree = make_tree(kind, **changes)
+    assert tree.marks(tree.tree.nodes[1], NOW) == marks
+    first, last = render_tree(tree, NOW)
     assert all(f"[{describe_mark(mark)}]" in first for mark in marks)
     assert "(head)" in first
     assert "(head of quay)" in first
@@ -104,8 +104,8 @@ def test_tree_without_forks_has_one_lane() -> None:
 def test_fork_joins_above_its_parent() -> None:
     """The branch of the head is the first lane."""
     assert draw_text(0, 1, 2, 2, 3, head=5) == "●\n●\n│ ●\n├─┘\n●\n●"
-    drawn = list(draw_graph(make_stored(0, 1, 2, 2, 3, head=4)))
-    assert [line.node.id for line in drawn if line.node] == [4, 5, 3, 2, 1]
+    lines = list(draw_graph(make_stored(0, 1, 2, 2, 3, head=4)))
+    assert [line.node.id for line in lines if line.node] == [4, 5, 3, 2, 1]
 
 
 def test_branches_of_branches_have_further_lanes() -> None:
@@ -126,9 +126,9 @@ def test_every_node_is_drawn_once_under_its_children(choices: list[int]) -> None
     """In any tree, each node has one line, below the lines of its children."""
     parents = [0 if i == 0 else 1 + choice % i for i, choice in enumerate(choices)]
     lines = list(draw_graph(make_stored(*parents, head=len(parents))))
-    drawn = [line.node.id for line in lines if line.node]
-    assert sorted(drawn) == list(range(1, len(parents) + 1))
-    position = {number: index for index, number in enumerate(drawn)}
+    node_ids = [line.node.id for line in lines if line.node]
+    assert sorted(node_ids) == list(range(1, len(parents) + 1))
+    position = {number: index for index, number in enumerate(node_ids)}
     assert all(position[parent] > position[n] for n, parent in enumerate(parents, 1) if parent)
     for line in lines:
         assert line.lanes == line.lanes.rstrip()

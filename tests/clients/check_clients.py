@@ -75,8 +75,8 @@ def find_version(package: str) -> str:
         return json.loads(manifest.read_text())["version"]
     if package in OWN_VENVS:
         packages = map(str, OWN_VENVS[package].glob("lib/*/site-packages"))
-        found = distributions(name=package, path=list(packages))
-        return next(iter(found)).version
+        matches = distributions(name=package, path=list(packages))
+        return next(iter(matches)).version
     return version(package)
 
 
@@ -141,8 +141,8 @@ def run_blocks(blocks: list[tuple[str, str]], url: str, package: str) -> str:
         (work / "node_modules").symlink_to(NODE)
         subprocess.run(["git", "init", "-q", work], check=True)
         environment = make_environment(home, package)
-        for lang, written in blocks:
-            text = written.replace(ADDRESS, url)
+        for lang, content in blocks:
+            text = content.replace(ADDRESS, url)
             if lang == "text":
                 if printed.strip() != text.strip():
                     return f"printed {printed!r}, not {text!r}"
@@ -160,8 +160,8 @@ def run_blocks(blocks: list[tuple[str, str]], url: str, package: str) -> str:
             elif lang == "console":
                 if failure := run_session(text, home, environment, exports, TIMEOUT):
                     return failure
-            elif found := FILE_COMMENT.match(text):
-                path = work / found["path"].replace("~", str(home))
+            elif match := FILE_COMMENT.match(text):
+                path = work / match["path"].replace("~", str(home))
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
             else:
@@ -195,16 +195,16 @@ def run_shell(
     )
 
 
-def check_page(page: str, chosen: list[str]) -> Iterator[Row]:
+def check_page(page: str, selected: list[str]) -> Iterator[Row]:
     """Run the sections of the page on every server."""
     blocks = read_sections(page)
-    for section in chosen:
+    for section in selected:
         package = SECTIONS[section]
         installed = find_version(package)
         failures = "" if f"| {installed} |" in page else "the page names another version\n"
         names: list[str] = []
-        for way in list_ways(package):
-            with way as (url, describe):
+        for server in list_ways(package):
+            with server as (url, describe):
                 failure = run_blocks(blocks[section], url, package)
                 names.append(f"{describe()}{': failed' if failure else ''}")
                 failures += f"{describe()}: {failure}\n" if failure else ""
@@ -212,10 +212,10 @@ def check_page(page: str, chosen: list[str]) -> Iterator[Row]:
         yield Row(section, installed, f"docs/clients.md on {', '.join(names)}", not failures)
 
 
-def check_all(chosen: list[str]) -> Iterator[Row]:
+def check_all(names: list[str]) -> Iterator[Row]:
     """Run the page, and the frameworks unless sections were chosen."""
-    yield from check_page(PAGE.read_text(encoding="utf-8"), chosen or list(SECTIONS))
-    if not chosen:
+    yield from check_page(PAGE.read_text(encoding="utf-8"), names or list(SECTIONS))
+    if not names:
         for package, what, passed in check_frameworks():
             yield Row(package, find_version(package), what, passed)
 

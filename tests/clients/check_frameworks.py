@@ -209,18 +209,18 @@ def serve_proxy(upstream: str) -> Iterator[str]:
             thread.join(60)
 
 
-def observe(run: Run, script: Sequence[Step], way: str) -> tuple[list[str], list[Any], int, int]:
+def observe(run: Run, script: Sequence[Step], setup: str) -> tuple[list[str], list[Any], int, int]:
     """Return the texts, the contexts of the model, the bytes uploaded and those of the best plan."""
     with serve() as server:
-        if way == "proxy":
+        if setup == "proxy":
             with serve_proxy(server.base_url) as base_url:
                 texts = asyncio.run(run(script, base_url, False))
         else:
-            texts = asyncio.run(run(script, server.base_url, way == "chain"))
+            texts = asyncio.run(run(script, server.base_url, setup == "chain"))
         requests = [request for request in server.requests if request.context is not None]
         contexts = [[describe_item(item) for item in request.context or ()] for request in requests]
         size = sum(len(request.raw) for request in server.requests if request.method == "POST")
-        return texts, contexts, size, sum_best_bytes(requests) if way == "bare" else 0
+        return texts, contexts, size, sum_best_bytes(requests) if setup == "bare" else 0
 
 
 def check_frameworks() -> Iterator[tuple[str, str, bool]]:
@@ -230,12 +230,12 @@ def check_frameworks() -> Iterator[tuple[str, str, bool]]:
         direct = observe(run, TALK, "bare")
         edited = [observe(run, script, "bare") for script in scripts]
         best = sum(each[3] for each in edited)
-        for way in ("chain", "proxy"):
-            texts, contexts, size, _ = observe(run, TALK, way)
+        for setup in ("chain", "proxy"):
+            texts, contexts, size, _ = observe(run, TALK, setup)
             passed = (texts, contexts) == direct[:2] and size < direct[2]
-            yield name, f"replayed through {way}: {size / direct[2]:.2f} of the bytes", passed
-            found = [observe(run, script, way) for script in scripts]
-            share = sum(each[2] for each in found) / best
-            equal = [each[:2] for each in found] == [each[:2] for each in edited]
-            what = f"edited at random through {way}: {share:.2f} of the best plan's bytes"
+            yield name, f"replayed through {setup}: {size / direct[2]:.2f} of the bytes", passed
+            results = [observe(run, script, setup) for script in scripts]
+            share = sum(each[2] for each in results) / best
+            equal = [each[:2] for each in results] == [each[:2] for each in edited]
+            what = f"edited at random through {setup}: {share:.2f} of the best plan's bytes"
             yield name, what, equal and share <= MAX_SHARE

@@ -149,6 +149,6 @@ def run_session(
     except SessionFailed as error:
         terminal.process.kill()
         terminal.process.wait()
-        shown = "\n".join(filter(None, terminal.read_screen()))
-        return f"{error}; the screen:\n{shown}"
+        screen = "\n".join(filter(None, terminal.read_screen()))
+        return f"{error}; the screen:\n{screen}"
     return f"exit code {code}" if code else ""

@@ -35,9 +35,9 @@ class RecordingCounter:
 
     def count_items(self, items: Iterable[Mapping[str, Any]]) -> int:
         """Return the default count of items, and add their number to ``item_count``."""
-        listed = list(items)
-        self.item_count += len(listed)
-        return count_items(listed)
+        item_list = list(items)
+        self.item_count += len(item_list)
+        return count_items(item_list)
 
 
 def test_block_count_equals_item_count() -> None:
@@ -67,9 +67,9 @@ def test_reasoning_is_counted_each_time() -> None:
 
 
 @given(st.lists(blocks(), max_size=4))
-def test_any_block_has_a_count(given: list[Block]) -> None:
+def test_any_block_has_a_count(block_list: list[Block]) -> None:
     """Every block has a count, even one that cannot be sent."""
-    assert BlockCounter().count_blocks(given) >= 4 * len(given)
+    assert BlockCounter().count_blocks(block_list) >= 4 * len(block_list)
 
 
 def test_unsupported_blocks_are_counted() -> None:
@@ -83,8 +83,8 @@ def test_counter_is_wrapped_once() -> None:
     counter = RecordingCounter()
     assert BlockCounter.of(counter) is BlockCounter.of(counter)
     assert BlockCounter.of(DEFAULT_COUNTER) is base.DEFAULT_BLOCK_COUNTER
-    own = BlockCounter()
-    assert BlockCounter.of(own) is own
+    block_counter = BlockCounter()
+    assert BlockCounter.of(block_counter) is block_counter
 
     class Slotted(RecordingCounter):
         __slots__ = ()

@@ -34,12 +34,14 @@ def compactors() -> st.SearchStrategy[Compactor]:
     limits = st.integers(1, 60)
     leaves = st.one_of(
         limits.flatmap(
-            lambda most: st.integers(1, most).map(
-                lambda target: MessageLimitCompactor(most, target)
+            lambda maximum: st.integers(1, maximum).map(
+                lambda target: MessageLimitCompactor(maximum, target)
             )
         ),
         st.integers(1, 900).flatmap(
-            lambda most: st.integers(1, most).map(lambda target: TokenLimitCompactor(most, target))
+            lambda maximum: st.integers(1, maximum).map(
+                lambda target: TokenLimitCompactor(maximum, target)
+            )
         ),
         st.builds(
             ToolExchangeCompactor,
@@ -47,11 +49,13 @@ def compactors() -> st.SearchStrategy[Compactor]:
             keep_exchanges=st.integers(1, 3),
             min_saving=st.integers(1, 200),
         ),
-        st.integers(2, 900).map(lambda most: SummarisingCompactor(most, engine=SUMMARY_ENGINE)),
-        limits.map(lambda most: SplitCompactor(AlwaysTrigger(), MessageLimitCompactor(most))),
+        st.integers(2, 900).map(
+            lambda maximum: SummarisingCompactor(maximum, engine=SUMMARY_ENGINE)
+        ),
+        limits.map(lambda maximum: SplitCompactor(AlwaysTrigger(), MessageLimitCompactor(maximum))),
     )
     return st.one_of(
-        leaves, st.lists(leaves, max_size=3).map(lambda given: CompositeCompactor(*given))
+        leaves, st.lists(leaves, max_size=3).map(lambda parts: CompositeCompactor(*parts))
     )
 
 
@@ -95,8 +99,8 @@ def test_compaction_is_idempotent(blocks: tuple[Block, ...], compactor: Compacto
     """Compacting an already compacted history changes nothing."""
     first = run_immediately(run_compactor(compactor, CompactionRequest(blocks)))
     if not first.notes and not _has_summarizer(compactor):
-        again = run_immediately(run_compactor(compactor, CompactionRequest(first.blocks)))
-        assert again.blocks == first.blocks
+        second = run_immediately(run_compactor(compactor, CompactionRequest(first.blocks)))
+        assert second.blocks == first.blocks
 
 
 def _has_summarizer(compactor: Compactor) -> bool:
@@ -106,21 +110,23 @@ def _has_summarizer(compactor: Compactor) -> bool:
 
 
 @given(histories(), st.integers(1, 30))
-def test_a_message_limit_is_met_or_reported(blocks: tuple[Block, ...], most: int) -> None:
+def test_a_message_limit_is_met_or_reported(blocks: tuple[Block, ...], maximum: int) -> None:
     """The number of blocks is within the limit, unless the newest exchange alone exceeds it."""
-    result = run_immediately(run_compactor(MessageLimitCompactor(most), CompactionRequest(blocks)))
-    assert len(result.blocks) <= most or result.notes
+    result = run_immediately(
+        run_compactor(MessageLimitCompactor(maximum), CompactionRequest(blocks))
+    )
+    assert len(result.blocks) <= maximum or result.notes
 
 
 @given(histories(), st.integers(1, 600), st.data())
 def test_a_token_target_is_met_or_reported(
-    blocks: tuple[Block, ...], most: int, data: st.DataObject
+    blocks: tuple[Block, ...], maximum: int, data: st.DataObject
 ) -> None:
     """A history above the limit is cut to the target, unless the newest exchange alone exceeds it."""
-    target = data.draw(st.integers(1, most))
+    target = data.draw(st.integers(1, maximum))
     request = CompactionRequest(blocks)
-    result = run_immediately(run_compactor(TokenLimitCompactor(most, target), request))
-    if request.size() <= most:
+    result = run_immediately(run_compactor(TokenLimitCompactor(maximum, target), request))
+    if request.size() <= maximum:
         assert result.blocks == blocks
     else:
         assert request.count(result.blocks) <= target or result.notes

@@ -85,12 +85,12 @@ def test_message_limit_retains_the_last_messages() -> None:
 def test_target_below_the_limit_makes_compaction_rare() -> None:
     """After a cut to the target, compaction does not run again until the limit is reached."""
     compactor = MessageLimitCompactor(10, target_messages=4)
-    blocks, cuts = make_exchanges(1), 0
+    blocks, compactions = make_exchanges(1), 0
     for number in range(30):
         result = compact_now(compactor, blocks)
-        cuts += result.changed
+        compactions += result.changed
         blocks = (*result.blocks, user(f"{number}?"), assistant(f"{number}."))
-    assert 5 <= cuts <= 10
+    assert 5 <= compactions <= 10
 
 
 def test_the_newest_exchange_remains_at_any_length() -> None:
@@ -289,7 +289,7 @@ def test_summary_length_can_be_configured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "given", "message"),
+    ("make", "arguments", "message"),
     [
         (CompositeCompactor, [[MessageLimitCompactor(2)]], "which list has not"),
         (CompositeCompactor, [MessageLimitCompactor], "not the class MessageLimit"),
@@ -302,10 +302,10 @@ def test_summary_length_can_be_configured() -> None:
         (compact, [Newest()], "which Newest has not"),
     ],
 )
-def test_invalid_composition_is_rejected(make: Any, given: list[Any], message: str) -> None:
+def test_invalid_composition_is_rejected(make: Any, arguments: list[Any], message: str) -> None:
     """An invalid argument is rejected on construction, because later errors would only be logged."""
     with pytest.raises(InvalidSetting, match=message):
-        make(*given)
+        make(*arguments)
 
 
 @pytest.mark.parametrize("compactor", [MessageLimitCompactor, [MessageLimitCompactor(2)]])

@@ -54,21 +54,21 @@ def test_long_output_retains_its_start_and_end() -> None:
     """A shortened output states how much was left out, and its metadata has the original length."""
     text = "first line\n" + "middle\n" * 200 + "last line"
     blocks = (*make_exchange(0, text), *make_exchange(1, "x"))
-    made = shorten(blocks)
-    assert output_text(made).startswith("first line")
-    assert output_text(made).endswith("last line")
-    assert "characters left out" in output_text(made)
-    assert len(output_text(made)) < 160
-    assert made[2].metadata["shortened"] == len(text)
-    assert made[2].id == blocks[2].id
-    assert [b.kind for b in made] == [b.kind for b in blocks]
+    result = shorten(blocks)
+    assert output_text(result).startswith("first line")
+    assert output_text(result).endswith("last line")
+    assert "characters left out" in output_text(result)
+    assert len(output_text(result)) < 160
+    assert result[2].metadata["shortened"] == len(text)
+    assert result[2].id == blocks[2].id
+    assert [b.kind for b in result] == [b.kind for b in blocks]
 
 
 def test_json_output_retains_its_members() -> None:
     """Shortened JSON is valid and has its numbers and short texts; long texts and lists are truncated."""
-    found = {"total": 4711, "name": "Ada", "rows": list(range(500)), "page": "lorem " * 300}
-    made = shorten((*make_exchange(0, found), *make_exchange(1, "x")))
-    members = json.loads(output_text(made))
+    result = {"total": 4711, "name": "Ada", "rows": list(range(500)), "page": "lorem " * 300}
+    shortened = shorten((*make_exchange(0, result), *make_exchange(1, "x")))
+    members = json.loads(output_text(shortened))
     assert members["total"] == 4711
     assert members["name"] == "Ada"
     assert members["rows"][0] == 0
@@ -99,18 +99,18 @@ def test_shortened_arguments_are_json() -> None:
 
 def test_images_and_files_are_described() -> None:
     """Images and files are replaced by a short description."""
-    shown = [image(b"\x89PNG" * 100), FilePart(file_id="file_1", filename="plan.pdf")]
-    made = shorten((*make_exchange(0, shown), *make_exchange(1, "x")))
-    assert output_text(made) == "[an image was left out]\n[a file was left out: plan.pdf]"
+    content = [image(b"\x89PNG" * 100), FilePart(file_id="file_1", filename="plan.pdf")]
+    shortened = shorten((*make_exchange(0, content), *make_exchange(1, "x")))
+    assert output_text(shortened) == "[an image was left out]\n[a file was left out: plan.pdf]"
 
 
 def test_newest_exchanges_are_unchanged() -> None:
     """The newest ``keep_exchanges`` exchanges and blocks of hosted tools are unchanged."""
     hosted = opaque({"type": "web_search_call", "action": {"query": "x" * 500}})
     blocks = (hosted, *(b for n in range(4) for b in make_exchange(n, "long " * 100)))
-    made = shorten(blocks, keep_exchanges=2)
-    assert [block is old for block, old in zip(made, blocks, strict=True)].count(False) == 2
-    assert made[9:] == blocks[9:]
+    shortened = shorten(blocks, keep_exchanges=2)
+    assert [block is old for block, old in zip(shortened, blocks, strict=True)].count(False) == 2
+    assert shortened[9:] == blocks[9:]
     assert shorten(blocks, keep_exchanges=9) == blocks
 
 
@@ -141,12 +141,16 @@ def test_shortened_output_is_not_shortened_again() -> None:
     ).map(json.dumps),
     st.integers(1, 200),
 )
-def test_any_text_can_be_shortened(text: str, most: int) -> None:
+def test_any_text_can_be_shortened(text: str, maximum: int) -> None:
     """Short text is unchanged, JSON arguments remain valid JSON, and the result can always be encoded."""
-    made = truncate_text(text, most)
-    assert made == text if len(text) <= most else len(made) <= max(most + 50, 2 * most)
-    made.encode()
-    json.loads(truncate_json(text, most))
+    shortened = truncate_text(text, maximum)
+    assert (
+        shortened == text
+        if len(text) <= maximum
+        else len(shortened) <= max(maximum + 50, 2 * maximum)
+    )
+    shortened.encode()
+    json.loads(truncate_json(text, maximum))
 
 
 @pytest.mark.parametrize("text", ['{"a": NaN}' * 50, "[" * 5_000, '{"n": ' + "9" * 9_000 + "}"])

@@ -78,7 +78,7 @@ async def test_rows_of_0_1_belong_to_the_administrator(store_url: str, tmp_path:
         _, secret = await registry.add("alice")
         settings: dict[str, Any] = {"db": str(tmp_path / "server.db"), "token": "admin"}
         with serve(callers=registry, retention=36_500 * 86_400.0, **settings) as server:
-            found = {
+            statuses = {
                 token: [
                     httpx2.get(
                         f"{server.base_url}/{path}",
@@ -90,7 +90,7 @@ async def test_rows_of_0_1_belong_to_the_administrator(store_url: str, tmp_path:
                 ]
                 for token in ("admin", secret)
             }
-        assert found == {"admin": [200, 200], secret: [404, 404]}
+        assert statuses == {"admin": [200, 200], secret: [404, 404]}
 
 
 async def test_a_key_of_0_1_still_deduplicates(store_url: str) -> None:
@@ -167,9 +167,9 @@ def test_content_encrypted_by_0_1_is_rejected(encrypted_client: openai.OpenAI) -
         [message, known["reasoning"], known["answer"], message],
         [known["item"], message],
     ):
-        with pytest.raises(openai.BadRequestError) as caught:
+        with pytest.raises(openai.BadRequestError) as exc_info:
             encrypted_client.responses.create(model="practice", input=items)
-        assert caught.value.code == "invalid_encrypted_content"
+        assert exc_info.value.code == "invalid_encrypted_content"
 
 
 def test_a_context_compacted_by_0_1_is_not_found(encrypted_client: openai.OpenAI) -> None:
@@ -177,11 +177,11 @@ def test_a_context_compacted_by_0_1_is_not_found(encrypted_client: openai.OpenAI
     known = FACTS["encrypted"]
     for response in (known["compacted"], known["after"]):
         assert encrypted_client.responses.retrieve(response).status == "completed"
-        with pytest.raises(openai.BadRequestError) as caught:
+        with pytest.raises(openai.BadRequestError) as exc_info:
             encrypted_client.responses.create(
                 model="practice", input="Hello.", previous_response_id=response
             )
-        assert caught.value.code == "previous_response_not_found"
+        assert exc_info.value.code == "previous_response_not_found"
     with pytest.raises(openai.NotFoundError, match="Conversation with id"):
         encrypted_client.responses.create(
             model="practice", input="Hello.", conversation=known["conversation"]

@@ -24,10 +24,14 @@ def test_precedence_of_sources(file: Path) -> None:
     """A flag overrides the environment, which overrides the file, and each value has its source."""
     config = Config(file, read_config_file(file), {"KEDGE_SERVE_PORT": "9001"})
     assert config.find("serve.port", 9002).source == "flag"
-    found = config.find("serve.port")
-    assert (found.value, found.source, found.location) == (9001, "environment", "KEDGE_SERVE_PORT")
-    found = config.find("model")
-    assert (found.value, found.source, found.location) == ("xai:grok-4", "file", str(file))
+    setting = config.find("serve.port")
+    assert (setting.value, setting.source, setting.location) == (
+        9001,
+        "environment",
+        "KEDGE_SERVE_PORT",
+    )
+    setting = config.find("model")
+    assert (setting.value, setting.source, setting.location) == ("xai:grok-4", "file", str(file))
     assert config.find("serve.host").source == "default"
     assert config["serve.host"] == "127.0.0.1"
 
@@ -75,11 +79,11 @@ def test_empty_variable_is_ignored(file: Path) -> None:
 def test_invalid_file_is_reported_with_position(file: Path, text: str, message: str) -> None:
     """The error has the problem, the line and a suggestion."""
     file.write_text(text)
-    with pytest.raises(InvalidSetting) as raised:
+    with pytest.raises(InvalidSetting) as exc_info:
         load_config()
-    assert message in str(raised.value)
-    assert "\n" not in str(raised.value)
-    assert str(file) in str(raised.value)
+    assert message in str(exc_info.value)
+    assert "\n" not in str(exc_info.value)
+    assert str(file) in str(exc_info.value)
 
 
 def test_unreadable_file_is_reported(file: Path) -> None:
@@ -122,16 +126,16 @@ def test_invalid_variable_is_named(name: str, text: str) -> None:
 def test_secrets_are_masked() -> None:
     """Secrets are masked in display values, reprs and errors, as are passwords in URLs."""
     config = Config(Path("x"), {}, {"KEDGE_SERVER_TOKEN": TOKEN})
-    found = config.find("serve.token")
-    assert found.display_value == "pla…cdef"
-    assert TOKEN not in repr(found)
+    setting = config.find("serve.token")
+    assert setting.display_value == "pla…cdef"
+    assert TOKEN not in repr(setting)
     address = "postgresql://ada:planted-pass@db.example/kedge?sslmode=require"
     assert mask_value(SETTINGS["store"], address) == (
         "postgresql://ada:…@db.example/kedge?sslmode=require"
     )
-    with pytest.raises(InvalidSetting) as raised:
+    with pytest.raises(InvalidSetting) as exc_info:
         SETTINGS["serve.token"].check(4711, "serve.token")
-    assert "4711" not in str(raised.value)
+    assert "4711" not in str(exc_info.value)
 
 
 def test_url_without_password_is_unchanged() -> None:

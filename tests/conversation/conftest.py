@@ -37,13 +37,13 @@ async def store(store_url: str) -> AsyncIterator[Store]:
 @pytest.fixture
 async def connected(kedge_server: TestServer) -> AsyncIterator[Connect]:
     """Yield a function that creates engines for the test server, and close them afterwards."""
-    made: list[Engine] = []
+    engines: list[Engine] = []
 
     def make(**settings: Any) -> Engine:
         model = f"responses:{kedge_server.base_url}#practice"
-        made.append(connect(model, **{"max_retries": 0, **settings}))
-        return made[-1]
+        engines.append(connect(model, **{"max_retries": 0, **settings}))
+        return engines[-1]
 
     yield make
-    for engine in made:
+    for engine in engines:
         await engine.aclose()

@@ -68,8 +68,8 @@ async def check_conversation(url: str, server: str, name: str, reported: int) ->
         assert questions == [f"Line {number}" for number in range(len(questions))]
         assert len(questions) >= reported
         answers = [block.text for block in blocks if isinstance(block, AssistantBlock)]
-        seen = [int(re.findall(r"I can see (\d+) message", text)[-1]) for text in answers]
-        assert seen == list(range(1, 2 * len(questions), 2)), answers
+        counts = [int(re.findall(r"I can see (\d+) message", text)[-1]) for text in answers]
+        assert counts == list(range(1, 2 * len(questions), 2)), answers
         return len(questions)
 
 

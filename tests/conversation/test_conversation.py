@@ -51,20 +51,20 @@ async def test_reopened_conversation_continues(
 ) -> None:
     """A reopened conversation sends only the new blocks, chained on the stored response."""
     await conversation.send("My name is Ada.")
-    again = await Conversation.open(store, conversation.id, connected())
-    reply = await again.send("What is my name?")
+    reopened = await Conversation.open(store, conversation.id, connected())
+    reply = await reopened.send("What is my name?")
     assert reply.text == "Your name is Ada."
     assert reply.plan
     assert reply.plan.delta_blocks == 1
     sent = kedge_server.requests[-1].body
-    (first, second) = await again.responses()
+    (first, second) = await reopened.responses()
     assert reply.response_id == second.provider_response_id
-    await again.append("Thank you.")
-    assert replace(reply, turn=again.turn).response_id == ""
-    assert f'"provider_response_id":"{reply.response_id}"' in await again.export()
+    await reopened.append("Thank you.")
+    assert replace(reply, turn=reopened.turn).response_id == ""
+    assert f'"provider_response_id":"{reply.response_id}"' in await reopened.export()
     assert sent["previous_response_id"] == first.provider_response_id == second.anchor
     assert (second.node, second.parent) == (reply.node, reply.node - 1)
-    assert node_kinds(await store.tree(again.row)) == [
+    assert node_kinds(await store.tree(reopened.row)) == [
         "root",
         "asked",
         "answered",
@@ -97,17 +97,17 @@ async def test_question_is_stored_before_it_is_sent(
     with pytest.raises(KedgeError):
         await conversation.send("What is 2+3?")
     kedge_server.faults.clear()
-    again = await Conversation.open(store, conversation.id, connected())
-    assert len(again.turn) == 0
-    (question,) = await again.pending()
-    assert (await store.load(again.row, question.id)).blocks == (user("What is 2+3?"),)
-    (failed,) = await again.responses()
+    reopened = await Conversation.open(store, conversation.id, connected())
+    assert len(reopened.turn) == 0
+    (question,) = await reopened.pending()
+    assert (await store.load(reopened.row, question.id)).blocks == (user("What is 2+3?"),)
+    (failed,) = await reopened.responses()
     assert failed.status == "failed"
-    reply = await again.resume()
-    assert (reply.text, len(again.turn)) == ("2+3 = 5.", 2)
-    assert await again.pending() == []
+    reply = await reopened.resume()
+    assert (reply.text, len(reopened.turn)) == ("2+3 = 5.", 2)
+    assert await reopened.pending() == []
     with pytest.raises(NotInStore):
-        await again.resume()
+        await reopened.resume()
 
 
 async def test_conflicting_answers_are_both_stored(
@@ -194,19 +194,19 @@ async def test_undo_edit_and_regenerate_leave_history(
     """Undo, edit and regenerate create other branches, and all earlier nodes remain."""
     await conversation.send("My name is Ada.")
     await conversation.send("What is my name?")
-    was = conversation.head
+    head_before = conversation.head
     await conversation.undo()
     assert len(conversation.turn) == 2
     await conversation.edit(conversation.turn[0].id, "My name is Bob.")
     assert (await conversation.send("What is my name?")).text == "Your name is Bob."
     first = conversation.head
-    again = await conversation.regenerate()
-    assert (again.text, len(conversation.turn)) == ("Your name is Bob.", 4)
-    assert again.node != first
+    regenerated = await conversation.regenerate()
+    assert (regenerated.text, len(conversation.turn)) == ("Your name is Bob.", 4)
+    assert regenerated.node != first
     tree = {node.id: node for node in await store.tree(conversation.row)}
-    assert {was, first, again.node} <= tree.keys()
-    assert tree[first].parent == tree[again.node].parent
-    assert "Ada" in str((await store.load(conversation.row, was)).blocks)
+    assert {head_before, first, regenerated.node} <= tree.keys()
+    assert tree[first].parent == tree[regenerated.node].parent
+    assert "Ada" in str((await store.load(conversation.row, head_before)).blocks)
     await conversation.undo()
     await conversation.undo()
     assert conversation.turn[0] == user("My name is Ada.")
@@ -237,7 +237,7 @@ async def test_every_method_leads_to_the_stored_conversation(
 
     A long conversation is reopened before each step, and loads its blocks only when they are needed.
     """
-    pick = random.Random(seed)
+    rng = random.Random(seed)
     monkeypatch.setattr(
         "kedge.conversation.conversation.MAX_LOADED_BLOCKS", 0 if is_long else 2_000
     )
@@ -246,7 +246,7 @@ async def test_every_method_leads_to_the_stored_conversation(
     other = await Conversation.open(store, conversation.id, engine)
     verbs = ["send", "append", "undo", "redo", "edit", "fork", "goto", "refresh", "truncate"]
     for step in range(24):
-        verb = pick.choice(verbs) if step > 3 else "send"
+        verb = rng.choice(verbs) if step > 3 else "send"
         blocks = conversation.turn.blocks
         if is_long:
             conversation = await Conversation.open(store, conversation.id, engine)
@@ -261,12 +261,12 @@ async def test_every_method_leads_to_the_stored_conversation(
                     assert (conversation._turn is None) == is_long  # pyright: ignore[reportPrivateUsage]
                 case "edit":
                     users = [block for block in blocks if block.kind == "user"]
-                    await conversation.edit(pick.choice(users).id, f"What is {step}+4?")
+                    await conversation.edit(rng.choice(users).id, f"What is {step}+4?")
                 case "fork":
-                    conversation = await conversation.fork(pick.choice([None, blocks[-1].id]))
+                    conversation = await conversation.fork(rng.choice([None, blocks[-1].id]))
                     other = await Conversation.open(store, conversation.id, engine)
                 case "goto":
-                    node = pick.choice(await conversation.tree())
+                    node = rng.choice(await conversation.tree())
                     await conversation.goto(node.id)
                 case "refresh":
                     await other.refresh()
@@ -306,23 +306,23 @@ async def test_long_conversation_loads_blocks_lazily(
     """Methods that need no blocks load none, and a head moved while loading is respected."""
     monkeypatch.setattr("kedge.conversation.conversation.MAX_LOADED_BLOCKS", 1)
     await conversation.send("My name is Ada.")
-    opened = await Conversation.open(store, conversation.id, connected())
-    fork = await opened.fork()
-    await opened.undo()
-    assert repr(opened).endswith("0 blocks>")
-    await opened.redo()
+    reopened = await Conversation.open(store, conversation.id, connected())
+    fork = await reopened.fork()
+    await reopened.undo()
+    assert repr(reopened).endswith("0 blocks>")
+    await reopened.redo()
     load, moved = store.load, False
 
     async def load_slowly(row: Any, node: int | None = None) -> Any:
         nonlocal moved
         if not moved:
             moved = True
-            await opened.undo()
+            await reopened.undo()
         return await load(row, node)
 
     monkeypatch.setattr(store, "load", load_slowly)
-    await opened.append("Hello.")
-    assert [block.kind for block in opened.turn] == ["user"]
+    await reopened.append("Hello.")
+    assert [block.kind for block in reopened.turn] == ["user"]
     assert len(fork.turn) == 2
     assert (await fork.send("What is my name?")).text == "Your name is Ada."
 
@@ -341,17 +341,17 @@ async def test_redo_reverts_undo(
     await conversation.undo()
     await conversation.undo()
     assert (await conversation.redo()).head == first
-    again = await Conversation.open(store, conversation.id, connected())
+    reopened = await Conversation.open(store, conversation.id, connected())
     assert (await conversation.redo()).head == older
     await conversation.goto(first)
-    assert (await again.redo()).head == newer
+    assert (await reopened.redo()).head == newer
     with pytest.raises(NotInStore, match="nothing to redo"):
-        await again.redo()
+        await reopened.redo()
     kedge_server.faults.set("status=500", times=1)
     with pytest.raises(KedgeError):
-        await again.send("What is 2+3?")
+        await reopened.send("What is 2+3?")
     with pytest.raises(NotInStore, match="nothing to redo"):
-        await again.redo()
+        await reopened.redo()
 
 
 async def test_blocks_are_inserted_removed_replaced_and_truncated(
@@ -391,9 +391,9 @@ async def test_goto_moves_head_to_any_position(conversation: Conversation) -> No
     await conversation.goto(str(second.node))
     await conversation.goto(conversation.turn[2].id)
     assert conversation.turn.blocks == second.turn.blocks[:3]
-    for nowhere in (1 << 70, 0, "resp_nothing", "9" * 30):
+    for position in (1 << 70, 0, "resp_nothing", "9" * 30):
         with pytest.raises(NotInStore):
-            await conversation.goto(nowhere)
+            await conversation.goto(position)
 
 
 async def test_edited_question_is_regenerated(
@@ -424,25 +424,25 @@ async def test_appended_block_is_a_question(store: Store, connected: Connect) ->
 
 async def test_tool_calls_and_results_are_nodes(store: Store, connected: Connect) -> None:
     """The tool call is stored before the tool runs, and its result and duration afterwards."""
-    seen: list[list[str]] = []
+    snapshots: list[list[str]] = []
 
     async def add(a: int, b: int) -> int:
         """Add two numbers."""
-        seen.append(node_kinds(await store.tree(conversation.row)))
+        snapshots.append(node_kinds(await store.tree(conversation.row)))
         return a + b
 
     conversation = await Conversation.create(store, connected(), tools=[add])
     reply = await conversation.send("Please call add with a=2 and b=3")
     assert "5" in reply.text
-    assert seen == [["root", "asked", "answered"]]
+    assert snapshots == [["root", "asked", "answered"]]
     tree = await store.tree(conversation.row)
     assert node_kinds(tree) == ["root", "asked", "answered", "results", "answered"]
     ((name, node),) = await store.database.read(
         lambda tx: tx.rows("SELECT name, node FROM tool_runs")
     )
     assert (name, node) == ("add", tree[3].id)
-    again = await Conversation.open(store, conversation.id, connected(), tools=[add])
-    assert again.plan("Thanks").delta_blocks == 1
+    reopened = await Conversation.open(store, conversation.id, connected(), tools=[add])
+    assert reopened.plan("Thanks").delta_blocks == 1
 
 
 async def test_key_runs_once(conversation: Conversation, kedge_server: TestServer) -> None:
@@ -654,10 +654,10 @@ async def test_expired_anchor_is_not_used(
     """After the retention of the conversation, everything is sent without using the anchor."""
     conversation = await Conversation.create(store, connected(), retention=0.001)
     await conversation.send("My name is Ada.")
-    again = await Conversation.open(store, conversation.id, connected())
-    reply = await again.send("What is my name?")
+    reopened = await Conversation.open(store, conversation.id, connected())
+    reply = await reopened.send("What is my name?")
     assert reply.text == "Your name is Ada."
-    assert (await again.responses())[-1].reason == "expired"
+    assert (await reopened.responses())[-1].reason == "expired"
     assert len(kedge_server.requests) == 2
 
 
@@ -667,11 +667,11 @@ async def test_stateless_mode_stores_nothing_with_provider(
     """A stateless conversation sends ``store=false`` and resends stored encrypted reasoning."""
     conversation = await Conversation.create(store, connected(), mode="stateless")
     await conversation.send("Think about 2+3")
-    again = await Conversation.open(store, conversation.id, connected())
-    await again.send("What is 2+3?")
+    reopened = await Conversation.open(store, conversation.id, connected())
+    await reopened.send("What is 2+3?")
     assert [request.body["store"] for request in kedge_server.requests] == [False, False]
-    assert [row.stored for row in await again.responses()] == [False, False]
-    reasoning_blocks = [block for block in again.turn if block.kind == "reasoning"]
+    assert [row.stored for row in await reopened.responses()] == [False, False]
+    reasoning_blocks = [block for block in reopened.turn if block.kind == "reasoning"]
     assert reasoning_blocks
     assert any(item["type"] == "reasoning" for item in kedge_server.requests[-1].body["input"])
 

@@ -91,12 +91,12 @@ async def test_bodies_are_stored_on_request(
     await conversation.send("What is 1+1?")
     kedge_server.forget()
     await conversation.send("And 2+2?")
-    plain, refused, healed = await store.exchanges(conversation.row)
+    plain, rejected, healed = await store.exchanges(conversation.row)
     assert b"What is 1+1?" in plain.request
     assert (plain.status, len(plain.reply)) == (200, 300)
-    assert (refused.status, healed.status) == (400, 200)
-    assert refused.request != healed.request
-    assert b"not found" in refused.reply
+    assert (rejected.status, healed.status) == (400, 200)
+    assert rejected.request != healed.request
+    assert b"not found" in rejected.reply
 
 
 async def test_four_processes_on_the_same_conversations(

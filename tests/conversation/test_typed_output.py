@@ -56,9 +56,9 @@ async def test_key_continues_after_invalid_answers(
     """A repeated key continues from the last stored answer, and the head moves with the valid answer."""
     question = "First invalid: What is 2 + 3?"
     head = conversation.head
-    with pytest.raises(OutputInvalid) as caught:
+    with pytest.raises(OutputInvalid) as exc_info:
         await conversation.send(question, key="k", output=int, output_retries=0)
-    assert caught.value.text == "Not JSON: 2 + 3 = 5."
+    assert exc_info.value.text == "Not JSON: 2 + 3 = 5."
     assert conversation.head == head
     reply = await conversation.send(question, key="k", output=int)
     assert reply.output == 5

@@ -23,8 +23,8 @@ def server() -> Iterator[TestServer]:
 @pytest.fixture
 async def engine(server: TestServer) -> AsyncIterator[ResponsesEngine]:
     """Yield an engine for that server, with default settings."""
-    async with open_engine(server) as made:
-        yield made
+    async with open_engine(server) as opened_engine:
+        yield opened_engine
 
 
 @asynccontextmanager
@@ -32,7 +32,7 @@ async def open_engine(server: TestServer, **settings: Any) -> AsyncIterator[Resp
     """Yield an engine for a server, and close it at the end."""
     # The client's default connection timeout of 5 seconds is too short for a busy machine.
     settings = {"max_retries": 0, "timeout": 300} | settings
-    made = connect(f"responses:{server.base_url}#practice", **settings)
-    assert isinstance(made, ResponsesEngine)
-    async with made:
-        yield made
+    opened_engine = connect(f"responses:{server.base_url}#practice", **settings)
+    assert isinstance(opened_engine, ResponsesEngine)
+    async with opened_engine:
+        yield opened_engine

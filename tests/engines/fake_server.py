@@ -33,7 +33,7 @@ def serve_bytes(data: bytes, *, keep_open: bool = False) -> Iterator[str]:
 
     With ``keep_open`` the connection stays open instead.
     """
-    held: list[socket.socket] = []
+    connections: list[socket.socket] = []
 
     def answer() -> None:
         while True:
@@ -41,7 +41,7 @@ def serve_bytes(data: bytes, *, keep_open: bool = False) -> Iterator[str]:
                 connection, _ = listener.accept()
             except OSError:  # closed: the test has ended
                 return
-            held.append(connection)
+            connections.append(connection)
             with suppress(OSError):  # the client did not wait
                 _read_request(connection)
                 connection.sendall(data)
@@ -56,7 +56,7 @@ def serve_bytes(data: bytes, *, keep_open: bool = False) -> Iterator[str]:
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             thread.join(300)
-            for connection in held:
+            for connection in connections:
                 connection.close()
 
 

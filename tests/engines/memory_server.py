@@ -81,9 +81,9 @@ class MemoryServer:
         response_id = parts[3] if len(parts) > 3 else ""
         if not self.lists or response_id not in self.stored:
             return json_response({"detail": "Not Found"}, 404)
-        parent, given, output = self.stored[response_id]
+        parent, items, output = self.stored[response_id]
         if parts[-1] == "input_items":
-            return json_response({"data": given, "has_more": False})
+            return json_response({"data": items, "has_more": False})
         return json_response(
             {"id": response_id, "output": output, "previous_response_id": parent or None}
         )
@@ -116,8 +116,8 @@ class MemoryServer:
     def _history(self, previous: str) -> list[Item]:
         parts: list[list[Item]] = []
         while previous in self.stored:
-            previous, given, output = self.stored[previous]
-            parts.append([*given, *output])
+            previous, items, output = self.stored[previous]
+            parts.append([*items, *output])
         parts = parts if self.cap is None else parts[: self.cap]
         return [item for part in reversed(parts) for item in part]
 
@@ -135,29 +135,29 @@ class MemoryServer:
             )
         return output
 
-    def _count(self, history: list[Item], given: list[Item], output: list[Item]) -> Any:
-        tokens, cached = count_items([*history, *given]) + self.hidden_prompt, 0
+    def _count(self, history: list[Item], items: list[Item], output: list[Item]) -> Any:
+        tokens, cached = count_items([*history, *items]) + self.hidden_prompt, 0
         match self.usage:
             case "none":
                 return None
             case "constant":
                 tokens = 10
             case "new":
-                tokens = count_items(given)
+                tokens = count_items(items)
             case "apart":
                 cached = count_items(history)
                 tokens -= cached
             case "llama":  # another tokenizer, and more tokens per item
-                tokens = int(tokens * 1.2) + 3 * (len(history) + len(given))
+                tokens = int(tokens * 1.2) + 3 * (len(history) + len(items))
             case _:
                 pass
-        made = count_items(output)
+        output_tokens = count_items(output)
         return {
             "input_tokens": tokens,
             "input_tokens_details": {"cached_tokens": cached},
-            "output_tokens": made,
+            "output_tokens": output_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": tokens + made,
+            "total_tokens": tokens + output_tokens,
         }
 
     def _stream(self, response: Body, previous: str) -> Response:

@@ -70,9 +70,9 @@ ANSWER = {
 
 def open_engine(url: str, model: str = "m", **settings: Any) -> AnthropicEngine:
     """Create an engine for the server at this address."""
-    made = connect(f"anthropic:{model}", base_url=url, api_key=KEY, max_retries=0, **settings)
-    assert isinstance(made, AnthropicEngine)
-    return made
+    engine = connect(f"anthropic:{model}", base_url=url, api_key=KEY, max_retries=0, **settings)
+    assert isinstance(engine, AnthropicEngine)
+    return engine
 
 
 def text_block(value: str) -> dict[str, Any]:
@@ -207,15 +207,15 @@ def test_unsupported_content_names_the_block_and_what_to_do(
     blocks: list[Block], message: str
 ) -> None:
     """Content that the API does not support raises an error instead of being dropped."""
-    with pytest.raises(UnsupportedBlock, match="before sending") as caught:
+    with pytest.raises(UnsupportedBlock, match="before sending") as exc_info:
         render_blocks(*blocks)
-    assert message in str(caught.value)
-    assert any(block.id in str(caught.value) for block in blocks)
+    assert message in str(exc_info.value)
+    assert any(block.id in str(exc_info.value) for block in blocks)
 
 
 def test_unsupported_call_ids_are_replaced() -> None:
     """Call ids with invalid characters and call ids used twice are replaced by valid, unique ones."""
-    found = render_blocks(
+    rendered = render_blocks(
         user("x"),
         tool_call("f", "{}", call_id="functions.f:0"),
         tool_result("functions.f:0", "1"),
@@ -225,11 +225,11 @@ def test_unsupported_call_ids_are_replaced() -> None:
         tool_result("call_0", "3"),
     )
     reported = [
-        part["id"] for each in found for part in each["content"] if part["type"] == "tool_use"
+        part["id"] for each in rendered for part in each["content"] if part["type"] == "tool_use"
     ]
     received = [
         part["tool_use_id"]
-        for each in found
+        for each in rendered
         for part in each["content"]
         if part["type"] == "tool_result"
     ]
@@ -242,18 +242,18 @@ def test_unsupported_call_ids_are_replaced() -> None:
 def test_api_specific_members_are_resent_unchanged() -> None:
     """Blocks of the provider's own tools, citations, and the caller of a tool are sent unchanged."""
     search = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"q": "k"}}
-    found = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []}
+    result = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []}
     cited = TextPart(
         "A kedge.", extra=FrozenMap({"citations": [{"type": "x", "encrypted_index": "i"}]})
     )
     caller = {"caller": {"type": "code_execution_20260120", "tool_id": "srv_0"}}
     call = tool_call("f", "{}", call_id="c", extra={"item": {"anthropic": caller}})
     _, reported, _ = render_blocks(
-        user("x"), opaque(search), opaque(found), assistant([cited]), call, tool_result("c", "1")
+        user("x"), opaque(search), opaque(result), assistant([cited]), call, tool_result("c", "1")
     )
     assert reported["content"] == [
         search,
-        found,
+        result,
         {**text_block("A kedge."), "citations": [{"type": "x", "encrypted_index": "i"}]},
         {"type": "tool_use", "id": "c", "name": "f", "input": {}, **caller},
     ]
@@ -280,7 +280,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("params", "expected"),
     [
         ({"max_output_tokens": 5}, {"max_tokens": 5}),
         ({"tool_choice": "auto"}, {"tool_choice": {"type": "auto"}}),
@@ -321,9 +321,9 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"service_tier": "auto", "tomorrow": {"x": 1}}, {"service_tier": "auto", "tomorrow": {"x": 1}}),
     ],
 )  # fmt: skip
-def test_common_parameters_are_translated(given: Any, expected: Any) -> None:
+def test_common_parameters_are_translated(params: Any, expected: Any) -> None:
     """Parameters of the Responses API are translated, and unknown ones are sent unchanged."""
-    body = reconcile_body({"tools": [{}], **map_params(given, {**PARAM_RULES, **SAMPLING_RULES})})
+    body = reconcile_body({"tools": [{}], **map_params(params, {**PARAM_RULES, **SAMPLING_RULES})})
     assert {"max_tokens": DEFAULT_MAX_TOKENS, **expected} == {
         k: v for k, v in body.items() if k != "tools"
     }
@@ -331,15 +331,15 @@ def test_common_parameters_are_translated(given: Any, expected: Any) -> None:
 
 def test_a_thinking_budget_above_the_limit_raises() -> None:
     """The API rejects it: the budget is part of what `max_output_tokens` limits."""
-    given = {"reasoning": {"budget_tokens": 4096}, "max_output_tokens": 4096}
+    params = {"reasoning": {"budget_tokens": 4096}, "max_output_tokens": 4096}
     with pytest.raises(UnsupportedParameter, match="must be smaller than max_output_tokens"):
-        reconcile_body(map_params(given, PARAM_RULES))
-    fits = {**given, "max_output_tokens": 4097}
+        reconcile_body(map_params(params, PARAM_RULES))
+    fits = {**params, "max_output_tokens": 4097}
     assert reconcile_body(map_params(fits, PARAM_RULES))["max_tokens"] == 4097
 
 
 @pytest.mark.parametrize(
-    ("given", "param"),
+    ("params", "param"),
     [
         ({"temperature": 0}, "temperature"),
         ({"top_p": 0.5}, "top_p"),
@@ -352,11 +352,11 @@ def test_a_thinking_budget_above_the_limit_raises() -> None:
         ({"top_logprobs": 3}, "top_logprobs"),
     ],
 )
-def test_unsupported_parameter_raises(given: Any, param: str) -> None:
+def test_unsupported_parameter_raises(params: Any, param: str) -> None:
     """A parameter without an equivalent raises an error, because dropping it would change the answer."""
-    with pytest.raises(UnsupportedParameter) as caught:
-        map_params(given, {**PARAM_RULES, **SAMPLING_RULES})
-    assert caught.value.param == param
+    with pytest.raises(UnsupportedParameter) as exc_info:
+        map_params(params, {**PARAM_RULES, **SAMPLING_RULES})
+    assert exc_info.value.param == param
 
 
 def test_older_api_version_accepts_sampling_parameters() -> None:
@@ -386,8 +386,8 @@ async def test_a_request_has_model_system_messages_tools_and_limits() -> None:
     server = RecordingServer()
     with serve_handler(server.handle) as url:
         async with open_engine(url, params={"max_output_tokens": 9}) as engine:
-            offered = ({"type": "function", "name": "f", "parameters": SCHEMA},)
-            turn = await engine.run(Turn([system("Be kind."), user("Hello")]), tools=offered)
+            tools = ({"type": "function", "name": "f", "parameters": SCHEMA},)
+            turn = await engine.run(Turn([system("Be kind."), user("Hello")]), tools=tools)
             await engine.run(turn.append(user("Go on")), model="other", tool_choice="auto")
     first, second = server.bodies
     assert first == {
@@ -425,14 +425,14 @@ async def test_http_errors_are_mapped_to_engine_errors(
     status: int, kind: str, expected: type[EngineError]
 ) -> None:
     """An error has its class, status, code, request id and retry delay, and never the key."""
-    refused = json_response(error_body(kind, f"no, {KEY}"), status)
-    refused.headers["request-id"] = "req_1"
-    refused.headers["retry-after"] = "7"
-    with serve_handler(RecordingServer(refused).handle) as url:
+    rejected = json_response(error_body(kind, f"no, {KEY}"), status)
+    rejected.headers["request-id"] = "req_1"
+    rejected.headers["retry-after"] = "7"
+    with serve_handler(RecordingServer(rejected).handle) as url:
         async with open_engine(url) as engine:
-            with pytest.raises(expected) as caught:
+            with pytest.raises(expected) as exc_info:
                 await engine.run(TURN)
-    error = caught.value
+    error = exc_info.value
     assert (error.status, error.code, error.request_id) == (status, kind, "req_1")
     assert (error.turn, error.provider) == (TURN, "anthropic")
     assert error.retry_after == (7 if status in (429, 500, 529) else None)
@@ -505,19 +505,21 @@ async def test_a_rejected_signature_is_healed_once_without_reasoning(server: Tes
         server.url, "practice", params={"reasoning": {"effort": "low"}}
     ) as engine:
         turn = (await engine.run(Turn([user("What is 2+3?")]))).append(user("Sure?"))
-    refused = json_response(
+    rejected = json_response(
         error_body(
             "invalid_request_error", "messages.1.content.0: Invalid `signature` in `thinking` block"
         ),
         400,
     )
-    odd = RecordingServer(refused)
-    with serve_handler(odd.handle) as url:
-        elsewhere = open_engine(url, "practice", scope=engine.scope)
-        async with elsewhere, elsewhere.stream(turn) as stream:
+    other_server = RecordingServer(rejected)
+    with serve_handler(other_server.handle) as url:
+        other = open_engine(url, "practice", scope=engine.scope)
+        async with other, other.stream(turn) as stream:
             events = [event async for event in stream]
     assert Healed("reasoning") in events
-    before, after = ([p["type"] for p in body["messages"][1]["content"]] for body in odd.bodies)
+    before, after = (
+        [p["type"] for p in body["messages"][1]["content"]] for body in other_server.bodies
+    )
     assert (before, after) == (["thinking", "text"], ["text"])
 
 
@@ -528,28 +530,30 @@ async def test_redacted_reasoning_and_tool_rounds_are_resent_in_order() -> None:
         {"type": "thinking", "thinking": "", "signature": "sig"},
         {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}},
     ]
-    odd = RecordingServer(json_response({**ANSWER, "content": content, "stop_reason": "tool_use"}))
-    with serve_handler(odd.handle) as url:
+    other_server = RecordingServer(
+        json_response({**ANSWER, "content": content, "stop_reason": "tool_use"})
+    )
+    with serve_handler(other_server.handle) as url:
         async with open_engine(url) as engine:
             turn = await engine.run(TURN)
             await engine.run(turn.append(tool_result("toolu_1", "done")))
-    assert odd.bodies[1]["messages"][1]["content"] == content
+    assert other_server.bodies[1]["messages"][1]["content"] == content
 
 
 async def test_paused_answer_continues_from_the_turn_of_the_error() -> None:
     """The error of a paused answer has a Turn with its complete blocks, which are sent back unchanged."""
     search = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {}}
-    odd = RecordingServer(
+    other_server = RecordingServer(
         json_response({**ANSWER, "content": [search], "stop_reason": "pause_turn"})
     )
-    with serve_handler(odd.handle) as url:
+    with serve_handler(other_server.handle) as url:
         async with open_engine(url) as engine:
-            with pytest.raises(AnswerIncomplete) as caught:
+            with pytest.raises(AnswerIncomplete) as exc_info:
                 await engine.run(TURN)
-            assert caught.value.code == "pause_turn"
-            assert caught.value.turn is not None
-            turn = await engine.run(caught.value.turn)
-    assert odd.bodies[1]["messages"][1] == {"role": "assistant", "content": [search]}
+            assert exc_info.value.code == "pause_turn"
+            assert exc_info.value.turn is not None
+            turn = await engine.run(exc_info.value.turn)
+    assert other_server.bodies[1]["messages"][1] == {"role": "assistant", "content": [search]}
     assert turn.blocks[-1] == assistant("Yes.")
 
 

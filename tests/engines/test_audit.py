@@ -14,16 +14,16 @@ from kedge.turns import Turn, user
 async def test_an_honest_server_agrees(engine: ResponsesEngine) -> None:
     """Every block that the anchor covers is compared, over the complete chain."""
     turn = await send_lines(engine, "One", "Think about two.", "Three")
-    found = await engine.verify(turn)
-    assert found.agrees is True
-    assert found.checked == 6
-    assert "same 6 blocks" in str(found)
+    audit = await engine.verify(turn)
+    assert audit.agrees is True
+    assert audit.checked == 6
+    assert "same 6 blocks" in str(audit)
 
 
 async def test_without_an_anchor_there_is_nothing_to_verify(engine: ResponsesEngine) -> None:
     """A Turn that would be sent in full has no stored context to check."""
-    found = await engine.verify(Turn([user("Hi")]))
-    assert found.agrees is None
+    audit = await engine.verify(Turn([user("Hi")]))
+    assert audit.agrees is None
 
 
 def forge_records(turn: Turn, index: int = 0) -> Turn:
@@ -40,9 +40,9 @@ def forge_records(turn: Turn, index: int = 0) -> Turn:
 async def test_difference_is_reported(engine: ResponsesEngine) -> None:
     """A false anchor record is detected by comparing it with the server's items."""
     turn = forge_records(await send_lines(engine, "One", "Two"))
-    found = await engine.verify(turn)
-    assert found.agrees is False
-    assert "block 1" in found.difference
+    audit = await engine.verify(turn)
+    assert audit.agrees is False
+    assert "block 1" in audit.difference
 
 
 async def test_periodic_audit_heals_a_difference(server: TestServer) -> None:
@@ -59,8 +59,8 @@ async def test_audit_without_stored_items_has_no_result(
     """Items that cannot be fetched are not compared, so the audit has no result."""
     turn = await send_lines(engine, "One")
     server.forget()
-    found = await engine.verify(turn)
-    assert found.agrees is None
+    audit = await engine.verify(turn)
+    assert audit.agrees is None
 
 
 async def test_blocks_before_a_compaction_are_not_compared(engine: ResponsesEngine) -> None:
@@ -71,16 +71,16 @@ async def test_blocks_before_a_compaction_are_not_compared(engine: ResponsesEngi
     plan = engine.plan(turn)
     assert plan.anchor is not None
     assert plan.barrier
-    found = await engine.verify(turn)
-    assert found.agrees is True
-    assert found.checked == plan.anchor.block_count - plan.barrier
+    audit = await engine.verify(turn)
+    assert audit.agrees is True
+    assert audit.checked == plan.anchor.block_count - plan.barrier
 
 
 async def test_explicit_compaction_is_compared(engine: ResponsesEngine) -> None:
     """The blocks of an explicit compaction were sent to the server, so they are compared."""
-    made, _ = await engine.compact(await send_lines(engine, "One", "Two"))
-    turn = await send_lines(engine, "Three", "Four", turn=Turn(made))
-    found = await engine.verify(turn)
-    assert found.agrees is True
-    forgery = await engine.verify(forge_records(turn, index=len(made)))
+    compacted, _ = await engine.compact(await send_lines(engine, "One", "Two"))
+    turn = await send_lines(engine, "Three", "Four", turn=Turn(compacted))
+    audit = await engine.verify(turn)
+    assert audit.agrees is True
+    forgery = await engine.verify(forge_records(turn, index=len(compacted)))
     assert forgery.agrees is False

@@ -148,10 +148,10 @@ def test_unsupported_content_names_the_block_and_what_to_do(
     blocks: list[Block], message: str
 ) -> None:
     """Content that the API does not support raises an error instead of being dropped."""
-    with pytest.raises(UnsupportedBlock, match="before sending") as caught:
+    with pytest.raises(UnsupportedBlock, match="before sending") as exc_info:
         render_blocks(*blocks)
-    assert message in str(caught.value)
-    assert any(block.id in str(caught.value) for block in blocks)
+    assert message in str(exc_info.value)
+    assert any(block.id in str(exc_info.value) for block in blocks)
 
 
 def test_text_between_a_call_and_its_result_is_moved() -> None:
@@ -216,7 +216,7 @@ def test_function_tools_are_translated_and_native_tools_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("params", "expected"),
     [
         (
             {"max_output_tokens": 5, "temperature": 0, "top_p": 0.5},
@@ -284,13 +284,13 @@ def test_function_tools_are_translated_and_native_tools_unchanged() -> None:
         ({"temperature": None}, {}),
     ],
 )
-def test_common_parameters_are_translated(given: Any, expected: Any) -> None:
+def test_common_parameters_are_translated(params: Any, expected: Any) -> None:
     """Parameters of the Responses API are translated, and unknown ones are sent unchanged."""
-    assert map_params(given, build_param_rules("max_tokens")) == expected
+    assert map_params(params, build_param_rules("max_tokens")) == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "param"),
+    ("params", "param"),
     [
         ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
         ({"reasoning": {"tomorrow": 1}}, "reasoning.tomorrow"),
@@ -303,11 +303,11 @@ def test_common_parameters_are_translated(given: Any, expected: Any) -> None:
         ({"include": ["reasoning.encrypted_content"]}, "include"),
     ],
 )
-def test_unsupported_parameter_raises(given: Any, param: str) -> None:
+def test_unsupported_parameter_raises(params: Any, param: str) -> None:
     """A parameter without an equivalent raises an error, because dropping it would change the answer."""
-    with pytest.raises(UnsupportedParameter) as caught:
-        map_params(given, build_param_rules("max_tokens"))
-    assert caught.value.param == param
+    with pytest.raises(UnsupportedParameter) as exc_info:
+        map_params(params, build_param_rules("max_tokens"))
+    assert exc_info.value.param == param
 
 
 class RecordingServer:
@@ -334,8 +334,8 @@ async def test_a_request_has_model_messages_tools_and_parameters() -> None:
     server = RecordingServer()
     with serve_handler(server.handle) as url:
         engine = connect(f"chat:{url}#m", params={"temperature": 1, "seed": 1})
-        offered = ({"type": "function", "name": "f", "parameters": {}},)
-        await run_once(engine, temperature=0, tools=offered, max_output_tokens=9)
+        tools = ({"type": "function", "name": "f", "parameters": {}},)
+        await run_once(engine, temperature=0, tools=tools, max_output_tokens=9)
         await run_once(engine, streaming=True, model="other")
         await run_once(engine, streaming=True, stream_options=None)
         await run_once(engine, streaming=True, stream_options={"include_obfuscation": False})
@@ -399,10 +399,12 @@ async def test_an_unreachable_server_or_a_missing_model_has_advice(
     received = {"error": {"message": 'model "llama3.2" not found, try pulling it first'}}
     with serve_handler(make_handler(lambda: json_response(received, 404))) as url:
         monkeypatch.setenv("OLLAMA_HOST", url.removesuffix("/v1"))
-        with pytest.raises(RequestRefused, match=r"fetch it with: ollama pull llama3\.2") as caught:
+        with pytest.raises(
+            RequestRefused, match=r"fetch it with: ollama pull llama3\.2"
+        ) as exc_info:
             await run_once(connect("ollama:llama3.2"))
-        assert "\n" not in str(caught.value)
-        assert caught.value.status == 404
+        assert "\n" not in str(exc_info.value)
+        assert exc_info.value.status == 404
         with pytest.raises(RequestRefused, match="is 'm' a model of this server"):
             await run_once(connect(f"chat:{url}#m"))
     with pytest.raises(Unreachable, match="start the server"):
@@ -418,10 +420,10 @@ async def test_invalid_completion_raises(body: Any) -> None:
     """A body that is not a completion raises an error despite status 200."""
     with serve_handler(RecordingServer(lambda: json_response(body)).handle) as url:
         for streaming in (False, True):
-            with pytest.raises(EngineError, match="not a response") as caught:
+            with pytest.raises(EngineError, match="not a response") as exc_info:
                 await run_once(connect(f"chat:{url}#m"), streaming=streaming)
-            assert caught.value.turn == Turn([user("Hello")])
-            assert caught.value.plan is not None
+            assert exc_info.value.turn == Turn([user("Hello")])
+            assert exc_info.value.plan is not None
 
 
 async def test_a_stateless_answer_is_recorded_without_an_anchor() -> None:
@@ -477,11 +479,11 @@ async def test_reasoning_is_resent_where_required_while_its_prefix_is_unchanged(
 
 async def test_required_reasoning_is_sent_after_the_first_rejection() -> None:
     """DeepSeek and Kimi require reasoning between calls: the request is healed once, with an event."""
-    refused = {"error": {"message": "Missing reasoning_content in the assistant message"}}
+    rejected = {"error": {"message": "Missing reasoning_content in the assistant message"}}
     answers = [
         json_response(REASONING_ANSWER),
-        json_response(refused, 400),
-        json_response(refused, 400),
+        json_response(rejected, 400),
+        json_response(rejected, 400),
         json_response(ANSWER),
         json_response(ANSWER),
     ]
@@ -502,10 +504,10 @@ async def test_required_reasoning_is_sent_after_the_first_rejection() -> None:
 
 async def test_rejected_reasoning_is_left_out() -> None:
     """Older models reject reasoning, so it is left out; a second rejection is an error."""
-    refused = {"error": {"message": "reasoning_content is not allowed in messages"}}
-    answers = [json_response(REASONING_ANSWER), json_response(refused, 400), json_response(ANSWER)]
+    rejected = {"error": {"message": "reasoning_content is not allowed in messages"}}
+    answers = [json_response(REASONING_ANSWER), json_response(rejected, 400), json_response(ANSWER)]
     server = RecordingServer()
-    server.response = lambda: answers.pop(0) if answers else json_response(refused, 400)
+    server.response = lambda: answers.pop(0) if answers else json_response(rejected, 400)
     with serve_handler(server.handle) as url:
         async with connect(f"chat:{url}#m", max_retries=0, replay_reasoning=True) as engine:
             turn = (await engine.run(Turn([user("x")]))).append(tool_result("c1", "1"))

@@ -23,8 +23,8 @@ async def test_one_object_holds_the_complete_conversation(server: TestServer) ->
     """The first request creates the object, and the next ones send only new blocks."""
     async with open_engine(server, mode="conversation") as engine:
         turn = await send_lines(engine, "One", "Two", "What did I say first?")
-    made = {body["conversation"] for body in request_bodies(server)}
-    assert made == {get_state(turn).conversation_id}
+    conversation_ids = {body["conversation"] for body in request_bodies(server)}
+    assert conversation_ids == {get_state(turn).conversation_id}
     assert [len(body["input"]) for body in request_bodies(server)] == [1, 1, 1]
     assert all("previous_response_id" not in body for body in request_bodies(server))
     assert normalize_items(server.requests[-1].context) == expected_context(turn)

@@ -101,12 +101,12 @@ async def test_fault_ends_in_a_correct_turn_or_a_typed_error(
         server.faults.set(fault, times=1)
         requested = turn.append(user("What did I say first?"))
         if isinstance(expected, type):
-            with pytest.raises(expected) as caught:
+            with pytest.raises(expected) as exc_info:
                 await run_with_events(engine, requested, streaming=streaming)
-            assert caught.value.turn is not None
-            assert caught.value.turn.blocks[: len(requested)] == requested.blocks
-            assert caught.value.retryable
-            requested = caught.value.turn
+            assert exc_info.value.turn is not None
+            assert exc_info.value.turn.blocks[: len(requested)] == requested.blocks
+            assert exc_info.value.retryable
+            requested = exc_info.value.turn
             finished = await engine.run(requested)
         else:
             finished, events = await run_with_events(engine, requested, streaming=streaming)
@@ -241,13 +241,13 @@ async def test_broken_connection_error_has_the_partial_answer(server: TestServer
     server.faults.set("cut_after_events=8", times=1)
     turn = Turn([user("Write 400 words.")])
     async with open_engine(server) as engine:
-        with pytest.raises(StreamCut) as caught:
+        with pytest.raises(StreamCut) as exc_info:
             await run_with_events(engine, turn)
-    (half,) = caught.value.partial
-    assert half.metadata["partial"] is True
-    assert "the connection broke in the middle of the response" in str(caught.value)
-    assert caught.value.turn == turn
-    assert caught.value.plan is not None
+    (partial,) = exc_info.value.partial
+    assert partial.metadata["partial"] is True
+    assert "the connection broke in the middle of the response" in str(exc_info.value)
+    assert exc_info.value.turn == turn
+    assert exc_info.value.plan is not None
 
 
 async def test_answer_is_complete_after_its_last_event(

@@ -33,12 +33,12 @@ async def test_healing_can_be_disabled(
     turn = await send_lines(engine, "One", "Two")
     server.faults.set(fault, times=1)
     requested, before = turn.append(user("Three")), len(request_bodies(server))
-    with pytest.raises(ChainRefused) as caught:
+    with pytest.raises(ChainRefused) as exc_info:
         await engine.run(requested, heal=False)
-    assert caught.value.turn == requested
+    assert exc_info.value.turn == requested
     assert len(request_bodies(server)) == before + 1
     # A rejection has the exception of the client library as its cause; a silent loss has none.
-    assert (caught.value.__cause__ is not None) == (fault == "forget_all")
+    assert (exc_info.value.__cause__ is not None) == (fault == "forget_all")
 
 
 async def test_lost_context_is_sent_again_in_full(

@@ -60,11 +60,11 @@ async def test_invalid_response_raises(name: str, streaming: bool) -> None:
     """A body that is not a response raises an error despite status 200."""
     with serve_handler(make_handler(INVALID_RESPONSES[name])) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            with pytest.raises(ServerFailed, match="not a response") as caught:
+            with pytest.raises(ServerFailed, match="not a response") as exc_info:
                 await engine.run(TURN, streaming=streaming)
-    assert caught.value.turn is TURN
-    assert caught.value.plan is not None
-    assert caught.value.provider == "responses"
+    assert exc_info.value.turn is TURN
+    assert exc_info.value.plan is not None
+    assert exc_info.value.provider == "responses"
 
 
 @pytest.mark.parametrize("api", ["responses", "chat", "anthropic"])
@@ -78,11 +78,11 @@ async def test_an_error_with_status_200_is_raised_with_its_message(
         base = {"base_url": url.removesuffix("/v1")} if api == "anthropic" else {}
         model = "anthropic:m" if api == "anthropic" else f"{api}:{url}#m"
         async with connect(model, api_key=KEY, max_retries=0, **base) as engine:
-            with pytest.raises(ServerFailed, match="out of credit") as caught:
+            with pytest.raises(ServerFailed, match="out of credit") as exc_info:
                 await engine.run(TURN, streaming=streaming)
-    assert (caught.value.code, caught.value.retryable) == ("402", False)
-    assert caught.value.turn is TURN
-    assert caught.value.plan is not None
+    assert (exc_info.value.code, exc_info.value.retryable) == ("402", False)
+    assert exc_info.value.turn is TURN
+    assert exc_info.value.plan is not None
 
 
 @pytest.mark.parametrize("name", KEY_LEAKS)
@@ -94,13 +94,13 @@ async def test_key_repeated_by_a_server_is_redacted(
     caplog.set_level(TRACE, "kedge")
     with serve_handler(make_handler(KEY_LEAKS[name])) as url:
         async with connect(f"responses:{url}#m", api_key=KEY, max_retries=0) as engine:
-            with pytest.raises(EngineError) as caught:
+            with pytest.raises(EngineError) as exc_info:
                 await engine.run(TURN, streaming=streaming)
-    error = caught.value
-    shown = [str(error), repr(error), error.code, error.param, *traceback.format_exception(error)]
-    ours = [record for record in caplog.records if record.name.startswith("kedge")]
-    assert any(record.levelno >= logging.WARNING for record in ours)
-    received = "\n".join([*shown, *(f"{record.getMessage()} {vars(record)}" for record in ours)])
+    error = exc_info.value
+    texts = [str(error), repr(error), error.code, error.param, *traceback.format_exception(error)]
+    records = [record for record in caplog.records if record.name.startswith("kedge")]
+    assert any(record.levelno >= logging.WARNING for record in records)
+    received = "\n".join([*texts, *(f"{record.getMessage()} {vars(record)}" for record in records)])
     assert KEY not in received
     assert USER_TEXT not in received
 
@@ -116,30 +116,30 @@ async def test_an_unavailable_conversation_object_is_an_error_with_the_turn(
     with serve_handler(make_handler(answer)) as url:
         async with connect(f"responses:{url}#m", mode="conversation", max_retries=0) as engine:
             for turn in (TURN, known):
-                with pytest.raises(EngineError) as caught:
+                with pytest.raises(EngineError) as exc_info:
                     await engine.run(turn)
-                assert caught.value.turn == turn
-                assert caught.value.plan is not None
+                assert exc_info.value.turn == turn
+                assert exc_info.value.plan is not None
 
 
 async def test_audit_ends_without_working_pagination() -> None:
     """A list that starts again on every page is read once, and a page of HTML gives no result."""
     item = {"id": "m", "type": "message", "role": "user", "content": "Another thing"}
-    listed = {"data": [item], "has_more": True, "last_id": "m", "output": []}
+    page = {"data": [item], "has_more": True, "last_id": "m", "output": []}
     async with (
-        connect("responses:http://127.0.0.1:9/v1#m") as nowhere,
+        connect("responses:http://127.0.0.1:9/v1#m") as unreachable,
     ):
-        assert isinstance(nowhere, ResponsesEngine)
-        plan = nowhere.plan(TURN)
+        assert isinstance(unreachable, ResponsesEngine)
+        plan = unreachable.plan(TURN)
         turn = record_response(TURN, [assistant("Yes")], response_id="r", plan=plan, created_at=9e9)
     for answer, agrees in (
-        (lambda: json_response(listed), False),
+        (lambda: json_response(page), False),
         (lambda: Response("<html>"), None),
     ):
         with serve_handler(make_handler(answer)) as url:
-            made = connect(f"responses:{url}#m", scope=plan.scope, max_retries=0)
-            assert isinstance(made, ResponsesEngine)
-            async with made as engine:
+            opened = connect(f"responses:{url}#m", scope=plan.scope, max_retries=0)
+            assert isinstance(opened, ResponsesEngine)
+            async with opened as engine:
                 assert (await engine.verify(turn)).agrees is agrees
 
 
@@ -249,9 +249,9 @@ async def test_too_large_stream_error_has_the_turn(
     ending = TERMINAL_EVENTS["completed"] | {"padding": "x" * 200}
     with serve_handler(make_handler(lambda: sse_response(ending))) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            with pytest.raises(StreamTooLarge) as caught:
+            with pytest.raises(StreamTooLarge) as exc_info:
                 await engine.run(TURN)
-    error = caught.value
+    error = exc_info.value
     assert error.turn is TURN
     assert error.plan is not None
     assert (error.provider, error.limit) == ("responses", 100)

@@ -117,10 +117,10 @@ def test_a_type_is_sent_as_a_strict_object_and_its_answer_parsed(name: str) -> N
         if schema.get("type") == "object":
             assert schema["additionalProperties"] is False
             assert schema["required"] == list(schema["properties"])
-    made = to_output_schema(output)
-    assert made.parse(text) == value
-    assert made.parse(f"```json\n{text}\n```") == value
-    assert made.parse(json.dumps(made.to_json(value))) == value
+    output_schema = to_output_schema(output)
+    assert output_schema.parse(text) == value
+    assert output_schema.parse(f"```json\n{text}\n```") == value
+    assert output_schema.parse(json.dumps(output_schema.to_json(value))) == value
 
 
 @pytest.mark.parametrize("output", [dict[str, int], Any, tuple[int, str], list[Any]])
@@ -146,11 +146,11 @@ def test_json_schema_is_strict_only_without_optional_members() -> None:
 )  # fmt: skip
 def test_non_object_json_schema_is_wrapped(schema: dict[str, Any]) -> None:
     """A JSON schema that is not an object is wrapped like the schema of a type."""
-    made = to_output_schema(schema)
-    assert made.wrapped
-    assert made.parse('{"value": [1]}') == made.parse("[1]") == [1]
+    output_schema = to_output_schema(schema)
+    assert output_schema.wrapped
+    assert output_schema.parse('{"value": [1]}') == output_schema.parse("[1]") == [1]
     with pytest.raises(SchemaMismatch):
-        made.parse('["x"]')
+        output_schema.parse('["x"]')
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def test_non_object_json_schema_is_wrapped(schema: dict[str, Any]) -> None:
 @pytest.mark.parametrize("form", [Boat, Boat.model_json_schema()], ids=["pydantic", "schema"])
 def test_problems_are_listed_by_member(form: Any, text: str, expected: str) -> None:
     """Each problem is one line that names the member."""
-    with pytest.raises(SchemaMismatch) as caught:
+    with pytest.raises(SchemaMismatch) as exc_info:
         to_output_schema(form).parse(text)
-    assert expected in str(caught.value)
-    assert all(line.startswith("- ") for line in str(caught.value).splitlines())
+    assert expected in str(exc_info.value)
+    assert all(line.startswith("- ") for line in str(exc_info.value).splitlines())
 
 
 @pytest.mark.parametrize("text", ["no", '{"value": "x"}', "{}"])
@@ -180,11 +180,11 @@ def test_invalid_wrapped_value_is_a_mismatch(text: str) -> None:
 def test_a_message_lists_a_limited_number_of_problems() -> None:
     """The message lists the first problems and the number of the others."""
     schema = {"type": "array", "items": {"type": "string"}}
-    with pytest.raises(SchemaMismatch) as caught:
+    with pytest.raises(SchemaMismatch) as exc_info:
         to_output_schema(schema).parse(str(list(range(20))))
-    assert len(str(caught.value).splitlines()) == 9
-    assert str(caught.value).endswith("- and 12 more")
-    assert len(caught.value.problems) == 20
+    assert len(str(exc_info.value).splitlines()) == 9
+    assert str(exc_info.value).endswith("- and 12 more")
+    assert len(exc_info.value.problems) == 20
 
 
 @pytest.mark.parametrize("wrong", [3, "text", {"type": "boat"}, Toolbox])
@@ -221,8 +221,8 @@ def test_schema_name_is_valid_for_servers() -> None:
 
 def test_a_schema_is_not_built_twice() -> None:
     """An `OutputSchema` is returned unchanged."""
-    made: OutputSchema[Any] = to_output_schema(Boat)
-    assert to_output_schema(made) is made
+    output_schema: OutputSchema[Any] = to_output_schema(Boat)
+    assert to_output_schema(output_schema) is output_schema
 
 
 def test_values_become_json_values() -> None:

@@ -25,9 +25,9 @@ async def test_member_set_by_the_plan_is_rejected(
 ) -> None:
     """The error names the alternative, and nothing is sent."""
     options: dict[str, Any] = {"extra_body": {name: "x"}} if extra else {name: "x"}
-    with pytest.raises(UnsupportedParameter, match="the plan decides") as caught:
+    with pytest.raises(UnsupportedParameter, match="the plan decides") as exc_info:
         await engine.run(TURN, **options)
-    assert PLANNED_PARAMS[name] in str(caught.value)
+    assert PLANNED_PARAMS[name] in str(exc_info.value)
     assert request_bodies(server) == []
 
 

@@ -66,11 +66,11 @@ async def test_cancelling_a_run_leaves_the_turn_usable() -> None:
     model = GatedModel()
     with serve(model=model) as server:
         async with open_engine(server) as engine:
-            running = asyncio.create_task(engine.run(turn))
+            task = asyncio.create_task(engine.run(turn))
             await wait_until_async(lambda: model.started)
-            running.cancel()
+            task.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await running
+                await task
             model.open_gate()
             assert len(await engine.run(turn)) == 2
 
@@ -215,9 +215,9 @@ async def test_an_incomplete_answer_is_an_error_with_the_partial_content(
 ) -> None:
     """An answer truncated at ``max_output_tokens`` is an error and no anchor; the Turn can continue."""
     turn = Turn([user("Write 400 words.")])
-    with pytest.raises(AnswerIncomplete) as caught:
+    with pytest.raises(AnswerIncomplete) as exc_info:
         await engine.run(turn, max_output_tokens=16)
-    error = caught.value
+    error = exc_info.value
     assert error.code == "max_output_tokens"
     assert error.turn is not None
     assert error.plan is not None
@@ -229,9 +229,9 @@ async def test_an_incomplete_answer_is_an_error_with_the_partial_content(
 async def test_other_rejections_raise_with_the_plan(engine: ResponsesEngine) -> None:
     """A 4xx that is not about the context is a typed error with the parameter, the Turn and the plan."""
     turn = Turn([user("Hi")])
-    with pytest.raises(RequestRefused) as caught:
+    with pytest.raises(RequestRefused) as exc_info:
         await engine.run(turn, temperature="hot")
-    error = caught.value
+    error = exc_info.value
     assert (error.status, error.param) == (400, "temperature")
     assert error.request_id
     assert error.turn is not None
@@ -245,9 +245,9 @@ async def test_stopped_server_is_unreachable_and_retryable() -> None:
     with serve() as server:
         address = server
     async with open_engine(address) as engine:
-        with pytest.raises(Unreachable) as caught:
+        with pytest.raises(Unreachable) as exc_info:
             await engine.run(Turn([user("Hi")]))
-    assert caught.value.retryable
+    assert exc_info.value.retryable
 
 
 async def test_images_and_tool_results_reach_the_model(
@@ -287,9 +287,9 @@ async def test_stream_closed_early_closes_its_generators(
     server: TestServer,
 ) -> None:
     """No async generator of the engine is left to be collected after a stream is closed early."""
-    made: list[str] = []
+    generators: list[str] = []
     before = sys.get_asyncgen_hooks()
-    sys.set_asyncgen_hooks(finalizer=lambda gen: made.append(str(gen)))
+    sys.set_asyncgen_hooks(finalizer=lambda gen: generators.append(str(gen)))
     try:
         async with (
             open_engine(server) as engine,
@@ -301,4 +301,4 @@ async def test_stream_closed_early_closes_its_generators(
     finally:
         sys.set_asyncgen_hooks(*before)
     ours = {"read", "Transport._chunks", "Stream.__aiter__", "ResponsesEngine._decoded"}
-    assert not [each for each in made if any(f" {name} " in each for name in ours)]
+    assert not [each for each in generators if any(f" {name} " in each for name in ours)]

@@ -85,13 +85,13 @@ async def test_retry_delay_of_a_forgetting_server_doubles() -> None:
     """With a message every 20 seconds, no answer is wrong, and the delay between attempts doubles."""
     server, clock = MemoryServer(stores=False), FakeClock()
     async with open_memory_engine(server, clock=clock) as engine:
-        turn, tries = Turn(), 0
+        turn, healed_count = Turn(), 0
         for number in range(60):
             turn, events = await send(engine, turn, ORDINARY.format(number))
-            tries += count_healed(events)
+            healed_count += count_healed(events)
             assert is_coherent(server, turn)
             clock.now += 20
-    assert tries == 5
+    assert healed_count == 5
 
 
 @STREAMING
@@ -120,9 +120,9 @@ async def test_answer_of_an_unproven_server_is_held_back() -> None:
         assert is_chained(server.bodies[0])
         assert not is_chained(server.bodies[1])
         assert server.bodies[1]["store"] is False
-    shown = "".join(event.delta for event in events if isinstance(event, TextDelta))
-    assert "from 5 items" in shown
-    assert "from 1 items" not in shown
+    text = "".join(event.delta for event in events if isinstance(event, TextDelta))
+    assert "from 5 items" in text
+    assert "from 1 items" not in text
     assert [e.reason for e in events if isinstance(e, Healed)] == ["forgot"]
 
 

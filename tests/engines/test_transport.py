@@ -41,10 +41,10 @@ async def test_broken_connection_is_a_retryable_error(
     """A failure below HTTP raises a typed, retryable error with the Turn that was sent."""
     with serve_bytes(response) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            with pytest.raises(kind, match=message) as caught:
+            with pytest.raises(kind, match=message) as exc_info:
                 await engine.run(TURN)
-    assert caught.value.retryable
-    assert caught.value.turn is TURN
+    assert exc_info.value.retryable
+    assert exc_info.value.turn is TURN
 
 
 @pytest.mark.parametrize(("sent", "expected"), [(b"", Unreachable), (HEAD + b'{"id"', StreamCut)])
@@ -54,14 +54,14 @@ async def test_timeout_is_a_typed_error(sent: bytes, expected: type[EngineError]
     for timeout in (0.05, 1, 60):
         with serve_bytes(sent, keep_open=True) as url:
             async with connect(f"responses:{url}#m", max_retries=0, timeout=timeout) as engine:
-                with pytest.raises((Unreachable, StreamCut)) as caught:
+                with pytest.raises((Unreachable, StreamCut)) as exc_info:
                     await engine.run(TURN)
-        assert "in time" in str(caught.value) or "Timeout" in str(caught.value)
-        assert caught.value.retryable
-        assert caught.value.turn is TURN
-        if isinstance(caught.value, expected):
+        assert "in time" in str(exc_info.value) or "Timeout" in str(exc_info.value)
+        assert exc_info.value.retryable
+        assert exc_info.value.turn is TURN
+        if isinstance(exc_info.value, expected):
             return
-    pytest.fail(f"{caught.value!r} is not a {expected.__name__}")
+    pytest.fail(f"{exc_info.value!r} is not a {expected.__name__}")
 
 
 async def test_client_retries_the_same_request() -> None:
@@ -85,33 +85,33 @@ async def test_client_retries_the_same_request() -> None:
 
 async def test_rejected_request_is_not_retried() -> None:
     """A permanent error is raised at once."""
-    seen: list[str] = []
+    requests: list[str] = []
 
     async def answer(request: Request) -> Response:
-        seen.append(request.url.path)
+        requests.append(request.url.path)
         return json_response({"error": {"message": "no", "code": "invalid_value"}}, 400)
 
     with serve_handler(answer) as url:
         async with connect(f"responses:{url}#m") as engine:
             with pytest.raises(RequestRefused):
                 await engine.run(TURN)
-    assert seen == ["/v1/responses"]
+    assert requests == ["/v1/responses"]
 
 
 async def test_failure_is_raised_after_the_last_retry() -> None:
     """The error after the last retry has the unchanged Turn."""
-    tries: list[str] = []
+    attempts: list[str] = []
 
     async def answer(request: Request) -> Response:
-        tries.append(request.url.path)
+        attempts.append(request.url.path)
         return Response("busy", 500, headers={"retry-after-ms": "1"})
 
     with serve_handler(answer) as url:
         async with connect(f"responses:{url}#m", max_retries=1) as engine:
-            with pytest.raises(ServerFailed) as caught:
+            with pytest.raises(ServerFailed) as exc_info:
                 await engine.run(TURN)
-    assert len(tries) == 2
-    assert caught.value.turn is TURN
+    assert len(attempts) == 2
+    assert exc_info.value.turn is TURN
 
 
 def test_engine_is_used_in_two_event_loops(
@@ -153,9 +153,9 @@ async def test_invalid_retry_after_is_ignored(value: str) -> None:
 
     with serve_handler(busy) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            with pytest.raises(RateLimited) as caught:
+            with pytest.raises(RateLimited) as exc_info:
                 await engine.run(TURN)
-    assert caught.value.retry_after is None
+    assert exc_info.value.retry_after is None
 
 
 async def test_error_in_a_list_is_read() -> None:
@@ -168,9 +168,9 @@ async def test_error_in_a_list_is_read() -> None:
 
     with serve_handler(answer) as url:
         async with connect(f"chat:{url}#m", max_retries=0) as engine:
-            with pytest.raises(RateLimited) as caught:
+            with pytest.raises(RateLimited) as exc_info:
                 await engine.run(TURN)
-    assert (caught.value.message, caught.value.code) == ("Quota exceeded.", "429")
+    assert (exc_info.value.message, exc_info.value.code) == ("Quota exceeded.", "429")
 
 
 async def test_truncated_message_contains_no_part_of_the_key() -> None:
@@ -182,9 +182,9 @@ async def test_truncated_message_contains_no_part_of_the_key() -> None:
 
     with serve_handler(refuse) as url:
         async with connect(f"responses:{url}#m", max_retries=0, api_key=key) as engine:
-            with pytest.raises(RequestRefused) as caught:
+            with pytest.raises(RequestRefused) as exc_info:
                 await engine.run(TURN)
-    assert "sk-" not in str(caught.value)
+    assert "sk-" not in str(exc_info.value)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +207,6 @@ async def test_a_permanent_failure_is_not_retryable(
 
     with serve_handler(fail) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            with pytest.raises(ServerFailed) as caught:
+            with pytest.raises(ServerFailed) as exc_info:
                 await engine.run(TURN)
-    assert caught.value.retryable is retryable
+    assert exc_info.value.retryable is retryable

@@ -86,9 +86,9 @@ async def test_an_answer_that_never_matches_is_an_error_with_the_text() -> None:
     """After the last retry, the error has the text, the problems and the Turn to continue from."""
     engine = ScriptedEngine([VALID], *([assistant(INVALID_TEXT)] for _ in range(3)))
     turn = await engine.run(TURN, output=Sum)
-    with pytest.raises(OutputInvalid) as caught:
+    with pytest.raises(OutputInvalid) as exc_info:
         await engine.run(turn.append(user("again")), output=Sum)
-    error = caught.value
+    error = exc_info.value
     assert error.text == '{"result": "many"}'
     assert error.problems == (
         "result: Input should be a valid integer, unable to parse string as an integer",
@@ -111,11 +111,11 @@ async def test_the_number_of_retries_can_be_set() -> None:
 async def test_refusal_raises_its_own_error_without_retry() -> None:
     """A refusal raises `OutputRefused` without a retry, because there is nothing to correct."""
     engine = ScriptedEngine([assistant([RefusalPart("I will not count.")])])
-    with pytest.raises(OutputRefused) as caught:
+    with pytest.raises(OutputRefused) as exc_info:
         await engine.ask(TURN, output=Sum)
-    assert caught.value.text == "I will not count."
-    assert caught.value.turn is not None
-    assert kinds(caught.value.turn) == ["user", "assistant"]
+    assert exc_info.value.text == "I will not count."
+    assert exc_info.value.turn is not None
+    assert kinds(exc_info.value.turn) == ["user", "assistant"]
 
 
 async def test_caller_tool_calls_end_the_run_without_a_value() -> None:

@@ -55,8 +55,8 @@ def test_text_split_between_code_units_is_joined(text: str, data: st.DataObject)
     """The joined deltas add up to the text, and no delta contains a surrogate."""
     raw = text.encode("utf-16-le")
     units = [raw[at : at + 2] for at in range(0, len(raw), 2)]
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(units)), max_size=8)))
-    edges = [0, *cuts, len(units)]
+    positions = sorted(data.draw(st.lists(st.integers(0, len(units)), max_size=8)))
+    edges = [0, *positions, len(units)]
     chunks = [
         b"".join(units[a:b]).decode("utf-16-le", "surrogatepass")
         for a, b in itertools.pairwise(edges)

@@ -153,10 +153,10 @@ def test_first_event_of_a_response_starts_it() -> None:
         {"type": f"response.{kind}", "response": response}
         for kind in ("queued", "in_progress", "created")
     ]
-    found = decode(encode_sse(events))
-    assert isinstance(found[0], ResponseStarted)
-    assert found[0].response_id == "resp_1"
-    assert [type(event) for event in found[1:]] == [OpaqueEvent, OpaqueEvent]
+    decoded = decode(encode_sse(events))
+    assert isinstance(decoded[0], ResponseStarted)
+    assert decoded[0].response_id == "resp_1"
+    assert [type(event) for event in decoded[1:]] == [OpaqueEvent, OpaqueEvent]
 
 
 @pytest.mark.parametrize(
@@ -288,10 +288,10 @@ def response_event(kind: str, **response: Any) -> Message:
 )
 def test_worse_of_type_and_status_is_used(event: Message, kind: type, detail: str) -> None:
     """A final event whose type and status differ is never a success."""
-    found = decode(encode_sse([event]))[-1]
-    assert type(found) is kind
-    assert getattr(found, "code", getattr(found, "reason", "")) == detail
-    assert assemble([found]).completed == (kind is ResponseCompleted)
+    decoded = decode(encode_sse([event]))[-1]
+    assert type(decoded) is kind
+    assert getattr(decoded, "code", getattr(decoded, "reason", "")) == detail
+    assert assemble([decoded]).completed == (kind is ResponseCompleted)
 
 
 def test_final_event_without_a_response() -> None:
@@ -317,18 +317,18 @@ def test_events_after_the_end_are_ignored() -> None:
 @pytest.mark.parametrize("usage", [None, 7, [], {"input_tokens": "many"}, {"input_tokens": -1}])
 def test_invalid_usage_is_ignored(usage: Any) -> None:
     """Token counts that cannot be parsed are ignored."""
-    found = decode(encode_sse([response_event("completed", usage=usage)]))[-1]
-    assert isinstance(found, ResponseCompleted)
-    assert found.usage in (None, Usage())
+    event = decode(encode_sse([response_event("completed", usage=usage)]))[-1]
+    assert isinstance(event, ResponseCompleted)
+    assert event.usage in (None, Usage())
 
 
 def test_missing_total_is_the_sum() -> None:
     """A missing total is the sum of the input and output tokens."""
-    found = decode(
+    event = decode(
         encode_sse([response_event("completed", usage={"input_tokens": 3, "output_tokens": 4})])
     )[-1]
-    assert isinstance(found, ResponseCompleted)
-    assert found.usage == Usage(3, 0, 4, 0, 7)
+    assert isinstance(event, ResponseCompleted)
+    assert event.usage == Usage(3, 0, 4, 0, 7)
 
 
 # Malformed events.
@@ -465,8 +465,8 @@ def test_surrogates_of_different_parts_are_not_joined() -> None:
     """Surrogates of interleaved texts are joined per item and part."""
     high, low = "\ud83d", "\ude00"
     events = [
-        {"type": f"response.{kind}.delta", "item_id": item, "output_index": 0, "delta": half}
-        for half in (high, low)
+        {"type": f"response.{kind}.delta", "item_id": item, "output_index": 0, "delta": surrogate}
+        for surrogate in (high, low)
         for kind, item in (("output_text", "a"), ("output_text", "b"), ("refusal", "a"))
     ]
     assert decode(encode_sse(events)) == [
@@ -478,32 +478,32 @@ def test_surrogates_of_different_parts_are_not_joined() -> None:
 
 def test_lone_surrogate_becomes_a_replacement_character() -> None:
     """A lone surrogate in a delta, a final text or an item becomes U+FFFD."""
-    half = "a\ud83d"
+    text = "a\ud83d"
     item = {
         "type": "message",
         "role": "assistant",
-        "content": [{"type": "output_text", "text": half}],
+        "content": [{"type": "output_text", "text": text}],
     }
     events = [
-        {"type": "response.output_text.delta", "output_index": 0, "delta": half},
+        {"type": "response.output_text.delta", "output_index": 0, "delta": text},
         {"type": "response.output_text.delta", "output_index": 0, "delta": "b"},
-        {"type": "response.output_text.done", "output_index": 0, "text": half},
+        {"type": "response.output_text.done", "output_index": 0, "text": text},
         {"type": "response.output_item.done", "output_index": 0, "item": item},
         response_event("completed", output=[item]),
     ]
     for feed in (lambda: decode(encode_sse(events)), lambda: _decode_messages(events)):
-        found = feed()
-        assert found[:3] == [
+        decoded = feed()
+        assert decoded[:3] == [
             TextDelta("a", "", 0),
             TextDelta("\ufffdb", "", 0),
             PartCompleted("text", "a\ufffd", "", 0),
         ]
-        assert assemble(found).blocks[0].content[0].text == "a\ufffd"  # type: ignore[attr-defined]
+        assert assemble(decoded).blocks[0].content[0].text == "a\ufffd"  # type: ignore[attr-defined]
 
 
 def _decode_messages(events: list[Message]) -> list[Any]:
     decoder = ResponsesDecoder()
-    return [found for event in events for found in decoder.feed_message(event)]
+    return [decoded for event in events for decoded in decoder.feed_message(event)]
 
 
 # Sequence numbers.
@@ -576,8 +576,8 @@ def test_listed_call_that_differs_prevents_an_anchor(member: str) -> None:
 @pytest.mark.parametrize("form", ["item done", "arguments done", "listed"])
 def test_arguments_as_an_object_are_those_of_the_call(form: str) -> None:
     """Some servers send the arguments of a call as an object instead of its JSON text."""
-    given = {"city": "Zürich"}
-    item = {**CALL, "arguments": given}
+    arguments = {"city": "Zürich"}
+    item = {**CALL, "arguments": arguments}
     started = {
         "type": "response.output_item.added",
         "output_index": 0,
@@ -589,7 +589,7 @@ def test_arguments_as_an_object_are_those_of_the_call(form: str) -> None:
             "type": "response.function_call_arguments.done",
             "output_index": 0,
             "item_id": "fc_1",
-            "arguments": given,
+            "arguments": arguments,
         },
         "listed": {"type": "response.in_progress"},
     }[form]
@@ -598,7 +598,7 @@ def test_arguments_as_an_object_are_those_of_the_call(form: str) -> None:
     assert outcome.completed
     (block,) = outcome.blocks
     assert isinstance(block, ToolCallBlock)
-    assert (block.call_id, json.loads(block.arguments)) == ("call_1", given)
+    assert (block.call_id, json.loads(block.arguments)) == ("call_1", arguments)
 
 
 @pytest.mark.parametrize(

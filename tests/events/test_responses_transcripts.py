@@ -162,9 +162,9 @@ def test_a_stream_without_output_indexes_gives_the_same_events(name: str) -> Non
         {member: value for member, value in message.items() if member != "output_index"}
         for message in read_messages(name)
     ]
-    given, assigned = decode(read_transcript(name)), decode(encode_sse(messages))
+    decoded, assigned = decode(read_transcript(name)), decode(encode_sse(messages))
     assert [each for each in assigned if not isinstance(each, OpaqueEvent)] == [
-        each for each in given if not isinstance(each, OpaqueEvent)
+        each for each in decoded if not isinstance(each, OpaqueEvent)
     ]
 
 
@@ -181,8 +181,8 @@ def test_stream_fed_byte_by_byte_gives_the_same_result(name: str) -> None:
 def test_stream_in_any_chunks_gives_the_same_events(name: str, data: st.DataObject) -> None:
     """The events do not depend on how the stream is split into chunks."""
     stream = read_transcript(name)
-    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=20))
-    edges = [0, *sorted(cuts), len(stream)]
+    positions = data.draw(st.lists(st.integers(0, len(stream)), max_size=20))
+    edges = [0, *sorted(positions), len(stream)]
     assert decode(*(stream[a:b] for a, b in pairwise(edges))) == decode(stream)
 
 
@@ -221,8 +221,8 @@ def test_resumed_stream_with_repeated_events_gives_the_same_result(name: str) ->
     """A second connection that repeats the last events gives the same events."""
     events = read_messages(name)
     for at in range(1, len(events)):
-        again = [*events[:at], *events[max(0, at - 4) :]]
-        assert decode(encode_sse(again)) == decode(read_transcript(name))
+        repeated = [*events[:at], *events[max(0, at - 4) :]]
+        assert decode(encode_sse(repeated)) == decode(read_transcript(name))
 
 
 @numbered_transcripts
@@ -239,15 +239,15 @@ def test_late_duplicate_gives_the_same_result(name: str) -> None:
 @all_transcripts
 def test_unknown_events_do_not_change_the_outcome(name: str) -> None:
     """Unknown events are passed on as opaque and do not change the outcome."""
-    news = {"type": "response.tomorrow.delta", "delta": {"deep": [1]}, "item_id": "x_1"}
-    interleaved = [each for event in read_messages(name) for each in (news, event)]
+    unknown = {"type": "response.tomorrow.delta", "delta": {"deep": [1]}, "item_id": "x_1"}
+    interleaved = [each for event in read_messages(name) for each in (unknown, event)]
     assert is_same_outcome(replay(interleaved), replay(read_messages(name)))
-    passed_on = [
+    decoded = [
         event
         for event in decode(encode_sse(interleaved))
-        if event == OpaqueEvent(news["type"], news)
+        if event == OpaqueEvent(unknown["type"], unknown)
     ]
-    assert len(passed_on) == len(read_messages(name))
+    assert len(decoded) == len(read_messages(name))
 
 
 @all_transcripts

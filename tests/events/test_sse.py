@@ -100,9 +100,9 @@ def test_a_stream_fed_byte_by_byte_gives_the_same_messages() -> None:
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
-def test_any_chunking_gives_the_same_messages(cuts: list[int]) -> None:
+def test_any_chunking_gives_the_same_messages(positions: list[int]) -> None:
     """The messages do not depend on how the stream is split into chunks, including empty ones."""
-    edges = [0, *sorted(cuts), len(STREAM)]
+    edges = [0, *sorted(positions), len(STREAM)]
     chunks = [STREAM[a:b] for a, b in pairwise(edges)]
     assert decode(*chunks) == decode(STREAM)
 
@@ -119,9 +119,9 @@ def test_long_line_is_rejected(size: int) -> None:
     """A line longer than the limit raises ``StreamTooLarge``, so that memory use is bounded."""
     stream = b"data: " + b"x" * 200 + b"\n\n"
     chunks = [stream[start : start + size] for start in range(0, len(stream), size)]
-    with pytest.raises(StreamTooLarge) as caught:
+    with pytest.raises(StreamTooLarge) as exc_info:
         decode(*chunks, max_line=100)
-    assert (caught.value.what, caught.value.limit) == ("line", 100)
+    assert (exc_info.value.what, exc_info.value.limit) == ("line", 100)
 
 
 @pytest.mark.parametrize("line", [b"data: " + b"x" * 40 + b"\n", b"data\n"], ids=["long", "empty"])

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from kedge.events.sse import MAX_GAPS, WINDOW_SIZE, SequenceChecker
 
 
-def check_sequence(*seen: tuple[int, str]) -> list[str]:
+def check_sequence(*numbered: tuple[int, str]) -> list[str]:
     check = SequenceChecker()
-    return [check.classify(number, hash(event)) for number, event in seen]
+    return [check.classify(number, hash(event)) for number, event in numbered]
 
 
 def test_consecutive_numbers_are_fresh() -> None:
@@ -24,8 +24,8 @@ def test_repeated_event_is_a_duplicate() -> None:
 
 def test_gap_and_late_events() -> None:
     """A skipped number is a gap, and its event is late the first time and then a duplicate."""
-    seen = [(0, "a"), (4, "e"), (2, "c"), (2, "c"), (1, "b"), (3, "d"), (3, "d"), (5, "f")]
-    assert check_sequence(*seen) == [
+    numbered = [(0, "a"), (4, "e"), (2, "c"), (2, "c"), (1, "b"), (3, "d"), (3, "d"), (5, "f")]
+    assert check_sequence(*numbered) == [
         "fresh",
         "gap",
         "late",

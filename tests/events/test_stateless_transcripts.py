@@ -295,8 +295,8 @@ def test_stream_fed_byte_by_byte_gives_the_same_events(name: str) -> None:
 def test_stream_in_any_chunks_gives_the_same_events(name: str, data: st.DataObject) -> None:
     """The events do not depend on how the stream is split into chunks."""
     stream = read_bytes(name)
-    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=20))
-    edges = [0, *sorted(cuts), len(stream)]
+    positions = data.draw(st.lists(st.integers(0, len(stream)), max_size=20))
+    edges = [0, *sorted(positions), len(stream)]
     chunks = [stream[a:b] for a, b in pairwise(edges)]
     assert normalize(decode(name, *chunks)) == normalize(decode(name, stream))
 
@@ -428,10 +428,10 @@ def test_a_stream_cut_at_any_byte_has_the_events_of_its_complete_messages(name: 
 @all_transcripts
 def test_unknown_messages_do_not_change_the_outcome(name: str) -> None:
     """Messages of an unknown type do not change the blocks and the status."""
-    news = encode_sse(
+    unknown = encode_sse(
         [{"type": "tomorrow", "object": "tomorrow", "delta": {"deep": [1]}, "index": 99}]
     )
-    noise = b": ping\n\nevent: keepalive\ndata: still here\n\ndata:\n\n" + news
+    noise = b": ping\n\nevent: keepalive\ndata: still here\n\ndata:\n\n" + unknown
     interleaved = b"".join(noise + message for message in split_messages(name))
     assert block_contents(decode_outcome(name, interleaved).blocks) == block_contents(
         decode_outcome(name, read_bytes(name)).blocks
@@ -493,8 +493,10 @@ def test_reasons_and_codes(name: str, reason: str, code: str) -> None:
 
 def test_whole_blocks_of_an_incomplete_answer() -> None:
     """The last block is partial at a token limit, but not at a pause."""
-    cut = decode_outcome("anthropic/max_tokens_in_call", read_bytes("anthropic/max_tokens_in_call"))
-    assert cut.whole_blocks == (assistant("Rolling."),)
+    truncated = decode_outcome(
+        "anthropic/max_tokens_in_call", read_bytes("anthropic/max_tokens_in_call")
+    )
+    assert truncated.whole_blocks == (assistant("Rolling."),)
     paused = decode_outcome("anthropic/pause_turn", read_bytes("anthropic/pause_turn"))
     assert paused.whole_blocks == paused.blocks
 
@@ -590,9 +592,9 @@ def test_completion_without_choices_is_a_failure(
     completion: dict[str, Any],
 ) -> None:
     """A completion without choices is a failure with a message."""
-    found = assemble(ChatDecoder().feed_whole(completion))
-    assert found.status == "failed"
-    assert "without choices" in found.message
+    outcome = assemble(ChatDecoder().feed_whole(completion))
+    assert outcome.status == "failed"
+    assert "without choices" in outcome.message
     stopped = {"choices": [{"message": {}, "finish_reason": "content_filter"}]}
     assert assemble(ChatDecoder().feed_whole(stopped)).reason == "content_filter"
     failed = {"choices": [], "error": {"message": "overloaded"}}
@@ -625,13 +627,13 @@ def test_complete_calls_with_the_same_id_are_not_joined(
     form: str, shared: str, as_text: bool
 ) -> None:
     """Servers that number calls badly send each call completely: they remain calls of their own."""
-    sides: list[Any] = [{"sides": 6}, {"sides": 20}]
+    arguments: list[Any] = [{"sides": 6}, {"sides": 20}]
     calls = [
         {
             **CALL_MEMBERS[shared],
             "function": {"name": "roll", "arguments": json.dumps(each) if as_text else each},
         }
-        for each in sides
+        for each in arguments
     ]
     decoder = ChatDecoder()
     if form == "complete":
@@ -642,11 +644,11 @@ def test_complete_calls_with_the_same_id_are_not_joined(
         chunks = [*(chunk({"tool_calls": each}) for each in lists), chunk({}, "tool_calls")]
         events = [event for each in chunks for event in decoder.feed_message(each)]
         events += decoder.close()
-    found = assemble(events)
-    assert found.completed
-    made = [block for block in found.blocks if isinstance(block, ToolCallBlock)]
-    assert [json.loads(call.arguments) for call in made] == sides
-    assert len({call.call_id for call in made}) == 2
+    outcome = assemble(events)
+    assert outcome.completed
+    call_blocks = [block for block in outcome.blocks if isinstance(block, ToolCallBlock)]
+    assert [json.loads(call.arguments) for call in call_blocks] == arguments
+    assert len({call.call_id for call in call_blocks}) == 2
 
 
 def test_equal_calls_with_the_same_id_in_one_message_are_two_calls() -> None:
@@ -654,9 +656,9 @@ def test_equal_calls_with_the_same_id_in_one_message_are_two_calls() -> None:
     for kind, member in (("function", "arguments"), ("custom", "input")):
         call = {"id": "call_0", kind: {"name": "roll", member: SIX}}
         message = {"content": None, "tool_calls": [call, call]}
-        found = assemble(ChatDecoder().feed_whole({"id": "1", "choices": [{"message": message}]}))
-        assert found.completed
-        assert [getattr(block, "arguments", "") for block in found.blocks] == [SIX, SIX]
+        outcome = assemble(ChatDecoder().feed_whole({"id": "1", "choices": [{"message": message}]}))
+        assert outcome.completed
+        assert [getattr(block, "arguments", "") for block in outcome.blocks] == [SIX, SIX]
 
 
 def test_a_complete_call_that_a_later_chunk_repeats_is_one_call() -> None:
@@ -758,8 +760,8 @@ def test_calls_without_arguments_in_one_list_are_not_joined() -> None:
 def test_an_error_that_is_not_nested_is_read(stream: bytes) -> None:
     """Some servers of Chat Completions send the members of an error without ``error`` around them."""
     decoder = ChatDecoder()
-    found = assemble([*decoder.feed(stream + b"data: [DONE]\n\n"), *decoder.close()])
-    assert (found.status, found.code, found.message) == ("failed", "400", "too long")
+    outcome = assemble([*decoder.feed(stream + b"data: [DONE]\n\n"), *decoder.close()])
+    assert (outcome.status, outcome.code, outcome.message) == ("failed", "400", "too long")
 
 
 def content_block(index: int, kind: str, **members: Any) -> dict[str, Any]:
@@ -786,9 +788,9 @@ def test_content_blocks_that_overlap_are_complete() -> None:
         {"type": "message_stop"},
     ]
     decoder = AnthropicDecoder()
-    found = assemble([event for each in messages for event in decoder.feed_message(each)])
-    assert found.completed
-    assert list(found.blocks) == [
+    outcome = assemble([event for each in messages for event in decoder.feed_message(each)])
+    assert outcome.completed
+    assert list(outcome.blocks) == [
         assistant("Rolling."),
         tool_call("roll", SIX, call_id="t1"),
         tool_call("roll", BERN, call_id="t2"),
@@ -808,9 +810,9 @@ def test_finish_reason_may_have_capital_letters(reason: str, status: str) -> Non
 
 def test_content_of_a_message_as_a_string_is_its_text() -> None:
     """Some gateways of Anthropic's API return the content as a string."""
-    found = assemble(AnthropicDecoder().feed_whole({"id": "msg_1", "content": "It is 4."}))
-    assert found.completed
-    assert list(found.blocks) == [assistant("It is 4.")]
+    outcome = assemble(AnthropicDecoder().feed_whole({"id": "msg_1", "content": "It is 4."}))
+    assert outcome.completed
+    assert list(outcome.blocks) == [assistant("It is 4.")]
 
 
 @pytest.mark.parametrize("api", DECODERS)

@@ -49,7 +49,7 @@ def item_done(
 
 
 def _item_event(
-    what: str, item_id: str, call_id: Any, at: int, name: str, arguments: str
+    kind: str, item_id: str, call_id: Any, at: int, name: str, arguments: str
 ) -> Message:
     item = {
         "type": "function_call",
@@ -59,7 +59,7 @@ def _item_event(
         "arguments": arguments,
     }
     item = {member: value for member, value in item.items() if value is not ABSENT}
-    return {"type": f"response.output_item.{what}", "output_index": at, "item": item}
+    return {"type": f"response.output_item.{kind}", "output_index": at, "item": item}
 
 
 def arguments_delta(item_id: str, arguments: str, at: int = 0) -> Message:
@@ -87,8 +87,8 @@ def decode_calls(*events: Message) -> list[ToolCallBlock]:
     return [block for block in result.blocks if isinstance(block, ToolCallBlock)]
 
 
-def decode_events(*given: Message) -> list[StreamEvent]:
-    return decode(encode_sse(given))
+def decode_events(*messages: Message) -> list[StreamEvent]:
+    return decode(encode_sse(messages))
 
 
 # The numbered requirements.
@@ -594,12 +594,12 @@ def test_any_order_of_events_gives_the_same_calls(order: list[int]) -> None:
 def test_state_is_consistent_for_any_stream(events: list[Message]) -> None:
     """Any stream leaves a consistent state, and every event of a call has a known id."""
     decoder = ResponsesDecoder()
-    found = decode(encode_sse([*events, response_completed()]), decoder=decoder)
+    decoded_events = decode(encode_sse([*events, response_completed()]), decoder=decoder)
     state = decoder.calls
     assert all(call_id == call.call_id for call_id, call in state.calls.items())
     assert set(state.call_ids.values()) <= set(state.calls)
     names: set[str] = set()
-    for event in found:
+    for event in decoded_events:
         match event:
             case ToolCallStarted():
                 names.add(event.call_id)
@@ -610,7 +610,7 @@ def test_state_is_consistent_for_any_stream(events: list[Message]) -> None:
                 assert event.call_id in names
             case _:
                 pass
-    result = assemble(found)
+    result = assemble(decoded_events)
     ids = [block.call_id for block in result.blocks if isinstance(block, ToolCallBlock)]
     assert len(ids) == len(set(ids))
 

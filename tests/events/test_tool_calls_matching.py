@@ -31,12 +31,12 @@ def test_empty_key_does_not_match() -> None:
 def test_no_match_is_used_twice(listed: list[Item], known: list[Item]) -> None:
     """Each known item is matched with at most one listed item."""
     numbered = list(enumerate(known))
-    found = match_items(
+    pairs = match_items(
         listed,
         numbered,
         (itemgetter(0), lambda each: each[1][0]),
         (itemgetter(1), lambda each: each[1][1]),
     )
-    claimed = [each[0] for each in found if each is not None]
+    claimed = [each[0] for each in pairs if each is not None]
     assert len(claimed) == len(set(claimed))
-    assert len(found) == len(listed)
+    assert len(pairs) == len(listed)

@@ -29,8 +29,8 @@ def ask(client: OpenAI, history: list[Any], text: str, **options: Any) -> Any:
 
 def check_contexts(server: TestServer, sent: list[list[Any]]) -> None:
     """Check that the context of each answered request is the history that the program sent."""
-    seen = [request.context for request in server.requests if request.context is not None]
-    assert [normalize_items(each) for each in seen] == [normalize_items(typed(x)) for x in sent]
+    contexts = [request.context for request in server.requests if request.context is not None]
+    assert [normalize_items(each) for each in contexts] == [normalize_items(typed(x)) for x in sent]
 
 
 def typed(items: list[Any]) -> list[Any]:

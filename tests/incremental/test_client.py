@@ -457,8 +457,8 @@ def test_random_edits_are_coherent(server: TestServer, client: OpenAI, seed: int
         if action == "edit" and users:
             history[rng.choice(users)] = message(f"Edited {number}")
         elif action == "drop" and len(users) > 1:
-            place = rng.choice(users[:-1])
-            del history[place : place + 2]
+            position = rng.choice(users[:-1])
+            del history[position : position + 2]
         elif action == "cut" and users:
             del history[rng.choice(users) :]
         elif action == "forget" and is_chained(client):

@@ -46,36 +46,36 @@ async def play(script: list[Step], base_url: str, chained: bool) -> list[str]:
         async def send(history: list[Any], text: str) -> tuple[str, list[Any]]:
             turn: list[Any] = [{"role": "user", "content": text}]
             while True:
-                written: Any = {"model": "practice", "input": [*history, *turn], "tools": [ADD]}
+                body: Any = {"model": "practice", "input": [*history, *turn], "tools": [ADD]}
                 if len(history) % 2:
-                    async with client.responses.stream(**written) as events:
+                    async with client.responses.stream(**body) as events:
                         response = await events.get_final_response()
                 else:
-                    response = await client.responses.create(**written)
+                    response = await client.responses.create(**body)
                 turn += [item.model_dump(exclude_none=True) for item in response.output]
                 calls = [item for item in response.output if item.type == "function_call"]
                 for call in calls:
-                    given = json.loads(call.arguments)
+                    arguments = json.loads(call.arguments)
                     result = {"type": "function_call_output", "call_id": call.call_id}
-                    turn.append({**result, "output": str(given["a"] + given["b"])})
+                    turn.append({**result, "output": str(arguments["a"] + arguments["b"])})
                 if not calls:
                     return response.output_text, turn
 
         return await run_script(script, send, edit)
 
 
-def observe(script: list[Step], way: str) -> tuple[list[str], list[list[str]], int, int]:
+def observe(script: list[Step], setup: str) -> tuple[list[str], list[list[str]], int, int]:
     """Return the texts, the contexts of the model, the bytes uploaded and those of the best plan."""
     with serve() as server:
-        if way == "proxy":
+        if setup == "proxy":
             with serve_proxy(server.base_url, trust="earned") as url:
                 texts = asyncio.run(play(script, f"{url}/v1", chained=False))
         else:
-            texts = asyncio.run(play(script, server.base_url, chained=way == "chain"))
-        seen = [request for request in server.requests if request.context is not None]
-        contexts = [[describe_item(item) for item in request.context or ()] for request in seen]
+            texts = asyncio.run(play(script, server.base_url, chained=setup == "chain"))
+        requests = [request for request in server.requests if request.context is not None]
+        contexts = [[describe_item(item) for item in request.context or ()] for request in requests]
         uploaded = sum(len(request.raw) for request in server.requests)
-        best = sum_best_bytes(seen) if way == "bare" else 0
+        best = sum_best_bytes(requests) if setup == "bare" else 0
         return texts, contexts, uploaded, best
 
 
@@ -85,7 +85,7 @@ def test_edit_scripts_are_coherent_and_close_to_the_best_plan(seed: int) -> None
     script = make_script(seed, 20)
     texts, contexts, uploaded, best = observe(script, "bare")
     assert best < uploaded / 2
-    for way in ("chain", "proxy"):
-        found = observe(script, way)
-        assert found[:2] == (texts, contexts), way
-        assert found[2] <= MAX_SHARE * best, way
+    for setup in ("chain", "proxy"):
+        result = observe(script, setup)
+        assert result[:2] == (texts, contexts), setup
+        assert result[2] <= MAX_SHARE * best, setup

@@ -64,9 +64,9 @@ def make_index(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeI
         def make(**options: Any) -> AnchorIndex:
             if request.param == "memory":
                 return MemoryIndex(**options)
-            made = StoreIndex(url, **options)
-            stack.callback(made.close)
-            return made
+            index = StoreIndex(url, **options)
+            stack.callback(index.close)
+            return index
 
         yield make
 
@@ -261,8 +261,8 @@ def test_a_sqlite_index_does_not_wait_for_another_process(
         assert index.find("scope", ["sha256:1"]) == [make_entry(1)]
         other.execute("COMMIT")
     index.add(make_entry(3))
-    found = index.find("scope", ["sha256:1", "sha256:2", "sha256:3"])
-    assert found == [make_entry(1), make_entry(3)]
+    entries = index.find("scope", ["sha256:1", "sha256:2", "sha256:3"])
+    assert entries == [make_entry(1), make_entry(3)]
     index.close()
 
 

@@ -34,14 +34,14 @@ class Program:
     def send(self, text: str, *, streaming: bool, **options: Any) -> Any:
         """Resend the history with a new message, and compare the context of the model with it."""
         self.history.append({"type": "message", "role": "user", "content": text})
-        written: Any = {"model": "m", "input": self.history, **options}
+        body: Any = {"model": "m", "input": self.history, **options}
         if streaming:
-            stream = self.client.responses.create(**written, stream=True)
+            stream = self.client.responses.create(**body, stream=True)
             response = [event for event in stream if event.type == "response.completed"][
                 -1
             ].response
         else:
-            response = self.client.responses.create(**written)
+            response = self.client.responses.create(**body)
         self.wrong += normalize_items(self.server.contexts[-1]) != normalize_items(self.history)
         self.history += [item.model_dump(exclude_none=True) for item in response.output]
         return response
@@ -258,12 +258,12 @@ def test_requests_chained_by_a_program_are_evidence() -> None:
     server = MemoryServer(lists=False)
     with run_program(server) as program:
         first = program.send(ORDINARY.format(1), streaming=True)
-        given: Any = [{"type": "message", "role": "user", "content": "More?"}]
+        items: Any = [{"type": "message", "role": "user", "content": "More?"}]
         stream = program.client.responses.create(
-            model="m", input=given, previous_response_id=first.id, stream=True
+            model="m", input=items, previous_response_id=first.id, stream=True
         )
         second = [event for event in stream if event.type == "response.completed"][-1].response
-        program.history += [*given, *(item.model_dump() for item in second.output)]
+        program.history += [*items, *(item.model_dump() for item in second.output)]
         program.send("And more?", streaming=True)
         assert program.chained == [False, True, True]
         assert program.wrong == 0

@@ -102,10 +102,10 @@ def test_other_requests_and_streamed_bodies_are_not_counted() -> None:
 )
 def test_only_supported_compressions_are_accepted(accepted: str, sent: str) -> None:
     """Kedge removes compressions it cannot decode from `accept-encoding`, as it must parse the response."""
-    seen: list[str] = []
+    encodings: list[str] = []
 
     def record(request: httpx2.Request) -> httpx2.Response:
-        seen.append(request.headers["accept-encoding"])
+        encodings.append(request.headers["accept-encoding"])
         return answer(request)
 
     with chain(httpx2.Client(transport=httpx2.MockTransport(record), base_url=URL)) as http:
@@ -113,7 +113,7 @@ def test_only_supported_compressions_are_accepted(accepted: str, sent: str) -> N
         response = http.post("/responses", json={"input": "a"}, headers=headers)
         assert response.request.headers["accept-encoding"] == accepted
         http.get("/models", headers=headers)
-    assert seen == [sent, accepted]
+    assert encodings == [sent, accepted]
 
 
 def test_a_redirected_response_has_its_own_url() -> None:
@@ -169,9 +169,9 @@ def test_a_broken_response_is_closed() -> None:
     stream = CutStream()
     with chain(httpx2.Client(transport=cut_when_chained(stream), base_url=URL)) as http:
         http.post("/responses", json={"input": HISTORY[:1]})
-        with pytest.raises(httpx2.ReadError) as caught:
+        with pytest.raises(httpx2.ReadError) as exc_info:
             http.post("/responses", json={"input": HISTORY})
-    assert json.loads(caught.value.request.content) == {"input": HISTORY}
+    assert json.loads(exc_info.value.request.content) == {"input": HISTORY}
     assert stream.is_closed
 
 
@@ -181,9 +181,9 @@ async def test_a_broken_response_of_an_asynchronous_client_is_closed() -> None:
     transport = cut_when_chained(stream)
     async with chain(httpx2.AsyncClient(transport=transport, base_url=URL)) as http:
         await http.post("/responses", json={"input": HISTORY[:1]})
-        with pytest.raises(httpx2.ReadError) as caught:
+        with pytest.raises(httpx2.ReadError) as exc_info:
             await http.post("/responses", json={"input": HISTORY})
-    assert json.loads(caught.value.request.content) == {"input": HISTORY}
+    assert json.loads(exc_info.value.request.content) == {"input": HISTORY}
     assert stream.is_closed
 
 

@@ -28,12 +28,12 @@ def client(request: pytest.FixtureRequest, server: TestServer) -> Iterator[OpenA
     if request.param == "proxy":
         with (
             serve_proxy(server.base_url) as url,
-            OpenAI(base_url=f"{url}/v1", api_key="key", max_retries=0) as made,
+            OpenAI(base_url=f"{url}/v1", api_key="key", max_retries=0) as openai_client,
         ):
-            yield made
+            yield openai_client
         return
-    with OpenAI(base_url=server.base_url, api_key="key", max_retries=0) as made:
-        yield chain(made)
+    with OpenAI(base_url=server.base_url, api_key="key", max_retries=0) as openai_client:
+        yield chain(openai_client)
 
 
 def anchors(server: TestServer) -> list[str]:
@@ -119,11 +119,11 @@ def test_a_client_that_chains_on_a_foreign_response(server: TestServer, client: 
 def test_a_client_with_item_references(server: TestServer, client: OpenAI) -> None:
     """A request with item references is sent as written, and its response is not used as an anchor."""
     first = client.responses.create(model="practice", input="My name is Ada.")
-    given: Any = [
+    items: Any = [
         {"type": "item_reference", "id": first.output[0].id},
         message("What did you say?"),
     ]
-    second = client.responses.create(model="practice", input=given)
+    second = client.responses.create(model="practice", input=items)
     assert len(bodies(server)[-1]["input"]) == 2
     ask(client, [*replay(first), message("What did you say?"), *replay(second)], "Say 1")
     assert anchors(server) == ["", "", ""]
@@ -247,9 +247,9 @@ def test_a_cut_stream_is_cut_for_the_program(server: TestServer, client: OpenAI)
     history: list[Any] = []
     ask(client, history, "One")
     server.faults.set("cut_after_events=6", times=1)
-    written: Any = [*history, message("Count to 9")]
+    messages: Any = [*history, message("Count to 9")]
     with pytest.raises((APIError, httpx2.HTTPError)):
-        list(client.responses.create(model="practice", input=written, stream=True))
+        list(client.responses.create(model="practice", input=messages, stream=True))
     assert ask(client, history, "Count to 9").output_text == "1 2 3 4 5 6 7 8 9"
     check_contexts(server, [history[:1], history[:3], history[:3]])
 

@@ -102,10 +102,10 @@ def test_an_item_with_a_known_prefix_is_parsed_again() -> None:
     start = len(padding)
     spans = (rewrite.Span(start + 1, start + 3), rewrite.Span(start + 4, start + 6))
     recent.put(rewrite._ReadInput(start, text, spans, (), rewrite.PrefixIndex()))
-    for written, count in (("[10,20]", 2), ("[10,20 ,3]", 2), ("[10,200]", 1), ("[10,20", 1)):
-        found = recent.find(padding + written)
-        assert found is not None
-        assert found.span == (start, spans[count - 1].end)
+    for candidate, count in (("[10,20]", 2), ("[10,20 ,3]", 2), ("[10,200]", 1), ("[10,20", 1)):
+        match = recent.find(padding + candidate)
+        assert match is not None
+        assert match.span == (start, spans[count - 1].end)
     assert recent.find(f"{padding}[11,20]") is None
 
 
@@ -114,17 +114,17 @@ def test_an_invalid_body_with_a_known_prefix_is_rejected() -> None:
     history = [{"role": "user", "content": LONG}, {"role": "user", "content": "Hi"}]
     body = json.dumps({"model": "m", "input": history, "stream": False})
     end = body.index("]")
-    cut = [body[:length] for length in range(body.index("Hi"), len(body))]
+    truncated = [body[:length] for length in range(body.index("Hi"), len(body))]
     extended = [
         f"{body[:end]}{added}{body[end:]}" for added in (",", ", ", ",,1", " 1", ",NaN", ",}")
     ]
-    for written in (*cut, *extended, f"{body}]", body.replace("false", "NaN")):
+    for text in (*truncated, *extended, f"{body}]", body.replace("false", "NaN")):
         read(body.encode())
-        assert parse_request(written.encode()) == "not_json", written[end - 20 :]
+        assert parse_request(text.encode()) == "not_json", text[end - 20 :]
     new = {"role": "user", "content": "New"}
-    again = read(f"{body[:end]} , {json.dumps(new)}{body[end:]}".encode())
-    assert again.scanned.get("input") == [new]
-    assert len(again.items) == len(again.blocks) == 3
+    reread = read(f"{body[:end]} , {json.dumps(new)}{body[end:]}".encode())
+    assert reread.scanned.get("input") == [new]
+    assert len(reread.items) == len(reread.blocks) == 3
 
 
 def test_recent_inputs_are_bounded() -> None:

@@ -154,8 +154,8 @@ class ConcurrentRun:
             turn = (await store.load(rows[f"Conversation {number}"])).turn()
             questions = [block.text for block in turn.blocks if isinstance(block, UserBlock)]
             assert questions == self._list_questions(number)
-            named = re.findall(r"of conversation (\d{4})", str(normalize_blocks(turn.blocks)))
-            assert set(named) == {f"{number:04}"}
+            numbers = re.findall(r"of conversation (\d{4})", str(normalize_blocks(turn.blocks)))
+            assert set(numbers) == {f"{number:04}"}
 
 
 def main(count: int, messages: int = 10) -> int:

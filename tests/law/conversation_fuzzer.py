@@ -138,14 +138,14 @@ class ConversationFuzzer:
         key, text = f"key {self.prompt_count}", f"Line {self.prompt_count}"
         await self._run_stream(self.conversation.stream(text, key=key))
         before = len(self.server.requests)
-        again = await self.conversation.send(text, key=key)
-        assert again.stored
+        repeated = await self.conversation.send(text, key=key)
+        assert repeated.stored
         assert len(self.server.requests) == before
 
     async def do_append(self) -> None:
         """Append a block without a request."""
-        made = self.rng.choice((user, assistant, system))(f"Noted {self.prompt_count}")
-        await self.conversation.append(made)
+        block = self.rng.choice((user, assistant, system))(f"Noted {self.prompt_count}")
+        await self.conversation.append(block)
 
     async def do_edit(self) -> None:
         """Replace a user message."""
@@ -228,12 +228,12 @@ class ConversationFuzzer:
     async def do_export_import(self) -> None:
         """Export the conversation and import it with another id."""
         (row,) = await self.store.import_(await self.conversation.export())
-        found = await Conversation.open(
+        reopened = await Conversation.open(
             self.store, row.id, self._build_engine(), **self._choose_settings()
         )
         head = await Conversation.open(self.store, self.conversation.id, self.conversation.engine)
-        assert normalize_blocks(found.turn.blocks) == normalize_blocks(head.turn.blocks)
-        self.conversations.append(found)
+        assert normalize_blocks(reopened.turn.blocks) == normalize_blocks(head.turn.blocks)
+        self.conversations.append(reopened)
 
 
 def _is_create_request(request: RecordedRequest) -> bool:

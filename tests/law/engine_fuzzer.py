@@ -260,8 +260,8 @@ class EngineFuzzer:
             details = f"seen {normalize_items(exchanges[-1].context)}\nsaid {expected}"
             self.stats.first_incoherent = self.stats.first_incoherent or details
         if chained:
-            for place, exchange in enumerate(exchanges):
-                best = byte_size(expected) if place else self._min_bytes(expected, known)
+            for index, exchange in enumerate(exchanges):
+                best = byte_size(expected) if index else self._min_bytes(expected, known)
                 self.stats.sent_bytes += byte_size(normalize_items(exchange.body["input"]))
                 self.stats.best_bytes += best
                 self.stats.full_bytes += byte_size(expected)
@@ -271,10 +271,10 @@ class EngineFuzzer:
         if self.server_index in self.untrusted_servers:
             return []
         ids = [record.response_id for record in get_state(turn).anchors]
-        found = [self.known_responses[each] for each in ids if each in self.known_responses]
+        records = [self.known_responses[each] for each in ids if each in self.known_responses]
         return [
             each
-            for each in found
+            for each in records
             if each.usable
             and each.server_index == self.server_index
             and each.expires_at > self.clock

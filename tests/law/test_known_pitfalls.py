@@ -178,9 +178,9 @@ async def test_11_history_is_never_both_replayed_and_chained(
 ) -> None:
     """A chained request contains no blocks that its anchor already includes."""
     turn = await send_lines(engine, "One", "Two", "Three")
-    held = normalize_blocks(turn.blocks[:4])
+    expected = normalize_blocks(turn.blocks[:4])
     items = normalize_items(request_bodies(server)[-1]["input"])
-    assert not set(items) & set(held)
+    assert not set(items) & set(expected)
     check_law(server, turn)
 
 
@@ -188,8 +188,8 @@ async def test_12_each_step_of_a_tool_loop_moves_the_anchor(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
     """The second request chains on the first answer, including its reasoning, and sends the result."""
-    looped = with_middleware(engine, tools(add))
-    turn = await looped.run(Turn([user("Think, then call add with a=2 and b=3")]))
+    with_tools = with_middleware(engine, tools(add))
+    turn = await with_tools.run(Turn([user("Think, then call add with a=2 and b=3")]))
     first, second = request_bodies(server)
     assert "previous_response_id" not in first
     assert [item["type"] for item in second["input"]] == ["function_call_output"]
@@ -202,9 +202,9 @@ async def test_13_reasoning_without_an_answer_is_omitted(
 ) -> None:
     """Reasoning is sent only before the item it belongs to, so reasoning without one is omitted."""
     turn = await send_lines(engine, "Think about one.", mode="stateless")
-    lone = Turn(turn.blocks[:2], data=turn.data)
-    assert isinstance(lone.blocks[-1], ReasoningBlock)
-    turn = await engine.run(lone.append(user("Two")), mode="stateless")
+    truncated = Turn(turn.blocks[:2], data=turn.data)
+    assert isinstance(truncated.blocks[-1], ReasoningBlock)
+    turn = await engine.run(truncated.append(user("Two")), mode="stateless")
     assert all(item["type"] != "reasoning" for item in request_bodies(server)[-1]["input"])
     check_law(server, turn)
 
@@ -238,9 +238,9 @@ async def test_15_nulls_in_provider_json_do_not_break_the_chain(
 async def test_16_local_ids_are_never_sent(engine: ResponsesEngine, server: TestServer) -> None:
     """No local id is in any request."""
     turn = await send_lines(engine, "Think about one.", "Two", mode="stateless")
-    wire = str([request.raw for request in server.requests])
-    assert all(block.id not in wire for block in turn.blocks)
-    assert turn.id not in wire
+    sent = str([request.raw for request in server.requests])
+    assert all(block.id not in sent for block in turn.blocks)
+    assert turn.id not in sent
 
 
 async def test_17_recovery_does_not_depend_on_wording(
@@ -272,9 +272,9 @@ async def test_18_reasoning_about_a_secret_is_not_sent_after_redaction(
 
 async def test_19_results_match_their_calls(engine: ResponsesEngine, server: TestServer) -> None:
     """Tool calls are identified by `call_id`, never by item id, in streams and resent history."""
-    looped = with_middleware(engine, tools(add, lookup))
+    with_tools = with_middleware(engine, tools(add, lookup))
     question = Turn([user("Please call add with a=2 and b=3 and call lookup with city=Oslo")])
-    async with looped.stream(question) as stream:
+    async with with_tools.stream(question) as stream:
         await stream.finish()
     calls = {b.call_id: b for b in stream.turn.blocks if isinstance(b, ToolCallBlock)}
     results = [b for b in stream.turn.blocks if b.kind == "tool_result"]
@@ -289,10 +289,10 @@ async def test_20_round_limit_leaves_no_open_call(
     engine: ResponsesEngine, server: TestServer
 ) -> None:
     """At the limit of rounds every call has a result, and the conversation can continue."""
-    looped = with_middleware(engine, tools(add, max_rounds=0))
-    turn = await looped.run(Turn([user("Please call add with a=2 and b=3")]))
+    with_tools = with_middleware(engine, tools(add, max_rounds=0))
+    turn = await with_tools.run(Turn([user("Please call add with a=2 and b=3")]))
     check_law(server, turn)
-    turn = await looped.run(turn.append(user("Hello")))
+    turn = await with_tools.run(turn.append(user("Hello")))
     check_law(server, turn)
 
 
@@ -322,9 +322,9 @@ async def test_22_silently_lost_context_is_detected_before_output(
 
 async def test_23_calls_retain_their_order(engine: ResponsesEngine, server: TestServer) -> None:
     """Tool calls and their results have the order of the model's output."""
-    looped = with_middleware(engine, tools(add, lookup))
+    with_tools = with_middleware(engine, tools(add, lookup))
     question = Turn([user("Please call lookup with city=Oslo and call add with a=2 and b=3")])
-    turn = await looped.run(question)
+    turn = await with_tools.run(question)
     calls = [b for b in turn.blocks if isinstance(b, ToolCallBlock)]
     results = [b.content[0] for b in turn.blocks if b.kind == "tool_result"]
     assert [call.metadata["output_index"] for call in calls] == [0, 1]
@@ -407,10 +407,10 @@ async def test_interrupted_stream_retains_the_turn(
     """An interrupted stream raises a typed error whose Turn can be sent again."""
     turn = await send_lines(engine, "One")
     server.faults.set("cut_after_events=4", times=1)
-    with pytest.raises(StreamCut) as caught:
+    with pytest.raises(StreamCut) as exc_info:
         async with engine.stream(turn.append(user("Write 50 words."))) as stream:
             await stream.finish()
-    assert caught.value.turn is not None
+    assert exc_info.value.turn is not None
     with anyio.fail_after(300):
-        turn = await engine.run(caught.value.turn)
+        turn = await engine.run(exc_info.value.turn)
     check_law(server, turn)

@@ -55,8 +55,8 @@ def edit(turn: Turn, rng: random.Random) -> Turn:
 
 def insert(turn: Turn, rng: random.Random) -> Turn:
     """Insert a new block at a random position."""
-    made = rng.choice((user, assistant, system))(f"Inserted {rng.random()}")
-    return turn.insert(rng.randrange(len(turn) + 1), made)
+    block = rng.choice((user, assistant, system))(f"Inserted {rng.random()}")
+    return turn.insert(rng.randrange(len(turn) + 1), block)
 
 
 def remove(turn: Turn, rng: random.Random) -> Turn:
@@ -81,8 +81,8 @@ def truncate(turn: Turn, rng: random.Random) -> Turn:
 
 def summarize_old(turn: Turn, rng: random.Random) -> Turn:
     """Replace the older half by a summary."""
-    half = len(turn) // 2
-    return Turn([user("Summary of what was."), *turn.blocks[half:]], data=turn.data)
+    middle = len(turn) // 2
+    return Turn([user("Summary of what was."), *turn.blocks[middle:]], data=turn.data)
 
 
 def rebuild(turn: Turn, rng: random.Random) -> Turn:

@@ -32,9 +32,9 @@ async def engine(request: pytest.FixtureRequest) -> ResponsesEngine:
     """Return an engine for each of the models whose server stores responses."""
     if not CHAINED:
         pytest.skip("none of the models in KEDGE_LIVE has a server that remembers")
-    made = connect(request.param)
-    assert isinstance(made, ResponsesEngine)
-    return made
+    opened = connect(request.param)
+    assert isinstance(opened, ResponsesEngine)
+    return opened
 
 
 async def test_ten_chained_requests(engine: ResponsesEngine) -> None:
@@ -61,8 +61,8 @@ async def test_a_tool_loop(any_engine: Engine) -> None:
         return 4711
 
     async with any_engine:
-        looped = with_middleware(any_engine, tools(secret_number))
-        turn = await looped.run(Turn([user("Call secret_number and tell me the number.")]))
+        with_tools = with_middleware(any_engine, tools(secret_number))
+        turn = await with_tools.run(Turn([user("Call secret_number and tell me the number.")]))
     assert any(isinstance(block, ToolResultBlock) for block in turn.blocks)
     assert "4711" in str(turn.blocks[-1])
 

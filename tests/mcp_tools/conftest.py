@@ -28,8 +28,8 @@ def is_running(pid: str) -> bool:
     """Return whether a process exists and is not a zombie, which only its parent can remove."""
     if not Path("/proc/self/stat").exists():
         command = ["ps", "-o", "stat=", "-p", pid]
-        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-        return bool(found) and not found.startswith("Z")
+        output = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        return bool(output) and not output.startswith("Z")
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -97,11 +97,11 @@ def answer(request: dict[str, Any]) -> None:
     number, params = request["id"], request.get("params", {})
     match request["method"]:
         case "initialize":
-            listed = {"tools": {"listChanged": True}}
+            capabilities = {"tools": {"listChanged": True}}
             info = {"name": "raw", "version": "1"}
             result: dict[str, Any] | None = {
                 "protocolVersion": params["protocolVersion"],
-                "capabilities": {} if MODE == "toolless" else listed,
+                "capabilities": {} if MODE == "toolless" else capabilities,
                 "serverInfo": info,
             }
         case "server/discover" if MODE == "input":
@@ -141,8 +141,8 @@ def misbehave_at_startup() -> None:
             time.sleep(600)
         case "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            sleeper = "import time; time.sleep(600)"
-            record_pid(subprocess.Popen([sys.executable, "-c", sleeper]).pid)
+            script = "import time; time.sleep(600)"
+            record_pid(subprocess.Popen([sys.executable, "-c", script]).pid)
 
 
 def main() -> None:

@@ -48,25 +48,25 @@ def server(pid_file: Path) -> str:
     return shlex.join(["env", f"PID_FILE={pid_file}", *RAW_SERVER, "plain"])
 
 
-def run(*arguments: str, given: str = "") -> Result:
+def run(*arguments: str, stdin: str = "") -> Result:
     """Run a command in this process."""
-    return CliRunner().invoke(group, list(arguments), input=given)
+    return CliRunner().invoke(group, list(arguments), input=stdin)
 
 
 def test_chat_uses_mcp_tools(folder: Path, server: str, pid_file: Path) -> None:
     """The option can be repeated, and duplicate tool names get a prefix."""
-    done = run("chat", "--mcp", server, given=ECHO)
+    done = run("chat", "--mcp", server, stdin=ECHO)
     assert done.exit_code == 0, done.output
     assert ECHOED in done.output
     second = ECHO.replace("echo", "raw_server_echo_2")
-    twice = run("chat", "--mcp", server, "--mcp", server, given=second)
+    twice = run("chat", "--mcp", server, "--mcp", server, stdin=second)
     assert f"raw_server_echo_2 says: {ECHOED}" in twice.output
     assert len(read_pids(pid_file)) == 3
 
 
 def test_server_that_cannot_be_started_is_reported(folder: Path) -> None:
     """A command that cannot be started is an error without a traceback."""
-    done = run("chat", "--mcp", "no-such-command", given="hi")
+    done = run("chat", "--mcp", "no-such-command", stdin="hi")
     assert done.exit_code == 1
     assert "the MCP server no-such-command is not available" in done.output
     assert "Traceback" not in done.output
@@ -75,7 +75,7 @@ def test_server_that_cannot_be_started_is_reported(folder: Path) -> None:
 def test_missing_package_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the command that installs the package."""
     monkeypatch.setitem(sys.modules, "mcp", None)
-    done = run("chat", "--mcp", "server", given="hi")
+    done = run("chat", "--mcp", "server", stdin="hi")
     assert done.exit_code == 1
     assert "pip install 'kedge[mcp]'" in done.output
 
@@ -99,8 +99,8 @@ def test_workflow_uses_mcp_tools(folder: Path, server: str) -> None:
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert ECHOED in report["results"]["a"]
-    again = run("run", "steps", "--resume", report["workflow"], "--mcp", server, "--json")
-    assert again.exit_code == 0, again.output
+    repeated = run("run", "steps", "--resume", report["workflow"], "--mcp", server, "--json")
+    assert repeated.exit_code == 0, repeated.output
     (folder / "flow.toml").write_text('mcp = ["x"]\n[[steps]]\nname = "a"\nprompt = "b"\n')
     rejected = run("run", "steps", "flow.toml")
     assert "unknown member 'mcp'" in rejected.output
@@ -108,7 +108,7 @@ def test_workflow_uses_mcp_tools(folder: Path, server: str) -> None:
 
 def test_without_a_terminal_calls_are_denied(folder: Path) -> None:
     """Without a terminal, ``--approve`` denies calls, and the model gets the reason."""
-    done = run("chat", "--approve", given="Call clock with {}")
+    done = run("chat", "--approve", stdin="Call clock with {}")
     assert "there is no terminal at which it could be approved" in done.output
 
 

@@ -59,12 +59,12 @@ def test_other_content_becomes_text() -> None:
     assert "audio of type audio/wav, 3 bytes" in convert_text(audio)
     link = types.ResourceLink(name="a\x1b", uri="file:///" + "a" * 1_000)
     assert convert_text(link) == f"[link: a� <{('file:///' + 'a' * 1_000)[:MAX_LINK_CHARS]}>]"
-    written = types.TextResourceContents(uri="file:///a.txt", text="hello\x07")
-    shown = convert_text(types.EmbeddedResource(resource=written))
-    assert shown == "[resource: <file:///a.txt>]\nhello�"
+    resource = types.TextResourceContents(uri="file:///a.txt", text="hello\x07")
+    converted = convert_text(types.EmbeddedResource(resource=resource))
+    assert converted == "[resource: <file:///a.txt>]\nhello�"
     blob = types.BlobResourceContents(uri="file:///a.bin", blob="AAAA")
-    shown = convert_text(types.EmbeddedResource(resource=blob))
-    assert shown.startswith("[omitted: the resource <file:///a.bin> of type unknown, 3 bytes")
+    converted = convert_text(types.EmbeddedResource(resource=blob))
+    assert converted.startswith("[omitted: the resource <file:///a.bin> of type unknown, 3 bytes")
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_error_result_raises_tool_failed() -> None:
 
 async def test_guard_rules_apply_to_mcp_results(open_raw: OpenRaw) -> None:
     """The guard redacts MCP results in the same way as other tool results."""
-    async with open_raw("plain") as box:
-        chat = Chat("practice", tools=box, middleware=[guard(redact("sk-[0-9]+"))])
+    async with open_raw("plain") as toolbox:
+        chat = Chat("practice", tools=toolbox, middleware=[guard(redact("sk-[0-9]+"))])
         answer = await chat.chat_with_state(None, 'Call echo with {"text": "sk-123"}')
     [result] = [block for block in answer.turn.blocks if isinstance(block, ToolResultBlock)]
     assert "[redacted]" in result.text

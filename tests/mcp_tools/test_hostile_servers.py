@@ -20,23 +20,23 @@ from kedge.turns import ToolResultBlock, tool_call
 from mcp_tools.conftest import RAW_SERVER, OpenRaw, read_pids, wait_for
 
 
-async def call(box: Toolbox, name: str = "echo", **arguments: Any) -> ToolResultBlock:
+async def call(toolbox: Toolbox, name: str = "echo", **arguments: Any) -> ToolResultBlock:
     """Run one tool call and return its result."""
-    [result] = await run_calls(box, [tool_call(name, arguments)])
+    [result] = await run_calls(toolbox, [tool_call(name, arguments)])
     return result
 
 
 async def test_server_with_older_protocol_is_supported(open_raw: OpenRaw) -> None:
     """Text on standard output that is not a message is skipped."""
-    async with open_raw("garbage") as box:
-        assert list(box) == ["echo"]
-        assert (await call(box, text="hi")).text == '{"text": "hi"}'
+    async with open_raw("garbage") as toolbox:
+        assert list(toolbox) == ["echo"]
+        assert (await call(toolbox, text="hi")).text == '{"text": "hi"}'
 
 
 async def test_server_without_tools_is_accepted(open_raw: OpenRaw) -> None:
     """A server without tools gives an empty toolbox, not an error."""
-    async with open_raw("toolless") as box:
-        assert list(box) == []
+    async with open_raw("toolless") as toolbox:
+        assert list(toolbox) == []
 
 
 async def test_server_environment_is_minimal(
@@ -45,8 +45,8 @@ async def test_server_environment_is_minimal(
     """Keys of this process are not passed to the server; variables of ``env`` are."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     monkeypatch.setenv("TZ", "UTC")
-    async with open_raw("environment", env={"GIVEN": "yes"}) as box:
-        environment = json.loads((await call(box)).text)
+    async with open_raw("environment", env={"GIVEN": "yes"}) as toolbox:
+        environment = json.loads((await call(toolbox)).text)
     assert "OPENAI_API_KEY" not in environment
     assert environment["GIVEN"] == "yes"
     assert environment["TZ"] == "UTC"
@@ -86,29 +86,29 @@ async def test_crash_fails_calls_and_removes_tools(
 ) -> None:
     """Running and later calls get a result, and the tools are no longer offered."""
     monkeypatch.setattr(transports, "GRACE_SECONDS", 300.0)
-    async with open_raw("crash") as box:
-        first, second = await run_calls(box, [tool_call("echo", {}), tool_call("echo", {})])
+    async with open_raw("crash") as toolbox:
+        first, second = await run_calls(toolbox, [tool_call("echo", {}), tool_call("echo", {})])
         for result in (first, second):
             assert result.metadata["outcome"] == "failed"
             assert "it exited with code 7" in result.text
             assert "hunter22" not in result.text
-        assert list(box) == []
-        crashed = box.sources[0]
+        assert list(toolbox) == []
+        crashed = toolbox.sources[0]
         with pytest.raises(Exception, match="not available: it exited with code 7"):
             await crashed.call_tool("echo", {})  # type: ignore[attr-defined]
 
 
 async def test_call_without_a_response_times_out(open_raw: OpenRaw) -> None:
     """After the timeout, the tool result has the outcome timeout."""
-    async with open_raw("hang", timeout=0.2) as box:
-        assert (await call(box)).metadata["outcome"] == "timeout"
+    async with open_raw("hang", timeout=0.2) as toolbox:
+        assert (await call(toolbox)).metadata["outcome"] == "timeout"
 
 
 async def test_server_is_notified_of_a_cancelled_call(open_raw: OpenRaw, pid_file: Path) -> None:
     """The notification has the id of the cancelled request."""
     called, cancelled = (Path(f"{pid_file}.{suffix}") for suffix in ("called", "cancelled"))
-    async with open_raw("hang") as box:
-        waiting = asyncio.create_task(call(box))
+    async with open_raw("hang") as toolbox:
+        waiting = asyncio.create_task(call(toolbox))
         await wait_for(called.exists)
         waiting.cancel()
         await asyncio.wait([waiting])
@@ -117,16 +117,16 @@ async def test_server_is_notified_of_a_cancelled_call(open_raw: OpenRaw, pid_fil
 
 async def test_large_result_is_truncated(open_raw: OpenRaw) -> None:
     """A large result is truncated in the same way as other tool results."""
-    async with open_raw("huge") as box:
-        text = (await call(box)).text
+    async with open_raw("huge") as toolbox:
+        text = (await call(toolbox)).text
         assert len(text) < MAX_OUTPUT + 100
         assert "truncated" in text
 
 
 async def test_result_with_many_items_is_truncated(open_raw: OpenRaw) -> None:
     """The number of omitted items is added to the result."""
-    async with open_raw("items") as box:
-        result = await call(box)
+    async with open_raw("items") as toolbox:
+        result = await call(toolbox)
         assert len(result.parts) == content.MAX_CONTENT_ITEMS + 1
         assert result.text.endswith("[omitted: 4,900 further items]")
 
@@ -136,73 +136,73 @@ async def test_endless_message_closes_the_connection(
 ) -> None:
     """A message above the size limit is not read into memory."""
     monkeypatch.setattr(transports, "MAX_MESSAGE_BYTES", 2_000_000)
-    async with open_raw("endless") as box:
-        assert "it sent a message of more than 2,000,000 bytes" in (await call(box)).text
+    async with open_raw("endless") as toolbox:
+        assert "it sent a message of more than 2,000,000 bytes" in (await call(toolbox)).text
 
 
 async def test_control_characters_are_replaced(open_raw: OpenRaw) -> None:
     """Control characters and invisible tags are replaced in names, descriptions, schemas and results."""
-    async with open_raw("control") as box:
-        [definition] = box.definitions()
+    async with open_raw("control") as toolbox:
+        [definition] = toolbox.definitions()
         assert definition["name"] == "e_cho"
         assert definition["description"] == "echo�]0;x� �� �end"
         assert definition["parameters"]["properties"]["text"]["description"] == "a�b"
-        assert (await call(box, "e_cho")).text == "a�[2Jb�c\u200dd\te\n�"
+        assert (await call(toolbox, "e_cho")).text == "a�[2Jb�c\u200dd\te\n�"
 
 
 async def test_names_are_made_unique_and_valid(
     open_raw: OpenRaw, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Invalid characters in names are replaced, and of two tools with one name the first is used."""
-    async with open_raw("duplicates") as box:
-        assert list(box) == ["echo", "a_b", "x" * 64]
+    async with open_raw("duplicates") as toolbox:
+        assert list(toolbox) == ["echo", "a_b", "x" * 64]
     assert "no free name" in caplog.text
 
 
 async def test_number_of_tools_is_bounded(open_raw: OpenRaw) -> None:
     """The number of tools is limited, even if the pages of the list never end."""
-    async with open_raw("many") as box:
-        assert len(box) == content.MAX_TOOLS
-    async with open_raw("pages") as box:
-        assert len(box) == 100
+    async with open_raw("many") as toolbox:
+        assert len(toolbox) == content.MAX_TOOLS
+    async with open_raw("pages") as toolbox:
+        assert len(toolbox) == 100
 
 
 async def test_large_schemas_and_descriptions_are_bounded(open_raw: OpenRaw) -> None:
     """A tool with a too large or too deep schema is omitted, and a long description is truncated."""
-    async with open_raw("schemas") as box:
-        assert list(box) == ["long"]
-        assert len(box["long"].description) == content.MAX_DESCRIPTION_CHARS + 1
+    async with open_raw("schemas") as toolbox:
+        assert list(toolbox) == ["long"]
+        assert len(toolbox["long"].description) == content.MAX_DESCRIPTION_CHARS + 1
 
 
 async def test_invalid_result_is_a_failed_call(open_raw: OpenRaw) -> None:
     """An invalid result becomes a tool result with an error message."""
-    async with open_raw("invalid") as box:
-        assert (await call(box)).text == "The server returned an invalid result."
+    async with open_raw("invalid") as toolbox:
+        assert (await call(toolbox)).text == "The server returned an invalid result."
 
 
 async def test_server_that_requires_input_fails_the_call(open_raw: OpenRaw) -> None:
     """A call that requires user input fails, because that is not supported."""
-    async with open_raw("input") as box:
-        text = (await call(box)).text
+    async with open_raw("input") as toolbox:
+        text = (await call(toolbox)).text
     assert text == "The server requires input from the user, which is not supported."
 
 
 async def test_protocol_error_is_a_failed_call(open_raw: OpenRaw) -> None:
     """A protocol error becomes a tool result with the server's message."""
-    async with open_raw("reject") as box:
-        assert (await call(box)).text == "The MCP server rejected the call: no such method"
+    async with open_raw("reject") as toolbox:
+        assert (await call(toolbox)).text == "The MCP server rejected the call: no such method"
 
 
 async def test_failed_listing_retains_the_tools(
     open_raw: OpenRaw, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first change is applied; after the second one the server fails to list its tools."""
-    async with open_raw("change") as box:
-        await call(box)
-        await wait_for(lambda: list(box) == ["echo", "more"])
-        await call(box)
+    async with open_raw("change") as toolbox:
+        await call(toolbox)
+        await wait_for(lambda: list(toolbox) == ["echo", "more"])
+        await call(toolbox)
         await wait_for(lambda: "did not list its tools: MCPError" in caplog.text)
-        assert list(box) == ["echo", "more"]
+        assert list(toolbox) == ["echo", "more"]
 
 
 async def test_unresponsive_server_and_its_children_are_killed(
@@ -210,8 +210,8 @@ async def test_unresponsive_server_and_its_children_are_killed(
 ) -> None:
     """A server that ignores the end of its input and SIGTERM is killed with its child process."""
     monkeypatch.setattr(transports, "GRACE_SECONDS", 0.2)
-    async with open_raw("stubborn") as box:
-        assert (await call(box)).text == "{}"
+    async with open_raw("stubborn") as toolbox:
+        assert (await call(toolbox)).text == "{}"
     assert len(read_pids(pid_file)) == 2
 
 
@@ -234,9 +234,9 @@ async def test_server_is_stopped_if_cancelled_repeatedly(
     entered = asyncio.Event()
 
     async def own() -> None:
-        async with open_raw("stubborn") as box:
+        async with open_raw("stubborn") as toolbox:
             entered.set()
-            await call(box)
+            await call(toolbox)
             await asyncio.Event().wait()
 
     owner = asyncio.create_task(own())
@@ -277,16 +277,16 @@ async def test_killed_process_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_server_is_stopped_with_the_event_loop(open_raw: OpenRaw) -> None:
     """A connection that is never closed is closed with its event loop."""
-    boxes: list[Any] = []
+    toolboxes: list[Any] = []
 
     async def forget() -> None:
         context = open_raw("plain")
-        boxes.append(context)
-        boxes.append(await context.__aenter__())
+        toolboxes.append(context)
+        toolboxes.append(await context.__aenter__())
 
     asyncio.run(forget())
     with suppress(RuntimeError):
-        asyncio.run(boxes[0].__aexit__(None, None, None))
+        asyncio.run(toolboxes[0].__aexit__(None, None, None))
 
 
 def test_library_writes_nothing_to_standard_error(pid_file: Path) -> None:

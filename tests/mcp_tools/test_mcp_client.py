@@ -26,49 +26,51 @@ TRANSPORTS = ("stdio", "http")
 async def open_official(transport: str, **options: Any) -> AsyncGenerator[Toolbox]:
     """Yield a toolbox connected to the server of the official package."""
     if transport == "stdio":
-        async with mcp_tools(TOOL_SERVER, **options) as box:
-            yield box
+        async with mcp_tools(TOOL_SERVER, **options) as toolbox:
+            yield toolbox
         return
     async with (
         serve_app(build_server().streamable_http_app()) as url,
-        mcp_tools(url, **options) as box,
+        mcp_tools(url, **options) as toolbox,
     ):
-        yield box
+        yield toolbox
 
 
-async def call(box: Toolbox, name: str, arguments: dict[str, Any] | None = None) -> ToolResultBlock:
+async def call(
+    toolbox: Toolbox, name: str, arguments: dict[str, Any] | None = None
+) -> ToolResultBlock:
     """Run one tool call and return its result."""
-    [result] = await run_calls(box, [tool_call(name, arguments or {})])
+    [result] = await run_calls(toolbox, [tool_call(name, arguments or {})])
     return result
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_tools_of_a_server_are_listed_and_called(transport: str) -> None:
     """One connection handles definitions, values, images, errors and a changed list of tools."""
-    async with open_official(transport, connect_timeout=120, timeout=120) as box:
+    async with open_official(transport, connect_timeout=120, timeout=120) as toolbox:
         names = ["add", "weather", "report", "picture", "fail", "wait", "grow"]
-        assert list(box) == names
-        definition = box["add"].definition()
+        assert list(toolbox) == names
+        definition = toolbox["add"].definition()
         assert definition["description"] == "Add two numbers."
         assert definition["parameters"]["properties"]["b"]["description"] == "The second number."
-        assert (await call(box, "add", {"a": 1, "b": 2})).text == "3"
-        assert '"celsius": 21' in (await call(box, "weather", {"city": "Rome"})).text
-        assert (await call(box, "report")).text == 'It is warm.{"celsius": 21}'
-        caption, picture = (await call(box, "picture")).parts
+        assert (await call(toolbox, "add", {"a": 1, "b": 2})).text == "3"
+        assert '"celsius": 21' in (await call(toolbox, "weather", {"city": "Rome"})).text
+        assert (await call(toolbox, "report")).text == 'It is warm.{"celsius": 21}'
+        caption, picture = (await call(toolbox, "picture")).parts
         assert caption == TextPart("a dot:")
         assert isinstance(picture, ImagePart)
         assert picture.url.startswith("data:image/png;base64,iVBOR")
-        failed = await call(box, "fail", {"text": "out of paper"})
+        failed = await call(toolbox, "fail", {"text": "out of paper"})
         assert failed.metadata["outcome"] == "failed"
         assert "out of paper" in failed.text
-        wrong = await call(box, "add", {"a": "x", "b": 2})
+        wrong = await call(toolbox, "add", {"a": "x", "b": 2})
         assert wrong.metadata["outcome"] == "failed"
         parallel = await run_calls(
-            box, [tool_call("add", {"a": number, "b": 1}) for number in range(5)]
+            toolbox, [tool_call("add", {"a": number, "b": 1}) for number in range(5)]
         )
         assert [result.text for result in parallel] == ["1", "2", "3", "4", "5"]
-        more = Toolbox(box)
-        assert (await call(box, "grow")).text == "grown"
+        more = Toolbox(toolbox)
+        assert (await call(toolbox, "grow")).text == "grown"
         await wait_for(lambda: "extra" in more)
         assert (await call(more, "extra")).text == "extra"
 
@@ -78,16 +80,16 @@ async def test_cancelled_call_is_cancelled_at_the_server() -> None:
     calls = ServerCalls()
     async with (
         serve_app(build_server(calls).streamable_http_app()) as url,
-        mcp_tools(url, timeout=None) as box,
+        mcp_tools(url, timeout=None) as toolbox,
     ):
-        waiting = asyncio.create_task(call(box, "wait"))
+        waiting = asyncio.create_task(call(toolbox, "wait"))
         await calls.started.wait()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         with anyio.fail_after(300):
             await calls.cancelled.wait()
-        assert (await call(box, "add", {"a": 1, "b": 2})).text == "3"
+        assert (await call(toolbox, "add", {"a": 1, "b": 2})).text == "3"
 
 
 class Relay:
@@ -129,23 +131,23 @@ async def test_http_server_is_reconnected() -> None:
         relay = Relay(url)
         listener = await asyncio.start_server(relay.connect, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
-        async with mcp_tools(f"http://127.0.0.1:{port}/mcp", connect_timeout=300) as box:
-            assert (await call(box, "add", {"a": 1, "b": 2})).text == "3"
+        async with mcp_tools(f"http://127.0.0.1:{port}/mcp", connect_timeout=300) as toolbox:
+            assert (await call(toolbox, "add", {"a": 1, "b": 2})).text == "3"
             relay.go_away()
             for _ in range(2):
-                result = await call(box, "add", {"a": 1, "b": 2})
+                result = await call(toolbox, "add", {"a": 1, "b": 2})
                 assert result.metadata["outcome"] == "failed"
                 assert "The MCP server" in result.text
             relay.is_away = False
-            assert (await call(box, "add", {"a": 1, "b": 2})).text == "3"
+            assert (await call(toolbox, "add", {"a": 1, "b": 2})).text == "3"
         relay.go_away()
         listener.close()
 
 
 async def test_chat_uses_mcp_tools() -> None:
     """Chat accepts the toolbox, and a denied call does not reach the server."""
-    async with open_official("http", approval=True) as box:
-        chat = Chat("practice", tools=[box], approve=lambda _: Deny("not today"))
+    async with open_official("http", approval=True) as toolbox:
+        chat = Chat("practice", tools=[toolbox], approve=lambda _: Deny("not today"))
         answer = await chat.chat_with_state(None, 'Call add with {"a": 1, "b": 2}')
         results = [b for b in answer.turn.blocks if isinstance(b, ToolResultBlock)]
         assert [block.text for block in results] == [
@@ -155,9 +157,9 @@ async def test_chat_uses_mcp_tools() -> None:
 
 async def test_calls_from_another_event_loop_reach_the_server() -> None:
     """A toolbox can be used from another event loop of the program."""
-    async with open_official("http") as box:
+    async with open_official("http") as toolbox:
         result = await anyio.to_thread.run_sync(
-            lambda: asyncio.run(call(box, "add", {"a": 2, "b": 2}))
+            lambda: asyncio.run(call(toolbox, "add", {"a": 2, "b": 2}))
         )
         assert result.text == "4"
 
@@ -166,11 +168,11 @@ def test_toolbox_of_ended_loop_reports_the_reason() -> None:
     """A call after the toolbox's event loop has ended fails with a message."""
 
     async def open_box() -> Toolbox:
-        async with open_official("http") as box:
-            return box
+        async with open_official("http") as toolbox:
+            return toolbox
 
-    box = asyncio.run(open_box())
-    assert "event loop that has ended" in asyncio.run(call(box, "add", {"a": 1, "b": 1})).text
+    toolbox = asyncio.run(open_box())
+    assert "event loop that has ended" in asyncio.run(call(toolbox, "add", {"a": 1, "b": 1})).text
 
 
 @pytest.mark.parametrize(
@@ -240,8 +242,8 @@ def test_package_is_imported_lazily() -> None:
 
 def test_sync_code_can_use_mcp_tools(pid_file: Path) -> None:
     """The connection uses the event loop of the sync API."""
-    with mcp_tools([*RAW_SERVER, "plain"], env={"PID_FILE": str(pid_file)}) as box:
-        chat = Chat("practice", tools=box)
+    with mcp_tools([*RAW_SERVER, "plain"], env={"PID_FILE": str(pid_file)}) as toolbox:
+        chat = Chat("practice", tools=toolbox)
         answer = chat.sync.chat_with_state(None, 'Call echo with {"text": "hi"}')
         chat.sync.close()
     assert "hi" in answer.text

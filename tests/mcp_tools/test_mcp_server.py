@@ -64,18 +64,20 @@ async def test_conversations_are_listed_searched_and_shown(store: Store) -> None
     async with Client(server) as client:
         assert [each.name for each in (await client.list_tools()).tools] == READING
         assert client.instructions is not None
-    [listed] = json.loads(await call(server, "list", {"tag": "sea"}))
-    assert (listed["title"], listed["tags"]) == ("harbour", ["sea"])
-    assert listed["first_message"] == "My ship is the Erebus."
+    [row] = json.loads(await call(server, "list", {"tag": "sea"}))
+    assert (row["title"], row["tags"]) == ("harbour", ["sea"])
+    assert row["first_message"] == "My ship is the Erebus."
     assert json.loads(await call(server, "list", {"tag": "land"})) == []
     hits = json.loads(await call(server, "search", {"query": "Erebus"}))
-    assert {hit["conversation"] for hit in hits} == {listed["conversation"]}
+    assert {hit["conversation"] for hit in hits} == {row["conversation"]}
     assert {"title", "node", "kind", "excerpt"} < set(hits[0])
-    shown = await call(server, "show", {"conversation": listed["conversation"]})
-    assert shown.startswith("harbour, node 3, 2 blocks\n\n[user]\nMy ship is the Erebus.\n\n[assis")
-    last = await call(server, "show", {"conversation": listed["conversation"], "last": 1})
+    transcript = await call(server, "show", {"conversation": row["conversation"]})
+    assert transcript.startswith(
+        "harbour, node 3, 2 blocks\n\n[user]\nMy ship is the Erebus.\n\n[assis"
+    )
+    last = await call(server, "show", {"conversation": row["conversation"], "last": 1})
     assert last.startswith("harbour, node 3, 2 blocks, the last 1\n\n[assistant]")
-    first = await call(server, "show", {"conversation": listed["conversation"], "node": 2})
+    first = await call(server, "show", {"conversation": row["conversation"], "node": 2})
     assert "assistant" not in first
 
 
@@ -122,8 +124,8 @@ async def test_errors_and_output_are_bounded(store: Store) -> None:
 
 async def call_url(url: str, **headers: str) -> list[str]:
     """Return the names of the tools at a URL."""
-    async with mcp_tools(url, headers=headers) as box:
-        return list(box)
+    async with mcp_tools(url, headers=headers) as toolbox:
+        return list(toolbox)
 
 
 async def test_http_needs_loopback_host_or_token(store: Store) -> None:
@@ -155,20 +157,20 @@ def environment(tmp_path: Path) -> dict[str, str]:
     }
 
 
-async def call_json(box: Toolbox, name: str, **arguments: Any) -> Any:
+async def call_json(toolbox: Toolbox, name: str, **arguments: Any) -> Any:
     """Call a tool of a toolbox and return its parsed result."""
-    [result] = await run_calls(box, [tool_call(name, arguments)])
+    [result] = await run_calls(toolbox, [tool_call(name, arguments)])
     return json.loads(result.text)
 
 
 async def test_command_serves_standard_streams(environment: dict[str, str]) -> None:
     """``mcp_tools`` can use ``kedge mcp`` over standard streams."""
     command = [*KEDGE_MCP, "--allow-write"]
-    async with mcp_tools(command, env=environment, connect_timeout=120, timeout=120) as box:
-        assert list(box) == [*READING, "ask", "fork"]
-        answer = await call_json(box, "ask", message="My name is Ada.", title="names")
-        [listed] = await call_json(box, "list")
-        assert (listed["conversation"], listed["title"]) == (answer["conversation"], "names")
+    async with mcp_tools(command, env=environment, connect_timeout=120, timeout=120) as toolbox:
+        assert list(toolbox) == [*READING, "ask", "fork"]
+        answer = await call_json(toolbox, "ask", message="My name is Ada.", title="names")
+        [row] = await call_json(toolbox, "list")
+        assert (row["conversation"], row["title"]) == (answer["conversation"], "names")
 
 
 def start_http(environment: dict[str, str]) -> "subprocess.Popen[str]":
@@ -187,9 +189,9 @@ async def test_command_serves_http(store: Store, environment: dict[str, str]) ->
     assert process.stdout is not None
     try:
         url = json.loads(process.stdout.readline())["url"]
-        async with mcp_tools(url, connect_timeout=120) as box:
-            [listed] = await call_json(box, "list")
-            assert listed["title"] == "harbour"
+        async with mcp_tools(url, connect_timeout=120) as toolbox:
+            [row] = await call_json(toolbox, "list")
+            assert row["title"] == "harbour"
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=300)

@@ -123,8 +123,8 @@ async def test_no_text_is_streamed_before_its_redaction() -> None:
     """With rules for output, text is streamed only after it is complete and redacted."""
     engine = ScriptedEngine([assistant("the code is 4711")])
     async with with_middleware(engine, guard(redact(r"\d{4}"))).stream(Turn([user("?")])) as stream:
-        shown = [event.delta async for event in stream if isinstance(event, TextDelta)]
-    assert shown == ["the code is [redacted]"]
+        deltas = [event.delta async for event in stream if isinstance(event, TextDelta)]
+    assert deltas == ["the code is [redacted]"]
     answer = stream.turn.blocks[-1]
     assert isinstance(answer, AssistantBlock)
     assert answer.text == "the code is [redacted]"
@@ -135,11 +135,11 @@ async def test_a_blocked_turn_is_not_sent() -> None:
     """The error contains the name of the rule and not the content."""
     engine = ScriptedEngine([assistant("ok")])
     stack = with_middleware(engine, guard(block("hunter2", name="passwords", direction="in")))
-    with pytest.raises(Blocked) as caught:
+    with pytest.raises(Blocked) as exc_info:
         await stack.run(Turn([user("it is hunter2")]))
     assert engine.turns == []
-    assert caught.value.rule == "passwords"
-    assert "hunter2" not in str(caught.value)
+    assert exc_info.value.rule == "passwords"
+    assert "hunter2" not in str(exc_info.value)
 
 
 async def test_an_answer_can_be_blocked() -> None:
@@ -156,10 +156,10 @@ async def test_a_partial_answer_is_redacted() -> None:
     error.turn = Turn([user("?"), assistant("the code is 4711")])
     error.partial = (assistant("the code is 4711"),)
     stack = with_middleware(ScriptedEngine(error), guard(redact(r"\d{4}", direction="out")))
-    with pytest.raises(StreamCut) as caught:
+    with pytest.raises(StreamCut) as exc_info:
         await stack.run(Turn([user("?")]))
-    assert caught.value.turn is not None
-    retained = [*caught.value.turn.blocks, *caught.value.partial]
+    assert exc_info.value.turn is not None
+    retained = [*exc_info.value.turn.blocks, *exc_info.value.partial]
     assert "4711" not in repr(retained)
     assert "[redacted]" in repr(retained)
 
@@ -174,10 +174,10 @@ async def test_tool_events_are_redacted() -> None:
     engine = ScriptedEngine([tool_call("code", "{}", call_id="call_1")], [assistant("done")])
     stack = with_middleware(engine, guard(redact(r"\d{4}", direction="out")), tools(code))
     async with stack.stream(Turn([user("?")])) as stream:
-        shown = [e async for e in stream if isinstance(e, ToolStarted | ToolFinished)]
-    assert len(shown) == 2
-    assert "4711" not in repr(shown)
-    assert "[redacted]" in repr(shown)
+        events = [e async for e in stream if isinstance(e, ToolStarted | ToolFinished)]
+    assert len(events) == 2
+    assert "4711" not in repr(events)
+    assert "[redacted]" in repr(events)
 
 
 SEARCH = FrozenMap(
@@ -350,8 +350,8 @@ async def test_a_guard_shows_all_that_it_held_back() -> None:
     blocks = [each.with_metadata({OUTPUT_INDEX: i}) for i, each in enumerate(shown_blocks)]
     stack = with_middleware(ScriptedEngine(blocks), guard(redact(r"\d{4}")))
     async with stack.stream(Turn([user("?")])) as stream:
-        shown = [event async for event in stream if isinstance(event, HELD_BACK)]
-    assert shown == [
+        events = [event async for event in stream if isinstance(event, HELD_BACK)]
+    assert events == [
         ReasoningDelta("short", "summary", output_index=0),
         ReasoningDelta("long", "reasoning", output_index=0),
         TextDelta("code [redacted]", output_index=1),

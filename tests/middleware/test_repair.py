@@ -62,10 +62,10 @@ repair_modes: st.SearchStrategy[Literal["complete", "remove"]] = st.sampled_from
 
 @given(block_lists, repair_modes)
 def test_any_turn_can_be_repaired(
-    blocks: Sequence[Block], how: Literal["complete", "remove"]
+    blocks: Sequence[Block], mode: Literal["complete", "remove"]
 ) -> None:
     """A Turn with random calls can be sent after a repair, and a second repair changes nothing."""
-    turn = repair_turn(Turn(blocks), how)
+    turn = repair_turn(Turn(blocks), mode)
     assert find_problems(turn) == ()
     assert repair_turn(turn) is turn
 

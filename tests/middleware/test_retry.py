@@ -29,18 +29,18 @@ async def test_transient_errors_are_retried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "tries"),
+    ("answers", "attempts"),
     [
         ((EngineError("no"),), 1),
         ((StreamCut("cut", retryable=True), StreamCut("cut", retryable=True)), 2),
     ],
 )
-async def test_permanent_failures_are_reported(answers: Sequence[Any], tries: int) -> None:
+async def test_permanent_failures_are_reported(answers: Sequence[Any], attempts: int) -> None:
     """A permanent error is raised at once, a temporary one after the last attempt."""
     engine = ScriptedEngine(*answers)
     with pytest.raises(EngineError):
         await with_middleware(engine, retry(2, sleep=_no_sleep)).run(Turn([user("hi")]))
-    assert len(engine.turns) == tries
+    assert len(engine.turns) == attempts
 
 
 @pytest.mark.parametrize("attempts", [0, -1])

@@ -142,8 +142,8 @@ async def test_a_denied_call_is_not_run() -> None:
         ran.append(1)
 
     engine = ScriptedEngine([make_call(1, "act", "{}")], [assistant("fine")])
-    box = Toolbox(tool(act))
-    stack = with_middleware(engine, tools(toolbox=box, approve=lambda _: Deny("not today")))
+    toolbox = Toolbox(tool(act))
+    stack = with_middleware(engine, tools(toolbox=toolbox, approve=lambda _: Deny("not today")))
     turn = await stack.run(Turn([user("go")]))
     assert ran == []
     assert "not today" in result_texts(turn)[0]
@@ -158,10 +158,10 @@ async def test_an_error_in_a_later_round_has_the_results_so_far() -> None:
         raise error
 
     engine = ScriptedEngine([make_call(1)], fail)
-    with pytest.raises(EngineError) as caught:
+    with pytest.raises(EngineError) as exc_info:
         await with_middleware(engine, tools(add)).run(Turn([user("go")]))
-    assert caught.value.turn is not None
-    assert result_texts(caught.value.turn) == ["3"]
+    assert exc_info.value.turn is not None
+    assert result_texts(exc_info.value.turn) == ["3"]
 
 
 async def test_an_answered_call_is_not_run_again() -> None:
@@ -175,9 +175,9 @@ async def test_an_answered_call_is_not_run_again() -> None:
 async def test_an_open_call_of_the_caller_at_the_limit_ends_the_run() -> None:
     """The toolbox's calls are answered with the limit, and the model waits for the caller's result."""
     engine = ScriptedEngine([make_call(1), make_call(2, "theirs")])
-    offered = ({"type": "function", "name": "theirs"},)
+    definitions = ({"type": "function", "name": "theirs"},)
     turn = await with_middleware(engine, tools(add, max_rounds=0)).run(
-        Turn([user("go")]), tools=offered
+        Turn([user("go")]), tools=definitions
     )
     assert len(engine.turns) == 1
     assert "limit of 0 rounds" in result_texts(turn)[0]
@@ -199,8 +199,8 @@ async def test_tools_of_a_source_are_offered_as_of_each_round() -> None:
     )
     turn = await stack.run(Turn([user("go")]))
     assert result_texts(turn) == ["grown", "3"]
-    offered = [[each["name"] for each in request.tools] for request in engine.requests]
-    assert offered == [["grow"], ["add"], ["add"]]
+    tool_names = [[each["name"] for each in request.tools] for request in engine.requests]
+    assert tool_names == [["grow"], ["add"], ["add"]]
     assert engine.requests[1].tools[0]["description"] == "adds for [redacted]"
 
 
@@ -265,8 +265,8 @@ async def test_a_toolbox_may_be_a_function_of_the_turn() -> None:
     )
     turn = await with_middleware(engine, tools(toolbox=select)).run(Turn([user("go")]))
     assert result_texts(turn) == ["3", "stopped: x"]
-    offered = [[each["name"] for each in request.tools] for request in engine.requests]
-    assert offered == [["add"], ["stop"], ["stop"]]
+    tool_names = [[each["name"] for each in request.tools] for request in engine.requests]
+    assert tool_names == [["add"], ["stop"], ["stop"]]
 
 
 async def test_a_toolbox_function_may_return_functions() -> None:

@@ -96,10 +96,10 @@ async def test_a_custom_tool_takes_free_text(strict: tuple[TestServer, Engine]) 
     )
     assert tool_results(turn)[0].text == "HELLO"
     check_law(server, turn)
-    again = await engine.run(turn.append(user("Go on")), mode="stateless")
+    second = await engine.run(turn.append(user("Go on")), mode="stateless")
     types = [item["type"] for item in server.requests[-1].body["input"]]  # type: ignore[index]
     assert types[1:3] == ["custom_tool_call", "custom_tool_call_output"]
-    check_law(server, again)
+    check_law(server, second)
 
 
 async def test_an_image_returned_by_a_tool_is_sent_as_an_image(

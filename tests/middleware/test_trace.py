@@ -118,9 +118,9 @@ async def test_content_is_exported_only_on_request(
     await with_middleware(practice, trace(tracer), tools(add)).run(turn)
     received = spans_text(spans)
     assert SECRET in received
-    seen = spans_by_name(spans)["execute_tool add"].attributes or {}
-    assert seen[otel.TOOL_RESULT] == "5"
-    assert '"a"' in str(seen[otel.TOOL_ARGUMENTS])
+    attributes = spans_by_name(spans)["execute_tool add"].attributes or {}
+    assert attributes[otel.TOOL_RESULT] == "5"
+    assert '"a"' in str(attributes[otel.TOOL_ARGUMENTS])
     assert "Be brief." in received
     spans.clear()
     await with_middleware(practice, trace(tracer, content=False), tools(add)).run(turn)
@@ -182,8 +182,8 @@ async def test_a_healed_request_is_two_spans(
         server.forget()
         await engine.run(turn.append(user("And?")))
         await engine.aclose()
-    refused, sent, run = spans.get_finished_spans()
-    assert (refused.attributes or {})[otel.ERROR_TYPE] == "healed:gone"
+    rejected, sent, run = spans.get_finished_spans()
+    assert (rejected.attributes or {})[otel.ERROR_TYPE] == "healed:gone"
     assert sent.status.status_code is StatusCode.UNSET
     assert [event.name for event in run.events] == ["kedge.healed"]
 
@@ -214,8 +214,8 @@ async def test_spans_of_tools_are_children_of_the_turn(
 
     engine = with_middleware(practice, trace(tracer), tools(look))
     await engine.run(Turn([user("Please call look with text=x")]))
-    inside, run = spans_by_name(spans)["inside"], spans_by_name(spans)["invoke_agent"]
-    assert is_child(inside, run)
+    inner, run = spans_by_name(spans)["inside"], spans_by_name(spans)["invoke_agent"]
+    assert is_child(inner, run)
 
 
 async def test_without_an_sdk_nothing_happens(practice: Engine) -> None:
@@ -234,14 +234,14 @@ async def test_exported_content_is_redacted_by_guards(
         """Return the text."""
         return f"{text}: {SECRET}"
 
-    made = {
+    middleware = {
         "trace": trace(tracer, content=True),
         "guard": guard(redact(SECRET)),
         "tools": tools(look),
     }
     call = tool_call("look", f'{{"text": "{SECRET}"}}', call_id="call_1")
     engine = ScriptedEngine([call], [assistant(f"I see: {SECRET}")])
-    stack = with_middleware(engine, *(made[name] for name in order))
+    stack = with_middleware(engine, *(middleware[name] for name in order))
     await stack.run(Turn([system(SECRET), user(SECRET)]))
     assert "[redacted]" in spans_text(spans)
     assert SECRET not in spans_text(spans)

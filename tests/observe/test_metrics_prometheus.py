@@ -38,9 +38,9 @@ def test_every_metric_is_exposed() -> None:
 
 def test_metrics_without_labels_start_at_zero() -> None:
     """Metrics without labels are zero from the first scrape, so that rates can be computed."""
-    seen = scrape_values()
-    assert seen["responses_chained_requests_total", ()] == 0
-    assert seen["responses_delta_blocks_count_bucket", (("le", "+Inf"),)] == 0
+    samples = scrape_values()
+    assert samples["responses_chained_requests_total", ()] == 0
+    assert samples["responses_delta_blocks_count_bucket", (("le", "+Inf"),)] == 0
 
 
 def test_counts_are_exposed_with_their_labels() -> None:
@@ -50,18 +50,18 @@ def test_counts_are_exposed_with_their_labels() -> None:
     measure("responses_chained_mode_enabled", 1)
     for blocks in (1, 3, 4000):
         measure("responses_delta_blocks_count", blocks)
-    seen = scrape_values()
-    assert seen["responses_fallback_total", (("reason", "expired"),)] == 2
-    assert seen["responses_chained_mode_enabled", ()] == 1
+    samples = scrape_values()
+    assert samples["responses_fallback_total", (("reason", "expired"),)] == 2
+    assert samples["responses_chained_mode_enabled", ()] == 1
     buckets = {
         labels[0][1]: value
-        for (name, labels), value in seen.items()
+        for (name, labels), value in samples.items()
         if name == "responses_delta_blocks_count_bucket"
     }
     assert (buckets["0"], buckets["1"], buckets["2"]) == (0, 1, 1)
     assert (buckets["3"], buckets["1000"], buckets["+Inf"]) == (2, 2, 3)
-    assert seen["responses_delta_blocks_count_count", ()] == 3
-    assert seen["responses_delta_blocks_count_sum", ()] == 4004
+    assert samples["responses_delta_blocks_count_count", ()] == 3
+    assert samples["responses_delta_blocks_count_sum", ()] == 4004
 
 
 def test_openmetrics_is_returned_on_request() -> None:

@@ -50,11 +50,11 @@ class RecordingHandler(logging.Handler):
 def logged() -> Iterator[RecordingHandler]:
     """Yield a handler that receives all records of all loggers, from TRACE on."""
     root = logging.getLogger()
-    named = [logging.getLogger(name) for name in ("kedge", "openai", "httpx2", "httpcore2")]
-    before = [(each, each.level) for each in (root, *named)]
+    loggers = [logging.getLogger(name) for name in ("kedge", "openai", "httpx2", "httpcore2")]
+    before = [(each, each.level) for each in (root, *loggers)]
     handler = RecordingHandler()
     root.addHandler(handler)
-    for each in (root, *named):
+    for each in (root, *loggers):
         each.setLevel(TRACE)
     yield handler
     root.removeHandler(handler)
@@ -108,9 +108,9 @@ async def run_store(address: str, folder: Path) -> None:
             await conversation.send(USER_TEXT)
             await store.search("planted")
             assert await store.verify() == []
-    with pytest.raises(KedgeError) as raised:
+    with pytest.raises(KedgeError) as exc_info:
         await open_store(f"postgresql://ada:{DSN_PASSWORD}@127.0.0.1:9/kedge?connect_timeout=2")
-    logging.getLogger("kedge.mine").error("%s", raised.value, exc_info=raised.value)
+    logging.getLogger("kedge.mine").error("%s", exc_info.value, exc_info=exc_info.value)
 
 
 async def test_run_logs_no_secret(logged: RecordingHandler, tmp_path: Path) -> None:
@@ -131,11 +131,11 @@ async def test_run_logs_no_secret(logged: RecordingHandler, tmp_path: Path) -> N
             (server.base_url.replace("://", f"://user:{URL_PASSWORD}@"), WRONG_KEY),
             (f"http://user:{URL_PASSWORD}@127.0.0.1:9/v1", KEY),
         ):
-            with pytest.raises(KedgeError) as raised:
+            with pytest.raises(KedgeError) as exc_info:
                 await run_conversation(address, key)
-            logging.getLogger("kedge.mine").error("%s", raised.value)
-    ours = [text for name, text in logged.lines if name.startswith("kedge")]
-    assert len(ours) > 500
+            logging.getLogger("kedge.mine").error("%s", exc_info.value)
+    lines = [text for name, text in logged.lines if name.startswith("kedge")]
+    assert len(lines) > 500
     assert {"kedge.engines", "kedge.run", "kedge.tools", "kedge.access", "kedge.chat"} <= {
         name for name, _ in logged.lines
     }

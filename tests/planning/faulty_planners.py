@@ -17,8 +17,8 @@ def contiguity_only(turn: Turn, **options: Any) -> RequestPlan:
     for index, block in enumerate(turn.blocks):
         positions.setdefault(block.response_id, []).append(index)
     for name in sorted(positions, key=lambda each: positions[each][-1], reverse=True):
-        found = positions[name]
-        if name and found[-1] - found[0] + 1 == len(found):
+        indexes = positions[name]
+        if name and indexes[-1] - indexes[0] + 1 == len(indexes):
             return _plan_chained(turn, name, options)
     return plan_request(turn, **options)
 

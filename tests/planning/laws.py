@@ -120,9 +120,9 @@ def check_minimality(case: PlanCase) -> None:
         proven = proven and digests[record.block_count] == record.digest
         if not proven or not _is_usable(record, case):
             continue
-        held = _stored_context(record, case.server)
-        seen = normal_form.normalize_items(held, case.server)
-        if reported[: len(seen)] == seen and _leading_compaction(held) == first:
+        context = _stored_context(record, case.server)
+        visible = normal_form.normalize_items(context, case.server)
+        if reported[: len(visible)] == visible and _leading_compaction(context) == first:
             candidate = (record.block_count, record.created_at)
             if best is None or candidate > best:
                 best, too_deep = candidate, _is_too_deep(record, case.server)
@@ -227,13 +227,13 @@ def _is_intact(response_id: str, case: PlanCase) -> bool:
 
 def response_output(turn: Turn, response_id: str, end: int) -> list[object]:
     """Return a response's output before visible block number ``end``, including reasoning."""
-    found: list[object] = []
+    forms: list[object] = []
     for block in turn.body:
         if not end:
             break
         if not isinstance(block, ReasoningBlock):
             end -= 1
-            found.append(normal_form.normalize_block(block))
+            forms.append(normal_form.normalize_block(block))
         elif block.metadata.get("response_id") == response_id:
-            found.append(block.content)
-    return found
+            forms.append(block.content)
+    return forms

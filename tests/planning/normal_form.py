@@ -37,23 +37,23 @@ NormalForm = tuple[Any, ...]
 
 def normalize_items(items: list[Item], server: ReferenceServer) -> list[NormalForm]:
     """Return the normal forms of the items a server uses, with compactions expanded."""
-    seen: list[NormalForm] = []
+    forms: list[NormalForm] = []
     for item in effective_items(items):
-        folded = server.compacted.get(item.get("encrypted_content", ""))
-        if item["type"] == "compaction" and folded is not None:
-            seen += normalize_items(folded, server)
+        replaced = server.compacted.get(item.get("encrypted_content", ""))
+        if item["type"] == "compaction" and replaced is not None:
+            forms += normalize_items(replaced, server)
         elif item["type"] != "reasoning":
-            seen.append(normalize_item(item))
-    return seen
+            forms.append(normalize_item(item))
+    return forms
 
 
 def normalize_turn(turn: Turn, servers: Iterable[ReferenceServer]) -> list[NormalForm]:
     """Return the normal forms of a Turn, starting at the last compaction added by the caller."""
-    folded = {content for memory in servers for content in memory.compacted}
+    contents = {content for memory in servers for content in memory.compacted}
     reported: list[NormalForm] = []
     for block in turn.body:
         if is_compaction(block):
-            if block.item["encrypted_content"] not in folded:
+            if block.item["encrypted_content"] not in contents:
                 reported = [normalize_block(block)]
         elif not isinstance(block, ReasoningBlock):
             reported.append(normalize_block(block))
@@ -143,8 +143,8 @@ def _normalize_opaque(item: Item) -> str:
         *(() if item["type"] in ID_IS_CONTENT else ("id",)),
         *(() if item["type"] in STATUS_IS_CONTENT else ("status",)),
     }
-    shown = {name: value for name, value in item.items() if name not in hidden}
-    return json.dumps(_without_nulls(shown), sort_keys=True)
+    visible = {name: value for name, value in item.items() if name not in hidden}
+    return json.dumps(_without_nulls(visible), sort_keys=True)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -84,8 +84,8 @@ class ReferenceServer:
             if self._is_unavailable(at, now):
                 raise ResponseNotFound(at.id)
             at = at.parent
-        seen = chain if self.max_depth is None else chain[: self.max_depth]
-        return effective_items([item for response in reversed(seen) for item in response.items])
+        visible = chain if self.max_depth is None else chain[: self.max_depth]
+        return effective_items([item for response in reversed(visible) for item in response.items])
 
     def respond(
         self,
@@ -193,12 +193,12 @@ class ReferenceServer:
                 summary = [{"type": "summary_text", "text": f"thought {self.new_word()}"}]
                 item = {"type": "reasoning", "summary": summary, "encrypted_content": encrypted}
             case "compaction":
-                folded = f"folded {word}"
-                self.compacted[folded] = effective_items(context)
-                self.source_words[folded] = marked_words(
+                compacted = f"folded {word}"
+                self.compacted[compacted] = effective_items(context)
+                self.source_words[compacted] = marked_words(
                     i for i in context if i["type"] != "reasoning"
                 )
-                item = {"type": "compaction", "encrypted_content": folded}
+                item = {"type": "compaction", "encrypted_content": compacted}
             case "function_call":
                 item = {"type": kind, "call_id": f"call{word}", "name": "look", "arguments": word}
             case "custom_tool_call":

@@ -202,9 +202,9 @@ class Simulation:
         )
         if self.on_record:
             self.on_record(turn, response.id)
-        seen = normal_form.normalize_visible(turn)
+        visible = normal_form.normalize_visible(turn)
         self.snapshots[response.id] = ResponseSnapshot(
-            seen, response_output(turn, response.id, len(seen))
+            visible, response_output(turn, response.id, len(visible))
         )
         return turn
 
@@ -275,7 +275,7 @@ class Simulation:
             edited = replace(edited, metadata={})
         return turn.replace(block.id, edited)
 
-    def _edit_block(self, block: Block, how: int) -> Block:
+    def _edit_block(self, block: Block, choice: int) -> Block:
         word = self.new_word()
         match block:
             case UserBlock():
@@ -288,7 +288,7 @@ class Simulation:
                 return replace(block, arguments=word)
             case ToolResultBlock():
                 return replace(block, parts=(TextPart(f"edited {word}"),))
-            case ReasoningBlock() if how % 3:
+            case ReasoningBlock() if choice % 3:
                 return replace(block, summary=(f"redacted {word}",))
             case ReasoningBlock():
                 return replace(block, encrypted_content=f"forged {word}")

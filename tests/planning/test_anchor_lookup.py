@@ -160,8 +160,8 @@ def test_anchor_problem_names_the_reason() -> None:
     lost = set_state(turn, get_state(turn).mark_lost(["R3"]))
     assert anchor_problem(lost, "R3") == "lost"
     assert find_best_anchor(lost) == "R2"
-    cut = add_response(turn.append(user("u")), "R4", status="incomplete")
-    assert anchor_problem(cut, "R4") == "incomplete"
+    incomplete = add_response(turn.append(user("u")), "R4", status="incomplete")
+    assert anchor_problem(incomplete, "R4") == "incomplete"
     unstored = add_response(turn.append(user("u")), "R4", stored=False)
     assert anchor_problem(unstored, "R4") == "unstored"
     assert find_best_anchor(unstored) == "R3"

@@ -58,21 +58,23 @@ def test_wire_item_has_the_canonical_form_of_its_block(block: Block) -> None:
         received["id"] = "it_1"
     if item["type"] not in STATUS_IS_CONTENT:
         received["status"] = "completed"
-    for again in (item, received, json.loads(json.dumps(received)), reverse_members(received)):
-        assert canonical_json(block_from_item(again)) == canonical_json(block)
+    for form in (item, received, json.loads(json.dumps(received)), reverse_members(received)):
+        assert canonical_json(block_from_item(form)) == canonical_json(block)
 
 
 @given(blocks())
 def test_json_round_trip_preserves_the_canonical_form(block: Block) -> None:
     """A block loaded from its JSON form has the same canonical form."""
-    (again,) = loads(dumps(Turn([block]))).blocks
-    assert canonical_json(again) == canonical_json(block)
+    (restored,) = loads(dumps(Turn([block]))).blocks
+    assert canonical_json(restored) == canonical_json(block)
 
 
 @given(blocks(), json_objects())
-def test_canonical_form_ignores_id_metadata_and_origin(block: Block, noise: dict[str, Any]) -> None:
+def test_canonical_form_ignores_id_metadata_and_origin(
+    block: Block, metadata: dict[str, Any]
+) -> None:
     """Local ids, metadata and origin do not change the canonical form."""
-    other = replace(block, id="", metadata=noise, origin="a middleware")
+    other = replace(block, id="", metadata=metadata, origin="a middleware")
     assert canonical_json(other) == canonical_json(block)
 
 

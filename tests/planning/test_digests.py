@@ -55,9 +55,9 @@ def operations() -> st.SearchStrategy[list[Operation]]:
 
 def apply_operation(turn: Turn, operation: Operation) -> Turn:
     """Return the Turn after one operation."""
-    name, _, position, what = operation
+    name, _, position, value = operation
     block, here = (
-        BLOCK_FACTORIES[what % len(BLOCK_FACTORIES)](),
+        BLOCK_FACTORIES[value % len(BLOCK_FACTORIES)](),
         turn[position % len(turn)].id if turn.blocks else "",
     )
     match name:
@@ -74,7 +74,7 @@ def apply_operation(turn: Turn, operation: Operation) -> Turn:
         case "take":
             return turn.take(position % (len(turn) + 1))
         case "data":
-            return turn.with_data(a=what)
+            return turn.with_data(a=value)
         case _:
             return Turn(turn.blocks, data=turn.data)
 
@@ -130,18 +130,18 @@ def test_digest_definition() -> None:
 
 def test_appending_does_not_rehash_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning a Turn that grew by one block hashes one block."""
-    seen: list[Block] = []
+    blocks: list[Block] = []
     write = ledgers.canonical_json
-    monkeypatch.setattr(ledgers, "canonical_json", lambda b: (seen.append(b), write(b))[1])
+    monkeypatch.setattr(ledgers, "canonical_json", lambda b: (blocks.append(b), write(b))[1])
     turn = Turn([user("a"), assistant("b"), user("c")])
     index = get_prefix_index(turn)
-    assert len(seen) == 3
+    assert len(blocks) == 3
     longer = turn.append(user("d"))
     assert get_prefix_index(longer) is index
-    assert len(seen) == 4
+    assert len(blocks) == 4
     edited = longer.replace(longer[1].id, assistant("x"))
     assert get_prefix_index(edited) is not index
-    assert len(seen) == 5  # the digests after the edit are new, the hashes of the blocks are not
+    assert len(blocks) == 5  # the digests after the edit are new, the hashes of the blocks are not
     assert get_prefix_index(turn) is index
     assert get_prefix_index(turn.with_data(a=1)) is index
 
@@ -186,18 +186,18 @@ def test_threads_can_plan_forks_of_one_turn() -> None:
             start = threading.Barrier(4)
 
             def grow(name: int, base: Turn = base, start: threading.Barrier = start) -> list[Turn]:
-                turn, grown = base, [base]
+                turn, turns = base, [base]
                 start.wait(300)
                 for step in range(12):
                     turn = turn.append(BLOCK_FACTORIES[(name + step) % len(BLOCK_FACTORIES)]())
                     assert prefix_digest(turn) == naive_digests(turn)[-1]
                     assert find_problems(base) == find_problems(Turn(base.blocks))
-                    grown.append(turn)
-                return grown
+                    turns.append(turn)
+                return turns
 
-            for grown in pool.map(grow, [attempt, attempt, 0, 5]):
-                check_digests(grown[-1])
-                check_digests(grown[3])
+            for turns in pool.map(grow, [attempt, attempt, 0, 5]):
+                check_digests(turns[-1])
+                check_digests(turns[3])
 
 
 def test_threads_that_plan_one_turn_agree() -> None:

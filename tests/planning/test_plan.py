@@ -153,9 +153,11 @@ def test_longest_prefix_wins_then_newest() -> None:
     """The longest prefix is used, then the newest record, regardless of the order of the records."""
     turn = make_exchanges(2)
     digest, count = prefix_digest(turn), covered_count(turn)
-    made = [AnchorRecord(f"S{at}", SCOPE, digest, count, created_at=float(at)) for at in (3, 9, 5)]
+    anchor_records = [
+        AnchorRecord(f"S{at}", SCOPE, digest, count, created_at=float(at)) for at in (3, 9, 5)
+    ]
     short = AnchorRecord("T", SCOPE, prefix_digest(turn, 2), 2, created_at=99.0)
-    state = ConversationState(anchors=(short, *made))
+    state = ConversationState(anchors=(short, *anchor_records))
     assert make_plan(set_state(turn, state)).previous_response_id == "S9"
     assert make_plan(set_state(turn, state.mark_lost(["S9"]))).previous_response_id == "S5"
 
@@ -249,8 +251,8 @@ def test_conversation_mode_needs_the_newest_response_of_its_object() -> None:
     assert make_plan(turn, mode="conversation", scope="there").fallback == "scope"
     moved = set_state(turn, replace(get_state(turn), conversation_id="c2"))
     assert make_plan(moved, mode="conversation").fallback == "scope"
-    nowhere = set_state(turn, replace(get_state(turn), conversation_id=""))
-    assert make_plan(nowhere, mode="conversation").is_full
+    cleared = set_state(turn, replace(get_state(turn), conversation_id=""))
+    assert make_plan(cleared, mode="conversation").is_full
 
 
 def test_unstored_response_is_not_in_its_conversation_object() -> None:
@@ -299,9 +301,9 @@ def test_candidates_are_tried_by_length_then_age(
     """Candidates from the state and from ``extra`` are merged and tried longest first, then newest first."""
     turn = set_state(Turn([user("a")]), ConversationState(anchors=tuple(known)))
     planned = make_plan(turn, extra=extra)
-    tried = [anchor_sort_key(each.record) for each in planned.rejected]
-    assert tried == sorted(tried, reverse=True)
-    assert len(known) <= len(tried) <= len(known) + len(extra)
+    order = [anchor_sort_key(each.record) for each in planned.rejected]
+    assert order == sorted(order, reverse=True)
+    assert len(known) <= len(order) <= len(known) + len(extra)
 
 
 def test_problems_are_listed_and_only_sending_raises() -> None:
@@ -312,9 +314,9 @@ def test_problems_are_listed_and_only_sending_raises() -> None:
         "call call_a (f) has no result; add one or remove the call"
     ]
     assert planned.previous_response_id == "R1"
-    with pytest.raises(Unsendable, match="call_a") as caught:
+    with pytest.raises(Unsendable, match="call_a") as exc_info:
         planned.input()
-    assert caught.value.problems == planned.problems
+    assert exc_info.value.problems == planned.problems
     answered = turn.append(tool_result("call_a", "1"))
     make_plan(answered).check()
 
@@ -325,8 +327,8 @@ def test_byte_count_approximates_the_request_size() -> None:
         [user("x" * 500), tool_call("f", {"a": 1}, call_id="c"), tool_result("c", "y" * 80)]
     )
     planned = make_plan(turn)
-    written = len(json.dumps(planned.input()))
-    assert 0.8 * written < planned.full_bytes < 1.3 * written
+    size = len(json.dumps(planned.input()))
+    assert 0.8 * size < planned.full_bytes < 1.3 * size
 
 
 invalid_states = st.one_of(

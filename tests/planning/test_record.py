@@ -61,8 +61,8 @@ def test_record_contains_chain_depth_and_start() -> None:
     turn = add_response(Turn([user("u")]), "R1", created_at=10.0)
     turn = add_response(turn.append(user("v")), "R2", created_at=20.0)
     turn = add_response(turn.append(user("w")), "R3", created_at=30.0, mode="stateless")
-    found = [(r.depth, r.root_created_at, r.created_at) for r in get_state(turn).anchors]
-    assert found == [(1, 10.0, 10.0), (2, 10.0, 20.0), (1, 30.0, 30.0)]
+    rows = [(r.depth, r.root_created_at, r.created_at) for r in get_state(turn).anchors]
+    assert rows == [(1, 10.0, 10.0), (2, 10.0, 20.0), (1, 30.0, 30.0)]
 
 
 def test_parent_without_a_root_counts_as_root() -> None:
@@ -103,8 +103,8 @@ def test_unfinished_response_is_not_the_previous_response(status: str) -> None:
     """An unfinished response is recorded with its status and rejected as an anchor."""
     turn = add_response(make_exchanges(1).append(user("u")), "R2", status=status)
     assert get_state(turn).previous_response_id == "R1"
-    refused = make_plan(turn.append(user("v"))).rejected[0]
-    assert (refused.response_id, refused.reason) == (
+    rejected = make_plan(turn.append(user("v"))).rejected[0]
+    assert (rejected.response_id, rejected.reason) == (
         "R2",
         "lost" if status == "lost" else "incomplete",
     )
@@ -135,9 +135,9 @@ def test_conversation_object_has_its_own_scope() -> None:
     turn = add_response(Turn([user("u")]), "R1", mode="conversation", conversation_id="conv_1")
     turn = turn.append(user("v"))
     assert get_state(turn).conversation_id == "conv_1"
-    inside = make_plan(turn, mode="conversation")
-    assert (inside.conversation_id, inside.previous_response_id) == ("conv_1", "")
-    assert [block.kind for block in inside.delta] == ["user"]
+    planned = make_plan(turn, mode="conversation")
+    assert (planned.conversation_id, planned.previous_response_id) == ("conv_1", "")
+    assert [block.kind for block in planned.delta] == ["user"]
     assert make_plan(turn).anchor is None
     assert make_plan(turn).fallback == "scope"
     left = add_response(turn, "R2")
@@ -163,5 +163,5 @@ def test_undone_edit_restores_the_anchor() -> None:
     turn = make_exchanges(2).append(user("u"))
     edited = turn.replace(turn[0].id, user("edited"))
     edited = add_response(edited, "R3")
-    undone = edited.replace(edited[0].id, user("question 1"))
-    assert make_plan(undone.append(user("v"))).previous_response_id == "R2"
+    restored = edited.replace(edited[0].id, user("question 1"))
+    assert make_plan(restored.append(user("v"))).previous_response_id == "R2"

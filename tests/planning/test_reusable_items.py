@@ -91,8 +91,8 @@ def test_a_compaction_added_by_the_caller_is_a_barrier() -> None:
 def test_added_compaction_is_valid_after_an_incomplete_response() -> None:
     """A compaction added by the caller is still sent after an incomplete response."""
     turn = make_exchanges(1).append(compaction_block("c", origin="compact"), user("u"))
-    cut = add_response(turn, "R2", status="incomplete").append(user("again"))
-    assert item_types(make_plan(cut).input()) == ["compaction", "user", "assistant", "user"]
+    incomplete = add_response(turn, "R2", status="incomplete").append(user("again"))
+    assert item_types(make_plan(incomplete).input()) == ["compaction", "user", "assistant", "user"]
 
 
 def test_untagged_compaction_is_recognized_by_its_record() -> None:

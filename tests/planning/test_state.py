@@ -40,9 +40,9 @@ def test_state_json_round_trip(state: ConversationState) -> None:
     """A state is unchanged after a JSON round trip of its Turn and after pickling."""
     turn = set_state(Turn([user("a")]), state)
     assert get_state(turn) is state
-    again = loads(dumps(turn))
-    assert get_state(again) == state
-    assert get_state(again).to_json() == state.to_json()
+    restored = loads(dumps(turn))
+    assert get_state(restored) == state
+    assert get_state(restored).to_json() == state.to_json()
     assert pickle.loads(pickle.dumps(state)) == state  # noqa: S301 - bytes from pickle.dumps above
 
 
@@ -75,13 +75,13 @@ def test_records_are_sorted_by_length_then_age(
 @given(states(), records())
 def test_find_matching_record(state: ConversationState, record: AnchorRecord) -> None:
     """``find_matching`` returns the record with the same response id and scope, if there is one."""
-    twin = state.with_anchor(record).find_matching(record)
-    assert twin == record
+    match = state.with_anchor(record).find_matching(record)
+    assert match == record
     assert state.with_anchor(record).find_matching(replace(record, scope="c")) is None
     for each in state.anchors:
-        found = state.find_matching(each)
-        assert found is not None
-        assert (found.response_id, found.scope) == (each.response_id, each.scope)
+        matching = state.find_matching(each)
+        assert matching is not None
+        assert (matching.response_id, matching.scope) == (each.response_id, each.scope)
 
 
 def test_lost_responses_are_marked() -> None:

@@ -59,20 +59,20 @@ OPAQUE = [
 @pytest.mark.parametrize(("calls", "key", "answers", "join"), OPAQUE)
 def test_opaque_calls_are_paired(calls: str, key: str, answers: str, join: str) -> None:
     """An opaque item that a client must answer is paired with its answer by the id they share."""
-    opening = opaque({"type": calls, key: "k"})
+    call = opaque({"type": calls, key: "k"})
     answer = opaque({"type": answers, join: "k"})
-    assert problem_kinds(opening) == [("unanswered", "k")]
-    assert problem_kinds(opening, answer) == []
+    assert problem_kinds(call) == [("unanswered", "k")]
+    assert problem_kinds(call, answer) == []
     assert problem_kinds(answer) == [("orphan", "k")]
 
 
 def test_local_shell_call_accepts_either_of_its_ids() -> None:
     """A local shell call can be answered by its id or its call_id, but only once."""
-    opening = opaque({"type": "local_shell_call", "id": "i", "call_id": "c"})
+    call = opaque({"type": "local_shell_call", "id": "i", "call_id": "c"})
     for key in ("i", "c"):
-        assert problem_kinds(opening, opaque({"type": "local_shell_call_output", "id": key})) == []
+        assert problem_kinds(call, opaque({"type": "local_shell_call_output", "id": key})) == []
     both = [opaque({"type": "local_shell_call_output", "id": key}) for key in ("i", "c")]
-    assert problem_kinds(opening, *both) == [("answered_twice", "c")]
+    assert problem_kinds(call, *both) == [("answered_twice", "c")]
 
 
 def test_async_call_needs_no_result() -> None:

@@ -35,31 +35,31 @@ TOOLS = {tool["name"]: tool for tool in json.loads(code_blocks("json")[0])}
 CONVERSATIONS = code_blocks("practice")
 
 
-def split_lines(box: str) -> Iterator[tuple[str, str]]:
+def split_lines(example: str) -> Iterator[tuple[str, str]]:
     """Yield the speaker and text of each line; an indented line continues the one before."""
-    for line in re.sub(r"\n {2}(?=\S)", "\n\t", box).split("\n"):
+    for line in re.sub(r"\n {2}(?=\S)", "\n\t", example).split("\n"):
         if line:
             role, _, texts = line.partition(": ")
             yield role, texts
 
 
-def join_lines(box: str) -> Iterator[tuple[str, str]]:
-    held: list[str] | None = None
-    for role, texts in split_lines(box):
+def join_lines(example: str) -> Iterator[tuple[str, str]]:
+    current: list[str] | None = None
+    for role, texts in split_lines(example):
         if role.startswith("\t"):
-            assert held is not None
-            held[1] += role + (f": {texts}" if texts else "")
+            assert current is not None
+            current[1] += role + (f": {texts}" if texts else "")
             continue
-        if held:
-            yield held[0], held[1]
-        held = [role, texts]
-    if held:
-        yield held[0], held[1]
+        if current:
+            yield current[0], current[1]
+        current = [role, texts]
+    if current:
+        yield current[0], current[1]
 
 
-def is_same_text(shown: str, given: str) -> bool:
+def is_same_text(expected: str, actual: str) -> bool:
     """Return whether two texts are equal, where a line break of the page may be a space in the answer."""
-    return re.sub(r"\t", "\n", shown) == given or re.sub(r"\t", " ", shown) == given
+    return re.sub(r"\t", "\n", expected) == actual or re.sub(r"\t", " ", expected) == actual
 
 
 SETTINGS: dict[str, Any] = {
@@ -136,24 +136,24 @@ class DocumentedConversation:
         assert is_same_text(expected, text), f"shown: {expected}\ngiven: {text}"
 
 
-def run_conversation(box: str) -> DocumentedConversation:
-    stage = DocumentedConversation()
-    for role, texts in join_lines(box):
-        stage.run(role, texts)
-    assert not stage.pending_parts
-    return stage
+def run_conversation(example: str) -> DocumentedConversation:
+    conversation = DocumentedConversation()
+    for role, texts in join_lines(example):
+        conversation.run(role, texts)
+    assert not conversation.pending_parts
+    return conversation
 
 
-@pytest.mark.parametrize("box", CONVERSATIONS, ids=range(len(CONVERSATIONS)))
-def test_the_examples_of_the_page_are_correct(box: str) -> None:
+@pytest.mark.parametrize("example", CONVERSATIONS, ids=range(len(CONVERSATIONS)))
+def test_the_examples_of_the_page_are_correct(example: str) -> None:
     """Every conversation of the page gives exactly the answers shown."""
-    run_conversation(box)
+    run_conversation(example)
 
 
 def test_the_page_shows_every_rule() -> None:
     """The conversations of the page use every rule of the practice model."""
-    shown = set[str]().union(*(run_conversation(box).topics for box in CONVERSATIONS))
-    assert {rule.description for rule in model.RULES} - shown == set()
+    topics = set[str]().union(*(run_conversation(example).topics for example in CONVERSATIONS))
+    assert {rule.description for rule in model.RULES} - topics == set()
 
 
 def test_the_script_of_the_page_is_valid() -> None:

@@ -164,8 +164,8 @@ def test_encrypted_reasoning_is_counted_but_not_quoted() -> None:
 def test_the_effort_determines_reasoning() -> None:
     """The efforts none and minimal give no reasoning, and every other effort does."""
     for effort, thinks in ((None, False), ("none", False), ("minimal", False), ("xhigh", True)):
-        found = answer_parts("Hi", reasoning={"effort": effort, "summary": "auto"})
-        assert isinstance(found[0], ReasoningOutput) == thinks
+        parts = answer_parts("Hi", reasoning={"effort": effort, "summary": "auto"})
+        assert isinstance(parts[0], ReasoningOutput) == thinks
 
 
 def test_a_message_position_past_the_end_is_answered() -> None:
@@ -225,18 +225,18 @@ TOOL_CHOICES: list[tuple[Any, str, list[str]]] = [
 @pytest.mark.parametrize(("choice", "sentence", "names"), TOOL_CHOICES)
 def test_tool_choice_is_respected(choice: Any, sentence: str, names: list[str]) -> None:
     """The model respects none, auto, required, a tool name and a list of allowed tools."""
-    found = answer_parts(
+    parts = answer_parts(
         sentence, tools=[ADD, SHOUT, PING, {"type": "web_search"}], tool_choice=choice
     )
-    assert [part.name for part in found if isinstance(part, ToolCallOutput)] == names
+    assert [part.name for part in parts if isinstance(part, ToolCallOutput)] == names
 
 
 def test_a_forced_call_is_forced_again_after_its_result() -> None:
     """As with hosted models, a required call is repeated until the client changes ``tool_choice``."""
-    again = answer_parts(
+    second = answer_parts(
         "Hi", call_item("ping"), output_item("pong"), tools=[PING], tool_choice="required"
     )
-    assert again == (ToolCallOutput("ping", "{}"),)
+    assert second == (ToolCallOutput("ping", "{}"),)
 
 
 TOOL_MENTIONS: list[tuple[str, list[str]]] = [
@@ -258,8 +258,8 @@ TOOL_MENTIONS: list[tuple[str, list[str]]] = [
 @pytest.mark.parametrize(("sentence", "names"), TOOL_MENTIONS)
 def test_tools_are_called_on_request(sentence: str, names: list[str]) -> None:
     """A tool is called for a verb, a leading name or a question, but not for a mere mention."""
-    found = answer_parts(sentence, tools=[ADD, SHOUT, PING])
-    assert [part.name for part in found if isinstance(part, ToolCallOutput)] == names
+    parts = answer_parts(sentence, tools=[ADD, SHOUT, PING])
+    assert [part.name for part in parts if isinstance(part, ToolCallOutput)] == names
 
 
 def test_steps_run_one_after_another() -> None:

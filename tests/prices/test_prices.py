@@ -21,15 +21,15 @@ def load_table(tmp_path: Path, text: str) -> Prices:
 
 def test_cached_tokens_have_their_own_price() -> None:
     """Cached tokens are part of the input and are not charged twice."""
-    found = cost(MILLION, "openai", "gpt-5.1")
-    assert found == pytest.approx(0.6 * 1.25 + 0.4 * 0.125 + 0.1 * 10)
+    price = cost(MILLION, "openai", "gpt-5.1")
+    assert price == pytest.approx(0.6 * 1.25 + 0.4 * 0.125 + 0.1 * 10)
 
 
 def test_savings_are_reads_minus_writes() -> None:
     """Savings are negative for a cache write without a read, and None for a model without a price."""
     assert cache_savings(MILLION, "openai", "gpt-5.1") == pytest.approx(0.4 * (1.25 - 0.125))
-    written = Usage(1_000_000, 0, 0, cache_write_tokens=1_000_000)
-    assert (cache_savings(written, "openai", "gpt-5.6-sol") or 0) < 0
+    usage = Usage(1_000_000, 0, 0, cache_write_tokens=1_000_000)
+    assert (cache_savings(usage, "openai", "gpt-5.6-sol") or 0) < 0
     assert cache_savings(MILLION, "openai", "unheard-of") is None
 
 
@@ -111,9 +111,9 @@ def test_a_price_applies_from_its_date(tmp_path: Path) -> None:
         '[[prices]]\nprovider = "x"\nmodel = "m"\nsince = 2026-06-01\ninput = 2\noutput = 2\n',
     )
     for day, expected in ((date(2026, 5, 31), 4), (date(2026, 6, 1), 2)):
-        found = prices.find("x", "m", on=day)
-        assert found is not None
-        assert found.input == expected
+        price = prices.find("x", "m", on=day)
+        assert price is not None
+        assert price.input == expected
     assert prices.cost(Usage(1_000_000), "x", "m", at=0.0) == 4.0
 
 
@@ -143,9 +143,9 @@ def test_an_invalid_file_is_rejected_with_the_position(
     text: str, message: str, tmp_path: Path
 ) -> None:
     """An invalid price file raises ``InvalidSetting`` with the position of the mistake."""
-    with pytest.raises(InvalidSetting) as caught:
+    with pytest.raises(InvalidSetting) as exc_info:
         load_table(tmp_path, text)
-    assert message in str(caught.value)
+    assert message in str(exc_info.value)
 
 
 def test_a_missing_file_is_rejected(tmp_path: Path) -> None:

@@ -42,10 +42,10 @@ def test_missing_setting_is_reported_in_one_line(
     """A missing key, an unknown name or an incomplete address raises an error with what to set."""
     for name in ("OPENAI_API_KEY", "XAI_API_KEY", "AZURE_OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(CannotConnect) as caught:
+    with pytest.raises(CannotConnect) as exc_info:
         connect(model)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in str(exc_info.value)
+    assert "\n" not in str(exc_info.value)
 
 
 def test_azure_needs_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,11 +135,11 @@ def test_account_is_part_of_the_scope(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = get_scope("openai:gpt-5.1")
     assert get_scope("openai:gpt-5.1", default_headers={"X-Tag": "t"}) == plain
     assert get_scope("openai:gpt-5.1", default_headers={"Authorization": "Bearer b"}) != plain
-    elsewhere = get_scope("xai:grok-4")
+    other = get_scope("xai:grok-4")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj_1")
     assert get_scope("openai:gpt-5.1") not in (plain, "")
     assert get_scope("openai:gpt-5.1") == get_scope("openai:gpt-5.1", project="proj_1")
-    assert get_scope("xai:grok-4") == elsewhere
+    assert get_scope("xai:grok-4") == other
 
 
 def test_organization_is_sent_to_openai_only(
@@ -181,19 +181,19 @@ def test_key_is_stripped_of_line_end(kedge_server: TestServer) -> None:
     address = f"responses:{kedge_server.base_url}#practice"
     run_sync(connect(address, api_key="sk-abc\n").run(Turn([user("Hello")])))
     assert kedge_server.requests[-1].headers["authorization"] == "Bearer sk-abc"
-    with pytest.raises(CannotConnect, match="set it again") as caught:
+    with pytest.raises(CannotConnect, match="set it again") as exc_info:
         connect(address, api_key="sk-ab\u2026c")
-    assert "sk-ab" not in str(caught.value)
+    assert "sk-ab" not in str(exc_info.value)
 
 
 async def test_password_in_url_is_sent_as_header() -> None:
     """The password is sent as basic authentication and is not part of the scope or the request URL."""
-    seen = list[tuple[str, str]]()
+    calls = list[tuple[str, str]]()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         fields = dict(line.split(": ", 1) for line in head.splitlines()[1:] if line)
-        seen.append((head.split()[1], {k.lower(): v for k, v in fields.items()}["authorization"]))
+        calls.append((head.split()[1], {k.lower(): v for k, v in fields.items()}["authorization"]))
         writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         writer.close()
 
@@ -209,8 +209,8 @@ async def test_password_in_url_is_sent_as_header() -> None:
                 with pytest.raises(RequestRefused):
                     await engine.run(Turn([user("hi")]))
     basic = b64encode(b"ann:p@ss").decode()
-    assert seen[0] == ("/v1/responses", f"Basic {basic}")
-    assert seen[1][1] != seen[0][1]
+    assert calls[0] == ("/v1/responses", f"Basic {basic}")
+    assert calls[1][1] != calls[0][1]
 
 
 @pytest.mark.parametrize(
@@ -256,10 +256,10 @@ def test_anthropic_variables_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_password_in_an_address_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     """The password is not in the error message, which contains advice about the address."""
     engine = connect("chat:http://ada:geheim@127.0.0.1:1/v1#m", max_retries=0)
-    with pytest.raises(Unreachable) as caught:
+    with pytest.raises(Unreachable) as exc_info:
         await engine.run(Turn([user("Hello")]))
-    assert "correct its address (127.0.0.1:1)" in str(caught.value)
-    assert "geheim" not in f"{caught.value} {caplog.text}"
+    assert "correct its address (127.0.0.1:1)" in str(exc_info.value)
+    assert "geheim" not in f"{exc_info.value} {caplog.text}"
     await engine.aclose()
 
 
@@ -275,6 +275,6 @@ def test_without_aiohttp_the_default_transport_is_used(
     kedge_server.faults.set("cut_after_events=5", times=1)
     with pytest.raises(StreamCut), engine.sync.stream(Turn([user("Write 30 words.")])) as stream:
         stream.finish()
-    nowhere = connect("responses:http://127.0.0.1:9/v1#practice", max_retries=0)
+    unreachable = connect("responses:http://127.0.0.1:9/v1#practice", max_retries=0)
     with pytest.raises(Unreachable):
-        run_sync(nowhere.run(Turn([user("Hello")])))
+        run_sync(unreachable.run(Turn([user("Hello")])))

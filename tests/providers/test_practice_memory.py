@@ -37,12 +37,12 @@ def test_stored_responses_are_found_by_a_later_server(tmp_path: Path) -> None:
     file = tmp_path / "practice.db"
     with store_practice_memory(file):
         first = get_embedded_server()
-        made = send_messages("Hello")
+        response_ids = send_messages("Hello")
         assert get_embedded_server() is first
-    assert find_missing_responses(made) == set(made)
+    assert find_missing_responses(response_ids) == set(response_ids)
     with store_practice_memory(file):
         assert get_embedded_server() is not first
-        assert find_missing_responses(made) == set()
+        assert find_missing_responses(response_ids) == set()
 
 
 def test_a_file_that_cannot_be_used_is_reported(

@@ -36,8 +36,8 @@ def proxy(server: TestServer) -> Iterator[str]:
 @pytest.fixture
 def client(proxy: str) -> Iterator[OpenAI]:
     """Yield a client of the proxy."""
-    with OpenAI(base_url=f"{proxy}/v1", api_key="k", max_retries=0) as made:
-        yield made
+    with OpenAI(base_url=f"{proxy}/v1", api_key="k", max_retries=0) as openai_client:
+        yield openai_client
 
 
 def send(client: OpenAI, history: list[Any], text: str, **options: Any) -> str:
@@ -114,8 +114,8 @@ def test_a_foreign_host_name_and_a_wrong_token_are_rejected(server: TestServer) 
         assert answer.status_code == 403
     with serve_proxy(server.base_url, token="secret") as proxy:
         assert httpx2.get(f"{proxy}/v1/models").status_code == 401
-        given = {"x-kedge-token": "secret"}
-        assert httpx2.get(f"{proxy}/v1/models", headers=given).status_code == 200
+        headers = {"x-kedge-token": "secret"}
+        assert httpx2.get(f"{proxy}/v1/models", headers=headers).status_code == 200
         assert httpx2.get(f"{proxy}/healthz").status_code == 200
     assert all("x-kedge-token" not in request.headers for request in server.requests)
 
@@ -172,8 +172,8 @@ def test_the_proxy_serves_metrics_and_logs_requests(
     lines = [record.getMessage() for record in caplog.records if record.name == "kedge.access"]
     assert any(line.startswith("POST /v1/responses 200 ") and "full; " in line for line in lines)
     assert "Ada" not in caplog.text
-    (listed,) = httpx2.get(f"{proxy}/report").json()["recent"]
-    assert (listed["model"], listed["reason"]) == ("practice", "no_history")
+    (row,) = httpx2.get(f"{proxy}/report").json()["recent"]
+    assert (row["model"], row["reason"]) == ("practice", "no_history")
 
 
 @pytest.mark.parametrize("keep_bodies", [False, True])

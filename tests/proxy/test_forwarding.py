@@ -104,10 +104,10 @@ class Upstream:
 
 @pytest.fixture
 def upstream() -> Iterator[Upstream]:
-    made = Upstream()
-    with serve_app(made.build()) as url:
-        made.url = url
-        yield made
+    server = Upstream()
+    with serve_app(server.build()) as url:
+        server.url = url
+        yield server
 
 
 @pytest.fixture
@@ -248,11 +248,13 @@ async def test_the_websocket_handshake_is_forwarded(upstream: Upstream, proxy: s
     assert b'"api-key":"azure"' in (received.encode() if isinstance(received, str) else received)
     assert "secret" not in str(received)
     for path, status in (("denied", 401), ("moved", 307)):
-        with pytest.raises(InvalidStatus) as caught:
+        with pytest.raises(InvalidStatus) as exc_info:
             async with connect(f"{url}/v1/{path}"):
                 pass
-        assert caught.value.response.status_code == status
-        assert caught.value.response.headers.get("retry-after") == ("7" if status == 401 else None)
+        assert exc_info.value.response.status_code == status
+        assert exc_info.value.response.headers.get("retry-after") == (
+            "7" if status == 401 else None
+        )
     with pytest.raises(InvalidStatus):
         async with connect(f"{url}/v1/%2e%2e/denied"):
             pass

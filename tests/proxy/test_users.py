@@ -224,8 +224,8 @@ def test_a_failing_store_rejects_tokens(
 
     counted = TokenRegistry.count
 
-    async def count(self: TokenRegistry, name: str, **given: int) -> Any:
-        return await (fail() if given.get("tokens") else counted(self, name, **given))
+    async def count(self: TokenRegistry, name: str, **counts: int) -> Any:
+        return await (fail() if counts.get("tokens") else counted(self, name, **counts))
 
     monkeypatch.setattr(TokenRegistry, "count", count)
     assert proxy.post(alice).status_code == 200
@@ -243,7 +243,7 @@ def test_a_failing_store_rejects_tokens(
 
 
 @pytest.mark.parametrize(
-    ("data", "found"),
+    ("data", "expected"),
     [
         ('{"usage": {"input_tokens": 3, "output_tokens": 4}}', (3, 4)),
         (b'{"response": {"usage": {"input_tokens": 3, "output_tokens": 4}}}', (3, 4)),
@@ -256,9 +256,9 @@ def test_a_failing_store_rejects_tokens(
         ("[DONE]", (0, 0)),
     ],
 )
-def test_usage_is_parsed_from_every_form(data: str | bytes, found: tuple[int, int]) -> None:
+def test_usage_is_parsed_from_every_form(data: str | bytes, expected: tuple[int, int]) -> None:
     """Data without usage, or without JSON, counts as zero."""
-    assert read_usage(data) == found
+    assert read_usage(data) == expected
 
 
 def test_a_too_large_event_is_skipped(

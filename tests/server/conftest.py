@@ -29,8 +29,8 @@ def server() -> Iterator[TestServer]:
 @pytest.fixture(scope="session")
 def transport() -> Iterator[httpx2.Client]:
     """Yield the HTTP client shared by all OpenAI clients: creating a TLS context is slow."""
-    with httpx2.Client(timeout=TIMEOUT) as made:
-        yield made
+    with httpx2.Client(timeout=TIMEOUT) as http_client:
+        yield http_client
 
 
 Connect = Callable[[TestServer], OpenAI]
@@ -40,10 +40,10 @@ Connect = Callable[[TestServer], OpenAI]
 def connect(transport: httpx2.Client) -> Connect:
     """Return a function that creates the official client for a server."""
 
-    def made(server: TestServer) -> OpenAI:
+    def make_client(server: TestServer) -> OpenAI:
         return OpenAI(base_url=server.base_url, api_key="any", max_retries=0, http_client=transport)
 
-    return made
+    return make_client
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def client(server: TestServer, connect: Connect) -> OpenAI:
 @pytest.fixture
 def http(server: TestServer) -> Iterator[httpx2.Client]:
     """Yield a plain HTTP client, for requests that the official client does not send."""
-    with httpx2.Client(base_url=server.url, verify=False, timeout=TIMEOUT) as made:
-        yield made
+    with httpx2.Client(base_url=server.url, verify=False, timeout=TIMEOUT) as http_client:
+        yield http_client
 
 
 @pytest.fixture
@@ -71,15 +71,15 @@ def scripted() -> Callable[..., PracticeModel]:
 
 def check_response_object(body: dict[str, Any]) -> dict[str, Any]:
     """Validate a response body against the Open Responses schema."""
-    shown = dict(body)
-    form = shown["text"]["format"]
+    copy = dict(body)
+    form = copy["text"]["format"]
     if form["type"] == "json_schema":
         # The schema package accepts only null for this member, which no server can send.
-        shown["text"] = {**shown["text"], "format": {**form, "schema": None}}
+        copy["text"] = {**copy["text"], "format": {**form, "schema": None}}
     # It accepts only function tools and their items.
-    shown["tools"] = [tool for tool in shown["tools"] if tool["type"] == "function"]
-    shown["output"] = [item for item in shown["output"] if item["type"] != "custom_tool_call"]
-    ResponseResource.model_validate(shown)
+    copy["tools"] = [tool for tool in copy["tools"] if tool["type"] == "function"]
+    copy["output"] = [item for item in copy["output"] if item["type"] != "custom_tool_call"]
+    ResponseResource.model_validate(copy)
     return body
 
 

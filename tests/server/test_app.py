@@ -158,9 +158,11 @@ def test_active_connection_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kedge.server.uvicorn_server.time", hours)
 
     def look(server: TestServer) -> None:
-        inside = server._server
-        assert inside.loop is not None
-        asyncio.run_coroutine_threadsafe(inside.on_tick(1), inside.loop).result(TIMEOUT)
+        uvicorn_server = server._server
+        assert uvicorn_server.loop is not None
+        asyncio.run_coroutine_threadsafe(uvicorn_server.on_tick(1), uvicorn_server.loop).result(
+            TIMEOUT
+        )
 
     with serve(limits=Limits(idle_seconds=60)) as server:
         connection = HTTPConnection(*server.address, timeout=TIMEOUT)
@@ -240,14 +242,14 @@ def test_token_is_required_if_set() -> None:
         serve(token="sésame") as server,
         httpx2.Client(base_url=server.url, verify=False, timeout=TIMEOUT) as http,
     ):
-        for given, code in (
+        for argument, code in (
             (None, None),
             ("Basic c3Nh", None),
             ("Bearer", None),
             ("Bearer wrong", "invalid_api_key"),
             ("Bearer sésam", "invalid_api_key"),
         ):
-            headers = [] if given is None else [(b"authorization", given.encode())]
+            headers = [] if argument is None else [(b"authorization", argument.encode())]
             for answer in (
                 http.post("/v1/responses", json=HELLO_REQUEST, headers=headers),
                 http.get("/v1/models", headers=headers),

@@ -56,13 +56,13 @@ def test_a_slow_answer_can_be_polled_and_cancelled(connect: Connect) -> None:
     """The practice model follows "very slowly" also for a background response."""
     with serve() as server:
         client = connect(server)
-        made = client.responses.create(
+        response = client.responses.create(
             model="m", input="Write 5000 words, very slowly", background=True
         )
-        wait_until(lambda: client.responses.retrieve(made.id).status == "in_progress")
+        wait_until(lambda: client.responses.retrieve(response.id).status == "in_progress")
         assert server.running == 1
-        assert client.responses.cancel(made.id).status == "cancelled"
-        assert client.responses.retrieve(made.id).status == "cancelled"
+        assert client.responses.cancel(response.id).status == "cancelled"
+        assert client.responses.retrieve(response.id).status == "cancelled"
         wait_until(lambda: server.running == 0)
 
 
@@ -93,14 +93,14 @@ def test_response_is_queued_in_progress_and_completed(
     http: httpx2.Client, model: GatedModel
 ) -> None:
     """The status of a background response changes from queued to in progress to completed."""
-    made = check_response_object(create_response(http))
-    assert made["status"] == "queued"
-    assert made["background"] is True
-    assert made["output"] == []
-    wait_until(lambda: get_status(http, made["id"]) == "in_progress")
+    created = check_response_object(create_response(http))
+    assert created["status"] == "queued"
+    assert created["background"] is True
+    assert created["output"] == []
+    wait_until(lambda: get_status(http, created["id"]) == "in_progress")
     model.open_gate()
-    wait_until(lambda: get_status(http, made["id"]) == "completed")
-    response = check_response_object(http.get(f"/v1/responses/{made['id']}").json())
+    wait_until(lambda: get_status(http, created["id"]) == "completed")
+    response = check_response_object(http.get(f"/v1/responses/{created['id']}").json())
     assert response["output"][0]["content"][0]["text"] == "answer to wait"
     assert response["usage"]["output_tokens"] > 0
 
@@ -112,8 +112,8 @@ def test_running_and_queued_responses_are_limited(model: GatedModel) -> None:
         first, second = create_response(http, "wait 1"), create_response(http, "wait 2")
         wait_until(lambda: model.started)
         assert get_status(http, second["id"]) == "queued"
-        refused = create_response(http, "wait 3")
-        assert refused["error"]["code"] == "rate_limit_exceeded"
+        rejected = create_response(http, "wait 3")
+        assert rejected["error"]["code"] == "rate_limit_exceeded"
         model.open_gate()
         wait_until(lambda: get_status(http, second["id"]) == "completed")
         assert get_status(http, first["id"]) == "completed"
@@ -179,8 +179,8 @@ def test_the_official_client_resumes_a_stream(server: TestServer, connect: Conne
         events = list(stream)
     created = events[0]
     assert created.type == "response.created"
-    with client.responses.retrieve(created.response.id, stream=True, starting_after=4) as again:
-        assert list(again) == events[5:]
+    with client.responses.retrieve(created.response.id, stream=True, starting_after=4) as resumed:
+        assert list(resumed) == events[5:]
 
 
 def test_resuming_after_the_last_event_is_empty(http: httpx2.Client) -> None:
@@ -206,13 +206,13 @@ def test_starting_after_must_be_a_number(http: httpx2.Client, after: str) -> Non
 def test_only_a_background_stream_can_be_resumed(http: httpx2.Client) -> None:
     """A synchronous response, or one created without streaming, cannot be streamed later."""
     plain = http.post("/v1/responses", json={"model": "m", "input": "x"}).json()
-    refused = http.get(f"/v1/responses/{plain['id']}?stream=true").json()["error"]
-    assert refused["message"] == (
+    rejected = http.get(f"/v1/responses/{plain['id']}?stream=true").json()["error"]
+    assert rejected["message"] == (
         "This response cannot be streamed because it was not created with background=true."
     )
     unwatched = create_response(http, "hello")
-    refused = http.get(f"/v1/responses/{unwatched['id']}?stream=true").json()["error"]
-    assert refused["code"] == "stream_not_kept"
+    rejected = http.get(f"/v1/responses/{unwatched['id']}?stream=true").json()["error"]
+    assert rejected["code"] == "stream_not_kept"
 
 
 def test_events_expire(server: TestServer, http: httpx2.Client) -> None:
@@ -220,8 +220,8 @@ def test_events_expire(server: TestServer, http: httpx2.Client) -> None:
     with open_stream(http, "hello") as answer:
         known = EventReader(answer).read_rest()[0]["response"]["id"]
     server.clock.advance(seconds=301)
-    refused = http.get(f"/v1/responses/{known}?stream=true")
-    assert refused.json()["error"]["code"] == "stream_not_kept"
+    rejected = http.get(f"/v1/responses/{known}?stream=true")
+    assert rejected.json()["error"]["code"] == "stream_not_kept"
     assert get_status(http, known) == "completed"
 
 
@@ -261,15 +261,15 @@ def test_cancelling_stops_the_model_and_is_idempotent(
     http: httpx2.Client, model: GatedModel, server: TestServer
 ) -> None:
     """A cancelled response has no output, and a second cancellation returns the same response."""
-    made = create_response(http)
+    response = create_response(http)
     wait_until(lambda: model.started)
-    cancelled = http.post(f"/v1/responses/{made['id']}/cancel")
+    cancelled = http.post(f"/v1/responses/{response['id']}/cancel")
     assert cancelled.status_code == 200
     assert cancelled.json()["status"] == "cancelled"
     assert cancelled.json()["output"] == []
     wait_until(lambda: model.cancelled == ["wait"])
-    again = http.post(f"/v1/responses/{made['id']}/cancel")
-    assert again.json() == cancelled.json() == http.get(f"/v1/responses/{made['id']}").json()
+    repeated = http.post(f"/v1/responses/{response['id']}/cancel")
+    assert repeated.json() == cancelled.json() == http.get(f"/v1/responses/{response['id']}").json()
     assert server.running == 0
 
 
@@ -313,11 +313,11 @@ def test_cancelling_a_finished_response_is_rejected(
     http: httpx2.Client, background: bool, message: str
 ) -> None:
     """Completed and synchronous responses cannot be cancelled."""
-    made = create_response(http, "hello", background=background)
-    wait_until(lambda: get_status(http, made["id"]) == "completed")
-    refused = http.post(f"/v1/responses/{made['id']}/cancel")
-    assert refused.status_code == 400
-    assert refused.json()["error"]["message"] == message
+    response = create_response(http, "hello", background=background)
+    wait_until(lambda: get_status(http, response["id"]) == "completed")
+    rejected = http.post(f"/v1/responses/{response['id']}/cancel")
+    assert rejected.status_code == 400
+    assert rejected.json()["error"]["message"] == message
 
 
 def test_an_unknown_response_cannot_be_cancelled(http: httpx2.Client) -> None:
@@ -329,18 +329,18 @@ def test_unfinished_response_cannot_be_continued_or_deleted(
     http: httpx2.Client, model: GatedModel
 ) -> None:
     """A running response cannot be continued or deleted until it is completed."""
-    made = create_response(http)
-    wait_until(lambda: get_status(http, made["id"]) == "in_progress")
-    refused = create_response(http, "x", background=False, previous_response_id=made["id"])
-    assert refused["error"]["code"] == "previous_response_not_completed"
-    assert "is in_progress" in refused["error"]["message"]
-    deleted = http.delete(f"/v1/responses/{made['id']}")
+    response = create_response(http)
+    wait_until(lambda: get_status(http, response["id"]) == "in_progress")
+    rejected = create_response(http, "x", background=False, previous_response_id=response["id"])
+    assert rejected["error"]["code"] == "previous_response_not_completed"
+    assert "is in_progress" in rejected["error"]["message"]
+    deleted = http.delete(f"/v1/responses/{response['id']}")
     assert deleted.json()["error"]["message"] == "Cannot delete an in-flight response."
     model.open_gate()
-    wait_until(lambda: get_status(http, made["id"]) == "completed")
-    continued = create_response(http, "x", background=False, previous_response_id=made["id"])
+    wait_until(lambda: get_status(http, response["id"]) == "completed")
+    continued = create_response(http, "x", background=False, previous_response_id=response["id"])
     assert continued["status"] == "completed"
-    assert http.delete(f"/v1/responses/{made['id']}").status_code == 200
+    assert http.delete(f"/v1/responses/{response['id']}").status_code == 200
 
 
 def test_streamed_response_cannot_be_deleted_before_its_end(
@@ -364,12 +364,12 @@ def test_conversation_is_locked_by_its_background_response(
 ) -> None:
     """Other responses are rejected until the background response has added its items."""
     conversation = http.post("/v1/conversations", json={}).json()["id"]
-    made = create_response(http, conversation=conversation)
-    refused = create_response(http, "x", conversation=conversation)
-    assert refused["error"]["code"] == "conversation_locked"
+    response = create_response(http, conversation=conversation)
+    rejected = create_response(http, "x", conversation=conversation)
+    assert rejected["error"]["code"] == "conversation_locked"
     wait_until(lambda: model.started)
     model.open_gate()
-    wait_until(lambda: get_status(http, made["id"]) == "completed")
+    wait_until(lambda: get_status(http, response["id"]) == "completed")
     items = http.get(f"/v1/conversations/{conversation}/items").json()["data"]
     assert len(items) == 2
 
@@ -379,9 +379,9 @@ def test_background_requires_storage(retention: bool) -> None:
     """A background response that is not stored is rejected, because it could not be retrieved."""
     with serve(zero_data_retention=not retention) as server, make_client(server) as http:
         body = {"model": "m", "input": "x", "background": True, "store": not retention}
-        refused = http.post("/v1/responses", json=body)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "background"
+        rejected = http.post("/v1/responses", json=body)
+    assert rejected.status_code == 400
+    assert rejected.json()["error"]["param"] == "background"
 
 
 def test_model_error_fails_the_response() -> None:
@@ -410,9 +410,9 @@ def test_stopping_the_server_fails_unfinished_responses(model: GatedModel, tmp_p
         wait_until(lambda: model.started)
     with serve(db=db) as server, make_client(server) as http:
         for known in ids:
-            found = http.get(f"/v1/responses/{known}").json()
-            assert found["status"] == "failed"
-            assert found["error"]["message"] == (
+            response = http.get(f"/v1/responses/{known}").json()
+            assert response["status"] == "failed"
+            assert response["error"]["message"] == (
                 "The server was stopped before this response was finished."
             )
 
@@ -421,8 +421,8 @@ def test_crash_fails_unfinished_responses(model: GatedModel, tmp_path: Path) -> 
     """A restart marks running and queued responses as failed and does not resume them."""
     db = str(tmp_path / "server.db")
     with serve(model=model, db=db) as server, make_client(server) as http:
-        made = create_response(http, "hello")
-        wait_until(lambda: get_status(http, made["id"]) == "completed")
+        response = create_response(http, "hello")
+        wait_until(lambda: get_status(http, response["id"]) == "completed")
     database = SQLiteServerDatabase(db)
     for left, number in (("queued", 1), ("in_progress", 2)):
         database.execute(
@@ -436,10 +436,10 @@ def test_crash_fails_unfinished_responses(model: GatedModel, tmp_path: Path) -> 
     database._connection.close()  # without a clean shutdown
     with serve(db=db) as server, make_client(server) as http:
         for number in (2, 3):
-            known = made["id"].replace("0000000001", f"000000000{number}")
-            found = http.get(f"/v1/responses/{known}").json()
-            assert found["status"] == "failed"
-            assert found["error"]["message"] == (
+            known = response["id"].replace("0000000001", f"000000000{number}")
+            stored = http.get(f"/v1/responses/{known}").json()
+            assert stored["status"] == "failed"
+            assert stored["error"]["message"] == (
                 "The server was restarted before this response was finished."
             )
             assert http.post(f"/v1/responses/{known}/cancel").status_code == 400

@@ -238,9 +238,9 @@ def test_incoherent_input_gets_the_published_error(
     context: list[Item], new: list[Item], known: StoredItems, status: int, message: str
 ) -> None:
     """Each violation has the hosted API's status and message, with ``input`` as the parameter."""
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         check_context(context, new, known)
-    error = caught.value
+    error = exc_info.value
     assert (error.status, error.message, error.param, error.code) == (
         status,
         message,
@@ -348,9 +348,9 @@ def test_a_compaction_trigger_must_come_last() -> None:
     """A compaction trigger compacts the items before it, so no item may follow."""
     trigger = {"type": "compaction_trigger"}
     check_context([], [USER, trigger])
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         check_context([], [trigger, USER])
-    assert caught.value.param == "input[0]"
+    assert exc_info.value.param == "input[0]"
 
 
 def test_reference_is_replaced_by_its_item() -> None:
@@ -362,19 +362,19 @@ def test_reference_is_replaced_by_its_item() -> None:
         stored,
         stored,
     ]
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         resolve_references([reference], StoredItems())
-    assert (caught.value.status, caught.value.param) == (404, "input")
-    assert caught.value.message.startswith("Item with id 'msg_1' not found. Items are not")
+    assert (exc_info.value.status, exc_info.value.param) == (404, "input")
+    assert exc_info.value.message.startswith("Item with id 'msg_1' not found. Items are not")
 
 
 def test_foreign_encrypted_content_is_rejected() -> None:
     """Content that the server cannot decrypt is rejected with an error that does not repeat it."""
     items = [make_reasoning(encrypted_content="gAAAAABsecret"), ASSISTANT]
     check_encrypted_content(items, decrypt=str)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         check_encrypted_content(items, decrypt=lambda _: None)
-    assert caught.value.body()["error"] == {
+    assert exc_info.value.body()["error"] == {
         "message": "The encrypted content gAAA... could not be verified. "
         "Reason: Encrypted content could not be decrypted or parsed.",
         "type": "invalid_request_error",
@@ -406,12 +406,12 @@ def check_parts(parts: Sequence[list[Item]], new: list[Item]) -> str:
     return "fits"
 
 
-@given(context=items, new=items, cuts=st.lists(st.integers(0, 8), max_size=3))
+@given(context=items, new=items, positions=st.lists(st.integers(0, 8), max_size=3))
 def test_context_in_parts_gives_the_same_result(
-    context: list[Item], new: list[Item], cuts: list[int]
+    context: list[Item], new: list[Item], positions: list[int]
 ) -> None:
     """The check of new items does not depend on how the context was divided into parts."""
-    bounds = [0, *sorted(min(cut, len(context)) for cut in cuts), len(context)]
+    bounds = [0, *sorted(min(position, len(context)) for position in positions), len(context)]
     parts = [context[i:j] for i, j in pairwise(bounds)]
     assert check_parts(parts, new) == check_parts([context], new)
 
@@ -419,11 +419,11 @@ def test_context_in_parts_gives_the_same_result(
 @given(st.lists(st.lists(st.integers(0, 60).map(str), max_size=6), max_size=60))
 def test_id_set_versions_are_immutable(batches: list[list[str]]) -> None:
     """Each version contains exactly the ids that were added up to it."""
-    versions, held = [IdSet()], [set[str]()]
+    versions, expected_ids = [IdSet()], [set[str]()]
     for batch in batches:
         versions.append(versions[-1].union(batch))
-        held.append(held[-1] | set(batch))
-    for version, expected in zip(versions, held, strict=True):
+        expected_ids.append(expected_ids[-1] | set(batch))
+    for version, expected in zip(versions, expected_ids, strict=True):
         assert {str(n) for n in range(61) if str(n) in version} == expected
 
 

@@ -36,10 +36,10 @@ def context_texts(server: TestServer) -> list[str]:
 def create_long_chain(client: OpenAI, turns: int = 3) -> str:
     previous: str | None = None
     for number in range(turns):
-        made = client.responses.create(
+        response = client.responses.create(
             model="m", input=f"turn {number}: {LONG_TEXT}", previous_response_id=previous
         )
-        previous = made.id
+        previous = response.id
     assert previous is not None
     return previous
 
@@ -69,12 +69,12 @@ def test_context_above_the_threshold_is_compacted(
 
 def test_context_below_the_threshold_is_not_compacted(client: OpenAI) -> None:
     """A context below the threshold is not compacted."""
-    made = client.responses.create(
+    response = client.responses.create(
         model="m",
         input="short",
         context_management=[{"type": "compaction", "compact_threshold": 1000}],
     )
-    assert [item.type for item in made.output] == ["message"]
+    assert [item.type for item in response.output] == ["message"]
 
 
 def test_compaction_survives_a_restart(tmp_path: Any, connect: Connect) -> None:
@@ -82,16 +82,16 @@ def test_compaction_survives_a_restart(tmp_path: Any, connect: Connect) -> None:
     db = str(tmp_path / "server.db")
     with serve(db=db) as server:
         client = connect(server)
-        made = client.responses.create(
+        response = client.responses.create(
             model="m",
             input="newest",
             previous_response_id=create_long_chain(client),
             context_management=[{"type": "compaction", "compact_threshold": 1000}],
         )
-        client.responses.create(model="m", input="later", previous_response_id=made.id)
+        client.responses.create(model="m", input="later", previous_response_id=response.id)
         warm = server.requests[-1].context
     with serve(db=db) as server:
-        connect(server).responses.create(model="m", input="later", previous_response_id=made.id)
+        connect(server).responses.create(model="m", input="later", previous_response_id=response.id)
         cold = server.requests[-1].context
     assert warm is not None
     assert cold is not None
@@ -103,9 +103,9 @@ def test_items_before_a_compaction_are_deleted_with_it(client: OpenAI, server: T
     ids: list[str] = []
     previous: str | None = None
     for text in ("a secret " + LONG_TEXT, "more " + LONG_TEXT):
-        made = client.responses.create(model="m", input=text, previous_response_id=previous)
-        ids.append(made.id)
-        previous = made.id
+        response = client.responses.create(model="m", input=text, previous_response_id=previous)
+        ids.append(response.id)
+        previous = response.id
     compacted = client.responses.create(
         model="m",
         input="newest",
@@ -127,9 +127,9 @@ def test_trigger_only_compacts(client: OpenAI, server: TestServer) -> None:
     """The response to a trigger is one compaction item and can be continued."""
     previous = create_long_chain(client)
     trigger: Any = {"type": "compaction_trigger"}
-    made = client.responses.create(model="m", input=[trigger], previous_response_id=previous)
-    assert [item.type for item in made.output] == ["compaction"]
-    client.responses.create(model="m", input="later", previous_response_id=made.id)
+    response = client.responses.create(model="m", input=[trigger], previous_response_id=previous)
+    assert [item.type for item in response.output] == ["compaction"]
+    client.responses.create(model="m", input="later", previous_response_id=response.id)
     assert context_texts(server)[-1] == "later"
     with pytest.raises(BadRequestError, match="last input item"):
         client.responses.create(model="m", input=[trigger, user_message("x")])
@@ -168,14 +168,14 @@ def test_the_endpoint_returns_one_item(client: OpenAI, server: TestServer) -> No
     assert [item["type"] for item in body["output"]] == ["compaction"]
     compacted = raw.parse()
     assert compacted.usage.input_tokens > 1500
-    with pytest.raises(BadRequestError) as caught:
+    with pytest.raises(BadRequestError) as exc_info:
         client.responses.create(model="m", input="x", previous_response_id=compacted.id)
-    assert caught.value.code == "previous_response_not_found"
+    assert exc_info.value.code == "previous_response_not_found"
     with pytest.raises(NotFoundError):
         client.responses.retrieve(compacted.id)
-    made = client.responses.create(model="m", input=[*body["output"], user_message("later")])
-    assert made.usage
-    assert made.usage.input_tokens < compacted.usage.input_tokens
+    response = client.responses.create(model="m", input=[*body["output"], user_message("later")])
+    assert response.usage
+    assert response.usage.input_tokens < compacted.usage.input_tokens
     assert context_texts(server)[-2:] == ["newest", "later"]
 
 
@@ -187,10 +187,10 @@ def test_the_endpoint_passes_the_strict_validation_of_the_client(server: TestSer
             model="m", input=[user_message("My name is Ada."), user_message("Hello")]
         )
         items: Any = [item.model_dump(exclude_none=True) for item in compacted.output]
-        made = client.responses.create(
+        response = client.responses.create(
             model="m", input=[*items, user_message("What did I say first?")]
         )
-    assert made.output_text == 'You said first: "My name is Ada."'
+    assert response.output_text == 'You said first: "My name is Ada."'
 
 
 def test_modified_compaction_item_is_rejected(client: OpenAI) -> None:
@@ -199,10 +199,10 @@ def test_modified_compaction_item_is_rejected(client: OpenAI) -> None:
         client.responses.compact(model="m", input="x").output[-1].model_dump(exclude_none=True)
     )
     item["encrypted_content"] = item["encrypted_content"][:-8] + "AAAAAAA="
-    with pytest.raises(BadRequestError) as caught:
+    with pytest.raises(BadRequestError) as exc_info:
         client.responses.create(model="m", input=[item, user_message("y")])
-    assert caught.value.code == "invalid_encrypted_content"
-    assert "could not be verified" in str(caught.value)
+    assert exc_info.value.code == "invalid_encrypted_content"
+    assert "could not be verified" in str(exc_info.value)
 
 
 def test_reasoning_content_in_a_compaction_item_is_rejected(
@@ -211,16 +211,16 @@ def test_reasoning_content_in_a_compaction_item_is_rejected(
     """Encrypted reasoning in a compaction item can be decrypted, but it is not a context."""
     with serve(model=scripted({"think": "Hm.", "say": "Done."})) as server:
         client = connect(server)
-        made = client.responses.create(
+        response = client.responses.create(
             model="m", input="x", include=["reasoning.encrypted_content"], store=False
         )
         item: Any = {
-            **made.output[0].model_dump(include={"encrypted_content"}),
+            **response.output[0].model_dump(include={"encrypted_content"}),
             "type": "compaction",
         }
-        with pytest.raises(BadRequestError) as caught:
+        with pytest.raises(BadRequestError) as exc_info:
             client.responses.create(model="m", input=[item, user_message("y")])
-    assert caught.value.code == "invalid_encrypted_content"
+    assert exc_info.value.code == "invalid_encrypted_content"
 
 
 def test_compacted_conversation_lists_all_items(client: OpenAI, server: TestServer) -> None:
@@ -228,7 +228,7 @@ def test_compacted_conversation_lists_all_items(client: OpenAI, server: TestServ
     conversation = client.conversations.create(
         items=[user_message(LONG_TEXT), user_message(LONG_TEXT)]
     )
-    made = client.responses.create(
+    response = client.responses.create(
         model="m",
         input="newest",
         conversation=conversation.id,
@@ -236,10 +236,10 @@ def test_compacted_conversation_lists_all_items(client: OpenAI, server: TestServ
     )
     client.responses.create(model="m", input="later", conversation=conversation.id)
     assert LONG_TEXT not in context_texts(server)[1:]
-    client.responses.delete(made.id)
-    listed = list(client.conversations.items.list(conversation.id, order="asc"))
-    assert [item.type for item in listed][:4] == ["message"] * 3 + ["compaction"]
-    assert len(listed) == 7
+    client.responses.delete(response.id)
+    items = list(client.conversations.items.list(conversation.id, order="asc"))
+    assert [item.type for item in items][:4] == ["message"] * 3 + ["compaction"]
+    assert len(items) == 7
 
 
 def test_compacting_nothing_is_rejected(client: OpenAI) -> None:
@@ -281,7 +281,7 @@ exchanges = st.lists(
 
 
 @given(exchanges, st.integers(0, 600))
-def test_compaction_never_separates_a_call_from_its_result(parts: list[Any], most: int) -> None:
+def test_compaction_never_separates_a_call_from_its_result(parts: list[Any], maximum: int) -> None:
     """The retained items are coherent and contain the last item and the last user message."""
     items: list[dict[str, Any]] = []
     for number, part in enumerate(parts):
@@ -292,7 +292,7 @@ def test_compaction_never_separates_a_call_from_its_result(parts: list[Any], mos
                 items += [reasoning_item(number), message_item("assistant", f"thought {number}")]
             case _:
                 items.append(part)
-    compacted = compact(items, most).items
+    compacted = compact(items, maximum).items
     check_calls_answered(*EMPTY_COHERENCE.track_calls(compacted))
     assert compacted[-1:] == items[-1:]
     questions = [item for item in items if item.get("role") == "user"]

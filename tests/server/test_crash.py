@@ -151,5 +151,5 @@ def test_response_interrupted_by_a_crash_is_failed(tmp_path: Path) -> None:
         )
         assert answer.json()["error"]["code"] == "previous_response_not_completed"
         assert "is failed" in answer.json()["error"]["message"]
-        listed = http.get(f"/responses/{id_}/input_items").json()
-        assert listed["data"][0]["content"][0]["text"] == "two words"
+        items = http.get(f"/responses/{id_}/input_items").json()
+        assert items["data"][0]["content"][0]["text"] == "two words"

@@ -51,5 +51,5 @@ def test_the_page_lists_exactly_the_messages_of_the_local_server() -> None:
         one: errors.ErrorTemplate = getattr(errors, name)
         param, code = (f"`{value or 'null'}`" for value in (one.param, one.code))
         expected.append(f"| {one.status} | {param} | {code} | {one.message} |")
-    written = [line for line in PAGE.read_text().splitlines() if re.match(r"\| \d", line)]
-    assert sorted(written) == sorted(expected)
+    documented = [line for line in PAGE.read_text().splitlines() if re.match(r"\| \d", line)]
+    assert sorted(documented) == sorted(expected)

@@ -18,8 +18,8 @@ KEY = new_key(42)
 
 
 def expand_item(item: dict[str, Any]) -> dict[str, Any]:
-    (written,) = normalize_items([item], KEY)
-    return dict(written)
+    (normalized,) = normalize_items([item], KEY)
+    return dict(normalized)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def expand_item(item: dict[str, Any]) -> dict[str, Any]:
 )
 def test_short_forms_are_expanded(sent: dict[str, Any], expected: dict[str, Any]) -> None:
     """Short forms of input items are stored in their complete form."""
-    written = expand_item(sent)
-    assert parse_item_key(written.pop("id")) == KEY
-    assert written == expected
+    item = expand_item(sent)
+    assert parse_item_key(item.pop("id")) == KEY
+    assert item == expected
 
 
 def test_id_of_the_client_is_retained() -> None:

@@ -84,9 +84,9 @@ JUNK: list[Any] = [None, True, 0, -1, 1.5, "", "x", "auto", [], [None], {}, {"ty
 
 def json_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return every path within a JSON value."""
-    inside = value.items() if isinstance(value, dict) else ()
-    inside = enumerate(value) if isinstance(value, list) else inside
-    return [path, *(place for key, one in inside for place in json_paths(one, (*path, key)))]
+    members = value.items() if isinstance(value, dict) else ()
+    members = enumerate(value) if isinstance(value, list) else members
+    return [path, *(each for key, one in members for each in json_paths(one, (*path, key)))]
 
 
 def damage(body: Any, path: tuple[Any, ...], junk: Any, *, remove: bool) -> Any:
@@ -94,30 +94,30 @@ def damage(body: Any, path: tuple[Any, ...], junk: Any, *, remove: bool) -> Any:
     if not path:
         return junk
     body = copy.deepcopy(body)
-    holder = body
+    container = body
     for key in path[:-1]:
-        holder = holder[key]
+        container = container[key]
     if remove:
-        del holder[path[-1]]
+        del container[path[-1]]
     else:
-        holder[path[-1]] = copy.deepcopy(junk)
+        container[path[-1]] = copy.deepcopy(junk)
     return body
 
 
 @settings(max_examples=scale_examples(300))
-@given(place=st.sampled_from(json_paths(CHAT)), junk=st.sampled_from(JUNK), remove=st.booleans())
-def test_damaged_chat_is_accepted_or_rejected(place: Any, junk: Any, remove: bool) -> None:
+@given(path=st.sampled_from(json_paths(CHAT)), junk=st.sampled_from(JUNK), remove=st.booleans())
+def test_damaged_chat_is_accepted_or_rejected(path: Any, junk: Any, remove: bool) -> None:
     """A chat request with one part replaced or removed raises only API errors."""
-    check_parse(chat.parse_request, damage(CHAT, place, junk, remove=remove))
+    check_parse(chat.parse_request, damage(CHAT, path, junk, remove=remove))
 
 
 @settings(max_examples=scale_examples(300))
-@given(place=st.sampled_from(json_paths(MESSAGE)), junk=st.sampled_from(JUNK), remove=st.booleans())
-def test_damaged_message_is_accepted_or_rejected(place: Any, junk: Any, remove: bool) -> None:
+@given(path=st.sampled_from(json_paths(MESSAGE)), junk=st.sampled_from(JUNK), remove=st.booleans())
+def test_damaged_message_is_accepted_or_rejected(path: Any, junk: Any, remove: bool) -> None:
     """A message request with one part replaced or removed raises only API errors."""
     check_parse(
         lambda body: messages.parse_request(body, lambda _: None),
-        damage(MESSAGE, place, junk, remove=remove),
+        damage(MESSAGE, path, junk, remove=remove),
     )
 
 

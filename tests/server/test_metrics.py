@@ -30,18 +30,22 @@ def test_requests_and_responses_are_counted_by_route_and_memory() -> None:
         client.responses.create(model="practice", input="And?", previous_response_id=first.id)
         client.responses.retrieve(first.id)
         httpx2.get(f"{server.url}/nowhere/{first.id}", verify=False, timeout=TIMEOUT)
-        seen = scrape(server.url)
+        samples = scrape(server.url)
         body = httpx2.get(f"{server.url}/metrics", verify=False, timeout=TIMEOUT).text
     requests = {
-        labels: value for (name, labels), value in seen.items() if name == "server_requests_total"
+        labels: value
+        for (name, labels), value in samples.items()
+        if name == "server_requests_total"
     }
     assert requests[("route", "/v1/responses"), ("status", "200")] == 2
     assert requests[("route", "/v1/responses/{id}"), ("status", "200")] == 1
     assert requests[("route", "none"), ("status", "404")] == 1
-    written = {
-        labels: value for (name, labels), value in seen.items() if name == "server_responses_total"
+    responses = {
+        labels: value
+        for (name, labels), value in samples.items()
+        if name == "server_responses_total"
     }
-    assert written == {
+    assert responses == {
         (("memory", "nothing"), ("status", "completed")): 1,
         (("memory", "response"), ("status", "completed")): 1,
     }

@@ -14,9 +14,9 @@ LONG = "word " * 2000
 
 def cached(client: OpenAI, **members: Any) -> tuple[str, int]:
     """Return the id of a new response and the number of its cached tokens."""
-    made = client.responses.create(model="practice", **members)
-    assert made.usage
-    return made.id, made.usage.input_tokens_details.cached_tokens
+    response = client.responses.create(model="practice", **members)
+    assert response.usage
+    return response.id, response.usage.input_tokens_details.cached_tokens
 
 
 def test_a_full_resend_shares_the_prefix_of_the_chain(client: OpenAI) -> None:
@@ -72,12 +72,12 @@ def test_chat_completions_are_cached_as_well(client: OpenAI) -> None:
     counts: list[int] = []
     messages: list[Any] = [{"role": "user", "content": LONG}]
     for text in ("one", "two"):
-        made = client.chat.completions.create(model="practice", messages=messages)
-        assert made.usage
-        assert made.usage.prompt_tokens_details
-        counts.append(made.usage.prompt_tokens_details.cached_tokens or 0)
+        response = client.chat.completions.create(model="practice", messages=messages)
+        assert response.usage
+        assert response.usage.prompt_tokens_details
+        counts.append(response.usage.prompt_tokens_details.cached_tokens or 0)
         messages += [
-            {"role": "assistant", "content": made.choices[0].message.content},
+            {"role": "assistant", "content": response.choices[0].message.content},
             {"role": "user", "content": text},
         ]
     assert counts[0] == 0

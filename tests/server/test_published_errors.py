@@ -123,10 +123,10 @@ def create_custom_call(api: Api) -> dict[str, str]:
 
 
 def create_answered(api: Api) -> dict[str, str]:
-    made = create_call(api)
-    output = {"type": "function_call_output", "call_id": made["call_id"], "output": "sunny"}
-    done = api.create(input=[output], previous_response_id=made["id"])
-    return {"id": done["id"], "call_id": made["call_id"]}
+    response = create_call(api)
+    output = {"type": "function_call_output", "call_id": response["call_id"], "output": "sunny"}
+    done = api.create(input=[output], previous_response_id=response["id"])
+    return {"id": done["id"], "call_id": response["call_id"]}
 
 
 def create_reasoning(api: Api) -> dict[str, str]:
@@ -613,8 +613,8 @@ def test_rejected_request_changes_nothing(api: Api) -> None:
     for row in SHAPE_ROWS:
         if row.prepare is Row.prepare:
             api.post(fill_placeholders({"model": "practice", "input": "x"} | row.send, {}))
-    again = api.create(input="What did I say first?", previous_response_id=first["id"])
-    assert "My name is Ada." in again["output"][0]["content"][0]["text"]
+    second = api.create(input="What did I say first?", previous_response_id=first["id"])
+    assert "My name is Ada." in second["output"][0]["content"][0]["text"]
 
 
 def test_context_above_the_window_is_rejected() -> None:
@@ -650,8 +650,8 @@ def test_conversation_is_locked_during_a_request() -> None:
     ):
         id = http.post("/v1/conversations", json={}).json()["id"]  # noqa: A001
         body = {"model": "practice", "input": "wait", "conversation": id}
-        with http.stream("POST", "/v1/responses", json=body | {"stream": True}) as running:
-            chunks = running.iter_bytes()  # a reference, so that the connection stays open
+        with http.stream("POST", "/v1/responses", json=body | {"stream": True}) as response:
+            chunks = response.iter_bytes()  # a reference, so that the connection stays open
             next(chunks)
             answer = http.post("/v1/responses", json=body)
         assert answer.status_code == 400

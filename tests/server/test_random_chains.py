@@ -54,16 +54,16 @@ class ServerModel:
             return error.message
         return "taken"
 
-    def record(self, response: Item, previous: str | None, given: list[Item]) -> None:
+    def record(self, response: Item, previous: str | None, items: list[Item]) -> None:
         """Record the items that a new response has added."""
         earlier = self.contexts[previous] if previous else []
-        self.contexts[response["id"]] = [*earlier, *given, *response["output"]]
+        self.contexts[response["id"]] = [*earlier, *items, *response["output"]]
         if not response["store"]:
             self.unavailable.add(response["id"])
             return
         # Only items with an id from the server are stored by id, not copies sent by a client.
         key = response["id"].removeprefix("resp_")
-        mine = {item["id"]: item for item in [*given, *response["output"]] if key in item["id"]}
+        mine = {item["id"]: item for item in [*items, *response["output"]] if key in item["id"]}
         self.items_by_response[response["id"]] = list(mine)
         self.stored |= mine
         for one, other in zip(response["output"], response["output"][1:], strict=False):
@@ -85,8 +85,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[TestServer]:
 
 @pytest.fixture(scope="module")
 def http(server: TestServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=TIMEOUT) as made:
-        yield made
+    with httpx.Client(base_url=server.url, timeout=TIMEOUT) as client:
+        yield client
 
 
 def item_summary(item: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -149,11 +149,13 @@ def test_server_and_model_agree_on_every_chain(
     server: TestServer, http: httpx.Client, plans: list[dict[str, Any]]
 ) -> None:
     """Server and model agree on forks, tool calls, repeated items, references and deleted responses."""
-    plain, made = ServerModel(), list[str]()
+    plain, response_ids = ServerModel(), list[str]()
     for plan in plans:
-        alive = [one for one in made if one not in plain.unavailable]
-        several = alive if alive and plan["parent"] <= 10 else made
-        previous = several[plan["parent"] % len(several)] if made and plan["parent"] >= 0 else None
+        alive = [one for one in response_ids if one not in plain.unavailable]
+        several = alive if alive and plan["parent"] <= 10 else response_ids
+        previous = (
+            several[plan["parent"] % len(several)] if response_ids and plan["parent"] >= 0 else None
+        )
         items = build_input(plan, plain, previous)
         expected = plain.expected_message(previous, items)
         answer = http.post(
@@ -167,19 +169,19 @@ def test_server_and_model_agree_on_every_chain(
             },
         )
         body = answer.json()
-        got = "taken" if answer.status_code == 200 else body["error"]["message"]
-        assert got == expected
-        if got != "taken":
+        result = "taken" if answer.status_code == 200 else body["error"]["message"]
+        assert result == expected
+        if result != "taken":
             continue
-        seen = list(server.requests[-1].context or ())
+        context = list(server.requests[-1].context or ())
         earlier = plain.contexts[previous] if previous else []
-        assert list(map(item_summary, seen[: len(earlier)])) == list(map(item_summary, earlier))
-        given_items = [dict(item) for item in seen[len(earlier) :]]
+        assert list(map(item_summary, context[: len(earlier)])) == list(map(item_summary, earlier))
+        given_items = [dict(item) for item in context[len(earlier) :]]
         assert list(map(item_summary, given_items)) == list(
             map(item_summary, resolve_references(items, plain))
         )
         plain.record(body, previous, given_items)
-        made.append(body["id"])
+        response_ids.append(body["id"])
         if plan["delete"] and alive:
             lost = alive[plan["parent"] % len(alive)]
             assert http.delete(f"/v1/responses/{lost}").status_code == 200

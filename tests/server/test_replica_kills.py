@@ -144,11 +144,11 @@ class Client:
         if body is not None and body.get("stream"):
             return self._read_stream(url, body, headers)
         answer = self._http.request(method, url, json=body, headers=headers)
-        found = answer.json()
+        response = answer.json()
         if answer.status_code == 200:
-            return found
-        code = found["error"]["code"]
-        assert code in TEMPORARY_CODES or answer.status_code >= 500, found
+            return response
+        code = response["error"]["code"]
+        assert code in TEMPORARY_CODES or answer.status_code >= 500, response
         return None
 
     def _read_stream(self, url: str, body: Any, headers: dict[str, str]) -> Any:
@@ -176,8 +176,8 @@ class Client:
         self.messages.append(("user", self.text))
         text = response["output"][0]["content"][0]["text"]
         assert response["status"] == "completed"
-        seen = digest_messages(self.messages)
-        assert text == seen, f"{self.name} got an answer to another context"
+        digest = digest_messages(self.messages)
+        assert text == digest, f"{self.name} got an answer to another context"
         self.messages.append(("assistant", text))
         self.responses[response["id"]] = response
         if key:
@@ -247,12 +247,12 @@ class BackgroundClient(ChainClient):
             events = self.repeat(lambda: self._read_events(id_))
             numbers = [event["sequence_number"] for event in events]
             assert numbers == list(range(len(events)))
-            made = events[-1]["response"]
+            response = events[-1]["response"]
         else:
             id_ = self.call("POST", "/responses", body, key=self.text)["id"]
-            made = self.repeat(lambda: self._read_finished(id_))
+            response = self.repeat(lambda: self._read_finished(id_))
         self.previous = id_
-        self.record(made, self.text)
+        self.record(response, self.text)
 
     def _start_stream(self, body: Any, key: str) -> str | None:
         """Create a streamed response and disconnect after its first event."""
@@ -271,8 +271,8 @@ class BackgroundClient(ChainClient):
         return parse_events(answer.text)
 
     def _read_finished(self, id_: str) -> Any:
-        found = self.call("GET", f"/responses/{id_}")
-        return None if found["status"] in {"queued", "in_progress"} else found
+        response = self.call("GET", f"/responses/{id_}")
+        return None if response["status"] in {"queued", "in_progress"} else response
 
 
 def run_clients(cluster: Cluster, chooser: random.Random) -> list[Client]:
@@ -336,15 +336,15 @@ def test_servers_are_killed_under_load(postgres_url: str) -> None:
             """Return the context and the answer of a node."""
             if id_ is None:
                 return [], []
-            _, parent, _, given, output, *_ = nodes[id_]
+            _, parent, _, items, output, *_ = nodes[id_]
             above, answers = read_context(parent)
-            seen = [*above, *answers, *list_messages(json.loads(given))]
-            return seen, list_messages(json.loads(output))
+            messages = [*above, *answers, *list_messages(json.loads(items))]
+            return messages, list_messages(json.loads(output))
 
         for id_, _, status, *_ in nodes.values():
             if status == "completed":
-                seen, answers = read_context(id_)
-                assert answers == [("assistant", digest_messages(seen))]
+                messages, answers = read_context(id_)
+                assert answers == [("assistant", digest_messages(messages))]
         keys = [node[5] for node in nodes.values() if node[5] and node[2] == "completed"]
         assert sorted(keys) == sorted(key for client in clients for key in client.keys)
         answered = {node[6]: json.loads(node[4]) for node in nodes.values()}

@@ -31,8 +31,8 @@ LIMITS = Limits(lease_seconds=600.0, shutdown_seconds=1.0)
 @pytest.fixture
 def url(postgres_url: str) -> Iterator[str]:
     """Yield the address of an empty database."""
-    with create_schema(postgres_url) as made:
-        yield made
+    with create_schema(postgres_url) as schema:
+        yield schema
 
 
 class Replica:
@@ -43,8 +43,8 @@ class Replica:
         self.model = GatedModel()
         options: dict[str, Any] = {"limits": LIMITS, "model": self.model, **settings}
         self.server: TestServer = stack.enter_context(serve(db=url, **options))
-        made = httpx2.Client(base_url=self.server.base_url, verify=False, timeout=TIMEOUT)
-        self.http = stack.enter_context(made)
+        client = httpx2.Client(base_url=self.server.base_url, verify=False, timeout=TIMEOUT)
+        self.http = stack.enter_context(client)
 
     def create(self, prompt: str, key: str = "", **body: Any) -> Any:
         """Create a response and return the body."""
@@ -98,7 +98,7 @@ def test_a_conversation_is_locked_for_every_server(replicas: tuple[Replica, Repl
     """While one server generates, another server cannot change the conversation."""
     one, other = replicas
     id_ = one.http.post("/conversations", json={}).json()["id"]
-    made = one.create("wait", conversation=id_, background=True)
+    response = one.create("wait", conversation=id_, background=True)
     for answer in (
         other.create("hello", conversation=id_),
         other.http.post(
@@ -110,7 +110,7 @@ def test_a_conversation_is_locked_for_every_server(replicas: tuple[Replica, Repl
         assert answer["error"]["code"] == "conversation_locked"
     wait_until(lambda: one.model.started)
     one.model.open_gate()
-    wait_until(lambda: other.retrieve(made["id"])["status"] == "completed")
+    wait_until(lambda: other.retrieve(response["id"])["status"] == "completed")
     assert other.create("hello", conversation=id_)["status"] == "completed"
     assert len(other.server.requests[-1].context or ()) == 3
     assert other.http.delete(f"/conversations/{id_}").json()["deleted"]
@@ -168,19 +168,19 @@ def test_a_background_response_is_continued_by_another_server(
     """Another server continues it with the same context and id; late output of the first is dropped."""
     one, other = replicas
     first = other.create("one")
-    made = one.create("wait two", previous_response_id=first["id"], background=True)
+    response = one.create("wait two", previous_response_id=first["id"], background=True)
     wait_until(lambda: one.model.started)
     one.lose_lease()
     wait_until(lambda: other.model.started == ["one", "wait two"])
     other.model.open_gate()
-    wait_until(lambda: other.retrieve(made["id"])["status"] == "completed")
-    stored = other.retrieve(made["id"])
-    assert stored["created_at"] == made["created_at"]
+    wait_until(lambda: other.retrieve(response["id"])["status"] == "completed")
+    stored = other.retrieve(response["id"])
+    assert stored["created_at"] == response["created_at"]
     one.model.open_gate()
     wait_until(lambda: one.server.running == 0)
-    assert one.retrieve(made["id"]) == stored
-    again = one.create("three", previous_response_id=made["id"])
-    assert again["status"] == "completed"
+    assert one.retrieve(response["id"]) == stored
+    second = one.create("three", previous_response_id=response["id"])
+    assert second["status"] == "completed"
     context = one.server.requests[-1].context or ()
     texts = [item["content"][0]["text"] for item in context]
     assert texts == ["one", "answer to one", "wait two", "answer to wait two", "three"]
@@ -217,8 +217,8 @@ def test_a_stream_can_be_read_from_every_server(replicas: tuple[Replica, Replica
     assert other.read_events(id_) == one.read_events(id_) == events
     assert other.read_events(id_, starting_after=3) == events[4:]
     plain = one.create("hello", background=True)
-    refused = other.http.get(f"/responses/{plain['id']}", params={"stream": "true"}).json()
-    assert refused["error"]["code"] == "stream_not_kept"
+    rejected = other.http.get(f"/responses/{plain['id']}", params={"stream": "true"}).json()
+    assert rejected["error"]["code"] == "stream_not_kept"
 
 
 def test_a_response_can_be_cancelled_through_every_server(
@@ -226,14 +226,14 @@ def test_a_response_can_be_cancelled_through_every_server(
 ) -> None:
     """Another server can cancel a response, and its model is then stopped."""
     one, other = replicas
-    made = one.create("wait", background=True)
+    response = one.create("wait", background=True)
     wait_until(lambda: one.model.started)
-    in_flight = other.http.delete(f"/responses/{made['id']}")
+    in_flight = other.http.delete(f"/responses/{response['id']}")
     assert in_flight.status_code == 400
-    cancelled = other.http.post(f"/responses/{made['id']}/cancel").json()
+    cancelled = other.http.post(f"/responses/{response['id']}/cancel").json()
     assert cancelled["status"] == "cancelled"
     wait_until(lambda: one.model.cancelled == ["wait"])
-    assert one.retrieve(made["id"])["status"] == "cancelled"
+    assert one.retrieve(response["id"])["status"] == "cancelled"
     finished = one.create("hello", background=True)
     wait_until(lambda: other.retrieve(finished["id"])["status"] == "completed")
     assert other.http.post(f"/responses/{finished['id']}/cancel").status_code == 400
@@ -262,14 +262,14 @@ def test_background_responses_continue_after_a_server_stops(url: str) -> None:
     with ExitStack() as stack:
         one = Replica(stack, url)
         id_ = one.http.post("/conversations", json={}).json()["id"]
-        made = one.create("wait", background=True, conversation=id_)
+        response = one.create("wait", background=True, conversation=id_)
         wait_until(lambda: one.model.started)
     with ExitStack() as stack:
         other = Replica(stack, url)
         assert other.create("x", conversation=id_)["error"]["code"] == "conversation_locked"
         wait_until(lambda: other.model.started)
         other.model.open_gate()
-        wait_until(lambda: other.retrieve(made["id"])["status"] == "completed")
+        wait_until(lambda: other.retrieve(response["id"])["status"] == "completed")
         assert other.create("x", conversation=id_)["status"] == "completed"
 
 
@@ -277,14 +277,14 @@ def test_response_is_failed_after_repeated_attempts(url: str) -> None:
     """A response with too many attempts, or with an invalid request, is failed."""
     with ExitStack() as stack:
         one = Replica(stack, url)
-        made = [one.create("wait", background=True) for _ in range(2)]
+        responses = [one.create("wait", background=True) for _ in range(2)]
         wait_until(lambda: len(one.model.started) == 2)
     last = claims.MAX_ATTEMPTS
     execute(
         url,
         "UPDATE kedge_server_nodes SET attempts = %s WHERE key = %s",
         last,
-        made[0]["id"].removeprefix("resp_"),
+        responses[0]["id"].removeprefix("resp_"),
     )
     execute(
         url,
@@ -293,7 +293,7 @@ def test_response_is_failed_after_repeated_attempts(url: str) -> None:
     )
     with ExitStack() as stack:
         other = Replica(stack, url)
-        for each in made:
+        for each in responses:
             wait_until(lambda each=each: other.retrieve(each["id"])["status"] == "failed")
         assert other.model.started == []
 
@@ -301,7 +301,7 @@ def test_response_is_failed_after_repeated_attempts(url: str) -> None:
 def test_one_server_purges_at_a_time(replicas: tuple[Replica, Replica], url: str) -> None:
     """A second server skips the purge instead of waiting."""
     one, other = replicas
-    made = one.create("hello")
+    response = one.create("hello")
     for replica in replicas:
         replica.server.clock.advance(days=31)
     with psycopg.connect(url) as connection:
@@ -310,7 +310,7 @@ def test_one_server_purges_at_a_time(replicas: tuple[Replica, Replica], url: str
         )
         assert one.server.call(lambda service: service.purge()) == 0
     assert other.server.call(lambda service: service.purge()) == 1
-    assert other.http.get(f"/responses/{made['id']}").status_code == 404
+    assert other.http.get(f"/responses/{response['id']}").status_code == 404
 
 
 def test_events_of_finished_responses_are_deleted(replicas: tuple[Replica, Replica]) -> None:
@@ -324,8 +324,8 @@ def test_events_of_finished_responses_are_deleted(replicas: tuple[Replica, Repli
         service.claims.delete_old(-1.0)
 
     other.server.call(delete_old)
-    refused = one.http.get(f"/responses/{id_}", params={"stream": "true"}).json()
-    assert refused["error"]["code"] == "stream_not_kept"
+    rejected = one.http.get(f"/responses/{id_}", params={"stream": "true"}).json()
+    assert rejected["error"]["code"] == "stream_not_kept"
     assert one.retrieve(id_)["status"] == "completed"
 
 
@@ -352,14 +352,14 @@ def test_a_stream_of_a_deleted_response_ends(replicas: tuple[Replica, Replica]) 
 def test_database_failure_is_reported(replicas: tuple[Replica, Replica]) -> None:
     """A database failure is a retryable error on every route and in a run."""
     one, _ = replicas
-    made = one.create("hello")
+    response = one.create("hello")
 
     def break_pool(service: Any) -> None:
         service._database.pool._pool.close()
         service._database.pool._driver = BrokenDriver(service._database.pool._driver)
 
     one.server.call(break_pool)
-    answer = one.http.get(f"/responses/{made['id']}")
+    answer = one.http.get(f"/responses/{response['id']}")
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "database_unavailable"
     assert one.create("hello")["error"]["code"] == "database_unavailable"
@@ -394,12 +394,12 @@ def test_a_repeated_request_gets_the_same_response(db: str, url: str) -> None:
         assert one.create("x", "k" * 256)["error"]["code"] == "idempotency_key_too_long"
         headers = {"Idempotency-Key": "b"}
         body = {"model": "m", "input": "hello", "stream": True}
-        streamed, again = (
+        streamed, repeated = (
             parse_events(each.http.post("/responses", json=body, headers=headers).text)
             for each in (one, other)
         )
-        assert streamed[-1]["response"] == again[-1]["response"]
-        assert [event["type"] for event in again] == [
+        assert streamed[-1]["response"] == repeated[-1]["response"]
+        assert [event["type"] for event in repeated] == [
             "response.created",
             "response.in_progress",
             "response.output_item.added",
@@ -409,11 +409,11 @@ def test_a_repeated_request_gets_the_same_response(db: str, url: str) -> None:
         queued = one.create("wait", "c", background=True)
         assert other.create("wait", "c", background=True)["id"] == queued["id"]
         headers, body = {"Idempotency-Key": "e"}, {**body, "background": True}
-        streamed, again = (
+        streamed, repeated = (
             parse_events(each.http.post("/responses", json=body, headers=headers).text)
             for each in (one, other)
         )
-        assert again == streamed
+        assert repeated == streamed
         unstored = one.create("hello", "d", store=False)
         assert other.create("hello", "d", store=False)["id"] != unstored["id"]
         one.server.clock.advance(days=31)
@@ -435,8 +435,8 @@ def test_idempotency_key_is_in_use_until_the_response_ends(
         assert busy.status_code == 409
         assert busy.json()["error"]["code"] == "idempotency_key_in_use"
         one.lose_lease()
-        with other.http.stream("POST", "/responses", json=body, headers=headers) as again:
-            lines = again.iter_lines()
+        with other.http.stream("POST", "/responses", json=body, headers=headers) as repeated:
+            lines = repeated.iter_lines()
             new = json.loads(next(line for line in lines if "data" in line)[6:])["response"]["id"]
             assert new != id_
             other.model.open_gate()

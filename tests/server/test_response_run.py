@@ -35,11 +35,11 @@ class GatedModel(PracticeModel):
 
     async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
         """Yield an answer with a pause in the middle."""
-        written = 0
+        count = 0
         async for event in super().answer(prompt):
             yield event
-            written += 1
-            if written == 2:
+            count += 1
+            if count == 2:
                 try:
                     await self._gate.wait()
                 except asyncio.CancelledError:
@@ -105,9 +105,9 @@ def test_disconnect_cancels_the_response(stream: bool, connect: Connect) -> None
         response = client.responses.retrieve(id_)
         assert response.status == "cancelled"
         assert response.output == []
-        with pytest.raises(BadRequestError, match="is cancelled") as caught:
+        with pytest.raises(BadRequestError, match="is cancelled") as exc_info:
             client.responses.create(model="m", input="x", previous_response_id=id_)
-        assert caught.value.code == "previous_response_not_completed"
+        assert exc_info.value.code == "previous_response_not_completed"
 
 
 def test_an_abandoned_conversation_is_unlocked_and_unchanged(connect: Connect) -> None:
@@ -133,18 +133,18 @@ def test_response_in_progress_is_visible_but_not_continuable(connect: Connect) -
             assert first.type == "response.created"
             id_ = first.response.id
             assert client.responses.retrieve(id_).status == "in_progress"
-            with pytest.raises(BadRequestError) as caught:
+            with pytest.raises(BadRequestError) as exc_info:
                 client.responses.create(model="m", input="two", previous_response_id=id_)
-            assert caught.value.code == "previous_response_not_completed"
-            assert "is in_progress" in str(caught.value)
+            assert exc_info.value.code == "previous_response_not_completed"
+            assert "is in_progress" in str(exc_info.value)
             with pytest.raises(BadRequestError, match="Cannot delete an in-flight response"):
                 client.responses.delete(id_)
             model.open_gate(server)
             assert [event.type for event in stream][-1] == "response.completed"
         client.responses.delete(id_)
-        with pytest.raises(BadRequestError) as caught:
+        with pytest.raises(BadRequestError) as exc_info:
             client.responses.create(model="m", input="two", previous_response_id=id_)
-        assert caught.value.code == "previous_response_not_found"
+        assert exc_info.value.code == "previous_response_not_found"
         assert server.call(lambda s: s.nodes._execute("SELECT count(*) FROM nodes").fetchone()) == (
             0,
         )
@@ -220,11 +220,11 @@ def test_stream_is_incremental(connect: Connect) -> None:
     """The first delta arrives before the rest of the answer is generated."""
     model = GatedModel()
     with serve(model=model) as server:
-        seen: list[str] = []
+        types: list[str] = []
         with connect(server).responses.create(model="m", input="hello", stream=True) as stream:
             for event in stream:
-                seen.append(event.type)
-                if seen.count("response.output_text.delta") == 1:
+                types.append(event.type)
+                if types.count("response.output_text.delta") == 1:
                     assert server.running == 1
                     model.open_gate(server)
-        assert seen[-1] == "response.completed"
+        assert types[-1] == "response.completed"

@@ -18,26 +18,26 @@ async def open_delayed(grace: float) -> tuple[DelayedStart, list[Any]]:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    opening = DelayedStart(send, grace)
-    await opening(START)
-    return opening, sent
+    delayed_start = DelayedStart(send, grace)
+    await delayed_start(START)
+    return delayed_start, sent
 
 
 async def test_messages_are_sent_at_once_without_grace() -> None:
     """Without a grace period, the start of the response is sent immediately."""
-    opening, sent = await open_delayed(0)
-    assert opening.released
+    delayed_start, sent = await open_delayed(0)
+    assert delayed_start.released
     assert sent == [START]
 
 
 async def test_messages_wait_for_the_release_with_grace() -> None:
     """With a grace period, messages are sent in order after the release."""
-    opening, sent = await open_delayed(60)
-    await opening({"type": "http.response.body", "body": b"a", "more_body": True})
+    delayed_start, sent = await open_delayed(60)
+    await delayed_start({"type": "http.response.body", "body": b"a", "more_body": True})
     assert sent == []
-    await opening.release()
+    await delayed_start.release()
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
-    opening.close()
+    delayed_start.close()
 
 
 async def test_grace_period_ends() -> None:
@@ -47,9 +47,9 @@ async def test_grace_period_ends() -> None:
     async def send(_: Message) -> None:
         started.set()
 
-    opening = DelayedStart(send, 0.001)
-    await opening(START)
+    delayed_start = DelayedStart(send, 0.001)
+    await delayed_start(START)
     async with asyncio.timeout(TIMEOUT):
         await started.wait()
-    assert opening.released
-    opening.close()
+    assert delayed_start.released
+    delayed_start.close()

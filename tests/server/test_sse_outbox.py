@@ -56,11 +56,11 @@ async def test_a_slow_socket_slows_the_writer_down() -> None:
     async with BufferedSender(socket.send) as outbox:
         await outbox.put(b"x")
         assert await socket.wait_for_send() == b"x"
-        putting = asyncio.create_task(put_too_much())
+        task = asyncio.create_task(put_too_much())
         await started.wait()
         order.append("opened")
         socket.open.set()
-        await putting
+        await task
     assert order == ["opened", "returned"]
     assert b"".join(socket.bodies) == b"x" + b"y" * MAX_PENDING_BYTES + b"z"
 

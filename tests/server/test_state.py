@@ -93,8 +93,8 @@ class ServerStateMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Delete everything and stop."""
         for id_ in self.expected_conversations:
-            if found := self.service.conversations.find(id_):
-                self.service.conversations.delete(found)
+            if stored := self.service.conversations.find(id_):
+                self.service.conversations.delete(stored)
         self.service.responses.delete_all()
         assert count_nodes(self.service) == 0
         self.service.close()
@@ -122,13 +122,13 @@ class ServerStateMachine(RuleBasedStateMachine):
     @rule(target=responses, word=words, store=st.booleans())
     def begin(self, word: str, store: bool) -> Any:
         """Start a chain."""
-        made = self.create_response(input=word, store=store)
+        response = self.create_response(input=word, store=store)
         if not store:
             return multiple()
-        self.expected_responses[made["id"]] = ExpectedResponse(
-            [word, *item_texts(made["output"])], self.now + 10 * DAY
+        self.expected_responses[response["id"]] = ExpectedResponse(
+            [word, *item_texts(response["output"])], self.now + 10 * DAY
         )
-        return made["id"]
+        return response["id"]
 
     @rule(target=responses, previous=responses, word=words)
     def chain(self, previous: str, word: str) -> Any:
@@ -137,20 +137,20 @@ class ServerStateMachine(RuleBasedStateMachine):
             with pytest.raises(ApiError, match=r"Previous response with id .* not found"):
                 self.create_response(input=word, previous_response_id=previous)
             return multiple()
-        made = self.create_response(input=word, previous_response_id=previous)
-        past = self.expected_responses[previous].texts
-        self.expected_responses[made["id"]] = ExpectedResponse(
-            [*past, word, *item_texts(made["output"])], self.now + 10 * DAY
+        response = self.create_response(input=word, previous_response_id=previous)
+        texts = self.expected_responses[previous].texts
+        self.expected_responses[response["id"]] = ExpectedResponse(
+            [*texts, word, *item_texts(response["output"])], self.now + 10 * DAY
         )
-        return made["id"]
+        return response["id"]
 
     @rule(id_=responses)
     def delete(self, id_: str) -> None:
         """Delete a response."""
-        found = self.service.responses.find(id_)
-        assert (found is not None) == self.is_alive(id_)
-        if found is not None:
-            self.service.responses.delete(found[0])
+        stored = self.service.responses.find(id_)
+        assert (stored is not None) == self.is_alive(id_)
+        if stored is not None:
+            self.service.responses.delete(stored[0])
             self.expected_responses[id_].deleted = True
 
     @rule(days=st.integers(1, 6))
@@ -173,53 +173,55 @@ class ServerStateMachine(RuleBasedStateMachine):
     def converse(self, word: str) -> str:
         """Create a conversation with one item."""
         key, items = self.items(word)
-        made = self.service.conversations.create({}, key, items)
-        self.expected_conversations[made.id] = ExpectedConversation([(items[0]["id"], word)])
-        return made.id
+        conversation = self.service.conversations.create({}, key, items)
+        self.expected_conversations[conversation.id] = ExpectedConversation(
+            [(items[0]["id"], word)]
+        )
+        return conversation.id
 
     @rule(target=responses, conversation=conversations, word=words, store=st.booleans())
     def respond(self, conversation: str, word: str, store: bool) -> Any:
         """Create a response in a conversation."""
         known = self.expected_conversations[conversation]
-        made = self.create_response(input=word, conversation=conversation, store=store)
+        response = self.create_response(input=word, conversation=conversation, store=store)
         if not store:
             return multiple()
         stored = self.service.conversations.find(conversation)
         assert stored is not None
         new = self.service.conversations.items(stored)[len(known.items) :]
         known.items += [(item["id"], item["content"][0]["text"]) for item in new]
-        assert [text for _, text in known.items[-2:]] == [word, *item_texts(made["output"])]
-        self.expected_responses[made["id"]] = ExpectedResponse(
+        assert [text for _, text in known.items[-2:]] == [word, *item_texts(response["output"])]
+        self.expected_responses[response["id"]] = ExpectedResponse(
             [t for _, t in known.items], self.now + 10 * DAY
         )
-        return made["id"]
+        return response["id"]
 
     @rule(conversation=conversations, word=words)
     def add(self, conversation: str, word: str) -> None:
         """Add an item to a conversation."""
-        found = self.service.conversations.find(conversation)
-        if found is not None:
+        stored = self.service.conversations.find(conversation)
+        if stored is not None:
             key, items = self.items(word)
-            self.service.conversations.add(found, key, items)
+            self.service.conversations.add(stored, key, items)
             self.expected_conversations[conversation].items.append((items[0]["id"], word))
 
-    @rule(conversation=conversations, place=st.integers(0, 20))
-    def remove(self, conversation: str, place: int) -> None:
+    @rule(conversation=conversations, index=st.integers(0, 20))
+    def remove(self, conversation: str, index: int) -> None:
         """Remove an item from a conversation."""
-        found, known = (
+        stored, known = (
             self.service.conversations.find(conversation),
             self.expected_conversations[conversation],
         )
-        if found is not None and known.items:
-            id_, _ = known.items.pop(place % len(known.items))
-            assert self.service.conversations.remove(found, id_)
+        if stored is not None and known.items:
+            id_, _ = known.items.pop(index % len(known.items))
+            assert self.service.conversations.remove(stored, id_)
 
     @rule(conversation=consumes(conversations))
     def drop(self, conversation: str) -> None:
         """Delete a conversation."""
-        found = self.service.conversations.find(conversation)
-        assert found is not None
-        self.service.conversations.delete(found)
+        stored = self.service.conversations.find(conversation)
+        assert stored is not None
+        self.service.conversations.delete(stored)
         self.expected_conversations[conversation].deleted = True
 
     def items(self, word: str) -> tuple[str, list[Any]]:
@@ -231,11 +233,11 @@ class ServerStateMachine(RuleBasedStateMachine):
     def every_context_is_what_was_said(self) -> None:
         """Live responses and conversations have exactly the expected items."""
         for id_, expected in self.expected_responses.items():
-            found = self.service.responses.find(id_)
-            assert (found is not None) == self.is_alive(id_)
-            if found is not None:
+            stored_response = self.service.responses.find(id_)
+            assert (stored_response is not None) == self.is_alive(id_)
+            if stored_response is not None:
                 assert (
-                    item_texts(self.service.nodes.load_context(found[0]).list_items())
+                    item_texts(self.service.nodes.load_context(stored_response[0]).list_items())
                     == expected.texts
                 )
         for id_, conversation in self.expected_conversations.items():

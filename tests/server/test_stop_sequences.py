@@ -34,10 +34,10 @@ async def apply_stops(text: str, size: int, stops: tuple[str, ...]) -> tuple[str
 )
 def test_a_text_ends_before_the_first_stop_sequence(text: str, size: int, stops: list[str]) -> None:
     """For any delta size, no text before a stop sequence is lost and none after it is sent."""
-    output_text, found = run_sync(apply_stops(text, size, tuple(stops)))
-    if found:
-        assert found in stops
-        assert text.startswith(output_text + found)
+    output_text, stop_sequence = run_sync(apply_stops(text, size, tuple(stops)))
+    if stop_sequence:
+        assert stop_sequence in stops
+        assert text.startswith(output_text + stop_sequence)
         assert not any(stop in output_text for stop in stops)
     else:
         assert output_text == text

@@ -18,28 +18,28 @@ LINE = "All work and no play makes Jack a dull boy, he said. "
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Return a list of counted texts, each with the name of the thread that counted it."""
-    found: list[tuple[str, str]] = []
+    calls: list[tuple[str, str]] = []
     original = tokens.count_text
 
     def count(text: str) -> int:
-        found.append((text, threading.current_thread().name))
+        calls.append((text, threading.current_thread().name))
         return original(text)
 
     monkeypatch.setattr(tokens, "count_text", count)
-    return found
+    return calls
 
 
 def send(server: TestServer, api: str, texts: list[str], *, stream: bool) -> None:
     """Send messages to one of the APIs and read the response to its end."""
     messages: Any = [{"role": "user", "content": text} for text in texts]
     with OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client:
-        given: Any = (
+        response: Any = (
             client.responses.create(model="practice", input=messages, stream=stream)
             if api == "responses"
             else client.chat.completions.create(model="practice", messages=messages, stream=stream)
         )
         if stream:
-            assert list(given)
+            assert list(response)
 
 
 @pytest.mark.parametrize("api", ["responses", "chat"])
@@ -71,10 +71,10 @@ def test_a_text_over_the_length_limit_is_rejected_uncounted(
     counted: list[tuple[str, str]],
 ) -> None:
     """A text above the length limit is rejected with the hosted API's message, without counting."""
-    with serve() as server, pytest.raises(BadRequestError) as caught:
+    with serve() as server, pytest.raises(BadRequestError) as exc_info:
         send(server, "responses", ["a" * 10_485_761], stream=False)
-    assert caught.value.code == "string_above_max_length"
-    assert caught.value.param == "input[0].content"
+    assert exc_info.value.code == "string_above_max_length"
+    assert exc_info.value.param == "input[0].content"
     assert not counted
 
 
@@ -91,7 +91,7 @@ def test_a_text_over_the_window_is_rejected_after_bounded_work(
             return encoding.encode_ordinary(text)
 
     monkeypatch.setattr(counter, "get_encoding", RecordingEncoding)
-    with serve() as server, pytest.raises(BadRequestError) as caught:
+    with serve() as server, pytest.raises(BadRequestError) as exc_info:
         send(server, "responses", [LINE * (10_000_000 // len(LINE))], stream=False)
-    assert caught.value.code == "context_length_exceeded"
+    assert exc_info.value.code == "context_length_exceeded"
     assert sum(lengths) <= counter.MAX_EXACT_LENGTH

@@ -154,10 +154,10 @@ def test_a_request_without_unknown_parameters_has_no_header(server: TestServer) 
 
 def test_ignored_members_are_not_stored(server: TestServer, client: OpenAI) -> None:
     """Ignored members are removed from the stored items and tools."""
-    made = post(server, "/v1/responses", CODEX_REQUEST).json()
-    items = client.responses.input_items.list(made["id"]).data
+    response = post(server, "/v1/responses", CODEX_REQUEST).json()
+    items = client.responses.input_items.list(response["id"]).data
     assert "passthrough" not in str([item.model_dump() for item in items])
-    assert made["tools"] == [{"type": "web_search"}]
+    assert response["tools"] == [{"type": "web_search"}]
 
 
 def test_each_parameter_is_logged_once(
@@ -271,7 +271,7 @@ def test_a_thread_is_rejected_with_its_code(server: TestServer) -> None:
     """``thread`` is rejected, because the client would then send only its newest message."""
     with (
         Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
-        pytest.raises(anthropic.BadRequestError) as caught,
+        pytest.raises(anthropic.BadRequestError) as exc_info,
     ):
         client.beta.messages.create(
             model="m",
@@ -279,11 +279,11 @@ def test_a_thread_is_rejected_with_its_code(server: TestServer) -> None:
             messages=[{"role": "user", "content": "Hi"}],
             thread={"type": "continue", "previous_message_id": "msg_1"},
         )
-    assert caught.value.error_code == "thread_unsupported_request"
+    assert exc_info.value.error_code == "thread_unsupported_request"
 
 
 def test_moved_parameter_is_rejected(client: OpenAI) -> None:
     """A moved parameter gets the hosted API's error even if unknown parameters are ignored."""
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.BadRequestError) as exc_info:
         client.responses.create(model="m", input="Hi", extra_body={"response_format": {}})
-    assert "has moved to 'text.format'" in caught.value.message
+    assert "has moved to 'text.format'" in exc_info.value.message

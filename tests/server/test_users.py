@@ -79,14 +79,14 @@ def make_users() -> Iterator[Users]:
 
 
 def compare_to_unknown(
-    users: Users, name: str, method: str, path: str, own: str, **options: Any
+    users: Users, name: str, method: str, path: str, owned_id: str, **options: Any
 ) -> None:
     """Check that the id of another user gives the same response as an unknown id."""
-    unknown = own[:-8] + "00000000"
+    unknown = owned_id[:-8] + "00000000"
     answers: list[tuple[int, str]] = []
-    for each in (own, unknown):
-        given = json.loads(json.dumps(options).replace("{id}", each))
-        answer = users.call(name, method, path.replace("{id}", each), **given)
+    for each in (owned_id, unknown):
+        members = json.loads(json.dumps(options).replace("{id}", each))
+        answer = users.call(name, method, path.replace("{id}", each), **members)
         answers.append((answer.status_code, answer.text.replace(each, "ID")))
     assert answers[0] == answers[1]
     assert answers[0][0] in (400, 404)
@@ -96,7 +96,7 @@ def compare_to_unknown(
 def test_a_response_of_another_user_is_unknown(module_users: Users, other: str) -> None:
     """A response of another user cannot be read, deleted, cancelled, listed, streamed or continued."""
     users = module_users
-    made = users.create("alice", background=True, stream=False)
+    response = users.create("alice", background=True, stream=False)
     calls: list[tuple[str, str, dict[str, Any]]] = [
         ("GET", "/v1/responses/{id}", {}),
         ("GET", "/v1/responses/{id}?stream=true", {}),
@@ -109,8 +109,8 @@ def test_a_response_of_another_user_is_unknown(module_users: Users, other: str) 
         ("POST", f"/v1/responses{end}", {"json": body}) for end in ("", "/input_tokens", "/compact")
     ]
     for method, path, options in calls:
-        compare_to_unknown(users, other, method, path, made["id"], **options)
-    assert users.call("alice", "GET", f"/v1/responses/{made['id']}").status_code == 200
+        compare_to_unknown(users, other, method, path, response["id"], **options)
+    assert users.call("alice", "GET", f"/v1/responses/{response['id']}").status_code == 200
 
 
 @pytest.mark.parametrize("other", ["bob", "admin"])
@@ -118,8 +118,10 @@ def test_a_conversation_of_another_user_is_unknown(module_users: Users, other: s
     """A conversation of another user and its items cannot be read, changed, deleted or continued."""
     users = module_users
     items = [{"type": "message", "role": "user", "content": "My name is Ada."}]
-    made = users.call("alice", "POST", "/v1/conversations", json={"items": items}).json()
-    item = users.call("alice", "GET", f"/v1/conversations/{made['id']}/items").json()["data"][0]
+    conversation = users.call("alice", "POST", "/v1/conversations", json={"items": items}).json()
+    item = users.call("alice", "GET", f"/v1/conversations/{conversation['id']}/items").json()[
+        "data"
+    ][0]
     calls: list[tuple[str, str, dict[str, Any]]] = [
         ("GET", "/v1/conversations/{id}", {}),
         ("POST", "/v1/conversations/{id}", {"json": {"metadata": {"a": "b"}}}),
@@ -131,13 +133,13 @@ def test_a_conversation_of_another_user_is_unknown(module_users: Users, other: s
         ("POST", "/v1/responses", {"json": {"model": "m", "input": "x", "conversation": "{id}"}}),
     ]
     for method, path, options in calls:
-        compare_to_unknown(users, other, method, path, made["id"], **options)
+        compare_to_unknown(users, other, method, path, conversation["id"], **options)
     reference = [{"type": "item_reference", "id": "{id}"}]
     body = {"model": "m", "input": reference}
     compare_to_unknown(users, other, "POST", "/v1/responses", item["id"], json=body)
     body = {"items": reference}
     compare_to_unknown(users, other, "POST", "/v1/conversations", item["id"], json=body)
-    continued = users.create("alice", input="What is my name?", conversation=made["id"])
+    continued = users.create("alice", input="What is my name?", conversation=conversation["id"])
     assert "Ada" in json.dumps(continued["output"])
 
 
@@ -173,16 +175,16 @@ def test_caches_and_keys_are_separate(module_users: Users) -> None:
 
 def test_websocket_belongs_to_its_user(users: Users) -> None:
     """A WebSocket cannot continue responses of another user, and a revoked token is rejected."""
-    made = users.create("alice")
+    response = users.create("alice")
 
     async def exchange() -> None:
         headers = {"authorization": f"Bearer {users.secrets['bob']}"}
-        async with connect_client(users.server, additional_headers=headers) as wire:
-            lost = await wire.create_and_read(previous_response_id=made["id"])
+        async with connect_client(users.server, additional_headers=headers) as ws_client:
+            lost = await ws_client.create_and_read(previous_response_id=response["id"])
             assert lost["error"]["code"] == "previous_response_not_found"
-            assert (await wire.create_and_read())["type"] == "response.completed"
+            assert (await ws_client.create_and_read())["type"] == "response.completed"
             await users.registry.revoke("bob")
-            revoked = await wire.create_and_read()
+            revoked = await ws_client.create_and_read()
             assert (revoked["status"], revoked["error"]["code"]) == (401, "invalid_api_key")
 
     asyncio.run(exchange())
@@ -204,8 +206,8 @@ def test_token_and_scope_are_required(users: Users) -> None:
     metrics = users.call("ops", "GET", "/metrics")
     assert metrics.status_code == 200
     assert "alice" not in metrics.text
-    made = users.create("admin")
-    assert users.call("ops", "GET", f"/v1/responses/{made['id']}").status_code == 200
+    response = users.create("admin")
+    assert users.call("ops", "GET", f"/v1/responses/{response['id']}").status_code == 200
     asyncio.run(users.registry.revoke("alice"))
     assert users.call("alice", "GET", "/v1/models").status_code == 401
 
@@ -236,9 +238,9 @@ def test_request_limit_on_a_websocket(users: Users) -> None:
     headers = {"authorization": f"Bearer {users.secrets['small']}"}
 
     async def exchange() -> None:
-        async with connect_client(users.server, additional_headers=headers) as wire:
-            assert (await wire.create_and_read())["type"] == "response.completed"
-            rejected = await wire.create_and_read()
+        async with connect_client(users.server, additional_headers=headers) as ws_client:
+            assert (await ws_client.create_and_read())["type"] == "response.completed"
+            rejected = await ws_client.create_and_read()
             assert (rejected["status"], rejected["error"]["code"]) == (429, "rate_limit_exceeded")
             assert rejected["error"]["headers"]["retry-after"] == "60"
 

@@ -110,14 +110,14 @@ UNKNOWN: list[Row] = [
 ]
 
 
-def wrong_type_row(value: object, path: str, expected: str, got: str) -> Row:
+def wrong_type_row(value: object, path: str, expected: str, actual: str) -> Row:
     name = path.split(".", maxsplit=1)[0].split("[", maxsplit=1)[0]
     return (
-        f"{path} is {got}",
+        f"{path} is {actual}",
         {name: value},
         path,
         "invalid_type",
-        f"Invalid type for '{path}': expected {expected}, but got {got} instead.",
+        f"Invalid type for '{path}': expected {expected}, but got {actual} instead.",
     )
 
 
@@ -503,9 +503,9 @@ def make_body(fragment: dict[str, Any]) -> dict[str, Any]:
 def test_malformed_request_gets_the_published_error(row: Row) -> None:
     """Status, param, code and message are those of the hosted API."""
     _, fragment, param, code, message = row
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         validation.check_create(make_body(fragment))
-    error = caught.value
+    error = exc_info.value
     assert (error.message, error.param, error.code) == (message, param, code)
     assert (error.status, error.type) == (400, "invalid_request_error")
 
@@ -549,9 +549,9 @@ def test_order_of_checks_is_fixed(param: str, fragment: dict[str, Any]) -> None:
     """The reported error does not depend on the order of the parameters in the request."""
     backwards = dict(reversed(make_body(fragment).items()))
     for request in (make_body(fragment), backwards):
-        with pytest.raises(ApiError) as caught:
+        with pytest.raises(ApiError) as exc_info:
             validation.check_create(request)
-        assert caught.value.param == param
+        assert exc_info.value.param == param
 
 
 ACCEPTED: list[dict[str, Any]] = [
@@ -641,9 +641,9 @@ def test_last_duplicate_key_wins() -> None:
 @pytest.mark.parametrize("value", [[], "x", 1, None])
 def test_a_body_must_be_an_object(value: object) -> None:
     """A JSON value that is not an object is rejected."""
-    with pytest.raises(ApiError, match="expected an object") as caught:
+    with pytest.raises(ApiError, match="expected an object") as exc_info:
         validation.check_create(value)
-    assert caught.value.code == "invalid_type"
+    assert exc_info.value.code == "invalid_type"
 
 
 @pytest.mark.parametrize(
@@ -660,9 +660,9 @@ def test_a_body_must_be_an_object(value: object) -> None:
 )
 def test_values_that_cannot_be_stored_are_rejected(fragment: dict[str, Any], param: str) -> None:
     """Infinities and lone surrogates are rejected, although Python's JSON parser accepts them."""
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         validation.check_create(make_body(fragment))
-    assert (caught.value.param, caught.value.code) == (param, "invalid_value")
+    assert (exc_info.value.param, exc_info.value.code) == (param, "invalid_value")
 
 
 def test_nesting_of_free_form_json_is_limited() -> None:
@@ -675,16 +675,16 @@ def test_nesting_of_free_form_json_is_limited() -> None:
         return make_body({"tools": [FUNCTION | {"parameters": value}]})
 
     validation.check_create(nested(90))
-    with pytest.raises(ApiError, match="nested too deeply") as caught:
+    with pytest.raises(ApiError, match="nested too deeply") as exc_info:
         validation.check_create(nested(500))
-    assert caught.value.param == "tools[0].parameters"
+    assert exc_info.value.param == "tools[0].parameters"
 
 
 def test_conversation_and_previous_response_exclude_each_other() -> None:
     """A request with both is rejected with the hosted API's message."""
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         validation.check_exclusive({"conversation": "conv_1", "previous_response_id": "resp_1"})
-    assert caught.value.body()["error"] == {
+    assert exc_info.value.body()["error"] == {
         "message": "Mutually exclusive parameters: ''. Ensure you are only providing one of: "
         "'pre..._id' or 'conversation'.",
         "type": "invalid_request_error",
@@ -697,9 +697,9 @@ def test_conversation_and_previous_response_exclude_each_other() -> None:
 
 def test_a_stored_prompt_is_never_found() -> None:
     """The server stores no prompts and returns the hosted API's error for an unknown one."""
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         validation.check_prompt({"prompt": {"id": "pmpt_x"}})
-    assert (caught.value.status, caught.value.message) == (
+    assert (exc_info.value.status, exc_info.value.message) == (
         404,
         "Prompt with id 'pmpt_x' not found.",
     )
@@ -709,9 +709,9 @@ def test_a_stored_prompt_is_never_found() -> None:
 @pytest.mark.parametrize("empty", [[], ""])
 def test_empty_input_requires_a_previous_response(empty: object) -> None:
     """Empty input is rejected without a previous response or conversation."""
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         validation.check_not_empty({"input": empty, "previous_response_id": None})
-    assert caught.value.body()["error"] == {
+    assert exc_info.value.body()["error"] == {
         "message": "One of \"input\" or \"previous_response_id\" or 'prompt' or 'conversation' "
         "must be provided.",
         "type": "invalid_request_error",
@@ -752,6 +752,6 @@ def test_other_endpoints_validate_their_bodies(
 ) -> None:
     """Token counting, compaction and conversations validate their own parameters."""
     check(good)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         check(bad)
-    assert caught.value.param == param
+    assert exc_info.value.param == param

@@ -106,16 +106,16 @@ def sample_objects(shape: Any) -> list[dict[str, Any]]:
     }
     if shape.__name__ in TYPES:
         members["type"] = [TYPES[shape.__name__]]
-    least = {name: values[0] for name, values in members.items() if name in required}
-    made = [least]
-    made += [
-        least | {name: value}
+    minimal = {name: values[0] for name, values in members.items() if name in required}
+    variants = [minimal]
+    variants += [
+        minimal | {name: value}
         for name, values in members.items()
         for value in values
         if not (value is None and (shape.__name__, name) in ALWAYS_REQUIRED)
     ]
-    made.append({name: values[0] for name, values in members.items()})
-    return made
+    variants.append({name: values[0] for name, values in members.items()})
+    return variants
 
 
 def with_id(item: dict[str, Any]) -> dict[str, Any]:
@@ -304,10 +304,10 @@ def format_path(path: JsonPath) -> str:
 def change_at(path: JsonPath, change: Any) -> dict[str, Any]:
     """Return a copy of the full body, changed at a path."""
     body = copy.deepcopy(FULL_BODY)
-    holder: Any = body
+    container: Any = body
     for step in path[:-1]:
-        holder = holder[step]
-    change(holder, path[-1])
+        container = container[step]
+    change(container, path[-1])
     return body
 
 
@@ -327,12 +327,12 @@ def test_full_body_is_valid() -> None:
 )
 def test_unknown_member_is_rejected_at_any_path(at: JsonPath) -> None:
     """An unknown member at any position is reported with its full path."""
-    place = (*at, "zzz")
+    path = (*at, "zzz")
     error = find_error(
-        validation.check_create, change_at(place, lambda holder, key: holder.update({key: 1}))
+        validation.check_create, change_at(path, lambda container, key: container.update({key: 1}))
     )
     assert error is not None
-    assert (error.param, error.code) == (format_path(place), "unknown_parameter")
+    assert (error.param, error.code) == (format_path(path), "unknown_parameter")
 
 
 @pytest.mark.parametrize("at", [at for at, _ in json_paths(FULL_BODY) if at], ids=format_path)
@@ -340,7 +340,7 @@ def test_wrong_type_is_rejected_at_any_path(at: JsonPath) -> None:
     """A value of a wrong type is reported with its path or with that of its parent."""
     error = find_error(
         validation.check_create,
-        change_at(at, lambda holder, key: holder.__setitem__(key, [[3.5]])),
+        change_at(at, lambda container, key: container.__setitem__(key, [[3.5]])),
     )
     assert error is not None
     assert error.code in {"invalid_type", "invalid_value"}
@@ -367,7 +367,7 @@ REQUIRED_PATHS = [
 def test_missing_member_is_rejected_at_any_path(at: JsonPath) -> None:
     """A missing member is reported with its full path, or with that of its item."""
     error = find_error(
-        validation.check_create, change_at(at, lambda holder, key: holder.__delitem__(key))
+        validation.check_create, change_at(at, lambda container, key: container.__delitem__(key))
     )
     assert error is not None
     assert error.code in {"missing_required_parameter", "invalid_value"}
@@ -419,7 +419,7 @@ def test_any_json_is_accepted_or_rejected(body: Any, check: Any) -> None:
 def test_any_changed_request_is_accepted_or_rejected(data: st.DataObject, value: Any) -> None:
     """No replaced value in a request raises another error, and every error can be serialized."""
     at = data.draw(st.sampled_from([at for at, _ in json_paths(FULL_BODY) if at]))
-    body = change_at(at, lambda holder, key: holder.__setitem__(key, value))
+    body = change_at(at, lambda container, key: container.__setitem__(key, value))
     assert is_serializable(find_error(validation.check_create, body))
 
 

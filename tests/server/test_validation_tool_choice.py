@@ -51,7 +51,7 @@ def test_available_tool_is_accepted(choice: Any, tools: list[Any], seen: list[An
 @pytest.mark.parametrize(("choice", "tools", "message"), REJECTED)
 def test_unavailable_tool_is_rejected(choice: Any, tools: list[Any], message: str) -> None:
     """The error contains the tool choice that was not found, as in the hosted API."""
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         check_tool_choice({"tool_choice": choice, "tools": tools}, [])
-    assert caught.value.message.startswith(message)
-    assert (caught.value.param, caught.value.code) == ("tool_choice", None)
+    assert exc_info.value.message.startswith(message)
+    assert (exc_info.value.param, exc_info.value.code) == ("tool_choice", None)

@@ -64,10 +64,10 @@ class Process:
         shared = [self.rng.choice(SHARED)] if not retained else []
         blocks = [user(text), *shared, assistant("answer")]
         head = self.rng.choice([None, node.id])
-        made = await self.store.append(
+        appended = await self.store.append(
             row, node, blocks, kept=retained, head=head, accounts=TELEMETRY
         )
-        self.handles.append((row, made))
+        self.handles.append((row, appended))
 
     async def send(self) -> None:
         row, _ = await self._pick()

@@ -54,10 +54,10 @@ async def append_exchange(
     answer = [assistant(f"answer {text}")]
     turn = record_response(next_turn, answer, response_id=name, plan=plan, created_at=1.0)
     added = turn.blocks[len(next_turn.blocks) - 1 :]
-    made = await store.append(
+    appended = await store.append(
         row, node, added, response=make_response_row(turn, name), head=node.id
     )
-    return turn, made
+    return turn, appended
 
 
 async def count_rows(store: Store, *tables: str) -> list[int]:

@@ -23,17 +23,17 @@ def test_direct_encoder_matches_general_encoder(block: Block) -> None:
 @given(blocks())
 def test_encoded_blocks_are_decoded(block: Block) -> None:
     """A decoded block equals the original, with id, metadata, origin and unknown members."""
-    (again,) = decode_blocks([encode_block(block)])
-    assert again == block
-    assert dump_block(again) == dump_block(block)
-    assert type(again) is type(block)
+    (decoded,) = decode_blocks([encode_block(block)])
+    assert decoded == block
+    assert dump_block(decoded) == dump_block(block)
+    assert type(decoded) is type(block)
 
 
 @pytest.mark.parametrize("block", sample_blocks(), ids=lambda block: block.kind)
 def test_every_kind_of_block_round_trips(block: Block) -> None:
     """One sample of each kind of block round-trips."""
-    (again,) = decode_blocks([encode_block(block)])
-    assert dump_block(again) == dump_block(block)
+    (decoded,) = decode_blocks([encode_block(block)])
+    assert dump_block(decoded) == dump_block(block)
 
 
 TEXT = '{"type":"text","text":"hi"}'

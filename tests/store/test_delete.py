@@ -64,7 +64,7 @@ async def test_fork_retains_shared_history_after_delete(store: Store) -> None:
     """A fork retains only its own path; later and removed blocks of the original are deleted."""
     row, nodes = await create_conversation(store, 4)
     fork = await store.fork(row, nodes[2].id)
-    cut = await store.append(fork, nodes[2], [user("elsewhere")], kept=3, head=nodes[2].id)
+    truncated = await store.append(fork, nodes[2], [user("elsewhere")], kept=3, head=nodes[2].id)
     await store.search("question")
     await store.delete(row.id)
     assert await store.verify() == []
@@ -72,10 +72,10 @@ async def test_fork_retains_shared_history_after_delete(store: Store) -> None:
     assert len(left.blocks) == 4
     assert [record.block_count for record in left.state.anchors] == [2]
     assert await count_rows(store, "blocks") == [4]
-    found = await store.search("question")
-    assert {hit.conversation for hit in found} == {fork.id}
-    assert len(found) == 2
-    await store.append(fork, cut, [user("and on")], head=cut.id)
+    hits = await store.search("question")
+    assert {hit.conversation for hit in hits} == {fork.id}
+    assert len(hits) == 2
+    await store.append(fork, truncated, [user("and on")], head=truncated.id)
     await store.delete(fork.id)
     assert await count_rows(store, *TABLES) == [0] * len(TABLES)
 
@@ -149,11 +149,11 @@ async def test_deletion_rewrites_only_affected_index_groups(
         assert b"secret2" not in read_files(tmp_path)
         assert b"line2x1" not in read_files(tmp_path)
         newest = [f"line{number}x{line}" for number in (5, 4, 3, 1, 0) for line in (2, 1, 0)]
-        found = await store.search("common", limit=50)
-        assert [hit.excerpt.split()[-1] for hit in found] == newest
-        found = await store.search("comm* OR secret9", order="rank", limit=50)
-        assert [hit.excerpt.split()[-1] for hit in found[:3]] == newest[-3:]
-        assert len(found) == 15
+        hits = await store.search("common", limit=50)
+        assert [hit.excerpt.split()[-1] for hit in hits] == newest
+        hits = await store.search("comm* OR secret9", order="rank", limit=50)
+        assert [hit.excerpt.split()[-1] for hit in hits[:3]] == newest[-3:]
+        assert len(hits) == 15
         await store.delete(rows[3].id)  # blocks 10, 11 and 12: group 2 is empty now
         assert sorted(await store.database.read(list_groups)) == [0, 1, 3, 4]
         await store.database.write(lambda tx: rewrite_group(tx, 2))  # as another process would
@@ -276,8 +276,8 @@ async def test_time_to_live_is_exported(store: Store) -> None:
     plain = await store.create("forever")
     lines = await store.export(row)
     await store.delete(row)
-    (again,) = await store.import_(lines)
-    assert again.ttl == 10.0
+    (imported,) = await store.import_(lines)
+    assert imported.ttl == 10.0
     assert '"ttl"' not in await store.export(plain)
 
 

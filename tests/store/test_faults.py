@@ -186,14 +186,14 @@ async def test_long_lock_raises_store_busy(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/busy.db"
     async with await open_store(url) as patient, await open_store(url, wait_seconds=0.0) as store:
         await create_conversation(patient, 1)
-        holder = sqlite3.connect(tmp_path / "busy.db", isolation_level=None)
-        holder.execute("BEGIN IMMEDIATE")
+        connection = sqlite3.connect(tmp_path / "busy.db", isolation_level=None)
+        connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreBusy) as busy:
             await store.create()
         assert busy.value.retryable
         assert len(await store.conversations()) == 1
-        holder.execute("ROLLBACK")
-        holder.close()
+        connection.execute("ROLLBACK")
+        connection.close()
         await patient.create()
         assert len(await store.conversations()) == 2
 

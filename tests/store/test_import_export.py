@@ -61,9 +61,9 @@ async def test_imported_conversation_exports_the_same_lines(store: Store) -> Non
         assert await other.verify() == []
         assert (await other.load(copy)).state == (await store.load(row)).state
         assert len(await other.exchanges(copy)) == 1
-    (twin,) = await store.import_(lines)
-    assert twin.id != row.id
-    assert (await store.export(twin)).replace(twin.id, row.id) == lines
+    (imported,) = await store.import_(lines)
+    assert imported.id != row.id
+    assert (await store.export(imported)).replace(imported.id, row.id) == lines
     assert await store.verify() == []
 
 

@@ -31,23 +31,23 @@ async def large(
         row = await store.create("Large")
 
         def grow(tx: Tx) -> dict[str, int]:
-            made: dict[str, int] = {}
+            nodes: dict[str, int] = {}
             node = fork = select_node(tx, row.head, row.tree)
             for number in range(NODES):
                 if number == NODES - 1_000:
-                    made["long"] = node.id
+                    nodes["long"] = node.id
                     node = fork
                 body = encode_block(user(f"step {number}"))
                 node, _ = insert_node(
                     tx, node, [body], conversation=row, kind="added", now=float(number)
                 )
                 if number == FORK:
-                    fork, made["fork"] = node, node.id
+                    fork, nodes["fork"] = node, node.id
                 if number % 100 == 50:
                     side_block = encode_block(user(f"twig {number}"))
                     insert_node(tx, node, [side_block], conversation=row, kind="added", now=1.0)
-            made["short"] = node.id
-            return made
+            nodes["short"] = node.id
+            return nodes
 
         yield store, row, await store.database.write(grow)
 
@@ -65,16 +65,16 @@ async def test_large_tree_is_complete(large: Large) -> None:
 
 async def test_long_paths_are_complete(large: Large) -> None:
     """The paths from the root to both ends have consecutive depths."""
-    store, row, made = large
-    long, short = await store.path(row, made["long"]), await store.path(row, made["short"])
+    store, row, nodes = large
+    long, short = await store.path(row, nodes["long"]), await store.path(row, nodes["short"])
     assert (len(long), len(short)) == (NODES - 1_000 + 1, FORK + 1 + 1_000 + 1)
     assert [node.depth for node in long] == list(range(len(long)))
 
 
 async def test_blocks_of_a_path_with_a_fork(large: Large) -> None:
     """A path with a fork loads the blocks before and after the fork."""
-    store, row, made = large
-    blocks = (await store.load(row, made["short"])).blocks
+    store, row, nodes = large
+    blocks = (await store.load(row, nodes["short"])).blocks
     assert len(blocks) == FORK + 1 + 1_000
     assert [blocks[FORK].text, blocks[FORK + 1].text] == [  # type: ignore[attr-defined]
         f"step {FORK}",
@@ -84,10 +84,10 @@ async def test_blocks_of_a_path_with_a_fork(large: Large) -> None:
 
 async def test_long_branches_are_compared(large: Large) -> None:
     """Two long branches have the expected common ancestor and differences."""
-    store, row, made = large
-    assert (await store.common_ancestor(row, made["long"], made["short"])).id == made["fork"]
-    apart = await store.differences(row, made["long"], made["short"])
-    assert (apart.shared, len(apart.left), len(apart.right)) == (
+    store, row, nodes = large
+    assert (await store.common_ancestor(row, nodes["long"], nodes["short"])).id == nodes["fork"]
+    differences = await store.differences(row, nodes["long"], nodes["short"])
+    assert (differences.shared, len(differences.left), len(differences.right)) == (
         FORK + 1,
         NODES - 1_000 - FORK - 1,
         1_000,
@@ -96,7 +96,7 @@ async def test_long_branches_are_compared(large: Large) -> None:
 
 async def test_number_of_statements_is_bounded(large: Large) -> None:
     """Each query uses a fixed number of statements, independent of the size of the tree."""
-    store, row, made = large
+    store, row, nodes = large
     counted: list[str] = []
 
     def trace(connection: sqlite3.Connection) -> None:
@@ -107,15 +107,15 @@ async def test_number_of_statements_is_bounded(large: Large) -> None:
     connections = store.database._connections  # type: ignore[attr-defined]
     for connection in connections:
         trace(connection)
-    for call, most in (
+    for call, maximum in (
         (store.tree(row), 2),
-        (store.path(row, made["long"]), 2),
-        (store.common_ancestor(row, made["long"], made["short"]), 4),
-        (store.differences(row, made["long"], made["short"]), 4),
-        (store.load(row, made["long"]), 4),
+        (store.path(row, nodes["long"]), 2),
+        (store.common_ancestor(row, nodes["long"], nodes["short"]), 4),
+        (store.differences(row, nodes["long"], nodes["short"]), 4),
+        (store.load(row, nodes["long"]), 4),
     ):
         counted.clear()
         await call
-        assert len(counted) <= most
+        assert len(counted) <= maximum
     for connection in connections:
         connection.set_trace_callback(None)

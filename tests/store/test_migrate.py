@@ -19,9 +19,9 @@ from store.sample_conversations import create_conversation
 
 def test_every_migration_has_a_reason() -> None:
     """Each migration file begins with a comment that gives its reason."""
-    found = list((files("kedge.store") / "migrations").iterdir())
-    assert found
-    for file in found:
+    entries = list((files("kedge.store") / "migrations").iterdir())
+    assert entries
+    for file in entries:
         assert re.match(r"-- Why: \w.{40,}", file.read_text("utf-8")), file.name
 
 
@@ -85,10 +85,10 @@ async def test_migrating_again_changes_nothing(lasting_url: str) -> None:
     """No migration is applied to a store that is up to date."""
     async with await open_store(lasting_url) as store:
 
-        def again(tx: Tx) -> int:
+        def migrate_again(tx: Tx) -> int:
             return migrate(tx)
 
-        assert await store.database.write(again) == 0
+        assert await store.database.write(migrate_again) == 0
 
 
 async def test_database_of_another_program_is_rejected(tmp_path: Path) -> None:

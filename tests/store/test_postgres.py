@@ -122,16 +122,16 @@ async def test_every_connection_busy(empty_url: str) -> None:
         await create_conversation(store, 1)
     database = PostgresDatabase(empty_url, connections=1, wait_seconds=60.0)
     store = Store(database)
-    held, done = threading.Event(), threading.Event()
+    locked, done = threading.Event(), threading.Event()
 
     def hold(tx: Tx) -> None:
         tx.rows("SELECT 1")
-        held.set()
+        locked.set()
         done.wait(300)
 
     async with anyio.create_task_group() as group:
         group.start_soon(store.database.read, hold)
-        await anyio.to_thread.run_sync(held.wait, 300)
+        await anyio.to_thread.run_sync(locked.wait, 300)
         database.wait_seconds = 0.01
         with pytest.raises(StoreBusy, match="every connection was busy") as busy:
             await store.conversations()
@@ -170,18 +170,18 @@ async def test_concurrent_appends_to_one_node(empty_url: str) -> None:
     """Each of many concurrent appends to one node gets its own branch."""
     async with await open_store(empty_url) as store:
         row, nodes = await create_conversation(store, 1)
-        made: list[int] = []
+        numbers: list[int] = []
 
         async def write(number: int) -> None:
             node = await store.append(row, nodes[-1], [user(f"branch {number}")])
-            made.append(node.id)
+            numbers.append(node.id)
 
         async with anyio.create_task_group() as group:
             for number in range(12):
                 group.start_soon(write, number)
-        assert len(set(made)) == 12
+        assert len(set(numbers)) == 12
         tree = {node.id: node for node in await store.tree(row)}
-        assert len({tree[node].branch for node in made}) == 12
+        assert len({tree[node].branch for node in numbers}) == 12
         assert await store.verify() == []
 
 

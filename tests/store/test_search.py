@@ -74,8 +74,8 @@ async def test_phrases_prefixes_alternatives_and_exclusions(store: Store) -> Non
     blocks = [user(text, id=name) for name, text in TEXTS.items()]
     await store.append(row, nodes[-1], blocks)
     for query, expected in QUERIES:
-        found = "".join(hit.block_id for hit in await store.search(query))
-        assert found == expected, query
+        block_ids = "".join(hit.block_id for hit in await store.search(query))
+        assert block_ids == expected, query
     (hit,) = await store.search('"blue at all blue"')
     assert hit.excerpt.startswith("…")
     assert "blue at all blue" in hit.excerpt
@@ -168,12 +168,12 @@ async def test_shared_text_survives_a_deletion(store: Store) -> None:
     one, _ = await create_conversation(store, 1, title="one")
     two, others = await create_conversation(store, 1, title="two")
     await store.append(two, others[-1], (await store.load(one)).blocks)
-    found = await store.search("one")
-    assert {hit.conversation for hit in found} == {one.id, two.id}
+    hits = await store.search("one")
+    assert {hit.conversation for hit in hits} == {one.id, two.id}
     await store.delete(one)
-    found = await store.search("one")
-    assert {hit.conversation for hit in found} == {two.id}
-    assert len(found) == 2
+    hits = await store.search("one")
+    assert {hit.conversation for hit in hits} == {two.id}
+    assert len(hits) == 2
     assert await store.verify() == []
 
 

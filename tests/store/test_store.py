@@ -96,13 +96,13 @@ async def test_response_row_round_trip(store: Store) -> None:
         cache_savings=0.125,
         request_bytes=818,
     )
-    made = await store.append(row, node, [assistant("Hi")], response=full)
-    (found,) = await store.responses(row)
-    assert (found.node, found.parent, found.conversation) == (made.id, node.id, row.id)
+    appended = await store.append(row, node, [assistant("Hi")], response=full)
+    (stored,) = await store.responses(row)
+    assert (stored.node, stored.parent, stored.conversation) == (appended.id, node.id, row.id)
     for member in ResponseRow.__dataclass_fields__.keys() - {"node", "parent", "conversation"}:
-        assert getattr(found, member) == getattr(full, member), member
+        assert getattr(stored, member) == getattr(full, member), member
     assert await store.responses(since=200.0) == []
-    assert await store.responses(since=101.0, until=102.0) == [found]
+    assert await store.responses(since=101.0, until=102.0) == [stored]
 
 
 async def test_equal_blocks_are_stored_once(store: Store) -> None:
@@ -136,8 +136,8 @@ async def test_node_retains_prefix_of_parent_path(store: Store) -> None:
     """An edit of earlier blocks creates a new node, and both paths can be loaded."""
     row, nodes = await create_exchanges(store, 4)
     edited = await store.append(row, nodes[-1], [user("another question")], kept=3, kind="edited")
-    again = await store.append(row, edited, [assistant("another answer")])
-    loaded = await store.load(row, again.id)
+    appended = await store.append(row, edited, [assistant("another answer")])
+    loaded = await store.load(row, appended.id)
     assert [block.text for block in loaded.blocks] == [  # type: ignore[attr-defined]
         "question 1",
         "answer 1",
@@ -147,10 +147,10 @@ async def test_node_retains_prefix_of_parent_path(store: Store) -> None:
     ]
     assert [record.response_id for record in loaded.state.anchors] == ["resp_1"]
     assert len((await store.load(row, nodes[-1].id)).blocks) == 8
-    assert [node.id for node in await store.path(row, again.id)] == [
+    assert [node.id for node in await store.path(row, appended.id)] == [
         *(node.id for node in nodes),
         edited.id,
-        again.id,
+        appended.id,
     ]
 
 
@@ -160,8 +160,8 @@ async def test_branches_are_compared(store: Store) -> None:
     left = await store.append(row, nodes[2], [user("left")])
     right = await store.append(row, nodes[2], [user("right"), assistant("yes")])
     assert (await store.common_ancestor(row, left.id, right.id)).id == nodes[2].id
-    apart = await store.differences(row, left.id, right.id)
-    assert (apart.shared, apart.left, apart.right) == (
+    differences = await store.differences(row, left.id, right.id)
+    assert (differences.shared, differences.left, differences.right) == (
         4,
         (user("left"),),
         (user("right"), assistant("yes")),
@@ -187,8 +187,8 @@ async def test_forks_share_a_tree(store: Store) -> None:
 async def test_anchor_is_found_by_content_in_its_scope(store: Store) -> None:
     """Responses are found by scope and digest, and another scope returns none."""
     await create_exchanges(store, 3)
-    (found,) = await store.candidates(SCOPE, [make_digest(9), make_digest(2)])
-    assert (found.response_id, found.block_count) == ("resp_2", 4)
+    (record,) = await store.candidates(SCOPE, [make_digest(9), make_digest(2)])
+    assert (record.response_id, record.block_count) == ("resp_2", 4)
     assert await store.candidates(SCOPE.replace("0123", "9999"), [make_digest(2)]) == []
     assert await store.candidates(SCOPE, [make_digest(7)]) == []
     many = [make_digest(number) for number in range(1500, 0, -1)]
@@ -226,8 +226,8 @@ async def test_content_index_respects_retention(store: Store) -> None:
     root = (await store.load(row)).node
     await store.append(row, root, [user("a")], response=make_response(1, expires_at=1e9))
     for retention, expires in ((None, 161.0), (30.0, 131.0), (90.0, 161.0)):
-        (found,) = await store.candidates(SCOPE, [make_digest(1)], retention=retention)
-        assert found.expires_at == expires
+        (record,) = await store.candidates(SCOPE, [make_digest(1)], retention=retention)
+        assert record.expires_at == expires
 
 
 @pytest.mark.parametrize(

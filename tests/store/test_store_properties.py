@@ -60,15 +60,15 @@ def pick_row(model: StoreModel, number: int) -> ConversationRow:
 
 
 def pick_node(model: StoreModel, row: ConversationRow, number: int) -> Node:
-    there = [node for node in model.nodes.values() if node.tree == row.tree]
-    return there[number % len(there)]
+    nodes = [node for node in model.nodes.values() if node.tree == row.tree]
+    return nodes[number % len(nodes)]
 
 
 async def append(
-    store: Store, model: StoreModel, which: int, count: int, at: int, moves: bool
+    store: Store, model: StoreModel, row_index: int, count: int, at: int, moves: bool
 ) -> None:
     """Append blocks to a node after a prefix of its path, and optionally move the head."""
-    row = pick_row(model, which)
+    row = pick_row(model, row_index)
     parent = pick_node(model, row, at)
     retained = max(0, parent.length - at % 3)
     model.text_count += count
@@ -86,9 +86,9 @@ async def append(
     record_node(model, row, node, model.paths[parent.id][:retained] + texts)
 
 
-async def append_copy(store: Store, model: StoreModel, which: int, at: int, other: int) -> None:
+async def append_copy(store: Store, model: StoreModel, row_index: int, at: int, other: int) -> None:
     """Append the blocks of another conversation, which are stored once."""
-    row = pick_row(model, which)
+    row = pick_row(model, row_index)
     parent = pick_node(model, row, at)
     source = pick_row(model, other)
     texts = model.paths[model.heads[source.id]]
@@ -102,30 +102,34 @@ def record_node(model: StoreModel, row: ConversationRow, node: Node, texts: list
     model.created_nodes[row.id].add(node.id)
 
 
-async def fork(store: Store, model: StoreModel, which: int, at: int) -> None:
-    row = pick_row(model, which)
+async def fork(store: Store, model: StoreModel, row_index: int, at: int) -> None:
+    row = pick_row(model, row_index)
     node = pick_node(model, row, at)
-    made = await store.fork(row, node.id)
-    model.rows[made.id], model.heads[made.id], model.created_nodes[made.id] = made, node.id, set()
+    forked = await store.fork(row, node.id)
+    model.rows[forked.id], model.heads[forked.id], model.created_nodes[forked.id] = (
+        forked,
+        node.id,
+        set(),
+    )
 
 
-async def move(store: Store, model: StoreModel, which: int, at: int) -> None:
-    row = pick_row(model, which)
+async def move(store: Store, model: StoreModel, row_index: int, at: int) -> None:
+    row = pick_row(model, row_index)
     node = pick_node(model, row, at)
     await store.move_head(row, node, head=model.heads[row.id])
     model.heads[row.id] = node.id
 
 
-async def delete(store: Store, model: StoreModel, which: int) -> None:
+async def delete(store: Store, model: StoreModel, row_index: int) -> None:
     """Delete a conversation, and check that nodes used by others remain."""
-    row = pick_row(model, which)
+    row = pick_row(model, row_index)
     await store.delete(row.id)
     del model.rows[row.id], model.heads[row.id]
     deleted = model.created_nodes.pop(row.id)
     left = {node.id: node for node in await _nodes(store)}
-    mine = {name for names in model.created_nodes.values() for name in names}
+    created = {name for names in model.created_nodes.values() for name in names}
     heads = set(model.heads.values())
-    assert (mine | heads) <= left.keys()
+    assert (created | heads) <= left.keys()
     for name in deleted:
         if name in left:  # another conversation owns it now, possibly shortened
             model.nodes[name] = left[name]

@@ -24,7 +24,7 @@ async def append_exchange(
 ) -> Node:
     """Append one exchange without moving the head."""
     question = await store.append(row, parent, [user(text)], kind="asked")
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "provider": "p", "scope": "s", "model": "m", "created_at": time.time(), **members
     }  # fmt: skip
     return await store.append(
@@ -32,7 +32,7 @@ async def append_exchange(
         question,
         [assistant(f"{text}!")],
         kind="answered",
-        response=ResponseRow(**given),
+        response=ResponseRow(**fields),
         accounts=Telemetry(exchanges=(StoredExchange(b"{}", b"[]", 200),)),
     )
 
@@ -108,11 +108,11 @@ async def test_every_filter_and_order_works(store: Store) -> None:
         "all": {plain.id, forked.id, failed.id, archived.id},
     }
     first = {"oldest": "Plain", "newest": "Failed", "title": "Failed"}
-    for shown, order in itertools.product(LIST_FILTERS, LIST_ORDERS):
-        rows, total = await list_summaries(store, show=shown, order=order)
-        assert {each.row.id for each in rows} == expected[shown], order
+    for selection, order in itertools.product(LIST_FILTERS, LIST_ORDERS):
+        rows, total = await list_summaries(store, show=selection, order=order)
+        assert {each.row.id for each in rows} == expected[selection], order
         assert total == len(rows)
-        if shown == "active":
+        if selection == "active":
             assert rows[0].row.title == first.get(order, "Forked")
 
 

@@ -32,8 +32,8 @@ def make_node(number: int, parent: int, kind: str, **more: Any) -> Node:
 
 def make_response(number: int, **members: Any) -> ResponseRow:
     """Return the response of a node."""
-    given = {"provider": "p", "scope": "s", "mode": "chained", "anchor": "resp_0", **members}
-    return ResponseRow(node=number, **given)
+    fields = {"provider": "p", "scope": "s", "mode": "chained", "anchor": "resp_0", **members}
+    return ResponseRow(node=number, **fields)
 
 
 def make_graph(
@@ -225,8 +225,8 @@ def test_every_node_is_once_below_its_parent(nodes: list[GraphNode], chosen: int
     """Each node is in exactly one row, at or below its parent, and edges lead downwards."""
     layout = compute_layout(nodes, chosen)
     assert sorted(node_ids(layout)) == sorted(node.id for node in nodes)
-    place = {node.id: row for row, each in enumerate(layout.rows) for node in each.nodes}
-    assert all(place[node.parent] <= place[node.id] for node in nodes if node.parent)
+    row_of = {node.id: row for row, each in enumerate(layout.rows) for node in each.nodes}
+    assert all(row_of[node.parent] <= row_of[node.id] for node in nodes if node.parent)
     assert all(edge.start < edge.end for edge in layout.edges)
     assert len(layout.edges) == len(layout.rows) - sum(
         not row.nodes[0].parent for row in layout.rows

@@ -41,13 +41,13 @@ async def test_valid_store_has_no_damage(store: Store) -> None:
     assert await store.verify() == []
 
 
-@pytest.mark.parametrize(("statement", "where", "problem"), DAMAGE)
-async def test_damage_is_reported(store: Store, statement: str, where: str, problem: str) -> None:
+@pytest.mark.parametrize(("statement", "table", "problem"), DAMAGE)
+async def test_damage_is_reported(store: Store, statement: str, table: str, problem: str) -> None:
     """Each kind of damage is reported with the row that contains it."""
     await create_conversation(store, 3)
     await store.database.write(lambda tx: tx.run(statement))
-    found = [str(each) for each in await store.verify()]
-    assert any(where in line and problem in line for line in found), found
+    problems = [str(each) for each in await store.verify()]
+    assert any(table in line and problem in line for line in problems), problems
 
 
 ORPHANS = {
@@ -63,14 +63,14 @@ ORPHANS = {
 }
 
 
-@pytest.mark.parametrize(("where", "statement"), ORPHANS.items(), ids=ORPHANS)
+@pytest.mark.parametrize(("table", "statement"), ORPHANS.items(), ids=ORPHANS)
 async def test_orphaned_rows_are_reported_and_deleted(
-    store: Store, where: str, statement: str
+    store: Store, table: str, statement: str
 ) -> None:
     """`verify` reports rows whose conversation is missing, and `gc` deletes them."""
     await create_conversation(store, 1)
     await store.database.write(lambda tx: tx.run(statement))
-    assert Damage(where, "its conversation is missing") in await store.verify()
+    assert Damage(table, "its conversation is missing") in await store.verify()
     await store.gc()
     assert await store.verify() == []
 
@@ -127,6 +127,6 @@ async def test_unreadable_rows_are_damage(tmp_path: Path) -> None:
         await create_conversation(store, 3)
         broken = "UPDATE blocks SET body = CAST(X'ff' AS TEXT) WHERE id = 2"
         await store.database.write(lambda tx: tx.run(broken))
-        found = [str(each) for each in await store.verify()]
-        assert any("check_blocks" in line for line in found)
-        assert any("check_tree" in line for line in found)
+        problems = [str(each) for each in await store.verify()]
+        assert any("check_blocks" in line for line in problems)
+        assert any("check_tree" in line for line in problems)

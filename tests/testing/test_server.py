@@ -37,7 +37,7 @@ def test_every_request_is_recorded_with_its_context(kedge_server: TestServer) ->
     first = create_response(kedge_server, input="one")
     create_response(kedge_server, input="two", previous_response_id=first["id"])
     create_response(kedge_server, input="three", previous_response_id="resp_x")
-    one, two, refused = kedge_server.requests
+    one, two, rejected = kedge_server.requests
     assert (one.method, one.path, one.status) == ("POST", "/v1/responses", 200)
     assert one.response_id == first["id"]
     assert one.raw.startswith(b"{")
@@ -46,7 +46,7 @@ def test_every_request_is_recorded_with_its_context(kedge_server: TestServer) ->
     assert two.body["previous_response_id"] == first["id"]
     assert two.context is not None
     assert [item["role"] for item in two.context] == ["user", "assistant", "user"]
-    assert (refused.status, refused.context, refused.response_id) == (400, None, None)
+    assert (rejected.status, rejected.context, rejected.response_id) == (400, None, None)
 
 
 async def test_it_can_be_used_in_async_tests(kedge_server: TestServer) -> None:
@@ -63,9 +63,9 @@ def test_several_servers_can_run_at_once() -> None:
     """Each server has its own responses and records."""
     with serve() as one, serve() as other:
         assert one.url != other.url
-        made = create_response(one)
-        refused = create_response(other, previous_response_id=made["id"])
-        assert refused["error"]["code"] == "previous_response_not_found"
+        response = create_response(one)
+        rejected = create_response(other, previous_response_id=response["id"])
+        assert rejected["error"]["code"] == "previous_response_not_found"
         assert len(one.requests) == len(other.requests) == 1
 
 
@@ -79,19 +79,19 @@ def test_settings_can_be_an_object_or_keywords() -> None:
 
 def test_a_test_can_advance_the_clock(kedge_server: TestServer) -> None:
     """Responses expire by the server's clock, which a test can advance."""
-    made = create_response(kedge_server)
+    response = create_response(kedge_server)
     kedge_server.clock.advance(days=31)
-    refused = create_response(kedge_server, previous_response_id=made["id"])
-    assert refused["error"]["code"] == "previous_response_not_found"
+    rejected = create_response(kedge_server, previous_response_id=response["id"])
+    assert rejected["error"]["code"] == "previous_response_not_found"
     assert kedge_server.purge() == 1
 
 
 def test_a_test_can_delete_the_responses(kedge_server: TestServer) -> None:
     """After ``forget`` the server does not know earlier responses."""
-    made = create_response(kedge_server)
+    response = create_response(kedge_server)
     kedge_server.forget()
-    refused = create_response(kedge_server, previous_response_id=made["id"])
-    assert refused["error"]["code"] == "previous_response_not_found"
+    rejected = create_response(kedge_server, previous_response_id=response["id"])
+    assert rejected["error"]["code"] == "previous_response_not_found"
 
 
 def test_a_stopped_server_leaves_no_thread() -> None:

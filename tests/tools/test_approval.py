@@ -18,26 +18,26 @@ def delete(path: str) -> str:
 async def run_call(
     approve: Any, function: Any = delete, arguments: Any = None, custom: bool = False
 ) -> ToolRun:
-    box = Toolbox(function)
+    toolbox = Toolbox(function)
     runs: list[ToolRun] = []
-    given = {"path": "/tmp/a"} if arguments is None else arguments  # noqa: S108
-    call = tool_call(next(iter(box)), given, call_id="c1", custom=custom)
-    await run_calls(box, [call], approve=approve, on_run=runs.append)
+    call_arguments = {"path": "/tmp/a"} if arguments is None else arguments  # noqa: S108
+    call = tool_call(next(iter(toolbox)), call_arguments, call_id="c1", custom=custom)
+    await run_calls(toolbox, [call], approve=approve, on_run=runs.append)
     return runs[0]
 
 
 @pytest.mark.parametrize("answer", [Allow(), True])
 async def test_an_allowed_call_runs(answer: Any) -> None:
     """The approver receives the call, and a call that it allows runs."""
-    seen: list[ToolCallBlock] = []
+    calls: list[ToolCallBlock] = []
 
     def approve(call: ToolCallBlock) -> Any:
-        seen.append(call)
+        calls.append(call)
         return answer
 
     done = await run_call(approve)
     assert (done.outcome, done.result.text) == ("ok", "deleted /tmp/a")
-    assert [call.call_id for call in seen] == ["c1"]
+    assert [call.call_id for call in calls] == ["c1"]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ class BrokenApprover:
 
 
 @pytest.mark.parametrize(
-    ("approve", "why"),
+    ("approve", "reason"),
     [
         (BrokenApprover(), "the approver failed"),
         (lambda _: "yes", "the approver failed"),
@@ -106,14 +106,14 @@ class BrokenApprover:
     ],
 )
 async def test_a_failing_approver_does_not_approve(
-    approve: Any, why: str, caplog: pytest.LogCaptureFixture
+    approve: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If the approver fails, the call does not run and the error is logged without its message."""
     done = await run_call(approve)
     assert (done.outcome, done.attempts) == ("refused", 0)
-    assert done.result.text == f"The call was not approved and did not run: {why}."
+    assert done.result.text == f"The call was not approved and did not run: {reason}."
     (error,) = [r for r in caplog.records if r.levelno == logging.ERROR]
-    assert error.getMessage().startswith(f"{why} (call c1): ")
+    assert error.getMessage().startswith(f"{reason} (call c1): ")
     assert "hush" not in caplog.text
 
 
@@ -169,9 +169,9 @@ async def test_approvals_are_requested_one_at_a_time() -> None:
 
     async def main() -> None:
         names = ("ask", "ask", "go")
-        some = [tool_call(name, {}, call_id=f"c{i}") for i, name in enumerate(names)]
+        calls = [tool_call(name, {}, call_id=f"c{i}") for i, name in enumerate(names)]
         await run_calls(
-            Toolbox(ask, go), some, approve=approve, on_run=lambda run: ran.append(run.call_id)
+            Toolbox(ask, go), calls, approve=approve, on_run=lambda run: ran.append(run.call_id)
         )
 
     with anyio.fail_after(300):

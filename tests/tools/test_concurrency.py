@@ -161,8 +161,8 @@ async def test_a_thread_that_ends_during_notification_admits_waiting_calls() -> 
     await run_at_gate(1, scenario)
 
 
-async def _release(place: ConcurrencyPermit) -> None:
-    place.release()
+async def _release(permit: ConcurrencyPermit) -> None:
+    permit.release()
 
 
 steps = st.lists(st.sampled_from(["start", "leave", "cancel", "stray", "end"]), max_size=25)

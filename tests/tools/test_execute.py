@@ -23,9 +23,9 @@ def make_calls(*names: str, **arguments: Any) -> list[ToolCallBlock]:
 
 async def run_one(function: Any, **arguments: Any) -> ToolRun:
     """Run one call and return its record."""
-    box = Toolbox(function)
+    toolbox = Toolbox(function)
     runs: list[ToolRun] = []
-    (result,) = await run_calls(box, make_calls(*box, **arguments), on_run=runs.append)
+    (result,) = await run_calls(toolbox, make_calls(*toolbox, **arguments), on_run=runs.append)
     assert [run.result for run in runs] == [result]
     return runs[0]
 
@@ -139,8 +139,8 @@ async def test_free_text_and_json_are_distinguished(custom: bool) -> None:
     def shout(text: str) -> str:
         raise AssertionError
 
-    box = Toolbox(tool(shout, custom=custom))
-    (result,) = await run_calls(box, [tool_call("shout", '{"text": ""}', custom=not custom)])
+    toolbox = Toolbox(tool(shout, custom=custom))
+    (result,) = await run_calls(toolbox, [tool_call("shout", '{"text": ""}', custom=not custom)])
     expected = "free text, as a custom tool call" if custom else "JSON arguments"
     assert result.text == f"shout expects {expected}."
     assert result.metadata["outcome"] == "invalid"
@@ -216,19 +216,19 @@ async def test_an_exception_that_cannot_be_encoded_is_still_reported() -> None:
 
 async def test_failed_calls_are_retried() -> None:
     """A failing call is retried up to ``retries`` times, each time with newly parsed arguments."""
-    seen: list[list[int]] = []
+    lists: list[list[int]] = []
 
     @tool(retries=2, retry_wait=0)
     async def flaky(numbers: list[int]) -> str:
-        seen.append(list(numbers))
+        lists.append(list(numbers))
         numbers.clear()
-        if len(seen) < 3:
+        if len(lists) < 3:
             raise OSError("not yet")
         return "now"
 
     run = await run_one(flaky, numbers=[1, 2])
     assert (run.outcome, run.attempts, run.result.text) == ("ok", 3, "now")
-    assert seen == [[1, 2]] * 3
+    assert lists == [[1, 2]] * 3
 
 
 async def test_the_last_error_is_reported_after_all_retries(

@@ -22,10 +22,10 @@ def make_calls(*names: str, **arguments: Any) -> list[ToolCallBlock]:
 
 
 async def run_one(function: Any) -> ToolRun:
-    box = Toolbox(function)
+    toolbox = Toolbox(function)
     runs: list[ToolRun] = []
     with anyio.fail_after(300):
-        await run_calls(box, make_calls(*box), on_run=runs.append)
+        await run_calls(toolbox, make_calls(*toolbox), on_run=runs.append)
     return runs[0]
 
 
@@ -35,16 +35,16 @@ async def run_in_background(
 ) -> AsyncGenerator[anyio.CancelScope]:
     """Run calls in the background until they end or the yielded scope is cancelled."""
     async with anyio.create_task_group() as group:
-        for box, some in batches:
-            group.start_soon(_run, box, some, on_run)
+        for toolbox, calls in batches:
+            group.start_soon(_run, toolbox, calls, on_run)
         with anyio.fail_after(300):
             yield group.cancel_scope
 
 
 async def _run(
-    box: Toolbox, some: list[ToolCallBlock], on_run: Callable[[ToolRun], object]
+    toolbox: Toolbox, calls: list[ToolCallBlock], on_run: Callable[[ToolRun], object]
 ) -> None:
-    await run_calls(box, some, on_run=on_run)
+    await run_calls(toolbox, calls, on_run=on_run)
 
 
 async def test_an_async_function_is_cancelled_at_its_timeout() -> None:
@@ -222,16 +222,16 @@ async def test_a_limit_holds_across_runs_and_toolboxes() -> None:
     """At most two of six calls run at once in two concurrent runs with separate toolboxes."""
     gates = [anyio.Event() for _ in range(6)]
     entered: list[int] = []
-    inside = most = 0
+    active = maximum = 0
 
     @tool(concurrency=2)
     async def careful() -> None:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
+        nonlocal active, maximum
+        active += 1
+        maximum = max(maximum, active)
         entered.append(len(entered))
         await gates[entered[-1]].wait()
-        inside -= 1
+        active -= 1
 
     runs: list[ToolRun] = []
     one = (Toolbox(careful), make_calls("careful", "careful", "careful"))
@@ -239,10 +239,10 @@ async def test_a_limit_holds_across_runs_and_toolboxes() -> None:
     async with run_in_background(one, other, on_run=runs.append):
         for gate in gates:
             await anyio.wait_all_tasks_blocked()
-            assert inside == min(2, 6 - len(runs))
+            assert active == min(2, 6 - len(runs))
             gate.set()
     assert [run.outcome for run in runs] == ["ok"] * 6
-    assert most == 2
+    assert maximum == 2
 
 
 async def test_a_limit_holds_for_threads() -> None:
@@ -309,9 +309,9 @@ async def test_cancellation_answers_every_call() -> None:
         runs[run.call_id] = run
         first.set()
 
-    box = Toolbox(quick, slow, thread)
+    toolbox = Toolbox(quick, slow, thread)
     requested = make_calls("quick", "slow", "slow", "thread")
-    async with run_in_background((box, requested), on_run=note) as scope:
+    async with run_in_background((toolbox, requested), on_run=note) as scope:
         await started.wait()
         await first.wait()
         scope.cancel()
@@ -410,9 +410,9 @@ async def test_base_exceptions_are_raised_unchanged(
         await anyio.sleep_forever()
 
     runs: list[ToolRun] = []
-    box = Toolbox(tool(stop if in_thread else stop_in_loop, name="stop"), waits)
+    toolbox = Toolbox(tool(stop if in_thread else stop_in_loop, name="stop"), waits)
     with anyio.fail_after(300), pytest.raises(exception):
-        await run_calls(box, make_calls("stop", "waits"), on_run=runs.append)
+        await run_calls(toolbox, make_calls("stop", "waits"), on_run=runs.append)
     assert [(run.name, run.outcome) for run in runs] == [
         ("stop", "cancelled"),
         ("waits", "cancelled"),

@@ -19,14 +19,14 @@ async def clock() -> str:
 
 def test_a_toolbox_preserves_the_order_of_its_tools() -> None:
     """A toolbox is a mapping of names to tools; plain functions become tools."""
-    box = Toolbox(get_weather, clock)
-    assert list(box) == ["get_weather", "get_time"]
-    assert len(box) == 2
-    assert box["get_time"] is clock
-    assert "get_weather" in box
-    assert box.get("nothing") is None
-    assert [d["name"] for d in box.definitions()] == ["get_weather", "get_time"]
-    assert repr(box) == "<Toolbox get_weather, get_time>"
+    toolbox = Toolbox(get_weather, clock)
+    assert list(toolbox) == ["get_weather", "get_time"]
+    assert len(toolbox) == 2
+    assert toolbox["get_time"] is clock
+    assert "get_weather" in toolbox
+    assert toolbox.get("nothing") is None
+    assert [d["name"] for d in toolbox.definitions()] == ["get_weather", "get_time"]
+    assert repr(toolbox) == "<Toolbox get_weather, get_time>"
     assert repr(Toolbox()) == "<Toolbox empty>"
 
 
@@ -38,9 +38,9 @@ def test_two_tools_of_one_name_are_rejected() -> None:
 
 def test_an_unknown_name_has_a_suggestion() -> None:
     """The error suggests the nearest tool, lists all tools and is a ``KeyError``."""
-    box = Toolbox(get_weather, clock)
+    toolbox = Toolbox(get_weather, clock)
     with pytest.raises(UnknownTool) as error:
-        box["functions.get_wether"]
+        toolbox["functions.get_wether"]
     assert str(error.value) == (
         "there is no tool 'functions.get_wether'; did you mean get_weather? "
         "The tools are: get_weather, get_time."
@@ -49,17 +49,17 @@ def test_an_unknown_name_has_a_suggestion() -> None:
     assert isinstance(error.value, KedgeError)
     assert isinstance(error.value, KeyError)
     with pytest.raises(UnknownTool, match=r"there is no tool 'zzz'\. The tools are: get_w"):
-        box["zzz"]
+        toolbox["zzz"]
     with pytest.raises(UnknownTool, match=r"There are no tools\."):
         Toolbox()["zzz"]
 
 
 def test_a_toolbox_is_derived_from_another() -> None:
     """``with_tools`` and ``without`` return a new toolbox with the same tool objects."""
-    box = Toolbox(get_weather)
-    more = box.with_tools(clock)
-    assert (list(box), list(more)) == (["get_weather"], ["get_weather", "get_time"])
-    assert more["get_weather"] is box["get_weather"]
+    toolbox = Toolbox(get_weather)
+    more = toolbox.with_tools(clock)
+    assert (list(toolbox), list(more)) == (["get_weather"], ["get_weather", "get_time"])
+    assert more["get_weather"] is toolbox["get_weather"]
     assert list(more.without("get_weather")) == ["get_time"]
     with pytest.raises(UnknownTool):
         more.without("nothing")
@@ -82,38 +82,38 @@ class Remote(ToolSource):
 def test_a_toolbox_follows_the_tools_of_its_sources() -> None:
     """Every toolbox made from a source has the tools that the source has now."""
     remote = Remote("files")
-    box = Toolbox(remote)
-    more = Toolbox(clock, box)
-    assert (list(box), bool(box), box.sources) == ([], False, (remote,))
+    toolbox = Toolbox(remote)
+    more = Toolbox(clock, toolbox)
+    assert (list(toolbox), bool(toolbox), toolbox.sources) == ([], False, (remote,))
     remote.set("read", "write")
-    assert (list(box), list(more)) == (["read", "write"], ["get_time", "read", "write"])
-    assert box["read"] is more["read"] is remote.tools[0]
+    assert (list(toolbox), list(more)) == (["read", "write"], ["get_time", "read", "write"])
+    assert toolbox["read"] is more["read"] is remote.tools[0]
     remote.set("read")
     assert list(more.with_tools(get_weather)) == ["get_time", "get_weather", "read"]
     with pytest.raises(UnknownTool):
-        box["write"]
+        toolbox["write"]
 
 
 def test_names_used_by_several_sources_are_prefixed() -> None:
     """Functions keep their names, and every source that shares a name gets its prefix."""
     files, web = Remote("files", "search", "read", "get_time"), Remote("web", "search", "fetch")
-    box = Toolbox(clock, files, web)
-    assert list(box) == [
+    toolbox = Toolbox(clock, files, web)
+    assert list(toolbox) == [
         "get_time",
         *("files_search", "read", "files_get_time"),
         "web_search",
         "fetch",
     ]
-    assert box["get_time"] is clock
-    assert box["web_search"].description == "search of web"
+    assert toolbox["get_time"] is clock
+    assert toolbox["web_search"].description == "search of web"
     web.set("fetch")
-    assert list(box) == ["get_time", "search", "read", "files_get_time", "fetch"]
+    assert list(toolbox) == ["get_time", "search", "read", "files_get_time", "fetch"]
 
 
 def test_prefixed_names_in_use_are_numbered() -> None:
     """Two sources may have the same name, and a source may have a tool with a prefixed name."""
-    box = Toolbox(Remote("a", "x"), Remote("a", "x"), Remote("b", "a_x", "y" * 64))
-    assert list(box) == ["a_x", "a_x_2", "a_x_3", "y" * 64]
+    toolbox = Toolbox(Remote("a", "x"), Remote("a", "x"), Remote("b", "a_x", "y" * 64))
+    assert list(toolbox) == ["a_x", "a_x_2", "a_x_3", "y" * 64]
     long = Toolbox(Remote("b", "y" * 64), Remote("c", "y" * 64))
     assert list(long) == ["b_" + "y" * 62, "c_" + "y" * 62]
     same = Toolbox(Remote("b", "y" * 64), Remote("b", "y" * 64))
@@ -123,11 +123,11 @@ def test_prefixed_names_in_use_are_numbered() -> None:
 def test_a_removed_tool_of_a_source_stays_removed() -> None:
     """A removed tool is not restored by a change of its source, and other sources keep theirs."""
     files, web = Remote("files", "search", "read"), Remote("web", "search")
-    box = Toolbox(get_weather, files, web).without("files_search", "get_weather")
-    assert list(box) == ["read", "search"]
-    assert box["search"] is web.tools[0]
+    toolbox = Toolbox(get_weather, files, web).without("files_search", "get_weather")
+    assert list(toolbox) == ["read", "search"]
+    assert toolbox["search"] is web.tools[0]
     files.set("search", "read", "write")
-    assert list(box) == ["read", "write", "search"]
+    assert list(toolbox) == ["read", "write", "search"]
 
 
 def test_descriptions_of_sources_are_edited() -> None:

@@ -320,8 +320,8 @@ def signatures(draw: st.DrawFn) -> tuple[Callable[..., Any], dict[str, Any]]:
         if default is inspect.Parameter.empty or draw(st.booleans()):
             values[name] = value
 
-    def function(**given: Any) -> dict[str, Any]:
-        return given
+    def function(**arguments: Any) -> dict[str, Any]:
+        return arguments
 
     function.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     function.__annotations__ = annotations
@@ -330,28 +330,28 @@ def signatures(draw: st.DrawFn) -> tuple[Callable[..., Any], dict[str, Any]]:
 
 @given(signatures())
 def test_arguments_are_parsed_to_equal_values(
-    made: tuple[Callable[..., Any], dict[str, Any]],
+    case: tuple[Callable[..., Any], dict[str, Any]],
 ) -> None:
     """Values serialized by the types of a signature are parsed to equal values of the same types."""
-    function, values = made
+    function, values = case
     annotations = function.__annotations__
-    written = {
+    arguments = {
         name: TypeAdapter(annotations[name]).dump_python(value, mode="json")
         for name, value in values.items()
     }
-    got = read_arguments(make_schema(function), json.dumps(written))
-    assert got == values
-    assert {name: type(value) for name, value in got.items()} == {
+    actual = read_arguments(make_schema(function), json.dumps(arguments))
+    assert actual == values
+    assert {name: type(value) for name, value in actual.items()} == {
         name: type(value) for name, value in values.items()
     }
 
 
 @given(signatures())
 def test_a_schema_lists_all_parameters(
-    made: tuple[Callable[..., Any], dict[str, Any]],
+    case: tuple[Callable[..., Any], dict[str, Any]],
 ) -> None:
     """The properties are the parameters; those without a default are required."""
-    function, _ = made
+    function, _ = case
     parameters = inspect.signature(function).parameters
     plain = make_schema(function).json_schema
     assert list(plain["properties"]) == list(parameters)

@@ -101,9 +101,11 @@ def test_null_means_the_default() -> None:
         "pet": None,
         "many": [Point(1)],
     }
-    given = tool_call("paint", {"where": {"x": 1, "y": 2}, **nulls, "size": 5, "color": "red"})
-    assert schema.parse_arguments(given)["size"] == 5
-    assert schema.parse_arguments(given)["color"] is Color.RED
+    strict_call = tool_call(
+        "paint", {"where": {"x": 1, "y": 2}, **nulls, "size": 5, "color": "red"}
+    )
+    assert schema.parse_arguments(strict_call)["size"] == 5
+    assert schema.parse_arguments(strict_call)["color"] is Color.RED
 
 
 @pytest.mark.parametrize("arguments", ['{"x": null', "null", "[null]"])

@@ -111,15 +111,15 @@ def test_a_tool_may_have_an_explicit_schema() -> None:
     def remote(**arguments: Any) -> str:
         return json.dumps(arguments)
 
-    made = tool(remote, name="search", description="Search.", parameters=schema)
-    assert made.definition()["parameters"] == schema
-    assert made.reader.parse_arguments(tool_call("search", {"q": "x"})) == {"q": "x"}
+    remote_tool = tool(remote, name="search", description="Search.", parameters=schema)
+    assert remote_tool.definition()["parameters"] == schema
+    assert remote_tool.reader.parse_arguments(tool_call("search", {"q": "x"})) == {"q": "x"}
     with pytest.raises(InvalidTool, match="has no parameters"):
         tool(remote, parameters=schema, custom=True)
 
 
 @pytest.mark.parametrize(
-    "made",
+    "function_tool",
     [
         add,
         tool(add.function, strict=True),
@@ -128,9 +128,9 @@ def test_a_tool_may_have_an_explicit_schema() -> None:
         tool(lambda: None, name="a-b_C9"),
     ],
 )
-def test_the_openai_sdk_parses_every_definition(made: Tool[..., Any]) -> None:
+def test_the_openai_sdk_parses_every_definition(function_tool: Tool[..., Any]) -> None:
     """The types of the openai package parse the definition without loss."""
-    definition = made.definition()
+    definition = function_tool.definition()
     read = ON_THE_WIRE.validate_python(definition)
     assert ON_THE_WIRE.dump_python(read, exclude_unset=True) == definition
 

@@ -74,9 +74,9 @@ def test_blocks_with_different_content_differ() -> None:
 
 def test_opaque_blocks_are_compared_by_visible_content() -> None:
     """Comparing opaque blocks ignores provider ids, statuses and nulls, except where they are content."""
-    seen = opaque({"type": "web_search_call", "action": {"query": "x"}})
+    item = opaque({"type": "web_search_call", "action": {"query": "x"}})
     full = {"type": "web_search_call", "id": "ws_1", "status": "completed", "results": None}
-    assert opaque({**full, "action": {"query": "x", "sources": None}}) == seen
+    assert opaque({**full, "action": {"query": "x", "sources": None}}) == item
     assert opaque({"type": "item_reference", "id": "a"}) != opaque(
         {"type": "item_reference", "id": "b"}
     )

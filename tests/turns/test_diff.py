@@ -21,17 +21,19 @@ def test_a_diff_lists_all_changes(
 ) -> None:
     """Blocks are added, removed or modified by id, and the order is unchanged apart from the moved ones."""
     old, new = make_turn(before), make_turn(after)
-    found = diff(old, new)
-    was, now = dict(before), dict(after)
-    assert [block.id for block in found.added] == [id_ for id_ in now if id_ not in was]
-    assert [block.id for block in found.removed] == [id_ for id_ in was if id_ not in now]
-    changed = [(was[id_], now[id_]) for id_ in now if id_ in was and was[id_] != now[id_]]
-    assert [(one.text, other.text) for one, other in found.modified] == changed  # pyright: ignore[reportAttributeAccessIssue]
-    moved = {block.id for block in found.moved}
-    assert moved <= was.keys() & now.keys()
-    stayed = [id_ for id_ in was if id_ in now and id_ not in moved]
-    assert stayed == [id_ for id_ in now if id_ in was and id_ not in moved]
-    assert bool(found) == (before != after)
+    changes = diff(old, new)
+    old_texts, now = dict(before), dict(after)
+    assert [block.id for block in changes.added] == [id_ for id_ in now if id_ not in old_texts]
+    assert [block.id for block in changes.removed] == [id_ for id_ in old_texts if id_ not in now]
+    changed = [
+        (old_texts[id_], now[id_]) for id_ in now if id_ in old_texts and old_texts[id_] != now[id_]
+    ]
+    assert [(one.text, other.text) for one, other in changes.modified] == changed  # pyright: ignore[reportAttributeAccessIssue]
+    moved = {block.id for block in changes.moved}
+    assert moved <= old_texts.keys() & now.keys()
+    unmoved = [id_ for id_ in old_texts if id_ in now and id_ not in moved]
+    assert unmoved == [id_ for id_ in now if id_ in old_texts and id_ not in moved]
+    assert bool(changes) == (before != after)
 
 
 @given(ORDERED, ORDERED)
@@ -40,14 +42,14 @@ def test_applying_a_diff_gives_the_new_turn(
 ) -> None:
     """Applying a diff to the old Turn gives the new one."""
     old, new = make_turn(before), make_turn(after)
-    found = diff(old, new)
+    changes = diff(old, new)
     turn = old
-    for block in (*found.removed, *found.moved):
+    for block in (*changes.removed, *changes.moved):
         turn = turn.remove(block.id)
-    for _, block in found.modified:
+    for _, block in changes.modified:
         if block.id in {each.id for each in turn}:
             turn = turn.replace(block.id, block)
-    placed: dict[str, Block] = {block.id: block for block in (*found.added, *found.moved)}
+    placed: dict[str, Block] = {block.id: block for block in (*changes.added, *changes.moved)}
     for index, block in enumerate(new):
         if block.id in placed:
             turn = turn.insert(index, placed[block.id])
@@ -59,14 +61,14 @@ def test_a_diff_has_the_fewest_moved_blocks() -> None:
     ids = "abcdef"
     old = make_turn([(id_, "x") for id_ in ids])
     for order in permutations(ids):
-        found = diff(old, make_turn([(id_, "x") for id_ in order]))
+        changes = diff(old, make_turn([(id_, "x") for id_ in order]))
         longest = next(
             size
             for size in range(len(ids), 0, -1)
             if any(list(run) == sorted(run) for run in combinations(order, size))
         )
-        assert len(found.moved) == len(ids) - longest
-        assert found == TurnDiff(moved=found.moved)
+        assert len(changes.moved) == len(ids) - longest
+        assert changes == TurnDiff(moved=changes.moved)
 
 
 def test_single_moved_block() -> None:
@@ -86,8 +88,8 @@ def test_metadata_is_ignored() -> None:
 
 def test_block_of_another_kind_with_the_same_id_is_modified() -> None:
     """A block with the same id but another kind is reported as modified."""
-    found = diff(Turn([user("a", id="x")]), Turn([assistant("a", id="x")]))
-    assert found.modified == ((user("a"), assistant("a")),)
+    changes = diff(Turn([user("a", id="x")]), Turn([assistant("a", id="x")]))
+    assert changes.modified == ((user("a"), assistant("a")),)
 
 
 def test_diff_string_has_one_line_per_change() -> None:

@@ -26,23 +26,23 @@ def page_section(title: str) -> str:
 
 def table_rows(text: str) -> list[list[str]]:
     """Return the rows of the tables in a text, without headers."""
-    listed = [
+    rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in text.splitlines()
         if line.startswith("|")
     ]
-    ruled = [index for index, row in enumerate(listed) if set(row[0]) <= {"-"} and row[0]]
-    return [row for i, row in enumerate(listed) if i not in ruled and i + 1 not in ruled]
+    rules = [index for index, row in enumerate(rows) if set(row[0]) <= {"-"} and row[0]]
+    return [row for i, row in enumerate(rows) if i not in rules and i + 1 not in rules]
 
 
 def documented_members(title: str) -> dict[str, dict[str, str]]:
     """Return the members and defaults of each kind or type in a section's last table."""
-    found: dict[str, dict[str, str]] = {}
+    tables: dict[str, dict[str, str]] = {}
     kind = ""
     for row in (row for row in table_rows(page_section(title)) if len(row) == 4):
         kind = row[0].strip("`") or kind
-        found.setdefault(kind, {})[row[1].strip("`")] = row[3].strip("`")
-    return found
+        tables.setdefault(kind, {})[row[1].strip("`")] = row[3].strip("`")
+    return tables
 
 
 def shape_members(shape: ObjectCodec, *without: str) -> dict[str, str]:

@@ -195,9 +195,9 @@ def test_copies_and_pickles_are_equal() -> None:
     assert copy.copy(frozen) is frozen
     assert copy.deepcopy(frozen) is frozen
     assert FrozenMap(frozen) is frozen
-    again = pickle.loads(pickle.dumps(frozen))  # noqa: S301 - our own bytes
-    assert again == frozen
-    assert again["a"][1]["b"] is None
+    unpickled = pickle.loads(pickle.dumps(frozen))  # noqa: S301 - our own bytes
+    assert unpickled == frozen
+    assert unpickled["a"][1]["b"] is None
 
 
 def test_subclasses_of_json_types_become_plain_types() -> None:

@@ -74,18 +74,18 @@ def test_copies_and_pickles_are_equal(value: Any) -> None:
     assert copy.deepcopy(value) is value
     assert copy.deepcopy([value])[0] is value
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        again = pickle.loads(pickle.dumps(value, protocol))  # noqa: S301 - our own bytes
-        assert type(again) is type(value)
-        assert init_fields(again) == init_fields(value)
+        unpickled = pickle.loads(pickle.dumps(value, protocol))  # noqa: S301 - our own bytes
+        assert type(unpickled) is type(value)
+        assert init_fields(unpickled) == init_fields(value)
 
 
 @given(blocks())
 def test_pickled_block_is_equal(block: Block) -> None:
     """A pickled block has the same JSON form and is still immutable."""
-    again = pickle.loads(pickle.dumps(block))  # noqa: S301 - our own bytes
-    assert again == block
-    assert dump_block(again) == dump_block(block)
-    assert isinstance(again.metadata, FrozenMap)
+    unpickled = pickle.loads(pickle.dumps(block))  # noqa: S301 - our own bytes
+    assert unpickled == block
+    assert dump_block(unpickled) == dump_block(block)
+    assert isinstance(unpickled.metadata, FrozenMap)
 
 
 def test_pickle_has_no_cached_values() -> None:
@@ -105,8 +105,8 @@ def test_signature_matches_the_dataclass(value: Any) -> None:
         default = inspect.Parameter.empty if each.default is dataclasses.MISSING else each.default
         assert parameter.default is default
         assert (parameter.kind is parameter.KEYWORD_ONLY) == each.kw_only
-    again = type(value)(**init_fields(value))
-    assert again == value
+    rebuilt = type(value)(**init_fields(value))
+    assert rebuilt == value
 
 
 @each_value

@@ -30,7 +30,7 @@ def test_threads_create_unique_ids() -> None:
     """Each thread gets its ids in order, and no two threads get the same id."""
     with ThreadPoolExecutor(8) as pool:
         runs = list(pool.map(lambda _: [new_id("blk") for _ in range(5_000)], range(8)))
-    assert len({made for run in runs for made in run}) == 8 * 5_000
+    assert len({id_ for run in runs for id_ in run}) == 8 * 5_000
     assert all(one < other for run in runs for one, other in pairwise(run))
 
 
@@ -47,8 +47,8 @@ def test_ids_stay_unique_and_ordered_if_the_clock_does_not_advance(
         return clock
 
     monkeypatch.setattr(immutable.time, "time_ns", time_ns)
-    made = [new_id("blk") for _ in range(100)]
-    assert sorted(set(made)) == made
+    ids = [new_id("blk") for _ in range(100)]
+    assert sorted(set(ids)) == ids
 
 
 def test_an_id_starts_with_its_prefix() -> None:
@@ -75,6 +75,6 @@ def test_forked_process_creates_different_ids() -> None:
     """After a fork the two processes have the same clock tick but different random bits."""
     command = [sys.executable, "-c", FORK_SCRIPT]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    child, made, parent = printed.stdout.split()
-    assert made == "made"
+    child, marker, parent = printed.stdout.split()
+    assert marker == "made"
     assert child != parent

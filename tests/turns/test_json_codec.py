@@ -60,8 +60,8 @@ def test_turn_json_round_trip(turn: Turn) -> None:
     assert_identical(load(dump(turn)), turn)
     assert_identical(load(json.loads(json.dumps(dump(turn)))), turn)
     for block in turn:
-        again = load_block(dump_block(block))
-        assert_identical(Turn([again], id="t"), Turn([block], id="t"))
+        restored = load_block(dump_block(block))
+        assert_identical(Turn([restored], id="t"), Turn([block], id="t"))
 
 
 @given(turns())
@@ -75,12 +75,12 @@ def test_loaded_json_is_dumped_unchanged(turn: Turn) -> None:
 
 def containers(value: Any, path: Path = ()) -> list[tuple[Path, Any]]:
     """Return every object and array in a value, with its path."""
-    found: list[tuple[Path, Any]] = []
+    paths: list[tuple[Path, Any]] = []
     if isinstance(value, dict | list):
-        found.append((path, value))
+        paths.append((path, value))
         members = value.items() if isinstance(value, dict) else enumerate(value)
-        found += [each for key, member in members for each in containers(member, (*path, key))]
-    return found
+        paths += [each for key, member in members for each in containers(member, (*path, key))]
+    return paths
 
 
 @given(turns(max_size=2), st.data())

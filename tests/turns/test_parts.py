@@ -23,9 +23,9 @@ from kedge.turns import (
 
 def test_image_from_bytes_equals_its_data_url() -> None:
     """Bytes are converted to a data URL, so that equal images are equal parts."""
-    made = image(b"\x89PNG", media_type="image/png")
-    assert made == ImagePart("data:image/png;base64,iVBORw==")
-    assert made == image("data:image/png;base64,iVBORw==")
+    part = image(b"\x89PNG", media_type="image/png")
+    assert part == ImagePart("data:image/png;base64,iVBORw==")
+    assert part == image("data:image/png;base64,iVBORw==")
     assert image("https://example.com/a.png", detail="low").detail == "low"
 
 
@@ -33,8 +33,8 @@ def test_file_from_url_or_bytes() -> None:
     """A URL is stored as a URL, and bytes are converted to a data URL with their media type."""
     assert file("https://example.com/a.pdf") == FilePart(url="https://example.com/a.pdf")
     assert file("data:text/plain,hi") == FilePart(data="data:text/plain,hi")
-    made = file(b"%PDF", filename="a.pdf")
-    assert made == FilePart(data="data:application/pdf;base64,JVBERg==", filename="a.pdf")
+    part = file(b"%PDF", filename="a.pdf")
+    assert part == FilePart(data="data:application/pdf;base64,JVBERg==", filename="a.pdf")
 
 
 @given(st.binary(max_size=64))

@@ -62,20 +62,20 @@ def block_has_nulls(block: Block) -> bool:
 def test_block_item_round_trip(block: Block) -> None:
     """Every kind of block that can be sent is equal after conversion to an item and back."""
     assume(not block_has_nulls(block))
-    again = block_from_item(item_from_block(block))
-    assert type(again) is type(block)
-    assert again == block
+    restored = block_from_item(item_from_block(block))
+    assert type(restored) is type(block)
+    assert restored == block
 
 
 @given(known_blocks())
 def test_item_block_round_trip(block: Block) -> None:
     """An item that is read and sent again is unchanged, with or without nulls."""
     item = item_from_block(block)
-    again = item_from_block(block_from_item(item))
+    restored = item_from_block(block_from_item(item))
     carried = {"phase", "namespace", "caller", "async"}
     if item["type"] in REQUIRED_ID_PREFIXES:
         carried.add("id")  # generated, and different for each block
-    assert {k: v for k, v in again.items() if k not in carried} == {
+    assert {k: v for k, v in restored.items() if k not in carried} == {
         k: v for k, v in item.items() if k not in carried
     }
 
@@ -98,10 +98,14 @@ def test_fields_added_by_a_server_are_ignored(block: Block, status: Any) -> None
     """A server's id, status and nulls do not change the block; the id is stored in its metadata."""
     assume(block.kind not in {"unknown", "opaque"} and not block_has_nulls(block))
     item = {**item_from_block(block), "id": "item_1", "status": status, "new": None}
-    again = block_from_item(item, origin="engine", metadata={"response_id": "resp_1"})
-    assert again == block
-    assert (again.item_id, again.response_id, again.origin) == ("item_1", "resp_1", "engine")
-    assert item_from_block(again).keys() & {"id", "status", "new"} == set()
+    received = block_from_item(item, origin="engine", metadata={"response_id": "resp_1"})
+    assert received == block
+    assert (received.item_id, received.response_id, received.origin) == (
+        "item_1",
+        "resp_1",
+        "engine",
+    )
+    assert item_from_block(received).keys() & {"id", "status", "new"} == set()
 
 
 ITEMS: list[tuple[dict[str, Any], Block]] = [
@@ -278,9 +282,9 @@ def test_nulls_in_a_part_are_dropped() -> None:
 
 def test_assistant_message_with_an_image() -> None:
     """A part that is unsupported in an assistant message is stored next to its text."""
-    shown = {"type": "output_image", "image_url": "u"}
+    image_part = {"type": "output_image", "image_url": "u"}
     reported = {"type": "output_text", "text": "look"}
-    item = {"type": "message", "role": "assistant", "content": [reported, shown]}
+    item = {"type": "message", "role": "assistant", "content": [reported, image_part]}
     block = block_from_item(item)
     assert isinstance(block, AssistantBlock)
     assert block.text == "look"
@@ -423,7 +427,7 @@ def test_unsupported_block_raises() -> None:
 
 def test_items_match_the_api() -> None:
     """The item of each kind of block has exactly the form of the Responses API."""
-    made = [
+    parsed = [
         user(["a", ImagePart("u", "low"), FilePart(url="f", filename="n")]),
         system("s", "developer"),
         tool_result("c", [TextPart("a"), ImagePart(file_id="i")]),
@@ -433,7 +437,7 @@ def test_items_match_the_api() -> None:
         user("a"),
         assistant("b"),
     ]
-    assert [item_from_block(block) for block in made] == [
+    assert [item_from_block(block) for block in parsed] == [
         {
             "type": "message",
             "role": "user",

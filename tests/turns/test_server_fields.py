@@ -37,12 +37,12 @@ def test_null_members_are_dropped(value: Any) -> None:
 def test_id_and_status_are_stripped_unless_content(item: Any) -> None:
     """The id and status are removed except for the listed types, and all other members remain."""
     retained = strip_server_fields(FrozenMap(item))
-    shown = {"type", *(k for k, v in item.items() if v is not None)}
+    visible = {"type", *(k for k, v in item.items() if v is not None)}
     hidden = {
         *([] if item["type"] in ID_IS_CONTENT else ["id"]),
         *([] if item["type"] in STATUS_IS_CONTENT else ["status"]),
     }
-    assert retained.keys() == shown - hidden
+    assert retained.keys() == visible - hidden
     assert strip_server_fields(retained) == retained
 
 

@@ -57,9 +57,9 @@ def test_block_repr() -> None:
 @given(blocks())
 def test_block_repr_is_one_printable_line(block: Block) -> None:
     """The repr of any block escapes control characters and truncates long content."""
-    shown = repr(block)
-    assert shown.isprintable()
-    assert len(shown) <= DEFAULT_WIDTH + len("<tool_result >")
+    text = repr(block)
+    assert text.isprintable()
+    assert len(text) <= DEFAULT_WIDTH + len("<tool_result >")
 
 
 @given(turns())
@@ -95,9 +95,9 @@ def test_long_content_is_truncated() -> None:
 
 def test_part_repr_is_short() -> None:
     """The repr of a part does not show the bytes of an image."""
-    shown = repr(image(b"x" * 100_000))
-    assert shown.startswith("<image data:image/png;base64,")
-    assert len(shown) < 100
+    text = repr(image(b"x" * 100_000))
+    assert text.startswith("<image data:image/png;base64,")
+    assert len(text) < 100
     assert repr(FilePart(url="u", filename="n")) == "<file n>"
     assert repr(TextPart("a\nb")) == r"<text a\nb>"
     assert repr(RefusalPart("no")) == "<refusal no>"

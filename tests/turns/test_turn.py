@@ -65,16 +65,16 @@ class TurnsAgainstLists(RuleBasedStateMachine):
         expected.insert(index, block)
         return self.attempt(pair, expected, lambda turn: turn.insert(index, block))
 
-    @rule(target=pairs, pair=pairs, place=st.integers(0, 9), block=SMALL)
-    def replace(self, pair: Any, place: int, block: Block) -> Any:
-        old = self.id_at(pair, place)
+    @rule(target=pairs, pair=pairs, index=st.integers(0, 9), block=SMALL)
+    def replace(self, pair: Any, index: int, block: Block) -> Any:
+        old = self.id_at(pair, index)
         expected = [block if each.id == old else each for each in pair[1]]
         known = any(each.id == old for each in pair[1])
         return self.attempt(pair, expected, lambda turn: turn.replace(old, block), known=known)
 
-    @rule(target=pairs, pair=pairs, place=st.integers(0, 9))
-    def remove(self, pair: Any, place: int) -> Any:
-        old = self.id_at(pair, place)
+    @rule(target=pairs, pair=pairs, index=st.integers(0, 9))
+    def remove(self, pair: Any, index: int) -> Any:
+        old = self.id_at(pair, index)
         expected = [each for each in pair[1] if each.id != old]
         known = len(expected) < len(pair[1])
         return self.attempt(pair, expected, lambda turn: turn.remove(old), known=known)
@@ -101,8 +101,8 @@ class TurnsAgainstLists(RuleBasedStateMachine):
         derived.extend(body[retained:])
         cache_index(turn, derived, len(body))
 
-    def id_at(self, pair: Any, place: int) -> str:
-        return pair[1][place].id if place < len(pair[1]) else "nowhere"
+    def id_at(self, pair: Any, index: int) -> str:
+        return pair[1][index].id if index < len(pair[1]) else "nowhere"
 
     def attempt(self, pair: Any, expected: list[Block], act: Any, *, known: bool = True) -> Any:
         turn, model = pair
@@ -223,8 +223,8 @@ def test_threads_can_append_to_one_turn() -> None:
         return [turn.append(user(f"{name} {number}")) for number in range(200)]
 
     with ThreadPoolExecutor(4) as pool:
-        for name, grown in enumerate(pool.map(grow, range(4))):
-            for number, each in enumerate(grown):
+        for name, versions in enumerate(pool.map(grow, range(4))):
+            for number, each in enumerate(versions):
                 assert each.blocks == (user("a"), user(f"{name} {number}"))
 
 
@@ -257,8 +257,8 @@ def test_insert_remove_and_truncate_several_blocks() -> None:
     assert more.remove("x", "y", "x") == turn == turn.remove()
     with pytest.raises(InvalidTurn, match="no block with the id 'z'"):
         turn.remove("a", "z")
-    cuts = [turn.truncate(length) for length in ("b", 2, -2, 9, -9, 0)]
-    assert [len(cut) for cut in cuts] == [2, 2, 2, 4, 0, 0]
+    truncated = [turn.truncate(length) for length in ("b", 2, -2, 9, -9, 0)]
+    assert [len(each) for each in truncated] == [2, 2, 2, 4, 0, 0]
     with pytest.raises(InvalidTurn, match="no block with the id 'z'"):
         turn.truncate("z")
 
@@ -365,10 +365,10 @@ def test_copies_and_pickles_are_equal(turn: Turn) -> None:
     """Copying a Turn returns the Turn itself, and a pickle has its ids, data and extra but no cache."""
     assert copy.copy(turn) is turn
     assert copy.deepcopy(turn) is turn
-    again = pickle.loads(pickle.dumps(turn))  # noqa: S301 - our own bytes
-    assert again == turn
-    assert dumps(again) == dumps(turn)
-    assert get_cached_index(again) == (None, 0)
+    unpickled = pickle.loads(pickle.dumps(turn))  # noqa: S301 - our own bytes
+    assert unpickled == turn
+    assert dumps(unpickled) == dumps(turn)
+    assert get_cached_index(unpickled) == (None, 0)
 
 
 @given(st.lists(blocks(), max_size=4, unique_by=lambda block: block.id))
@@ -398,8 +398,8 @@ def test_newer_blocks_are_found_by_id() -> None:
     """A snapshot of ids identifies blocks added later, even if they equal older ones."""
     turn = Turn([user("a"), user("b")])
     before = snapshot_block_ids(turn)
-    grown = turn.insert(1, user("a")).append(assistant("c"))
-    assert new_blocks_not_in(grown, before) == [user("a"), assistant("c")]
+    extended = turn.insert(1, user("a")).append(assistant("c"))
+    assert new_blocks_not_in(extended, before) == [user("a"), assistant("c")]
     assert new_blocks_not_in(turn, before) == []
     assert new_blocks_not_in(turn, iter(list(before)[:1])) != []
     assert before == {block.id for block in turn}
@@ -411,12 +411,12 @@ def test_threads_that_extend_one_turn_are_independent() -> None:
     start = threading.Barrier(8)
 
     def grow(number: int) -> list[Turn]:
-        grown: list[Turn] = []
+        versions: list[Turn] = []
         for root in roots:
             start.wait(300)
             line = root.append(shared).append(user("mine", id=f"{number}"))
-            grown.append(line.insert(1, user("inserted", id="inserted")))
-        return grown
+            versions.append(line.insert(1, user("inserted", id="inserted")))
+        return versions
 
     roots = [Turn([user("root", id="root")]) for _ in range(50)]
     with ThreadPoolExecutor(8) as pool:

@@ -24,8 +24,8 @@ INSTALL_HINT = (
 
 def find_chromium() -> str | None:
     """Return the path of Chromium from KEDGE_CHROMIUM or PATH, or None."""
-    given = os.environ.get("KEDGE_CHROMIUM")
-    return given or next((path for path in map(shutil.which, BROWSER_NAMES) if path), None)
+    override = os.environ.get("KEDGE_CHROMIUM")
+    return override or next((path for path in map(shutil.which, BROWSER_NAMES) if path), None)
 
 
 @contextmanager

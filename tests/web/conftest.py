@@ -66,24 +66,24 @@ class PageServer:
     def run(self, work: Callable[[ConversationService], Awaitable[T]]) -> T:
         """Run a function with the page's service and return its result."""
 
-        async def inside() -> T:
+        async def call() -> T:
             assert self._service is not None
             return await work(self._service)
 
         assert self._server is not None
         assert self._server.loop is not None
-        return asyncio.run_coroutine_threadsafe(inside(), self._server.loop).result(TIMEOUT)
+        return asyncio.run_coroutine_threadsafe(call(), self._server.loop).result(TIMEOUT)
 
     def create_conversation(self, *messages: str, title: str = "") -> str:
         """Create a conversation, send these messages in it and return its id."""
 
         async def work(service: ConversationService) -> str:
-            made = await Conversation.create(
+            conversation = await Conversation.create(
                 service.store, service.models.engine, title=title, **dict(service.settings)
             )
             for each in messages:
-                await made.send(each)
-            return made.id
+                await conversation.send(each)
+            return conversation.id
 
         return self.run(work)
 
@@ -121,26 +121,26 @@ def serve_page(
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
     """Yield a page shared by the tests of a module, including their conversations."""
-    with serve_page(tmp_path_factory.mktemp("page")) as made:
-        yield made
+    with serve_page(tmp_path_factory.mktemp("page")) as server:
+        yield server
 
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[PageServer]:
     """Yield a separate page for one test."""
-    with serve_page(tmp_path) as made:
-        yield made
+    with serve_page(tmp_path) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Yield one browser for the tests of a module, with the context that ``open_context`` shares."""
-    with launch_chromium() as made:
+    with launch_chromium() as opened:
         # Other tabs of the same site reuse this tab's renderer process; starting one takes longer than a test.
-        lasting = made.new_context(viewport=VIEWPORT).new_page()
-        lasting.route("**", lambda route: route.fulfill(body=""))
-        lasting.goto("http://127.0.0.1/")
-        yield made
+        background = opened.new_context(viewport=VIEWPORT).new_page()
+        background.route("**", lambda route: route.fulfill(body=""))
+        background.goto("http://127.0.0.1/")
+        yield opened
 
 
 @contextmanager

@@ -66,13 +66,13 @@ def test_axe_finds_no_violations(
 ) -> None:
     """No page violates a rule at any width or color scheme, with all details expanded."""
     page, paths = filled
-    found: dict[str, list[str]] = {}
+    problems: dict[str, list[str]] = {}
     with open_context(browser, reduced_motion="reduce") as context:
-        watched = WatchedTab(context, page.url)
+        watched_tab = WatchedTab(context, page.url)
         for name, path in paths.items():
-            tab = watched.open(path)
-            opening = "all => all.forEach(each => { each.open = true })"
-            tab.locator("details").evaluate_all(opening)
+            tab = watched_tab.open(path)
+            script = "all => all.forEach(each => { each.open = true })"
+            tab.locator("details").evaluate_all(script)
             if name == "conversation":
                 expect(tab.locator(".plan .facts")).to_have_count(3)
             tab.evaluate(AXE)
@@ -80,8 +80,8 @@ def test_axe_finds_no_violations(
                 tab.set_viewport_size({"width": width, "height": 800})
                 tab.emulate_media(color_scheme=scheme)
                 if violations := tab.evaluate(SUMMARIZE, RULES[scheme]):
-                    found[f"{name}, {width}, {scheme}"] = violations
-    assert found == {}
+                    problems[f"{name}, {width}, {scheme}"] = violations
+    assert problems == {}
 
 
 def test_phone_opens_at_newest_message(

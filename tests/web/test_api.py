@@ -23,12 +23,12 @@ def parse_events(text: str) -> list[dict[str, Any]]:
 
 def test_conversation_is_created_renamed_and_listed(fresh: PageServer) -> None:
     """A conversation is created, answered, renamed and listed with its summary."""
-    made = fresh.post("/api/conversations", title="Sums", tags=["work"], system="Be brief.")
-    turn = fresh.post(f"/api/conversations/{made['id']}/turns", text="What is 2+3?")
+    created = fresh.post("/api/conversations", title="Sums", tags=["work"], system="Be brief.")
+    turn = fresh.post(f"/api/conversations/{created['id']}/turns", text="What is 2+3?")
     assert turn["text"] == "2+3 = 5."
     assert turn["plan"]["delta_blocks"] == 1
     assert turn["usage"]["output_tokens"] > 0
-    fresh.client.patch(f"/api/conversations/{made['id']}", json={"title": "Adding"})
+    fresh.client.patch(f"/api/conversations/{created['id']}", json={"title": "Adding"})
     listed = fresh.get("/api/conversations")
     assert listed["total"] == 1
     (row,) = listed["data"]
@@ -36,15 +36,15 @@ def test_conversation_is_created_renamed_and_listed(fresh: PageServer) -> None:
     assert row["first_words"] == "What is 2+3?"
     assert row["last_answer"] == "2+3 = 5."
     assert row["status"] == "active"
-    assert fresh.get(f"/api/conversations/{made['id']}") == row
+    assert fresh.get(f"/api/conversations/{created['id']}") == row
 
 
 def test_turn_settings_are_stored_with_response(page: PageServer) -> None:
     """Settings are sent and shown in the chain, and the last blocks can be read without the others."""
     name = page.create_conversation("What is 2+3?")
-    given = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 500, "effort": "low"}
+    options = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 500, "effort": "low"}
     path = f"/api/conversations/{name}"
-    page.post(f"{path}/turns", text="Hello", reasoning={"summary": "auto"}, **given)
+    page.post(f"{path}/turns", text="Hello", reasoning={"summary": "auto"}, **options)
     first, last = (node["response"] for node in page.get(f"{path}/chain")["nodes"])
     assert first["settings"] == {}
     reasoning = {"summary": "auto", "effort": "low"}
@@ -55,18 +55,18 @@ def test_turn_settings_are_stored_with_response(page: PageServer) -> None:
         "reasoning": reasoning,
     }
     assert last["settings"] == expected
-    cut = page.client.post(
+    rejected = page.client.post(
         f"{path}/turns", json={"text": "Write 100 words", "max_output_tokens": 16}
     )
-    assert (cut.status_code, cut.json()["error"]["code"]) == (422, "incomplete")
+    assert (rejected.status_code, rejected.json()["error"]["code"]) == (422, "incomplete")
     blocks = page.get(f"{path}/turns")["blocks"]
     assert page.get(f"{path}/turns", last=3)["blocks"] == blocks[-3:]
 
 
 def test_conversation_can_have_a_ttl(fresh: PageServer) -> None:
     """The time to live is stored and returned."""
-    made = fresh.post("/api/conversations", ttl=60.0)
-    assert made["ttl"] == fresh.get(f"/api/conversations/{made['id']}")["ttl"] == 60.0
+    created = fresh.post("/api/conversations", ttl=60.0)
+    assert created["ttl"] == fresh.get(f"/api/conversations/{created['id']}")["ttl"] == 60.0
 
 
 def test_next_turn_continues_from_head(page: PageServer) -> None:
@@ -90,8 +90,8 @@ def test_repeated_turn_on_a_branch_does_not_move_the_head(
     at = page.get(f"/api/conversations/{name}/chain")["nodes"][0]["node"]
     path = f"/api/conversations/{name}/turns"
     first = page.post(path, text="Elsewhere", at=at, key="once")
-    again = page.post(path, text="Elsewhere", at=at, key="once")
-    assert (again["node"], again["stored"]) == (first["node"], True)
+    repeated = page.post(path, text="Elsewhere", at=at, key="once")
+    assert (repeated["node"], repeated["stored"]) == (first["node"], True)
     assert page.get(f"/api/conversations/{name}")["head"] == first["node"]
 
 
@@ -119,11 +119,11 @@ def test_edited_question_is_sent_on_a_new_branch(page: PageServer) -> None:
     path = f"/api/conversations/{name}/turns"
     turn = page.post(path, text="What is 20+3?", edit=turns[2]["id"])
     assert turn["text"] == "20+3 = 23."
-    again = page.get(path)["blocks"]
-    texts = [block["parts"][0]["text"] for block in again if block["kind"] == "user"]
+    reloaded = page.get(path)["blocks"]
+    texts = [block["parts"][0]["text"] for block in reloaded if block["kind"] == "user"]
     assert texts == ["Hello", "What is 20+3?"]
-    refused = page.client.post(path, json={"text": "x", "edit": again[1]["id"]})
-    assert refused.status_code == 400
+    rejected = page.client.post(path, json={"text": "x", "edit": reloaded[1]["id"]})
+    assert rejected.status_code == 400
     assert page.client.post(path, json={"text": "x", "edit": "blk_none"}).status_code == 404
 
 
@@ -158,9 +158,9 @@ def test_failure_is_reported_and_stored(fresh: PageServer) -> None:
     name = fresh.create_conversation("Hello")
     path = f"/api/conversations/{name}/turns"
     fresh.faults.set("status=400")
-    refused = fresh.client.post(path, json={"text": "Go on"})
-    assert refused.status_code == 502
-    assert refused.json()["error"]["message"]
+    rejected = fresh.client.post(path, json={"text": "Go on"})
+    assert rejected.status_code == 502
+    assert rejected.json()["error"]["message"]
     events = parse_events(fresh.client.post(path, json={"text": "Go on", "stream": True}).text)
     assert events[-1]["type"] == "error"
     fresh.faults.clear()
@@ -186,9 +186,9 @@ def test_idempotency_key_runs_once(page: PageServer) -> None:
     name = page.create_conversation()
     path = f"/api/conversations/{name}/turns"
     first = page.post(path, text="What is 2+3?", key="one")
-    again = page.post(path, text="What is 2+3?", key="one")
-    assert (first["stored"], again["stored"]) == (False, True)
-    assert first["node"] == again["node"]
+    repeated = page.post(path, text="What is 2+3?", key="one")
+    assert (first["stored"], repeated["stored"]) == (False, True)
+    assert first["node"] == repeated["node"]
     other = page.client.post(path, json={"text": "Something else", "key": "one"})
     assert other.status_code == 409
 
@@ -197,13 +197,13 @@ def test_past_and_next_plans_are_available(page: PageServer) -> None:
     """The API returns the plan of a sent request and the plan of the next one."""
     name = page.create_conversation("First", "Second")
     head = page.get(f"/api/conversations/{name}/chain")["head"]
-    past = page.get(f"/api/conversations/{name}/plans/{head}")
-    assert past["delta_blocks"] == 1
-    assert past["explanation"].startswith("Chained on resp_")
+    plan = page.get(f"/api/conversations/{name}/plans/{head}")
+    assert plan["delta_blocks"] == 1
+    assert plan["explanation"].startswith("Chained on resp_")
     future = page.get(f"/api/conversations/{name}/plan", text="Third")
     assert (future["delta_blocks"], future["full_blocks"]) == (1, 5)
-    earlier = page.get(f"/api/conversations/{name}/plan", at=past["previous_response_id"], text="x")
-    assert earlier["previous_response_id"] == past["previous_response_id"]
+    earlier = page.get(f"/api/conversations/{name}/plan", at=plan["previous_response_id"], text="x")
+    assert earlier["previous_response_id"] == plan["previous_response_id"]
     assert page.client.get(f"/api/conversations/{name}/plans/1").status_code == 404
 
 
@@ -211,9 +211,9 @@ def test_fork_is_a_separate_conversation(page: PageServer) -> None:
     """A fork shares the earlier messages and continues separately."""
     name = page.create_conversation("First", "Second", title="Origin")
     first = page.get(f"/api/conversations/{name}/chain")["nodes"][0]
-    made = page.post(f"/api/conversations/{name}/fork", at=first["node"])
-    assert (made["forked_from"], made["forked_at"]) == (name, first["node"])
-    turn = page.post(f"/api/conversations/{made['id']}/turns", text="What did I say first?")
+    created = page.post(f"/api/conversations/{name}/fork", at=first["node"])
+    assert (created["forked_from"], created["forked_at"]) == (name, first["node"])
+    turn = page.post(f"/api/conversations/{created['id']}/turns", text="What did I say first?")
     assert turn["text"] == 'You said first: "First"'
     assert turn["plan"]["previous_response_id"] == first["response"]["response_id"]
     head = page.get(f"/api/conversations/{name}")["head"]
@@ -224,11 +224,11 @@ def test_statistics_are_limited_to_time_range(fresh: PageServer) -> None:
     """Statistics count the requests within a time range only."""
     fresh.create_conversation("First", "Second")
     fresh.create_conversation("Third")
-    figures = fresh.get("/api/analytics")
-    sent = figures["requests"]
+    analytics = fresh.get("/api/analytics")
+    sent = analytics["requests"]
     assert (sent["total"], sent["chained"], sent["full"]) == (3, 1, 2)
     assert sent["conversations"] == 2
-    assert figures["chains"]["longest"] == 2
+    assert analytics["chains"]["longest"] == 2
     assert sent["saved_bytes"] > 0
     assert fresh.get("/api/analytics", until=1.0)["requests"]["total"] == 0
 
@@ -406,8 +406,8 @@ def test_fork_can_start_at_response_node_or_block(page: PageServer) -> None:
     nodes = page.get(f"{path}/chain")["nodes"]
 
     def fork(**at: Any) -> list[Any]:
-        made = page.post(f"{path}/fork", **at)["id"]
-        return [block["id"] for block in page.get(f"/api/conversations/{made}/turns")["blocks"]]
+        fork_id = page.post(f"{path}/fork", **at)["id"]
+        return [block["id"] for block in page.get(f"/api/conversations/{fork_id}/turns")["blocks"]]
 
     ids = [block["id"] for block in blocks]
     assert fork(previous_response_id=nodes[0]["response"]["response_id"]) == ids[:2]
@@ -424,9 +424,9 @@ def test_api_has_the_data_of_the_page(fresh: PageServer) -> None:
     fresh.client.patch(path, json={"tags": ["work"]})
     first, second = (node["node"] for node in fresh.get(f"{path}/chain")["nodes"])
     other = fresh.post(f"{path}/turns", text="Three", at=first)["node"]
-    found = fresh.get(f"{path}/compare", left=second, right=other)
-    assert found["common_count"] == 2
-    texts = [(row["kind"], [each["text"] for each in row["left"]]) for row in found["rows"]]
+    comparison = fresh.get(f"{path}/compare", left=second, right=other)
+    assert comparison["common_count"] == 2
+    texts = [(row["kind"], [each["text"] for each in row["left"]]) for row in comparison["rows"]]
     assert ("changed", ["Two"]) in texts
     buckets = fresh.get("/api/analytics/over-time", buckets=4)["data"]
     assert sum(each["requests"] for each in buckets) == 3

@@ -38,8 +38,8 @@ def test_attachments_are_stored_and_served(fresh: PageServer) -> None:
     assert f'src="{path}/1"' in html
     assert f'href="{path}/2" download' in html
     assert "base64" not in html
-    shown = fresh.client.get(f"{path}/1")
-    assert (shown.content, shown.headers["content-type"]) == (PNG, "image/png")
+    response = fresh.client.get(f"{path}/1")
+    assert (response.content, response.headers["content-type"]) == (PNG, "image/png")
     saved = fresh.client.get(f"{path}/2")
     assert saved.content == b"a,b"
     assert saved.headers["content-disposition"] == "attachment; filename*=UTF-8''t%C3%A4sta.csv"
@@ -97,8 +97,8 @@ def test_edited_message_retains_its_attachments(page: PageServer) -> None:
 
 def test_system_prompt_change_stays_chained(page: PageServer) -> None:
     """A new system prompt applies from its message on, stays chained, and is removed by an empty string."""
-    made = page.post("/api/conversations", system="Be brief.")
-    name = made["id"]
+    created = page.post("/api/conversations", system="Be brief.")
+    name = created["id"]
     first = send(page, name, text="Hello")
     second = send(page, name, text="What is 2+3?", system="Answer in French.")
     assert second["plan"]["previous_response_id"] == first["response_id"]

@@ -32,9 +32,9 @@ def watched(
     """Yield a new tab; the test fails if the tab recorded a problem."""
     settings: dict[str, Any] = getattr(request, "param", {})
     with open_context(browser, **settings) as context:
-        made = WatchedTab(context, page.url)
-        yield made
-    assert made.problems == []
+        tab = WatchedTab(context, page.url)
+        yield tab
+    assert tab.problems == []
 
 
 def test_list_is_searched_and_opened_by_keyboard(page: PageServer, watched: WatchedTab) -> None:

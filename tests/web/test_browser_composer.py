@@ -31,14 +31,14 @@ def send(tab: Page, text: str) -> None:
 def test_images_and_files_are_attached(browser: Browser, page: PageServer) -> None:
     """Files can be selected, pasted, dropped and removed; an unsupported type is reported."""
     with open_context(browser) as context:
-        watched = WatchedTab(context, page.url)
-        tab = watched.open(f"/conversations/{page.create_conversation()}")
+        watched_tab = WatchedTab(context, page.url)
+        tab = watched_tab.open(f"/conversations/{page.create_conversation()}")
         tab.wait_for_load_state()
-        chosen: list[FilePayload] = [
+        files: list[FilePayload] = [
             {"name": "dot.png", "mimeType": "image/png", "buffer": PNG},
             {"name": "setup.exe", "mimeType": "application/x-msdownload", "buffer": b"MZ"},
         ]
-        tab.get_by_label("Attach files").set_input_files(chosen)
+        tab.get_by_label("Attach files").set_input_files(files)
         expect(tab.get_by_text("setup.exe: files of this type cannot be attached.")).to_be_visible()
         tab.evaluate(DROP_FILE, ["paste", "pasted.txt", "from the clipboard"])
         tab.evaluate(DROP_FILE, ["drop", "dropped.txt", "from a folder"])
@@ -52,15 +52,15 @@ def test_images_and_files_are_attached(browser: Browser, page: PageServer) -> No
         expect(image).to_be_visible()
         expect(image).to_have_js_property("naturalWidth", 1)
         expect(tab.locator("[data-attached]")).to_be_hidden()
-        assert watched.problems == []
+        assert watched_tab.problems == []
 
 
 def test_request_settings_are_sent_and_retained(browser: Browser, page: PageServer) -> None:
     """The system prompt is stored with the conversation; effort and temperature remain in the form."""
     name = page.create_conversation("Hello")
     with open_context(browser) as context:
-        watched = WatchedTab(context, page.url)
-        tab = watched.open(f"/conversations/{name}")
+        watched_tab = WatchedTab(context, page.url)
+        tab = watched_tab.open(f"/conversations/{name}")
         tab.wait_for_load_state()
         tab.locator("summary", has_text="Request settings").click()
         tab.get_by_label("System prompt").fill("Be brief.")
@@ -73,16 +73,16 @@ def test_request_settings_are_sent_and_retained(browser: Browser, page: PageServ
         expect(tab.get_by_label("Reasoning effort")).to_have_value("high")
         tab.reload()
         expect(tab.locator("[name=system]")).to_have_value("Be brief.")
-        assert watched.problems == []
+        assert watched_tab.problems == []
     blocks = page.get(f"/api/conversations/{name}/turns")["blocks"]
     assert blocks[0]["text"] == "Be brief."
 
 
 async def _create_with_anthropic(service: ConversationService) -> str:
     """Create a conversation with another provider than this server and return its id."""
-    async with await Conversation.create(service.store, "anthropic:practice") as made:
-        await made.send("My name is Ada.")
-        return made.id
+    async with await Conversation.create(service.store, "anthropic:practice") as conversation:
+        await conversation.send("My name is Ada.")
+        return conversation.id
 
 
 def test_conversation_continues_with_another_provider(
@@ -93,11 +93,11 @@ def test_conversation_continues_with_another_provider(
     monkeypatch.setenv("ANTHROPIC_API_KEY", "a key")
     name = page.run(_create_with_anthropic)
     with open_context(browser) as context:
-        watched = WatchedTab(context, page.url)
-        tab = watched.open(f"/conversations/{name}")
+        watched_tab = WatchedTab(context, page.url)
+        tab = watched_tab.open(f"/conversations/{name}")
         expect(tab.locator(".composer-end")).to_contain_text("anthropic:practice")
         send(tab, "What is my name?")
         expect(tab.locator(".said.assistant .prose").last).to_have_text("Your name is Ada.")
-        assert watched.problems == []
+        assert watched_tab.problems == []
     chain = page.get(f"/api/conversations/{name}/chain")["nodes"]
     assert [node["response"]["provider"] for node in chain] == ["anthropic", "anthropic"]

@@ -12,8 +12,8 @@ def test_edit_is_marked_and_compared(browser: Browser, page: PageServer) -> None
     """An edited message shows its previous text, and the comparison highlights the changed words."""
     name = page.create_conversation("Hello", "What is 2+3?", "Thanks")
     with open_context(browser) as context:
-        watched = WatchedTab(context, page.url)
-        tab = watched.open(f"/conversations/{name}")
+        watched_tab = WatchedTab(context, page.url)
+        tab = watched_tab.open(f"/conversations/{name}")
         tab.wait_for_load_state()
         question = tab.locator(".said.user", has_text="What is 2+3?")
         question.hover()
@@ -30,15 +30,15 @@ def test_edit_is_marked_and_compared(browser: Browser, page: PageServer) -> None
         expect(tab.get_by_text("2 messages in common", exact=True)).to_be_visible()
         expect(tab.locator("[data-side=left] del").first).to_have_text("20")
         expect(tab.locator("[data-side=right] ins").first).to_have_text("2")
-        assert watched.problems == []
+        assert watched_tab.problems == []
 
 
 def test_answer_is_edited_without_sending(browser: Browser, page: PageServer) -> None:
     """An edited answer is saved in the history without sending a request."""
     name = page.create_conversation("Hello")
     with open_context(browser) as context:
-        watched = WatchedTab(context, page.url)
-        tab = watched.open(f"/conversations/{name}")
+        watched_tab = WatchedTab(context, page.url)
+        tab = watched_tab.open(f"/conversations/{name}")
         tab.wait_for_load_state()
         answer = tab.locator(".said.assistant")
         answer.hover()
@@ -48,7 +48,7 @@ def test_answer_is_edited_without_sending(browser: Browser, page: PageServer) ->
         tab.get_by_role("button", name="Save without sending").click()
         expect(tab.locator(".said.assistant .prose").first).to_have_text("Good morning")
         expect(tab.locator(".said.assistant .chip.edited")).to_be_visible()
-        assert watched.problems == []
+        assert watched_tab.problems == []
 
 
 def test_stale_tab_asks_before_moving_the_head(browser: Browser, page: PageServer) -> None:

@@ -14,8 +14,8 @@ def test_conversation_is_renamed_tagged_archived_and_deleted(
     """Each change is shown on the conversation page, and a deletion can be undone."""
     name = fresh.create_conversation("Tell me about lighthouses")
     with open_context(browser) as context:
-        watched = WatchedTab(context, fresh.url)
-        tab = watched.open(f"/conversations/{name}")
+        watched_tab = WatchedTab(context, fresh.url)
+        tab = watched_tab.open(f"/conversations/{name}")
         tab.wait_for_load_state()
         tab.locator("summary", has_text="Manage").click()
         tab.get_by_role("button", name="Rename").click()
@@ -40,7 +40,7 @@ def test_conversation_is_renamed_tagged_archived_and_deleted(
         assert fresh.get("/api/conversations", show="all")["total"] == 0
         tab.get_by_role("button", name="Undo").click()
         expect(tab.get_by_text("deleted for good")).to_be_hidden()
-        assert watched.problems == []
+        assert watched_tab.problems == []
     (row,) = fresh.get("/api/conversations", show="archived")["data"]
     assert (row["title"], row["tags"]) == ("Lighthouses", ["sea", "towers"])
 
@@ -50,8 +50,8 @@ def test_several_conversations_are_changed_at_once(browser: Browser, fresh: Page
     for title in ("One", "Two", "Three"):
         fresh.create_conversation("Hello", title=title)
     with open_context(browser) as context:
-        watched = WatchedTab(context, fresh.url)
-        tab = watched.open("/")
+        watched_tab = WatchedTab(context, fresh.url)
+        tab = watched_tab.open("/")
         tab.wait_for_load_state()
         tab.get_by_label("Select One").check()
         tab.get_by_label("Select Two").check()
@@ -67,7 +67,7 @@ def test_several_conversations_are_changed_at_once(browser: Browser, fresh: Page
         tab.get_by_label("Select all").check()
         tab.get_by_role("button", name="Archive", exact=True).click()
         expect(tab.get_by_role("heading", name="No matches")).to_be_visible()
-        assert watched.problems == []
+        assert watched_tab.problems == []
     assert [row["title"] for row in fresh.get("/api/conversations")["data"]] == ["Three"]
 
 
@@ -75,11 +75,11 @@ def test_search_result_links_to_its_message(browser: Browser, fresh: PageServer)
     """A search result highlights the match, and its link scrolls to the message."""
     name = fresh.create_conversation(*(f"Message {number} of many" for number in range(12)))
     with open_context(browser) as context:
-        watched = WatchedTab(context, fresh.url)
-        tab = watched.open("/?q=message+3")
+        watched_tab = WatchedTab(context, fresh.url)
+        tab = watched_tab.open("/?q=message+3")
         expect(tab.locator("mark", has_text="3").first).to_be_visible()
         tab.locator(".excerpts a", has_text="user").first.click()
         expect(tab.locator(".said.user", has_text="Message 3 of many")).to_be_in_viewport()
         expect(tab.locator(".talk-head h1")).to_be_in_viewport()  # the page itself did not scroll
         assert name in tab.url
-        assert watched.problems == []
+        assert watched_tab.problems == []

@@ -18,10 +18,10 @@ expect.set_options(timeout=120_000)
 @contextmanager
 def reserve_port() -> Iterator[int]:
     """Yield a port that no other process gets while the server is restarted."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        yield holder.getsockname()[1]
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", 0))
+        yield listener.getsockname()[1]
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def gate() -> GatedModel:
 @pytest.fixture
 def gated(tmp_path: Path, gate: GatedModel) -> Iterator[PageServer]:
     """Yield a page with the gated model."""
-    with serve_page(tmp_path, model=gate) as made:
-        yield made
+    with serve_page(tmp_path, model=gate) as server:
+        yield server
 
 
 def send(tab: Page, text: str) -> None:
@@ -48,8 +48,8 @@ def test_stopped_answer_is_stored_and_can_be_retried(
 ) -> None:
     """A partial answer is stored and shown after a reload, and Retry gets the complete answer."""
     with open_context(browser) as context:
-        watched = WatchedTab(context, gated.url)
-        tab = watched.open(f"/conversations/{gated.create_conversation('Hello')}")
+        watched_tab = WatchedTab(context, gated.url)
+        tab = watched_tab.open(f"/conversations/{gated.create_conversation('Hello')}")
         send(tab, "wait for me")
         expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
         tab.get_by_role("button", name="Stop").click()
@@ -64,7 +64,7 @@ def test_stopped_answer_is_stored_and_can_be_retried(
         expect(tab.locator(".said.assistant .prose").last).to_have_text("answer to wait for me")
         expect(tab.get_by_text("This answer was stopped.")).to_have_count(0)
         expect(tab.locator(".rows [aria-current]")).to_contain_text("head")
-        assert watched.problems == []
+        assert watched_tab.problems == []
 
 
 def test_answer_continues_after_reload_and_any_tab_can_stop_it(
@@ -72,8 +72,8 @@ def test_answer_continues_after_reload_and_any_tab_can_stop_it(
 ) -> None:
     """After a reload the page attaches to the run again, and a second tab shows it as well."""
     with open_context(browser) as context:
-        watched = WatchedTab(context, gated.url)
-        tab = watched.open(f"/conversations/{gated.create_conversation()}")
+        watched_tab = WatchedTab(context, gated.url)
+        tab = watched_tab.open(f"/conversations/{gated.create_conversation()}")
         send(tab, "wait for me")
         expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
         tab.reload()
@@ -86,7 +86,7 @@ def test_answer_continues_after_reload_and_any_tab_can_stop_it(
         for each in (tab, other.tab):
             expect(each.get_by_text("This answer was stopped.")).to_be_visible()
         assert gate.cancelled == ["wait for me"]
-        assert (watched.problems, other.problems) == ([], [])
+        assert (watched_tab.problems, other.problems) == ([], [])
 
 
 def test_question_survives_a_server_restart(
@@ -95,8 +95,8 @@ def test_question_survives_a_server_restart(
     """A banner is shown while the server is down; afterwards the message is shown with Retry."""
     with open_context(browser) as context, reserve_port() as port:
         with serve_page(tmp_path, port=port, model=gate) as page:
-            watched = WatchedTab(context, page.url)
-            tab = watched.open(f"/conversations/{page.create_conversation('Hello')}")
+            watched_tab = WatchedTab(context, page.url)
+            tab = watched_tab.open(f"/conversations/{page.create_conversation('Hello')}")
             send(tab, "wait for me")
             expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
         expect(tab.get_by_text("The server cannot be reached. Messages")).to_be_visible()

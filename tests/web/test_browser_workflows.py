@@ -15,8 +15,8 @@ def test_workflow_is_started_and_followed(browser: Browser, tmp_path: Path) -> N
     """The page shows each answer when it is stored, without a reload."""
     gate = GatedModel()
     with serve_page(tmp_path, model=gate) as page, open_context(browser) as context:
-        watched = WatchedTab(context, page.url)
-        tab = watched.open("/workflows")
+        watched_tab = WatchedTab(context, page.url)
+        tab = watched_tab.open("/workflows")
         tab.wait_for_load_state()
         tab.get_by_text("Start a workflow").click()
         tab.get_by_label("Kind").select_option("steps")
@@ -27,4 +27,4 @@ def test_workflow_is_started_and_followed(browser: Browser, tmp_path: Path) -> N
         gate.open_gate()
         expect(tab.locator(".page-head .chip.finished")).to_be_visible()
         expect(tab.get_by_role("heading", name="Step 2: write")).to_be_visible()
-        assert watched.problems == []
+        assert watched_tab.problems == []

@@ -11,7 +11,7 @@ def test_lanes_have_two_paths_and_a_shape_per_row() -> None:
         GraphNode(number, number - 1, marks=frozenset({mark}))
         for number, mark in enumerate(marks, 1)
     ]
-    drawn = draw_lanes(compute_layout(nodes, 4))
-    assert drawn.count('class="line') == 2
-    shapes = {part.split('"')[0] for part in drawn.split(' d="')[3:]}
+    svg = draw_lanes(compute_layout(nodes, 4))
+    assert svg.count('class="line') == 2
+    shapes = {part.split('"')[0] for part in svg.split(' d="')[3:]}
     assert len(shapes) == 4

@@ -56,8 +56,8 @@ def test_chart_has_a_description() -> None:
 @pytest.mark.parametrize("values", [[], [0, 0, 0], [None, None, None]])
 def test_empty_chart_has_a_message(values: list[float | None]) -> None:
     """A chart without values shows a message."""
-    places = LABELS[: len(values)]
-    assert "Nothing in this range yet." in draw_chart(Chart("x", places, [Series("a", values)]))
+    labels = LABELS[: len(values)]
+    assert "Nothing in this range yet." in draw_chart(Chart("x", labels, [Series("a", values)]))
     assert "All is well." in draw_ranking("x", [], "All is well.")
 
 

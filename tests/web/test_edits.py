@@ -65,10 +65,10 @@ def test_edits_by_other_programs_are_marked(page: PageServer) -> None:
     """An edit made outside the page is detected by comparing the paths before and after it."""
 
     async def work(service: ConversationService) -> str:
-        made = await Conversation.create(service.store, service.models.engine)
-        await made.send("Hello")
-        await made.edit(made.turn.blocks[0].id, "Good morning")
-        return made.id
+        conversation = await Conversation.create(service.store, service.models.engine)
+        await conversation.send("Hello")
+        await conversation.edit(conversation.turn.blocks[0].id, "Good morning")
+        return conversation.id
 
     html = page.client.get(f"/conversations/{page.run(work)}").text
     assert '<span class="chip edited">edited</span>' in html

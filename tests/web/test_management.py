@@ -80,8 +80,8 @@ def test_list_is_filtered_and_omits_empty_conversations(fresh: PageServer) -> No
     answered = fresh.create_conversation("Hello")
     assert {row["id"] for row in fresh.get("/api/conversations")["data"]} == {titled, answered}
     assert [row["id"] for row in fresh.get("/api/conversations", tag="work")["data"]] == [titled]
-    found = fresh.get("/api/conversations", model="practice")
-    assert [row["id"] for row in found["data"]] == [answered]
+    response = fresh.get("/api/conversations", model="practice")
+    assert [row["id"] for row in response["data"]] == [answered]
     assert fresh.get("/api/conversations", model="none")["total"] == 0
     html = fresh.client.get("/?tag=work").text
     assert "<option selected>work</option>" in html
@@ -162,10 +162,10 @@ def test_search_results_link_to_messages(fresh: PageServer) -> None:
     first = fresh.get(f"/api/conversations/{name}/chain")["nodes"][0]["node"]
     fork = fresh.post(f"/api/conversations/{name}/fork", at=first)["id"]
     fresh.post(f"/api/conversations/{name}/turns", text="And ferries", at=first)
-    found = fresh.get("/api/search", q="lighthouses", role="user")["data"]
-    assert {hit["conversation"] for hit in found} == {name, fork}
-    start, end = found[0]["matches"][0]
-    assert found[0]["excerpt"][start:end] == "lighthouses"
+    hits = fresh.get("/api/search", q="lighthouses", role="user")["data"]
+    assert {hit["conversation"] for hit in hits} == {name, fork}
+    start, end = hits[0]["matches"][0]
+    assert hits[0]["excerpt"][start:end] == "lighthouses"
     html = fresh.client.get("/?q=lighthouses").text
     assert "&lt;b&gt;<mark>lighthouses</mark>&lt;/b&gt;" in html
     assert f"/conversations/{fork}?" in html

@@ -22,11 +22,11 @@ def create_elsewhere(page: PageServer, model: str, *, recorded: str = "") -> str
 
     async def work(service: ConversationService) -> str:
         async with connect(model) as engine:
-            made = await Conversation.create(
+            conversation = await Conversation.create(
                 service.store, engine, data={"model": recorded} if recorded else {}
             )
-            await made.send("My name is Ada.")
-            return made.id
+            await conversation.send("My name is Ada.")
+            return conversation.id
 
     return page.run(work)
 

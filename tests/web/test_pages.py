@@ -151,8 +151,8 @@ def test_long_path_is_truncated_and_can_be_expanded(page: PageServer) -> None:
     assert "43 responses" in full_page  # collapsed in the graph
     first = re.search(r"unfold=(\d+)", full_page)
     assert first
-    opened = page.client.get(f"/conversations/{name}?unfold={first[1]}").text
-    assert len(graph_nodes(opened)) == 45
+    unfolded = page.client.get(f"/conversations/{name}?unfold={first[1]}").text
+    assert len(graph_nodes(unfolded)) == 45
 
 
 def test_dashboard_has_figures(page: PageServer) -> None:
@@ -167,10 +167,10 @@ def test_dashboard_has_figures(page: PageServer) -> None:
 def test_dashboard_stream_sends_new_figures(fresh: PageServer) -> None:
     """Updated charts are sent as server-sent events, and the server does not wait for their clients."""
     fresh.create_conversation("Before")
-    drawn = fresh.client.get("/dashboard?range=1h").text
-    (seen,) = re.findall(r'data-seen="([^"]+)"', drawn)
+    page_html = fresh.client.get("/dashboard?range=1h").text
+    (revision,) = re.findall(r'data-seen="([^"]+)"', page_html)
     fresh.create_conversation("Meanwhile")  # an update between the page and the stream is not lost
-    with fresh.client.stream("GET", f"/dashboard/live?range=1h&seen={seen}") as live:
+    with fresh.client.stream("GET", f"/dashboard/live?range=1h&seen={revision}") as live:
         lines = live.iter_lines()
         assert next(lines) == "retry: 1000"
         event = next(line for line in lines if line.startswith("event:"))
@@ -245,8 +245,8 @@ def test_login_form_sets_session_cookie(tmp_path: Path) -> None:
         assert "samesite=strict" in cookie
         assert "a-token" not in cookie
         assert client.get("/").status_code == 200
-        made = page.post("/api/conversations", title="x")
-        assert page.post(f"/api/conversations/{made['id']}/turns", text="What is 2+3?")["text"]
+        created = page.post("/api/conversations", title="x")
+        assert page.post(f"/api/conversations/{created['id']}/turns", text="What is 2+3?")["text"]
         assert client.get("/v1/models").status_code == 401
         copied = {"cookie": entered.headers["set-cookie"].partition(";")[0]}
         foreign = client.post("/logout", headers={"origin": "https://evil.example"})
@@ -290,8 +290,10 @@ def test_static_files_are_cached_by_content(page: PageServer) -> None:
     (style,) = re.findall(r'href="(/static/page\.css\?v=\w+)"', html)
     retained = page.client.get(style)
     assert "immutable" in retained.headers["cache-control"]
-    again = page.client.get("/static/page.css", headers={"if-none-match": retained.headers["etag"]})
-    assert again.status_code == 304
+    cached = page.client.get(
+        "/static/page.css", headers={"if-none-match": retained.headers["etag"]}
+    )
+    assert cached.status_code == 304
     assert page.client.get("/static/chat.js").headers["cache-control"] == "no-cache"
     assert page.client.get("/static/..%2fapp.py").status_code == 404
     assert page.client.get("/static/nothing.js").status_code == 404
@@ -333,9 +335,9 @@ def test_proxied_requests_are_listed_with_their_plans(tmp_path: Path) -> None:
     with serve_page(tmp_path) as page:
         assert "No requests yet" in page.client.get("/requests").text
         page.run(fill)
-        listed = page_text(page.client.get("/requests").text)
-        assert "3 requests: 1 chained, 1 healed" in listed
-        assert "no_anchor" in listed
+        text = page_text(page.client.get("/requests").text)
+        assert "3 requests: 1 chained, 1 healed" in text
+        assert "no_anchor" in text
         assert "r3" not in page_text(page.client.get("/requests?before=2").text)
         assert "on r1" in page_text(page.client.get("/requests/1").text)
         healed = page.client.get("/requests/2").text

@@ -21,8 +21,8 @@ def gate() -> GatedModel:
 @pytest.fixture
 def gated(tmp_path: Path, gate: GatedModel) -> Iterator[PageServer]:
     """Yield a page with the gated model."""
-    with serve_page(tmp_path, model=gate) as made:
-        yield made
+    with serve_page(tmp_path, model=gate) as server:
+        yield server
 
 
 def start_turn(page: PageServer, name: str, text: str, **members: Any) -> str:
@@ -79,9 +79,9 @@ def test_stopped_turn_stores_partial_answer(gated: PageServer, gate: GatedModel)
     assert gate.cancelled == ["wait for me"]
     question = stopped["node"] - 1
     gate.open_gate()
-    again = gated.post(f"/api/conversations/{name}/resume", node=question)
-    assert again["text"] == "answer to wait for me"
-    assert again["plan"]["delta_blocks"] == 1
+    resumed = gated.post(f"/api/conversations/{name}/resume", node=question)
+    assert resumed["text"] == "answer to wait for me"
+    assert resumed["plan"]["delta_blocks"] == 1
     assert "This answer was stopped." not in gated.client.get(f"/conversations/{name}").text
 
 
@@ -108,9 +108,9 @@ def test_resumed_turn_can_be_stopped(gated: PageServer, gate: GatedModel) -> Non
             "POST", f"{path}/resume", json={"node": question, "stream": True, "restart": True}
         ) as answer:
             _read_first_text(answer)
-        (running,) = gated.get(f"{path}/runs")["data"]
-        assert (running["at"], running["text"]) == (1, "wait for me")
-        gated.post(f"{path}/runs/{running['id']}/stop")
+        (active,) = gated.get(f"{path}/runs")["data"]
+        assert (active["at"], active["text"]) == (1, "wait for me")
+        gated.post(f"{path}/runs/{active['id']}/stop")
     gate.open_gate()
     marks = [node["marks"] for node in gated.get(f"{path}/chain")["nodes"]]
     assert marks == [["cancelled"], ["cancelled"]]

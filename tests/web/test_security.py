@@ -24,7 +24,7 @@ from kedge.web.security import (
 BASE_URL = "http://127.0.0.1:8484"
 
 
-def open_page(**terms: Any) -> TestClient:
+def open_page(**settings: Any) -> TestClient:
     """Return a client of a small application behind the access control."""
 
     async def hello(_: Request) -> Response:
@@ -33,7 +33,7 @@ def open_page(**terms: Any) -> TestClient:
     methods = ["GET", "POST", "DELETE"]
     app = Starlette(
         routes=[Route(path, hello, methods=methods) for path in ("/", "/api/x", "/login")],
-        middleware=[Middleware(PageAuthMiddleware, terms=PageAuth(**terms))],
+        middleware=[Middleware(PageAuthMiddleware, terms=PageAuth(**settings))],
     )
     return TestClient(app, base_url=BASE_URL, follow_redirects=False)
 
@@ -100,15 +100,15 @@ def test_missing_token_redirects_or_returns_401() -> None:
     """Without the token, a browser is redirected to the login form and an API client gets 401."""
     page = open_page(token="secret")
     assert page.get("/").headers["location"] == "/login"
-    refused = page.get("/api/x")
-    assert refused.status_code == 401
-    assert "Bearer" in refused.json()["error"]["message"]
+    rejected = page.get("/api/x")
+    assert rejected.status_code == 401
+    assert "Bearer" in rejected.json()["error"]["message"]
     assert page.post("/", json={}).status_code == 401
     assert page.get("/login").status_code == 200
 
 
 @pytest.mark.parametrize(
-    ("given", "status"),
+    ("token", "status"),
     [
         ("Bearer secret", 200),
         ("bearer  secret", 200),
@@ -118,28 +118,28 @@ def test_missing_token_redirects_or_returns_401() -> None:
         ("Bearer sécret", 401),
     ],
 )
-def test_bearer_token_must_match(given: str, status: int) -> None:
+def test_bearer_token_must_match(token: str, status: int) -> None:
     """An API request is accepted only with the exact bearer token."""
     page = open_page(token="secret")
-    header = {"authorization": given.encode()}
+    header = {"authorization": token.encode()}
     assert page.get("/api/x", headers=header).status_code == status  # pyright: ignore[reportArgumentType]
 
 
 def test_session_expires_and_cannot_be_forged() -> None:
     """A session is signed with the token and contains its expiry time."""
     now = 1_000_000.0
-    terms = PageAuth(token="secret", clock=lambda: now)
-    session = terms.new_session()
+    auth = PageAuth(token="secret", clock=lambda: now)
+    session = auth.new_session()
     page = open_page(token="secret", clock=lambda: now)
     assert page.get("/", headers={"cookie": f"{SESSION_COOKIE}={session}"}).status_code == 200
     end, _, rest = session.partition(".")
     forged = (f"{int(end) + 1}.{rest}", f"{end}.", end, "", "x.y", f"{'9' * 400}.{rest}")
     foreign = PageAuth(token="other", clock=lambda: now).new_session()
     for value in (*forged, "²." + rest, session.replace(".", ".x", 1), foreign):
-        assert not terms.is_signed_session(value)
-    assert terms.is_signed_session(terms.sign_session(end))  # the format of earlier versions
+        assert not auth.is_signed_session(value)
+    assert auth.is_signed_session(auth.sign_session(end))  # the format of earlier versions
     now += 31 * 86_400
-    assert not terms.is_signed_session(session)
+    assert not auth.is_signed_session(session)
     assert "secret" not in session
 
 

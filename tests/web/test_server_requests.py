@@ -25,17 +25,17 @@ def test_requests_by_other_programs_are_listed(fresh: PageServer) -> None:
     ask(fresh, input=[{"role": "user", "content": "And?"}], previous_response_id=second["id"])
     fresh.client.post("/v1/responses", json={"model": "practice", "input": 5})
     ask(fresh, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
-    listed = fresh.get("/api/requests")
-    chat, rejected, *chained = listed["data"]
-    assert (listed["requests"], listed["chained"]) == (5, 2)
+    requests = fresh.get("/api/requests")
+    chat, rejected, *chained = requests["data"]
+    assert (requests["requests"], requests["chained"]) == (5, 2)
     assert [row["plan"] for row in chained] == ["chained", "chained", "full"]
     assert [(row["sent_items"], row["full_items"]) for row in chained] == [(1, 5), (1, 3), (1, 1)]
     assert all(row["sent_bytes"] < row["full_bytes"] for row in chained[:2])
     assert rejected["status"] == 400
     assert chat["upstream"].endswith("/v1/chat/completions")
-    shown = fresh.get(f"/api/requests/{chained[1]['id']}")
-    assert (shown["before"], shown["after"]) == ([chained[2]["id"]], [chained[0]["id"]])
-    assert (shown["request"], shown["response"]) == (None, None)
+    request = fresh.get(f"/api/requests/{chained[1]['id']}")
+    assert (request["before"], request["after"]) == ([chained[2]["id"]], [chained[0]["id"]])
+    assert (request["request"], request["response"]) == (None, None)
     html = page_text(fresh.client.get(f"/requests/{chained[1]['id']}").text)
     assert f"Sent 1 of 3 items on {first['id']}" in html
     assert f"Request {chained[0]['id']} continues it" in html
@@ -48,11 +48,11 @@ def test_requests_by_other_programs_are_listed(fresh: PageServer) -> None:
 def test_keep_bodies_stores_content(tmp_path: Path) -> None:
     """With ``keep_bodies`` the content of streams and conversation objects is stored as well."""
     with serve_page(tmp_path, keep_bodies=True) as page:
-        made = page.client.post("/v1/conversations", json={}).json()["id"]
-        ask(page, input="One", conversation=made)
-        ask(page, input="Two", conversation={"id": made}, stream=True)
+        conversation_id = page.client.post("/v1/conversations", json={}).json()["id"]
+        ask(page, input="One", conversation=conversation_id)
+        ask(page, input="Two", conversation={"id": conversation_id}, stream=True)
         second, first = page.get("/api/requests")["data"]
-        assert {first["previous_response_id"], second["previous_response_id"]} == {made}
+        assert {first["previous_response_id"], second["previous_response_id"]} == {conversation_id}
         stored = page.get(f"/api/requests/{second['id']}")
         assert '"Two"' in stored["request"]
         assert "response.completed" in stored["response"]

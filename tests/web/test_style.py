@@ -29,7 +29,7 @@ def parse_themes() -> dict[str, dict[str, str]]:
 
 def luminance(color: str) -> float:
     """Return the relative luminance of a color as defined by WCAG."""
-    parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    parts = [int(color[index : index + 2], 16) / 255 for index in (1, 3, 5)]
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -43,7 +43,7 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_colors_have_sufficient_contrast(theme: str) -> None:
     """Each text color has a contrast of at least 4.5 to 1 on its background, as in WCAG level AA."""
-    found = parse_themes()[theme]
+    colors = parse_themes()[theme]
     pairs = [
         *product(TEXTS, BACKGROUNDS),
         *((name, f"{name}-ground") for name in CHIPS),
@@ -55,7 +55,7 @@ def test_text_colors_have_sufficient_contrast(theme: str) -> None:
     low = {
         pair: ratio
         for pair in pairs
-        if (ratio := round(contrast(found[pair[0]], found[pair[1]]), 2)) < 4.5
+        if (ratio := round(contrast(colors[pair[0]], colors[pair[1]]), 2)) < 4.5
     }
     assert low == {}
 

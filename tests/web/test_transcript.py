@@ -40,11 +40,11 @@ def make_response(number: int, name: str = "", **members: Any) -> ResponseRow:
 def summarize_exchanges(path: list[Node], blocks: list[Block], *rows: ResponseRow) -> list[Any]:
     """Return exchanges as (node, before, texts asked, texts answered), and the texts after the last one."""
     spans, text = split_exchanges(path, blocks, {row.node: row for row in rows})
-    shown: list[Any] = [
+    transcript: list[Any] = [
         (each.node, each.before, [m.text for m in each.asked], [m.text for m in each.answered])
         for each in render_exchanges(spans, blocks)
     ]
-    return [*shown, [message.text for message in render_ranges(text, blocks, {})]]
+    return [*transcript, [message.text for message in render_ranges(text, blocks, {})]]
 
 
 def test_each_response_ends_an_exchange() -> None:
@@ -107,7 +107,7 @@ def test_failure_without_blocks_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "kind", "title", "within"),
+    ("block", "kind", "title", "expected"),
     [
         (user("**hi**"), "user", "You", "<strong>hi</strong>"),
         (assistant("*ho*"), "assistant", "Assistant", "<em>ho</em>"),
@@ -120,11 +120,11 @@ def test_failure_without_blocks_is_shown() -> None:
         (opaque({"type": "web_search_call"}), "opaque", "web_search_call", ""),
     ],
 )
-def test_every_kind_of_block_is_shown(block: Block, kind: str, title: str, within: str) -> None:
+def test_every_kind_of_block_is_shown(block: Block, kind: str, title: str, expected: str) -> None:
     """Each kind of block is shown under a readable title."""
     (message,) = render_messages([block], {"c": "add"})
     assert (message.kind, message.title) == (kind, title)
-    assert within in message.html
+    assert expected in message.html
 
 
 def test_origin_of_block_is_shown() -> None:

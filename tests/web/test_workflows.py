@@ -21,16 +21,17 @@ def finish(page: PageServer, name: str) -> list[dict[str, Any]]:
 
 def test_steps_are_started_and_finished(page: PageServer) -> None:
     """The workflow is stored when the request returns, and its conversation links to it."""
-    made = page.post("/api/workflows", kind="steps", steps=STEPS)
-    finish(page, made["id"])
-    found = page.get(f"/api/workflows/{made['id']}")
-    assert (found["kind"], found["status"]) == ("steps", "finished")
-    assert made["id"] in {each["id"] for each in page.get("/api/workflows")["data"]}
-    html = page.client.get(f"/workflows/{made['id']}").text
+    workflow = page.post("/api/workflows", kind="steps", steps=STEPS)
+    finish(page, workflow["id"])
+    view = page.get(f"/api/workflows/{workflow['id']}")
+    assert (view["kind"], view["status"]) == ("steps", "finished")
+    assert workflow["id"] in {each["id"] for each in page.get("/api/workflows")["data"]}
+    html = page.client.get(f"/workflows/{workflow['id']}").text
     assert "2+3 = 5." in html
-    (conversation,) = found["conversations"].values()
+    (conversation,) = view["conversations"].values()
     assert (
-        f'href="/workflows/{made["id"]}"' in page.client.get(f"/conversations/{conversation}").text
+        f'href="/workflows/{workflow["id"]}"'
+        in page.client.get(f"/conversations/{conversation}").text
     )
 
 
@@ -47,16 +48,16 @@ def test_workflow_uses_selected_models(tmp_path: Path) -> None:
         "sides": [{"name": "tea"}, {"name": "coffee", "model": "small"}],
     }
     with serve_page(tmp_path, models=models, default="small") as page:
-        made = page.post("/api/workflows", **body)
-        finish(page, made["id"])
-        names = page.get(f"/api/workflows/{made['id']}")["conversations"]
+        workflow = page.post("/api/workflows", **body)
+        finish(page, workflow["id"])
+        names = page.get(f"/api/workflows/{workflow['id']}")["conversations"]
         used = {
             role: page.get(f"/api/conversations/{name}")["model"] for role, name in names.items()
         }
         assert used == {"tea": "large", "coffee": "small", "judge": "small"}
-        refused = page.client.post("/api/workflows", json={**body, "model": "none"})
-        assert refused.status_code == 400
-        assert "choose a model of this server: small, large" in refused.text
+        rejected = page.client.post("/api/workflows", json={**body, "model": "none"})
+        assert rejected.status_code == 400
+        assert "choose a model of this server: small, large" in rejected.text
         assert len(page.get("/api/workflows")["data"]) == 1
         assert page.client.get("/workflows").text.count("<option>large</option>") == 2
 
@@ -81,11 +82,11 @@ def test_workflow_uses_selected_models(tmp_path: Path) -> None:
 )
 def test_refinements_and_debates_are_started(page: PageServer, body: dict[str, Any]) -> None:
     """A refinement and a debate run with a model and a rubric as the judge."""
-    made = page.post("/api/workflows", **body)
-    finish(page, made["id"])
-    found = page.get(f"/api/workflows/{made['id']}")
-    assert found["kind"] == body["kind"]
-    assert found["status"] != "running"
+    workflow = page.post("/api/workflows", **body)
+    finish(page, workflow["id"])
+    view = page.get(f"/api/workflows/{workflow['id']}")
+    assert view["kind"] == body["kind"]
+    assert view["status"] != "running"
     assert body["question"] in page.client.get("/workflows").text
 
 
@@ -108,19 +109,19 @@ def test_running_workflow_can_be_stopped(tmp_path: Any) -> None:
     """A stopped workflow remains stored and has the status interrupted."""
     with serve_page(tmp_path, models={"gated": GatedModel(), "other": PracticeModel()}) as page:
         steps = [{"name": "first", "prompt": "wait for me"}]
-        made = page.post("/api/workflows", kind="steps", steps=steps)
-        assert made["status"] == "running"
-        assert "data-workflow=" in page.client.get(f"/workflows/{made['id']}").text
-        assert page.post(f"/api/workflows/{made['id']}/stop")["status"] == "interrupted"
-        assert page.client.post(f"/api/workflows/{made['id']}/stop").status_code == 404
-        assert page.client.get(f"/api/workflows/{made['id']}/events").status_code == 404
+        workflow = page.post("/api/workflows", kind="steps", steps=steps)
+        assert workflow["status"] == "running"
+        assert "data-workflow=" in page.client.get(f"/workflows/{workflow['id']}").text
+        assert page.post(f"/api/workflows/{workflow['id']}/stop")["status"] == "interrupted"
+        assert page.client.post(f"/api/workflows/{workflow['id']}/stop").status_code == 404
+        assert page.client.get(f"/api/workflows/{workflow['id']}/events").status_code == 404
         assert ">interrupted</span>" in page.client.get("/workflows").text
 
 
 def test_workflow_that_fails_at_start_is_an_error(fresh: PageServer) -> None:
     """The server's error is returned for the request or is the workflow's last event."""
     fresh.faults.set("status=400")
-    made = fresh.client.post("/api/workflows", json={"kind": "steps", "steps": STEPS})
-    events = finish(fresh, made.json()["id"]) if made.is_success else []
+    response = fresh.client.post("/api/workflows", json={"kind": "steps", "steps": STEPS})
+    events = finish(fresh, response.json()["id"]) if response.is_success else []
     fresh.faults.clear()
-    assert not made.is_success or not events or events[-1]["type"] == "error"
+    assert not response.is_success or not events or events[-1]["type"] == "error"

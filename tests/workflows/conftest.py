@@ -34,11 +34,11 @@ async def store(store_url: str) -> AsyncIterator[Store]:
 @pytest.fixture
 def scripted() -> Iterator[StartServer]:
     """Yield a function that starts servers whose practice model follows a script."""
-    with ExitStack() as running:
+    with ExitStack() as stack:
 
         def start(*answers: dict[str, Any]) -> TestServer:
             script = Script.from_data({"answers": list(answers)})
-            return running.enter_context(serve(model=PracticeModel(script)))
+            return stack.enter_context(serve(model=PracticeModel(script)))
 
         yield start
 
@@ -46,13 +46,13 @@ def scripted() -> Iterator[StartServer]:
 @pytest.fixture
 async def connected() -> AsyncIterator[Connect]:
     """Yield a function that creates engines for servers, and close them afterwards."""
-    made: list[Engine] = []
+    engines: list[Engine] = []
 
     def make(server: TestServer, **settings: Any) -> Engine:
         model = f"responses:{server.base_url}#practice"
-        made.append(connect(model, **{"max_retries": 0, **settings}))
-        return made[-1]
+        engines.append(connect(model, **{"max_retries": 0, **settings}))
+        return engines[-1]
 
     yield make
-    for engine in made:
+    for engine in engines:
         await engine.aclose()

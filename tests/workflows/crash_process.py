@@ -48,11 +48,11 @@ def kill_at_event(
     number: int, kill: Callable[[], None] = kill_self
 ) -> Callable[[WorkflowEvent], None]:
     """Return a watcher that kills the process at the event of this number; 0 for never."""
-    seen: list[WorkflowEvent] = []
+    events: list[WorkflowEvent] = []
 
     def watch(event: WorkflowEvent) -> None:
-        seen.append(event)
-        if len(seen) == number:
+        events.append(event)
+        if len(events) == number:
             kill()
 
     return watch
@@ -80,24 +80,24 @@ async def run_workflow(kind: str, url: str, servers: list[str], **options: Any) 
         async with await open_store(url) as store:
             match kind:
                 case "refine":
-                    found: Any = await refine(
+                    result: Any = await refine(
                         "Count", judge=judge, store=store, engine=engines[0], **options
                     )
-                    return {"answer": found.answer, "rounds": len(found.rounds)}
+                    return {"answer": result.answer, "rounds": len(result.rounds)}
                 case "debate":
                     sides = [Side("one", engines[0]), Side("two", engines[-1])]
-                    found = await debate(
+                    result = await debate(
                         sides,
                         "Which?",
                         judge=lambda arguments: "one" if len(arguments) == 4 else None,
                         store=store,
                         **options,
                     )
-                    return {"winner": found.winner, "rounds": found.rounds}
+                    return {"winner": result.winner, "rounds": result.rounds}
                 case _:
                     pipeline = [Step("a", "Count"), Step("b", "After {a}"), Step("c", "And {b}")]
-                    found = await steps(pipeline, store=store, engine=engines[0], **options)
-                    return {"values": [step.value for step in found.steps]}
+                    result = await steps(pipeline, store=store, engine=engines[0], **options)
+                    return {"values": [step.value for step in result.steps]}
     finally:
         for engine in engines:
             await engine.aclose()

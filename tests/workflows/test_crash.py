@@ -23,9 +23,9 @@ def crash() -> None:
     raise Crash
 
 
-def run_killed(kind: str, url: str, how: str, at: int, servers: list[str]) -> None:
+def run_killed(kind: str, url: str, method: str, at: int, servers: list[str]) -> None:
     """Run a workflow in a process that is killed before its end."""
-    command = [sys.executable, str(SCRIPT), kind, url, how, str(at), *servers]
+    command = [sys.executable, str(SCRIPT), kind, url, method, str(at), *servers]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
 

@@ -25,8 +25,8 @@ COFFEE = ({"when": "Tea calms", "say": "So be it."}, {"when": "debate", "say": "
 
 def anchor_ids(server: TestServer) -> set[str]:
     """Return the response ids that requests to a server chained on."""
-    named = (each.body.get("previous_response_id") for each in server.requests)
-    return {each for each in named if each}
+    previous_ids = (each.body.get("previous_response_id") for each in server.requests)
+    return {each for each in previous_ids if each}
 
 
 def response_ids(server: TestServer) -> set[str]:
@@ -76,16 +76,16 @@ async def test_debate_is_loaded_from_the_store(store: Store, scripted: Any, conn
         judge=lambda arguments: "coffee" if len(arguments) == 4 else None,
         store=store,
     )
-    found = await load_workflow(store, result.workflow)
-    assert (found.kind, found.status) == ("debate", "decided")
-    assert [chain.role for chain in found.chains] == ["tea", "coffee"]
-    assert [[each.answer for each in chain.exchanges] for chain in found.chains] == [
+    workflow = await load_workflow(store, result.workflow)
+    assert (workflow.kind, workflow.status) == ("debate", "decided")
+    assert [chain.role for chain in workflow.chains] == ["tea", "coffee"]
+    assert [[each.answer for each in chain.exchanges] for chain in workflow.chains] == [
         ["Tea calms.", "Tea keeps."],
         ["Coffee wakes.", "So be it."],
     ]
-    assert [each.number for each in found.chains[0].exchanges] == [1, 2]
-    assert found.rulings == (Ruling(over=False), Ruling(over=True, winner="coffee"))
-    assert found.spec["question"] == "Tea or coffee?"
+    assert [each.number for each in workflow.chains[0].exchanges] == [1, 2]
+    assert workflow.rulings == (Ruling(over=False), Ruling(over=True, winner="coffee"))
+    assert workflow.spec["question"] == "Tea or coffee?"
     assert [each.id for each in await list_workflows(store, kind="debate")] == [result.workflow]
     assert await list_workflows(store, kind="refine") == []
 
@@ -144,16 +144,16 @@ async def test_invalid_debate_is_rejected(names: list[str], rounds: int, store: 
 async def test_judge_receives_all_arguments(store: Store, scripted: Any, connected: Any) -> None:
     """A judge function receives all arguments so far, in order, and may be asynchronous."""
     received: list[tuple[DebateArgument, ...]] = []
-    seen: list[WorkflowEvent] = []
+    events: list[WorkflowEvent] = []
 
     async def judge(arguments: tuple[DebateArgument, ...]) -> Ruling:
         received.append(arguments)
         return Ruling(over=len(received) == 2, winner="tea", reason="enough")
 
     sides = [Side("tea", connected(scripted(*TEA))), Side("coffee", connected(scripted(*COFFEE)))]
-    await debate(sides, "?", judge=judge, store=store, watch=seen.append)
+    await debate(sides, "?", judge=judge, store=store, watch=events.append)
     assert [len(arguments) for arguments in received] == [2, 4]
-    assert [type(each).__name__ for each in seen].count("RoundRuled") == 2
+    assert [type(each).__name__ for each in events].count("RoundRuled") == 2
 
 
 async def test_sides_may_use_different_protocols(

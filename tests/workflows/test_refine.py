@@ -131,12 +131,12 @@ async def test_model_judge_has_its_own_chain(store: Store, scripted: Any, connec
     assert result.answer == "Hi."
     assert len(author.requests) == len(bench.requests) == 2
     for server in (author, bench):
-        own = {each.response_id for each in server.requests}
+        response_ids = {each.response_id for each in server.requests}
         used = {each.body.get("previous_response_id") for each in server.requests} - {None}
         assert used
-        assert used <= own
-    found = await load_workflow(store, result.workflow)
-    assert [chain.role for chain in found.chains] == ["author", "judge"]
+        assert used <= response_ids
+    workflow = await load_workflow(store, result.workflow)
+    assert [chain.role for chain in workflow.chains] == ["author", "judge"]
 
 
 async def test_unreadable_verdict_is_requested_again(
@@ -145,10 +145,10 @@ async def test_unreadable_verdict_is_requested_again(
     """The workflow fails after three invalid verdicts, and requests one more when resumed."""
     bench = scripted({"when": "Write the whole answer again", "say": "Well…"}, {"say": "Hmm."})
     judge = ModelJudge(connected(bench), "It is good.")
-    with pytest.raises(WorkflowFailed, match="did not answer in the requested format") as caught:
+    with pytest.raises(WorkflowFailed, match="did not answer in the requested format") as exc_info:
         await refine("Hello", judge=judge, store=store, engine=connected(scripted()))
     assert len(bench.requests) == 3
-    workflow = caught.value.workflow
+    workflow = exc_info.value.workflow
     assert (await load_workflow(store, workflow)).status == "running"
     server = scripted({"say": '{"passed": true, "critique": ""}'})
     judge = ModelJudge(connected(server), "It is good.")
@@ -173,8 +173,8 @@ async def test_existing_conversation_is_refined(
     assert (await conversation.send("What did I say first?")).text.endswith(
         '"My ship is the Argo."'
     )
-    found = await load_workflow(store, result.workflow)
-    assert [each.question for each in found.chains[0].exchanges] == ["What is my ship?"]
+    workflow = await load_workflow(store, result.workflow)
+    assert [each.question for each in workflow.chains[0].exchanges] == ["What is my ship?"]
     assert (await store.conversation(conversation.id)).data["mine"] == 1
 
 
@@ -190,20 +190,20 @@ async def test_conversation_has_several_workflows(
     second = await refine(
         "What did I say first?", judge=lambda _: "Longer.", rounds=1, conversation=conversation
     )
-    again = await Conversation.open(store, conversation.id, conversation.engine)
-    third = await refine("What is 2+3?", judge=lambda answer: "5" in answer, conversation=again)
+    reopened = await Conversation.open(store, conversation.id, conversation.engine)
+    third = await refine("What is 2+3?", judge=lambda answer: "5" in answer, conversation=reopened)
     for result, task, status in (
         (first, "What is my ship?", "passed"),
         (second, "What did I say first?", "failed"),
         (third, "What is 2+3?", "passed"),
     ):
-        found = await load_workflow(store, result.workflow)
-        assert (found.spec["task"], found.status) == (task, status)
-        assert [each.passed for each in found.verdicts] == [status == "passed"]
-        ((exchange,),) = [chain.exchanges for chain in found.chains]
+        workflow = await load_workflow(store, result.workflow)
+        assert (workflow.spec["task"], workflow.status) == (task, status)
+        assert [each.passed for each in workflow.verdicts] == [status == "passed"]
+        ((exchange,),) = [chain.exchanges for chain in workflow.chains]
         assert (exchange.question, exchange.answer) == (task, result.answer)
-    listed = await list_workflows(store, kind="refine")
-    assert [each.id for each in listed] == [third.workflow, second.workflow, first.workflow]
+    workflows = await list_workflows(store, kind="refine")
+    assert [each.id for each in workflows] == [third.workflow, second.workflow, first.workflow]
     resumed = await refine(
         "What is my ship?",
         judge=lambda answer: "Argo" in answer,
@@ -215,17 +215,17 @@ async def test_conversation_has_several_workflows(
 
 async def test_watch_receives_every_event(store: Store, scripted: Any, connected: Any) -> None:
     """The watcher receives all events of a workflow in order."""
-    seen: list[WorkflowEvent] = []
+    events: list[WorkflowEvent] = []
     await refine(
         "Please guess.",
         judge=guess_eight,
         store=store,
         engine=connected(scripted(*WARMER)),
         rounds=2,
-        watch=seen.append,
+        watch=events.append,
     )
     one = [QuestionAsked, QuestionAnswered, AnswerJudged]
-    assert [type(each) for each in seen] == [WorkflowStarted, *one, *one, WorkflowFinished]
+    assert [type(each) for each in events] == [WorkflowStarted, *one, *one, WorkflowFinished]
 
 
 async def test_finished_workflow_is_not_run_again(
@@ -239,12 +239,12 @@ async def test_finished_workflow_is_not_run_again(
     def never(answer: str) -> bool:
         raise AssertionError("judged again")
 
-    again = await refine(
+    repeated = await refine(
         "Please guess.", judge=never, store=store, engine=engine, workflow=first.workflow
     )
     assert len(server.requests) == 3
-    assert again.answer == first.answer
-    assert all(each.stored for each in again.rounds)
+    assert repeated.answer == first.answer
+    assert all(each.stored for each in repeated.rounds)
 
 
 async def test_two_runners_continue_with_one_verdict(

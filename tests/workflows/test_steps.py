@@ -76,12 +76,12 @@ async def test_step_fails_after_invalid_answers(
     """After the maximum number of attempts, the error has the id of the stored workflow."""
     server = scripted({"say": "No."})
     step = Step("voyage", "Plan a voyage.", {"type": "object", "required": ["ship"]}, attempts=2)
-    with pytest.raises(WorkflowFailed, match="did not match its schema, 2 times") as caught:
+    with pytest.raises(WorkflowFailed, match="did not match its schema, 2 times") as exc_info:
         await steps([step], store=store, engine=connected(server))
     assert len(server.requests) == 2
-    found = await load_workflow(store, caught.value.workflow)
-    assert found.status == "failed"
-    (chain,) = found.chains
+    workflow = await load_workflow(store, exc_info.value.workflow)
+    assert workflow.status == "failed"
+    (chain,) = workflow.chains
     assert [(each.number, each.answer) for each in chain.exchanges] == [(1, "No."), (1, "No.")]
 
 
@@ -136,10 +136,10 @@ async def test_failed_step_is_retried_on_resume(
 ) -> None:
     """Stored answers are not requested again, and further attempts are made."""
     step = Step("voyage", "Plan a voyage.", Voyage, attempts=2)
-    with pytest.raises(WorkflowFailed) as caught:
+    with pytest.raises(WorkflowFailed) as exc_info:
         await steps([step], store=store, engine=connected(scripted({"say": "No."})))
     server = scripted({"say": '{"ship": "Argo", "days": 3}'})
-    workflow = caught.value.workflow
+    workflow = exc_info.value.workflow
     result = await steps([step], store=store, engine=connected(server), workflow=workflow)
     assert result["voyage"] == Voyage(ship="Argo", days=3)
     assert result.steps[0].attempts == 3
@@ -155,8 +155,8 @@ async def test_pipeline_can_be_part_of_a_conversation(
     await conversation.send("My ship is the Argo.")
     result = await steps([Step("ship", "What is my ship?")], conversation=conversation)
     assert result.value == "Your ship is the Argo."
-    found = await load_workflow(store, result.workflow)
-    assert (found.kind, found.status) == ("steps", "finished")
+    workflow = await load_workflow(store, result.workflow)
+    assert (workflow.kind, workflow.status) == ("steps", "finished")
 
 
 async def test_finished_steps_are_read_from_the_store(
@@ -167,11 +167,11 @@ async def test_finished_steps_are_read_from_the_store(
     engine = connected(server)
     inputs = {"place": "Colchis"}
     first = await steps(PIPELINE, inputs=inputs, store=store, engine=engine)
-    again = await steps(
+    repeated = await steps(
         PIPELINE, inputs=inputs, store=store, engine=engine, workflow=first.workflow
     )
     assert len(server.requests) == 3
-    assert [each.value for each in again.steps] == [each.value for each in first.steps]
+    assert [each.value for each in repeated.steps] == [each.value for each in first.steps]
     conversation = await Conversation.open(store, first.conversation, engine)
     with pytest.raises(InvalidWorkflow, match="is a steps workflow, not a refine workflow"):
         await refine("x", judge=bool, workflow=first.workflow, conversation=conversation)
@@ -191,9 +191,9 @@ async def test_invalid_pipeline_is_rejected_before_sending(
     pipeline: list[Step], message: str, store: Store
 ) -> None:
     """A mistake in a template raises `InvalidWorkflow` before any request."""
-    with pytest.raises(InvalidWorkflow) as caught:
+    with pytest.raises(InvalidWorkflow) as exc_info:
         await steps(pipeline, inputs={"place": "x"}, store=store, engine="practice")
-    assert message in str(caught.value)
+    assert message in str(exc_info.value)
 
 
 async def test_template_accesses_only_values(store: Store, scripted: Any, connected: Any) -> None:

@@ -23,16 +23,16 @@ ADD: dict[str, Any] = {
 
 def flatten(items: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Return one entry per message part, with parsed arguments, so that all APIs compare equal."""
-    found: list[tuple[Any, ...]] = []
+    events: list[tuple[Any, ...]] = []
     for kind, *rest in items:
         if kind == "function call":
             call_id, name, arguments = rest
-            found.append((kind, call_id, name, json.loads(arguments)))
+            events.append((kind, call_id, name, json.loads(arguments)))
         elif kind in ("user", "assistant", "system", "developer"):
-            found += [(kind, *part) for part in rest]
+            events += [(kind, *part) for part in rest]
         else:
-            found.append((kind, *rest))
-    return found
+            events.append((kind, *rest))
+    return events
 
 
 def check_law(server: TestServer, turn: Turn) -> None:

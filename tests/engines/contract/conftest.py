@@ -61,9 +61,9 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="module")
 async def engines(running: TestServer) -> AsyncIterator[dict[str, Engine]]:
     """Yield an engine of each kind, with default settings."""
-    made = {name: open_engine(running, name) for name in ENGINES}
-    yield made
-    for engine in made.values():
+    opened = {name: open_engine(running, name) for name in ENGINES}
+    yield opened
+    for engine in opened.values():
         await engine.aclose()
 
 
@@ -76,6 +76,6 @@ def engine(engines: dict[str, Engine], name: str, server: TestServer) -> Engine:
 
 def open_engine(server: TestServer, name: str, **settings: Any) -> Engine:
     """Create an engine of this kind with these settings."""
-    model, own = ENGINES[name](server)
+    model, options = ENGINES[name](server)
     # The client's default connection timeout of 5 seconds is too short for a busy machine.
-    return connect(model, **{"max_retries": 0, "timeout": 300, **own, **settings})
+    return connect(model, **{"max_retries": 0, "timeout": 300, **options, **settings})

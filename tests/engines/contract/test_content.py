@@ -54,16 +54,16 @@ TWO_CALLS = "Call add with 2 and 3 and get_weather in Rome."
 
 def block_contents(blocks: tuple[Block, ...]) -> list[Any]:
     """Return the contents of blocks without their ids, with arguments as parsed values."""
-    found: list[Any] = []
+    parts: list[Any] = []
     for block in blocks:
         match block:
             case ToolCallBlock():
-                found.append(("call", block.name, json.loads(block.arguments)))
+                parts.append(("call", block.name, json.loads(block.arguments)))
             case ReasoningBlock():
-                found.append(("reasoning", *block.summary, *block.texts))
+                parts.append(("reasoning", *block.summary, *block.texts))
             case _:
-                found.append((block.kind, *block.content))
-    return found
+                parts.append((block.kind, *block.content))
+    return parts
 
 
 def last_text(turn: Turn) -> str:
@@ -89,8 +89,8 @@ async def test_a_turn_loaded_from_json_continues(engine: Engine, server: TestSer
     """Reasoning and metadata survive being written to JSON and read again."""
     options = {"reasoning": {"effort": "low"}}
     turn = await engine.run(Turn([user("Think about 6 * 7")]), **options)
-    again = loads(dumps(turn))
-    turn = await engine.run(again.append(user("What did I say first?")), **options)
+    restored = loads(dumps(turn))
+    turn = await engine.run(restored.append(user("What did I say first?")), **options)
     check_law(server, turn)
     assert "Think about 6 * 7" in last_text(turn)
 
@@ -190,9 +190,9 @@ async def test_a_reply_has_the_id_of_its_response(engine: Engine, server: TestSe
     """A reply has the id of its response, also with the sync API in another thread."""
     reply = await engine.ask(Turn([user("What is 2+3?")]))
     assert reply.response_id == server.requests[-1].response_id != ""
-    again = await to_thread.run_sync(engine.sync.ask, reply.turn.append(user("What is 3+4?")))
-    assert again.text == "3+4 = 7."
-    assert again.response_id == server.requests[-1].response_id != reply.response_id
+    second = await to_thread.run_sync(engine.sync.ask, reply.turn.append(user("What is 3+4?")))
+    assert second.text == "3+4 = 7."
+    assert second.response_id == server.requests[-1].response_id != reply.response_id
 
 
 @pytest.mark.parametrize(
@@ -280,9 +280,9 @@ async def test_json_schema_output(engine: Engine) -> None:
 async def test_truncated_answer_raises_incomplete_error(engine: Engine, streaming: bool) -> None:
     """The error contains the Turn to continue from and the partial answer."""
     turn = Turn([user("Write 100 words")])
-    with pytest.raises(AnswerIncomplete) as caught:
+    with pytest.raises(AnswerIncomplete) as exc_info:
         await engine.run(turn, max_output_tokens=16, streaming=streaming)
-    error = caught.value
+    error = exc_info.value
     assert error.code == "max_output_tokens"
     assert error.turn == turn
     assert error.partial

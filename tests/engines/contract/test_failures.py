@@ -57,11 +57,11 @@ async def test_a_cancelled_run_leaves_the_engine_usable(name: str, streaming: bo
     model = GatedModel()
     with serve(model=model) as server:
         async with open_engine(server, name) as engine:
-            running = asyncio.create_task(engine.run(Turn([user("wait")]), streaming=streaming))
+            task = asyncio.create_task(engine.run(Turn([user("wait")]), streaming=streaming))
             await wait_until_async(lambda: model.started)
-            running.cancel()
+            task.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await running
+                await task
             turn = await engine.run(Turn([user("Hi")]), streaming=streaming)
     assert "answer to Hi" in str(turn.blocks[-1])
 
@@ -83,14 +83,14 @@ async def test_concurrent_runs_do_not_mix(engine: Engine) -> None:
 async def test_an_unreachable_server_is_reported(name: str) -> None:
     """The error for an unreachable server contains the Turn to continue from."""
     kind = name.partition(",")[0]
-    model, own = f"{kind}:http://127.0.0.1:1/v1#m", dict[str, Any]()
+    model, settings = f"{kind}:http://127.0.0.1:1/v1#m", dict[str, Any]()
     if kind == "anthropic":
-        model, own = "anthropic:m", {"base_url": "http://127.0.0.1:1", "api_key": "sk-any"}
-    async with connect(model, max_retries=0, **own) as engine:
-        with pytest.raises(Unreachable, match="could not reach the server") as caught:
+        model, settings = "anthropic:m", {"base_url": "http://127.0.0.1:1", "api_key": "sk-any"}
+    async with connect(model, max_retries=0, **settings) as engine:
+        with pytest.raises(Unreachable, match="could not reach the server") as exc_info:
             await engine.run(SUM)
-    assert caught.value.turn == SUM
-    assert caught.value.retryable
+    assert exc_info.value.turn == SUM
+    assert exc_info.value.retryable
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -98,9 +98,9 @@ async def test_rejected_request_raises_typed_error(
     engine: Engine, name: str, streaming: bool
 ) -> None:
     """A rejected request raises a typed error with the message, status, request id, plan and Turn."""
-    with pytest.raises(RequestRefused) as caught:
+    with pytest.raises(RequestRefused) as exc_info:
         await engine.run(SUM, max_output_tokens=-5, streaming=streaming)
-    error = caught.value
+    error = exc_info.value
     assert error.status == 400
     assert "max_" in error.message
     assert error.request_id
@@ -129,9 +129,9 @@ async def test_http_error_raises_typed_error(
 ) -> None:
     """A failure raises a typed error that states whether it is retryable and after what delay."""
     server.faults.set(fault, times=1)
-    with pytest.raises(expected) as caught:
+    with pytest.raises(expected) as exc_info:
         await engine.run(SUM, streaming=streaming)
-    error = caught.value
+    error = exc_info.value
     assert error.turn == SUM
     assert error.retry_after == (3 if "retry_after" in fault else None)
     assert error.retryable == (expected is not NotAuthorised)
@@ -157,9 +157,9 @@ async def test_cut_stream_raises_error(
     """A cut stream raises an error with the partial blocks, and the Turn can be sent again."""
     server.faults.set(fault, times=1)
     turn = Turn([user("Write 40 words")])
-    with pytest.raises((StreamCut, Unreachable)) as caught:
+    with pytest.raises((StreamCut, Unreachable)) as exc_info:
         await engine.run(turn, streaming=True)
-    error = caught.value
+    error = exc_info.value
     assert (
         isinstance(error, StreamCut) or "socket" in name
     )  # a WebSocket stream begins with an event
@@ -172,10 +172,10 @@ async def test_cut_stream_raises_error(
 async def test_error_event_raises_server_failed(engine: Engine, server: TestServer) -> None:
     """An error event in a stream with status 200 raises an error."""
     server.faults.set("fail_after_events=4", times=1)
-    with pytest.raises(ServerFailed) as caught:
+    with pytest.raises(ServerFailed) as exc_info:
         await engine.run(Turn([user("Write 40 words")]), streaming=True)
-    assert caught.value.retryable
-    assert caught.value.message
+    assert exc_info.value.retryable
+    assert exc_info.value.message
     assert len(await engine.run(SUM)) == 2
 
 
@@ -237,17 +237,17 @@ async def test_wrong_key_is_rejected_and_not_shown(
     """Neither the error nor the log contains the key or the user's text."""
     caplog.set_level(TRACE, "kedge")
     with serve(token="sk-the-right-one") as strict:
-        model, own = ENGINES[engine_name](strict)
+        model, settings = ENGINES[engine_name](strict)
         key = "sk-planted-in-this-test"
-        async with connect(model, **{**own, "api_key": key, "max_retries": 0}) as engine:
-            with pytest.raises(NotAuthorised) as caught:
+        async with connect(model, **{**settings, "api_key": key, "max_retries": 0}) as engine:
+            with pytest.raises(NotAuthorised) as exc_info:
                 await engine.run(Turn([user("planted words")]))
-        async with connect(model, **{**own, "api_key": "sk-the-right-one"}) as engine:
+        async with connect(model, **{**settings, "api_key": "sk-the-right-one"}) as engine:
             assert len(await engine.run(SUM)) == 2
-    assert caught.value.status == 401
-    ours = [record for record in caplog.records if record.name.startswith("kedge.")]
-    received = "\n".join(f"{record.getMessage()} {vars(record)}" for record in ours)
-    assert key not in f"{caught.value!r} {caught.value} {received}"
+    assert exc_info.value.status == 401
+    records = [record for record in caplog.records if record.name.startswith("kedge.")]
+    received = "\n".join(f"{record.getMessage()} {vars(record)}" for record in records)
+    assert key not in f"{exc_info.value!r} {exc_info.value} {received}"
     assert "planted words" not in received
 
 

@@ -171,10 +171,10 @@ async def test_a_stored_conversation_continues_in_another_process(
         await conversation.send("Call add with 2 and 3", **options)
         id = conversation.row.id  # noqa: A001 - the word of the contract
     async with await open_store(f"sqlite:///{tmp_path}/kedge.db") as store:
-        again = await Conversation.open(store, id, engine, tools=[add])
-        reply = await again.send("What did I say first?", **options)
-        check_law(server, again.turn)
-        rows = await again.responses()
+        reopened = await Conversation.open(store, id, engine, tools=[add])
+        reply = await reopened.send("What did I say first?", **options)
+        check_law(server, reopened.turn)
+        rows = await reopened.responses()
     assert "Call add with 2 and 3" in reply.text
     assert [row.status for row in rows] == ["completed"] * 3
     if name == "anthropic":

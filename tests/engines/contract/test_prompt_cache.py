@@ -106,9 +106,9 @@ async def test_cache_key_is_stable_within_a_conversation(server: TestServer) -> 
         turn, _, _ = await send(engine, Turn([user("The secret word is fjord.")]))
         first: Any = server.requests[-1].body
         key = first["prompt_cache_key"]
-        again = Turn([user("The secret word is fjord."), *turn.blocks[1:], user("And now?")])
-        edited = again.remove(again.blocks[1].id)
-        for each in (again, edited, Turn([system("Be brief."), *again.blocks])):
+        rebuilt = Turn([user("The secret word is fjord."), *turn.blocks[1:], user("And now?")])
+        edited = rebuilt.remove(rebuilt.blocks[1].id)
+        for each in (rebuilt, edited, Turn([system("Be brief."), *rebuilt.blocks])):
             plan = engine.plan(each)
             assert plan.cache
             assert plan.cache.key == key
@@ -117,9 +117,9 @@ async def test_cache_key_is_stable_within_a_conversation(server: TestServer) -> 
         other = engine.plan(Turn([user("Another start")])).cache
         assert other
         assert other.key != key
-        await send(engine, again, prompt_cache_key="mine")
-        own: Any = server.requests[-1].body
-        assert own["prompt_cache_key"] == "mine"
-        await send(chat, again)
+        await send(engine, rebuilt, prompt_cache_key="mine")
+        request_body: Any = server.requests[-1].body
+        assert request_body["prompt_cache_key"] == "mine"
+        await send(chat, rebuilt)
         body: Any = server.requests[-1].body
         assert body["prompt_cache_key"].startswith("kedge-")

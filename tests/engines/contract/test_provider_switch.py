@@ -44,20 +44,20 @@ async def test_returning_to_a_provider_uses_its_anchor(
 ) -> None:
     """The anchor is the provider's own newest response, and the blocks of other providers are the delta."""
     turn = await run_to_answer(engines["responses"], Turn([system("Be kind."), user("One")]))
-    own = turn.blocks[-1].response_id
-    there = len(turn)
+    response_id = turn.blocks[-1].response_id
+    length = len(turn)
     turn = await run_to_answer(engines["chat"], turn.append(user("Call add with 2 and 3")))
     check_law(server, turn)
     turn = await run_to_answer(engines["anthropic"], turn.append(user("Call add with 3 and 4")))
     check_law(server, turn)
-    reasoning_blocks = [b for b in turn.blocks[there:] if isinstance(b, ReasoningBlock)]
+    reasoning_blocks = [b for b in turn.blocks[length:] if isinstance(b, ReasoningBlock)]
     assert len(reasoning_blocks) == 4
-    foreign = {block.response_id for block in turn.blocks[there:]} - {""}
+    foreign = {block.response_id for block in turn.blocks[length:]} - {""}
 
     turn = turn.append(user("What did I say first?"))
     plan = engines["responses"].plan(turn)
-    assert plan.previous_response_id == own
-    assert plan.delta == turn.blocks[there:]
+    assert plan.previous_response_id == response_id
+    assert plan.delta == turn.blocks[length:]
     assert set(plan.left_out) == set(reasoning_blocks)
     assert {each.response_id: each.reason for each in plan.rejected} == dict.fromkeys(
         foreign, "scope"
@@ -66,7 +66,7 @@ async def test_returning_to_a_provider_uses_its_anchor(
     turn = await run_to_answer(engines["responses"], turn)
     check_law(server, turn)
     body = newest_body(server, "responses")
-    assert body["previous_response_id"] == own
+    assert body["previous_response_id"] == response_id
     assert [item["type"] for item in body["input"]].count("function_call") == 2
     assert not any(item["type"] == "reasoning" or "id" in item for item in body["input"])
     assert 'You said first: "One"' in str(turn.blocks[-1])

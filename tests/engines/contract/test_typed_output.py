@@ -77,19 +77,19 @@ async def test_an_invalid_answer_is_corrected_within_the_law(
     if name == "responses":
         assert second.body["previous_response_id"] == first.response_id
         assert len(second.body["input"]) == 1
-    again = await engine.ask(reply.turn.append(user("What is 3 + 4?")), output=int)
-    assert again.output == 7
-    check_law(server, again.turn)
+    continued = await engine.ask(reply.turn.append(user("What is 3 + 4?")), output=int)
+    assert continued.output == 7
+    check_law(server, continued.turn)
 
 
 async def test_an_answer_that_never_matches_is_an_error(engine: Engine, server: TestServer) -> None:
     """After the last retry, the error has the text and the problems of the last answer."""
     turn = Turn([user("Always invalid: What is 2 + 3?")])
-    with pytest.raises(OutputInvalid) as caught:
+    with pytest.raises(OutputInvalid) as exc_info:
         await engine.run(turn, output=int, output_retries=1)
-    assert caught.value.text == "Not JSON: 2 + 3 = 5."
-    assert "not valid JSON" in caught.value.problems[0]
-    assert len(server.requests) == caught.value.attempts == 2
+    assert exc_info.value.text == "Not JSON: 2 + 3 = 5."
+    assert "not valid JSON" in exc_info.value.problems[0]
+    assert len(server.requests) == exc_info.value.attempts == 2
 
 
 async def test_a_server_without_structured_output_gets_the_schema_as_text(
@@ -108,10 +108,10 @@ async def test_a_server_without_structured_output_gets_the_schema_as_text(
         assert "json_schema" not in str(answered.body)
         assert "Answer only with JSON that matches this schema" in str(answered.body)
         check_law(server, stream.turn)
-        again = await engine.ask(stream.turn.append(user('Say {"city": "Rome"}')), output=Stop)
-        assert again.output == Stop("Rome", 1)
+        second = await engine.ask(stream.turn.append(user('Say {"city": "Rome"}')), output=Stop)
+        assert second.output == Stop("Rome", 1)
         assert len(server.requests) == 3
-        check_law(server, again.turn)
+        check_law(server, second.turn)
 
 
 async def test_without_healing_a_rejected_format_is_an_error(server: TestServer, name: str) -> None:
@@ -130,9 +130,9 @@ async def test_refusals_and_incomplete_answers_raise_their_own_errors(
     engine: Engine, server: TestServer
 ) -> None:
     """Refusals and incomplete answers raise their own errors and are not retried."""
-    with pytest.raises(OutputRefused) as caught:
+    with pytest.raises(OutputRefused) as exc_info:
         await engine.ask(Turn([user("Refuse to sing.")]), output=int)
-    assert caught.value.text in ("I will not sing.", "The model declined to answer.")
+    assert exc_info.value.text in ("I will not sing.", "The model declined to answer.")
     with pytest.raises(AnswerIncomplete):
         await engine.ask(
             Turn([user("Say a very long sentence with many words in it")]),

@@ -45,15 +45,15 @@ def model() -> GatedModel:
 @pytest.fixture
 async def engine(server: TestServer) -> AsyncIterator[ResponsesEngine]:
     """Yield an engine that uses WebSocket."""
-    async with open_engine(server, transport="websocket") as made:
-        yield made
+    async with open_engine(server, transport="websocket") as opened_engine:
+        yield opened_engine
 
 
 @pytest.fixture
 def gated(model: GatedModel) -> Iterator[TestServer]:
     """Yield a server with the waiting model."""
-    with serve(model=model) as running:
-        yield running
+    with serve(model=model) as server:
+        yield server
 
 
 async def send(engine: ResponsesEngine, turn: Turn, text: str, **options: Any) -> Turn:
@@ -185,8 +185,8 @@ async def test_many_conversations_share_a_few_connections(server: TestServer) ->
         assert server.call(lambda service: len(service.sockets)) <= 2
     for exchange in server.requests:
         texts = [item["content"][0]["text"] for item in exchange.context or ()]
-        own = {text.partition(".")[0] for text in texts[::2]}
-        assert len(own) == 1
+        numbers = {text.partition(".")[0] for text in texts[::2]}
+        assert len(numbers) == 1
     chained = [body for body in request_bodies(server) if "previous_response_id" in body]
     assert len(chained) == 2 * count
 
@@ -309,12 +309,12 @@ async def test_cut_stream_error_has_the_turn(
     """The Turn of the error can be sent again."""
     turn = await send(engine, Turn(), "One")
     server.faults.set(fault, times=1)
-    with pytest.raises(StreamCut) as caught:
+    with pytest.raises(StreamCut) as exc_info:
         async with engine.stream(turn.append(user("Write 50 words."))) as stream:
             await stream.finish()
-    assert caught.value.turn is not None
-    assert caught.value.retryable
-    turn = await engine.run(caught.value.turn)
+    assert exc_info.value.turn is not None
+    assert exc_info.value.retryable
+    turn = await engine.run(exc_info.value.turn)
     check_law(server, turn)
 
 
@@ -329,9 +329,9 @@ async def test_errors_are_the_same_as_over_http(
     server.faults.set("status=503", times=1)
     with pytest.raises(ServerFailed):
         await engine.run(Turn([user("x")]))
-    with pytest.raises(RequestRefused, match="Unknown parameter: 'bogus'") as refused:
+    with pytest.raises(RequestRefused, match="Unknown parameter: 'bogus'") as exc_info:
         await engine.run(Turn([user("x")]), extra_body={"bogus": 1})
-    assert refused.value.param == "bogus"
+    assert exc_info.value.param == "bogus"
 
 
 @pytest.mark.parametrize("fault", ["status=429,retry_after=0", "status=500", "cut_after_events=0"])
@@ -373,9 +373,9 @@ async def test_failed_connection_is_reported() -> None:
     """A wrong key, a missing WebSocket endpoint and a missing server raise different errors."""
     with serve(token="right") as server:
         async with open_engine(server, transport="websocket", api_key="wrong-key") as engine:
-            with pytest.raises(NotAuthorised) as caught:
+            with pytest.raises(NotAuthorised) as exc_info:
                 await engine.run(Turn([user("x")]))
-        assert "wrong-key" not in str(caught.value)
+        assert "wrong-key" not in str(exc_info.value)
         engine = connect(
             f"responses:{server.url}/elsewhere#m",
             transport="websocket",
@@ -406,9 +406,9 @@ async def test_a_rejection_of_either_form_is_raised_with_its_message(error: dict
         port = next(iter(server.sockets)).getsockname()[1]
         model = f"responses:http://127.0.0.1:{port}/v1#m"
         async with connect(model, transport="websocket", max_retries=0) as engine:
-            with pytest.raises(RateLimited) as caught:
+            with pytest.raises(RateLimited) as exc_info:
                 await engine.run(Turn([user("x")]))
-    assert (caught.value.message, caught.value.code) == ("Slow down.", "rate_limit_exceeded")
+    assert (exc_info.value.message, exc_info.value.code) == ("Slow down.", "rate_limit_exceeded")
 
 
 CREATED = {"type": "response.created", "response": {"id": "resp_1"}}
@@ -461,11 +461,11 @@ async def test_client_timeout_applies_to_opening(
     server: TestServer, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: float
 ) -> None:
     """A connection may take ten seconds to open, or longer if the client allows it."""
-    given: list[Any] = []
+    connection_options: list[Any] = []
     original = AsyncResponses.connect
 
     def connect_and_record(responses: AsyncResponses, **options: Any) -> Any:
-        given.append(options["websocket_connection_options"])
+        connection_options.append(options["websocket_connection_options"])
         return original(responses, **options)
 
     monkeypatch.setattr(AsyncResponses, "connect", connect_and_record)
@@ -473,7 +473,7 @@ async def test_client_timeout_applies_to_opening(
         assert isinstance(engine.transport, SocketTransport)
         socket = await engine.transport._open_socket()
         await socket.close()
-    assert given == [{"open_timeout": expected}]
+    assert connection_options == [{"open_timeout": expected}]
 
 
 async def test_timeout_applies_to_events(gated: TestServer, model: GatedModel) -> None:
@@ -490,11 +490,11 @@ async def test_server_shutdown_is_reported(model: GatedModel) -> None:
     """An answer that the server aborts is a failure, not a partial answer."""
     with serve(model=model, limits=Limits(shutdown_seconds=0)) as server:
         async with open_engine(server, transport="websocket") as engine:
-            running = asyncio.create_task(engine.run(Turn([user("wait")])))
+            task = asyncio.create_task(engine.run(Turn([user("wait")])))
             await wait_until(lambda: model.started)
             await asyncio.to_thread(server.stop)
             with pytest.raises(ServerFailed):
-                await running
+                await task
 
 
 async def test_other_requests_use_http(engine: ResponsesEngine, server: TestServer) -> None:
@@ -534,11 +534,11 @@ async def test_a_tap_receives_what_was_transmitted(
     await engine.run(Turn([user("Hello")]), tap=tap)
     with pytest.raises(RequestRefused):
         await engine.run(Turn([user("Hello")]), tap=tap, extra_body={"bogus": 1})
-    (request, reply, status), (_, refused, refused_status) = received
+    (request, reply, status), (_, rejected, refused_status) = received
     assert b'"stream"' not in request
     assert b"response.completed" in reply
     assert (status, refused_status) == (200, 400)
-    assert b"bogus" in refused
+    assert b"bogus" in rejected
 
 
 async def test_duplicate_events_are_ignored(engine: ResponsesEngine, server: TestServer) -> None:

@@ -22,5 +22,5 @@ def server(running: TestServer) -> Iterator[TestServer]:
 
 @pytest.fixture(scope="package")
 def client(running: TestServer) -> Iterator[Anthropic]:
-    with Anthropic(base_url=running.url, api_key="any", max_retries=0) as made:
-        yield made
+    with Anthropic(base_url=running.url, api_key="any", max_retries=0) as anthropic_client:
+        yield anthropic_client

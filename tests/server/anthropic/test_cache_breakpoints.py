@@ -40,8 +40,8 @@ def ask(server: TestServer) -> Any:
 
         def post(messages: list[Any], **members: Any) -> dict[str, Any]:
             body = {"model": "practice", "max_tokens": 100, "messages": messages, **members}
-            made = client.post("/v1/messages", json=body)
-            return made.json() if made.status_code >= 400 else made.json()["usage"]
+            response = client.post("/v1/messages", json=body)
+            return response.json() if response.status_code >= 400 else response.json()["usage"]
 
         yield post
 

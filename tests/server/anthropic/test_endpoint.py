@@ -44,15 +44,15 @@ def stream_events(client: Anthropic, **params: Any) -> list[dict[str, Any]]:
     """Stream a message and validate each event with the client's own types."""
     with client.messages.with_streaming_response.create(stream=True, **REQUEST | params) as raw:
         text = "\n".join(raw.iter_lines())
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     for block in text.strip().split("\n\n"):
         name, _, data = block.partition("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
         if event["type"] not in ("ping", "error"):
             EVENTS.validate_json(json.dumps(event), strict=True)
-        found.append(event)
-    return found
+        events.append(event)
+    return events
 
 
 def test_model_sees_the_complete_conversation(server: TestServer, client: Anthropic) -> None:
@@ -85,17 +85,17 @@ def test_parallel_tool_calls_and_results(
     params: Any = {**REQUEST, "messages": messages, "tools": [WEATHER], "thinking": thinking}
     if streamed:
         with client.messages.stream(**params) as stream:
-            made: Any = stream.get_final_message()
+            response: Any = stream.get_final_message()
     else:
-        made = client.messages.create(**params)
-    assert made.stop_reason == "tool_use"
-    calls = [block for block in made.content if block.type == "tool_use"]
+        response = client.messages.create(**params)
+    assert response.stop_reason == "tool_use"
+    calls = [block for block in response.content if block.type == "tool_use"]
     assert [call.input for call in calls] == [{"city": "Paris"}, {"city": "Rome"}]
     assert all(call.id.startswith("toolu_") for call in calls)
     results = [
         {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"} for call in calls
     ]
-    replayed = [block.model_dump(exclude_none=True) for block in made.content]
+    replayed = [block.model_dump(exclude_none=True) for block in response.content]
     messages += [
         {"role": "assistant", "content": replayed},
         {"role": "user", "content": [*results, {"type": "text", "text": ""}][:2]},
@@ -242,16 +242,16 @@ def test_refusal_has_its_own_stop_reason() -> None:
         serve(model=PracticeModel(script)) as server,
         Anthropic(base_url=server.url, api_key="any") as client,
     ):
-        made: Any = client.messages.create(**REQUEST, messages=[make_message("Sing")])
-    assert (made.content[0].text, made.stop_reason) == ("No.", "refusal")
+        response: Any = client.messages.create(**REQUEST, messages=[make_message("Sing")])
+    assert (response.content[0].text, response.stop_reason) == ("No.", "refusal")
 
 
 def test_count_tokens(client: Anthropic) -> None:
     """The token count of a request equals the input tokens in the usage of its message."""
     messages = [make_message("Hello there")]
     counted = client.messages.count_tokens(model="practice", messages=messages, tools=[WEATHER])
-    made = client.messages.create(**REQUEST, messages=messages, tools=[WEATHER])
-    assert counted.input_tokens == made.usage.input_tokens
+    response = client.messages.create(**REQUEST, messages=messages, tools=[WEATHER])
+    assert counted.input_tokens == response.usage.input_tokens
 
 
 def test_models_are_listed_in_anthropic_format(server: TestServer, client: Anthropic) -> None:
@@ -316,11 +316,11 @@ def test_fault_omits_ids(server: TestServer, client: Anthropic, fault: str) -> N
 
 def test_faults_duplicate_and_reorder_events(server: TestServer, client: Anthropic) -> None:
     """Faults duplicate or reorder events without losing any."""
-    usual = stream_events(client, messages=[make_message("a b c")])
+    expected = stream_events(client, messages=[make_message("a b c")])
     server.faults.set("duplicate_events")
-    assert len(stream_events(client, messages=[make_message("a b c")])) == 2 * len(usual)
+    assert len(stream_events(client, messages=[make_message("a b c")])) == 2 * len(expected)
     server.faults.clear()
     server.faults.set("reorder_events")
     mixed = stream_events(client, messages=[make_message("a b c")])
     assert [event["type"] for event in mixed[:2]] == ["ping", "message_start"]
-    assert len(mixed) == len(usual)
+    assert len(mixed) == len(expected)

@@ -147,9 +147,9 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("body", "message"), INVALID_REQUESTS)
 def test_invalid_request_is_rejected(body: dict[str, Any], message: str) -> None:
     """An invalid request is rejected with Anthropic's message, which starts with the path of the field."""
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         parse_request(body, decrypt_nothing)
-    error = error_body(caught.value, "req_1")
+    error = error_body(exc_info.value, "req_1")
     assert error["type"] == "error"
     assert error["request_id"] == "req_1"
     assert error["error"]["type"] == "invalid_request_error"
@@ -295,8 +295,8 @@ def test_http_errors_have_anthropics_format(
 
 def test_nested_blocks_are_flattened() -> None:
     """A search result and a document made of blocks are converted to their parts."""
-    found = {"type": "search_result", "title": "T", "source": "S", "content": [TEXT]}
+    result = {"type": "search_result", "title": "T", "source": "S", "content": [TEXT]}
     document = {"type": "document", "source": {"type": "content", "content": [TEXT]}}
-    body = make_request(messages=[{"role": "user", "content": [found, document]}])
+    body = make_request(messages=[{"role": "user", "content": [result, document]}])
     (message,) = parse_request(body, decrypt_nothing).input
     assert [part["text"] for part in message["content"]] == ["T (S)", "Well", "Well"]

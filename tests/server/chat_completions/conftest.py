@@ -22,5 +22,5 @@ def server(running: TestServer) -> Iterator[TestServer]:
 
 @pytest.fixture(scope="package")
 def client(running: TestServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=running.base_url, api_key="any", max_retries=0) as made:
-        yield made
+    with OpenAI(base_url=running.base_url, api_key="any", max_retries=0) as openai_client:
+        yield openai_client

@@ -39,7 +39,7 @@ def check_completion(raw: Any) -> dict[str, Any]:
 
 def stream_chunks(client: OpenAI, **params: Any) -> list[dict[str, Any]]:
     """Stream a completion and validate each chunk with the client's own types."""
-    found = []
+    chunks = []
     with client.chat.completions.with_streaming_response.create(
         model="practice", stream=True, **params
     ) as raw:
@@ -48,8 +48,8 @@ def stream_chunks(client: OpenAI, **params: Any) -> list[dict[str, Any]]:
     for line in lines:
         chunk = json.loads(line.removeprefix("data: "))
         ChatCompletionChunk.model_validate(chunk, strict=True)
-        found.append(chunk)
-    return found
+        chunks.append(chunk)
+    return chunks
 
 
 def test_model_sees_the_complete_chat(server: TestServer, client: OpenAI) -> None:
@@ -75,15 +75,18 @@ def test_model_sees_the_complete_chat(server: TestServer, client: OpenAI) -> Non
 
 def test_usage_counts_input_and_output_tokens(client: OpenAI) -> None:
     """Usage counts input and output tokens; reasoning tokens are part of the output tokens."""
-    made = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="practice", messages=[make_message("Hello")], reasoning_effort="high"
     )
-    assert made.usage is not None
-    assert made.usage.total_tokens == made.usage.prompt_tokens + made.usage.completion_tokens
-    details = made.usage.completion_tokens_details
+    assert response.usage is not None
+    assert (
+        response.usage.total_tokens
+        == response.usage.prompt_tokens + response.usage.completion_tokens
+    )
+    details = response.usage.completion_tokens_details
     assert details is not None
     assert details.reasoning_tokens
-    assert details.reasoning_tokens < made.usage.completion_tokens
+    assert details.reasoning_tokens < response.usage.completion_tokens
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -125,15 +128,15 @@ def test_streamed_completion_equals_unstreamed_completion(client: OpenAI) -> Non
         "stream_options": {"include_usage": True},
     }
     chunks = stream_chunks(client, **params)
-    made = client.chat.completions.create(model="practice", messages=params["messages"])
+    response = client.chat.completions.create(model="practice", messages=params["messages"])
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
     assert deltas[0]["role"] == "assistant"
     text = "".join(delta.get("content") or "" for delta in deltas)
-    assert text == made.choices[0].message.content
+    assert text == response.choices[0].message.content
     assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
     assert chunks[-1]["choices"] == []
-    assert made.usage is not None
-    assert chunks[-1]["usage"]["total_tokens"] == made.usage.total_tokens
+    assert response.usage is not None
+    assert chunks[-1]["usage"]["total_tokens"] == response.usage.total_tokens
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
     assert len({chunk["id"] for chunk in chunks}) == 1
 
@@ -172,7 +175,7 @@ def test_answer_matches_its_schema(client: OpenAI) -> None:
         "required": ["answer"],
         "additionalProperties": False,
     }
-    made = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="practice",
         messages=[make_message("What is 6 * 7?")],
         response_format={
@@ -180,7 +183,7 @@ def test_answer_matches_its_schema(client: OpenAI) -> None:
             "json_schema": {"name": "sum", "schema": schema, "strict": True},
         },
     )
-    assert json.loads(made.choices[0].message.content or "") == {"answer": 42}
+    assert json.loads(response.choices[0].message.content or "") == {"answer": 42}
 
 
 def test_images_and_files_are_sent(server: TestServer, client: OpenAI) -> None:
@@ -214,12 +217,12 @@ def test_token_limit_and_stop_sequences_end_the_answer(
     client: OpenAI, params: dict[str, Any], reason: str, text: str
 ) -> None:
     """An answer ends at its token limit, or before a stop sequence."""
-    made = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="practice", messages=[make_message("one two three")], **params
     )
-    assert made.choices[0].finish_reason == reason
-    assert (made.choices[0].message.content or "").startswith(text)
-    assert len(made.choices[0].message.content or "") < 20
+    assert response.choices[0].finish_reason == reason
+    assert (response.choices[0].message.content or "").startswith(text)
+    assert len(response.choices[0].message.content or "") < 20
 
 
 def test_refusal_has_its_own_member() -> None:
@@ -229,20 +232,20 @@ def test_refusal_has_its_own_member() -> None:
         serve(model=PracticeModel(script)) as server,
         OpenAI(base_url=server.base_url, api_key="any") as client,
     ):
-        made = client.chat.completions.create(model="practice", messages=[make_message("Sing")])
-    assert made.choices[0].message.refusal == "No."
-    assert made.choices[0].message.content is None
+        response = client.chat.completions.create(model="practice", messages=[make_message("Sing")])
+    assert response.choices[0].message.refusal == "No."
+    assert response.choices[0].message.content is None
 
 
 def test_custom_tools_are_called_with_text(client: OpenAI) -> None:
     """A custom tool is called with text, and its result is accepted like any other."""
     tool: Any = {"type": "custom", "custom": {"name": "run_code", "description": "Runs code"}}
     messages: list[Any] = [make_message('call run_code with "print(1)"')]
-    made = client.chat.completions.create(model="practice", messages=messages, tools=[tool])
-    call: Any = made.choices[0].message.tool_calls
+    response = client.chat.completions.create(model="practice", messages=messages, tools=[tool])
+    call: Any = response.choices[0].message.tool_calls
     assert call[0].custom.input == "print(1)"
     messages += [
-        made.choices[0].message.model_dump(exclude_none=True),
+        response.choices[0].message.model_dump(exclude_none=True),
         {"role": "tool", "tool_call_id": call[0].id, "content": "1"},
     ]
     last = client.chat.completions.create(model="practice", messages=messages, tools=[tool])
@@ -254,13 +257,13 @@ def test_chat_above_the_context_window_is_rejected() -> None:
     with (
         serve(model=PracticeModel(window=50)) as server,
         OpenAI(base_url=server.base_url, api_key="any", max_retries=0) as client,
-        pytest.raises(openai.BadRequestError) as caught,
+        pytest.raises(openai.BadRequestError) as exc_info,
     ):
         client.chat.completions.create(
             model="practice", messages=[make_message("many words " * 100)]
         )
-    assert caught.value.code == "context_length_exceeded"
-    assert "50 tokens" in caught.value.message
+    assert exc_info.value.code == "context_length_exceeded"
+    assert "50 tokens" in exc_info.value.message
 
 
 FAULTS: dict[str, type[Exception]] = {
@@ -276,14 +279,14 @@ FAULTS: dict[str, type[Exception]] = {
 def test_faults_apply_to_chats(server: TestServer, client: OpenAI, fault: str) -> None:
     """A fault raises the client's matching error, and the next request succeeds."""
     server.faults.set(fault, times=1)
-    with pytest.raises(FAULTS[fault]) as caught:
+    with pytest.raises(FAULTS[fault]) as exc_info:
         list(
             client.chat.completions.create(
                 model="practice", messages=[make_message("Hello there")], stream=True
             )
         )
-    if isinstance(caught.value, openai.RateLimitError):
-        assert caught.value.response.headers["retry-after"] == "1"
+    if isinstance(exc_info.value, openai.RateLimitError):
+        assert exc_info.value.response.headers["retry-after"] == "1"
     assert client.chat.completions.create(
         model="practice", messages=[make_message("Hello")]
     ).choices
@@ -296,28 +299,28 @@ def test_fault_omits_call_ids(
     """A fault omits or empties the ids of tool calls with and without streaming."""
     server.faults.set(fault)
     params: Any = {"messages": [make_message("call get_weather in Rome")], "tools": [WEATHER]}
-    made = client.chat.completions.with_raw_response.create(model="practice", **params)
-    call = made.http_response.json()["choices"][0]["message"]["tool_calls"][0]
+    response = client.chat.completions.with_raw_response.create(model="practice", **params)
+    call = response.http_response.json()["choices"][0]["message"]["tool_calls"][0]
     assert call.get("id") == expected
-    opening = next(
+    first = next(
         call
         for chunk in stream_chunks(client, **params)
         for call in chunk["choices"][0]["delta"].get("tool_calls", ())
     )
-    assert opening.get("id") == expected
-    assert opening["function"]["name"] == "get_weather"
+    assert first.get("id") == expected
+    assert first["function"]["name"] == "get_weather"
 
 
 def test_faults_duplicate_and_reorder_chunks(server: TestServer, client: OpenAI) -> None:
     """Faults duplicate or reorder chunks without losing any."""
-    usual = stream_chunks(client, messages=[make_message("a b c")])
+    expected = stream_chunks(client, messages=[make_message("a b c")])
     server.faults.set("duplicate_events")
-    assert len(stream_chunks(client, messages=[make_message("a b c")])) == 2 * len(usual)
+    assert len(stream_chunks(client, messages=[make_message("a b c")])) == 2 * len(expected)
     server.faults.clear()
     server.faults.set("reorder_events")
     mixed = stream_chunks(client, messages=[make_message("a b c")])
     assert [chunk["choices"][0]["delta"].get("role") for chunk in mixed[:2]] == [None, "assistant"]
-    assert len(mixed) == len(usual)
+    assert len(mixed) == len(expected)
 
 
 def test_fault_omits_the_completion_id(server: TestServer, client: OpenAI) -> None:
@@ -335,6 +338,6 @@ def test_faults_of_stored_responses_do_not_apply_to_chats(
     """A fault that does not apply to a request is not consumed."""
     for fault in ("forget_all", "refuse_empty_input", "refuse_previous_response_id=zdr"):
         server.faults.set(fault, times=1)
-    made = client.chat.completions.create(model="practice", messages=[make_message("Hello")])
-    assert made.choices[0].message.content
+    response = client.chat.completions.create(model="practice", messages=[make_message("Hello")])
+    assert response.choices[0].message.content
     assert len(server.faults.armed) == 3

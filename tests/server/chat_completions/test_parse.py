@@ -129,11 +129,11 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str | None, str]] = [
 @pytest.mark.parametrize(("body", "param", "message"), INVALID_REQUESTS)
 def test_invalid_request_is_rejected(body: dict[str, Any], param: str | None, message: str) -> None:
     """An invalid request is rejected with the API's message and the invalid parameter."""
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         parse_request(body)
-    assert caught.value.status == 400
-    assert caught.value.param == param
-    assert message in caught.value.message
+    assert exc_info.value.status == 400
+    assert exc_info.value.param == param
+    assert message in exc_info.value.message
 
 
 VALID_REQUESTS: list[dict[str, Any]] = [

@@ -47,8 +47,8 @@ def test_steps_determine_the_order_of_events(
     steps: list[StreamStep], expected: str, size: int
 ) -> None:
     """Steps reorder or duplicate events for any chunk size; no event is lost, and the terminator is last."""
-    again = [type(step)(step._only) for step in steps]  # type: ignore[attr-defined]
-    assert apply_steps(list(again), size) == expected
+    recreated = [type(step)(step._only) for step in steps]  # type: ignore[attr-defined]
+    assert apply_steps(list(recreated), size) == expected
 
 
 def test_an_edit_changes_each_event() -> None:

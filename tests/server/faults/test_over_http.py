@@ -122,10 +122,10 @@ def test_stream_is_cut_inside_an_event(server: TestServer, number: int) -> None:
     server.faults.set(f"cut_in_event={number}", times=1)
     body, ended = decode_chunked(raw_post(server, STREAM_REQUEST))
     assert not ended
-    *complete, half = body.split(b"\n\n")
+    *complete, partial = body.split(b"\n\n")
     assert len(complete) == number
-    assert half.startswith(b"event: response.")
-    assert not half.endswith(b"}")
+    assert partial.startswith(b"event: response.")
+    assert not partial.endswith(b"}")
 
 
 def test_official_client_raises_for_a_cut_stream(server: TestServer, client: OpenAI) -> None:
@@ -151,8 +151,8 @@ def test_response_of_a_cut_stream_is_stored(server: TestServer, client: OpenAI) 
     server.faults.set("cut_after_events=1", times=1)
     body, _ = decode_chunked(raw_post(server, STREAM_REQUEST))
     created = json.loads(body.partition(b"data: ")[2])
-    found = client.responses.retrieve(created["response"]["id"])
-    assert found.status in {"completed", "cancelled"}
+    response = client.responses.retrieve(created["response"]["id"])
+    assert response.status in {"completed", "cancelled"}
 
 
 @pytest.mark.parametrize(
@@ -198,9 +198,9 @@ def test_forget_all(server: TestServer, client: OpenAI) -> None:
     """All stored responses are deleted, and continuing or fetching one is an error."""
     first = client.responses.create(model="practice", input="My name is Ada")
     server.faults.set("forget_all", times=1)
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.BadRequestError) as exc_info:
         client.responses.create(model="practice", input="?", previous_response_id=first.id)
-    assert caught.value.code == "previous_response_not_found"
+    assert exc_info.value.code == "previous_response_not_found"
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)
 
@@ -225,13 +225,13 @@ def test_forget_silently(server: TestServer, client: OpenAI, echo: str, stream: 
     expected = first.id if echo == "yes" else None
     assert {response["previous_response_id"] for response in responses} == {expected}
     assert responses[-1]["usage"]["input_tokens"] < 30
-    seen = server.requests[-1].context
-    assert seen is not None
-    assert len(seen) == 1
+    context = server.requests[-1].context
+    assert context is not None
+    assert len(context) == 1
     assert not server.faults.armed
-    again = client.responses.create(model="practice", input="?", previous_response_id=first.id)
-    assert again.usage is not None
-    assert again.usage.input_tokens > 60
+    second = client.responses.create(model="practice", input="?", previous_response_id=first.id)
+    assert second.usage is not None
+    assert second.usage.input_tokens > 60
 
 
 def test_forget_silently_accepts_results_of_lost_calls(server: TestServer, client: OpenAI) -> None:
@@ -261,9 +261,9 @@ def test_remember_only_the_last_ancestors(server: TestServer, client: OpenAI, nu
         model="practice", input="And now?", previous_response_id=previous
     )
     assert answer.previous_response_id == previous
-    seen = server.requests[-1].context
-    assert seen is not None
-    assert len(seen) == 2 * min(number, 3) + 1
+    context = server.requests[-1].context
+    assert context is not None
+    assert len(context) == 2 * min(number, 3) + 1
 
 
 def stream_events(server: TestServer, **more: Any) -> list[dict[str, Any]]:
@@ -278,15 +278,15 @@ def sequence_numbers(events: list[dict[str, Any]]) -> list[int]:
 
 def test_duplicate_events(server: TestServer) -> None:
     """All events, or those of one type, are sent twice."""
-    usual = stream_events(server)
+    expected = stream_events(server)
     server.faults.set("duplicate_events")
     assert sequence_numbers(stream_events(server)) == [
-        n for n in sequence_numbers(usual) for _ in range(2)
+        n for n in sequence_numbers(expected) for _ in range(2)
     ]
     server.faults.set("duplicate_events,only=response.output_item.added")
     kinds = [event["type"] for event in stream_events(server)]
     assert kinds.count("response.output_item.added") == 2
-    assert len(kinds) == len(usual) + 1
+    assert len(kinds) == len(expected) + 1
 
 
 def test_reorder_events(server: TestServer) -> None:
@@ -366,9 +366,9 @@ def test_encrypted_reasoning_can_be_rejected(server: TestServer, client: OpenAI)
         "encrypted_content": "gAAAAAB",
     }
     message: Any = {"role": "assistant", "content": "Hello"}
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.BadRequestError) as exc_info:
         client.responses.create(model="practice", input=[reasoning, message])
-    assert caught.value.code == "invalid_encrypted_content"
+    assert exc_info.value.code == "invalid_encrypted_content"
     assert not server.faults.armed
 
 
@@ -414,22 +414,22 @@ def test_empty_input_can_be_rejected(server: TestServer, client: OpenAI) -> None
     first = client.responses.create(model="practice", input="Hi")
     client.responses.create(model="practice", input=[], previous_response_id=first.id)
     server.faults.set("refuse_empty_input")
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.BadRequestError) as exc_info:
         client.responses.create(model="practice", input=[], previous_response_id=first.id)
-    assert caught.value.code == "missing_required_parameter"
+    assert exc_info.value.code == "missing_required_parameter"
 
 
 def test_structured_output_can_be_rejected(server: TestServer, client: OpenAI) -> None:
     """A fault rejects a JSON schema; other formats and requests without a format succeed."""
     server.faults.set("refuse_output_format")
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.BadRequestError) as exc_info:
         client.responses.create(
             model="practice",
             input="Hi",
             text={"format": {"type": "json_schema", "name": "any", "schema": schema}},
         )
-    assert caught.value.param == "text.format"
+    assert exc_info.value.param == "text.format"
     text: Any = {"format": {"type": "text"}}
     assert client.responses.create(model="practice", input="Hi", text=text).output_text
 
@@ -580,11 +580,11 @@ def test_usage_can_be_misreported(server: TestServer, client: OpenAI, usage: str
     first = client.responses.create(model="practice", input="My name is Ada. " * 400)
     server.faults.set(f"report_usage={usage}")
     ask: Any = [{"type": "message", "role": "user", "content": "What is my name?"}]
-    again = client.responses.create(model="practice", input=ask, previous_response_id=first.id)
-    assert "Ada" in again.output_text
-    assert (again.usage is None) is (usage == "none")
-    if again.usage is not None:
-        assert again.usage.input_tokens < 1_000
+    second = client.responses.create(model="practice", input=ask, previous_response_id=first.id)
+    assert "Ada" in second.output_text
+    assert (second.usage is None) is (usage == "none")
+    if second.usage is not None:
+        assert second.usage.input_tokens < 1_000
 
 
 def test_a_response_can_be_reported_as_unstored(server: TestServer, client: OpenAI) -> None:
@@ -600,19 +600,19 @@ def test_response_id_can_be_reused(server: TestServer, client: OpenAI) -> None:
     second = client.responses.create(model="practice", input="My name is Bob.")
     assert first.id == second.id
     ask: Any = [{"type": "message", "role": "user", "content": "What is my name?"}]
-    again = client.responses.create(model="practice", input=ask, previous_response_id=first.id)
-    assert "Bob" in again.output_text
+    continued = client.responses.create(model="practice", input=ask, previous_response_id=first.id)
+    assert "Bob" in continued.output_text
 
 
 def test_usage_can_exclude_whitespace(server: TestServer, client: OpenAI) -> None:
     """With ``report_usage=trimmed``, a message of spaces counts almost no tokens."""
     ask: Any = [{"type": "message", "role": "user", "content": " " * 4_500}]
-    usual = client.responses.create(model="practice", input=ask).usage
+    expected = client.responses.create(model="practice", input=ask).usage
     server.faults.set("report_usage=trimmed")
     trimmed = client.responses.create(model="practice", input=ask).usage
-    assert usual is not None
+    assert expected is not None
     assert trimmed is not None
-    assert trimmed.input_tokens < 20 < usual.input_tokens
+    assert trimmed.input_tokens < 20 < expected.input_tokens
 
 
 def test_stored_responses_can_be_hidden(server: TestServer, client: OpenAI) -> None:
@@ -624,10 +624,10 @@ def test_stored_responses_can_be_hidden(server: TestServer, client: OpenAI) -> N
     with pytest.raises(openai.NotFoundError):
         client.responses.input_items.list(first.id)
     assert client.responses.retrieve(first.id).id == first.id
-    again = client.responses.create(
+    second = client.responses.create(
         model="practice", input="What is my name?", previous_response_id=first.id
     )
-    assert "Ada" in again.output_text
+    assert "Ada" in second.output_text
 
 
 def streamed_and_listed(server: TestServer, prompt: str) -> tuple[list[Any], list[Any]]:
@@ -679,9 +679,9 @@ def test_deltas_repeated_after_the_finish_reason(server: TestServer, client: Ope
         stream = client.chat.completions.create(model="practice", messages=messages, stream=True)
         return "".join(each.choices[0].delta.content or "" for each in stream if each.choices)
 
-    usual = read()
+    expected = read()
     server.faults.set("repeat_after_finish")
-    assert read() == usual * 2
+    assert read() == expected * 2
 
 
 @pytest.mark.parametrize("stream", [True, False])

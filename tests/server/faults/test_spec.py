@@ -55,14 +55,14 @@ def test_parse_fault(spec: str, fault: Fault) -> None:
 )
 def test_an_invalid_fault_lists_what_is_valid(spec: str, message: str) -> None:
     """The error for an invalid specification says what is expected instead."""
-    with pytest.raises(InvalidFault) as caught:
+    with pytest.raises(InvalidFault) as exc_info:
         parse(spec)
-    assert message in str(caught.value)
+    assert message in str(exc_info.value)
 
 
 def test_documentation_lists_exactly_the_faults() -> None:
     """The table of the documentation has the same names, values, options and descriptions as the code."""
-    written = {line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
+    documented = {line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
     expected: set[str] = set()
     for name, kind in KINDS.items():
         value = "" if kind.value is None else f"={kind.value.placeholder}"
@@ -71,7 +71,7 @@ def test_documentation_lists_exactly_the_faults() -> None:
         )
         pattern = f"{name}{value}{options}".replace("|", "\\|")
         expected.add(f"| `{pattern}` | {kind.description} |")
-    assert written == expected
+    assert documented == expected
 
 
 def test_faults_are_armed_replaced_consumed_and_cleared() -> None:

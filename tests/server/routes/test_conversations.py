@@ -233,10 +233,10 @@ def test_conversation_is_locked_during_a_response(connect: Connect) -> None:
                 lambda: client.conversations.delete(conversation.id),
             )
             for change in changes:
-                with pytest.raises(BadRequestError) as caught:
+                with pytest.raises(BadRequestError) as exc_info:
                     change()
-                assert caught.value.code == "conversation_locked"
-                assert caught.value.param == "conversation"
+                assert exc_info.value.code == "conversation_locked"
+                assert exc_info.value.param == "conversation"
             other = client.conversations.create()
             assert client.responses.create(model="m", input="x", conversation=other.id)
 

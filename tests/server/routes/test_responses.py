@@ -194,23 +194,23 @@ def test_empty_input_requires_a_previous_response(client: OpenAI) -> None:
     """``input: []`` is accepted only with a valid previous response."""
     first = client.responses.create(model="practice", input="one")
     assert client.responses.create(model="practice", input=[], previous_response_id=first.id).id
-    with pytest.raises(BadRequestError, match="must be provided") as caught:
+    with pytest.raises(BadRequestError, match="must be provided") as exc_info:
         client.responses.create(model="practice", input=[])
-    assert caught.value.code == "missing_required_parameter"
-    with pytest.raises(BadRequestError) as caught:
+    assert exc_info.value.code == "missing_required_parameter"
+    with pytest.raises(BadRequestError) as exc_info:
         client.responses.create(model="practice", input=[], previous_response_id="resp_x")
-    assert caught.value.code == "previous_response_not_found"
+    assert exc_info.value.code == "previous_response_not_found"
 
 
 @pytest.mark.parametrize("id", ["resp_x", "resp_" + "0" * 32, "resp_0000000001" + "0" * 22])
 def test_unknown_previous_response_is_rejected(client: OpenAI, id: str) -> None:  # noqa: A002
     """The error contains the id, whether or not it has the format of an id of the server."""
     client.responses.create(model="practice", input="one")
-    with pytest.raises(BadRequestError) as caught:
+    with pytest.raises(BadRequestError) as exc_info:
         client.responses.create(model="practice", input="x", previous_response_id=id)
-    assert caught.value.code == "previous_response_not_found"
-    assert caught.value.param == "previous_response_id"
-    assert f"Previous response with id '{id}' not found." in str(caught.value)
+    assert exc_info.value.code == "previous_response_not_found"
+    assert exc_info.value.param == "previous_response_id"
+    assert f"Previous response with id '{id}' not found." in str(exc_info.value)
 
 
 def test_unstored_response_is_not_found(client: OpenAI) -> None:
@@ -218,9 +218,9 @@ def test_unstored_response_is_not_found(client: OpenAI) -> None:
     first = client.responses.create(model="practice", input="one", store=False)
     assert first.model_extra is not None
     assert first.model_extra["store"] is False
-    with pytest.raises(BadRequestError) as caught:
+    with pytest.raises(BadRequestError) as exc_info:
         client.responses.create(model="practice", input="two", previous_response_id=first.id)
-    assert caught.value.code == "previous_response_not_found"
+    assert exc_info.value.code == "previous_response_not_found"
     with pytest.raises(NotFoundError):
         client.responses.retrieve(first.id)
 
@@ -282,10 +282,10 @@ def test_modified_encrypted_reasoning_is_rejected(
         encrypted = reasoning_item["encrypted_content"]
         for changed in (encrypted[:-5] + "AAAA=", "gAAAAAnonsense", encrypted + "!", ""):
             replay[1] = {**reasoning_item, "encrypted_content": changed}
-            with pytest.raises((BadRequestError, NotFoundError)) as caught:
+            with pytest.raises((BadRequestError, NotFoundError)) as exc_info:
                 client.responses.create(model="m", input=replay)
             if changed:
-                assert caught.value.code == "invalid_encrypted_content"
+                assert exc_info.value.code == "invalid_encrypted_content"
 
 
 def test_encrypted_content_of_another_server_is_rejected(
@@ -296,13 +296,13 @@ def test_encrypted_content_of_another_server_is_rejected(
     with serve(model=model) as one, serve(model=model) as other:
         ours = connect(one)
         theirs = connect(other)
-        made = ours.responses.create(
+        response = ours.responses.create(
             model="m", input="x", include=["reasoning.encrypted_content"], store=False
         )
-        replay: Any = [item.model_dump(exclude_none=True) for item in made.output]
-        with pytest.raises(BadRequestError) as caught:
+        replay: Any = [item.model_dump(exclude_none=True) for item in response.output]
+        with pytest.raises(BadRequestError) as exc_info:
             theirs.responses.create(model="m", input=replay)
-        assert caught.value.code == "invalid_encrypted_content"
+        assert exc_info.value.code == "invalid_encrypted_content"
 
 
 def test_item_reference(client: OpenAI, server: TestServer) -> None:
@@ -338,10 +338,10 @@ def test_incomplete_tool_call_blocks_the_chain(
     long = {"text": "word " * 100}
     with serve(model=scripted({"call": {"name": "write", "arguments": long}})) as server:
         client = connect(server)
-        cut = client.responses.create(model="m", input="x", max_output_tokens=16)
-        assert cut.status == "incomplete"
+        incomplete = client.responses.create(model="m", input="x", max_output_tokens=16)
+        assert incomplete.status == "incomplete"
         with pytest.raises(BadRequestError, match="No tool output found for function call"):
-            client.responses.create(model="m", input="y", previous_response_id=cut.id)
+            client.responses.create(model="m", input="y", previous_response_id=incomplete.id)
 
 
 def test_context_above_the_window_is_rejected_or_truncated(connect: Connect) -> None:
@@ -350,29 +350,29 @@ def test_context_above_the_window_is_rejected_or_truncated(connect: Connect) -> 
         client = connect(server)
         previous: str | None = None
         for text in ("first word " * 10, "second word " * 10):
-            made = client.responses.create(
+            response = client.responses.create(
                 model="m", input=text, previous_response_id=previous, truncation="auto"
             )
-            previous = made.id
-        with pytest.raises(BadRequestError) as caught:
+            previous = response.id
+        with pytest.raises(BadRequestError) as exc_info:
             client.responses.create(model="m", input="third", previous_response_id=previous)
-        assert caught.value.code == "context_length_exceeded"
+        assert exc_info.value.code == "context_length_exceeded"
         client.responses.create(
             model="m", input="third", previous_response_id=previous, truncation="auto"
         )
-        seen = context_texts(server.requests[-1].context)
-        assert seen[-1] == "third"
-        assert not any(text.startswith("first") for text in seen)
-        with pytest.raises(BadRequestError) as caught:
+        texts = context_texts(server.requests[-1].context)
+        assert texts[-1] == "third"
+        assert not any(text.startswith("first") for text in texts)
+        with pytest.raises(BadRequestError) as exc_info:
             client.responses.create(model="m", input="far too long " * 90, truncation="auto")
-        assert caught.value.code == "context_length_exceeded"
+        assert exc_info.value.code == "context_length_exceeded"
 
 
 def test_background_without_store_is_rejected(client: OpenAI) -> None:
     """A background response that is not stored is rejected, because it could not be retrieved."""
-    with pytest.raises(BadRequestError) as caught:
+    with pytest.raises(BadRequestError) as exc_info:
         client.responses.create(model="practice", input="x", background=True, store=False)
-    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "background")
+    assert (exc_info.value.code, exc_info.value.param) == ("unsupported_parameter", "background")
 
 
 def test_schema_is_checked_before_state(client: OpenAI, http: httpx2.Client) -> None:
@@ -406,10 +406,10 @@ def test_input_items_are_the_complete_context(client: OpenAI) -> None:
     page: Any = client.responses.input_items.list(second.id, limit=1)
     assert page.data[0].content[0].text == "three"
     assert page.has_more
-    listed: Any = list(client.responses.input_items.list(second.id, order="asc", limit=3))
-    texts = [item.content[0].text for item in listed]
+    items: Any = list(client.responses.input_items.list(second.id, order="asc", limit=3))
+    texts = [item.content[0].text for item in items]
     assert texts == ["one", first.output_text, "two", "three"]
-    assert len({item.id for item in listed}) == 4
+    assert len({item.id for item in items}) == 4
     with pytest.raises(NotFoundError):
         client.responses.input_items.list("resp_x")
 
@@ -450,13 +450,13 @@ def test_input_tokens_are_counted(client: OpenAI, server: TestServer) -> None:
     body |= {"instructions": "Be kind.", "tools": [TOOL]}
     counted = client.responses.input_tokens.count(**body)
     assert counted.object == "response.input_tokens"
-    made = client.responses.create(**body)
-    assert made.usage
-    assert counted.input_tokens == made.usage.input_tokens
+    response = client.responses.create(**body)
+    assert response.usage
+    assert counted.input_tokens == response.usage.input_tokens
     assert client.responses.input_tokens.count().input_tokens == 0
-    with pytest.raises(BadRequestError) as caught:
+    with pytest.raises(BadRequestError) as exc_info:
         client.responses.input_tokens.count(previous_response_id="resp_x")
-    assert caught.value.code == "previous_response_not_found"
+    assert exc_info.value.code == "previous_response_not_found"
 
 
 def test_an_answer_can_have_a_schema(client: OpenAI) -> None:
@@ -467,12 +467,12 @@ def test_an_answer_can_have_a_schema(client: OpenAI) -> None:
         "required": ["name", "age"],
         "additionalProperties": False,
     }
-    made = client.responses.create(
+    response = client.responses.create(
         model="practice",
         input="My name is Ada.",
         text={"format": {"type": "json_schema", "name": "person", "schema": schema}},
     )
-    answer = json.loads(made.output_text)
+    answer = json.loads(response.output_text)
     assert answer.keys() == {"name", "age"}
     assert isinstance(answer["age"], int)
 
@@ -482,7 +482,7 @@ def test_reasoning_counts_as_output(
 ) -> None:
     """Reasoning tokens are part of the output tokens, even if the reasoning is not sent."""
     with serve(model=scripted({"think": "word " * 50, "say": "Done."})) as server:
-        made = connect(server).responses.create(model="m", input="x")
-    assert made.usage
-    assert made.usage.output_tokens_details.reasoning_tokens >= 50
-    assert made.usage.output_tokens > made.usage.output_tokens_details.reasoning_tokens
+        response = connect(server).responses.create(model="m", input="x")
+    assert response.usage
+    assert response.usage.output_tokens_details.reasoning_tokens >= 50
+    assert response.usage.output_tokens > response.usage.output_tokens_details.reasoning_tokens

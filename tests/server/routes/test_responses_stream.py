@@ -49,12 +49,12 @@ def stream(check_event: CheckEvent) -> Stream:
 
 def event_types(events: list[dict[str, Any]]) -> list[str]:
     """Return the types of events, with consecutive deltas merged."""
-    shown: list[str] = []
+    types: list[str] = []
     for event in events:
         name = event["type"].removeprefix("response.")
-        if not (name.endswith(".delta") and shown[-1] == name):
-            shown.append(name)
-    return shown
+        if not (name.endswith(".delta") and types[-1] == name):
+            types.append(name)
+    return types
 
 
 START_EVENTS = ["created", "in_progress"]
@@ -145,8 +145,8 @@ def test_a_refusal_has_events_of_its_own(scripted: Scripted, stream: Stream) -> 
     """A refusal of the model is sent as refusal deltas, not as text deltas."""
     with serve(model=scripted({"refuse": "I will not."})) as server:
         events = stream(server, input="x")
-    refused = [name.replace("output_text", "refusal") for name in TEXT_EVENTS]
-    assert event_types(events) == [*START_EVENTS, *refused, "completed"]
+    names = [name.replace("output_text", "refusal") for name in TEXT_EVENTS]
+    assert event_types(events) == [*START_EVENTS, *names, "completed"]
     assert events[-1]["response"]["output"][0]["content"] == [
         {"type": "refusal", "refusal": "I will not."}
     ]
@@ -236,9 +236,9 @@ class FailingModel(PracticeModel):
 
     async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
         """Yield three events and raise an error."""
-        written = 0
+        count = 0
         async for event in super().answer(prompt):
             yield event
-            written += 1
-            if written == 3:
+            count += 1
+            if count == 3:
                 raise RuntimeError("out of order")

@@ -68,8 +68,8 @@ def test_model_items_are_context_items_and_new_items() -> None:
     assert [ContextItems(context, new)[index] for index in positions] == [
         expected[index] for index in positions
     ]
-    for cut in (slice(-1), slice(1), slice(1, None), slice(6, None), slice(7, 9), slice(7, 2)):
-        assert list(ContextItems(context, new)[cut]) == expected[cut]
+    for part in (slice(-1), slice(1), slice(1, None), slice(6, None), slice(7, 9), slice(7, 2)):
+        assert list(ContextItems(context, new)[part]) == expected[part]
     assert list(ContextItems(context, new)[::-2]) == expected[::-2]
     assert list(reversed(ContextItems(context, new))) == expected[::-1]
     assert list(ContextItems(context, new)) == expected
@@ -135,9 +135,9 @@ def test_deleted_leaf_is_discarded() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40))), st.integers(0, 20_000))
-def test_the_cache_never_exceeds_its_bound(steps: list[tuple[int, int]], most: int) -> None:
+def test_the_cache_never_exceeds_its_bound(steps: list[tuple[int, int]], maximum: int) -> None:
     """The cache stays within its limit, and each cached context has its parent cached."""
-    cache = ContextCache(max_bytes=most)
+    cache = ContextCache(max_bytes=maximum)
     contexts: dict[int, tuple[int | None, Context]] = {}
     for number, (parent, size) in enumerate(steps):
         above = contexts.get(parent)
@@ -146,7 +146,7 @@ def test_the_cache_never_exceeds_its_bound(steps: list[tuple[int, int]], most: i
         )
         contexts[number] = (parent if above else None, context)
         cache.put(number, *contexts[number])
-        assert cache.used_bytes <= most
-        held = {n for n in contexts if n in cache._entries}
-        assert sum(contexts[n][1].size for n in held) == cache.used_bytes
-        assert all(contexts[n][0] is None or contexts[n][0] in held for n in held)
+        assert cache.used_bytes <= maximum
+        cached = {n for n in contexts if n in cache._entries}
+        assert sum(contexts[n][1].size for n in cached) == cache.used_bytes
+        assert all(contexts[n][0] is None or contexts[n][0] in cached for n in cached)

@@ -87,10 +87,10 @@ def test_long_chain_is_loaded_in_one_query(tmp_path: Path, running: RunServer) -
     previous: str | None = None
     with running(db=db) as (_, client):
         for number in range(30):
-            made = client.responses.create(
+            response = client.responses.create(
                 model="m", input=str(number), previous_response_id=previous
             )
-            previous = made.id
+            previous = response.id
     with running(db=db) as (server, client):
         statements: list[str] = []
 
@@ -112,12 +112,12 @@ def test_small_cache_does_not_change_results(address: str, running: RunServer) -
         chains: list[str | None] = [None] * 4
         for turn in range(4):
             for index, previous in enumerate(chains):
-                made = client.responses.create(
+                response = client.responses.create(
                     model="m", input=f"{index}-{turn}", previous_response_id=previous
                 )
-                chains[index] = made.id
+                chains[index] = response.id
                 texts = [item["content"][0]["text"] for item in server.requests[-1].context or ()]
-                assert texts[::2] == [f"{index}-{past}" for past in range(turn + 1)]
+                assert texts[::2] == [f"{index}-{number}" for number in range(turn + 1)]
         assert server.call(lambda s: s.nodes._cache.used_bytes) <= 20_000
 
 
@@ -133,9 +133,9 @@ def test_deleting_a_parent_leaves_its_children_their_context(
             client.responses.retrieve(first.id)
         with pytest.raises(NotFoundError):
             client.responses.delete(first.id)
-        with pytest.raises(BadRequestError) as caught:
+        with pytest.raises(BadRequestError) as exc_info:
             client.responses.create(model="m", input="x", previous_response_id=first.id)
-        assert caught.value.code == "previous_response_not_found"
+        assert exc_info.value.code == "previous_response_not_found"
         client.responses.create(model="m", input="three", previous_response_id=second.id)
         assert len(server.requests[-1].context or ()) == 5
         assert len(list(client.responses.input_items.list(second.id))) == 3
@@ -158,15 +158,15 @@ def test_a_response_expires_and_is_purged(tmp_path: Path, running: RunServer) ->
     """After its retention a response is not found, and the purge deletes its content."""
     db = tmp_path / "server.db"
     with running(db=str(db)) as (server, client):
-        made = client.responses.create(model="m", input=SECRET)
+        response = client.responses.create(model="m", input=SECRET)
         server.clock.advance(days=29)
-        assert client.responses.retrieve(made.id)
+        assert client.responses.retrieve(response.id)
         server.clock.advance(days=1, seconds=1)
         with pytest.raises(NotFoundError):
-            client.responses.retrieve(made.id)
-        with pytest.raises(BadRequestError) as caught:
-            client.responses.create(model="m", input="x", previous_response_id=made.id)
-        assert caught.value.code == "previous_response_not_found"
+            client.responses.retrieve(response.id)
+        with pytest.raises(BadRequestError) as exc_info:
+            client.responses.create(model="m", input="x", previous_response_id=response.id)
+        assert exc_info.value.code == "previous_response_not_found"
         assert SECRET.encode() in read_files(db)
         assert server.purge() == 1
         assert SECRET.encode() not in read_files(db)
@@ -207,13 +207,13 @@ def test_zero_data_retention_stores_nothing(tmp_path: Path, running: RunServer) 
     """Chaining is rejected with the hosted API's message, and no content is written to disk."""
     db = tmp_path / "server.db"
     with running(db=str(db), zero_data_retention=True) as (_, client):
-        made = client.responses.create(model="m", input=SECRET, store=True)
-        assert made.model_extra is not None
-        assert made.model_extra["store"] is False
-        with pytest.raises(BadRequestError) as caught:
-            client.responses.create(model="m", input="x", previous_response_id=made.id)
-        assert caught.value.code == "unsupported_parameter"
-        assert "due to Zero Data Retention." in str(caught.value)
+        response = client.responses.create(model="m", input=SECRET, store=True)
+        assert response.model_extra is not None
+        assert response.model_extra["store"] is False
+        with pytest.raises(BadRequestError) as exc_info:
+            client.responses.create(model="m", input="x", previous_response_id=response.id)
+        assert exc_info.value.code == "unsupported_parameter"
+        assert "due to Zero Data Retention." in str(exc_info.value)
         with pytest.raises(BadRequestError, match="Zero Data Retention"):
             client.conversations.create()
         with pytest.raises(BadRequestError, match="Zero Data Retention"):
@@ -246,19 +246,19 @@ def test_several_servers_can_share_a_database(address: str, running: RunServer) 
     """Each server continues the responses of the other, and a deletion is visible to both."""
     shared: dict[str, Any] = {"db": address, "shared": True}
     with running(**shared) as (_, one), running(**shared) as (server, other):
-        made = [one.responses.create(model="m", input="My name is Ada.") for _ in range(3)]
-        again = [
+        responses = [one.responses.create(model="m", input="My name is Ada.") for _ in range(3)]
+        second = [
             client.responses.create(
                 model="m", input="What is my name?", previous_response_id=response.id
             )
-            for response in made
+            for response in responses
             for client in (one, other)
         ]
-        assert len({response.id for response in (*made, *again)}) == 9
-        assert all("Ada" in response.output_text for response in again)
-        one.responses.delete(made[0].id)
+        assert len({response.id for response in (*responses, *second)}) == 9
+        assert all("Ada" in response.output_text for response in second)
+        one.responses.delete(responses[0].id)
         with pytest.raises(NotFoundError):
-            other.responses.retrieve(made[0].id)
+            other.responses.retrieve(responses[0].id)
         # Between finding a response and reading its context another process may delete it.
         assert server.call(lambda service: _load_context(service, 999)) is None
 
@@ -308,8 +308,8 @@ def test_file_that_is_no_database_is_rejected(tmp_path: Path) -> None:
     """A folder or a file of another kind is rejected and not changed."""
     text = tmp_path / "notes.txt"
     text.write_text("not a database, " * 100)
-    for place in (text, tmp_path):
-        with pytest.raises(CannotServe, match="cannot be opened"), serve(db=str(place)):
+    for path in (text, tmp_path):
+        with pytest.raises(CannotServe, match="cannot be opened"), serve(db=str(path)):
             pass
     assert text.read_text().startswith("not a database")
 
@@ -334,8 +334,8 @@ def test_the_database_is_private(tmp_path: Path, running: RunServer) -> None:
 def test_forget_deletes_all_responses(address: str, running: RunServer) -> None:
     """After ``forget``, previous responses are not found, as if the server had lost its disk."""
     with running(db=address) as (server, client):
-        made = client.responses.create(model="m", input="one")
+        response = client.responses.create(model="m", input="one")
         server.forget()
-        with pytest.raises(BadRequestError) as caught:
-            client.responses.create(model="m", input="x", previous_response_id=made.id)
-        assert caught.value.code == "previous_response_not_found"
+        with pytest.raises(BadRequestError) as exc_info:
+            client.responses.create(model="m", input="x", previous_response_id=response.id)
+        assert exc_info.value.code == "previous_response_not_found"

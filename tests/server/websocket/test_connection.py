@@ -29,8 +29,8 @@ CheckEvent = Callable[[dict[str, Any]], None]
 @pytest.fixture
 async def wire(server: TestServer) -> AsyncIterator[WebSocketClient]:
     """Yield a connection to the server."""
-    async with connect_client(server) as made:
-        yield made
+    async with connect_client(server) as client:
+        yield client
 
 
 async def read_completed(connection: AsyncResponsesConnection) -> Response:
@@ -53,19 +53,19 @@ async def test_official_client(server: TestServer) -> None:
         assert (await connection.recv()).stream_id == "x"
         assert (await read_completed(connection)).output_text == 'You said first: "I am Ada."'
         await ask(model="m", input="x", previous_response_id="resp_x")
-        refused = await connection.recv()
-        assert refused.type == "error"
-        assert refused.status == 400
-        assert refused.error.code == "previous_response_not_found"
+        rejected = await connection.recv()
+        assert rejected.type == "error"
+        assert rejected.status == 400
+        assert rejected.error.code == "previous_response_not_found"
 
 
 async def test_official_client_reconnects(server: TestServer) -> None:
     """The close code is one after which the official client reconnects."""
     client = AsyncOpenAI(base_url=server.base_url, api_key="any")
-    seen: list[int] = []
+    close_codes: list[int] = []
 
     def reconnecting(event: ReconnectingEvent) -> None:
-        seen.append(event.close_code)
+        close_codes.append(event.close_code)
 
     connecting = client.responses.connect(on_reconnecting=reconnecting, initial_delay=0)
     async with client, connecting as connection:
@@ -73,12 +73,12 @@ async def test_official_client_reconnects(server: TestServer) -> None:
         await connection.response.create(model="m", input="One")
         assert (await connection.recv()).type == "error"
         assert (await connection.recv()).type == "error"
-        reading = asyncio.create_task(read_completed(connection))
-        await wait_until_async(lambda: seen)
+        task = asyncio.create_task(read_completed(connection))
+        await wait_until_async(lambda: close_codes)
         await wait_until_async(lambda: server.call(lambda service: len(service.sockets)) == 1)
         await connection.response.create(model="m", input="Two")
-        assert (await asyncio.wait_for(reading, TIMEOUT)).status == "completed"
-    assert seen == [1001]
+        assert (await asyncio.wait_for(task, TIMEOUT)).status == "completed"
+    assert close_codes == [1001]
 
 
 async def test_events_equal_those_of_a_stream(
@@ -113,8 +113,8 @@ async def test_unstored_response_is_limited_to_its_connection(
     """An unstored response can be continued only on its connection and is not in the database."""
     first = await wire.create_unstored("I am Ada.")
     async with connect_client(server) as other:
-        refused = await other.create_and_read(previous_response_id=first)
-    assert refused["error"]["code"] == "previous_response_not_found"
+        rejected = await other.create_and_read(previous_response_id=first)
+    assert rejected["error"]["code"] == "previous_response_not_found"
     answer = await wire.create_and_read(
         "What did I say first?", previous_response_id=first, store=False
     )
@@ -127,11 +127,11 @@ async def test_only_the_newest_response_of_a_lane_is_remembered(wire: WebSocketC
     first = await wire.create_unstored("One", stream_id="a")
     fork = await wire.create_unstored("Two", stream_id="b", previous_response_id=first)
     await wire.create_unstored("Three", stream_id="a", previous_response_id=first)
-    refused = await wire.create_and_read(
+    rejected = await wire.create_and_read(
         "Four", store=False, stream_id="c", previous_response_id=first
     )
-    assert refused["error"]["code"] == "previous_response_not_found"
-    assert refused["stream_id"] == "c"
+    assert rejected["error"]["code"] == "previous_response_not_found"
+    assert rejected["stream_id"] == "c"
     answer = await wire.create_and_read(
         "What did I say first?", store=False, previous_response_id=fork
     )
@@ -145,10 +145,10 @@ async def test_a_failed_continuation_evicts_its_parent_on_the_same_lane(
     """A failed request evicts the previous response of its lane, but not that of another lane."""
     first = await wire.create_unstored("One", stream_id="a")
     orphan = [{"type": "function_call_output", "call_id": "call_x", "output": "x"}]
-    refused = await wire.create_and_read(
+    rejected = await wire.create_and_read(
         orphan, stream_id=lane, previous_response_id=first, store=False
     )
-    assert refused["status"] == 400
+    assert rejected["status"] == 400
     answer = await wire.create_and_read(
         "Two", stream_id="a", previous_response_id=first, store=False
     )
@@ -181,8 +181,10 @@ async def test_stored_response_includes_its_unstored_ancestors(
     assert [item["role"] for item in context] == ["user", "assistant"] * 3 + ["user"]
     tokens = answer["response"]["usage"]["input_tokens"]
     async with connect_client(server) as other:
-        again = await other.create_and_read("What did I say first?", previous_response_id=stored)
-    assert again["response"]["usage"]["input_tokens"] == tokens
+        continued = await other.create_and_read(
+            "What did I say first?", previous_response_id=stored
+        )
+    assert continued["response"]["usage"]["input_tokens"] == tokens
 
 
 async def test_compaction_can_be_continued(wire: WebSocketClient) -> None:
@@ -223,8 +225,8 @@ async def test_zero_data_retention_allows_connection_memory() -> None:
                 "What did I say first?", previous_response_id=ended["response"]["id"]
             )
             assert response_text(answer) == 'You said first: "I am Ada."'
-            refused = await wire.create_and_read("x", previous_response_id=ended["response"]["id"])
-            assert refused["error"]["code"] == "previous_response_not_found"
+            rejected = await wire.create_and_read("x", previous_response_id=ended["response"]["id"])
+            assert rejected["error"]["code"] == "previous_response_not_found"
 
 
 async def test_lanes_are_independent_queues() -> None:
@@ -274,11 +276,11 @@ async def test_requests_above_the_queue_limit_are_rejected() -> None:
             for number in range(4):
                 await wire.create(f"wait {number}")
                 await wait_until_async(lambda: model.started)
-            refused = (await wire.read_response())[-1]
-            while refused["type"] != "error":
-                refused = (await wire.read_response())[-1]
-            assert refused["status"] == 429
-            assert refused["error"]["code"] == "websocket_queue_full"
+            rejected = (await wire.read_response())[-1]
+            while rejected["type"] != "error":
+                rejected = (await wire.read_response())[-1]
+            assert rejected["status"] == 429
+            assert rejected["error"]["code"] == "websocket_queue_full"
             model.open_gate()
             for number in range(3):
                 assert response_text((await wire.read_response())[-1]) == f"answer to wait {number}"
@@ -289,11 +291,11 @@ async def test_number_of_lanes_is_limited() -> None:
     with serve(limits=Limits(socket_lanes=2)) as server:
         async with connect_client(server) as wire:
             for lane in (None, "a", "b", "a"):
-                named = {} if lane is None else {"stream_id": lane}
-                assert (await wire.create_and_read(**named))["type"] == "response.completed"
-            refused = await wire.create_and_read(stream_id="c")
-            assert refused["stream_id"] == "c"
-            assert refused["error"] == {
+                params = {} if lane is None else {"stream_id": lane}
+                assert (await wire.create_and_read(**params))["type"] == "response.completed"
+            rejected = await wire.create_and_read(stream_id="c")
+            assert rejected["stream_id"] == "c"
+            assert rejected["error"] == {
                 "message": "This WebSocket connection has reached its maximum number of distinct "
                 "stream IDs (2). Reuse an existing stream_id or open a new WebSocket connection.",
                 "type": "invalid_request_error",
@@ -306,10 +308,10 @@ async def test_number_of_lanes_is_limited() -> None:
 async def test_invalid_lane_name_is_rejected(wire: WebSocketClient, name: Any) -> None:
     """The error for an invalid lane name has no ``stream_id``."""
     await wire.create(stream_id=name)
-    refused = await wire.next_event()
-    assert refused["error"]["code"] == "invalid_stream_id"
-    assert refused["status"] == 400
-    assert "stream_id" not in refused
+    rejected = await wire.next_event()
+    assert rejected["error"]["code"] == "invalid_stream_id"
+    assert rejected["status"] == 400
+    assert "stream_id" not in rejected
 
 
 @pytest.mark.parametrize(
@@ -344,11 +346,11 @@ async def test_invalid_message_is_rejected(
 ) -> None:
     """An invalid message gets an error event with a status, and the connection stays open."""
     await wire.connection.send(message)
-    refused = await wire.next_event()
-    assert refused["type"] == "error"
-    assert refused["status"] == 400
-    assert refused["error"]["code"] == code
-    assert refused["error"]["param"] == param
+    rejected = await wire.next_event()
+    assert rejected["type"] == "error"
+    assert rejected["status"] == 400
+    assert rejected["error"]["code"] == code
+    assert rejected["error"]["param"] == param
     assert (await wire.create_and_read())["type"] == "response.completed"
 
 
@@ -370,9 +372,9 @@ async def test_connection_has_a_maximum_age(server: TestServer, wire: WebSocketC
     """After the maximum age, the next request is rejected and the connection is closed."""
     await wire.create_and_read()
     server.clock.advance(seconds=3600)
-    refused = await wire.create_and_read(stream_id="a")
-    assert refused["error"]["code"] == "websocket_connection_limit_reached"
-    assert "(60 minutes)" in refused["error"]["message"]
+    rejected = await wire.create_and_read(stream_id="a")
+    assert rejected["error"]["code"] == "websocket_connection_limit_reached"
+    assert "(60 minutes)" in rejected["error"]["message"]
     assert (await wire.next_event())["error"]["code"] == "websocket_connection_limit_reached"
     assert await wire.wait_closed() == 1001
 
@@ -466,12 +468,12 @@ async def test_binary_message_closes_the_connection(wire: WebSocketClient) -> No
 async def test_handshake_requires_the_token() -> None:
     """A handshake without the token is rejected with an error in the API's format."""
     with serve(token="secret") as server:
-        with pytest.raises(InvalidStatus) as caught:
+        with pytest.raises(InvalidStatus) as exc_info:
             async with connect_client(server):
                 pass
-        assert caught.value.response.status_code == 401
-        assert b"You didn't provide an API key" in (caught.value.response.body or b"")
-        assert caught.value.response.headers["x-request-id"].startswith("req_")
+        assert exc_info.value.response.status_code == 401
+        assert b"You didn't provide an API key" in (exc_info.value.response.body or b"")
+        assert exc_info.value.response.headers["x-request-id"].startswith("req_")
         async with connect_client(
             server, additional_headers={"Authorization": "Bearer secret"}
         ) as wire:
@@ -490,11 +492,11 @@ async def test_foreign_origin_is_rejected(
     server: TestServer, headers: dict[str, str], code: str
 ) -> None:
     """A handshake from a page of another origin is rejected."""
-    with pytest.raises(InvalidStatus) as caught:
+    with pytest.raises(InvalidStatus) as exc_info:
         async with connect_client(server, additional_headers=headers):
             pass
-    assert caught.value.response.status_code == 403
-    assert json.loads(caught.value.response.body or b"")["error"]["code"] == code
+    assert exc_info.value.response.status_code == 403
+    assert json.loads(exc_info.value.response.body or b"")["error"]["code"] == code
 
 
 async def test_own_origin_is_accepted(server: TestServer) -> None:
@@ -541,10 +543,10 @@ async def test_cut_closes_the_connection(
 async def test_status_fault_is_an_error_event(server: TestServer, wire: WebSocketClient) -> None:
     """The error event has the status and headers of the fault."""
     server.faults.set("status=429,retry_after=2", times=1)
-    refused = await wire.create_and_read(stream_id="a")
-    assert (refused["status"], refused["stream_id"]) == (429, "a")
-    assert refused["error"]["headers"]["retry-after"] == "2"
-    assert refused["error"]["headers"]["x-request-id"] == server.requests[-1].request_id
+    rejected = await wire.create_and_read(stream_id="a")
+    assert (rejected["status"], rejected["stream_id"]) == (429, "a")
+    assert rejected["error"]["headers"]["retry-after"] == "2"
+    assert rejected["error"]["headers"]["x-request-id"] == server.requests[-1].request_id
     assert (await wire.create_and_read())["type"] == "response.completed"
 
 
@@ -553,9 +555,9 @@ async def test_errors_of_other_servers_are_unchanged(
 ) -> None:
     """A fault that imitates another server sends its error in its own format."""
     server.faults.set("not_found=ogx")
-    refused = await wire.create_and_read(previous_response_id="resp_x")
-    assert refused["status"] == 404
-    assert refused["error"]["detail"] == "Response 'resp_x' not found."
+    rejected = await wire.create_and_read(previous_response_id="resp_x")
+    assert rejected["status"] == 404
+    assert rejected["error"]["detail"] == "Response 'resp_x' not found."
 
 
 async def test_events_can_be_duplicated(server: TestServer, wire: WebSocketClient) -> None:
@@ -574,8 +576,8 @@ async def test_forget_clears_connection_memory(server: TestServer, wire: WebSock
     """After ``forget``, unstored responses of a connection are not found either."""
     first = await wire.create_unstored()
     server.forget()
-    refused = await wire.create_and_read(previous_response_id=first, store=False)
-    assert refused["error"]["code"] == "previous_response_not_found"
+    rejected = await wire.create_and_read(previous_response_id=first, store=False)
+    assert rejected["error"]["code"] == "previous_response_not_found"
 
 
 async def test_unexpected_error_closes_only_the_connection(

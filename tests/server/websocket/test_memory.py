@@ -55,8 +55,8 @@ def test_forget_requires_lane_and_response() -> None:
 def test_stored_response_clears_its_lane() -> None:
     """A stored response removes the previous one of its lane, because the database has it."""
     memory = SocketMemory(10_000)
-    place = LaneMemory(memory, "a")
-    place.store("resp_1", make_context(1))
-    place.store("resp_2", None)
-    assert place.find("resp_1") is None
+    lane_memory = LaneMemory(memory, "a")
+    lane_memory.store("resp_1", make_context(1))
+    lane_memory.store("resp_2", None)
+    assert lane_memory.find("resp_1") is None
     assert len(memory) == 0
