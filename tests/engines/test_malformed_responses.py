@@ -214,6 +214,20 @@ async def test_a_stream_without_its_content_type_is_read(media_type: str | None,
     assert turn.blocks[-1].text == "Yes"  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.parametrize("media_type", ["application/json", "application/octet-stream"])
+@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf", b"\n: processing\n\n"])
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_stream_with_the_label_of_another_type_is_read(
+    media_type: str, start: bytes, streaming: bool
+) -> None:
+    """Some gateways label a stream as JSON or as binary data."""
+    text = start + f"data: {json.dumps(TERMINAL_EVENTS['completed'])}\n\n".encode()
+    with serve_handler(make_handler(lambda: Response(text, media_type=media_type))) as url:
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            turn = await engine.run(TURN, streaming=streaming)
+    assert turn.blocks[-1] == assistant("Yes")
+
+
 @pytest.mark.parametrize("form", ["one body", "terminal event", "item done"])
 async def test_text_that_was_not_streamed_is_shown(form: str) -> None:
     """A caller who shows the deltas of a stream shows an answer that arrives at once, too."""

@@ -1,12 +1,20 @@
 """Test the HTTP transport: retries of the client, timeouts, and the errors for failures."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engines.fake_server import json_response, serve_bytes, serve_handler, sse_response
+from engines.fake_server import (
+    json_response,
+    make_handler,
+    serve_bytes,
+    serve_handler,
+    sse_response,
+)
 from kedge.engines.transport import MAX_MESSAGE_LENGTH
 from kedge.errors import (
     EngineError,
@@ -142,6 +150,40 @@ async def test_connection_is_reused() -> None:
                 await engine.run(TURN, streaming=streaming)
     assert len(ports) == 4
     assert len(set(ports)) == 1
+
+
+LATER = format_datetime(datetime.now(UTC) + timedelta(days=1), usegmt=True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "least", "most"),
+    [
+        ({"retry-after": "2"}, 2, 2),
+        ({"retry-after-ms": "1500", "retry-after": "2"}, 1.5, 1.5),
+        ({"retry-after-ms": "soon", "retry-after": "2"}, 2, 2),
+        ({"retry-after": LATER}, 1, 86_400),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0, 0),
+    ],
+    ids=["seconds", "milliseconds", "invalid milliseconds", "a date", "a past date"],
+)
+async def test_retry_after_is_read_in_every_form(
+    headers: dict[str, str], least: float, most: float
+) -> None:
+    """A server may send seconds or a date, and OpenAI also sends milliseconds."""
+    with serve_handler(make_handler(lambda: Response("busy", 429, headers))) as url:
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            with pytest.raises(RateLimited) as caught:
+                await engine.run(TURN)
+    assert caught.value.retry_after is not None
+    assert least <= caught.value.retry_after <= most
+
+
+async def test_deeply_nested_error_body_is_an_error_of_the_server() -> None:
+    """A body that is nested too deeply to be parsed is the message of the error."""
+    with serve_handler(make_handler(lambda: Response("[" * 100_000, 400))) as url:
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            with pytest.raises(RequestRefused):
+                await engine.run(TURN)
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "-1", "soon", ""])

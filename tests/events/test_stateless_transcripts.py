@@ -764,6 +764,39 @@ def test_an_error_that_is_not_nested_is_read(stream: bytes) -> None:
     assert (outcome.status, outcome.code, outcome.message) == ("failed", "400", "too long")
 
 
+@pytest.mark.parametrize("holder", ["chunk", "choice", "x_groq"])
+def test_usage_of_a_chunk_is_read_from_every_position(holder: str) -> None:
+    """Moonshot puts the counts into the choice and Groq into ``x_groq``; empty counts are none."""
+    ending = chunk({}, "stop")
+    counts = {"usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+    if holder == "chunk":
+        ending |= counts
+    elif holder == "choice":
+        ending["choices"][0] |= counts
+    else:
+        ending["x_groq"] = counts
+    chunks = [chunk({"content": "Hi"}), ending, {"id": "1", "choices": [], "usage": {}}]
+    assert decode_chunks(chunks).usage == Usage(3, 0, 2, 0, 5)
+
+
+def test_blocks_without_a_start_are_read() -> None:
+    """Some servers omit the start of text and reasoning, or the delta of the last event."""
+    messages: list[dict[str, Any]] = [
+        {"type": "message_start", "message": {"id": "msg_1"}},
+        content_block(0, "delta", delta={"type": "thinking_delta", "thinking": "Hm."}),
+        content_block(1, "delta", delta={"type": "text_delta", "text": "Hel"}),
+        content_block(1, "delta", delta={"type": "text_delta", "text": "lo"}),
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+        {"type": "message_delta", "usage": {"input_tokens": 3, "output_tokens": 2}},
+        {"type": "message_stop"},
+    ]
+    decoder = AnthropicDecoder()
+    found = assemble([event for each in messages for event in decoder.feed_message(each)])
+    assert found.completed
+    assert list(found.blocks) == [reasoning(text="Hm."), assistant("Hello")]
+    assert found.usage == Usage(3, 0, 2, 0, 5)
+
+
 def content_block(index: int, kind: str, **members: Any) -> dict[str, Any]:
     """Return an event of a content block."""
     return {"type": f"content_block_{kind}", "index": index, **members}

@@ -11,6 +11,7 @@ from kedge.engines.transport import RawResponse, is_permanent_failure
 from kedge.errors import AnswerIncomplete, EngineError, ServerFailed, StreamCut
 from kedge.events import Outcome, ResponseFailed, StreamEvent, StreamFailed
 from kedge.events.decoder import StreamDecoder
+from kedge.events.sse import BYTE_ORDER_MARK
 from kedge.json_codec import decode
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan, Status, TokenCounts, record_response, tag_blocks
@@ -70,7 +71,10 @@ async def _drain(decoder: StreamDecoder, chunks: AsyncGenerator[bytes]) -> list[
 
 
 def _decode_body(body: bytes, decoder: StreamDecoder, raw: RawResponse) -> list[StreamEvent]:
-    """Return the events of a response that arrived as one JSON body."""
+    """Return the events of a response that arrived as one body: JSON, or a stream under another label."""
+    body = body.removeprefix(BYTE_ORDER_MARK).lstrip()
+    if body.startswith((b"data:", b"event:", b":")):
+        return [*decoder.feed(body), *decoder.close()]
     response = _parse_body(body, decoder, raw)
     if not response.keys() & decoder.RESPONSE_FIELDS:
         return [*decoder.feed_message(response), *decoder.close()]
@@ -88,7 +92,7 @@ def _redact_event(event: StreamEvent, redact: Callable[[str], str]) -> StreamEve
 def _parse_body(body: bytes, decoder: StreamDecoder, raw: RawResponse) -> dict[str, Any]:
     try:
         parsed: object = decode(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = None
     response = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
     # An object without any member of a response is not an empty response: some gateways report

@@ -9,9 +9,11 @@ anthropic are generated from the same template, so that one transport serves bot
 import json
 import re
 import sys
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import cache
 from importlib import import_module
 from math import isfinite
@@ -459,7 +461,7 @@ def get_request_id(headers: Mapping[str, str]) -> str:
 def _parse_object(text: str) -> dict[str, Any]:
     try:
         body = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if isinstance(body, list) and body:  # the form of errors of Google's servers
         body = cast("list[Any]", body)[0]
@@ -472,8 +474,16 @@ def _truncate_code(value: object) -> str:
 
 
 def _parse_retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds to wait: a server may send milliseconds, seconds or a date."""
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name, "")) * unit
+        except (TypeError, ValueError):
+            continue
+        if isfinite(seconds) and seconds >= 0:
+            return seconds
     try:
-        seconds = float(headers.get("retry-after", ""))
+        date = parsedate_to_datetime(headers.get("retry-after", ""))
     except (TypeError, ValueError):
         return None
-    return seconds if isfinite(seconds) and seconds >= 0 else None
+    return max(date.timestamp() - time.time(), 0.0)

@@ -43,6 +43,8 @@ REDACTED_REASONING = "redacted"
 """The value of that field for redacted reasoning."""
 _ITEM_TYPES = {"text": "message", "thinking": "reasoning", "redacted_thinking": "reasoning"}
 _CALL_FIELDS = frozenset({"type", "id", "name", "input"})
+_DELTA_BLOCKS = {"text_delta": "text", "thinking_delta": "thinking"}
+"""The type of the block that starts with a delta of this type, if it was not started before."""
 
 
 @dataclass(slots=True)
@@ -310,8 +312,14 @@ def _read_block_start(state: _MessageState, message: JsonObject, found: EventLis
 
 
 def _read_block_delta(state: _MessageState, message: JsonObject, found: EventList) -> None:
-    growing, delta = state.find_block(message), fields.require_object(message, "delta")
-    read = DELTA_READERS.get(fields.get_text(delta, "type"))
+    delta, index = fields.require_object(message, "delta"), fields.get_index(message, "index")
+    kind = fields.get_text(delta, "type")
+    if index >= 0 and index not in state.by_index and kind in _DELTA_BLOCKS:
+        # Some servers omit the start of a block, which is needed for calls only.
+        block = {"type": _DELTA_BLOCKS[kind]}
+        _read_block_start(state, {"index": index, "content_block": block}, found)
+    growing = state.find_block(message)
+    read = DELTA_READERS.get(kind)
     if read is not None:
         read(state, growing, delta, found)
         return
@@ -327,7 +335,7 @@ def _read_block_stop(state: _MessageState, message: JsonObject, _: EventList) ->
 
 
 def _read_message_delta(state: _MessageState, message: JsonObject, _: EventList) -> None:
-    delta = fields.require_object(message, "delta")
+    delta = {} if message.get("delta") is None else fields.require_object(message, "delta")
     for name in ("stop_reason", "stop_sequence", "stop_details"):
         state.message[name] = delta.get(name) or state.message.get(name)
     _update_usage(state, message)

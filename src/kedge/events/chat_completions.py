@@ -461,12 +461,24 @@ def _response_facts(state: _CompletionState) -> JsonObject:
     }
 
 
+def _find_usage(chunk: JsonObject) -> JsonObject | None:
+    """Return the counts of a chunk; Moonshot puts them into the choice, and Groq into ``x_groq``."""
+    choices: object = chunk.get("choices")
+    first: list[Any] = cast("list[Any]", choices)[:1] if isinstance(choices, list) else []
+    for holder in (chunk, chunk.get("x_groq"), *first):
+        given: object = (
+            cast("JsonObject", holder).get("usage") if isinstance(holder, dict) else None
+        )
+        if given and isinstance(given, dict):
+            return cast("JsonObject", given)
+    return None
+
+
 def read_usage(chunk: JsonObject) -> Usage | None:
     """Return the token counts of a chunk, if there are any."""
-    given = chunk.get("usage")
-    if not isinstance(given, dict):
+    counts = _find_usage(chunk)
+    if not counts:
         return None
-    counts = cast("JsonObject", given)
     read = fields.get_count(counts, "prompt_tokens")
     written = fields.get_count(counts, "completion_tokens")
     before, after = counts.get("prompt_tokens_details"), counts.get("completion_tokens_details")

@@ -25,7 +25,7 @@ MAX_LINE = 64 * 1024 * 1024
 MAX_MESSAGE = 2 * MAX_LINE
 """The default limit of the data lines of one message, in bytes."""
 
-_BOM = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class SSEMessage(NamedTuple):
@@ -115,7 +115,7 @@ class SSEDecoder:
         messages: list[SSEMessage] = []
         if not self._started:
             self._started = True
-            text = text.removeprefix(_BOM)
+            text = text.removeprefix(BYTE_ORDER_MARK)
         lines = text.splitlines()  # bytes are split at LF, CR and CRLF only
         last = text[-1:]
         self._skip_lf = last == b"\r"

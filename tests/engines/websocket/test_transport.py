@@ -411,6 +411,26 @@ async def test_a_rejection_of_either_form_is_raised_with_its_message(error: dict
     assert (exc_info.value.message, exc_info.value.code) == ("Slow down.", "rate_limit_exceeded")
 
 
+@pytest.mark.parametrize("nested", [True, False])
+async def test_headers_of_an_error_message_are_read(nested: bool) -> None:
+    """The headers are beside the error or within it, with names in any case."""
+    headers = {"headers": {"Retry-After": 7, "X-Request-Id": "req_1"}}
+    error = {"message": "Slow down.", **(headers if nested else {})}
+    rejection = {"type": "error", "status_code": 429, "error": error, **({} if nested else headers)}
+
+    async def reject(socket: ServerConnection) -> None:
+        async for _ in socket:
+            await socket.send(json.dumps(rejection))
+
+    async with serve_socket(reject, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        model = f"responses:http://127.0.0.1:{port}/v1#m"
+        async with connect(model, transport="websocket", max_retries=0) as engine:
+            with pytest.raises(RateLimited) as caught:
+                await engine.run(Turn([user("x")]))
+    assert (caught.value.retry_after, caught.value.request_id) == (7, "req_1")
+
+
 CREATED = {"type": "response.created", "response": {"id": "resp_1"}}
 ITEM = {"type": "message", "id": "m", "role": "assistant", "content": "Hello"}
 DELTA = {"type": "response.output_text.delta", "item_id": "m", "output_index": 0, "delta": "Hello"}

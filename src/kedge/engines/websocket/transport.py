@@ -207,9 +207,11 @@ class SocketTransport(Transport):
             raise Unreachable(message, provider=self.provider, retryable=True) from None
 
     def _error_from_message(self, message: SocketMessage) -> EngineError:
-        status = message.payload.get("status")
-        raw_headers = message.error.get("headers")
+        payload = message.payload
+        status = payload.get("status") or payload.get("status_code")
+        raw_headers = message.error.get("headers") or payload.get("headers")
         headers = cast("dict[str, Any]", raw_headers) if isinstance(raw_headers, dict) else {}
+        headers = {name.lower(): str(value) for name, value in headers.items()}
         text = json.dumps({"error": message.error})
         return self.build_error(status if isinstance(status, int) else 400, text, headers)
 
