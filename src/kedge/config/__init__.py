@@ -37,7 +37,7 @@ __all__ = [
     "store_url",
 ]
 
-# Names of version 0.1, which keep working.
+# Names of version 0.1, for compatibility.
 CONFIG_PATH = CONFIG_ENV
 Value = SettingValue
 data_folder = data_dir

@@ -80,14 +80,14 @@ def find_line(name: str, text: str) -> int:
 
 
 Source = Literal["flag", "environment", "file", "default"]
-"""Where the value of a setting comes from."""
+"""The source of the value of a setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingValue:
     """The value of a setting and its source.
 
-    ``location`` is the option, environment variable or file that it came from.
+    ``location`` is the option, environment variable or file with the value.
     """
 
     setting: Setting
@@ -125,7 +125,7 @@ class Config:
 
         Args:
             name: The name, such as ``serve.port``.
-            flag: The value of the command-line option, if given.
+            flag: The value of the command-line option, if it is set.
 
         Raises:
             InvalidSetting: If the environment variable has an invalid value.
@@ -172,7 +172,7 @@ def mask_value(setting: Setting, value: Scalar) -> str:
 
 
 def mask(secret: str) -> str:
-    """Mask a secret; long ones show their first and last characters."""
+    """Return a masked secret; of a long one the first and last characters are shown."""
     secret = secret.strip()
     if not secret:
         return ""
@@ -180,6 +180,6 @@ def mask(secret: str) -> str:
 
 
 def mask_url(url: str) -> str:
-    """Mask the password in an address."""
+    """Return an address with its password masked."""
     url = re.sub(r"(?<=://)([^/@:]*):[^/?#\s]*@", r"\1:…@", url)
     return re.sub(r"(?i)((?:^|[\s?&])[a-z_]*password=)('[^']*'|[^&\s]*)", r"\1…", url)

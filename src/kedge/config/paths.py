@@ -12,7 +12,7 @@ CONFIG_ENV = "KEDGE_CONFIG"
 
 def data_dir() -> Path:
     """Return the folder for databases."""
-    # Not platformdirs: on macOS it would move the files of users who set XDG_DATA_HOME.
+    # platformdirs is not used: on macOS it respects XDG_DATA_HOME, so the files of users who set it would move.
     home = Path.home()
     if sys.platform == "darwin":
         folder = home / "Library" / "Application Support"
@@ -64,7 +64,7 @@ def practice_file(url: str) -> Path | None:
 
 
 def config_path() -> Path:
-    """Return the path of the configuration file, which need not exist."""
+    """Return the path of the configuration file, which may not exist."""
     if given := os.environ.get(CONFIG_ENV):
         return Path(given).expanduser()
     import click

@@ -22,7 +22,7 @@ def is_chaining_enabled() -> bool:
 
 
 MAX_NUMBER = 1e300
-"""The largest number of a setting: it can still be converted to other units."""
+"""The maximum value of a numeric setting, which can still be converted to other units."""
 SettingKind = Literal["text", "integer", "number", "switch"]
 Scalar = str | int | float | bool
 
@@ -40,7 +40,7 @@ _KIND_NAMES: Mapping[SettingKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. ``secret`` values are masked for display, of a ``url`` the password."""
+    """One setting. For display, ``secret`` values and the password in a ``url`` are masked."""
 
     name: str
     kind: SettingKind

@@ -33,6 +33,6 @@ __all__ = [
     "snapshot",
 ]
 
-# Names of version 0.1, which keep working.
+# Names of version 0.1, for compatibility.
 Ids = ContextFilter
 bound = bind_fields

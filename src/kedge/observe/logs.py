@@ -2,7 +2,7 @@
 
 TRACE: every step of finding an anchor and tagging blocks. DEBUG: decisions and sizes of requests. INFO: the
 mode of a request and its end. WARNING: fallbacks and missing ids. ERROR: rejected requests and failures.
-Records carry ids (conversation, turn, response, call, request) as fields and never contain content or keys.
+Records have ids (conversation, turn, response, call, request) as fields and never contain content or keys.
 
 Ids that apply to a section of code are *bound*: every record logged inside ``with bind_fields(call_id=…)`` has
 them, in every layer and task. ``record.kedge`` is the mapping of a record's fields.
@@ -26,7 +26,7 @@ logging.addLevelName(TRACE, "TRACE")
 logging.getLogger("kedge").addHandler(logging.NullHandler())  # a library is silent by default
 
 BOUND_FIELDS: ContextVar[Mapping[str, str]] = ContextVar("kedge_log_fields", default={})  # noqa: B039 - read only
-"""The fields bound at present. Use ``bind_fields``, unless they are set for single steps of a stream."""
+"""The fields that are currently bound. Use ``bind_fields``, except to set them for single steps of a stream."""
 
 
 @contextmanager
@@ -41,13 +41,14 @@ def bind_fields(**ids: str) -> Generator[None]:
     try:
         yield
     finally:
-        BOUND_FIELDS.set(before)  # not by token: an abandoned generator may end in another context
+        # Without a token, because an abandoned generator may end in another context.
+        BOUND_FIELDS.set(before)
 
 
 class Logger(logging.LoggerAdapter[logging.Logger]):
     """A logger whose keyword arguments become fields of the record.
 
-    Made by ``get_logger``: ``log.info("completed", response_id="resp_1")``.
+    Use ``get_logger`` to create one: ``log.info("completed", response_id="resp_1")``.
     """
 
     def log(self, level: int, msg: object, *args: object, **fields: Any) -> None:
@@ -77,12 +78,12 @@ def get_logger(name: str) -> Logger:
 
 
 def get_fields(record: logging.LogRecord) -> Mapping[str, Any]:
-    """Return the fields of a record; a record of a plain logger has the fields bound at present."""
+    """Return the fields of a record; a record of a plain logger has the currently bound fields."""
     return getattr(record, "kedge", None) or BOUND_FIELDS.get()
 
 
 class ContextFilter(logging.Filter):
-    """A filter for your own handler: sets ``record.kedge`` to the fields of every record."""
+    """A filter for custom handlers that sets ``record.kedge`` to the fields of every record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Set ``record.kedge`` and accept the record."""
@@ -115,7 +116,8 @@ class TextFormatter(logging.Formatter):
         fields = {
             name: value
             for name, value in get_fields(record).items()
-            if name != "request_id" or str(value) not in message  # the access log has it there
+            if name != "request_id"
+            or str(value) not in message  # the access log has it in the message
         }
         line = f"{_format_time(record)} {record.levelname} {record.name}: {message}"
         lines = [line + _format_fields(fields)]
@@ -185,7 +187,7 @@ def log_to_stderr(
     Args:
         level: The lowest level shown: ``trace``, ``debug``, ``info``, ``warning`` or ``error``.
         form: ``text`` or ``json``.
-        stream: Where to write instead of the standard error.
+        stream: The stream to write to instead of the standard error.
 
     Returns:
         The handler, already added to the logger ``kedge``.

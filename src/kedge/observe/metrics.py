@@ -5,7 +5,7 @@ id or content. Some label values come from a server (error codes), so they are l
 short plain identifier, and every series after the first ``MAX_SERIES`` of a metric, is counted as ``other``.
 An exporter reads ``samples()``.
 
-The registry is our own because importing ``prometheus_client`` takes about 100 ms and it does not limit labels.
+``prometheus_client`` is not used as the registry, because its import takes about 100 ms and it does not limit labels.
 """
 
 import re
@@ -18,7 +18,7 @@ from typing import Literal
 Labels = tuple[tuple[str, str], ...]
 
 MAX_SERIES = 64
-"""Maximum number of label combinations of a metric; further ones are counted as ``other``."""
+"""The maximum number of label combinations of a metric; further ones are counted as ``other``."""
 OTHER = "other"
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9_.+/{}-]{1,48}")
 
@@ -184,7 +184,7 @@ def count(name: str, amount: float = 1, **labels: str) -> None:
 
     Args:
         name: A counter of ``METRICS``.
-        amount: How much to add.
+        amount: The amount to add.
         **labels: All label values of the metric, in the declared order.
 
     Raises:

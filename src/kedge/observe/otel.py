@@ -49,7 +49,7 @@ SYSTEM_INSTRUCTIONS = "gen_ai.system_instructions"
 TOOL_ARGUMENTS = "gen_ai.tool.call.arguments"
 TOOL_RESULT = "gen_ai.tool.call.result"
 
-# Kedge's own attributes, which the conventions do not define.
+# Attributes of Kedge, which the conventions do not define.
 MODE = "kedge.mode"
 ANCHOR = "kedge.anchor.id"
 DELTA_BLOCKS = "kedge.delta.blocks"

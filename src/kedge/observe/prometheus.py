@@ -1,7 +1,7 @@
 """Export of the metrics to Prometheus, as a collector of ``prometheus_client``.
 
-The library provides the text formats; the values remain in our own table, so that counting does not import
-it. Metrics without labels are exported from the start, as zero.
+The library provides the text formats; the values are in ``kedge.observe.metrics``, so that counting does not
+import it. Metrics without labels are exported from the start, as zero.
 """
 
 from collections.abc import Iterable, Iterator
@@ -76,7 +76,7 @@ def _label_values(labels: Labels) -> list[str]:
 
 
 def _cumulative_buckets(metric: metrics.Metric, sample: Sample) -> list[tuple[str, float]]:
-    """Return cumulative buckets, as Prometheus expects them."""
+    """Return cumulative buckets, as required by Prometheus."""
     bounds: Iterable[str] = [*(format(bound, "g") for bound in metric.buckets), "+Inf"]
     total, result = 0, list[tuple[str, float]]()
     for bound, number in zip(bounds, sample.bucket_counts, strict=True):

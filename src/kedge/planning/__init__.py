@@ -72,7 +72,7 @@ __all__ = [
     "tag_blocks",
 ]
 
-# Names of version 0.1, which keep working.
+# Names of version 0.1, for compatibility.
 RETENTION = DEFAULT_RETENTION
 Rejected = RejectedAnchor
 instructions_of = get_instructions

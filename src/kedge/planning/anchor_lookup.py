@@ -53,7 +53,7 @@ def find_best_anchor(turn: Turn) -> str:
 
 
 def drop_changed_anchors(turn: Turn) -> Turn:
-    """Return the Turn without the anchor records that no longer hold for its blocks.
+    """Return the Turn without the anchor records that no longer match its blocks.
 
     Args:
         turn: A Turn whose blocks were edited.

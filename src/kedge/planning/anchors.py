@@ -1,8 +1,8 @@
-"""Anchor records: what is known about a stored response, and whether it can be used.
+"""Anchor records: the properties of a stored response, and whether it can be used.
 
-Only records prove anything. A record has the digest of the complete context that its response remembers; if the
-Turn has that digest at that length, the server's memory is a prefix of the Turn. The other fields of the record
-show whether the server can still be asked for it.
+Only a record can prove what a response remembers. It has the digest of the complete context of its response; if
+the Turn has that digest at that length, the server's memory is a prefix of the Turn. The other fields of the
+record show whether the response is still available on the server.
 """
 
 import sys
@@ -15,7 +15,7 @@ from kedge.planning.digests import PrefixIndex
 from kedge.turns.immutable import immutable
 
 Status = Literal["completed", "incomplete", "failed", "cancelled", "lost"]
-"""How the response of an anchor ended, or ``lost``: the server no longer has it."""
+"""The status of an anchor's response; ``lost`` means that the server no longer has it."""
 Reason = Literal[
     "scope",
     "incomplete",
@@ -28,7 +28,7 @@ Reason = Literal[
     "lost",
     "untrusted",
 ]
-"""Why a candidate is not used as the anchor of a request."""
+"""The reason why a candidate is not used as the anchor of a request."""
 
 REASONS: dict[Reason, str] = {
     "scope": "it belongs to another provider, endpoint or account",
@@ -73,7 +73,7 @@ def check_positive_int(name: str, value: int, *, maximum: int | None = None) -> 
 
 
 class TokenCounts(NamedTuple):
-    """What a server counted for one response: the base for judging a request chained on it.
+    """A server's token counts for one response: the base for judging a request chained on it.
 
     ``output`` is a lower bound of what the response adds to the context. ``reasoning`` are tokens that
     ``input`` may contain and that the server may drop at the next user message, ``own_reasoning`` those
@@ -91,14 +91,14 @@ class TokenCounts(NamedTuple):
 @immutable
 @dataclass(frozen=True, slots=True)
 class AnchorRecord:
-    """What is known about one stored response.
+    """The properties of one stored response.
 
     Attributes:
         response_id: The id of the response.
         scope: The provider, endpoint and account that stores it.
-        digest: The digest of everything that the response remembers, its own output included.
-        block_count: How many blocks of the Turn that digest covers.
-        depth: How many responses its chain has, itself included.
+        digest: The digest of the complete context of the response, including its output.
+        block_count: The number of blocks of the Turn that the digest covers.
+        depth: The number of responses in its chain, including itself.
         root_created_at: When the first response of the chain was created, in seconds since the epoch.
         status: Its status; ``lost`` if the server no longer has it.
         stored: Whether the server stored it.
@@ -106,8 +106,8 @@ class AnchorRecord:
         expires_at: When the server drops it, or None.
         barrier: The position, among the covered blocks, of the compaction item that the server's memory
             starts with; None if it starts with the conversation.
-        derived: The digests of the reasoning and compaction items of its own output.
-        counted: What the server counted for it, where the count can be compared with later ones.
+        derived: The digests of the reasoning and compaction items of its output.
+        counted: The server's token counts for it, if they can be compared with later ones.
     """
 
     response_id: str
@@ -125,7 +125,7 @@ class AnchorRecord:
     counted: TokenCounts | None = None
 
     def __post_init__(self) -> None:
-        """Check nothing: a record with wrong values proves nothing."""
+        """Check nothing, because a record with wrong values matches no Turn."""
 
 
 _SETTERS = tuple(vars(AnchorRecord)[each.name].__set__ for each in fields(AnchorRecord))
@@ -186,8 +186,8 @@ def relied_until(response: Expiring) -> float | None:
     """Return the time until which a response may be used as an anchor; None if there is no end.
 
     Whether a server that dropped the first response of a chain still serves its descendants is not
-    known, so a chain is relied on for as long as its root is stored. The margin keeps a request from
-    arriving after the expiry; it is shorter where the retention itself is short.
+    known, so a chain is relied on for as long as its root is stored. The margin prevents a request from
+    arriving after the expiry; it is shorter if the retention is short.
     """
     if response.expires_at is None:
         return None
@@ -200,7 +200,7 @@ def relied_until(response: Expiring) -> float | None:
 def is_expired(response: Expiring, now: float) -> bool:
     """Return whether a response, or the root of its chain, may be dropped by the server at ``now``.
 
-    This is the one definition of "expired": the planner, `kedge tree` and the page use it.
+    The planner, `kedge tree` and the page all use this definition of "expired".
     """
     until = relied_until(response)
     return until is not None and now >= until
@@ -209,7 +209,7 @@ def is_expired(response: Expiring, now: float) -> bool:
 def limit_expiry(
     created_at: float, expires_at: float | None, retention: float | None
 ) -> float | None:
-    """Return when a response expires, if it is relied on for ``retention`` seconds at most."""
+    """Return when a response expires, if it is relied on for at most ``retention`` seconds."""
     if retention is None:
         return expires_at
     limit = created_at + retention

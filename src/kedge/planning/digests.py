@@ -4,13 +4,13 @@
 one costs two small hashes. Only content is indexed, never ids or metadata, so an equal rebuild of a Turn has an
 equal index.
 
-Why the index grows instead of being rebuilt: an agent plans after every block it adds, and hashing the conversation
-each time would cost O(n) per request and O(n^2) per conversation. So a Turn and its continuations share one
-index, cached in the Turn, and planning a Turn that grew by k blocks costs O(k). Sharing is safe because an
-index only grows, under its lock, and never changes what it holds for a prefix: a shorter Turn that shares it
-reads its own prefix without locking, even while a longer one extends it. Only one Turn can extend it, though. When
+The index grows instead of being rebuilt, because an agent plans after every block it adds, and hashing the
+conversation each time would cost O(n) per request and O(n^2) per conversation. So a Turn and its continuations
+share one index, cached in the Turn, and planning a Turn that grew by k blocks costs O(k). Sharing is safe because
+an index only grows, under its lock, and the entries of a prefix never change: a shorter Turn that shares it
+reads its prefix without locking, even while a longer one extends it. But only one Turn can extend it. When
 two Turns grow from the same one, the second finds that the index is longer than their common prefix and
-takes a copy of that prefix (``fork``). An index whose extension is interrupted has no valid length, and is never
+copies that prefix (``fork``). An index whose extension is interrupted has no valid length, and is never
 extended again.
 """
 
@@ -29,7 +29,7 @@ from kedge.turns.turn import cache_index, get_cached_index
 
 ALGORITHM = "sha256"
 ITEM_OVERHEAD_BYTES = 48
-"""About how many bytes the wire form of a block has beyond its canonical form."""
+"""The approximate size difference between the wire form and the canonical form of a block, in bytes."""
 
 _DIGEST_SIZE = 32
 _sha256 = hashlib.sha256
@@ -40,7 +40,7 @@ _INITIAL_DIGEST = _sha256(b"kedge.turn/1").digest()
 class PrefixIndex:
     """Digests, sizes and open tool calls of every prefix of a sequence of blocks.
 
-    A position counts all blocks, reasoning included; a count only those that the digests cover.
+    A position counts all blocks, including reasoning; a count includes only those that the digests cover.
     """
 
     __slots__ = ("barriers", "digests", "length", "lock", "pairing", "skipped", "sums", "tail")
@@ -59,10 +59,10 @@ class PrefixIndex:
 
     def extend(self, blocks: Sequence[Block]) -> None:
         """Index further blocks."""
-        # While the index grows it has no valid length. If this is interrupted it stays that way: it is
-        # not extended again, and a fork copies only what was there before.
+        # While the index grows it has no valid length. If this is interrupted, the length stays invalid: the
+        # index is not extended again, and a fork copies only the earlier entries.
         length, self.length = self.length, -1
-        # The hot loop of a cold plan: two hashes and little else per block.
+        # Most of the time of a plan without a cached index is spent in this loop.
         last, total = self.digests[-_DIGEST_SIZE:], self.sums[-1]
         digests: list[bytes] = []
         sums: list[int] = []
@@ -115,7 +115,7 @@ class PrefixIndex:
         return index
 
     def count(self, length: int) -> int:
-        """Return how many of the first ``length`` blocks the digests cover."""
+        """Return the number of the first ``length`` blocks that the digests cover."""
         return length - bisect_left(self.skipped, length)
 
     def uncovered_positions(self, start: int, stop: int) -> list[int]:
@@ -162,7 +162,7 @@ class PrefixIndex:
         return pairing
 
     def byte_size(self, start: int, stop: int) -> int:
-        """Return about how many bytes the blocks from ``start`` up to ``stop`` have on the wire."""
+        """Return the approximate wire size of the blocks from ``start`` up to ``stop``, in bytes."""
         return self.sums[self.count(stop)] - self.sums[self.count(start)]
 
 
@@ -190,7 +190,7 @@ def extend_index(
 ) -> PrefixIndex:
     """Return an index of the blocks from ``offset`` on, of which this one has the first ``indexed``.
 
-    It is the same index if that has no others.
+    The same index is extended if it has no other blocks.
     """
     with index.lock:
         if index.length != indexed:
@@ -204,7 +204,7 @@ def prefix_digest(turn: Turn, count: int | None = None) -> str:
 
     Args:
         turn: The Turn.
-        count: How many covered blocks the prefix has; all of them by default.
+        count: The number of covered blocks in the prefix; all of them by default.
 
     Returns:
         The digest, prefixed with the name of its algorithm.
@@ -214,7 +214,7 @@ def prefix_digest(turn: Turn, count: int | None = None) -> str:
 
 
 def covered_count(turn: Turn) -> int:
-    """Return how many blocks of the Turn its digest covers.
+    """Return the number of blocks of the Turn that its digest covers.
 
     Args:
         turn: The Turn.

@@ -61,7 +61,7 @@ def explain(plan: "RequestPlan") -> str:
 
 
 def format_headline(plan: "RequestPlan") -> str:
-    """Return one sentence: what is sent, and on which anchor."""
+    """Return one sentence with the size of the request and its anchor."""
     full = f"{pluralize(plan.full_blocks, 'block')}, about {format_size(plan.full_bytes)}"
     if plan.anchor is None:
         return f"Sending everything ({full}): {describe_full_send(plan)}."
@@ -71,7 +71,7 @@ def format_headline(plan: "RequestPlan") -> str:
 
 
 def describe_full_send(plan: "RequestPlan") -> str:
-    """Return why a request without an anchor has the complete conversation."""
+    """Return why a request without an anchor sends the complete conversation."""
     if plan.mode == "stateless":
         reason = MODE_REASONS.get(plan.mode_reason, plan.mode_reason)
         return f"stateless mode, because {reason}" if reason else "stateless mode"
@@ -81,7 +81,7 @@ def describe_full_send(plan: "RequestPlan") -> str:
 
 
 def describe_rejection(rejected: RejectedAnchor, plan: "RequestPlan") -> str:
-    """Return one sentence: which response is not used, and why."""
+    """Return one sentence with the response that is not used, and the reason."""
     record = rejected.record
     text = f"{rejected.response_id}, because {REASONS[rejected.reason]}"
     if rejected.reason != "changed":
@@ -106,7 +106,7 @@ def _describe_omitted(plan: "RequestPlan") -> Iterator[str]:
 
 
 def _describe_cache(cache: CachePlan) -> Iterator[str]:
-    """Describe what is read from the prompt cache, and what an edit or a changed setting costs."""
+    """Describe the expected use of the prompt cache, and the cost of an edit or a changed setting."""
     if cache.cached_tokens:
         yield (
             f"Prompt cache: about {cache.cached_tokens:,} of {cache.input_tokens:,} input tokens "

@@ -1,6 +1,6 @@
 """Plan a request: what is sent, on which anchor, and why not on a newer one.
 
-A stored response is a cache of a prefix of the Turn. ``plan_request`` finds the longest prefix that is proved to be on
+A stored response is a cache of a prefix of the Turn. ``plan_request`` finds the longest prefix that is provably on
 the server and can still be used, and sends the blocks after it; without one it sends all blocks. It is pure and
 never raises: problems of the Turn are listed in ``plan.problems``, and only sending such a plan is an error.
 """
@@ -46,20 +46,20 @@ class RequestPlan:
         start: The index in it from which blocks are sent.
         rejected: The candidates that would have saved more, each with the reason why it cannot be used.
         problems: Tool calls and results that prevent sending.
-        full_blocks: How many blocks a full send has.
-        full_bytes: About how many bytes a full send has.
-        delta_bytes: About how many bytes the delta has.
+        full_blocks: The number of blocks in a full send.
+        full_bytes: The approximate size of a full send, in bytes.
+        delta_bytes: The approximate size of the delta, in bytes.
         instructions: The leading system text, which is sent with every request.
         conversation_id: The server-side conversation object that is used, or an empty string.
         intact: The ids of the reasoning and compaction blocks that may be sent.
         barrier: The position, among the covered blocks, of the compaction item that the conversation
             starts with for this server.
         digest: The digest of the complete Turn.
-        block_count: How many blocks that digest covers.
+        block_count: The number of blocks that the digest covers.
         planned_at: The time of planning, in seconds since the epoch.
-        unsealed: Whether reasoning may be sent that its provider did not encrypt.
+        unsealed: Whether reasoning that its provider did not encrypt may be sent.
         mode_reason: Why the request is sent in another mode than requested.
-        cache: What is expected of the provider's prompt cache; None if the engine does not use one.
+        cache: The prediction for the provider's prompt cache; None if the engine does not use one.
     """
 
     mode: Mode
@@ -95,7 +95,7 @@ class RequestPlan:
 
     @property
     def delta_blocks(self) -> int:
-        """How many blocks are sent."""
+        """The number of blocks that are sent."""
         return len(self.source) - self.start
 
     @property
@@ -163,7 +163,7 @@ def plan_request(
         mode: ``chained``, ``stateless`` or ``conversation``.
         now: The current time, in seconds since the epoch.
         extra: Candidates from elsewhere, such as a store's index or a live WebSocket.
-        max_depth: How many responses of a chain the server is known to remember; None for no limit.
+        max_depth: The number of responses of a chain that the server is known to remember; None for no limit.
         not_before: Records created before this time count as lost.
         unsealed: Whether the server accepts reasoning that it did not encrypt.
 
@@ -241,8 +241,8 @@ class _CandidateCheck:
         return None if self.matches(record) else "changed"
 
     def matches(self, record: AnchorRecord) -> bool:
-        """Return whether the record proves a prefix of what would be sent."""
-        # What the server remembers from before the newest compaction would not be sent any more.
+        """Return whether the record matches a prefix of the blocks that would be sent."""
+        # Blocks before the newest compaction would not be sent any more.
         return record.barrier == self.barrier and matches_prefix(record, self.index, self.covered)
 
 
@@ -266,7 +266,7 @@ def _iter_candidates(
 
 
 def _is_new_candidate(record: AnchorRecord, state: ConversationState) -> bool:
-    """Return whether a record from elsewhere adds to the state; one that is lost there stays lost."""
+    """Return whether a record from elsewhere is new to the state; a lost record stays lost."""
     known = state.find_matching(record)
     return known is None or (known != record and known.status != "lost")
 
@@ -282,6 +282,6 @@ def _choose_anchor(
             return record, tuple(rejected)
         rejected.append(RejectedAnchor(record.response_id, reason, record))
         if reason == "too_deep" and check.matches(record):
-            # A shallower ancestor would stay the anchor for good, with an ever longer delta.
+            # A shallower ancestor would remain the anchor, with a delta that grows with every request.
             break
     return None, tuple(rejected)

@@ -2,9 +2,9 @@
 
 Chaining saves no billed tokens; prompt caching does. A provider caches the prompts that it has read, so the next
 request of a conversation finds everything that the last one sent, as long as nothing in it changed and not too
-much time passed. The records of a Turn hold what the provider counted for each earlier prompt, and their digests
-show which of these prompts are still prefixes of the Turn. That is all that a prediction needs: no text is
-counted here.
+much time passed. The records of a Turn have the provider's token counts for each earlier prompt, and their digests
+show which of these prompts are still prefixes of the Turn. A prediction needs nothing else: no text is counted
+here.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from kedge.planning.state import ConversationState, get_state
 from kedge.turns import Turn
 
 CacheHint = Literal["clock", "instructions", "tool_order", "tools", "model"]
-"""What changed between two requests and prevents prompt caching."""
+"""A change between two requests that prevents prompt caching."""
 CACHE_HINTS: dict[CacheHint, str] = {
     "clock": (
         "the instructions contain a time, date or number that changes between requests; put it into "
@@ -29,7 +29,7 @@ CACHE_HINTS: dict[CacheHint, str] = {
     "tools": "the tools changed since the last request of this conversation",
     "model": "the model changed since the last request; every model has a cache of its own",
 }
-"""A description of everything that is detected to prevent prompt caching."""
+"""The descriptions of the detected causes that prevent prompt caching."""
 
 CacheMiss = Literal["", "first", "short", "expired", "settings", "edited"]
 
@@ -40,11 +40,11 @@ KEY_BYTES = 12
 
 @dataclass(frozen=True, slots=True)
 class CacheRules:
-    """When a provider reads a prompt from its cache.
+    """The rules by which a provider reads a prompt from its cache.
 
     Attributes:
-        minimum: Tokens from which a prefix is cached.
-        step: The size in which cached tokens are counted.
+        minimum: The minimum number of tokens of a cached prefix.
+        step: The granularity of cached tokens.
         lifetime: Seconds for which a prompt stays cached after its last use.
         explicit: Whether only complete prompts are cached, at breakpoints, and not every prefix.
     """
@@ -55,13 +55,13 @@ class CacheRules:
     explicit: bool = False
 
     def count_cached(self, tokens: int) -> int:
-        """Return how many tokens of a prompt are cached."""
+        """Return the number of tokens of a prompt that are cached."""
         return tokens - tokens % self.step if tokens >= self.minimum else 0
 
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """What is expected of the provider's prompt cache for one request.
+    """The prediction for the provider's prompt cache for one request.
 
     Attributes:
         key: A key that is equal for all requests of a conversation and contains nothing of it: a hash of
@@ -70,9 +70,9 @@ class CachePlan:
         input_tokens: The estimated size of the complete prompt.
         lost_tokens: Tokens that were cached before and are billed in full, because the history was
             edited, or the instructions, tools or model changed.
-        intact_blocks: How many blocks are unchanged since they were cached.
+        intact_blocks: The number of blocks that are unchanged since they were cached.
         reason: Why no more is expected; empty if everything cached can be used.
-        hints: What prevents caching, as found by comparison with the request before; ``CACHE_HINTS``
+        hints: The causes that prevent caching, compared with the previous request; ``CACHE_HINTS``
             describes them.
         settings: The fingerprint of model, instructions and tools.
     """

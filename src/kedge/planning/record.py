@@ -21,7 +21,7 @@ from kedge.turns import OUTPUT_INDEX, RESPONSE_ID, Block, FrozenMap, Turn
 log = get_logger("kedge.planning")
 
 MAX_STALE_ANCHORS = 64
-"""How many records that no longer match are retained, in case an edit is undone."""
+"""The number of records that no longer match and are retained, in case an edit is undone."""
 
 
 def tag_blocks(blocks: Iterable[Block], response_id: str) -> list[Block]:
@@ -70,8 +70,8 @@ def record_response(
 ) -> Turn:
     """Append the blocks of a response to the Turn that was sent, and record an anchor.
 
-    No anchor is recorded for a response without an id, nor if ``plan`` was made for another Turn: what the
-    server remembers is then unknown.
+    No anchor is recorded for a response without an id, or if ``plan`` was made for another Turn, because the
+    context of the response is then unknown.
 
     Args:
         turn: The Turn that was sent.

@@ -1,8 +1,8 @@
 """Render blocks as the input of a request, without repairing them.
 
-What a server derived from the conversation (reasoning, compaction items) is sent again only if it is proved to be
-valid: see ``kedge.planning.reusable_items``. Provider ids follow the same rule, and are sent only for reasoning
-and the item directly after it: an item with an id makes a server look for the reasoning that belongs to it.
+Items that a server derived from the conversation (reasoning, compaction items) are sent again only if they are
+provably valid: see ``kedge.planning.reusable_items``. Provider ids follow the same rule, and are sent only for
+reasoning and the item directly after it, because a server looks up the reasoning of an item with an id.
 """
 
 from collections.abc import Container, Sequence

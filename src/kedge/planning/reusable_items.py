@@ -1,17 +1,17 @@
 """Decide which reasoning and compaction items may be sent again.
 
-Both are derived from everything before them, and their content is encrypted, so Kedge cannot see what they hold. If a
-secret was redacted from the conversation, a reasoning or compaction item from before may still contain it; sending
-it would undo the redaction without a trace. So an item is sent only while everything it was derived from is
-provably unchanged: the record of its response matches the Turn's prefix *and* the response's own output, at the
+Both are derived from everything before them, and their content is encrypted, so Kedge cannot read it. If a
+secret was redacted from the conversation, an earlier reasoning or compaction item may still contain it; sending
+it would undo the redaction silently. So an item is sent only while everything it was derived from is
+provably unchanged: the record of its response matches the Turn's prefix *and* the response's output, at the
 same position, and the digests of the derived items are those that were received.
 
-A compaction item replaces all blocks before it. After one, two questions must not be mixed up: what the
-server remembers (its memory starts at the compaction that its newest matching record names), and what the user
-wants to send (a compaction that was inserted into the Turn on purpose also counts as a start). The start is stored in
-the records rather than found by looking for compaction items, because neither tags nor an equal rebuild of
-the Turn may change it: a compaction that the server made in a response that was edited since is not part of
-any memory, although its item is still in the Turn.
+A compaction item replaces all blocks before it. After one, two questions must be distinguished: what the
+server remembers (its memory starts at the compaction in its newest matching record), and what the user
+wants to send (a compaction that was inserted into the Turn deliberately is also a start). The start is stored in
+the records and not found by searching for compaction items, because neither tags nor an equal rebuild of
+the Turn may change it: a compaction in a response that was edited since is not part of any memory, although its
+item is still in the Turn.
 """
 
 import hashlib
@@ -48,8 +48,8 @@ def find_compaction_start(
 ) -> int | None:
     """Return the position in the body at which the conversation starts: the newest valid compaction.
 
-    The longest matching record decides whether a compaction item is part of the server's memory. One that it
-    does not cover is valid if it was inserted into the Turn on purpose.
+    The longest matching record decides whether a compaction item is part of the server's memory. An item that
+    it does not cover is valid if it was inserted into the Turn deliberately.
     """
     if not index.barriers:
         return None
@@ -57,7 +57,7 @@ def find_compaction_start(
     record = _find_longest_record(state, index, index.count(length), scope)
     for position in reversed(index.barriers):
         if position >= length:
-            continue  # of a longer Turn that shares the index
+            continue  # it belongs to a longer Turn that shares the index
         count = index.count(position)
         if record and count < record.block_count:
             if count == record.barrier:

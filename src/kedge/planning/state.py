@@ -1,7 +1,7 @@
 """The conversation state of a Turn: mode, ids of the server's memory, and anchor records.
 
-The state is stored in ``turn.data`` and is part of the JSON form. It is a cache like what it describes: a
-state that cannot be parsed counts as empty, and costs one full send.
+The state is stored in ``turn.data`` and is part of the JSON form. It is a cache: a state that cannot be parsed
+is treated as empty, and costs one full send.
 """
 
 from bisect import bisect_left, bisect_right
@@ -16,7 +16,7 @@ from kedge.turns import Turn
 from kedge.turns.frozen_json import thaw
 
 Mode = Literal["chained", "stateless", "conversation"]
-"""What a request continues: a proved response, nothing, or a conversation object of the server."""
+"""Whether a request continues a proved response, nothing, or a conversation object of the server."""
 MODES: tuple[Mode, ...] = ("chained", "stateless", "conversation")
 """The modes, the default first."""
 STATE_KEY = "kedge.state"
@@ -46,7 +46,7 @@ class _SortedAnchors(tuple[AnchorRecord, ...]):
 
 @dataclass(frozen=True, slots=True)
 class ConversationState:
-    """What is known about the server's memory of a Turn.
+    """The known state of the server's memory of a Turn.
 
     Attributes:
         mode: The mode of this conversation, if it differs from the engine's default.
@@ -203,10 +203,10 @@ def set_state(turn: Turn, state: ConversationState) -> Turn:
 
 
 def drop_anchors(turn: Turn) -> Turn:
-    """Return the Turn without anchors and without ids of the server's memory; the mode stays.
+    """Return the Turn without anchors and without ids of the server's memory; the mode is retained.
 
     Anchors are as trustworthy as the source of the Turn: a forged record can name a response of another
-    conversation, whose context the model would then see. Drop them from a Turn that another party
+    conversation, whose context the model would then read. Drop them from a Turn that another party
     wrote; the next request sends everything and records a new anchor.
 
     Args:
@@ -239,7 +239,7 @@ def load_record(form: object) -> AnchorRecord | None:
     """Parse a record.
 
     Args:
-        form: What ``dump_record`` returned.
+        form: The output of ``dump_record``.
 
     Returns:
         The record, or None if it is malformed: such a record proves nothing.
@@ -299,7 +299,7 @@ def _read_texts(value: object) -> tuple[str, ...]:
 
 
 def _read_token_counts(value: object) -> TokenCounts | None:
-    """Parse token counts; malformed ones count as missing, which only postpones a verdict."""
+    """Parse token counts; malformed ones are treated as missing, which only delays a verdict."""
     counts = cast("list[object]", value) if isinstance(value, list) else []
     if len(counts) != len(TokenCounts._fields):
         return None

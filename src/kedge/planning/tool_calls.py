@@ -21,7 +21,7 @@ _OPAQUE_CALL_TYPES: dict[str, tuple[str, bool, tuple[str, ...]]] = {
     "shell_call_output": ("shell", False, ("call_id",)),
     "apply_patch_call": ("apply_patch", True, ("call_id",)),
     "apply_patch_call_output": ("apply_patch", False, ("call_id",)),
-    # Its output has no call_id: clients send the call's id or, as often, its call_id.
+    # Its output has no call_id: clients send either the call's id or its call_id.
     "local_shell_call": ("local_shell", True, ("call_id", "id")),
     "local_shell_call_output": ("local_shell", False, ("id",)),
     "mcp_approval_request": ("mcp_approval", True, ("id",)),
@@ -64,14 +64,14 @@ class Problem:
 
 
 class PairingIssue(NamedTuple):
-    """The position of a call or result that does not match, and what is wrong."""
+    """The position of a call or result that does not match, and the kind of problem."""
 
     position: int
     kind: ProblemKind
 
 
 def call_effect(block: Block) -> CallEffect | None:
-    """Return which call a block opens or answers, if any."""
+    """Return the call that a block opens or answers, if any."""
     if isinstance(block, ToolCallBlock | ToolResultBlock):
         key = "custom" if block.custom else "function", block.call_id
         return type(block) is ToolCallBlock, (key,)

@@ -32,7 +32,7 @@ __all__ = [
     "tool",
 ]
 
-# Names of version 0.1, which keep working.
+# Names of version 0.1, for compatibility.
 Approve = Approver
 Outcome = ToolOutcome
 Refuse = Deny

@@ -19,7 +19,7 @@ from kedge.turns import ToolCallBlock, tool_call
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """Run the call as it is."""
+    """Run the call unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Deny:
     """Do not run the call.
 
     Args:
-        reason: Returned to the model as the result of the call.
+        reason: The reason, which is returned to the model as the result of the call.
     """
 
     reason: str = ""
@@ -52,7 +52,7 @@ class Edit:
 
 
 Decision = Allow | Deny | Edit
-"""What an approver returns."""
+"""The decision of an approver."""
 Approver = Callable[[ToolCallBlock], Decision | bool | Awaitable[Decision | bool]]
 """Decides about a call before it runs, sync or async; True and False are ``Allow`` and ``Deny``."""
 
@@ -61,7 +61,7 @@ async def request_approval(approve: Approver, call: ToolCallBlock) -> Decision:
     """Call the approver and return its decision.
 
     Raises:
-        TypeError: The approver returned something else than a decision.
+        TypeError: The approver returned a value that is not a decision.
     """
     if is_async(approve):
         returned = approve(call)

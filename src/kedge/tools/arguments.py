@@ -1,7 +1,7 @@
 """Describe invalid arguments of a tool call so that a model can correct them.
 
-Each problem names the argument, what is wrong and what is expected. Values are never repeated: the model
-knows what it sent, and the text also goes to logs. Pydantic adds the labels of union branches to the
+Each problem names the argument, the error and the expected schema. Values are never repeated, because the model
+knows what it sent, and the text is also logged. Pydantic adds the labels of union branches to the
 locations of its errors; a path here contains only steps that exist in the arguments.
 """
 

@@ -34,7 +34,7 @@ from kedge.tools.registry import AnyTool, Toolbox
 from kedge.turns import FrozenMap, TextPart, ToolCallBlock, ToolResultBlock
 
 ToolOutcome = Literal["ok", "unknown", "invalid", "refused", "failed", "timeout", "cancelled"]
-"""How a call ended."""
+"""The outcome of a call."""
 
 OUTCOME_KEY = "outcome"
 """Metadata key of a result block: the outcome of the call."""
@@ -48,14 +48,14 @@ class ToolRun:
     result: ToolResultBlock
     outcome: ToolOutcome
     attempts: int
-    """How many times the function was started."""
+    """The number of times the function was started."""
     seconds: float
     """Running time of all attempts."""
     waited: float
     """Time spent on approval, waiting for the concurrency limit, and pauses between attempts."""
     error: BaseException | None = None
     edited: ToolCallBlock | None = None
-    """The call as the approver changed it, if it was changed."""
+    """The call with the approver's changes, if there were any."""
 
     @property
     def call_id(self) -> str:
@@ -102,9 +102,9 @@ class CallContext:
     origin: str
     approval_lock: anyio.Lock
     filters: ContentFilters
-    """Applied to what the model gets back, before it is cut to a length."""
+    """The filters that are applied to the result before it is truncated."""
     text_only: bool = False
-    """Whether images and files in results are described instead, because the model's API takes text only."""
+    """Whether images and files in results are replaced by descriptions, because the API accepts text only."""
 
 
 class _EarlyResult(Exception):

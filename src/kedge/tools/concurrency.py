@@ -1,4 +1,4 @@
-"""Concurrency limits: how many calls of one tool run at the same time.
+"""Concurrency limits: the maximum number of concurrent calls of one tool.
 
 A limit belongs to a tool and applies wherever the tool is used in one event loop. A thread cannot be
 stopped. When a call in a thread times out, the abandoned thread retains its permit until it ends; otherwise
@@ -89,7 +89,7 @@ class ConcurrencyLimiter:
                 self._queue[0].admitted = True
             elif self.running:
                 break
-            # Else only abandoned threads are left: wake the next waiter without a permit; it raises.
+            # Otherwise only abandoned threads remain: wake the next waiter without a permit, so that it raises.
             self._queue.popleft().event.set()
 
     def _cancel_wait(self, waiter: _Waiter) -> None:

@@ -38,12 +38,12 @@ async def run_calls(
     Args:
         toolbox: The tools that may be called.
         calls: The calls of a model.
-        approve: Called before each call that needs approval, one call at a time.
-        on_run: Receives the record of each call as soon as it has a result; it must not block or raise.
+        approve: A function that is called before each call that needs approval, one call at a time.
+        on_run: A function that receives the record of each finished call; it must not block or raise.
         max_output: Maximum characters of text in one result; longer text is truncated with a note.
         origin: The ``origin`` of the result blocks.
         filters: Content filters for the results, applied before they are truncated.
-        text_only: Describe images and files in the results instead of returning them.
+        text_only: Whether images and files in the results are replaced by descriptions.
 
     Returns:
         One result for each call, in the order of the calls.
@@ -90,7 +90,7 @@ async def iter_runs(
         "filters": filters,
         "text_only": text_only,
     }
-    if len(calls) == 1:  # a single call needs no task of its own
+    if len(calls) == 1:  # a single call needs no separate task
         runs: list[ToolRun] = []
         await run_calls(toolbox, calls, on_run=runs.append, **options)
         yield runs[0]

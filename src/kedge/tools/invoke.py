@@ -106,8 +106,8 @@ def _get_thread_limiter() -> CapacityLimiter:
 class ThreadRun:
     """A function running in a thread, and its permit if the thread is abandoned.
 
-    The thread and the event loop each set their own flag before they read the other's. Whichever comes
-    second sees the first flag, so the permit is released exactly once.
+    The thread and the event loop each set a flag before they read the other's flag. The second one reads
+    the flag of the first, so the permit is released exactly once.
     """
 
     def __init__(

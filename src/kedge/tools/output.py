@@ -94,7 +94,7 @@ def _describe_leaf(error: BaseException, edit: Callable[[str], str]) -> str:
 def _error_message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - an exception that cannot be shown is still one
+    except Exception:  # noqa: BLE001 - str() of an exception may raise
         return ""
 
 
@@ -138,7 +138,7 @@ def truncate_parts(parts: Iterable[Part], limit: int) -> tuple[Part, ...]:
 
 
 def describe_attachments(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Return the parts with a text in place of each image and file, for an API that takes text only."""
+    """Return the parts with a text instead of each image and file, for an API that accepts text only."""
     return tuple(
         TextPart(f"[omitted: {_describe_attachment(part)}; this model's API takes text only]")
         if isinstance(part, ImagePart | FilePart)

@@ -1,10 +1,10 @@
 """The toolbox: tools that a model may call, by name.
 
 The tools of a program are fixed. Those of a ``ToolSource``, such as an MCP server, may change at any time,
-so a toolbox reads them when it is used. Names must stay unambiguous: a tool of the program always has its
-own name, and a tool of a source whose name is used twice is prefixed with the name of its source. All
-sources with that name are prefixed, not only the later ones: otherwise a source could add a tool and so
-receive the calls that a model meant for another source.
+so a toolbox reads them when it is used. Names must be unambiguous: a tool of the program always retains its
+name, and a tool of a source whose name is used twice is prefixed with the name of its source. All tools
+with that name are prefixed, not only the later ones: otherwise a source could add a tool and receive the
+calls that are intended for another source.
 """
 
 from collections import Counter
@@ -22,10 +22,10 @@ TextEdit = Callable[[str], str]
 
 
 class ToolSource:
-    """Tools from elsewhere, which may change while they are used.
+    """An external source of tools, which may change while they are used.
 
     Attributes:
-        name: The prefix of its tools where their names are used twice.
+        name: The prefix of its tools whose names are used twice.
         tools: The current tools; replaced, never changed in place.
     """
 
@@ -54,7 +54,7 @@ class _Merged(NamedTuple):
 
 
 class Toolbox(Mapping[str, AnyTool]):
-    """A mapping of names to tools, in the order given; those of sources come last.
+    """A mapping of names to tools, in the order of the arguments; tools of sources come last.
 
     Args:
         *tools: Tools, plain functions, which become tools with default options, other toolboxes, or
@@ -139,7 +139,7 @@ class Toolbox(Mapping[str, AnyTool]):
         """Return the tools in the form of the Responses API's ``tools`` parameter.
 
         Args:
-            edit: Applied to the descriptions of tools from sources, which are not the program's own text.
+            edit: A function that is applied to the descriptions of tools from sources, which are external text.
         """
         return [
             each.definition()

@@ -2,7 +2,7 @@
 
 Both are done by a pydantic model created for the signature. Its fields are numbered and have the parameter
 names as aliases, because some parameter names (``schema``, ``_x``, ``model_config``) are not allowed as fields.
-Only arguments the model passed are handed to the function, so its own defaults apply. Pydantic is imported
+Only arguments that the model passed are passed to the function, so its defaults apply. Pydantic is imported
 when the first tool is created.
 """
 
@@ -77,7 +77,7 @@ class FunctionSchema:
 
 @dataclass(frozen=True, slots=True)
 class ExplicitSchema:
-    """A schema given by the caller: arguments are JSON values, and only their names are checked."""
+    """A schema passed by the caller: arguments are JSON values, and only their names are checked."""
 
     json_schema: JSONSchema
 
@@ -138,7 +138,7 @@ def build_function_schema(
 
 
 def build_explicit_schema(tool: str, schema: Mapping[str, Any]) -> ExplicitSchema:
-    """Check and copy a schema given by the caller, such as that of a remote tool."""
+    """Check and copy a schema passed by the caller, such as that of a remote tool."""
     if schema.get("type") != "object":
         raise InvalidTool(tool, 'its parameters must be a JSON schema of "type": "object"')
     return ExplicitSchema(thaw(FrozenMap(schema)))
@@ -168,7 +168,7 @@ def _is_field_info(default: object) -> bool:
 
 
 def _has_own_default(argument: ToolArgument) -> bool:
-    """Whether Python applies the default when the argument is not passed."""
+    """Return whether Python applies the default when the argument is not passed."""
     return argument.default is not REQUIRED and not _is_field_info(argument.default)
 
 

@@ -5,7 +5,7 @@ other functions raise ``InvalidTool``. A parameter annotated ``ToolCallBlock`` r
 not an argument. Arguments bound by a ``functools.partial`` are never shown to the model.
 
 Descriptions are from the docstring, which ``docstring_parser`` reads in Google, NumPy and Sphinx style. Exceptions
-are left out: a model cannot catch them. The parser is imported when the first tool is created.
+are omitted, because a model cannot catch them. The parser is imported when the first tool is created.
 """
 
 import inspect
@@ -104,7 +104,7 @@ class ToolArgument:
 
 @dataclass(frozen=True, slots=True)
 class ToolSignature:
-    """A function as a tool: name, description, arguments, and the parameter that receives the call."""
+    """The name, description and arguments of a function, and the parameter that receives the call."""
 
     function_name: str
     description: str
@@ -147,7 +147,7 @@ def unwrap_callable(function: Function) -> Function:
 
 
 def is_async(function: Function) -> bool:
-    """Whether calling the function returns a coroutine."""
+    """Return whether calling the function returns a coroutine."""
     return inspect.iscoroutinefunction(unwrap_callable(function))
 
 

@@ -1,4 +1,4 @@
-"""The Tool: a function, its schema for the model, and how its calls are run.
+"""The Tool: a function, its schema for the model, and the options for running its calls.
 
 ``@tool`` creates one; calling it calls the function. A tool is an immutable value: to change an option (a
 timeout, a limit) create another with ``dataclasses.replace``.

@@ -1,10 +1,10 @@
-"""Encode and parse blocks as JSON: the one codec of Turn JSON, the store and chat states.
+"""Encode and parse blocks as JSON: the codec of Turn JSON, the store and chat states.
 
 `dump_block` and `load_block` are general: a table of codecs serves both directions, strict about known fields and
 lossless about unknown ones. Most blocks are a text, a tool call or a tool result without further members, and every
 block is encoded and parsed again by each save and each call of a `Chat`. Those have a direct path with the same
 result: `encode_block` and `decode_block`, or `encode_content` and `decode_common` for a form with other member names.
-A block that is not common in every respect takes the general path, which also reports what is wrong with it.
+A block that is not common in every respect uses the general path, which also reports its problems.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ _TEXT_BLOCKS: dict[str, type[UserBlock | AssistantBlock]] = {
 
 @dataclass(frozen=True, slots=True)
 class ContentLayout:
-    """How the members of a common block are written behind its identity."""
+    """The encoding of the members of a common block after its identity."""
 
     text_start: str
     text_end: str
@@ -73,7 +73,7 @@ def encode_block(block: Block) -> str:
 
 
 def encode_content(block: Block, layout: ContentLayout) -> str | None:
-    """Return the members of a common block behind its identity, or None for any other block."""
+    """Return the encoded members of a common block after its identity, or None for any other block."""
     if block.extra:
         return None
     kind, start = type(block), ""
@@ -129,10 +129,10 @@ def decode_block(value: object) -> Block:
     return _decode_any(form) if block is None else block
 
 
-# Loading a long conversation is mostly this. msgspec decodes the common forms into structures, and checks
-# while it reads what the constructors of blocks check: the names and types of members, and that texts are
-# valid Unicode. So these blocks are built without checking again, and without a dictionary for each. What
-# does not fit (other kinds, other parts, nested metadata, large integers) is left to `decode_block`.
+# Most of the time to load a long conversation is spent here. msgspec decodes the common forms into structures,
+# and checks the same as the constructors of blocks: the names and types of members, and that texts are valid
+# Unicode. So these blocks are built without checking again, and without a dictionary for each. Other forms
+# (other kinds, other parts, nested metadata, large integers) are left to `decode_block`.
 
 
 class _Text(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True, gc=False):
@@ -202,7 +202,7 @@ def decode_common(
 
     Args:
         form: The members of the block.
-        size: How many of them there are, without those of metadata and origin.
+        size: The number of these members, without metadata and origin.
         text: The content, if it is one plain text.
         metadata: The metadata of the block.
         origin: Its origin.
@@ -226,7 +226,7 @@ def decode_common(
     if type(text) is not str:
         return None
     if size == 3 and kind in _TEXT_BLOCKS:
-        # Other characters than ASCII are checked by the constructor.
+        # The constructor checks characters that are not ASCII.
         is_plain = type(block_id) is str and block_id.isascii() and text.isascii()
         if is_plain and origin in _COMMON_ORIGINS:
             return unchecked_message(kind, block_id, text, metadata, origin)
@@ -281,7 +281,7 @@ def load_block(value: object, path: str = "$") -> Block:
     """Parse a block from plain JSON values.
 
     Args:
-        value: What ``dump_block`` returned.
+        value: The output of ``dump_block``.
         path: The path of the value, for errors.
 
     Returns:
@@ -322,7 +322,7 @@ def _load_part(value: object) -> Part:
 
 
 def _is_unambiguous(part: OpaquePart) -> bool:
-    """Return whether the content of this part cannot be taken for a known part."""
+    """Return whether the content of this part cannot be confused with a known part."""
     kind = part.content.get("type")
     return isinstance(kind, str) and kind not in PART_CODECS and not part.extra
 
@@ -331,7 +331,7 @@ def _is_unambiguous(part: OpaquePart) -> bool:
 
 
 def read_at(step: str, read: Callable[..., T], *values: Any) -> T:
-    """Call a reader; its errors get this step in front of their path."""
+    """Call a reader, and add this step at the start of the path of its errors."""
     try:
         return read(*values)
     except InvalidJSON as error:

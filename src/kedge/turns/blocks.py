@@ -147,7 +147,7 @@ _set_id, _set_metadata, _set_origin, _set_extra, _set_digest = (
 
 
 def _new_block(cls: type[B], id: str, metadata: FrozenMap, origin: str, extra: FrozenMap) -> B:  # noqa: A002
-    """Make a block whose own fields are not set yet."""
+    """Create a block whose fields, except those of the base class, are not set yet."""
     self = object.__new__(cls)
     _set_id(self, id)
     _set_metadata(self, metadata)
@@ -157,8 +157,8 @@ def _new_block(cls: type[B], id: str, metadata: FrozenMap, origin: str, extra: F
 
 
 # The digest of a block's canonical form is derived by planning, a layer above, and cached in the block:
-# a dictionary beside it would cost a lookup and an entry for each block of a long conversation. The
-# slot belongs to this module. It is no field, so it is neither compared, copied nor pickled.
+# a separate dictionary would cost a lookup and an entry for each block of a long conversation. The
+# slot is private to this module. It is not a field, so it is not compared, copied or pickled.
 
 get_cached_digest: Callable[[Block], bytes | None] = attrgetter("_digest")
 """Return the digest that was cached for this block, or None."""
@@ -415,7 +415,7 @@ class ToolResultBlock(Block):
 @immutable
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ReasoningBlock(Block):
-    """Reasoning of the model, as far as the provider reveals it.
+    """Reasoning of the model, as far as the provider returns it.
 
     Attributes:
         summary: The summaries.
@@ -444,7 +444,7 @@ class ReasoningBlock(Block):
 class OpaqueBlock(Block):
     """A provider's item of a type that Kedge does not interpret, stored without loss.
 
-    Like every block it is compared by what a model sees: see ``kedge.turns.server_fields``.
+    Like every block it is compared by the content that a model reads: see ``kedge.turns.server_fields``.
 
     Attributes:
         item: The item as the provider sent it.
@@ -514,7 +514,7 @@ def _normalize_parts(
 ) -> None:
     parts = block.parts
     if type(parts) is tuple and len(parts) == 1 and type(parts[0]) is TextPart:
-        return  # one text, as in most blocks
+        return  # one text, the most common case
     set_field(block, "parts", check_parts(parts, allowed, what))
 
 

@@ -1,6 +1,6 @@
 """Functions that construct blocks.
 
-Each takes the content first and, as keywords, what every block has: ``id``, ``metadata``, ``origin``.
+The first argument is the content; the keyword arguments ``id``, ``metadata`` and ``origin`` are common to all blocks.
 """
 
 import json
@@ -27,7 +27,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class Identity(TypedDict, total=False):
-    """The keywords that every constructor takes.
+    """The keyword arguments of every constructor.
 
     Attributes:
         id: The local id; generated if it is empty.
@@ -196,7 +196,7 @@ def build_replacement(old: Block, new: Block | str) -> Block:
     """Return the block that replaces another one; a text replaces a user block.
 
     Raises:
-        InvalidSetting: If a text was given for a block that is not a user block.
+        InvalidSetting: If ``new`` is a text and ``old`` is not a user block.
     """
     if not isinstance(new, str):
         return new

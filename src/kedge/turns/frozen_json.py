@@ -37,7 +37,7 @@ class FrozenMap(Mapping[str, Any]):
     _depth: int | None
     _members: Mapping[str, Any]
 
-    # Done in __new__, because a second call of __init__ would change the map in place.
+    # Members are set in __new__, because a second call of __init__ would change the map in place.
     def __new__(cls, members: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
         """Freeze these members."""
         if more:
@@ -64,7 +64,7 @@ class FrozenMap(Mapping[str, Any]):
 
     @property
     def depth(self) -> int:
-        """How many levels of maps and tuples this value has, itself included."""
+        """The number of levels of maps and tuples in this value, including itself."""
         if self._depth is None:
             _set_field(self, "_depth", 1 + max(map(_depth, self._members.values()), default=0))
         return cast("int", self._depth)
@@ -81,7 +81,7 @@ class FrozenMap(Mapping[str, Any]):
     def __contains__(self, key: object) -> bool:
         return key in self._members
 
-    # Mapping has these four too, but several times slower.
+    # Mapping has these four methods too, but they are several times slower.
     def get(self, key: str, default: Any = None) -> Any:
         """Return a member, or the default."""
         return self._members.get(key, default)
@@ -143,8 +143,8 @@ class InvalidValue:
 def freeze(value: Any, path: str = "$") -> Any:
     """Copy a JSON value into immutable form, or raise ``InvalidJSON``.
 
-    A frozen dataclass with a ``to_json`` method is a value of a higher layer; it is immutable itself and is
-    stored as it is.
+    A frozen dataclass with a ``to_json`` method is a value of a higher layer; it is immutable and is stored
+    unchanged.
     """
     try:
         return _freeze(value, MAX_DEPTH)
@@ -162,7 +162,7 @@ def freeze_map(value: object, path: str) -> FrozenMap:
 
 
 def thaw(value: Any) -> Any:
-    """Return plain dicts and lists, as ``json.dumps`` expects them."""
+    """Return plain dicts and lists, for ``json.dumps``."""
     return _thaw(value)
 
 
@@ -310,7 +310,7 @@ _CONTAINER_FREEZERS: dict[type, Callable[[Any, int], Any]] = {
 
 
 def unchecked_map(members: dict[str, Any]) -> FrozenMap:
-    """Return a map of members that the caller has frozen and checked, and does not change."""
+    """Return a map of members that the caller has frozen and checked, and must not change."""
     frozen = object.__new__(FrozenMap)
     _set_field(frozen, "_members", MappingProxyType(members))
     _set_field(frozen, "_depth", None)
@@ -327,7 +327,7 @@ def _depth(value: Any) -> int:
 
 
 def _has_json_form(value: object) -> bool:
-    """Return whether a value is a frozen dataclass with a JSON form of its own."""
+    """Return whether a value is a frozen dataclass with a JSON form."""
     settings = getattr(type(value), "__dataclass_params__", None)
     return getattr(settings, "frozen", False) and callable(getattr(value, "to_json", None))
 

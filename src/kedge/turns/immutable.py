@@ -1,12 +1,12 @@
 """Immutable dataclasses, and the local ids of their values.
 
-``@dataclass(frozen=True)`` rejects assignments, but leaves two ways to change a value: a second call of
-``__init__``, and the ``__setstate__`` that it adds for pickling. ``immutable`` closes both: the fields are
-set in ``__new__``, which only ever sees a new object, and pickling goes by the fields, which are
-checked again when they are loaded. A copy of an immutable value is the value itself. The classes are a
-closed set, so that a ``match`` on them is exhaustive.
+``@dataclass(frozen=True)`` rejects assignments, but a value can still be changed in two ways: by a second call of
+``__init__``, and by the ``__setstate__`` that it adds for pickling. ``immutable`` prevents both: the fields are
+set in ``__new__``, which always creates a new object, and pickling uses the fields, which are checked again when
+they are loaded. A copy of an immutable value is the value itself. The classes are a closed set, so that a
+``match`` on them is exhaustive.
 
-A class that is constructed often writes its own ``__new__``, which is twice as fast as calling the
+A class that is constructed often defines ``__new__`` itself, which is twice as fast as calling the
 ``__init__`` that dataclasses generate.
 
 A local id consists of a nanosecond timestamp that increases with every id of a process, and 40 random bits that
@@ -32,10 +32,10 @@ set_field = object.__setattr__
 
 
 def immutable(cls: type[T]) -> type[T]:
-    """Make a frozen, slotted dataclass immutable; see the module.
+    """Make a frozen, slotted dataclass immutable; see the module docstring.
 
     Args:
-        cls: A dataclass, whose fields are set by its own ``__new__`` or by its generated ``__init__``.
+        cls: A dataclass, whose fields are set by its ``__new__`` or by its generated ``__init__``.
 
     Returns:
         The same class.
@@ -68,7 +68,7 @@ def reject_change(value: object, *_: object) -> NoReturn:
 
 
 def freeze_extra(value: Any, tag: str) -> None:
-    """Freeze ``extra``, which must not hold the value's own fields: they share one JSON object."""
+    """Freeze ``extra``, which must not contain fields of the value, because they share one JSON object."""
     extra: FrozenMap = freeze_map(value.extra, "extra")
     set_field(value, "extra", extra)
     if own_fields := _member_names(value.__class__, tag) & extra.keys():
@@ -78,7 +78,7 @@ def freeze_extra(value: Any, tag: str) -> None:
 
 
 def check_text_field(value: Any, name: str, text: object) -> None:
-    """Check a text field; only a value that is not plain ASCII has to be set again."""
+    """Check a text field, and set it to the checked value if it is not plain ASCII."""
     if type(text) is not str or not text.isascii():
         set_field(value, name, check_text(text, name))
 
@@ -90,7 +90,7 @@ def _member_names(cls: type[Any], tag: str) -> frozenset[str]:
 
 
 def _build_new(cls: type[Any]) -> Callable[..., Any]:
-    """Turn the ``__init__`` of a dataclass into a ``__new__``."""
+    """Return a ``__new__`` that does the work of the ``__init__`` of a dataclass."""
     init = cls.__init__
 
     @wraps(init)
@@ -124,7 +124,7 @@ def new_id(prefix: str) -> str:
     """Generate an id such as ``blk_18a3f0c2b4d5e6f71a2b3c4d5e``.
 
     Args:
-        prefix: What comes before the underscore.
+        prefix: The part before the underscore.
 
     Returns:
         The id.
@@ -139,7 +139,7 @@ def new_id(prefix: str) -> str:
 
 
 def _reset_after_fork() -> None:
-    """Set other random bits and a free lock in a forked process."""
+    """Set new random bits and an unlocked lock in a forked process."""
     global _lock, _process_suffix  # noqa: PLW0603 - they belong to the process
     _lock = threading.Lock()
     _process_suffix = secrets.token_hex(5)

@@ -29,7 +29,7 @@ MAX_DIGITS = len(str(1 << MAX_INTEGER_BITS))
 
 
 def parse_json(text: str | bytes) -> object:
-    """Parse JSON text; the result may hold an ``InvalidValue``, which ``load`` rejects."""
+    """Parse JSON text; the result may contain an ``InvalidValue``, which ``load`` rejects."""
     if not isinstance(text, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidJSON("$", f"expected JSON text, got {type(text).__name__}")
     try:
@@ -105,7 +105,7 @@ def loads(text: str | bytes) -> Turn:
     Anchors in the text are as trustworthy as its source; see ``kedge.planning.drop_anchors``.
 
     Args:
-        text: What ``dumps`` returned.
+        text: The output of ``dumps``.
 
     Returns:
         The Turn.
@@ -139,7 +139,7 @@ def load(value: object) -> Turn:
     """Parse a Turn from plain JSON values.
 
     Args:
-        value: What ``dump`` returned.
+        value: The output of ``dump``.
 
     Returns:
         The Turn.

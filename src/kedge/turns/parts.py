@@ -30,7 +30,7 @@ class TextPart:
 
     Attributes:
         text: The text.
-        extra: What a provider attached to it, such as annotations.
+        extra: Data that a provider attached to it, such as annotations.
     """
 
     text: str
@@ -240,7 +240,7 @@ def audio(source: str | bytes, *, media_type: str = "audio/wav") -> OpaquePart:
         The part, in the form that the APIs share.
 
     Raises:
-        InvalidTurn: If the source is no audio that an API accepts.
+        InvalidTurn: If the source is not audio that an API accepts.
     """
     url = data_url(source, media_type) if isinstance(source, bytes) else check_url(source, "audio")
     header, _, content = url.partition(",")

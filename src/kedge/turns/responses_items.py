@@ -1,6 +1,6 @@
 """Convert blocks to items of the Responses API and back.
 
-Only the form is decided here. Which provider ids and which reasoning may be sent is decided in
+This module decides only the form. Which provider ids and which reasoning may be sent is decided in
 ``kedge.planning.render``. Fields of a known item that Kedge does not interpret are stored in the block's
 ``extra["item"]``; of these only ``RESENT_FIELDS`` are sent again. An item that cannot be converted without loss becomes
 an ``OpaqueBlock``.
@@ -184,7 +184,7 @@ def _encode_reasoning(block: ReasoningBlock) -> Item:
 def _encode_opaque(block: OpaqueBlock) -> Item:
     item = thaw(strip_server_fields(block.item))
     if block.type in REQUIRED_ID_PREFIXES and "id" not in item:
-        # A generated id: planning decides whether the provider's is sent, and local ids never are.
+        # A generated id: planning decides whether the provider's id is sent, and local ids are never sent.
         name = hashlib.sha256(f"kedge.item/1 {block.id}".encode()).hexdigest()[:32]
         item["id"] = f"{REQUIRED_ID_PREFIXES[block.type]}_{name}"
     if block.type in STATUS_REQUIRED and isinstance(block.item.get("status"), str):
@@ -234,16 +234,16 @@ def _encode_output_part(part: AssistantPart) -> Item:
 
 
 def _encode_content(parts: tuple[Part, ...]) -> str | list[Item]:
-    """Return a single text as it is, which is shorter, and anything else as a list of parts.
+    """Return a single text as a string, which is shorter, and other content as a list of parts.
 
-    Not used for messages of the model: llama.cpp reads their text as an ``input_text`` and rejects it.
+    This is not used for messages of the model: llama.cpp reads their text as an ``input_text`` and rejects it.
     """
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return parts[0].text
     return _encode_input_parts(parts)
 
 
-# Readers. Blocks and parts check their own fields: what they reject is an unknown form.
+# Readers. Blocks and parts check their fields: an item that they reject has an unknown form.
 
 
 def _read_message(item: Mapping[str, Any], identity: Any) -> Block | None:
@@ -303,7 +303,7 @@ def _read_reasoning(item: Mapping[str, Any], identity: Any) -> Block:
 
 
 def _read_plain_texts(parts: object, kind: str) -> tuple[str, ...] | None:
-    """Return the texts of parts that consist of text of this kind only, else None."""
+    """Return the texts of parts if all parts are text of this kind, else None."""
     if parts is None:
         return ()
     if not isinstance(parts, list | tuple):
@@ -396,7 +396,7 @@ _ITEM_READERS: dict[str, Callable[[Mapping[str, Any], Any], Block | None]] = {
     "custom_tool_call_output": _read_result,
     "reasoning": _read_reasoning,
 }
-# All names of text parts are accepted: the one to send depends on the role.
+# All names of text parts are accepted, because the name depends on the role.
 _TEXT_READERS: dict[str, _PartReader] = {
     "input_text": _read_input_text,
     "output_text": _read_output_text,

@@ -1,8 +1,8 @@
 """Separate the content of a provider item from fields that the server adds to it.
 
 An item that Kedge does not interpret is stored unchanged. Its provider id, its status and null members
-are not seen by the model: they do not make two items different and are not sent again. The tables list
-the exceptions.
+are not visible to the model: they are ignored when items are compared, and are not sent again. The tables
+list the exceptions.
 """
 
 from typing import Any, cast
@@ -19,7 +19,7 @@ STATUS_IS_CONTENT = frozenset({"apply_patch_call_output"})
 
 
 def strip_server_fields(item: FrozenMap) -> FrozenMap:
-    """Return the item without provider id, status and nulls, except where they are its content."""
+    """Return the item without provider id, status and nulls, except where they are content."""
     kind = item.get("type")
     hidden = {
         *(() if kind in ID_IS_CONTENT or is_image_reference(item) else ("id",)),
@@ -29,7 +29,7 @@ def strip_server_fields(item: FrozenMap) -> FrozenMap:
 
 
 def is_image_reference(item: FrozenMap) -> bool:
-    """Return whether the item names a generated image by its id instead of containing it."""
+    """Return whether the item refers to a generated image by its id instead of containing it."""
     return item.get("type") == "image_generation_call" and item.get("result") is None
 
 

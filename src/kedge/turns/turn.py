@@ -1,23 +1,23 @@
 """Turn: an immutable sequence of the blocks of a conversation.
 
-Every operation returns a new Turn. Turns share what was derived from their common blocks, so that a conversation of n
-blocks that grows by k costs O(k).
+Every operation returns a new Turn. Turns share the values derived from their common blocks, so that extending a
+conversation of n blocks by k costs O(k).
 
 Blocks shared along a Turn's lineage: a Turn and its continuations share one list, of which each Turn has the first
 ``length`` blocks, so ``append`` copies nothing. Only one continuation can extend the list: the first one removes
 the only element of ``unclaimed``, which is atomic and therefore needs no lock, and every other one copies its part of
 the list. So does one that makes the list twice as long as it was at first, because an old Turn, such as a template of
-many conversations, would otherwise retain everything that was appended to it. Nothing ever changes what is in
-the list, and ``blocks`` is a tuple that is made when it is read.
+many conversations, would otherwise retain everything that was appended to it. Elements of the list are never
+changed, and ``blocks`` is a tuple that is created when it is read.
 
 Ids shared along a Turn's lineage: block ids must be unique within a Turn, and checking that with a new set for
 each ``append`` would cost O(n). So a Turn and its continuations share one *mutable* set of ids. The invariant is
 that the set has *at least* the ids of each Turn that shares it; it may have more, namely those of other
-continuations. New ids that are not in the set are therefore unique, and are added to it: the old Turn does not
-notice, because nothing reads the set as the exact ids of a Turn. If a new id is in the set, it may belong to a
+continuations. New ids that are not in the set are therefore unique, and are added to it. This does not affect the
+old Turn, because the set is never used as the exact ids of a Turn. If a new id is in the set, it may belong to a
 sibling only, so the exact ids are collected again before a duplicate is reported. A set that is twice as large
 as the Turn, as after many forks from one Turn, is replaced as well, and operations other than ``append`` always
-make a set of their own.
+create a new set.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,19 +37,19 @@ TURN_MEMBERS = frozenset({"format", "version", "id", "data", "blocks"})
 """The fields of a Turn's JSON form; others are stored in ``extra``."""
 
 _MIN_LIMIT = 16
-"""How many blocks the shared list of a short Turn can have."""
+"""The maximum number of blocks in the shared list of a short Turn."""
 
 
 @dataclass(slots=True)
 class _Lineage:
-    """What a Turn and its continuations share.
+    """The data that a Turn and its continuations share.
 
     Attributes:
         blocks: A list that starts with the blocks of each of these Turns.
-        limit: How many blocks the list can have.
-        entry: A value that planning derived from the body (the blocks after the leading system ones), and how
-            many of the first blocks of the body it describes. The value may describe more, because another
-            lineage shares it. Both are in one field, so that threads always see a matching pair.
+        limit: The maximum number of blocks in the list.
+        entry: A value that planning derived from the body (the blocks after the leading system ones), and the
+            number of the first blocks of the body that it describes. The value may describe more, because
+            another lineage shares it. Both are in one field, so that threads always read a matching pair.
     """
 
     blocks: list[Block]
@@ -59,11 +59,11 @@ class _Lineage:
 
 @dataclass(slots=True)
 class _Memo:
-    """The blocks of a Turn; Turns that differ in data only have the same one.
+    """The blocks of a Turn; Turns that differ only in their data share it.
 
     Attributes:
-        lineage: What is shared with the continuations of the Turn.
-        length: How many blocks of the shared list the Turn has.
+        lineage: The data shared with the continuations of the Turn.
+        length: The number of blocks of the shared list that belong to the Turn.
         ids: At least the ids of these blocks.
         unclaimed: One element until a continuation extends the shared list.
         blocks: The blocks as a tuple, once that was read.
@@ -80,7 +80,7 @@ class _Memo:
 class Turn:
     """The blocks of a conversation so far, plus data. Immutable; equal if the blocks are.
 
-    A Turn cannot have subclasses; store what belongs to a conversation in ``data``.
+    A Turn cannot have subclasses; store further values of a conversation in ``data``.
 
     Args:
         blocks: The blocks; no two may have the same id.
@@ -93,7 +93,7 @@ class Turn:
         id: The id of the Turn.
         data: The data, as an immutable mapping.
         extra: Fields that Kedge does not interpret.
-        lead: How many leading system blocks there are.
+        lead: The number of leading system blocks.
 
     Raises:
         InvalidTurn: If two blocks have the same id, or a value has the wrong type.
@@ -111,16 +111,16 @@ class Turn:
     lead: int
     _memo: "_Memo"
 
-    # Done in __new__, because a second call of __init__ would change the Turn in place.
+    # Members are set in __new__, because a second call of __init__ would change the Turn in place.
     def __new__(
         cls,
         blocks: Iterable[Block] = (),
         *,
-        id: str = "",  # noqa: A002 - the name of the contract
+        id: str = "",  # noqa: A002 - the name in the public contract
         data: Mapping[str, Any] = EMPTY,
         extra: Mapping[str, Any] = EMPTY,
     ) -> "Turn":
-        """Construct a Turn; see the class."""
+        """Construct a Turn; see the class docstring."""
         if not isinstance(blocks, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidTurn(
                 f"a Turn must have blocks, not {type(blocks).__name__}; use Turn([user(...)])"
@@ -150,7 +150,7 @@ class Turn:
 
     @property
     def leading(self) -> tuple[Block, ...]:
-        """The leading system blocks, which are sent with every request and are part of no digest."""
+        """The leading system blocks, which are sent with every request and are not part of a digest."""
         return self[: self.lead]
 
     @property
@@ -176,7 +176,7 @@ class Turn:
         memo, length = self._memo, len(self) + len(blocks)
         added = {block.id for block in blocks}
         ids = memo.ids
-        bounded = len(ids) <= 2 * length  # or many forks would fill it
+        bounded = len(ids) <= 2 * length  # otherwise many forks would fill it
         if bounded and len(added) == len(blocks) and ids.isdisjoint(added):
             ids |= added  # the set may have ids of other continuations as well
         else:
@@ -262,7 +262,7 @@ class Turn:
         """Return the Turn with only its first blocks.
 
         Args:
-            count: How many blocks to retain.
+            count: The number of blocks to retain.
 
         Returns:
             The new Turn.
@@ -344,7 +344,7 @@ class Turn:
         return _build_turn(_build_memo(spliced, ids, entry), lead, self.id, self.data, self.extra)
 
     def _count_unchanged(self, start: int, lead: int, length: int) -> int:
-        """Return how many blocks of the body are the first ones of a Turn that differs from ``start`` on."""
+        """Return the number of blocks of the body that a Turn shares if it differs from index ``start`` on."""
         unchanged = start - self.lead
         if unchanged < 0 or (unchanged == 0 and lead != self.lead):
             # The change is among the leading system blocks. One that affects the body makes it longer or
@@ -367,7 +367,7 @@ class Turn:
         blocks, length = self._memo.lineage.blocks, self._memo.length
         if isinstance(index, slice):
             start, stop, step = index.indices(length)
-            # A slice of the list rather than of the tuple, which may not have been made yet.
+            # A slice of the list and not of the tuple, which may not exist yet.
             return tuple(blocks[start : max(start, stop)]) if step == 1 else self.blocks[index]
         return blocks[range(length)[index]]
 
@@ -413,11 +413,11 @@ def snapshot_block_ids(turn: Turn) -> frozenset[str]:
 
 
 def new_blocks_not_in(turn: Turn, ids: Iterable[str]) -> list[Block]:
-    """Return the blocks of a Turn that were not there before.
+    """Return the blocks of a Turn that an earlier Turn did not have.
 
     Args:
         turn: The Turn.
-        ids: The ids of an earlier Turn, as ``snapshot_block_ids`` returns them.
+        ids: The ids of the earlier Turn, from ``snapshot_block_ids``.
 
     Returns:
         The blocks with other ids, in order.
@@ -427,14 +427,14 @@ def new_blocks_not_in(turn: Turn, ids: Iterable[str]) -> list[Block]:
 
 
 def rename_turn(turn: Turn, id: str) -> Turn:  # noqa: A002
-    """Return the Turn with another id, and everything that was derived from it."""
+    """Return the Turn with another id, and with its cached values."""
     if turn.id == id:
         return turn
     return _build_turn(turn._memo, turn.lead, id, turn.data, turn.extra)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
 def has_prefix(turn: Turn, earlier: Turn) -> bool:
-    """Return whether a Turn begins with the identical blocks of another; at once if it was appended to."""
+    """Return whether a Turn begins with the identical blocks of another; O(1) if it was appended to."""
     memo, before = turn._memo, earlier._memo  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     if before.length > memo.length:
         return False
@@ -442,7 +442,7 @@ def has_prefix(turn: Turn, earlier: Turn) -> bool:
 
 
 def get_cached_index(turn: Turn) -> tuple[object, int]:
-    """Return what was cached for this Turn's body, and how many of its first blocks it describes."""
+    """Return the value cached for this Turn's body, and the number of its first blocks that it describes."""
     memo = turn._memo  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     value, described = memo.lineage.entry
     return value, min(described, memo.length - turn.lead)
@@ -451,13 +451,13 @@ def get_cached_index(turn: Turn) -> tuple[object, int]:
 def cache_index(turn: Turn, value: object, count: int) -> None:
     """Cache a value that was derived from the first ``count`` blocks of this Turn's body.
 
-    Turns that are made from this one share it, as far as their bodies start with the same blocks.
+    Turns that are derived from this one share it, as far as their bodies start with the same blocks.
     """
     turn._memo.lineage.entry = value, count  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
 def count_leading(blocks: Sequence[Block]) -> int:
-    """Return how many system blocks are at the start."""
+    """Return the number of system blocks at the start."""
     for index, block in enumerate(blocks):
         if not isinstance(block, SystemBlock):
             return index
@@ -487,7 +487,7 @@ def _build_memo(blocks: list[Block], ids: set[str], entry: tuple[object, int] = 
 
 
 def _claim(memo: _Memo) -> bool:
-    """Return whether the caller may extend the shared list: only the first one may."""
+    """Return whether the caller may extend the shared list; only the first caller may."""
     try:
         memo.unclaimed.pop()
     except IndexError:
