@@ -12,6 +12,7 @@ from openai import AsyncOpenAI, BadRequestError, OpenAI
 from websockets.asyncio.client import connect as connect_socket
 
 from kedge.incremental import MemoryIndex, StoreIndex
+from kedge.proxy import app
 from kedge.server.uvicorn_server import bind
 from kedge.store import ProxiedRequest, ProxyTotals, Store
 from kedge.store.open import open_current_database
@@ -67,6 +68,29 @@ def test_a_replayed_history_becomes_incremental(
     assert input_sizes(server) == [1, 1, 1]
     report = httpx2.get(f"{proxy}/report").json()
     assert (report["requests"], report["chained"]) == (3, 2)
+
+
+def test_a_body_without_a_length_becomes_incremental(
+    server: TestServer, proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunked body is read as well, up to the size that is examined; a larger one is forwarded."""
+    history = [{"role": "user", "content": "One"}]
+    with httpx2.Client(headers={"authorization": "Bearer k"}) as http:
+
+        def post() -> httpx2.Response:
+            body = json.dumps({"model": "practice", "input": history}).encode()
+            chunks = (body[at : at + 50] for at in range(0, len(body), 50))
+            headers = {"content-type": "application/json"}
+            return http.post(f"{proxy}/v1/responses", content=chunks, headers=headers)
+
+        first = post()
+        assert first.headers["x-kedge-plan"].startswith("full; ")
+        history += [*first.json()["output"], {"role": "user", "content": "Two"}]
+        assert post().headers["x-kedge-plan"].startswith("chained; ")
+        monkeypatch.setattr(app, "MAX_BODY_BYTES", 100)
+        large = post()
+        assert (large.status_code, "x-kedge-plan" in large.headers) == (200, False)
+    assert input_sizes(server) == [1, 1, len(history)]
 
 
 def test_a_response_header_describes_the_plan(server: TestServer, proxy: str) -> None:

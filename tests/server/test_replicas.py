@@ -10,9 +10,10 @@ import httpx2
 import psycopg
 import pytest
 
-from kedge.errors import CannotServe
+from kedge.errors import CannotServe, StoreUnreachable
+from kedge.server import background
 from kedge.server.background import read_stored_events
-from kedge.server.prepare import prepare_response
+from kedge.server.prepare import ResponseDraft, prepare_claimed, prepare_response
 from kedge.server.response_run import ResponseRun
 from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped
@@ -277,8 +278,8 @@ def test_response_is_failed_after_repeated_attempts(url: str) -> None:
     """A response with too many attempts, or with an invalid request, is failed."""
     with ExitStack() as stack:
         one = Replica(stack, url)
-        responses = [one.create("wait", background=True) for _ in range(2)]
-        wait_until(lambda: len(one.model.started) == 2)
+        responses = [one.create("wait", background=True) for _ in range(3)]
+        wait_until(lambda: len(one.model.started) == 3)
     last = claims.MAX_ATTEMPTS
     execute(
         url,
@@ -291,11 +292,41 @@ def test_response_is_failed_after_repeated_attempts(url: str) -> None:
         "UPDATE kedge_server_nodes SET request = %s WHERE attempts = 1",
         json.dumps({"model": "m", "input": "wait", "tool_choice": "required"}).encode(),
     )
+    execute(
+        url,
+        "UPDATE kedge_server_nodes SET request = 'true' WHERE key = %s",
+        responses[1]["id"].removeprefix("resp_"),
+    )
     with ExitStack() as stack:
         other = Replica(stack, url)
         for each in responses:
             wait_until(lambda each=each: other.retrieve(each["id"])["status"] == "failed")
         assert other.model.started == []
+
+
+def test_claimed_response_is_continued_after_an_outage(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the database fails between a claim and its continuation, the next round continues it."""
+    with ExitStack() as stack:
+        one = Replica(stack, url)
+        response = one.create("wait", background=True)
+        wait_until(lambda: one.model.started)
+    attempts: list[str] = []
+
+    def fail_once(service: Any, claimed: claims.ClaimedResponse) -> ResponseDraft:
+        attempts.append(f"resp_{claimed.key}")
+        if len(attempts) == 1:
+            raise StoreUnreachable("no answer")
+        return prepare_claimed(service, claimed)
+
+    monkeypatch.setattr(background, "prepare_claimed", fail_once)
+    with ExitStack() as stack:
+        other = Replica(stack, url)
+        wait_until(lambda: other.model.started)
+        other.model.open_gate()
+        wait_until(lambda: other.retrieve(response["id"])["status"] == "completed")
+    assert attempts == [response["id"]] * 2
 
 
 def test_one_server_purges_at_a_time(replicas: tuple[Replica, Replica], url: str) -> None:

@@ -557,15 +557,24 @@ async def _read_body(request: Request, body_read: Event) -> bytes | AsyncIterato
         body_read.set()
         return None
     is_examined = request.method == "POST" and request.url.path.rstrip("/").endswith("/responses")
-    if is_examined and length is not None and int(length) <= MAX_BODY_BYTES:
-        body = await request.body()
-        body_read.set()
-        return body
-    return _stream_body(request, body_read)
+    if not is_examined or int(length or 0) > MAX_BODY_BYTES:
+        return _stream_body(request.stream(), body_read)
+    rest = request.stream()
+    read = bytearray()
+    async for chunk in rest:
+        read += chunk
+        if len(read) > MAX_BODY_BYTES:  # a body without a length
+            return _stream_body(rest, body_read, bytes(read))
+    body_read.set()
+    return bytes(read)
 
 
-async def _stream_body(request: Request, body_read: Event) -> AsyncIterator[bytes]:
-    async for chunk in request.stream():
+async def _stream_body(
+    chunks: AsyncIterator[bytes], body_read: Event, read: bytes = b""
+) -> AsyncIterator[bytes]:
+    if read:
+        yield read
+    async for chunk in chunks:
         yield chunk
     body_read.set()
 

@@ -35,6 +35,7 @@ from kedge.server.request_log import (
     AccessLogMiddleware,
     FinishListener,
     Listener,
+    log_failure,
 )
 from kedge.server.routes import chat_completions, conversations, messages, models, responses
 from kedge.server.settings import Settings
@@ -287,8 +288,10 @@ async def _watch_claims(service: ServerState, background: BackgroundJobs) -> Non
 
 @contextlib.contextmanager
 def _log_outage() -> Generator[None]:
-    """Log that the database is not available, and continue: it may be available in the next round."""
+    """Log why a round failed, and continue: the next one may find the database, or space on its disk."""
     try:
         yield
     except StoreError as error:
         log.warning("%s", error)
+    except Exception as error:  # noqa: BLE001 - otherwise responses would never expire again
+        log_failure("a periodic task of the server failed", error)

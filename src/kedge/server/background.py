@@ -16,10 +16,12 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 
+from kedge.errors import StoreError
 from kedge.server import errors
 from kedge.server.json_codec import decode
 from kedge.server.output_writer import StreamEvent
 from kedge.server.prepare import prepare_claimed
+from kedge.server.request_log import log_failure
 from kedge.server.response_object import UNFINISHED_STATUSES
 from kedge.server.response_run import ResponseRun, build_last_events
 from kedge.server.settings import Limits
@@ -148,6 +150,7 @@ class BackgroundJobs:
         self._jobs: dict[str, ResponseRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._logs: OrderedDict[str, EventLog] = OrderedDict()
+        self._claimed: deque[ClaimedResponse] = deque()
 
     def check_capacity(self) -> None:
         """Raise an ``ApiError`` if the queue is full."""
@@ -177,17 +180,28 @@ class BackgroundJobs:
             limit: The maximum number of responses.
         """
         assert service.claims is not None  # noqa: S101 - there are other servers
-        for claimed in await service.run(service.claims.claim, limit):
-            view = service.view_namespace(claimed.namespace)
-            log.info("continuing the background response of another server: %s", claimed.key)
-            try:
-                run = await service.run(_open_claimed, view, claimed)
-            except (errors.ApiError, LookupError) as error:
-                cause = error if isinstance(error, errors.ApiError) else None
-                await service.run(_fail_claimed, view, claimed, cause)
-                continue
-            first = await service.run(service.claims.count_events, claimed.node)
-            self.start(run, EventLog(first), retain_events=run.draft.prompt.stream)
+        self._claimed += await service.run(service.claims.claim, limit - len(self._claimed))
+        while self._claimed:
+            # If the database fails meanwhile, the next round continues here: no other server claims it.
+            await self._resume_claimed(service, self._claimed[0])
+            self._claimed.popleft()
+
+    async def _resume_claimed(self, service: ServerState, claimed: ClaimedResponse) -> None:
+        assert service.claims is not None  # noqa: S101 - there are other servers
+        view = service.view_namespace(claimed.namespace)
+        log.info("continuing the background response of another server: %s", claimed.key)
+        first = await service.run(service.claims.count_events, claimed.node)
+        try:
+            run = await service.run(_open_claimed, view, claimed)
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - such as of a request to a newer version
+            cause = error if isinstance(error, errors.ApiError) else None
+            if not isinstance(error, errors.ApiError | LookupError):
+                log_failure("a background response of another server cannot be continued", error)
+            await service.run(_fail_claimed, view, claimed, cause)
+            return
+        self.start(run, EventLog(first), retain_events=run.draft.prompt.stream)
 
     async def stop_lost(self, service: ServerState) -> None:
         """Stop jobs that were cancelled through another server, or that another server has claimed."""

@@ -18,6 +18,7 @@ from kedge.server.storage.ids import new_key
 from kedge.server.storage.responses import ResponseEntry
 from kedge.testing import TestServer, serve
 from postgresql import create_schema
+from server.waiting import wait_until
 
 SECRET = "the-unmistakable-words-of-a-user"
 
@@ -201,6 +202,23 @@ def test_the_purge_runs_at_the_start(tmp_path: Path, running: RunServer) -> None
         client.models.list()  # one iteration of the event loop
         assert server.call(count_nodes) == 0
     assert SECRET.encode() not in read_files(db)
+
+
+def test_the_purge_continues_after_a_failure(
+    running: RunServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, for example, ends one round; the next ones run as before."""
+    rounds: list[int] = []
+
+    def purge(_: ServerState) -> int:
+        rounds.append(1)
+        if len(rounds) == 1:
+            raise sqlite3.OperationalError("database or disk is full")
+        return 0
+
+    monkeypatch.setattr(ServerState, "purge", purge)
+    with running(purge_every=0.001):
+        wait_until(lambda: len(rounds) > 2)
 
 
 def test_zero_data_retention_stores_nothing(tmp_path: Path, running: RunServer) -> None:
