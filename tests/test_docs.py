@@ -22,6 +22,8 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+from anthropic import Anthropic
+from openai import OpenAI
 
 ROOT = Path(__file__).parent.parent
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -60,11 +62,16 @@ def _run(snippet: re.Match[str], page: Path, runner: asyncio.Runner) -> bool:
     source = "\n" * before + snippet["code"]  # so that a traceback has the line number of the page
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     names: dict[str, Any] = {"__name__": "__main__"}
-    result = eval(compile(source, str(page), "exec", flags), names)  # noqa: S307 - our own page
-    if not inspect.iscoroutine(result):
-        return False
-    runner.run(result)
-    return True
+    try:
+        result = eval(compile(source, str(page), "exec", flags), names)  # noqa: S307 - our own page
+        if not inspect.iscoroutine(result):
+            return False
+        runner.run(result)
+        return True
+    finally:
+        for value in names.values():
+            if isinstance(value, OpenAI | Anthropic):
+                value.close()  # as the end of a program does
 
 
 @pytest.mark.parametrize(

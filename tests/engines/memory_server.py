@@ -39,6 +39,8 @@ class MemoryServer:
     """Whether responses are stored; if not, a previous response is ignored."""
     rejects_unknown: bool = False
     """Whether an unknown previous response is a 404 with the message of vLLM."""
+    fails_chained: bool = False
+    """Whether every request with a previous response is answered with status 500."""
     cap: int | None = None
     """How many responses of a chain the model reads."""
     echo: str = "request"
@@ -95,6 +97,8 @@ class MemoryServer:
             message = f"Response with id '{previous}' not found."
             error = {"message": message, "type": "NotFoundError", "param": "response_id"}
             return json_response({"error": {**error, "code": 404}}, 404)
+        if previous and self.fails_chained:
+            return json_response({"error": {"message": "Internal Server Error"}}, 500)
         history = self._history(previous)
         context = [*history, *body["input"]]
         self.contexts.append(context)

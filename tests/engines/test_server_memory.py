@@ -10,9 +10,9 @@ from engines.fake_server import serve_handler
 from engines.memory_server import ORDINARY, FakeClock, MemoryServer
 from kedge.engines import Engine, ResponsesEngine
 from kedge.engines.evidence import BASE_COOLDOWN, KnownServer
-from kedge.errors import InvalidSetting, StoreError
+from kedge.errors import InvalidSetting, ServerFailed, StoreError
 from kedge.events import Event, TextDelta
-from kedge.events.run import Healed, ServerForgot
+from kedge.events.run import Healed, ModeChanged, RequestPlanned, ServerForgot
 from kedge.middleware import tools, with_middleware
 from kedge.planning import get_state
 from kedge.providers import connect
@@ -418,3 +418,28 @@ async def test_engine_continues_after_its_evidence_store_is_closed() -> None:
         await engine.memory.attach(second, engine.model)
         await send(engine, turn, ORDINARY.format(2))
     assert second.saved
+
+
+@STREAMING
+async def test_server_that_fails_chained_requests_gets_full_ones(streaming: bool) -> None:
+    """After two errors in a row everything is sent for a while, and later requests are chained again."""
+    server, clock = MemoryServer(), FakeClock()
+    async with open_memory_engine(server, clock=clock) as engine:
+        turn, _ = await talk(server, engine, 6, streaming=streaming)
+        assert is_chained(server.bodies[-1])
+        server.fails_chained = True
+        for _ in range(2):
+            with pytest.raises(ServerFailed):
+                await send(engine, turn, ORDINARY.format(6), streaming=streaming)
+        turn, events = await send(engine, turn, ORDINARY.format(6), streaming=streaming)
+        assert [event.reason for event in events if isinstance(event, ModeChanged)] == ["fails"]
+        assert not is_chained(server.bodies[-1])
+        assert is_coherent(server, turn)
+        plans = [event.plan for event in events if isinstance(event, RequestPlanned)]
+        assert "with server errors" in plans[0].explain()
+        server.fails_chained = False
+        clock.now += BASE_COOLDOWN
+        turn, events = await send(engine, turn, ORDINARY.format(7), streaming=streaming)
+        assert is_chained(server.bodies[-1])
+        assert is_coherent(server, turn)
+        assert count_healed(events) == 0

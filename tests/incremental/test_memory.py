@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import InternalServerError, OpenAI
 
 from engines.fake_server import serve_handler
 from engines.memory_server import ORDINARY, FakeClock, MemoryServer
@@ -281,3 +281,31 @@ def test_a_response_that_cannot_be_judged_is_withheld() -> None:
     observer.feed(zlib.compress(b'{"id": "resp_2", "status": "completed", "output": []}'))
     assert observer.finish() is not None
     assert observer.verdict == "release"
+
+
+@STREAMING
+def test_a_server_that_fails_chained_requests_gets_full_ones(streaming: bool) -> None:
+    """After two errors in a row requests are sent as written for a while, and later chained again."""
+    server = MemoryServer()
+    with run_program(server) as program:
+        program.chat(6, streaming=streaming)
+        assert program.chained[-1]
+        server.fails_chained = True
+        for _ in range(2):
+            with pytest.raises(InternalServerError):
+                program.send(ORDINARY.format(6), streaming=streaming)
+            program.history.pop()
+        program.chat(3, streaming=streaming)
+        assert program.chained[-3:] == [False] * 3
+        assert program.report.passed_through["fails"] == 3
+        program.clock.now += BASE_COOLDOWN
+        with pytest.raises(InternalServerError):
+            program.send(ORDINARY.format(7), streaming=streaming)
+        program.history.pop()
+        program.clock.now += BASE_COOLDOWN  # the second pause is longer
+        program.chat(1, streaming=streaming)
+        server.fails_chained = False
+        program.clock.now += BASE_COOLDOWN
+        program.chat(3, streaming=streaming)
+        assert program.chained[-4:] == [False, True, True, True]
+        assert program.wrong == 0

@@ -79,7 +79,7 @@ def validate_trust(trust: Trust) -> Trust:
 
 
 Proof = Literal["", "table", "identity", "count", "audit"]
-Doubt = Literal["", "forgot", "never_stores", "reused_ids", "no_verdict", "unsupported"]
+Doubt = Literal["", "forgot", "never_stores", "reused_ids", "no_verdict", "fails", "unsupported"]
 
 BASE_COOLDOWN = 60.0
 MAX_COOLDOWN = 3_600.0
@@ -94,6 +94,8 @@ MIN_MATCHED_TOKENS = 32
 """Tokens in requests with agreeing counts after which a server is assumed to count as we do."""
 MAX_MISSES = 2
 """Consecutive rejections of stored responses after which a proven server is treated as not storing."""
+MAX_ERRORS = 2
+"""Consecutive server errors for chained requests after which full ones are tried."""
 
 
 _PROOF_TEXTS: dict[Proof, str] = {
@@ -130,6 +132,8 @@ class ServerEvidence:
     failures: int = 0
     misses: int = 0
     """The number of consecutive stored responses that the server rejected as unknown."""
+    errors: int = 0
+    """The number of consecutive chained requests that the server answered with a server error."""
     max_depth: int | None = None
     """The longest chain that the server passes to the model in full, set when it passed less."""
     hold_depth: int = 0
@@ -216,6 +220,7 @@ class ServerEvidence:
         """Record a proof; a proof by count or audit removes every doubt."""
         self.proof = self.proof or proof
         self.doubt, self.failures, self.misses, self.retry_at = "", 0, 0, 0.0
+        self.errors = 0
 
     def record_remembered(self, depth: int) -> None:
         """Record a count that proves that a chain of this depth was read."""
@@ -238,7 +243,9 @@ class ServerEvidence:
 
     def record_chained(self) -> None:
         """Record an answer to a chained request without evidence of a loss."""
-        self.misses = 0
+        self.misses = self.errors = 0
+        if self.doubt == "fails":
+            self.doubt = ""
 
     def record_full_send(self, usage: Usage, sent: SentTokens) -> None:
         """Update the overhead of the server's count from a request that sent everything."""
@@ -266,6 +273,18 @@ class ServerEvidence:
             proof = self.proof
             self.record_loss(now, "never_stores")
             self.proof = proof if proof == "table" else ""
+
+    def record_error(self, now: float) -> None:
+        """Record that the server answered a chained request with a server error.
+
+        Some gateways fail this way whenever a request has a ``previous_response_id``. After the second
+        error in a row full requests are sent for a while; what proves that the server remembers stays valid.
+        """
+        self.errors = min(self.errors + 1, 16)
+        if self.errors >= MAX_ERRORS and not self.open_doubt(now):
+            self.doubt = "fails"
+            seconds = BASE_COOLDOWN * 2.0 ** (self.errors - MAX_ERRORS)
+            self.retry_at = now + min(seconds, MAX_COOLDOWN)
 
     def record_unsupported(self) -> None:
         """Record that the server rejects chaining itself."""

@@ -29,6 +29,11 @@ class HealableError(Exception):
         """The Turn to heal, if it is not the one that was sent."""
 
 
+def is_server_error(status: int | None) -> bool:
+    """Return whether an HTTP status reports a failure of the server."""
+    return status is not None and status >= 500
+
+
 def detect_echo_mismatch(response: ResponseFacts | Outcome, plan: RequestPlan) -> bool:
     """Return whether the server echoes another ``previous_response_id`` than the request had.
 

@@ -25,6 +25,7 @@ from kedge.engines.heal_rules import (
     error_from_event,
     find_lost,
     is_live_only,
+    is_server_error,
     lost_context,
 )
 from kedge.engines.request_body import (
@@ -241,6 +242,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     def _translate_error(self, attempt: ResponsesAttempt, error: EngineError) -> Exception:
         if isinstance(error, RequestRefused):
             return as_healable(error, attempt.summary) or error
+        if attempt.plan.anchor and is_server_error(error.status):
+            attempt.evidence.record_error(self._clock())
         return error
 
     def _check_event(self, attempt: ResponsesAttempt, event: StreamEvent) -> None:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from kedge.config.settings import is_chaining_enabled
 from kedge.engines.audit import JsonSource, audit_blocks
 from kedge.engines.evidence import Trust
-from kedge.engines.heal_rules import RequestSummary, classify_error
+from kedge.engines.heal_rules import RequestSummary, classify_error, is_server_error
 from kedge.engines.telemetry import record_healing, record_lost_context
 from kedge.engines.transport import parse_error
 from kedge.errors import RequestRefused
@@ -304,6 +304,8 @@ class Exchange:
         )
         summary = RequestSummary(previous_response_id=self.rewritten.anchor.record.response_id)
         self._rejection = classify_error(error, summary) or ""
+        if self.check and not self._rejection and is_server_error(status):
+            self.check.record_error()
         return bool(self._rejection)
 
     def heal(self) -> bytes:

@@ -205,6 +205,12 @@ class MemoryCheck:
                 self.evidence.record_missing(self.memories.clock())
             self.save()
 
+    def record_error(self) -> None:
+        """Record that a chained request was answered with a server error."""
+        with self.memories.lock:
+            self.evidence.record_error(self.memories.clock())
+            self.save()
+
     def record_forgotten(self) -> None:
         """Record that an answer was started without the stored context."""
         with self.memories.lock:

@@ -83,6 +83,7 @@ PassThroughReason = Literal[
     "never_stores",
     "reused_ids",
     "no_verdict",
+    "fails",
     "unsupported",
 ]
 
@@ -108,6 +109,7 @@ PASS_THROUGH_REASONS: dict[PassThroughReason, str] = {
     "never_stores": "the server does not store responses",
     "reused_ids": "the server issued the same response id twice",
     "no_verdict": "the server's token counts do not show whether it remembers",
+    "fails": "the server answered the last chained requests with server errors",
     "unsupported": "the server rejected chaining as unsupported",
 }
 """All reasons for sending a request as the program wrote it."""

@@ -32,6 +32,7 @@ MODE_REASONS = {
     "never_stores": "the server does not store responses",
     "reused_ids": "the server issued the same response id twice",
     "no_verdict": "the server's token counts do not show whether it remembers",
+    "fails": "the server answered the last chained requests with server errors",
     "never": "this server was connected with trust='never'",
 }
 
