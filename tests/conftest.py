@@ -64,6 +64,10 @@ def _prepare_clients() -> None:
     ):
         vars(timeout).update(connect=300.0, read=300.0, write=300.0, pool=300.0)
 
+    # A client that a test does not close fails every time, not only when its socket is collected first.
+    for sdk in (openai, anthropic):
+        del sdk._base_client.SyncHttpxClientWrapper.__del__
+
     # Each client of a test would load the certificates again, which takes longer than most tests.
     httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
