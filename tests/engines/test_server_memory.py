@@ -420,6 +420,22 @@ async def test_engine_continues_after_its_evidence_store_is_closed() -> None:
     assert second.saved
 
 
+async def test_requests_for_other_models_while_evidence_is_saved() -> None:
+    """An answer is not lost because a request for another model starts while its evidence is saved."""
+
+    class SlowStore(BrokenStore):
+        async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
+            engine.memory.get("another", streaming=True)
+            await super().save_evidence(key, form)
+
+    store = SlowStore()
+    async with open_memory_engine(MemoryServer()) as engine:
+        await engine.memory.attach(store, engine.model)
+        turn, _ = await send(engine, Turn(), ORDINARY.format(1))
+    assert len(turn) == 2
+    assert store.saved
+
+
 @STREAMING
 async def test_server_that_fails_chained_requests_gets_full_ones(streaming: bool) -> None:
     """After two errors in a row everything is sent for a while, and later requests are chained again."""

@@ -13,6 +13,7 @@ import pytest
 from starlette.routing import Route
 
 from kedge.server.app import ROUTES
+from kedge.server.request_log import log_failure
 from kedge.server.settings import Limits
 from kedge.server.uvicorn_server import HeadBuffer
 from kedge.testing import TestServer, serve
@@ -340,3 +341,10 @@ def test_unexpected_error_is_500(
     assert answer.json()["error"]["type"] == "server_error"
     monkeypatch.undo()
     assert http.post("/v1/responses", json=HELLO_REQUEST).status_code == 200
+
+
+def test_types_of_grouped_errors_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The log has the type of every error of a group, and not its message."""
+    inner = ExceptionGroup("tasks", [KeyError("secret"), ValueError("secret")])
+    log_failure("a run failed", ExceptionGroup("all", [inner, OSError("secret")]))
+    assert caplog.messages == ["a run failed: KeyError, ValueError, OSError"]

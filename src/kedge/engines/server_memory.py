@@ -105,7 +105,7 @@ class ServerMemory:
         """
         if self._store is None:
             return
-        for key, stored in self._evidence.items():
+        for key, stored in list(self._evidence.items()):  # other requests add theirs meanwhile
             if stored is evidence and self._saved.get(key) != (form := evidence.to_json()):
                 try:
                     await self._store.save_evidence(str(key), form)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,8 +27,16 @@ server_log = logging.getLogger("kedge.server")
 
 def log_failure(message: str, error: Exception) -> None:
     """Log the type of an error; its message may quote the conversation and is logged at DEBUG only."""
-    server_log.error("%s: %s", message, type(error).__name__)
+    server_log.error("%s: %s", message, ", ".join(_list_types(error)))
     server_log.debug("%s", message, exc_info=error)
+
+
+def _list_types(error: Exception) -> list[str]:
+    """Return the name of an error's type, or of the types in a group."""
+    if not isinstance(error, ExceptionGroup):
+        return [type(error).__name__]
+    group = cast("ExceptionGroup[Exception]", error)
+    return [name for inner in group.exceptions for name in _list_types(inner)]
 
 
 @dataclass(slots=True)

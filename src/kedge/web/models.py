@@ -160,5 +160,5 @@ class ModelSelector:
 
     async def aclose(self) -> None:
         """Close the engines that were connected here."""
-        for engine in self._engines.values():
+        for engine in list(self._engines.values()):
             await engine.aclose()

@@ -92,10 +92,10 @@ class UserServices:
 
     async def aclose(self) -> None:
         """Stop all runs, complete the scheduled deletions, and close the connections."""
-        for service in self._services.values():
+        for service in list(self._services.values()):
             await service.runs.stop_all()
         await self._services[""].deletions.aclose()
-        for models in self._models.values():
+        for models in list(self._models.values()):
             await models.aclose()
             await models.engine.aclose()
 
