@@ -1,6 +1,6 @@
 """The contract of a store, identical for every database."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -291,8 +291,9 @@ async def test_missing_rows_raise(store: Store) -> None:
     """An unknown conversation, an unknown node and a node of another conversation raise `NotInStore`."""
     row, _ = await create_conversation(store)
     other, root = await create_conversation(store)
-    with pytest.raises(NotInStore, match="conv_nothing"):
-        await store.conversation("conv_nothing")
+    for name in ("conv_nothing", cast("Any", None)):
+        with pytest.raises(NotInStore, match=f"there is no conversation {name!r}"):
+            await store.conversation(name)
     for call in (store.load, store.node, store.path):
         with pytest.raises(NotInStore):
             await call(row, root.id)

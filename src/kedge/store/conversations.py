@@ -194,7 +194,7 @@ def schedule_delete(tx: Tx, name: str | ConversationRow, at: float | None) -> Co
 
 def resolve(tx: Tx, conversation: str | ConversationRow, lock: str = "") -> ConversationRow:
     """Return the current row for an id, or for a row that must still be the same conversation."""
-    if not isinstance(conversation, str):
+    if isinstance(conversation, ConversationRow):
         require_conversation(tx, conversation, lock)
         conversation = conversation.id
     return select_conversation(tx, conversation, lock)
