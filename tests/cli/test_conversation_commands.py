@@ -487,6 +487,7 @@ def test_old_conversations_are_deleted(server: TestServer, alone: Path) -> None:
     assert run_json("delete", "--older-than", "1h", "--yes") == {"deleted": []}
     with closing(sqlite3.connect(alone)) as database, database:
         database.execute("UPDATE conversations SET updated_at = updated_at - 7200")
+        database.execute("UPDATE nodes SET created_at = created_at - 7200")
     assert run_json("delete", "--older-than", "1h", "--tag", "planes", "--yes") == {"deleted": []}
     declined = run_command("delete", "--older-than", "1h", stdin="n\n")
     assert declined.exit_code == 1
@@ -511,6 +512,7 @@ def test_conversation_expires_after_its_ttl(alone: Path) -> None:
     assert run_command(*chat, "--ttl", "soon", stdin="").exit_code == 2
     with closing(sqlite3.connect(alone)) as database, database:
         database.execute("UPDATE conversations SET updated_at = updated_at - 7200")
+        database.execute("UPDATE nodes SET created_at = created_at - 7200")
     assert run_command("gc").exit_code == 0
     assert run_json("conversations") == []
 
