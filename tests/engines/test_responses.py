@@ -268,6 +268,26 @@ async def test_images_and_tool_results_reach_the_model(
     assert len(finished) == 6
 
 
+async def test_call_ids_that_are_too_long_are_shortened(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """A call of another provider is sent with an id that the API accepts, and so is its result."""
+    turn = Turn([user("Call f.")])
+    for call_id in ("c" * 64, "c" * 65, "d" * 300):
+        turn = turn.append(tool_call("f", "{}", call_id=call_id), tool_result(call_id, "1"))
+    turn = await engine.run(turn)
+    items = request_bodies(server)[-1]["input"][1:]
+    sent = [item["call_id"] for item in items]
+    assert sent[0] == "c" * 64
+    assert sent[::2] == sent[1::2]
+    assert len(set(sent)) == 3
+    assert max(map(len, sent)) == 64
+    assert await engine.count_tokens(turn) > 0
+    turn = await engine.run(turn.append(user("What did I say first?")))
+    assert len(request_bodies(server)[-1]["input"]) == 1
+    assert "Call f." in last_text(turn)
+
+
 async def test_concurrent_conversations(server: TestServer) -> None:
     """One engine serves many Turns concurrently, and none contains another's messages."""
     async with open_engine(server) as engine:

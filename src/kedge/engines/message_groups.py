@@ -115,6 +115,11 @@ def _check_tool_results(groups: Sequence[MessageGroup], provider: str) -> None:
             )
 
 
+def hash_call_id(text: str) -> str:
+    """Return a call id that every provider accepts, always the same for a text."""
+    return "call_" + hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
 class CallIds:
     """A mapping of call ids to the ids that a provider accepts, each of them used once."""
 
@@ -129,7 +134,7 @@ class CallIds:
         name = call.call_id
         if not self._allowed.fullmatch(name) or (self._unique and name in self._used):
             mixed = f"kedge.call/1 {len(self._used) if name in self._used else ''} {name}"
-            name = "call_" + hashlib.sha256(mixed.encode()).hexdigest()[:24]
+            name = hash_call_id(mixed)
         self._used.add(name)
         self._assigned[call.call_id] = name
         return name

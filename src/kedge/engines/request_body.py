@@ -12,7 +12,9 @@ from difflib import get_close_matches
 from typing import Any, cast
 
 from kedge.engines.heal_rules import RequestSummary
+from kedge.engines.message_groups import hash_call_id
 from kedge.errors import UnsupportedParameter
+from kedge.events.fields import CALL_ARGUMENTS
 from kedge.planning import Mode, RequestPlan
 
 EXTRA_BODY = "extra_body"
@@ -152,6 +154,30 @@ class SendOptions:
     """The reason why the mode differs from the requested one."""
 
 
+MAX_CALL_ID_LENGTH = 64
+"""The maximum length of a call id in the Responses API; ids of other providers may be longer."""
+
+
+def build_input(plan: RequestPlan) -> list[dict[str, Any]]:
+    """Return the input items of a plan, with shorter ids for calls of other providers where needed.
+
+    A call that the server generated itself is not in the input of the request with its result, which keeps its id.
+    """
+    items = plan.input()
+    too_long = {
+        item["call_id"]
+        for item in items
+        if item["type"] in CALL_ARGUMENTS and len(item["call_id"]) > MAX_CALL_ID_LENGTH
+    }
+    if not too_long:
+        return items
+    shorter = {call_id: hash_call_id(f"kedge.call/1  {call_id}") for call_id in too_long}
+    return [
+        {**item, "call_id": shorter[item["call_id"]]} if item.get("call_id") in shorter else item
+        for item in items
+    ]
+
+
 def build_request_body(
     plan: RequestPlan,
     options: SendOptions,
@@ -167,7 +193,7 @@ def build_request_body(
     ``params`` override what is set here, except for the members that the plan decides.
     """
     params, extra = split_extra_body(params)
-    body: dict[str, Any] = {"model": model, "input": plan.input(), "stream": streaming}
+    body: dict[str, Any] = {"model": model, "input": build_input(plan), "stream": streaming}
     if plan.instructions is not None:
         body["instructions"] = plan.instructions
     if conversation_id:

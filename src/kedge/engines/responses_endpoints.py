@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from kedge.engines.request_body import build_input
 from kedge.engines.transport import Transport
 from kedge.errors import EngineError, InvalidTurn, RequestRefused, ServerFailed
 from kedge.events import Usage, fields
@@ -50,7 +51,7 @@ async def _post(
     transport: Transport, path: str, plans: tuple[RequestPlan, ...], params: dict[str, Any]
 ) -> dict[str, Any]:
     for plan in plans:
-        body = {"input": plan.input(), **params}
+        body = {"input": build_input(plan), **params}
         if plan.instructions is not None:
             body["instructions"] = plan.instructions
         if plan.anchor:
