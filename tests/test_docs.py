@@ -25,6 +25,8 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
+from kedge.mcp import mcp_tools
+
 ROOT = Path(__file__).parent.parent
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -81,6 +83,9 @@ def test_every_snippet_runs_and_prints_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every snippet of the page is found and runs on its own, as a reader would copy it."""
+    # A busy machine may need longer than the default to start the server of docs/mcp.md.
+    defaults = {**(mcp_tools.__kwdefaults__ or {}), "connect_timeout": 300.0}
+    monkeypatch.setattr(mcp_tools, "__kwdefaults__", defaults)
     logger = logging.getLogger("kedge")
     monkeypatch.setattr(logger, "handlers", logger.handlers.copy())
     level = logger.level
