@@ -85,7 +85,7 @@ class PostgresServer:
         """Start the server and wait until it accepts connections."""
         options = [f"--{name}={value}" for name, value in FAST_OPTIONS.items()]
         command = [
-            *_nobody_command(),
+            *_unprivileged_command(),
             str(self._bin / "postgres"),
             "-D",
             str(self.data),
@@ -116,7 +116,7 @@ class PostgresServer:
             self._process = None
 
     def _run(self, program: str, *arguments: str) -> None:
-        command = [*_nobody_command(), str(self._bin / program), *arguments]
+        command = [*_unprivileged_command(), str(self._bin / program), *arguments]
         subprocess.run(command, check=True, capture_output=True, timeout=300, cwd=self.folder)
 
 
@@ -248,11 +248,11 @@ def _find_binaries(folder: Path) -> Path:
 
 
 def _can_run(program: Path) -> bool:
-    command = [*_nobody_command(), str(program), "--version"]
+    command = [*_unprivileged_command(), str(program), "--version"]
     return subprocess.run(command, capture_output=True, timeout=300, check=False).returncode == 0
 
 
-def _nobody_command() -> list[str]:
+def _unprivileged_command() -> list[str]:
     ids = ["--reuid=nobody", "--regid=nogroup", "--clear-groups"]
     return ["setpriv", *ids] if _is_root() else []
 

@@ -14,7 +14,7 @@ def send(text: str) -> Operation:
     return {"op": "send", "text": text}
 
 
-def _talk(rng: random.Random, turns: int, tools: bool = False) -> list[Operation]:
+def _make_operations(rng: random.Random, turns: int, tools: bool = False) -> list[Operation]:
     """Messages of ordinary length; with tools, every third calls one."""
     texts = (
         _TOOL.format(rng.randint(1, 99))
@@ -27,17 +27,17 @@ def _talk(rng: random.Random, turns: int, tools: bool = False) -> list[Operation
 
 def plain(rng: random.Random) -> list[Operation]:
     """Twelve messages."""
-    return _talk(rng, 12)
+    return _make_operations(rng, 12)
 
 
 def tools(rng: random.Random) -> list[Operation]:
     """Twelve messages, four of which call a tool."""
-    return _talk(rng, 12, tools=True)
+    return _make_operations(rng, 12, tools=True)
 
 
 def redaction(rng: random.Random) -> list[Operation]:
     """A secret is removed from two old messages, and the conversation continues."""
-    operations = _talk(rng, 10, tools=True)
+    operations = _make_operations(rng, 10, tools=True)
     operations[0] = send(f"My key is sk-{rng.randint(1000, 9999)}. {_NOTE}")
     redacted = f"My key is [redacted]. {_NOTE}"
     return [
@@ -51,7 +51,7 @@ def redaction(rng: random.Random) -> list[Operation]:
 def edit(rng: random.Random) -> list[Operation]:
     """Every third turn an earlier message is changed; the turns after it stay."""
     operations: list[Operation] = []
-    for number, each in enumerate(_talk(rng, 12, tools=True)):
+    for number, each in enumerate(_make_operations(rng, 12, tools=True)):
         if number and number % 3 == 0:
             text = f"Remember {number}, edited. {_NOTE}"
             operations.append({"op": "edit", "turn": rng.randrange(number // 3) * 3, "text": text})
@@ -62,7 +62,7 @@ def edit(rng: random.Random) -> list[Operation]:
 def undo(rng: random.Random) -> list[Operation]:
     """Every third message is taken back."""
     operations: list[Operation] = []
-    for number, each in enumerate(_talk(rng, 12)):
+    for number, each in enumerate(_make_operations(rng, 12)):
         operations.append(each)
         if number % 3 == 2:
             operations.append({"op": "undo"})
@@ -71,7 +71,7 @@ def undo(rng: random.Random) -> list[Operation]:
 
 def fork(rng: random.Random) -> list[Operation]:
     """A second branch from the middle, and back to the first."""
-    operations = _talk(rng, 12, tools=True)
+    operations = _make_operations(rng, 12, tools=True)
     return [
         *operations[:6],
         {"op": "fork", "turn": 3},
@@ -83,33 +83,33 @@ def fork(rng: random.Random) -> list[Operation]:
 
 def summary(rng: random.Random) -> list[Operation]:
     """The first turns are replaced by a summary."""
-    operations = _talk(rng, 12, tools=True)
+    operations = _make_operations(rng, 12, tools=True)
     compact = {"op": "summarize", "turns": 6, "text": f"So far we talked about items. {_NOTE}"}
     return [*operations[:8], compact, *operations[8:]]
 
 
 def expiry(rng: random.Random) -> list[Operation]:
     """The server deletes all stored responses, as after its retention period."""
-    operations = _talk(rng, 10)
+    operations = _make_operations(rng, 10)
     return [*operations[:5], {"server": "forget"}, *operations[5:]]
 
 
 def restart(rng: random.Random) -> list[Operation]:
     """The program ends and starts again."""
-    operations = _talk(rng, 10, tools=True)
+    operations = _make_operations(rng, 10, tools=True)
     return [*operations[:5], {"op": "restart"}, *operations[5:]]
 
 
 def forgetful(rng: random.Random) -> list[Operation]:
     """A server of an unknown kind that accepts every id and remembers nothing."""
-    return [{"server": "fault", "fault": "forget_silently"}, *_talk(rng, 10)]
+    return [{"server": "fault", "fault": "forget_silently"}, *_make_operations(rng, 10)]
 
 
 def random_edits(rng: random.Random) -> list[Operation]:
     """Twenty messages with changes of every kind between them."""
     operations: list[Operation] = []
     turns = 0
-    for each in _talk(rng, 20, tools=True):
+    for each in _make_operations(rng, 20, tools=True):
         change = rng.choice(["", "", "edit", "undo"]) if turns > 1 else ""
         if change == "edit":
             text = f"Remember {turns}, edited. {_NOTE}"
@@ -144,7 +144,7 @@ def make_script(name: str, seed: int = 0) -> list[Operation]:
 
 def make_long_script(turns: int) -> list[Operation]:
     """A conversation without changes, for the CPU time per turn."""
-    return _talk(random.Random(0), turns)
+    return _make_operations(random.Random(0), turns)
 
 
 def make_stream_script(answers: int, word_count: int) -> list[Operation]:

@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def quiet_again() -> Iterator[None]:
+def restore_logging() -> Iterator[None]:
     """Restore the handlers and the level of the logger after each test."""
     root = logging.getLogger("kedge")
     handlers, level = list(root.handlers), root.level

@@ -23,7 +23,7 @@ TIMEOUT = 300
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def isolated_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Isolate the test from the machine's own configuration and data."""
     for name in ("KEDGE_CONFIG", "KEDGE_MODEL", "KEDGE_STORE"):
         monkeypatch.delenv(name, raising=False)

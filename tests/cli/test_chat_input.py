@@ -33,7 +33,7 @@ RUN_AT_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.ar
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def isolated_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Isolate the test from the machine's own configuration and data."""
     for name in ("KEDGE_CONFIG", "KEDGE_MODEL", "KEDGE_STORE", "VISUAL"):
         monkeypatch.delenv(name, raising=False)

@@ -26,7 +26,7 @@ from kedge.turns import Turn, dumps, system, user
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def store_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Configure a separate store for the test and return its path."""
     for name in ("KEDGE_CONFIG", "KEDGE_MODEL"):
         monkeypatch.delenv(name, raising=False)
@@ -38,13 +38,13 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(alone: Path) -> Iterator[TestServer]:
+def server(store_path: Path) -> Iterator[TestServer]:
     """Yield the server of the sample conversations."""
-    with serve_sample_store(alone) as server:
+    with serve_sample_store(store_path) as server:
         yield server
 
 
-def test_missing_store_is_not_created(alone: Path) -> None:
+def test_missing_store_is_not_created(store_path: Path) -> None:
     """The list is empty and says how to start; other commands report that there is no conversation."""
     empty = run_command("conversations")
     assert empty.exit_code == 0
@@ -53,7 +53,7 @@ def test_missing_store_is_not_created(alone: Path) -> None:
     missing = run_command("tree", "harbour")
     assert missing.exit_code == 1
     assert "there are no conversations yet" in missing.stderr
-    assert not alone.exists()
+    assert not store_path.exists()
 
 
 def test_conversation_is_renamed_tagged_and_archived(server: TestServer) -> None:
@@ -84,7 +84,7 @@ def test_undo_and_redo_move_the_head(server: TestServer) -> None:
 
 
 def test_conversation_can_be_followed(
-    server: TestServer, alone: Path, monkeypatch: pytest.MonkeyPatch
+    server: TestServer, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """New blocks are printed once, a move of the head is reported, and Ctrl-C ends the command."""
     moves: list[int] = []
@@ -92,7 +92,7 @@ def test_conversation_can_be_followed(
     async def move_head(_: float) -> None:
         if not moves:
             raise KeyboardInterrupt
-        async with await open_store(store_url(str(alone))) as store:
+        async with await open_store(store_url(str(store_path))) as store:
             row = await store.conversation(harbour["id"])
             await store.move_head(row, await store.node(row, moves.pop(0)), head=row.head)
 
@@ -193,7 +193,7 @@ def test_show_prints_messages_up_to_a_node(server: TestServer) -> None:
     assert "'kedge tree' lists them" in run_command("show", "harbour", "--at", "resp_none").stderr
 
 
-def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, alone: Path) -> None:
+def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, store_path: Path) -> None:
     """Forks are lanes, and expired and lost responses are marked."""
     graph = run_command("tree", "harbour").output.splitlines()
     assert len(graph) == 10
@@ -208,7 +208,7 @@ def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, alone: Path) -
     assert len(run_command("tree", "harbour", "--limit", "2").output.splitlines()) == 2
 
     async def damage() -> None:
-        async with await open_store(f"sqlite:///{alone}") as store:
+        async with await open_store(f"sqlite:///{store_path}") as store:
             row = await store.conversation(conversation_id)
             first, second, _ = await store.responses(row)
             assert first.record is not None
@@ -279,7 +279,7 @@ def test_inspect_reports_invalid_file(tmp_path: Path) -> None:
         run_sync(inspect_file(tmp_path / "none.json", "practice"))
 
 
-def test_damaged_confirmations_are_skipped(alone: Path) -> None:
+def test_damaged_confirmations_are_skipped(store_path: Path) -> None:
     """A line that was cut off or is no text does not affect the others."""
     remember(["one", "two"])
     with confirmations_file().open("ab") as file:
@@ -393,7 +393,7 @@ def test_imported_server_address_needs_confirmation(
     assert run_json("inspect", "harbour")["model"] == address
 
 
-def test_verify_checks_the_store_and_the_server(server: TestServer, alone: Path) -> None:
+def test_verify_checks_the_store_and_the_server(server: TestServer, store_path: Path) -> None:
     """Agreement is reported, and a changed block is damage with exit code 1."""
     report = run_json("verify", "--server")
     assert report["ok"]
@@ -404,7 +404,7 @@ def test_verify_checks_the_store_and_the_server(server: TestServer, alone: Path)
     assert verified["audits"][0]["agrees"] is None
 
     async def damage() -> None:
-        async with await open_store(f"sqlite:///{alone}") as store:
+        async with await open_store(f"sqlite:///{store_path}") as store:
             body = "UPDATE blocks SET body = replace(body, 'Ada', 'Bob')"
             await store.database.write(lambda tx: tx.run(body))
 
@@ -418,7 +418,7 @@ def test_verify_checks_the_store_and_the_server(server: TestServer, alone: Path)
     assert json.loads(run_command("verify", "--json").stdout)["ok"] is False
 
 
-def test_gc_removes_only_deleted_data(server: TestServer, alone: Path) -> None:
+def test_gc_removes_only_deleted_data(server: TestServer, store_path: Path) -> None:
     """Undone branches are retained, and the space of a deleted conversation is freed."""
     before = run_json("tree", "harbour")["nodes"]
     run_json("gc")
@@ -426,7 +426,7 @@ def test_gc_removes_only_deleted_data(server: TestServer, alone: Path) -> None:
     quay = run_json("conversations")[0]["id"]
 
     async def delete() -> None:
-        async with await open_store(f"sqlite:///{alone}") as store:
+        async with await open_store(f"sqlite:///{store_path}") as store:
             await store.delete(quay)
 
     run_sync(delete())
@@ -435,18 +435,18 @@ def test_gc_removes_only_deleted_data(server: TestServer, alone: Path) -> None:
 
 
 def test_doctor_checks_the_store(
-    server: TestServer, alone: Path, monkeypatch: pytest.MonkeyPatch
+    server: TestServer, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The schema, or why the store cannot be opened, is reported without a password."""
     checks = {check["name"]: check for check in run_json("doctor")["checks"]}
     assert "schema" in checks["store"]["found"]
     newer = "UPDATE kedge_schema SET version = 9999"
-    with closing(sqlite3.connect(alone)) as database:
+    with closing(sqlite3.connect(store_path)) as database:
         database.execute(newer)
         database.commit()
     report = json.loads(run_command("doctor", "--json").stdout)["checks"]
     assert "a newer version of Kedge" in next(c["advice"] for c in report if c["name"] == "store")
-    alone.write_bytes(b"no database at all, but some bytes of something else" * 40)
+    store_path.write_bytes(b"no database at all, but some bytes of something else" * 40)
     result = run_command("doctor", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["ok"] is False
@@ -482,10 +482,10 @@ def test_delete_needs_confirmation_and_retains_forks(server: TestServer) -> None
     assert run_json("verify")["damage"] == []
 
 
-def test_old_conversations_are_deleted(server: TestServer, alone: Path) -> None:
+def test_old_conversations_are_deleted(server: TestServer, store_path: Path) -> None:
     """Conversations are deleted by age and tag, after a confirmation."""
     assert run_json("delete", "--older-than", "1h", "--yes") == {"deleted": []}
-    with closing(sqlite3.connect(alone)) as database, database:
+    with closing(sqlite3.connect(store_path)) as database, database:
         database.execute("UPDATE conversations SET updated_at = updated_at - 7200")
         database.execute("UPDATE nodes SET created_at = created_at - 7200")
     assert run_json("delete", "--older-than", "1h", "--tag", "planes", "--yes") == {"deleted": []}
@@ -503,14 +503,14 @@ def test_old_conversations_are_deleted(server: TestServer, alone: Path) -> None:
     assert run_command("delete", "--older-than", "0d").exit_code == 2
 
 
-def test_conversation_expires_after_its_ttl(alone: Path) -> None:
+def test_conversation_expires_after_its_ttl(store_path: Path) -> None:
     """``--ttl`` sets or replaces the time to live, and gc deletes expired conversations."""
     chat = ("chat", "--model", "practice", "-c", "guest")
     for ttl, seconds in (("12h", 43_200.0), ("30m", 1_800.0)):
         assert run_command(*chat, "--ttl", ttl, stdin="What is 2+3?\n").exit_code == 0
         assert [row["ttl"] for row in run_json("conversations")] == [seconds]
     assert run_command(*chat, "--ttl", "soon", stdin="").exit_code == 2
-    with closing(sqlite3.connect(alone)) as database, database:
+    with closing(sqlite3.connect(store_path)) as database, database:
         database.execute("UPDATE conversations SET updated_at = updated_at - 7200")
         database.execute("UPDATE nodes SET created_at = created_at - 7200")
     assert run_command("gc").exit_code == 0
@@ -530,11 +530,11 @@ def test_title_selects_conversation_before_its_fork(server: TestServer) -> None:
     assert "2 conversations have the title 'harbour'; use an id: conv_" in rejected.stderr
 
 
-def test_control_characters_in_titles_are_not_printed(alone: Path) -> None:
+def test_control_characters_in_titles_are_not_printed(store_path: Path) -> None:
     """Titles and tags may come from other people's files, so control characters are replaced."""
 
     async def make() -> str:
-        async with await open_store(f"sqlite:///{alone}") as store:
+        async with await open_store(f"sqlite:///{store_path}") as store:
             return (await store.create("evil\x1b]0;owned\x07", tags=["t\x1b[5m"])).id
 
     name = run_sync(make())

@@ -23,7 +23,7 @@ RunDoctor = Callable[..., dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def isolated_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Isolate the test from the machine's own configuration, data and keys."""
     for name in (
         *KEY_VARIABLES,

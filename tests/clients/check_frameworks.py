@@ -26,7 +26,7 @@ from kedge.proxy import create_proxy_app
 from kedge.server.uvicorn_server import bind
 from kedge.testing import serve
 
-TALK = [
+SCRIPT = [
     Step("", 0.0, text)
     for text in (
         "My name is Ada.",
@@ -227,11 +227,11 @@ def check_frameworks() -> Iterator[tuple[str, str, bool]]:
     """Run every framework in every setup; yield its package, what was run, and whether it passed."""
     scripts = [make_script(seed, STEPS) for seed in range(SEEDS)]
     for name, run in FRAMEWORKS.items():
-        direct = observe(run, TALK, "bare")
+        direct = observe(run, SCRIPT, "bare")
         edited = [observe(run, script, "bare") for script in scripts]
         best = sum(each[3] for each in edited)
         for setup in ("chain", "proxy"):
-            texts, contexts, size, _ = observe(run, TALK, setup)
+            texts, contexts, size, _ = observe(run, SCRIPT, setup)
             passed = (texts, contexts) == direct[:2] and size < direct[2]
             yield name, f"replayed through {setup}: {size / direct[2]:.2f} of the bytes", passed
             results = [observe(run, script, setup) for script in scripts]

@@ -59,7 +59,7 @@ def compactors() -> st.SearchStrategy[Compactor]:
     )
 
 
-def kept_indexes(before: tuple[Block, ...], after: tuple[Block, ...]) -> list[int]:
+def retained_indexes(before: tuple[Block, ...], after: tuple[Block, ...]) -> list[int]:
     """Return the indexes in the old history of the blocks that are also in the new one."""
     positions = {block.id: index for index, block in enumerate(before)}
     return [positions[block.id] for block in after if block.id in positions]
@@ -72,7 +72,7 @@ def test_compaction_preserves_pairs_order_and_blocks(
     """No pair is split, nothing is reordered, and an unchanged block is the same object."""
     result = run_immediately(run_compactor(compactor, CompactionRequest(blocks)))
     assert pairing_problems(result.blocks) <= pairing_problems(blocks)
-    positions = kept_indexes(blocks, result.blocks)
+    positions = retained_indexes(blocks, result.blocks)
     assert positions == sorted(positions)
     modified = {new.id for _, new in result.changes.modified}
     before = {block.id: block for block in blocks}

@@ -58,19 +58,19 @@ async def test_response_id_is_the_same_everywhere(
 
 
 async def test_response_without_id_is_stored(
-    talk_without_id: Conversation,
+    conversation_without_id: Conversation,
 ) -> None:
     """A response without an id is not an anchor, and the next request is sent in full."""
-    (row,) = await talk_without_id.responses()
+    (row,) = await conversation_without_id.responses()
     assert (row.provider_response_id, row.digest, row.status) == ("", "", "completed")
-    reply = await talk_without_id.send("What is my name?")
+    reply = await conversation_without_id.send("What is my name?")
     assert reply.text == "Your name is Ada."
     assert reply.plan
     assert reply.plan.is_full
 
 
 @pytest.fixture
-async def talk_without_id(
+async def conversation_without_id(
     store: Store, connected: Connect, kedge_server: TestServer
 ) -> Conversation:
     """Return a conversation whose first answer had no id."""

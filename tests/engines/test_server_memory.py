@@ -59,7 +59,7 @@ def is_chained(body: dict[str, Any]) -> bool:
     return "previous_response_id" in body
 
 
-async def talk(
+async def send_messages(
     server: MemoryServer, engine: Engine, count: int, *, streaming: bool = True
 ) -> tuple[Turn, int]:
     """Send ordinary messages; return the Turn and the number of wrong answers that were shown."""
@@ -75,7 +75,7 @@ async def test_stateless_gateway_never_returns_a_wrong_answer(streaming: bool) -
     """It stores nothing and echoes the requested id; that costs one request and no wrong answer."""
     server = MemoryServer(stores=False)
     async with open_memory_engine(server, clock=FakeClock()) as engine:
-        _, wrong = await talk(server, engine, 8, streaming=streaming)
+        _, wrong = await send_messages(server, engine, 8, streaming=streaming)
     assert wrong == 0
     assert len(server.bodies) == 9
     assert sum(map(is_chained, server.bodies)) == 1
@@ -103,7 +103,7 @@ async def test_unknown_server_is_chained_after_a_few_requests(
     """Chaining starts with any tokenizer and any hidden prompt, and nothing is sent twice."""
     server = MemoryServer(usage=usage, hidden_prompt=hidden_prompt)
     async with open_memory_engine(server) as engine:
-        turn, wrong = await talk(server, engine, 12, streaming=streaming)
+        turn, wrong = await send_messages(server, engine, 12, streaming=streaming)
         assert (wrong, len(server.bodies)) == (0, 12)
         assert all(map(is_chained, server.bodies[5:]))
         plan = engine.plan(turn.append(user("And?")), streaming=streaming)
@@ -114,7 +114,7 @@ async def test_answer_of_an_unproven_server_is_held_back() -> None:
     """No part of an answer that was generated without the context is yielded."""
     server = MemoryServer(stores=False)
     async with open_memory_engine(server) as engine:
-        turn, _ = await talk(server, engine, 2)
+        turn, _ = await send_messages(server, engine, 2)
         server.bodies.clear()
         turn, events = await send(engine, turn, "Short?")
         assert is_chained(server.bodies[0])
@@ -157,7 +157,7 @@ async def test_max_depth_starts_a_new_chain() -> None:
     """At the maximum depth a new chain starts, instead of reusing the deepest allowed anchor."""
     server = MemoryServer()
     async with open_memory_engine(server, max_depth=4, trust="always") as engine:
-        await talk(server, engine, 20)
+        await send_messages(server, engine, 20)
     assert max(len(body["input"]) for body in server.bodies if is_chained(body)) == 1
     assert [is_chained(body) for body in server.bodies[:11]] == [
         *(False, True, True, True, True),
@@ -171,7 +171,7 @@ async def test_server_that_never_stores_is_detected_once(streaming: bool) -> Non
     """Ten messages cost at most eleven requests, and chaining is tried again after the delay."""
     server, clock = MemoryServer(stores=False, rejects_unknown=True), FakeClock()
     async with open_memory_engine(server, clock=clock) as engine:
-        turn, wrong = await talk(server, engine, 10, streaming=streaming)
+        turn, wrong = await send_messages(server, engine, 10, streaming=streaming)
         assert (wrong, len(server.bodies)) == (0, 11)
         plan = engine.plan(turn.append(user("And?")), streaming=streaming)
         assert "the server does not store responses" in plan.explain()
@@ -183,7 +183,7 @@ async def test_store_false_in_a_response_is_honored() -> None:
     """A response that the server reports as not stored is no anchor and costs no rejected request."""
     server = MemoryServer(stores=False, rejects_unknown=True, reports_unstored=True)
     async with open_memory_engine(server, trust="always") as engine:
-        turn, wrong = await talk(server, engine, 8)
+        turn, wrong = await send_messages(server, engine, 8)
     assert (wrong, len(server.bodies)) == (0, 8)
     assert not any(record.stored for record in get_state(turn).anchors)
 
@@ -192,7 +192,7 @@ async def test_older_anchors_are_not_tried_after_a_total_loss() -> None:
     """An edit that leads back to an older response costs no further rejected request."""
     server = MemoryServer(rejects_unknown=True)
     async with open_memory_engine(server, trust="always") as engine:
-        turn, _ = await talk(server, engine, 4)
+        turn, _ = await send_messages(server, engine, 4)
         server.restart()
         turn, events = await send(engine, turn, "Five")
         assert count_healed(events) == 1
@@ -260,12 +260,12 @@ async def test_audit_proves_without_usable_counts(usage: str, stores: bool) -> N
     """No answer is wrong; with audits, a server that lists its items is chained on."""
     server = MemoryServer(usage=usage, stores=stores)
     async with open_memory_engine(server, clock=FakeClock()) as engine:
-        _, wrong = await talk(server, engine, 6)
+        _, wrong = await send_messages(server, engine, 6)
         assert wrong == 0
         assert sum(map(is_chained, server.bodies)) <= 1
     server.bodies.clear()
     async with open_memory_engine(server, verify_every=1, clock=FakeClock()) as engine:
-        _, wrong = await talk(server, engine, 6)
+        _, wrong = await send_messages(server, engine, 6)
         assert wrong == 0
         assert sum(map(is_chained, server.bodies)) == (5 if stores else 0) or not stores
 
@@ -278,7 +278,7 @@ async def test_correct_server_is_never_healed(usage: str, text: str) -> None:
     """Separately counted cached tokens and nearly empty messages cause no healing."""
     server = MemoryServer(usage=usage)
     async with open_memory_engine(server, known_server=KnownServer(remembers=True)) as engine:
-        turn, _ = await talk(server, engine, 5)
+        turn, _ = await send_messages(server, engine, 5)
         for _ in range(3):
             turn, events = await send(engine, turn, text.format(1))
             assert not any(isinstance(event, Healed | ServerForgot) for event in events)
@@ -288,7 +288,7 @@ async def test_missing_ancestor_is_a_difference() -> None:
     """A 404 for an ancestor is a difference if the server can list other items."""
     server = MemoryServer()
     async with open_memory_engine(server, verify_every=1, trust="always") as engine:
-        turn, _ = await talk(server, engine, 3)
+        turn, _ = await send_messages(server, engine, 3)
         first = get_state(turn).anchors[0].response_id
         del server.stored[first]
         assert (await engine.verify(turn)).agrees is False
@@ -301,7 +301,7 @@ async def test_server_that_lists_nothing_cannot_be_audited() -> None:
     """On a server that lists no items, a 404 is no difference."""
     server = MemoryServer(lists=False)
     async with open_memory_engine(server, trust="always") as engine:
-        turn, _ = await talk(server, engine, 2)
+        turn, _ = await send_messages(server, engine, 2)
         assert (await engine.verify(turn)).agrees is None
 
 
@@ -310,7 +310,7 @@ async def test_server_that_starts_to_forget_is_reported_once(streaming: bool) ->
     """At most the answer in progress is wrong; it is no anchor, and its text stays in the Turn."""
     server = MemoryServer()
     async with open_memory_engine(server, clock=FakeClock()) as engine:
-        turn, _ = await talk(server, engine, 6, streaming=streaming)
+        turn, _ = await send_messages(server, engine, 6, streaming=streaming)
         server.stores = False
         server.stored.clear()
         wrong = 0
@@ -337,7 +337,7 @@ async def test_calls_without_context_are_not_run() -> None:
 
     async with open_memory_engine(server, clock=FakeClock()) as engine:
         stack = with_middleware(engine, tools(add, max_rounds=1))
-        turn, _ = await talk(server, stack, 6)
+        turn, _ = await send_messages(server, stack, 6)
         server.stored.clear()
         server.calls_tool = True
         async with stack.stream(turn.append(user("Call add."))) as stream:
@@ -353,7 +353,7 @@ async def test_trust_never_sends_everything_with_the_reason() -> None:
     """With ``trust="never"`` no request is chained, and the plan gives the reason."""
     server = MemoryServer()
     async with open_memory_engine(server, trust="never") as engine:
-        turn, _ = await talk(server, engine, 3)
+        turn, _ = await send_messages(server, engine, 3)
         assert "trust='never'" in engine.plan(turn).explain()
     assert not any(map(is_chained, server.bodies))
 
@@ -362,7 +362,7 @@ async def test_plan_explains_an_unproven_server() -> None:
     """The plan names the reason and what to do."""
     server = MemoryServer(usage="none")
     async with open_memory_engine(server) as engine:
-        turn, _ = await talk(server, engine, 2)
+        turn, _ = await send_messages(server, engine, 2)
         plan = engine.plan(turn.append(user("And?")))
     assert plan.fallback == "untrusted"
     assert "cannot be checked whether this server remembers" in plan.explain()
@@ -373,7 +373,7 @@ async def test_changed_instructions_cause_a_full_send() -> None:
     """With changed instructions, a loss of the context could not be detected by the token count."""
     server = MemoryServer()
     async with open_memory_engine(server, clock=FakeClock()) as engine:
-        turn, _ = await talk(server, engine, 6)
+        turn, _ = await send_messages(server, engine, 6)
         assert is_chained(server.bodies[-1])
         server.stored.clear()
         changed = turn.insert(0, system("Be brief."))
@@ -441,7 +441,7 @@ async def test_server_that_fails_chained_requests_gets_full_ones(streaming: bool
     """After two errors in a row everything is sent for a while, and later requests are chained again."""
     server, clock = MemoryServer(), FakeClock()
     async with open_memory_engine(server, clock=clock) as engine:
-        turn, _ = await talk(server, engine, 6, streaming=streaming)
+        turn, _ = await send_messages(server, engine, 6, streaming=streaming)
         assert is_chained(server.bodies[-1])
         server.fails_chained = True
         for _ in range(2):

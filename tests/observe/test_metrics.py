@@ -9,7 +9,7 @@ from kedge.observe import METRICS, count, measure, reset, snapshot
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> None:
+def reset_metrics() -> None:
     """Reset all metrics."""
     reset()
 

@@ -13,7 +13,7 @@ from kedge.observe.prometheus import TableCollector, render
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> None:
+def reset_metrics() -> None:
     """Reset all metrics."""
     reset()
 

@@ -432,14 +432,14 @@ STEPS: dict[str, Callable[[Simulation, Turn, int, int], Turn | None]] = {
 def scripts(episodes: int = 9) -> st.SearchStrategy[Script]:
     """Return a strategy for scripts of up to this many episodes of adding, sending and changing blocks."""
     episode = st.tuples(
-        st.lists(say_steps(), max_size=1), send_steps(), st.lists(change_steps(), max_size=2)
+        st.lists(append_steps(), max_size=1), send_steps(), st.lists(change_steps(), max_size=2)
     )
     return st.lists(episode, min_size=1, max_size=episodes).map(
         lambda played: [FIRST_STEP, *(step for s, send, m in played for step in (*s, send, *m))]
     )
 
 
-def say_steps() -> st.SearchStrategy[Step]:
+def append_steps() -> st.SearchStrategy[Step]:
     """Return a strategy for steps that append a block."""
     return st.builds(lambda which, b: ("say", which, b, 0), _branches, st.integers(0, 7))
 

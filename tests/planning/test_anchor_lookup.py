@@ -119,7 +119,7 @@ def test_blocks_after_response(name: str) -> None:
     assert after == blocks[len(blocks) - count :]
 
 
-def remove_the_last_call(turn: Turn) -> Turn:
+def remove_last_call(turn: Turn) -> Turn:
     """Remove the call of a response; its remaining blocks are still contiguous."""
     return turn.remove(turn[3].id)
 
@@ -135,7 +135,7 @@ def edit_before(turn: Turn) -> Turn:
     return turn.replace(turn[1].id, user("redacted"))
 
 
-@pytest.mark.parametrize("change", [remove_the_last_call, edit_in_place, edit_before])
+@pytest.mark.parametrize("change", [remove_last_call, edit_in_place, edit_before])
 def test_digests_detect_changes_that_tags_do_not(change: Callable[[Turn], Turn]) -> None:
     """A removed call or an edit in or before a response invalidates the anchor, but not its tags."""
     turn = add_response(

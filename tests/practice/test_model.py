@@ -69,7 +69,7 @@ items = st.fixed_dictionaries(
         "name": json_values,
     },
 )
-asks = st.builds(
+requests = st.builds(
     PracticeRequest,
     st.lists(items, max_size=6),
     tools=st.lists(st.sampled_from([ADD, SHOUT, PING]), unique_by=lambda tool: tool["name"]),
@@ -79,7 +79,7 @@ asks = st.builds(
 )  # fmt: skip
 
 
-@given(asks)
+@given(requests)
 def test_the_same_context_gives_the_same_answer(ask: PracticeRequest) -> None:
     """The answer to random items is deterministic and can be encoded, and the request is not modified."""
     before = copy.deepcopy(ask)

@@ -230,7 +230,7 @@ class ServerStateMachine(RuleBasedStateMachine):
         return key, list(normalize_items([{"role": "user", "content": word}], key))
 
     @invariant()
-    def every_context_is_what_was_said(self) -> None:
+    def contexts_match_the_expected_items(self) -> None:
         """Live responses and conversations have exactly the expected items."""
         for id_, expected in self.expected_responses.items():
             stored_response = self.service.responses.find(id_)
@@ -250,7 +250,7 @@ class ServerStateMachine(RuleBasedStateMachine):
                 ] == conversation.items
 
     @invariant()
-    def nothing_is_kept_that_nobody_needs(self) -> None:
+    def no_unneeded_nodes_are_stored(self) -> None:
         """Without responses and conversations there are no nodes."""
         undeleted = any(not expected.deleted for expected in self.expected_responses.values())
         if not undeleted and all(

@@ -113,25 +113,25 @@ def test_a_call_without_a_call_id_gets_one() -> None:
     assert one.call_id != other.call_id
 
 
-loose: Any = turns  # the same module, untyped
+untyped: Any = turns  # the same module, untyped
 INVALID_ARGUMENTS: list[tuple[Any, str]] = [
-    (lambda: loose.user(None), "content must be text or parts, not NoneType"),
-    (lambda: loose.user(5), "content must be text or parts, not int"),
-    (lambda: loose.user(b"bytes"), "content must be text or parts, not bytes"),
-    (lambda: loose.user({"text": "a"}), "content must be text or parts, not dict"),
-    (lambda: loose.user(["a", 5]), "not int"),
-    (lambda: loose.assistant(["a", IMAGE]), "not ImagePart"),
-    (lambda: loose.assistant(user("a")), "content must be text or parts, not UserBlock"),
-    (lambda: loose.system(None), "text: expected a string"),
-    (lambda: loose.tool_call("f", None), "arguments: expected a mapping, got NoneType"),
-    (lambda: loose.tool_call("f", [1]), "arguments: expected a mapping, got list"),
-    (lambda: loose.tool_call("f", {"a": float("inf")}), "arguments.a: inf is not a JSON number"),
-    (lambda: loose.tool_call("f", {1: 2}), "arguments: the key 1 is not a string"),
-    (lambda: loose.tool_call("f", "\ud800"), "arguments: lone surrogate"),
-    (lambda: loose.tool_result("c", {1, 2}), "a set is not a JSON value"),
-    (lambda: loose.tool_result("c", [IMAGE, 5]), "not int"),
-    (lambda: loose.reasoning([None]), "summary[0]: expected a string, got NoneType"),
-    (lambda: loose.opaque([1]), "item: expected a mapping, got list"),
+    (lambda: untyped.user(None), "content must be text or parts, not NoneType"),
+    (lambda: untyped.user(5), "content must be text or parts, not int"),
+    (lambda: untyped.user(b"bytes"), "content must be text or parts, not bytes"),
+    (lambda: untyped.user({"text": "a"}), "content must be text or parts, not dict"),
+    (lambda: untyped.user(["a", 5]), "not int"),
+    (lambda: untyped.assistant(["a", IMAGE]), "not ImagePart"),
+    (lambda: untyped.assistant(user("a")), "content must be text or parts, not UserBlock"),
+    (lambda: untyped.system(None), "text: expected a string"),
+    (lambda: untyped.tool_call("f", None), "arguments: expected a mapping, got NoneType"),
+    (lambda: untyped.tool_call("f", [1]), "arguments: expected a mapping, got list"),
+    (lambda: untyped.tool_call("f", {"a": float("inf")}), "arguments.a: inf is not a JSON number"),
+    (lambda: untyped.tool_call("f", {1: 2}), "arguments: the key 1 is not a string"),
+    (lambda: untyped.tool_call("f", "\ud800"), "arguments: lone surrogate"),
+    (lambda: untyped.tool_result("c", {1, 2}), "a set is not a JSON value"),
+    (lambda: untyped.tool_result("c", [IMAGE, 5]), "not int"),
+    (lambda: untyped.reasoning([None]), "summary[0]: expected a string, got NoneType"),
+    (lambda: untyped.opaque([1]), "item: expected a mapping, got list"),
 ]
 
 

@@ -124,7 +124,7 @@ class TurnsAgainstLists(RuleBasedStateMachine):
             assert list(map(id, [*turn.leading, *turn.body])) == expected
 
     @invariant()
-    def a_memo_never_vouches_for_a_block_that_changed(self) -> None:
+    def cached_values_match_the_blocks(self) -> None:
         for turn, _ in self.family:
             value, retained = get_cached_index(turn)
             derived = cast("list[Block]", value or [])
@@ -284,16 +284,16 @@ def test_insert_index_matches_a_list() -> None:
             turn.insert(cast("int", index), user("x"))
 
 
-loose: Any = turns  # the same module, untyped
+untyped: Any = turns  # the same module, untyped
 INVALID_CALLS: list[tuple[Any, str]] = [
-    (lambda _: loose.Turn(5), "a Turn must have blocks, not int"),
-    (lambda _: loose.Turn(user("a")), "a Turn must have blocks, not UserBlock"),
-    (lambda _: loose.Turn("text"), "a Turn must have blocks, not str"),
-    (lambda _: loose.Turn([], id=5), "id: expected a string, got int"),
-    (lambda _: loose.Turn([], id="\ud800"), "id: lone surrogate"),
-    (lambda _: loose.Turn([], data=[1]), "data: expected a mapping, got list"),
-    (lambda _: loose.Turn([], data={"a": {"b": {1}}}), "data.a.b: a set is not a JSON value"),
-    (lambda _: loose.Turn([], extra={"blocks": []}), "extra holds 'blocks'"),
+    (lambda _: untyped.Turn(5), "a Turn must have blocks, not int"),
+    (lambda _: untyped.Turn(user("a")), "a Turn must have blocks, not UserBlock"),
+    (lambda _: untyped.Turn("text"), "a Turn must have blocks, not str"),
+    (lambda _: untyped.Turn([], id=5), "id: expected a string, got int"),
+    (lambda _: untyped.Turn([], id="\ud800"), "id: lone surrogate"),
+    (lambda _: untyped.Turn([], data=[1]), "data: expected a mapping, got list"),
+    (lambda _: untyped.Turn([], data={"a": {"b": {1}}}), "data.a.b: a set is not a JSON value"),
+    (lambda _: untyped.Turn([], extra={"blocks": []}), "extra holds 'blocks'"),
     (lambda turn: turn.append([user("a")]), "a Turn must have blocks, not list"),
     (lambda turn: turn.append("text"), "a Turn must have blocks, not str; use kedge.user"),
     (lambda turn: turn.insert(0, None), "a Turn must have blocks, not NoneType"),

@@ -126,7 +126,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
 
 
 @pytest.fixture
-def fresh(tmp_path: Path) -> Iterator[PageServer]:
+def empty_page(tmp_path: Path) -> Iterator[PageServer]:
     """Yield a separate page for one test."""
     with serve_page(tmp_path) as server:
         yield server

@@ -21,22 +21,22 @@ def parse_events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
 
 
-def test_conversation_is_created_renamed_and_listed(fresh: PageServer) -> None:
+def test_conversation_is_created_renamed_and_listed(empty_page: PageServer) -> None:
     """A conversation is created, answered, renamed and listed with its summary."""
-    created = fresh.post("/api/conversations", title="Sums", tags=["work"], system="Be brief.")
-    turn = fresh.post(f"/api/conversations/{created['id']}/turns", text="What is 2+3?")
+    created = empty_page.post("/api/conversations", title="Sums", tags=["work"], system="Be brief.")
+    turn = empty_page.post(f"/api/conversations/{created['id']}/turns", text="What is 2+3?")
     assert turn["text"] == "2+3 = 5."
     assert turn["plan"]["delta_blocks"] == 1
     assert turn["usage"]["output_tokens"] > 0
-    fresh.client.patch(f"/api/conversations/{created['id']}", json={"title": "Adding"})
-    listed = fresh.get("/api/conversations")
+    empty_page.client.patch(f"/api/conversations/{created['id']}", json={"title": "Adding"})
+    listed = empty_page.get("/api/conversations")
     assert listed["total"] == 1
     (row,) = listed["data"]
     assert (row["title"], row["tags"], row["responses"]) == ("Adding", ["work"], 1)
     assert row["first_words"] == "What is 2+3?"
     assert row["last_answer"] == "2+3 = 5."
     assert row["status"] == "active"
-    assert fresh.get(f"/api/conversations/{created['id']}") == row
+    assert empty_page.get(f"/api/conversations/{created['id']}") == row
 
 
 def test_turn_settings_are_stored_with_response(page: PageServer) -> None:
@@ -63,10 +63,10 @@ def test_turn_settings_are_stored_with_response(page: PageServer) -> None:
     assert page.get(f"{path}/turns", last=3)["blocks"] == blocks[-3:]
 
 
-def test_conversation_can_have_a_ttl(fresh: PageServer) -> None:
+def test_conversation_can_have_a_ttl(empty_page: PageServer) -> None:
     """The time to live is stored and returned."""
-    created = fresh.post("/api/conversations", ttl=60.0)
-    assert created["ttl"] == fresh.get(f"/api/conversations/{created['id']}")["ttl"] == 60.0
+    created = empty_page.post("/api/conversations", ttl=60.0)
+    assert created["ttl"] == empty_page.get(f"/api/conversations/{created['id']}")["ttl"] == 60.0
 
 
 def test_next_turn_continues_from_head(page: PageServer) -> None:
@@ -153,20 +153,20 @@ def test_tools_are_streamed_as_they_run(page: PageServer) -> None:
     assert len(page.get(f"/api/conversations/{name}/chain")["nodes"]) == 2
 
 
-def test_failure_is_reported_and_stored(fresh: PageServer) -> None:
+def test_failure_is_reported_and_stored(empty_page: PageServer) -> None:
     """A failed turn is reported, streamed or not, and its question stays in the chain."""
-    name = fresh.create_conversation("Hello")
+    name = empty_page.create_conversation("Hello")
     path = f"/api/conversations/{name}/turns"
-    fresh.faults.set("status=400")
-    rejected = fresh.client.post(path, json={"text": "Go on"})
+    empty_page.faults.set("status=400")
+    rejected = empty_page.client.post(path, json={"text": "Go on"})
     assert rejected.status_code == 502
     assert rejected.json()["error"]["message"]
-    events = parse_events(fresh.client.post(path, json={"text": "Go on", "stream": True}).text)
+    events = parse_events(empty_page.client.post(path, json={"text": "Go on", "stream": True}).text)
     assert events[-1]["type"] == "error"
-    fresh.faults.clear()
-    marks = [node["marks"] for node in fresh.get(f"/api/conversations/{name}/chain")["nodes"]]
+    empty_page.faults.clear()
+    marks = [node["marks"] for node in empty_page.get(f"/api/conversations/{name}/chain")["nodes"]]
     assert marks == [["head"], ["failed"], ["failed"]]
-    assert fresh.post(path, text="What is 2+3?")["text"] == "2+3 = 5."
+    assert empty_page.post(path, text="What is 2+3?")["text"] == "2+3 = 5."
 
 
 def test_model_can_be_selected_per_turn(tmp_path: Path) -> None:
@@ -220,17 +220,17 @@ def test_fork_is_a_separate_conversation(page: PageServer) -> None:
     assert head != turn["node"]
 
 
-def test_statistics_are_limited_to_time_range(fresh: PageServer) -> None:
+def test_statistics_are_limited_to_time_range(empty_page: PageServer) -> None:
     """Statistics count the requests within a time range only."""
-    fresh.create_conversation("First", "Second")
-    fresh.create_conversation("Third")
-    analytics = fresh.get("/api/analytics")
+    empty_page.create_conversation("First", "Second")
+    empty_page.create_conversation("Third")
+    analytics = empty_page.get("/api/analytics")
     sent = analytics["requests"]
     assert (sent["total"], sent["chained"], sent["full"]) == (3, 1, 2)
     assert sent["conversations"] == 2
     assert analytics["chains"]["longest"] == 2
     assert sent["saved_bytes"] > 0
-    assert fresh.get("/api/analytics", until=1.0)["requests"]["total"] == 0
+    assert empty_page.get("/api/analytics", until=1.0)["requests"]["total"] == 0
 
 
 def test_deleted_conversation_is_not_found(page: PageServer) -> None:
@@ -417,24 +417,24 @@ def test_fork_can_start_at_response_node_or_block(page: PageServer) -> None:
     assert page.client.post(f"{path}/fork", json={"block": "none"}).status_code == 404
 
 
-def test_api_has_the_data_of_the_page(fresh: PageServer) -> None:
+def test_api_has_the_data_of_the_page(empty_page: PageServer) -> None:
     """The API has comparisons, statistics by time and conversation, tags and models."""
-    name = fresh.create_conversation("One", "Two", title="Numbers")
+    name = empty_page.create_conversation("One", "Two", title="Numbers")
     path = f"/api/conversations/{name}"
-    fresh.client.patch(path, json={"tags": ["work"]})
-    first, second = (node["node"] for node in fresh.get(f"{path}/chain")["nodes"])
-    other = fresh.post(f"{path}/turns", text="Three", at=first)["node"]
-    comparison = fresh.get(f"{path}/compare", left=second, right=other)
+    empty_page.client.patch(path, json={"tags": ["work"]})
+    first, second = (node["node"] for node in empty_page.get(f"{path}/chain")["nodes"])
+    other = empty_page.post(f"{path}/turns", text="Three", at=first)["node"]
+    comparison = empty_page.get(f"{path}/compare", left=second, right=other)
     assert comparison["common_count"] == 2
     texts = [(row["kind"], [each["text"] for each in row["left"]]) for row in comparison["rows"]]
     assert ("changed", ["Two"]) in texts
-    buckets = fresh.get("/api/analytics/over-time", buckets=4)["data"]
+    buckets = empty_page.get("/api/analytics/over-time", buckets=4)["data"]
     assert sum(each["requests"] for each in buckets) == 3
-    (row,) = fresh.get("/api/analytics/conversations")["data"]
+    (row,) = empty_page.get("/api/analytics/conversations")["data"]
     assert (row["id"], row["title"], row["requests"], row["chained"]) == (name, "Numbers", 3, 2)
-    choices = fresh.get("/api/choices")
+    choices = empty_page.get("/api/choices")
     assert choices == {"tags": ["work"], "models": ["practice"], "choices": ["practice"]}
-    html = fresh.client.get("/dashboard").text
+    html = empty_page.client.get("/dashboard").text
     assert "By conversation" in html
     assert f'href="/conversations/{name}"' in html
 

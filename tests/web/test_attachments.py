@@ -23,41 +23,41 @@ def send(page: PageServer, name: str, **body: Any) -> Any:
     return page.post(f"/api/conversations/{name}/turns", **body)
 
 
-def test_attachments_are_stored_and_served(fresh: PageServer) -> None:
+def test_attachments_are_stored_and_served(empty_page: PageServer) -> None:
     """An image is shown inline, a file is a download, and both are deleted with the conversation."""
-    name = fresh.create_conversation()
+    name = empty_page.create_conversation()
     attached = [
         {"data": data_url(PNG), "filename": "dot.png"},
         {"data": data_url(b"a,b", "text/csv"), "filename": "tästa.csv"},
     ]
-    send(fresh, name, text="What is this?", attachments=attached)
-    (question, _) = fresh.get(f"/api/conversations/{name}/turns")["blocks"]
+    send(empty_page, name, text="What is this?", attachments=attached)
+    (question, _) = empty_page.get(f"/api/conversations/{name}/turns")["blocks"]
     assert [part["type"] for part in question["parts"]] == ["text", "image", "file"]
     path = f"/conversations/{name}/attachments/{question['id']}"
-    html = fresh.client.get(f"/conversations/{name}").text
+    html = empty_page.client.get(f"/conversations/{name}").text
     assert f'src="{path}/1"' in html
     assert f'href="{path}/2" download' in html
     assert "base64" not in html
-    response = fresh.client.get(f"{path}/1")
+    response = empty_page.client.get(f"{path}/1")
     assert (response.content, response.headers["content-type"]) == (PNG, "image/png")
-    saved = fresh.client.get(f"{path}/2")
+    saved = empty_page.client.get(f"{path}/2")
     assert saved.content == b"a,b"
     assert saved.headers["content-disposition"] == "attachment; filename*=UTF-8''t%C3%A4sta.csv"
-    assert fresh.client.get(f"{path}/0").status_code == 404
-    assert fresh.client.get(f"{path}/9").status_code == 404
-    assert fresh.client.get(f"/conversations/{name}/attachments/none%25/1").status_code == 404
-    fresh.client.delete(f"/api/conversations/{name}")
-    assert fresh.client.get(f"{path}/1").status_code == 404
+    assert empty_page.client.get(f"{path}/0").status_code == 404
+    assert empty_page.client.get(f"{path}/9").status_code == 404
+    assert empty_page.client.get(f"/conversations/{name}/attachments/none%25/1").status_code == 404
+    empty_page.client.delete(f"/api/conversations/{name}")
+    assert empty_page.client.get(f"{path}/1").status_code == 404
 
 
-def test_list_shows_text_of_message_with_large_attachment(fresh: PageServer) -> None:
+def test_list_shows_text_of_message_with_large_attachment(empty_page: PageServer) -> None:
     """Lists show the message's text, which is at the start of the block, the only part that is read."""
-    name = fresh.create_conversation()
+    name = empty_page.create_conversation()
     large = {"data": data_url(PNG + bytes(20_000))}
-    send(fresh, name, text='What "is" this?\n\tA \u2028 dot', attachments=[large])
-    (row,) = fresh.get("/api/conversations")["data"]
+    send(empty_page, name, text='What "is" this?\n\tA \u2028 dot', attachments=[large])
+    (row,) = empty_page.get("/api/conversations")["data"]
     assert row["first_words"] == 'What "is" this? A dot'
-    (node,) = fresh.get(f"/api/conversations/{name}/chain")["nodes"]
+    (node,) = empty_page.get(f"/api/conversations/{name}/chain")["nodes"]
     assert node["label"] == 'What "is" this? A dot'
 
 

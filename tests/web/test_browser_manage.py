@@ -9,12 +9,12 @@ expect.set_options(timeout=120_000)
 
 
 def test_conversation_is_renamed_tagged_archived_and_deleted(
-    browser: Browser, fresh: PageServer
+    browser: Browser, empty_page: PageServer
 ) -> None:
     """Each change is shown on the conversation page, and a deletion can be undone."""
-    name = fresh.create_conversation("Tell me about lighthouses")
+    name = empty_page.create_conversation("Tell me about lighthouses")
     with open_context(browser) as context:
-        watched_tab = WatchedTab(context, fresh.url)
+        watched_tab = WatchedTab(context, empty_page.url)
         tab = watched_tab.open(f"/conversations/{name}")
         tab.wait_for_load_state()
         tab.locator("summary", has_text="Manage").click()
@@ -37,20 +37,22 @@ def test_conversation_is_renamed_tagged_archived_and_deleted(
         tab.get_by_role("button", name="Delete").click()
         expect(tab.get_by_text("The conversation is deleted for good in")).to_be_visible()
         tab.wait_for_load_state()
-        assert fresh.get("/api/conversations", show="all")["total"] == 0
+        assert empty_page.get("/api/conversations", show="all")["total"] == 0
         tab.get_by_role("button", name="Undo").click()
         expect(tab.get_by_text("deleted for good")).to_be_hidden()
         assert watched_tab.problems == []
-    (row,) = fresh.get("/api/conversations", show="archived")["data"]
+    (row,) = empty_page.get("/api/conversations", show="archived")["data"]
     assert (row["title"], row["tags"]) == ("Lighthouses", ["sea", "towers"])
 
 
-def test_several_conversations_are_changed_at_once(browser: Browser, fresh: PageServer) -> None:
+def test_several_conversations_are_changed_at_once(
+    browser: Browser, empty_page: PageServer
+) -> None:
     """Conversations selected in the list are tagged, filtered by the tag and archived together."""
     for title in ("One", "Two", "Three"):
-        fresh.create_conversation("Hello", title=title)
+        empty_page.create_conversation("Hello", title=title)
     with open_context(browser) as context:
-        watched_tab = WatchedTab(context, fresh.url)
+        watched_tab = WatchedTab(context, empty_page.url)
         tab = watched_tab.open("/")
         tab.wait_for_load_state()
         tab.get_by_label("Select One").check()
@@ -68,14 +70,14 @@ def test_several_conversations_are_changed_at_once(browser: Browser, fresh: Page
         tab.get_by_role("button", name="Archive", exact=True).click()
         expect(tab.get_by_role("heading", name="No matches")).to_be_visible()
         assert watched_tab.problems == []
-    assert [row["title"] for row in fresh.get("/api/conversations")["data"]] == ["Three"]
+    assert [row["title"] for row in empty_page.get("/api/conversations")["data"]] == ["Three"]
 
 
-def test_search_result_links_to_its_message(browser: Browser, fresh: PageServer) -> None:
+def test_search_result_links_to_its_message(browser: Browser, empty_page: PageServer) -> None:
     """A search result highlights the match, and its link scrolls to the message."""
-    name = fresh.create_conversation(*(f"Message {number} of many" for number in range(12)))
+    name = empty_page.create_conversation(*(f"Message {number} of many" for number in range(12)))
     with open_context(browser) as context:
-        watched_tab = WatchedTab(context, fresh.url)
+        watched_tab = WatchedTab(context, empty_page.url)
         tab = watched_tab.open("/?q=message+3")
         expect(tab.locator("mark", has_text="3").first).to_be_visible()
         tab.locator(".excerpts a", has_text="user").first.click()

@@ -20,22 +20,22 @@ async def close_deletions(service: ConversationService) -> None:
     await service.deletions.aclose()
 
 
-def test_deletion_can_be_undone_for_a_time(fresh: PageServer) -> None:
+def test_deletion_can_be_undone_for_a_time(empty_page: PageServer) -> None:
     """The conversation is hidden until the undo time has passed; then its data is deleted."""
-    name = fresh.create_conversation("A private matter")
-    other = fresh.create_conversation("Something else")
+    name = empty_page.create_conversation("A private matter")
+    other = empty_page.create_conversation("Something else")
     for _ in range(2):
-        assert fresh.client.delete(f"/api/conversations/{name}?undo=3600").status_code == 204
-    assert [row["id"] for row in fresh.get("/api/conversations")["data"]] == [other]
-    assert fresh.get("/api/conversations", q="private")["total"] == 0
-    assert fresh.get("/api/search", q="private")["data"] == []
-    assert fresh.post(f"/api/conversations/{name}/restore")["id"] == name
-    assert fresh.get("/api/conversations", q="private")["total"] == 1
-    fresh.client.delete(f"/api/conversations/{name}?undo=3600")
-    fresh.run(close_deletions)
-    assert fresh.client.get(f"/api/conversations/{name}").status_code == 404
-    assert fresh.client.post(f"/api/conversations/{name}/restore").status_code == 404
-    assert fresh.client.delete(f"/api/conversations/{other}?undo=7200").status_code == 422
+        assert empty_page.client.delete(f"/api/conversations/{name}?undo=3600").status_code == 204
+    assert [row["id"] for row in empty_page.get("/api/conversations")["data"]] == [other]
+    assert empty_page.get("/api/conversations", q="private")["total"] == 0
+    assert empty_page.get("/api/search", q="private")["data"] == []
+    assert empty_page.post(f"/api/conversations/{name}/restore")["id"] == name
+    assert empty_page.get("/api/conversations", q="private")["total"] == 1
+    empty_page.client.delete(f"/api/conversations/{name}?undo=3600")
+    empty_page.run(close_deletions)
+    assert empty_page.client.get(f"/api/conversations/{name}").status_code == 404
+    assert empty_page.client.post(f"/api/conversations/{name}/restore").status_code == 404
+    assert empty_page.client.delete(f"/api/conversations/{other}?undo=7200").status_code == 422
 
 
 def test_scheduled_deletions_run_at_shutdown(tmp_path: Path) -> None:
@@ -73,17 +73,19 @@ def test_killed_server_completes_deletions_at_start(tmp_path: Path) -> None:
         assert {row["id"] for row in rows} == {later, listed}
 
 
-def test_list_is_filtered_and_omits_empty_conversations(fresh: PageServer) -> None:
+def test_list_is_filtered_and_omits_empty_conversations(empty_page: PageServer) -> None:
     """Lists are filtered by tag and model, and omit conversations without a title or a message."""
-    fresh.post("/api/conversations")
-    titled = fresh.post("/api/conversations", title="Plans", tags=["work"])["id"]
-    answered = fresh.create_conversation("Hello")
-    assert {row["id"] for row in fresh.get("/api/conversations")["data"]} == {titled, answered}
-    assert [row["id"] for row in fresh.get("/api/conversations", tag="work")["data"]] == [titled]
-    response = fresh.get("/api/conversations", model="practice")
+    empty_page.post("/api/conversations")
+    titled = empty_page.post("/api/conversations", title="Plans", tags=["work"])["id"]
+    answered = empty_page.create_conversation("Hello")
+    assert {row["id"] for row in empty_page.get("/api/conversations")["data"]} == {titled, answered}
+    assert [row["id"] for row in empty_page.get("/api/conversations", tag="work")["data"]] == [
+        titled
+    ]
+    response = empty_page.get("/api/conversations", model="practice")
     assert [row["id"] for row in response["data"]] == [answered]
-    assert fresh.get("/api/conversations", model="none")["total"] == 0
-    html = fresh.client.get("/?tag=work").text
+    assert empty_page.get("/api/conversations", model="none")["total"] == 0
+    html = empty_page.client.get("/?tag=work").text
     assert "<option selected>work</option>" in html
     assert "Plans" in html
     assert f"/conversations/{answered}" not in html
@@ -156,26 +158,26 @@ def test_matching_words_are_found_in_excerpts(text: str, query: str, words: list
     assert [text[start:end] for start, end in find_matches(text, query)] == words
 
 
-def test_search_results_link_to_messages(fresh: PageServer) -> None:
+def test_search_results_link_to_messages(empty_page: PageServer) -> None:
     """Results in forks and on side branches link to their messages, and the text is escaped."""
-    name = fresh.create_conversation("Tell me about <b>lighthouses</b>", "And harbours")
-    first = fresh.get(f"/api/conversations/{name}/chain")["nodes"][0]["node"]
-    fork = fresh.post(f"/api/conversations/{name}/fork", at=first)["id"]
-    fresh.post(f"/api/conversations/{name}/turns", text="And ferries", at=first)
-    hits = fresh.get("/api/search", q="lighthouses", role="user")["data"]
+    name = empty_page.create_conversation("Tell me about <b>lighthouses</b>", "And harbours")
+    first = empty_page.get(f"/api/conversations/{name}/chain")["nodes"][0]["node"]
+    fork = empty_page.post(f"/api/conversations/{name}/fork", at=first)["id"]
+    empty_page.post(f"/api/conversations/{name}/turns", text="And ferries", at=first)
+    hits = empty_page.get("/api/search", q="lighthouses", role="user")["data"]
     assert {hit["conversation"] for hit in hits} == {name, fork}
     start, end = hits[0]["matches"][0]
     assert hits[0]["excerpt"][start:end] == "lighthouses"
-    html = fresh.client.get("/?q=lighthouses").text
+    html = empty_page.client.get("/?q=lighthouses").text
     assert "&lt;b&gt;<mark>lighthouses</mark>&lt;/b&gt;" in html
     assert f"/conversations/{fork}?" in html
     for word in ("harbours", "ferries"):
-        links = re.findall(r'href="([^"]+block=[^"]+)"', fresh.client.get(f"/?q={word}").text)
+        links = re.findall(r'href="([^"]+block=[^"]+)"', empty_page.client.get(f"/?q={word}").text)
         url, _, block = links[0].replace("&amp;", "&").partition("#")
-        page = fresh.client.get(url).text
+        page = empty_page.client.get(url).text
         assert f'id="{block}"' in page
         assert "This message has no answer yet." not in page
-    assert json.loads(fresh.client.get("/api/search").text)["error"]["code"] == "invalid"
+    assert json.loads(empty_page.client.get("/api/search").text)["error"]["code"] == "invalid"
 
 
 def test_titled_conversation_is_listed_without_messages(page: PageServer) -> None:

@@ -36,75 +36,77 @@ def count_nodes(page: PageServer, name: str) -> int:
 
 
 def test_conversation_continues_with_its_own_provider(
-    fresh: PageServer, openai: TestServer
+    empty_page: PageServer, openai: TestServer
 ) -> None:
     """The page connects to the conversation's provider by name and records it with the response."""
-    name = create_elsewhere(fresh, "openai:practice")
+    name = create_elsewhere(empty_page, "openai:practice")
     sent = len(openai.requests)
-    plan = fresh.get(f"/api/conversations/{name}/plan", text="What is my name?")
+    plan = empty_page.get(f"/api/conversations/{name}/plan", text="What is my name?")
     assert plan["mode"] == "chained"
     assert plan["delta_blocks"] == 1
-    turn = fresh.post(f"/api/conversations/{name}/turns", text="What is my name?")
+    turn = empty_page.post(f"/api/conversations/{name}/turns", text="What is my name?")
     assert turn["text"] == "Your name is Ada."
     assert len(openai.requests) == sent + 1
-    *_, last = fresh.get(f"/api/conversations/{name}/chain")["nodes"]
+    *_, last = empty_page.get(f"/api/conversations/{name}/chain")["nodes"]
     assert (last["response"]["provider"], last["response"]["model"]) == ("openai", "practice")
-    html = fresh.client.get(f"/conversations/{name}").text
+    html = empty_page.client.get(f"/conversations/{name}").text
     assert "<option selected>openai:practice</option><option>practice</option>" in html
 
 
 def test_missing_api_key_is_reported_before_writing(
-    fresh: PageServer, openai: TestServer, monkeypatch: pytest.MonkeyPatch
+    empty_page: PageServer, openai: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The turn and the plan are rejected with the reason, and another model can be selected."""
-    name = create_elsewhere(fresh, "openai:practice")
+    name = create_elsewhere(empty_page, "openai:practice")
     monkeypatch.delenv("OPENAI_API_KEY")
-    before = count_nodes(fresh, name)
+    before = count_nodes(empty_page, name)
     path = f"/api/conversations/{name}"
     for stream in (True, False):
-        rejected = fresh.client.post(f"{path}/turns", json={"text": "Hello", "stream": stream})
+        rejected = empty_page.client.post(f"{path}/turns", json={"text": "Hello", "stream": stream})
         assert rejected.status_code == 400
         assert "OPENAI_API_KEY" in rejected.json()["error"]["message"]
-    assert fresh.client.get(f"{path}/plan").status_code == 400
-    assert count_nodes(fresh, name) == before
-    html = fresh.client.get(f"/conversations/{name}").text
+    assert empty_page.client.get(f"{path}/plan").status_code == 400
+    assert count_nodes(empty_page, name) == before
+    html = empty_page.client.get(f"/conversations/{name}").text
     assert "data-model-problem" in html
     assert '<option value="">Choose a model</option><option>practice</option>' in html
-    assert fresh.post(f"{path}/turns", text="What is my name?", model="practice")["text"]
-    *_, last = fresh.get(f"{path}/chain")["nodes"]
+    assert empty_page.post(f"{path}/turns", text="What is my name?", model="practice")["text"]
+    *_, last = empty_page.get(f"{path}/chain")["nodes"]
     assert (last["response"]["provider"], last["response"]["model"]) == ("responses", "practice")
 
 
-def test_stored_server_address_is_never_used(fresh: PageServer, kedge_server: TestServer) -> None:
+def test_stored_server_address_is_never_used(
+    empty_page: PageServer, kedge_server: TestServer
+) -> None:
     """A conversation with another server is shown, but a turn with its model is rejected."""
     address = f"responses:{kedge_server.base_url}#practice"
-    name = create_elsewhere(fresh, address, recorded=address)
+    name = create_elsewhere(empty_page, address, recorded=address)
     sent = len(kedge_server.requests)
-    rejected = fresh.client.post(f"/api/conversations/{name}/turns", json={"text": "Hello"})
+    rejected = empty_page.client.post(f"/api/conversations/{name}/turns", json={"text": "Hello"})
     assert rejected.status_code == 400
     assert "not configured on this server" in rejected.json()["error"]["message"]
-    assert "not configured on this server" in fresh.client.get(f"/conversations/{name}").text
+    assert "not configured on this server" in empty_page.client.get(f"/conversations/{name}").text
     assert len(kedge_server.requests) == sent
 
 
-def test_practice_conversation_of_cli_continues_on_server(fresh: PageServer) -> None:
+def test_practice_conversation_of_cli_continues_on_server(empty_page: PageServer) -> None:
     """A conversation of ``kedge chat`` continues on the server beside the page."""
-    name = create_elsewhere(fresh, "practice", recorded="practice")
-    turn = fresh.post(f"/api/conversations/{name}/turns", text="What is my name?")
+    name = create_elsewhere(empty_page, "practice", recorded="practice")
+    turn = empty_page.post(f"/api/conversations/{name}/turns", text="What is my name?")
     assert turn["text"] == "Your name is Ada."
-    *_, last = fresh.get(f"/api/conversations/{name}/chain")["nodes"]
+    *_, last = empty_page.get(f"/api/conversations/{name}/chain")["nodes"]
     assert last["response"]["provider"] == "responses"
 
 
-def test_unknown_model_is_rejected(fresh: PageServer) -> None:
+def test_unknown_model_is_rejected(empty_page: PageServer) -> None:
     """An unknown model is rejected for a new conversation and for a turn."""
-    rejected = fresh.client.post("/api/conversations", json={"model": "gpt-5.1"})
+    rejected = empty_page.client.post("/api/conversations", json={"model": "gpt-5.1"})
     assert rejected.status_code == 400
-    name = fresh.post("/api/conversations", model="practice")["id"]
-    rejected = fresh.client.post(
+    name = empty_page.post("/api/conversations", model="practice")["id"]
+    rejected = empty_page.client.post(
         f"/api/conversations/{name}/turns", json={"text": "Hello", "model": "gpt-5.1"}
     )
     assert rejected.status_code == 400
     assert "there is no model 'gpt-5.1' here" in rejected.json()["error"]["message"]
-    assert count_nodes(fresh, name) == 0
-    assert fresh.post(f"/api/conversations/{name}/turns", text="Hello")["text"]
+    assert count_nodes(empty_page, name) == 0
+    assert empty_page.post(f"/api/conversations/{name}/turns", text="Hello")["text"]

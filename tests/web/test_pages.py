@@ -27,14 +27,14 @@ def graph_nodes(html: str) -> list[str]:
     return re.findall(r'<a href="\?at=\d+" data-node="(\d+)"', html)
 
 
-def test_empty_list_has_a_hint(fresh: PageServer) -> None:
+def test_empty_list_has_a_hint(empty_page: PageServer) -> None:
     """Empty pages have a hint, and the list shows the base URL for clients."""
-    html = fresh.client.get("/").text
+    html = empty_page.client.get("/").text
     assert "No conversations yet" in html
-    assert f"{fresh.url}/v1" in html
-    assert "No requests in this range" in fresh.client.get("/dashboard").text
-    assert "No workflows yet" in fresh.client.get("/workflows").text
-    assert "No matches" in fresh.client.get("/?q=nothing").text
+    assert f"{empty_page.url}/v1" in html
+    assert "No requests in this range" in empty_page.client.get("/dashboard").text
+    assert "No workflows yet" in empty_page.client.get("/workflows").text
+    assert "No matches" in empty_page.client.get("/?q=nothing").text
 
 
 def test_list_is_paged_at_ten_thousand_rows(tmp_path: Path) -> None:
@@ -164,13 +164,15 @@ def test_dashboard_has_figures(page: PageServer) -> None:
         assert html.count("<figure") == 9
 
 
-def test_dashboard_stream_sends_new_figures(fresh: PageServer) -> None:
+def test_dashboard_stream_sends_new_figures(empty_page: PageServer) -> None:
     """Updated charts are sent as server-sent events, and the server does not wait for their clients."""
-    fresh.create_conversation("Before")
-    page_html = fresh.client.get("/dashboard?range=1h").text
+    empty_page.create_conversation("Before")
+    page_html = empty_page.client.get("/dashboard?range=1h").text
     (revision,) = re.findall(r'data-seen="([^"]+)"', page_html)
-    fresh.create_conversation("Meanwhile")  # an update between the page and the stream is not lost
-    with fresh.client.stream("GET", f"/dashboard/live?range=1h&seen={revision}") as live:
+    empty_page.create_conversation(
+        "Meanwhile"
+    )  # an update between the page and the stream is not lost
+    with empty_page.client.stream("GET", f"/dashboard/live?range=1h&seen={revision}") as live:
         lines = live.iter_lines()
         assert next(lines) == "retry: 1000"
         event = next(line for line in lines if line.startswith("event:"))
@@ -179,18 +181,18 @@ def test_dashboard_stream_sends_new_figures(fresh: PageServer) -> None:
         assert html.count("<figure") == 9
 
 
-def test_healed_and_lost_responses_are_shown(fresh: PageServer) -> None:
+def test_healed_and_lost_responses_are_shown(empty_page: PageServer) -> None:
     """Healing is shown on the plan card, in the graph and on the dashboard."""
-    name = fresh.create_conversation("First")
-    fresh.faults.set("forget_all", times=1)
-    fresh.post(f"/api/conversations/{name}/turns", text="Second")
-    nodes = fresh.get(f"/api/conversations/{name}/chain")["nodes"]
+    name = empty_page.create_conversation("First")
+    empty_page.faults.set("forget_all", times=1)
+    empty_page.post(f"/api/conversations/{name}/turns", text="Second")
+    nodes = empty_page.get(f"/api/conversations/{name}/chain")["nodes"]
     assert [node["marks"] for node in nodes] == [["lost"], ["full", "head"]]
-    text = page_text(fresh.client.get(f"/conversations/{name}/plans/{nodes[1]['node']}").text)
+    text = page_text(empty_page.client.get(f"/conversations/{name}/plans/{nodes[1]['node']}").text)
     assert "The server no longer had the earlier response" in text
-    lost = page_text(fresh.client.get(f"/conversations/{name}/plans/{nodes[0]['node']}").text)
+    lost = page_text(empty_page.client.get(f"/conversations/{name}/plans/{nodes[0]['node']}").text)
     assert "cannot use it: the server no longer has this response" in lost
-    assert "healed: gone" in fresh.client.get("/dashboard").text
+    assert "healed: gone" in empty_page.client.get("/dashboard").text
 
 
 async def _run_refine(service: ConversationService) -> str:

@@ -129,17 +129,19 @@ def test_unknown_runs_and_questions_are_rejected(page: PageServer) -> None:
     assert "is not a question" in wrong.json()["error"]["message"]
 
 
-def test_failed_message_offers_retry_and_edit(fresh: PageServer) -> None:
+def test_failed_message_offers_retry_and_edit(empty_page: PageServer) -> None:
     """A failed message is shown at its position with the reason and the actions retry and edit."""
-    name = fresh.create_conversation("Hello")
-    fresh.faults.set("status=500")
+    name = empty_page.create_conversation("Hello")
+    empty_page.faults.set("status=500")
     turns = f"/api/conversations/{name}/turns"
-    failed = parse_events(fresh.client.post(turns, json={"text": "Go on", "stream": True}).text)
+    failed = parse_events(
+        empty_page.client.post(turns, json={"text": "Go on", "stream": True}).text
+    )
     assert failed[-1]["url"].startswith(f"/conversations/{name}?at=")
-    fresh.faults.clear()
-    html = fresh.client.get(f"/conversations/{name}").text
+    empty_page.faults.clear()
+    html = empty_page.client.get(f"/conversations/{name}").text
     assert 'data-do="retry"' in html
     assert 'data-do="edit"' in html
     assert 'data-do="resume"' not in html
     assert "The request failed." in html
-    assert fresh.client.get(failed[-1]["url"]).text.count("The request failed.") == 1
+    assert empty_page.client.get(failed[-1]["url"]).text.count("The request failed.") == 1

@@ -16,16 +16,16 @@ def ask(page: PageServer, path: str = "/v1/responses", **body: Any) -> dict[str,
     return {} if body.get("stream") else answer.json()
 
 
-def test_requests_by_other_programs_are_listed(fresh: PageServer) -> None:
+def test_requests_by_other_programs_are_listed(empty_page: PageServer) -> None:
     """Requests are listed with their chain and savings; the page's own requests are not listed."""
-    fresh.create_conversation("Sent by the page")
-    assert fresh.get("/api/requests")["data"] == []
-    first = ask(fresh, input="My name is Ada.")
-    second = ask(fresh, input="What is it?", previous_response_id=first["id"], stream=False)
-    ask(fresh, input=[{"role": "user", "content": "And?"}], previous_response_id=second["id"])
-    fresh.client.post("/v1/responses", json={"model": "practice", "input": 5})
-    ask(fresh, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
-    requests = fresh.get("/api/requests")
+    empty_page.create_conversation("Sent by the page")
+    assert empty_page.get("/api/requests")["data"] == []
+    first = ask(empty_page, input="My name is Ada.")
+    second = ask(empty_page, input="What is it?", previous_response_id=first["id"], stream=False)
+    ask(empty_page, input=[{"role": "user", "content": "And?"}], previous_response_id=second["id"])
+    empty_page.client.post("/v1/responses", json={"model": "practice", "input": 5})
+    ask(empty_page, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
+    requests = empty_page.get("/api/requests")
     chat, rejected, *chained = requests["data"]
     assert (requests["requests"], requests["chained"]) == (5, 2)
     assert [row["plan"] for row in chained] == ["chained", "chained", "full"]
@@ -33,16 +33,16 @@ def test_requests_by_other_programs_are_listed(fresh: PageServer) -> None:
     assert all(row["sent_bytes"] < row["full_bytes"] for row in chained[:2])
     assert rejected["status"] == 400
     assert chat["upstream"].endswith("/v1/chat/completions")
-    request = fresh.get(f"/api/requests/{chained[1]['id']}")
+    request = empty_page.get(f"/api/requests/{chained[1]['id']}")
     assert (request["before"], request["after"]) == ([chained[2]["id"]], [chained[0]["id"]])
     assert (request["request"], request["response"]) == (None, None)
-    html = page_text(fresh.client.get(f"/requests/{chained[1]['id']}").text)
+    html = page_text(empty_page.client.get(f"/requests/{chained[1]['id']}").text)
     assert f"Sent 1 of 3 items on {first['id']}" in html
     assert f"Request {chained[0]['id']} continues it" in html
     assert "--keep-bodies" in html
-    full = page_text(fresh.client.get(f"/requests/{chained[2]['id']}").text)
+    full = page_text(empty_page.client.get(f"/requests/{chained[2]['id']}").text)
     assert "the program sent it to this server without an earlier response" in full
-    assert "5 requests: 2 chained" in page_text(fresh.client.get("/requests").text)
+    assert "5 requests: 2 chained" in page_text(empty_page.client.get("/requests").text)
 
 
 def test_keep_bodies_stores_content(tmp_path: Path) -> None:
@@ -72,24 +72,26 @@ def test_unauthorized_requests_are_not_recorded(tmp_path: Path) -> None:
         assert page.client.get("/api/requests").status_code == 401
 
 
-def test_text_that_no_database_stores_is_escaped(fresh: PageServer) -> None:
+def test_text_that_no_database_stores_is_escaped(empty_page: PageServer) -> None:
     """A rejected request may have any text as its model; it and the requests beside it are recorded."""
-    ask(fresh, input="Hello")
+    ask(empty_page, input="Hello")
     for model in (r"\ud800", r"\u0000"):
         body = f'{{"model": "{model}", "input": 5, "previous_response_id": "{model}"}}'
         headers = {"content-type": "application/json"}
-        answer = fresh.client.post("/v1/responses", content=body, headers=headers)
+        answer = empty_page.client.post("/v1/responses", content=body, headers=headers)
         assert answer.status_code == 400
-    ask(fresh, input="Hello again")
-    models = [row["model"] for row in fresh.get("/api/requests")["data"]]
+    ask(empty_page, input="Hello again")
+    models = [row["model"] for row in empty_page.get("/api/requests")["data"]]
     assert models == ["practice", r"\x00", r"\ud800", "practice"]
 
 
-def test_list_before_a_large_number_has_every_request(fresh: PageServer) -> None:
+def test_list_before_a_large_number_has_every_request(empty_page: PageServer) -> None:
     """A number above those of a database is that of no request."""
-    ask(fresh, input="Hello")
+    ask(empty_page, input="Hello")
     for digits in (30, 5_000):
-        assert "1 request" in page_text(fresh.client.get(f"/requests?before={'9' * digits}").text)
+        assert "1 request" in page_text(
+            empty_page.client.get(f"/requests?before={'9' * digits}").text
+        )
 
 
 def test_buffered_requests_are_written_at_shutdown(tmp_path: Path) -> None:

@@ -118,10 +118,10 @@ def test_running_workflow_can_be_stopped(tmp_path: Any) -> None:
         assert ">interrupted</span>" in page.client.get("/workflows").text
 
 
-def test_workflow_that_fails_at_start_is_an_error(fresh: PageServer) -> None:
+def test_workflow_that_fails_at_start_is_an_error(empty_page: PageServer) -> None:
     """The server's error is returned for the request or is the workflow's last event."""
-    fresh.faults.set("status=400")
-    response = fresh.client.post("/api/workflows", json={"kind": "steps", "steps": STEPS})
-    events = finish(fresh, response.json()["id"]) if response.is_success else []
-    fresh.faults.clear()
+    empty_page.faults.set("status=400")
+    response = empty_page.client.post("/api/workflows", json={"kind": "steps", "steps": STEPS})
+    events = finish(empty_page, response.json()["id"]) if response.is_success else []
+    empty_page.faults.clear()
     assert not response.is_success or not events or events[-1]["type"] == "error"

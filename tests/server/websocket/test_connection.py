@@ -27,7 +27,7 @@ CheckEvent = Callable[[dict[str, Any]], None]
 
 
 @pytest.fixture
-async def wire(server: TestServer) -> AsyncIterator[WebSocketClient]:
+async def ws_client(server: TestServer) -> AsyncIterator[WebSocketClient]:
     """Yield a connection to the server."""
     async with connect_client(server) as client:
         yield client
@@ -82,12 +82,12 @@ async def test_official_client_reconnects(server: TestServer) -> None:
 
 
 async def test_events_equal_those_of_a_stream(
-    wire: WebSocketClient, check_event: CheckEvent
+    ws_client: WebSocketClient, check_event: CheckEvent
 ) -> None:
     """Events have the format of a stream and are numbered from 0 in each response."""
     for _ in range(2):
-        await wire.create("Think about tea.")
-        events = await wire.read_response()
+        await ws_client.create("Think about tea.")
+        events = await ws_client.read_response()
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert events[0]["type"] == "response.created"
         for event in events:
@@ -95,11 +95,11 @@ async def test_events_equal_those_of_a_stream(
 
 
 async def test_stored_response_can_be_continued_anywhere(
-    server: TestServer, wire: WebSocketClient
+    server: TestServer, ws_client: WebSocketClient
 ) -> None:
     """A stored response can be continued on another connection after its own is closed."""
-    ended = await wire.create_and_read("I am Ada.")
-    await wire.connection.close()
+    ended = await ws_client.create_and_read("I am Ada.")
+    await ws_client.connection.close()
     async with connect_client(server) as other:
         answer = await other.create_and_read(
             "What did I say first?", previous_response_id=ended["response"]["id"]
@@ -108,31 +108,31 @@ async def test_stored_response_can_be_continued_anywhere(
 
 
 async def test_unstored_response_is_limited_to_its_connection(
-    server: TestServer, wire: WebSocketClient
+    server: TestServer, ws_client: WebSocketClient
 ) -> None:
     """An unstored response can be continued only on its connection and is not in the database."""
-    first = await wire.create_unstored("I am Ada.")
+    first = await ws_client.create_unstored("I am Ada.")
     async with connect_client(server) as other:
         rejected = await other.create_and_read(previous_response_id=first)
     assert rejected["error"]["code"] == "previous_response_not_found"
-    answer = await wire.create_and_read(
+    answer = await ws_client.create_and_read(
         "What did I say first?", previous_response_id=first, store=False
     )
     assert response_text(answer) == 'You said first: "I am Ada."'
     assert server.call(lambda service: service.responses.find(first)) is None
 
 
-async def test_only_the_newest_response_of_a_lane_is_remembered(wire: WebSocketClient) -> None:
+async def test_only_the_newest_response_of_a_lane_is_remembered(ws_client: WebSocketClient) -> None:
     """An older response of a lane cannot be continued; responses of other lanes can."""
-    first = await wire.create_unstored("One", stream_id="a")
-    fork = await wire.create_unstored("Two", stream_id="b", previous_response_id=first)
-    await wire.create_unstored("Three", stream_id="a", previous_response_id=first)
-    rejected = await wire.create_and_read(
+    first = await ws_client.create_unstored("One", stream_id="a")
+    fork = await ws_client.create_unstored("Two", stream_id="b", previous_response_id=first)
+    await ws_client.create_unstored("Three", stream_id="a", previous_response_id=first)
+    rejected = await ws_client.create_and_read(
         "Four", store=False, stream_id="c", previous_response_id=first
     )
     assert rejected["error"]["code"] == "previous_response_not_found"
     assert rejected["stream_id"] == "c"
-    answer = await wire.create_and_read(
+    answer = await ws_client.create_and_read(
         "What did I say first?", store=False, previous_response_id=fork
     )
     assert response_text(answer) == 'You said first: "One"'
@@ -140,38 +140,38 @@ async def test_only_the_newest_response_of_a_lane_is_remembered(wire: WebSocketC
 
 @pytest.mark.parametrize(("lane", "remembered"), [("a", False), ("b", True)])
 async def test_a_failed_continuation_evicts_its_parent_on_the_same_lane(
-    wire: WebSocketClient, lane: str, remembered: bool
+    ws_client: WebSocketClient, lane: str, remembered: bool
 ) -> None:
     """A failed request evicts the previous response of its lane, but not that of another lane."""
-    first = await wire.create_unstored("One", stream_id="a")
+    first = await ws_client.create_unstored("One", stream_id="a")
     orphan = [{"type": "function_call_output", "call_id": "call_x", "output": "x"}]
-    rejected = await wire.create_and_read(
+    rejected = await ws_client.create_and_read(
         orphan, stream_id=lane, previous_response_id=first, store=False
     )
     assert rejected["status"] == 400
-    answer = await wire.create_and_read(
+    answer = await ws_client.create_and_read(
         "Two", stream_id="a", previous_response_id=first, store=False
     )
     assert (answer["type"] == "response.completed") is remembered
 
 
-async def test_a_stored_parent_survives_a_failed_continuation(wire: WebSocketClient) -> None:
+async def test_a_stored_parent_survives_a_failed_continuation(ws_client: WebSocketClient) -> None:
     """A stored response can be continued after a failed request."""
-    first = (await wire.create_and_read("One"))["response"]["id"]
+    first = (await ws_client.create_and_read("One"))["response"]["id"]
     orphan = [{"type": "function_call_output", "call_id": "call_x", "output": "x"}]
-    assert (await wire.create_and_read(orphan, previous_response_id=first))["status"] == 400
-    assert (await wire.create_and_read("Two", previous_response_id=first))[
+    assert (await ws_client.create_and_read(orphan, previous_response_id=first))["status"] == 400
+    assert (await ws_client.create_and_read("Two", previous_response_id=first))[
         "type"
     ] == "response.completed"
 
 
 async def test_stored_response_includes_its_unstored_ancestors(
-    server: TestServer, wire: WebSocketClient
+    server: TestServer, ws_client: WebSocketClient
 ) -> None:
     """The unstored ancestors of a stored response are stored with it."""
-    first = await wire.create_unstored("I am Ada.")
-    second = await wire.create_unstored("I like tea.", previous_response_id=first)
-    ended = await wire.create_and_read("And now?", previous_response_id=second)
+    first = await ws_client.create_unstored("I am Ada.")
+    second = await ws_client.create_unstored("I like tea.", previous_response_id=first)
+    ended = await ws_client.create_and_read("And now?", previous_response_id=second)
     stored = ended["response"]["id"]
     server.call(lambda service: service.nodes._cache.clear())
     async with connect_client(server) as other:
@@ -187,29 +187,29 @@ async def test_stored_response_includes_its_unstored_ancestors(
     assert continued["response"]["usage"]["input_tokens"] == tokens
 
 
-async def test_compaction_can_be_continued(wire: WebSocketClient) -> None:
+async def test_compaction_can_be_continued(ws_client: WebSocketClient) -> None:
     """A compaction can be continued by stored and unstored responses."""
-    first = await wire.create_unstored("I am Ada.")
-    compacted = await wire.create_unstored(
+    first = await ws_client.create_unstored("I am Ada.")
+    compacted = await ws_client.create_unstored(
         [{"type": "compaction_trigger"}], previous_response_id=first
     )
-    after = await wire.create_unstored("What did I say first?", previous_response_id=compacted)
-    stored = (await wire.create_and_read("And?", previous_response_id=after))["response"]["id"]
-    answer = await wire.create_and_read("What did I say first?", previous_response_id=stored)
+    after = await ws_client.create_unstored("What did I say first?", previous_response_id=compacted)
+    stored = (await ws_client.create_and_read("And?", previous_response_id=after))["response"]["id"]
+    answer = await ws_client.create_and_read("What did I say first?", previous_response_id=stored)
     assert response_text(answer) == 'You said first: "I am Ada."'
 
 
 async def test_warm_up_has_no_output_and_can_be_continued(
-    server: TestServer, wire: WebSocketClient
+    server: TestServer, ws_client: WebSocketClient
 ) -> None:
     """``generate: false`` stores the context and does not call the model."""
     for store in (True, False):
-        warm = await wire.create_and_read("I am Ada.", generate=False, store=store)
+        warm = await ws_client.create_and_read("I am Ada.", generate=False, store=store)
         assert warm["type"] == "response.completed"
         assert warm["response"]["output"] == []
         assert warm["response"]["usage"]["output_tokens"] == 0
         assert warm["response"]["usage"]["input_tokens"] > 0
-        answer = await wire.create_and_read(
+        answer = await ws_client.create_and_read(
             "What did I say first?", previous_response_id=warm["response"]["id"], store=False
         )
         assert response_text(answer) == 'You said first: "I am Ada."'
@@ -218,14 +218,16 @@ async def test_warm_up_has_no_output_and_can_be_continued(
 async def test_zero_data_retention_allows_connection_memory() -> None:
     """Nothing is stored, but the newest response of a connection can be continued."""
     with serve(zero_data_retention=True) as server:
-        async with connect_client(server) as wire:
-            ended = await wire.create_and_read("I am Ada.")
+        async with connect_client(server) as ws_client:
+            ended = await ws_client.create_and_read("I am Ada.")
             assert ended["response"]["store"] is False
-            answer = await wire.create_and_read(
+            answer = await ws_client.create_and_read(
                 "What did I say first?", previous_response_id=ended["response"]["id"]
             )
             assert response_text(answer) == 'You said first: "I am Ada."'
-            rejected = await wire.create_and_read("x", previous_response_id=ended["response"]["id"])
+            rejected = await ws_client.create_and_read(
+                "x", previous_response_id=ended["response"]["id"]
+            )
             assert rejected["error"]["code"] == "previous_response_not_found"
 
 
@@ -233,16 +235,18 @@ async def test_lanes_are_independent_queues() -> None:
     """Requests of one lane run in order; requests of another lane do not wait for them."""
     model = GatedModel()
     with serve(model=model) as server:
-        async with connect_client(server) as wire:
-            await wire.create("wait one", stream_id="slow")
-            await wire.create("two", stream_id="slow")
-            await wire.create("three", stream_id="quick")
-            quick = await wire.read_response("quick")
+        async with connect_client(server) as ws_client:
+            await ws_client.create("wait one", stream_id="slow")
+            await ws_client.create("two", stream_id="slow")
+            await ws_client.create("three", stream_id="quick")
+            quick = await ws_client.read_response("quick")
             assert response_text(quick[-1]) == "answer to three"
             assert model.started == ["wait one", "three"]
             model.open_gate()
-            assert response_text((await wire.read_response("slow"))[-1]) == "answer to wait one"
-            assert response_text((await wire.read_response("slow"))[-1]) == "answer to two"
+            assert (
+                response_text((await ws_client.read_response("slow"))[-1]) == "answer to wait one"
+            )
+            assert response_text((await ws_client.read_response("slow"))[-1]) == "answer to two"
         assert model.started == ["wait one", "three", "two"]
 
 
@@ -250,19 +254,19 @@ async def test_requests_above_the_concurrency_limit_wait() -> None:
     """With a limit of two, the third request starts when one has ended."""
     model = GatedModel()
     with serve(model=model, limits=Limits(socket_in_flight=2)) as server:
-        async with connect_client(server) as wire:
+        async with connect_client(server) as ws_client:
             for lane in "abc":
-                await wire.create(f"wait {lane}", stream_id=lane)
+                await ws_client.create(f"wait {lane}", stream_id=lane)
             await wait_until_async(lambda: len(model.started) == 2)
-            await wire.send(type="nonsense")
-            assert (await wire.read_response())[-1][
+            await ws_client.send(type="nonsense")
+            assert (await ws_client.read_response())[-1][
                 "type"
             ] == "error"  # so the earlier messages were processed
             assert model.started == ["wait a", "wait b"]
             model.open_gate()
             ended: set[str] = set()
             while len(ended) < 3:
-                event = await wire.next_event()
+                event = await ws_client.next_event()
                 if event["type"] == "response.completed":
                     ended.add(event["stream_id"])
         assert len(model.started) == 3
@@ -272,28 +276,31 @@ async def test_requests_above_the_queue_limit_are_rejected() -> None:
     """A request that does not fit in the queue is rejected; queued requests are answered."""
     model = GatedModel()
     with serve(model=model, limits=Limits(socket_waiting=2)) as server:
-        async with connect_client(server) as wire:
+        async with connect_client(server) as ws_client:
             for number in range(4):
-                await wire.create(f"wait {number}")
+                await ws_client.create(f"wait {number}")
                 await wait_until_async(lambda: model.started)
-            rejected = (await wire.read_response())[-1]
+            rejected = (await ws_client.read_response())[-1]
             while rejected["type"] != "error":
-                rejected = (await wire.read_response())[-1]
+                rejected = (await ws_client.read_response())[-1]
             assert rejected["status"] == 429
             assert rejected["error"]["code"] == "websocket_queue_full"
             model.open_gate()
             for number in range(3):
-                assert response_text((await wire.read_response())[-1]) == f"answer to wait {number}"
+                assert (
+                    response_text((await ws_client.read_response())[-1])
+                    == f"answer to wait {number}"
+                )
 
 
 async def test_number_of_lanes_is_limited() -> None:
     """A lane above the limit is rejected; the lane without a name does not count."""
     with serve(limits=Limits(socket_lanes=2)) as server:
-        async with connect_client(server) as wire:
+        async with connect_client(server) as ws_client:
             for lane in (None, "a", "b", "a"):
                 params = {} if lane is None else {"stream_id": lane}
-                assert (await wire.create_and_read(**params))["type"] == "response.completed"
-            rejected = await wire.create_and_read(stream_id="c")
+                assert (await ws_client.create_and_read(**params))["type"] == "response.completed"
+            rejected = await ws_client.create_and_read(stream_id="c")
             assert rejected["stream_id"] == "c"
             assert rejected["error"] == {
                 "message": "This WebSocket connection has reached its maximum number of distinct "
@@ -305,10 +312,10 @@ async def test_number_of_lanes_is_limited() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ä", "x" * 257, 7, None])
-async def test_invalid_lane_name_is_rejected(wire: WebSocketClient, name: Any) -> None:
+async def test_invalid_lane_name_is_rejected(ws_client: WebSocketClient, name: Any) -> None:
     """The error for an invalid lane name has no ``stream_id``."""
-    await wire.create(stream_id=name)
-    rejected = await wire.next_event()
+    await ws_client.create(stream_id=name)
+    rejected = await ws_client.next_event()
     assert rejected["error"]["code"] == "invalid_stream_id"
     assert rejected["status"] == 400
     assert "stream_id" not in rejected
@@ -342,16 +349,16 @@ async def test_invalid_lane_name_is_rejected(wire: WebSocketClient, name: Any) -
     ],
 )
 async def test_invalid_message_is_rejected(
-    wire: WebSocketClient, message: str, code: str | None, param: str | None
+    ws_client: WebSocketClient, message: str, code: str | None, param: str | None
 ) -> None:
     """An invalid message gets an error event with a status, and the connection stays open."""
-    await wire.connection.send(message)
-    rejected = await wire.next_event()
+    await ws_client.connection.send(message)
+    rejected = await ws_client.next_event()
     assert rejected["type"] == "error"
     assert rejected["status"] == 400
     assert rejected["error"]["code"] == code
     assert rejected["error"]["param"] == param
-    assert (await wire.create_and_read())["type"] == "response.completed"
+    assert (await ws_client.create_and_read())["type"] == "response.completed"
 
 
 async def test_generate_is_rejected_over_http(server: TestServer) -> None:
@@ -362,55 +369,55 @@ async def test_generate_is_rejected_over_http(server: TestServer) -> None:
             await client.responses.create(model="m", input="x", extra_body={"generate": False})
 
 
-async def test_stream_and_background_false_are_accepted(wire: WebSocketClient) -> None:
+async def test_stream_and_background_false_are_accepted(ws_client: WebSocketClient) -> None:
     """``stream`` and ``background: false`` are accepted and have no effect."""
-    ended = await wire.create_and_read(stream=False, background=False)
+    ended = await ws_client.create_and_read(stream=False, background=False)
     assert ended["type"] == "response.completed"
 
 
-async def test_connection_has_a_maximum_age(server: TestServer, wire: WebSocketClient) -> None:
+async def test_connection_has_a_maximum_age(server: TestServer, ws_client: WebSocketClient) -> None:
     """After the maximum age, the next request is rejected and the connection is closed."""
-    await wire.create_and_read()
+    await ws_client.create_and_read()
     server.clock.advance(seconds=3600)
-    rejected = await wire.create_and_read(stream_id="a")
+    rejected = await ws_client.create_and_read(stream_id="a")
     assert rejected["error"]["code"] == "websocket_connection_limit_reached"
     assert "(60 minutes)" in rejected["error"]["message"]
-    assert (await wire.next_event())["error"]["code"] == "websocket_connection_limit_reached"
-    assert await wire.wait_closed() == 1001
+    assert (await ws_client.next_event())["error"]["code"] == "websocket_connection_limit_reached"
+    assert await ws_client.wait_closed() == 1001
 
 
 async def test_idle_connection_is_closed_at_the_maximum_age() -> None:
     """An idle connection gets an error event and is closed."""
     with serve(limits=Limits(socket_seconds=0)) as server:
-        async with connect_client(server) as wire:
-            assert (await wire.next_event())["error"][
+        async with connect_client(server) as ws_client:
+            assert (await ws_client.next_event())["error"][
                 "code"
             ] == "websocket_connection_limit_reached"
-            assert await wire.wait_closed() == 1001
+            assert await ws_client.wait_closed() == 1001
 
 
 async def test_running_response_is_finished_at_the_maximum_age() -> None:
     """At the maximum age, new requests are rejected, and running responses end before the close."""
     model = GatedModel()
     with serve(model=model) as server:
-        async with connect_client(server) as wire:
-            await wire.create("wait")
+        async with connect_client(server) as ws_client:
+            await ws_client.create("wait")
             await wait_until_async(lambda: model.started)
             server.clock.advance(seconds=3600)
-            assert (await wire.create_and_read(stream_id="late"))["status"] == 400
+            assert (await ws_client.create_and_read(stream_id="late"))["status"] == 400
             model.open_gate()
-            assert response_text((await wire.read_response())[-1]) == "answer to wait"
-            assert await wire.wait_closed() == 1001
+            assert response_text((await ws_client.read_response())[-1]) == "answer to wait"
+            assert await ws_client.wait_closed() == 1001
 
 
 async def test_disconnect_cancels_every_lane() -> None:
     """A disconnect cancels the model on every lane, and queued requests never start."""
     model = GatedModel()
     with serve(model=model) as server:
-        async with connect_client(server) as wire:
-            await wire.create("wait a", stream_id="a")
-            await wire.create("wait b", stream_id="b")
-            await wire.create("never", stream_id="b")
+        async with connect_client(server) as ws_client:
+            await ws_client.create("wait a", stream_id="a")
+            await ws_client.create("wait b", stream_id="b")
+            await ws_client.create("never", stream_id="b")
             await wait_until_async(lambda: len(model.started) == 2)
         await wait_until_async(lambda: len(model.cancelled) == 2)
         await wait_until_async(lambda: server.running == 0)
@@ -422,15 +429,15 @@ async def test_stopping_server_finishes_running_responses() -> None:
     """A running response is finished before the connection is closed with the restart code."""
     model = GatedModel()
     with serve(model=model, limits=Limits(shutdown_seconds=TIMEOUT)) as server:
-        async with connect_client(server) as wire:
-            await wire.create("wait")
+        async with connect_client(server) as ws_client:
+            await ws_client.create("wait")
             await wait_until_async(lambda: model.started)
             stopping = asyncio.create_task(asyncio.to_thread(server.stop))
             await wait_until_async(lambda: not server._server.servers[0].is_serving())
             model.open_gate()
-            assert response_text((await wire.read_response())[-1]) == "answer to wait"
-            assert (await wire.next_event())["error"]["code"] == "server_stopping"
-            assert await wire.wait_closed() == 1012
+            assert response_text((await ws_client.read_response())[-1]) == "answer to wait"
+            assert (await ws_client.next_event())["error"]["code"] == "server_stopping"
+            assert await ws_client.wait_closed() == 1012
             await asyncio.wait_for(stopping, TIMEOUT)
 
 
@@ -438,31 +445,31 @@ async def test_stopping_server_fails_responses_after_the_timeout() -> None:
     """A response that is still running after the shutdown timeout is failed."""
     model = GatedModel()
     with serve(model=model, limits=Limits(shutdown_seconds=0)) as server:
-        async with connect_client(server) as wire:
-            await wire.create("wait")
+        async with connect_client(server) as ws_client:
+            await ws_client.create("wait")
             await wait_until_async(lambda: model.started)
             stopping = asyncio.create_task(asyncio.to_thread(server.stop))
-            *_, error = await wire.read_response()
+            *_, error = await ws_client.read_response()
             assert error["error"]["type"] == "server_error"
             assert error["error"]["code"] == "server_error"
             assert isinstance(error["sequence_number"], int)
-            assert (await wire.next_event())["type"] == "response.failed"
-            assert await wire.wait_closed() == 1012
+            assert (await ws_client.next_event())["type"] == "response.failed"
+            assert await ws_client.wait_closed() == 1012
             await asyncio.wait_for(stopping, TIMEOUT)
 
 
 async def test_large_message_closes_the_connection() -> None:
     """A message above the limit closes the connection with code 1009."""
     with serve(limits=Limits(body_bytes=1000)) as server:
-        async with connect_client(server) as wire:
-            await wire.create("x" * 2000)
-            assert await wire.wait_closed() == 1009
+        async with connect_client(server) as ws_client:
+            await ws_client.create("x" * 2000)
+            assert await ws_client.wait_closed() == 1009
 
 
-async def test_binary_message_closes_the_connection(wire: WebSocketClient) -> None:
+async def test_binary_message_closes_the_connection(ws_client: WebSocketClient) -> None:
     """A binary message closes the connection with code 1003."""
-    await wire.connection.send(b"{}")
-    assert await wire.wait_closed() == 1003
+    await ws_client.connection.send(b"{}")
+    assert await ws_client.wait_closed() == 1003
 
 
 async def test_handshake_requires_the_token() -> None:
@@ -476,8 +483,8 @@ async def test_handshake_requires_the_token() -> None:
         assert exc_info.value.response.headers["x-request-id"].startswith("req_")
         async with connect_client(
             server, additional_headers={"Authorization": "Bearer secret"}
-        ) as wire:
-            assert (await wire.create_and_read())["type"] == "response.completed"
+        ) as ws_client:
+            assert (await ws_client.create_and_read())["type"] == "response.completed"
 
 
 @pytest.mark.parametrize(
@@ -501,8 +508,8 @@ async def test_foreign_origin_is_rejected(
 
 async def test_own_origin_is_accepted(server: TestServer) -> None:
     """A handshake from a page of the server itself is accepted."""
-    async with connect_client(server, additional_headers={"Origin": server.url}) as wire:
-        assert (await wire.create_and_read())["type"] == "response.completed"
+    async with connect_client(server, additional_headers={"Origin": server.url}) as ws_client:
+        assert (await ws_client.create_and_read())["type"] == "response.completed"
 
 
 async def test_other_paths_have_no_socket(server: TestServer) -> None:
@@ -512,10 +519,10 @@ async def test_other_paths_have_no_socket(server: TestServer) -> None:
             pass
 
 
-async def test_requests_are_recorded(server: TestServer, wire: WebSocketClient) -> None:
+async def test_requests_are_recorded(server: TestServer, ws_client: WebSocketClient) -> None:
     """A request on a WebSocket is recorded with its context, as over HTTP."""
-    first = await wire.create_unstored("One")
-    await wire.create_unstored("Two", previous_response_id=first)
+    first = await ws_client.create_unstored("One")
+    await ws_client.create_unstored("Two", previous_response_id=first)
     exchange = server.requests[-1]
     assert (exchange.method, exchange.path, exchange.status) == ("POST", "/v1/responses", 200)
     assert exchange.transport == "websocket"
@@ -528,43 +535,45 @@ async def test_requests_are_recorded(server: TestServer, wire: WebSocketClient) 
 
 @pytest.mark.parametrize("fault", ["cut_after_events=0", "cut_after_events=3", "cut_in_event=2"])
 async def test_cut_closes_the_connection(
-    server: TestServer, wire: WebSocketClient, fault: str
+    server: TestServer, ws_client: WebSocketClient, fault: str
 ) -> None:
     """A cut closes the connection, and the response is cancelled."""
     server.faults.set(fault, times=1)
-    await wire.create("Write 50 words.")
-    events = [await wire.next_event() for _ in range(int(fault[-1]))]
+    await ws_client.create("Write 50 words.")
+    events = [await ws_client.next_event() for _ in range(int(fault[-1]))]
     assert all(event["type"].startswith("response.") for event in events)
     with pytest.raises(ConnectionClosed):
-        await wire.next_event()
+        await ws_client.next_event()
     await wait_until_async(lambda: server.running == 0)
 
 
-async def test_status_fault_is_an_error_event(server: TestServer, wire: WebSocketClient) -> None:
+async def test_status_fault_is_an_error_event(
+    server: TestServer, ws_client: WebSocketClient
+) -> None:
     """The error event has the status and headers of the fault."""
     server.faults.set("status=429,retry_after=2", times=1)
-    rejected = await wire.create_and_read(stream_id="a")
+    rejected = await ws_client.create_and_read(stream_id="a")
     assert (rejected["status"], rejected["stream_id"]) == (429, "a")
     assert rejected["error"]["headers"]["retry-after"] == "2"
     assert rejected["error"]["headers"]["x-request-id"] == server.requests[-1].request_id
-    assert (await wire.create_and_read())["type"] == "response.completed"
+    assert (await ws_client.create_and_read())["type"] == "response.completed"
 
 
 async def test_errors_of_other_servers_are_unchanged(
-    server: TestServer, wire: WebSocketClient
+    server: TestServer, ws_client: WebSocketClient
 ) -> None:
     """A fault that imitates another server sends its error in its own format."""
     server.faults.set("not_found=ogx")
-    rejected = await wire.create_and_read(previous_response_id="resp_x")
+    rejected = await ws_client.create_and_read(previous_response_id="resp_x")
     assert rejected["status"] == 404
     assert rejected["error"]["detail"] == "Response 'resp_x' not found."
 
 
-async def test_events_can_be_duplicated(server: TestServer, wire: WebSocketClient) -> None:
+async def test_events_can_be_duplicated(server: TestServer, ws_client: WebSocketClient) -> None:
     """Faults of streams apply to the events of a WebSocket."""
     server.faults.set("duplicate_events,only=response.created", times=1)
-    await wire.create()
-    events = await wire.read_response()
+    await ws_client.create()
+    events = await ws_client.read_response()
     assert [event["type"] for event in events[:3]] == [
         "response.created",
         "response.created",
@@ -572,11 +581,13 @@ async def test_events_can_be_duplicated(server: TestServer, wire: WebSocketClien
     ]
 
 
-async def test_forget_clears_connection_memory(server: TestServer, wire: WebSocketClient) -> None:
+async def test_forget_clears_connection_memory(
+    server: TestServer, ws_client: WebSocketClient
+) -> None:
     """After ``forget``, unstored responses of a connection are not found either."""
-    first = await wire.create_unstored()
+    first = await ws_client.create_unstored()
     server.forget()
-    rejected = await wire.create_and_read(previous_response_id=first, store=False)
+    rejected = await ws_client.create_and_read(previous_response_id=first, store=False)
     assert rejected["error"]["code"] == "previous_response_not_found"
 
 
@@ -589,12 +600,12 @@ async def test_unexpected_error_closes_only_the_connection(
         raise ValueError("the words of a conversation")
 
     monkeypatch.setattr("kedge.server.websocket.connection.QueuedRequest", broken)
-    async with connect_client(server) as wire:
-        await wire.create()
-        await wire.wait_closed()
+    async with connect_client(server) as ws_client:
+        await ws_client.create()
+        await ws_client.wait_closed()
     monkeypatch.undo()
     assert "failed with an internal error: ValueError" in caplog.text
     assert "the words of a conversation" not in caplog.text
-    async with connect_client(server) as wire:
-        ended: Event = await wire.create_and_read()
+    async with connect_client(server) as ws_client:
+        ended: Event = await ws_client.create_and_read()
     assert ended["type"] == "response.completed"
