@@ -2,7 +2,7 @@
 
     settings = Settings(model=open_model("ollama:llama3.2"))
 
-The server does not import engines, and a model of the server does not see HTTP; this package connects
+The server does not import engines, and a model of the server does not handle HTTP; this package connects
 the two. ``load_models`` reads several models by name from a file.
 """
 

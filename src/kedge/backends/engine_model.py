@@ -2,7 +2,7 @@
 
 The server stores conversations; each request passes its full effective context to the engine. If the
 provider stores responses (``ResponsesEngine``), the request is chained there by content, so that only
-what is new is sent. A client that disconnects ends the request upstream.
+new items are sent. If a client disconnects, the upstream request is cancelled.
 """
 
 import logging
@@ -37,7 +37,7 @@ log = logging.getLogger("kedge.backends")
 
 MAX_ANCHORS = 10_000
 MAX_PREFIXES = 64
-"""How many of the longest prefixes of a Turn are looked up."""
+"""The number of the longest prefixes of a Turn that are looked up."""
 
 
 class AnchorCache:
@@ -73,7 +73,7 @@ class AnchorCache:
 
 
 DEFAULT_WINDOW = 128_000
-"""Context length in tokens, if none is given."""
+"""The default context length, in tokens."""
 DEFAULT_GRACE = 30.0
 """Seconds to wait for the first output before a stream is opened."""
 
@@ -110,7 +110,7 @@ ACCOUNT_PARAMS: Mapping[type[Engine], tuple[str, ...]] = {
 }
 """Parameters about the account and the cache, for each API that accepts them."""
 CLIENT_TOOL_TYPES = frozenset({"function", "custom"})
-"""The tools that every API has; hosted tools run at a provider of the Responses API only."""
+"""The tools that every API has; hosted tools run only at providers of the Responses API."""
 ANTHROPIC_TIERS: Mapping[str, str] = {"auto": "auto", "default": "standard_only"}
 SUMMARY_PROMPT = (
     "Summarize the conversation above, so that you can continue from the summary alone. Keep every fact, "
@@ -134,10 +134,10 @@ class EngineModel:
     Args:
         name: The model's name in ``GET /v1/models``.
         engine: The engine; ``aclose`` closes it.
-        window: The model's context length, in its own tokens.
+        window: The model's context length, in tokens of the model.
         tokens: The model's tokens per token of the server's count, for models with smaller tokens.
-        stateless: Never chain upstream; send the full context with every request.
-        params: Parameters of every request; a request's own values take precedence.
+        stateless: Whether to send the full context with every request and never chain upstream.
+        params: Parameters of every request; values in a request take precedence.
 
     Example:
         >>> settings = Settings(model=EngineModel("small", connect("ollama:llama3.2")))
@@ -190,7 +190,7 @@ class EngineModel:
             raise to_api_error(error) from error
 
     async def summarise(self, items: Sequence[Mapping[str, Any]]) -> str:
-        """Summarize the items that a compaction leaves out.
+        """Summarize the items that a compaction removes.
 
         Args:
             items: The items.
@@ -204,7 +204,7 @@ class EngineModel:
             params = {**self._params, "max_output_tokens": MAX_SUMMARY_TOKENS}
             finished = await self._engine.run(turn, mode="stateless", **params)
         except KedgeError as error:
-            to_api_error(error)  # which logs it
+            to_api_error(error)  # logs the error
             return ""
         return answer_text(finished)
 
@@ -242,7 +242,7 @@ class EngineModel:
         )
 
     def _select_tools(self, tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-        """Leave out hosted tools if the upstream API has none, as agents offer them by default."""
+        """Return the tools without hosted ones, which agents offer by default, if the upstream API has none."""
         if not self._is_stateless_api:
             return tuple(tools)
         for kind in {str(tool.get("type")) for tool in tools} - CLIENT_TOOL_TYPES:
@@ -269,13 +269,13 @@ class EngineModel:
             params["text"] = text
         reasoning = _drop_nulls(body, "reasoning")
         if isinstance(engine, ChatCompletionsEngine):
-            reasoning.pop("summary", None)  # this API has none; the server shows the reasoning
+            reasoning.pop("summary", None)  # not supported; the server shows the reasoning
         return params | ({"reasoning": reasoning} if reasoning else {})
 
     async def _stream_output(
         self, turn: Turn, request: Request, prompt: Prompt
     ) -> AsyncGenerator[OutputEvent]:
-        # A guard shows an answer when it is complete: then its blocks are the output, in their order.
+        # With a guard, an answer is shown only when it is complete: its blocks are the output, in their order.
         held = any(each.holds_output for each in find_filters(self._engine))
         streaming = prompt.stream and not held
         emitter = OutputEmitter(prefix_digest(turn))
@@ -332,7 +332,7 @@ def _finish_output(
 def _finish_incomplete(
     emitter: OutputEmitter, error: AnswerIncomplete, *, streaming: bool
 ) -> list[OutputEvent]:
-    """Return the output of an answer that stopped early; its last item stays open."""
+    """Return the output of an answer that stopped early; its last item is left open."""
     outcome = Outcome("incomplete", error.partial, usage=emitter.assembler.finish().usage)
     events = _finish_output(emitter, outcome, streaming=streaming)
     last = max((at for at, event in enumerate(events) if isinstance(event, ItemClosed)), default=-1)

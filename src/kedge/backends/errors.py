@@ -2,8 +2,8 @@
 
 A client can correct its request or try again later; it cannot set a key, an address or a model name
 upstream. A failure caused by the request is therefore a 4xx with the provider's reason, and every other
-failure is a 5xx of "the model behind this server", with what its operator can do. The log has the
-provider's reason of every failure but a rejected key.
+failure is a 5xx of "the model behind this server", with a remedy for its operator. The log has the
+provider's reason of every failure except a rejected key.
 """
 
 import logging
@@ -33,7 +33,7 @@ CONTEXT_LENGTH_PHRASES = ("context length", "context window", "context size", "p
 GENERIC_CODES = frozenset(
     {"", "400", "500", "501", "error", "invalid_request_error", "server_error", "api_error"}
 )
-"""Codes that carry no more information than the status."""
+"""Codes that have no more information than the status."""
 OVERLOADED_STATUSES = frozenset({503, 529})
 MAX_LOGGED_REASON = 500
 """Characters of a provider's message in the log; a message may quote a long input."""
@@ -43,7 +43,7 @@ def to_api_error(error: KedgeError) -> ApiError:
     """Log a failure of the model behind the server and map it to an error of the API.
 
     Args:
-        error: What the engine raised.
+        error: The error of the engine.
 
     Returns:
         The error to send to the client.
@@ -61,7 +61,7 @@ def _describe_error(error: KedgeError) -> str:
     if isinstance(error, EngineError):
         fields = (error.provider, error.status, error.code, error.request_id)
         facts += [str(field) for field in fields if field]
-    if isinstance(error, NotAuthorised):  # whose message may contain a part of the key
+    if isinstance(error, NotAuthorised):  # the message may contain a part of the key
         return ", ".join(facts)
     return f"{', '.join(facts)}: {_get_reason(error)[:MAX_LOGGED_REASON]}"
 

@@ -1,8 +1,8 @@
 """Convert the events of an engine to the output events of the server.
 
-The server writes one item after another, while a provider may interleave several. One item is therefore
+The server writes one item after another, but a provider may interleave several. Therefore only one item is
 open at a time: text and reasoning end where the next item starts; a call stays open until it is complete,
-and deltas of other items wait. What the stream did not contain comes from the finished response.
+and deltas of other items wait. Items that the stream did not contain are added from the finished response.
 """
 
 from collections.abc import Iterator
@@ -131,7 +131,7 @@ class OutputEmitter:
         yield from self._emit_text(key, item, text)
 
     def _emit_text(self, key: ItemKey, item: _PendingItem, text: str) -> Iterator[OutputEvent]:
-        """Emit text of an item, or keep it waiting while another item is open."""
+        """Emit text of an item, or buffer it while another item is open."""
         if key != self._current and not self._can_open():
             item.pending += text
             return
@@ -207,20 +207,20 @@ class OutputEmitter:
             yield from self._flush()
 
     def _flush(self) -> Iterator[OutputEvent]:
-        """Close the open item and emit what waited, up to the next incomplete item."""
+        """Close the open item and emit the waiting items, up to the next incomplete one."""
         yield from self._close_item()
         for key, item in self._items.items():
             if item.pending or not item.is_started:
                 text, item.pending = item.pending, ""
                 yield from self._emit_text(key, item, text)
                 if not item.is_complete:
-                    return  # it is open now, and the others keep waiting
+                    return  # it is open now, and the others still wait
                 yield from self._close_item()
 
     def _complete_item(self, event: ItemCompleted) -> Iterator[OutputEvent]:
         kind, current = event.item.get("type"), self._current
         if event.item.get("status") == "incomplete":
-            return  # it stays open, as the server leaves truncated items
+            return  # it stays open, because the server does not complete truncated items
         is_reasoning = kind == "reasoning" and current == ("reasoning", event.output_index)
         is_text = kind == "message" and current is not None and current[0] in ("text", "refusal")
         if is_reasoning or is_text:

@@ -1,9 +1,9 @@
 """Convert the items of a prompt to a Turn.
 
-The server's context is authoritative, so every item becomes a block. Two cases need care. Ids that the
-server gave its items mean nothing upstream and are removed. And reasoning of the model comes back
-encrypted, together with the digest of the conversation that it followed: if it still follows that
-conversation, it is inserted with a record that lets the engine send it again; otherwise it is left out.
+The server's context is authoritative, so every item becomes a block. There are two special cases. Ids that the
+server assigned to its items are unknown upstream and are removed. Reasoning of the model is returned by
+clients encrypted, together with the digest of the conversation before it: if it still follows that
+conversation, it is inserted with a record that lets the engine send it again; otherwise it is omitted.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +40,7 @@ RESULT_FOLLOWS = "The result follows as a message."
 
 
 def pack_reasoning(block: ReasoningBlock, prefix_digest: str) -> Any:
-    """Return what to encrypt with a reasoning item; None if it cannot be sent again."""
+    """Return the payload to encrypt with a reasoning item; None if it cannot be sent again."""
     if not block.encrypted_content:
         return None
     return {"block": dump_block(block), "before": prefix_digest}
@@ -48,7 +48,7 @@ def pack_reasoning(block: ReasoningBlock, prefix_digest: str) -> Any:
 
 @dataclass(slots=True)
 class _ResponseSpan:
-    """The output of one upstream response, as far as its reasoning items show it."""
+    """The output of one upstream response, according to its reasoning items."""
 
     response_id: str
     prefix_digest: str
@@ -94,7 +94,7 @@ class _TurnBuilder:
         encrypted = item.get("encrypted_content")
         unpacked = _unpack_reasoning(self.decrypt_reasoning(encrypted)) if encrypted else None
         if unpacked is None:
-            return  # of another model, or in plain text only
+            return  # from another model, or only in plain text
         block, before = unpacked
         index = block.metadata.get(OUTPUT_INDEX)
         if self.current is None or self.current.response_id != block.response_id:
@@ -126,7 +126,7 @@ def _strip_id(item: Item) -> Item:
 
 
 def _split_item(item: Item, *, text_results: bool) -> list[Item]:
-    """Return what says the same as an item in forms that every API has."""
+    """Return equivalent items in forms that every API supports."""
     if item.get("role") in ("system", "developer"):
         parts = _get_parts(item, "content")
         if parts and all(part.get("type") == "input_text" for part in parts):
@@ -158,10 +158,10 @@ def build_turn(
 
     Args:
         ask: The request.
-        decrypt_reasoning: Decrypts the reasoning of earlier answers.
+        decrypt_reasoning: A function that decrypts the reasoning of earlier answers.
         scope: The engine's scope.
         text_results: Whether results of tools can only be text; images and files in them then
-            become a user message behind the results.
+            become a user message after the results.
 
     Returns:
         The Turn.
@@ -179,7 +179,7 @@ def build_turn(
 def _build_records(
     turn: Turn, spans: list[_ResponseSpan], scope: str, offset: int
 ) -> Iterator[AnchorRecord]:
-    """Yield a record for each span that still follows the conversation it was made from."""
+    """Yield a record for each span that still follows the conversation it was generated from."""
     prefixes = get_prefix_index(turn)
     for span in spans:
         start, stop = span.start + offset - turn.lead, span.stop + offset - turn.lead

@@ -10,8 +10,8 @@
     model = "anthropic:claude-opus-4-8"
     key_env = "ANTHROPIC_API_KEY"
 
-Every error is an ``InvalidSetting`` of one line, with its location and what would be valid. The file
-never contains a key, only the name of the environment variable that holds it.
+Every error is an ``InvalidSetting`` of one line, with its location and the valid values. The file
+never contains a key, only the name of the environment variable with the key.
 """
 
 import os
@@ -44,7 +44,7 @@ def open_model(
     params: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Model:
-    """Make a model of the server from a model string.
+    """Create a model of the server from a model string.
 
     Args:
         model: A model string such as ``ollama:llama3.2``, ``practice`` or ``script:FILE``.
@@ -52,7 +52,7 @@ def open_model(
         pace: Seconds between two streamed chunks of the practice model.
         window: The context length in tokens, as in ``EngineModel``.
         tokens: The model's tokens per token of the server's count, as in ``EngineModel``.
-        stateless: Never chain upstream.
+        stateless: Whether to never chain upstream.
         params: Parameters of every request.
         settings: Further settings of ``connect``, such as ``api_key``.
 
@@ -74,7 +74,7 @@ def open_model(
         made = PracticeModel(script, pace=pace, **({"window": window} if window else {}))
         made.name = name or made.name
         return made
-    # A client of this server can retry as well as this server could.
+    # Clients of this server retry themselves.
     engine = connect(model, **{"max_retries": 0, **settings})
     shown = name or rest.rpartition("#")[2] or kind
     return EngineModel(
@@ -89,7 +89,7 @@ def open_model(
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """One key of a model's table: its type, the description of that type, its minimum."""
+    """One key of a model's table: its type, the description of the type, and its minimum."""
 
     type: type | tuple[type, ...]
     description: str
@@ -109,7 +109,7 @@ MODEL_FIELDS: Mapping[str, FieldSpec] = {
 }
 """The keys of a model's table."""
 SECRET_KEYS = ("api_key", "key", "token", "password", "secret")
-"""Keys for secrets, which do not belong in a file."""
+"""Keys for secrets, which must not be in a file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ __all__ = [
     "run_batch",
 ]
 
-# Names of version 0.1, which keep working.
+# Names of version 0.1, for compatibility.
 Line = BatchLine
 Pace = RateLimiter
 Results = ResultsFile

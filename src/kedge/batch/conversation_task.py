@@ -1,7 +1,7 @@
 """Run one line of a batch: a stored conversation whose turns are each requested once.
 
 The id of the conversation is derived from the batch's name and the line's id, and the keys of its turns from
-their numbers. When a line runs again, also in another process, it gets the stored answers.
+their numbers. When a line runs again, also in another process, the stored answers are used.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ class BatchJob:
     model: str
     concurrency: int = 8
     attempts: int = 4
-    """Maximum attempts of a request that fails temporarily."""
+    """The maximum number of attempts of a request that fails temporarily."""
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     lease: float = DEFAULT_LEASE
@@ -55,7 +55,7 @@ class BatchJob:
         return {**asdict(self), "params": thaw(self.params)}
 
     def fingerprint(self, line: BatchLine) -> str:
-        """Return a hash of everything that determines a line's answers: prompts, model and parameters.
+        """Return a hash of the prompts, the model and the parameters of a line.
 
         Results, conversations and workflows of a line are reused only under the same fingerprint.
         """
@@ -83,7 +83,7 @@ class BatchContext:
 
     @classmethod
     async def open(cls, work: BatchJob, *, share: int = 1) -> "BatchContext":
-        """Open a context; ``share`` contexts together observe the rate limits."""
+        """Open a context; the rate limits are divided among ``share`` contexts."""
         store = await open_store(work.store_url)
         requests, tokens = work.requests_per_minute, work.tokens_per_minute
         pace = RateLimiter(
@@ -180,7 +180,8 @@ async def run_conversation(
     Args:
         context: The shared store, engines and limits.
         line: The line to run.
-        turns: Runs the turn of a number; a DBOS worker passes one that stores each turn as a step.
+        turn_function: A function that runs the turn with a number; a DBOS worker passes one that stores each
+            turn as a step.
     """
     began = time.perf_counter()
     answers: list[str] = []

@@ -1,9 +1,9 @@
 """``DbosRunner``: distributes the lines of a batch over worker processes, with DBOS as a durable queue.
 
 The partition key of the queue is the conversation, so one conversation never runs twice at the same time.
-Progress is stored in the DBOS database: a file beside the store's on SQLite, a separate schema on PostgreSQL.
+Progress is stored in the DBOS database: a file next to the store's on SQLite, a separate schema on PostgreSQL.
 A worker that dies is replaced by one with the same name, which resumes its workflows. If this process dies,
-the next run finds what its workers finished.
+the next run uses the finished results of its workers.
 """
 
 import json
@@ -32,9 +32,9 @@ log = get_logger(__name__)
 
 POLL_INTERVAL = 0.1
 CHUNK_SIZE = 200
-"""Number of lines polled in addition to those that can run at the same time."""
+"""The number of lines that are polled in addition to those that can run at the same time."""
 MAX_DEATHS = 5
-"""Maximum deaths of a worker in a row, without a finished line in between."""
+"""The maximum number of consecutive deaths of a worker without a finished line in between."""
 FINAL_STATUSES = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 
 
@@ -43,7 +43,7 @@ class DbosRunner:
 
     Args:
         workers: Number of processes.
-        database_url: The DBOS database; by default beside the store's.
+        database_url: The DBOS database; by default next to the store's.
 
     Raises:
         InvalidSetting: There are no workers.
@@ -84,7 +84,7 @@ class DbosRunner:
 
 
 def default_database_url(store_url: str) -> str:
-    """Return the default DBOS database: a file beside the store's, or the store's database."""
+    """Return the default DBOS database: a file next to the store's, or the store's database."""
     parts = urlsplit(store_url)
     if parts.scheme.startswith("postgres"):
         return store_url

@@ -18,14 +18,14 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap, freeze_map, thaw
 
 LINE_KEYS = ("id", "prompt", "prompts", "system", "model", "params", "schema")
 RESERVED_OPTIONS = ("self", "key", "at", "keep", "tap", "candidates", "before_send", "output")
-"""Options of a conversation that are not request parameters: a line cannot set them."""
+"""Options of a conversation that are not request parameters, so that a line cannot set them."""
 _OPTION_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "model": ((str, type(None)), "a text"),
     "tools": ((list, dict), "a list of tool definitions"),
     "ephemeral": ((str, list), "a text or a list of texts"),
     "text": ((dict, type(None)), "an object"),
 }
-"""Options that Kedge reads itself, so that no server reports a wrong type."""
+"""Options that Kedge reads itself, so their types are not checked by a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class BatchLine:
         """Create a line from parsed JSON.
 
         Args:
-            value: The parsed JSON.
+            data: The parsed JSON.
             number: The line number, which is the id of a line without one.
             location: The prefix of error messages.
 

@@ -1,10 +1,10 @@
 """Rate limits: a maximum of requests and tokens per minute.
 
 The requests of the last minute are stored in a list, so no window of sixty seconds exceeds the limit. The tokens
-of a request are not known before it ends; until then it counts as the average so far. If a server asks for a
+of a request are not known before it ends; until then the average so far is used. If a server requests a
 pause (``retry_after``), all requests wait.
 
-Hand-written because limiter libraries count requests, not tokens that are known only afterwards.
+No limiter library is used, because those count requests, not tokens that are known only afterwards.
 """
 
 import time
@@ -26,7 +26,7 @@ WINDOW_SECONDS = 60.0
 DEFAULT_PAUSE = 1.0
 """Seconds without requests after a rate-limit error without ``retry_after``."""
 MAX_SLEEP = 5.0
-"""Maximum seconds of one sleep, after which the limits are checked again."""
+"""The maximum number of seconds of one sleep, after which the limits are checked again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +91,7 @@ class RateLimiter:
         self._paused_until = max(self._paused_until, self._clock() + seconds)
 
     def __call__(self, engine: Engine) -> Engine:
-        """Return the engine with this limit; place it inside of middleware that retries."""
+        """Return the engine with this limit; it must be inside of middleware that retries."""
         return _RateLimitedEngine(engine, self)
 
     def _wait_seconds(self) -> float:
@@ -109,7 +109,7 @@ class RateLimiter:
         return max(waits)
 
     def _token_wait_seconds(self, now: float) -> float:
-        """Return when enough old requests leave the window to allow one more."""
+        """Return the seconds until enough old requests have left the window to allow one more."""
         typical = self._finished_tokens / self._finished if self._finished else 0.0
         costs = [typical if each.tokens is None else each.tokens for each in self._recent]
         spent = sum(costs) + typical

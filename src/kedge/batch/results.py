@@ -1,8 +1,8 @@
 """The results file of a batch: append-only, one line for each finished conversation.
 
-A line is written at once and synced. A crash can truncate the last one; the next run removes the partial line if
-the file is a results file, and rejects any other file unchanged. Failed lines are stored with their error and
-tried again by the next run: of two results for one id the later one counts.
+A line is written in one call and synced. A crash can truncate the last one; the next run removes the partial line
+if the file is a results file, and rejects any other file unchanged. Failed lines are stored with their error and
+run again by the next run: of two results for one id the later one is used.
 """
 
 import json
@@ -120,7 +120,7 @@ class ResultsFile:
                 self._file.close()
 
     def load(self) -> dict[str, LineResult]:
-        """Return the stored results by id; the last one of an id counts."""
+        """Return the stored results by id; the last one of an id is used."""
         found: dict[str, LineResult] = {}
         with self.path.open("rb") as file:
             for number, text in enumerate(file, 1):

@@ -36,8 +36,8 @@ class AsyncioRunner:
 
     Args:
         tools: Tools that the models of all lines may call: a toolbox, or functions and toolboxes. They are
-            not part of what identifies a line: a finished line does not run again with other tools.
-        approve: Is called before each tool call and may deny it or change its arguments.
+            not part of a line's fingerprint: a finished line does not run again with other tools.
+        approve: A function that is called before each tool call and may deny it or change its arguments.
     """
 
     tools: Tools = ()
@@ -64,7 +64,7 @@ class AsyncioRunner:
 async def _run_all(
     context: BatchContext, lines: Sequence[BatchLine]
 ) -> AsyncGenerator[LineResult, None]:
-    # Plain tasks and no task group: the consumer may stop iterating at any time, in any task.
+    # Plain tasks and not a task group, because the consumer may stop iterating at any time, in any task.
     todo = iter(lines)
     finished: asyncio.Queue[LineResult | Exception] = asyncio.Queue()
 
@@ -103,7 +103,7 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """Number of lines that are finished."""
+        """The number of finished lines."""
         return self.skipped + self.completed + self.failed
 
 

@@ -1,6 +1,6 @@
 """A DBOS worker of a batch: a process that runs lines from a queue, each turn as a durable step.
 
-    python -m kedge.batch.worker EXECUTOR  # the rest, which may contain a password, is read from standard input
+    python -m kedge.batch.worker EXECUTOR  # other settings, which may contain a password, are read from stdin
 
 It ends when its standard input closes. If it dies, another worker with the same executor id resumes its
 workflows: finished steps are read, not run again, and an interrupted step finds its answer in the store if

@@ -1,4 +1,4 @@
-"""Chat: conversations whose complete state is one opaque value that its owner stores."""
+"""Chat: conversations whose complete state is one opaque value that the caller stores."""
 
 from kedge.chat.answer import Answer, ChatStream
 from kedge.chat.chat import Chat, State
@@ -8,5 +8,5 @@ from kedge.chat.state import DISCARD_REASONS
 
 __all__ = ["DISCARD_REASONS", "Answer", "Chat", "ChatStream", "State", "StateReport", "new_key"]
 
-# Names of version 0.1, which keep working.
+# Names of version 0.1, for compatibility.
 REASONS = DISCARD_REASONS

@@ -21,7 +21,7 @@ AnswerT_co = TypeVar("AnswerT_co", covariant=True, default=None)
 OutputT = TypeVar("OutputT", default=None)
 
 StateWriter = Callable[[Turn, frozenset[str]], bytes]
-"""Makes state bytes of a Turn and of the ids of the blocks that a model has seen."""
+"""Returns the state bytes of a Turn and of the ids of the blocks that a model has read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Answer(Generic[AnswerT_co]):
     Attributes:
         text: The text of the answer.
         state: The state bytes for the next call.
-        turn: The conversation as ``state`` holds it, with the leading system blocks of this call.
+        turn: The conversation in ``state``, with the leading system blocks of this call.
         usage: The tokens of all responses of this call.
         plan: The plan of the last request.
-        compaction: What compaction changed, if it changed anything.
-        discarded: Why the given state could not be used and a new conversation was started; None if
-            it was used.
+        compaction: The changes by compaction, if there were any.
+        discarded: Why the state could not be used and a new conversation was started; None if it was
+            used.
         output: The typed value of the answer, if ``output=`` requested one. It is None if the answer
             is a call of a tool that is left to the caller.
     """
@@ -57,12 +57,12 @@ class Answer(Generic[AnswerT_co]):
 
     @property
     def refusal(self) -> str:
-        """The text with which the model refused, if it did."""
+        """The text of the model's refusal, if it refused."""
         return find_refusal(self.turn)
 
 
 class ChatStream(RunStream[Answer[OutputT]], Generic[OutputT]):
-    """The events of one call, and at its end the answer.
+    """The events of one call, and after the last event the answer.
 
     Example:
         ```python
@@ -107,7 +107,7 @@ class ChatStream(RunStream[Answer[OutputT]], Generic[OutputT]):
 
     @property
     def state(self) -> bytes:
-        """The state reached so far, at any time, with all finished answers and tool results."""
+        """The current state, at any time, with all finished answers and tool results."""
         return self._answer.state if self._answer else self._write(self._turn)
 
     def _result(self) -> Answer[OutputT]:
@@ -128,12 +128,12 @@ class ChatStream(RunStream[Answer[OutputT]], Generic[OutputT]):
     def _handle_error(self, error: Exception) -> None:
         try:
             state = self._state_after_error(error)
-        except Blocked:  # what was reached must not be stored
+        except Blocked:  # the current Turn must not be stored
             state = self._initial_state
         error.state = state  # pyright: ignore[reportAttributeAccessIssue]
 
     def _state_after_error(self, error: Exception) -> bytes:
-        """Return the state after an error: with what was reached, unless nothing was sent."""
+        """Return the state after an error: the current one, or the initial one if nothing was sent."""
         if isinstance(error, EngineError):
             return self._write(error.turn or self._turn)
         return self.state if self._seen_ids else self._initial_state
@@ -154,5 +154,5 @@ class ChatStream(RunStream[Answer[OutputT]], Generic[OutputT]):
             )
 
     def _write(self, turn: Turn) -> bytes:
-        """Return the state bytes of a Turn, as the guards of the stack let it be stored."""
+        """Return the state bytes of a Turn after the guards of the stack."""
         return self._write_state(self._stream.filters.apply_to_turn(turn), self._seen_ids)

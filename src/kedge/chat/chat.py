@@ -1,6 +1,6 @@
 """Chat: conversations whose state is one opaque value, passed in and returned with each call.
 
-A Chat stores nothing between calls: everything about a conversation is in the state bytes, which its owner
+A Chat stores nothing between calls: everything about a conversation is in the state bytes, which the caller
 stores. The same bytes continue a conversation in any process, and two calls with the same bytes are two
 branches of it.
 """
@@ -48,7 +48,7 @@ EVENT_KEY = "event"
 
 
 class _StateInspector:
-    """``inspect_state``, on a Chat or on the class, which has neither provider nor key."""
+    """The descriptor of ``inspect_state``, for a Chat or for the class, which has no provider and no key."""
 
     def __get__(self, chat: "Chat | None", owner: type["Chat"]) -> Callable[[State], StateReport]:
         provider, cipher = (chat.provider, chat.cipher) if chat else (None, None)
@@ -56,17 +56,17 @@ class _StateInspector:
 
 
 class Chat:
-    """Conversations for callers who store their own sessions.
+    """Conversations for callers that store their sessions themselves.
 
     Args:
         engine: An engine or a model string.
         tools: Functions that the model may call, a toolbox, or a function that returns them for a Turn.
-        approve: Is called before each tool call and may deny it or change its arguments.
+        approve: A function that is called before each tool call and may deny it or change its arguments.
         middleware: Middleware around the engine, the first one outermost.
-        compactor: Keeps conversations short.
-        key: Encrypts state bytes; with several keys, the first one encrypts and all decrypt.
-        counter: Counts tokens for the compactor. Whether to compact is decided by the usage that the server
-            reported with its last answer, and by this counter where there is none.
+        compactor: Compacts conversations when they become too long.
+        key: The key that encrypts state bytes; with several keys, the first one encrypts and all decrypt.
+        counter: A token counter for the compactor. Whether to compact is decided by the usage that the
+            server reported with its last answer, or by this counter if there is none.
         resend_limit: Bytes above which history is compacted before it is sent in full again.
         repair: Whether to complete tool calls that have no result.
 
@@ -136,8 +136,8 @@ class Chat:
             The answer; ``answer.output`` is the typed value.
 
         Raises:
-            EngineError: The request failed; ``error.state`` holds what was reached.
-            OutputInvalid: The answer does not match ``output``, also after retries; ``error.state`` holds
+            EngineError: The request failed; ``error.state`` has the completed steps.
+            OutputInvalid: The answer does not match ``output``, also after retries; ``error.state`` has
                 all answers.
             OutputRefused: The model refused to answer, and ``output`` requests a value.
             Blocked: A guard rejected the message or the answer.
@@ -161,9 +161,9 @@ class Chat:
     def stream_with_state(
         self, state: State, *blocks: Block | str, output: Any = None, **options: Any
     ) -> ChatStream[Any]:
-        """Send messages and return the events of the call; at its end it has the ``answer``.
+        """Send messages and return a stream of events; after the last one it has the ``answer``.
 
-        Args and errors are those of ``chat_with_state``; errors are raised by the iteration.
+        Arguments and errors are those of ``chat_with_state``; errors are raised by the iteration.
         """
         start, discarded = self._load_state(state)
         turn = _build_turn(start, blocks)
@@ -195,7 +195,7 @@ class Chat:
 
         Args:
             state: The state to add to, or None for a new conversation.
-            text: What happened.
+            text: The description of the event.
 
         Returns:
             The new state.
@@ -206,14 +206,14 @@ class Chat:
         """Return the conversation of a state, for example to look up the ids of its blocks.
 
         Args:
-            state: The state to read; one that cannot be used gives an empty Turn.
+            state: The state to read; for a state that cannot be used, the Turn is empty.
         """
         return self._load_state(state)[0].turn()
 
     def insert_in_state(self, state: State, index: int, *blocks: Block | str) -> bytes:
         """Insert blocks before an index, as ``list.insert`` does, without a request.
 
-        Like all edits of a state it retains the anchors that still hold, so that the next call chains
+        Like all edits of a state it retains the anchors that are still valid, so that the next call chains
         on the newest response before the change.
 
         Args:
@@ -259,7 +259,7 @@ class Chat:
 
         Raises:
             InvalidTurn: The state has no such block.
-            InvalidSetting: A text was given for a block that is not a user block.
+            InvalidSetting: ``new`` is a text and the block is not a user block.
             Blocked: A guard rejects the new block.
         """
 
@@ -331,7 +331,7 @@ class Chat:
         await self.aclose()
 
     def _edit_state(self, state: State, change: Callable[[Turn], Turn]) -> bytes:
-        """Return a state with changed blocks and the anchors that still hold."""
+        """Return a state with changed blocks and the anchors that are still valid."""
         start, _ = self._load_state(state)
         turn = change(start.turn())
         if turn.leading:
@@ -341,7 +341,7 @@ class Chat:
     def _filter_blocks(
         self, known: Sequence[Block], given: Sequence[Block | str]
     ) -> tuple[Block, ...]:
-        """Return blocks as the guards let them into a state; known ids are replaced."""
+        """Return blocks after the guards, as they may be stored; known ids are replaced."""
         filters = self._filters()
         return tuple(filters.apply(block, ("input",)) for block in _with_fresh_ids(known, given))
 
@@ -349,7 +349,7 @@ class Chat:
         return ContentFilters(find_filters(self.engine))
 
     def _load_state(self, state: State) -> tuple[ChatState, DiscardedState | None]:
-        """Return the state, or a new one; and why the given one was discarded, if it was."""
+        """Return the state, or a new one with the reason why the given one was discarded."""
         data = as_bytes(state)
         if not data:
             return ChatState(self.provider), None
@@ -403,11 +403,11 @@ def _with_fresh_ids(known: Sequence[Block], given: Sequence[Block | str]) -> tup
             block = replace(block, id="")
         blocks.append(block)
         ids.add(getattr(block, "id", ""))
-    return Turn(blocks).blocks  # which checks that they are blocks
+    return Turn(blocks).blocks  # the constructor checks that they are blocks
 
 
 def _count_seen(blocks: Sequence[Block], seen: frozenset[str]) -> int:
-    """Return the number of blocks up to the last one that a model has seen."""
+    """Return the number of blocks up to the last one that a model has read."""
     for index in range(len(blocks) - 1, -1, -1):
         if blocks[index].id in seen:
             return index + 1

@@ -1,7 +1,6 @@
 """Encryption of chat states at rest.
 
-An encrypted state is a Fernet token: text, as plain states are, so it can be stored in the same
-places.
+An encrypted state is a Fernet token. Like a plain state it is text, so it can be stored in the same way.
 """
 
 from kedge.encryption import FernetCipher as StateCipher

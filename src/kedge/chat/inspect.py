@@ -23,7 +23,7 @@ class StateReport:
         version: The version of its format, if it could be read.
         provider: The provider that it belongs to.
         blocks: The number of blocks.
-        processed_length: The number of blocks that a model has seen.
+        processed_length: The number of blocks that a model has read.
         responses: The number of responses that can be continued.
         kinds: The number of blocks of each kind.
     """
@@ -42,7 +42,7 @@ class StateReport:
 
     @property
     def pending(self) -> int:
-        """The number of blocks that no model has seen yet."""
+        """The number of blocks that no model has read yet."""
         return max(0, self.blocks - self.processed_length)
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class StateReport:
 
 
 def build_report(data: bytes, provider: str | None, cipher: StateCipher | None) -> StateReport:
-    """Return a report on state bytes; without a ``provider``, of any provider. Never raises."""
+    """Return a report on state bytes, of any provider if ``provider`` is None. Never raises."""
     if not data:
         return StateReport(True, 0)
     found = decode_state(data, provider, cipher)

@@ -1,4 +1,4 @@
-"""State bytes: a complete conversation as one opaque value that its owner stores.
+"""State bytes: a complete conversation as one opaque value that the caller stores.
 
     {"version":2,"provider":…,"processed_length":…,"id":…,"blocks":[…],"responses":[…],"anchors":[…],
      …,"checksum":"sha256:…"}
@@ -32,7 +32,7 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, thaw
 
 VERSION = 2
 FIRST_CHECKSUM_VERSION = 2
-"""From this version on there is a checksum."""
+"""The first version with a checksum."""
 
 
 DiscardReason = Literal[
@@ -50,7 +50,7 @@ DISCARD_REASONS: dict[DiscardReason, str] = {
 """The description of every reason to discard a state."""
 
 MAX_RECENT_BYTES = 1 << 20
-"""How many bytes of encoded states a `Chat` remembers."""
+"""The maximum size of the encoded states that a `Chat` caches, in bytes."""
 _CHECKSUM_PREFIX = b',"checksum":"sha256:'
 _CHECKSUM_SUFFIX = b'"}'
 _CHECKSUM_LENGTH = len(_CHECKSUM_PREFIX) + 64 + len(_CHECKSUM_SUFFIX)
@@ -60,8 +60,8 @@ _CHECKSUM_LENGTH = len(_CHECKSUM_PREFIX) + 64 + len(_CHECKSUM_SUFFIX)
 class ChatState:
     """The content of state bytes.
 
-    ``blocks`` is the conversation without leading system blocks; a model has seen the first
-    ``processed_length`` of them, the others are pending. ``conversation_state`` holds the anchors.
+    ``blocks`` is the conversation without leading system blocks; a model has read the first
+    ``processed_length`` of them, the others are pending. ``conversation_state`` has the anchors.
     """
 
     provider: str
@@ -73,14 +73,14 @@ class ChatState:
     version: int = VERSION
     """The version of the bytes that it was decoded from."""
     history: Turn | None = field(default=None, compare=False, repr=False)
-    """The Turn that it was made from, without leading system blocks; it has the digests of the blocks."""
+    """The Turn of this state, without leading system blocks; it has the digests of the blocks."""
     encoded: tuple[EncodedArray, EncodedArray] = field(
         default=(EncodedArray(), EncodedArray()), compare=False, repr=False
     )
-    """The blocks and anchors of this state or the one before, with their JSON."""
+    """The blocks and anchors of this or the previous state, with their JSON."""
 
     def turn(self, leading: tuple[Block, ...] = (), following: tuple[Block, ...] = ()) -> Turn:
-        """Return the Turn to send: leading blocks, the history, and what is new."""
+        """Return the Turn to send: leading blocks, the history, and the new blocks."""
         if self.history is not None and self.history.blocks is self.blocks:
             turn = self.history.insert(0, *leading) if leading else self.history
             turn = turn.append(*following)
@@ -96,7 +96,7 @@ class DiscardedState:
     Attributes:
         reason: One of ``DISCARD_REASONS``.
         detail: Further information, without content of the state.
-        members: The members that could be read nevertheless.
+        members: The members that could be read.
     """
 
     reason: DiscardReason
@@ -117,7 +117,7 @@ def encode_state(state: ChatState) -> bytes:
 
 
 def encode_incrementally(state: ChatState) -> tuple[bytes, ChatState]:
-    """Return the bytes of a state, and the state with the JSON that the next one starts from."""
+    """Return the bytes of a state, and the state with its JSON, from which the next one is encoded."""
     responses: dict[str, int] = {}
 
     def number(response_id: str) -> int:
@@ -143,10 +143,10 @@ def encode_incrementally(state: ChatState) -> tuple[bytes, ChatState]:
 
 
 class RecentStates:
-    """The states that were encoded last: bytes that come back to the same process are not decoded again.
+    """A cache of encoded states: bytes that return to the same process are not decoded again.
 
-    A state and the digests of its blocks depend on nothing but its bytes, so this changes no result. The bytes that are
-    remembered are limited, and the oldest are forgotten first.
+    A state and the digests of its blocks depend only on its bytes, so the cache does not change any result. Its size
+    is limited, and the oldest states are removed first.
     """
 
     def __init__(self, max_bytes: int = MAX_RECENT_BYTES) -> None:
@@ -185,7 +185,7 @@ def _optional_members(state: ChatState) -> Json:
 def decode_state(
     data: bytes, provider: str | None, cipher: StateCipher | None = None
 ) -> ChatState | DiscardedState:
-    """Decode state bytes; without a ``provider``, those of any. Never raises."""
+    """Decode state bytes, of any provider if ``provider`` is None. Never raises."""
     if is_encrypted(data):
         opened = cipher.decrypt(data) if cipher else None
         if opened is None:
@@ -214,7 +214,7 @@ def as_bytes(state: object) -> bytes:
             return state.strip()
         case bytearray() | memoryview():
             return bytes(cast("bytearray", state)).strip()
-        case str():  # from a store that holds text
+        case str():  # from a store with text columns
             return state.encode(errors="replace").strip()
         case _:
             return b"not bytes"
@@ -241,7 +241,7 @@ def parse_members(data: bytes) -> Json | DiscardedState:
 
 
 def has_valid_checksum(data: bytes) -> bool:
-    """Whether the checksum at the end matches all bytes before it."""
+    """Return whether the checksum at the end matches all bytes before it."""
     covered, tail = data[:-_CHECKSUM_LENGTH], data[-_CHECKSUM_LENGTH:]
     return tail == b"".join(
         (_CHECKSUM_PREFIX, hashlib.sha256(covered).hexdigest().encode(), _CHECKSUM_SUFFIX)
@@ -280,12 +280,12 @@ def _decode_members(members: Json) -> ChatState:
 def state_from_turn(
     turn: Turn, provider: str, processed_length: int, before: ChatState | None = None
 ) -> ChatState:
-    """Return the state of a Turn: everything but its leading system blocks.
+    """Return the state of a Turn: everything except its leading system blocks.
 
     Args:
         turn: The Turn.
         provider: The provider that the state belongs to.
-        processed_length: How many blocks of the state a model has seen.
+        processed_length: The number of blocks of the state that a model has read.
         before: The state that the Turn started with, which makes encoding faster.
     """
     data = FrozenMap({name: value for name, value in turn.data.items() if name != STATE_KEY})
@@ -293,7 +293,7 @@ def state_from_turn(
     state = ChatState(
         provider, history.blocks, processed_length, get_state(turn), turn.id, data, history=history
     )
-    if turn.extra:  # which is not stored, so the next call must not have it either
+    if turn.extra:  # it is not stored, so the next call must not have it either
         state = replace(state, history=None)
     return replace(state, encoded=before.encoded) if before else state
 

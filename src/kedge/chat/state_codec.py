@@ -2,13 +2,13 @@
 
 Content that is one plain text is a member ``text``. The engine's metadata of a block (response, output index,
 item id) is a member ``from``, with an index into a list of response ids. An anchor has only the members in which
-it differs from the one before. A block whose own members conflict with these is stored in full, under ``as_is``.
+it differs from the previous one. A block whose members conflict with these is stored in full, under ``as_is``.
 
-Every block is decoded at every call, so common blocks take the direct path of
+Every block is decoded at every call, so common blocks use the direct path of
 ``kedge.turns.block_codec``. The general functions are ``dump_block`` and ``load_block``.
 
-Encoding starts from the JSON of the state before, if that is known, because most calls only add to it. Its text is
-used again if it is of the same blocks (the same objects, which are immutable) and if every response in it has
+Encoding starts from the JSON of the previous state, if it is known, because most calls only add to it. Its text is
+reused if it is of the same blocks (the same objects, which are immutable) and if every response in it has
 the same index as before: a new anchor can shift the indices of responses that have none.
 """
 
@@ -76,7 +76,7 @@ class EncodedArray(NamedTuple):
     def extend(
         self, items: tuple[object, ...], added: list[str], responses: Mapping[str, int]
     ) -> "EncodedArray":
-        """Return the array of these items, of which ``added`` is the JSON of the new ones."""
+        """Return the array of these items; ``added`` is the JSON of the new items."""
         elements = ",".join([self.elements, *added] if self.elements else added)
         return EncodedArray(items, elements, {**self.responses, **responses})
 
@@ -87,7 +87,7 @@ _NOTHING = EncodedArray()
 def encode_blocks(
     blocks: Iterable[Block], response_index: ResponseIndex, before: EncodedArray = _NOTHING
 ) -> EncodedArray:
-    """Return blocks with their JSON, from that of the first ones if ``before`` has it."""
+    """Return blocks with their JSON; the JSON of the first ones is reused if ``before`` has it."""
     items, responses = tuple(blocks), dict[str, int]()
 
     def index(response_id: str) -> int:
@@ -100,7 +100,7 @@ def encode_blocks(
 
 
 def decode_blocks(forms: Iterable[Json], responses: Sequence[str]) -> list[Block]:
-    """Return the blocks of a parsed array of ``encode_blocks``; raises ``ValueError`` and the like."""
+    """Return the blocks of a parsed array of ``encode_blocks``; raise ``ValueError`` or similar if invalid."""
     return [_decode_block(form, responses) for form in forms]
 
 
@@ -144,7 +144,7 @@ def _encode_generic(block: Block) -> str:
 
 
 def _decode_block(form: Json, responses: Sequence[str]) -> Block:
-    """Return one block; those with common members only are decoded directly."""
+    """Return one block; a block with only common members is decoded directly."""
     try:
         size, noted, origin = len(form), EMPTY, USER
         if "from" in form:
@@ -185,9 +185,9 @@ def _decode_metadata(source: Sequence[Any], responses: Sequence[str]) -> FrozenM
 def encode_anchors(
     records: Iterable[AnchorRecord], response_index: ResponseIndex, before: EncodedArray = _NOTHING
 ) -> EncodedArray:
-    """Return anchors with their JSON, from that of the first ones if ``before`` has it.
+    """Return anchors with their JSON; the JSON of the first ones is reused if ``before`` has it.
 
-    Each has the members in which it differs from the one before.
+    Each has the members in which it differs from the previous one.
     """
     items, responses, added = tuple(records), dict[str, int](), list[str]()
     known = before if before.is_prefix(items, response_index) else _NOTHING
@@ -206,7 +206,7 @@ def encode_anchors(
 
 
 def decode_anchors(forms: Iterable[Json], responses: Sequence[str]) -> list[AnchorRecord]:
-    """Return the anchors of a parsed array of ``encode_anchors``; raises ``ValueError`` and the like."""
+    """Return the anchors of a parsed array of ``encode_anchors``; raise ``ValueError`` or similar if invalid."""
     members: Json = dict(zip(_ANCHOR_TYPES, _DEFAULTS, strict=True))
     rows: list[tuple[Any, ...]] = []
     for form in forms:

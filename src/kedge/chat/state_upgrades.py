@@ -1,9 +1,9 @@
 """Upgrades of chat states written by older versions.
 
 Version 1 is the plain form: a list of messages that any program may have written. They are items of the
-Responses API or messages of the Chat Completions API, in any mixture. What is neither makes the state
-unusable as a whole: a message that is passed on unread would be rejected by the provider at every call,
-and its owner could never continue.
+Responses API or messages of the Chat Completions API, in any mixture. Any other message makes the state
+unusable: if it were passed on, the provider would reject it at every call, and the conversation could never
+continue.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +30,7 @@ def upgrade_members(
 
 
 def _upgrade_from_v1(members: Json) -> Json:
-    """Version 1 to 2: messages become blocks. Leading system messages are no longer stored."""
+    """Convert version 1 to 2: messages become blocks. Leading system messages are no longer stored."""
     messages = members["messages"]
     if not isinstance(messages, list) or not all(map(_is_message, cast("list[object]", messages))):
         raise ValueError("messages are objects with a role or a type")
@@ -113,7 +113,7 @@ def _as_parts(content: object) -> list[Any]:
 
 
 def _convert_content(content: object, text_type: str) -> object:
-    """Return content with the parts of the Chat Completions API as those of the Responses API."""
+    """Return content with the parts of the Chat Completions API converted to those of the Responses API."""
     if not isinstance(content, list):
         return content
     return [_convert_part(part, text_type) for part in cast("list[Json]", content)]
@@ -137,7 +137,7 @@ def _detail(image: Json) -> Json:
 
 
 def _is_sendable(part: object) -> bool:
-    """Whether a part is of a kind that the Responses API may know."""
+    """Return whether a part is of a kind that the Responses API may support."""
     if not isinstance(part, OpaquePart):
         return True
     kind = part.content.get("type")

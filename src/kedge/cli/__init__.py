@@ -1,6 +1,6 @@
-"""The command line: one module per command or for a few related ones, imported on first use.
+"""The command line: one module per command or group of related commands, imported on first use.
 
-``kedge --help`` must be fast, so the group holds only the name and one line of help of each command and
+``kedge --help`` must be fast, so the group has only the name and one line of help for each command, and
 imports its module (``kedge.cli.<name>``, attribute ``command``) when it is called.
 """
 
@@ -55,7 +55,7 @@ _MODULES = {
     **dict.fromkeys(("export", "import"), "import_export"),
     **dict.fromkeys(("archive", "fork", "redo", "rename", "tag", "undo"), "manage"),
 }
-"""The modules of commands that have another name."""
+"""The modules of commands whose name differs from the module's."""
 
 
 def load_command(name: str) -> click.Command:

@@ -1,8 +1,9 @@
 """Shared parts of all commands: ``--json``, ``-v``, settings as options, and one-line errors.
 
-A command is defined with ``@command()``. A ``KedgeError`` or an error of the operating system becomes one
-line, a hint and exit code 1; a usage error has exit code 2 (click's own). ``-v`` adds the traceback and log
-records. With ``--json`` results and errors are JSON. Characters that the output cannot encode are replaced.
+A command is defined with ``@command()``. A ``KedgeError`` or an error of the operating system is printed as
+one line with a hint, and the exit code is 1; a usage error has exit code 2, as in click. ``-v`` adds the
+traceback and log records. With ``--json`` results and errors are JSON. Characters that the output cannot
+encode are replaced.
 """
 
 import codecs
@@ -75,7 +76,7 @@ def wrap_text(text: str, *, indent: str = "", err: bool = False) -> str:
 
     Args:
         text: The text, without styles.
-        indent: What precedes the second and later parts of a line.
+        indent: The prefix of the second and later parts of a line.
         err: Whether it is printed on standard error.
     """
     width = _terminal_width(sys.stderr if err else sys.stdout)
@@ -96,12 +97,12 @@ def echo_json(value: Any) -> None:
 
 
 def _encode_other(value: object) -> Any:
-    """Return what ``json`` cannot encode by itself as a dict, or else as text."""
+    """Return a value that ``json`` cannot encode as a dict if it is a mapping, or else as text."""
     return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else str(value)
 
 
 def format_json(value: Any, *, to_stderr: bool = False, **options: Any) -> str:
-    """Format a value as JSON; other than ASCII only if the output is UTF-8."""
+    """Format a value as JSON; non-ASCII characters are escaped unless the output is UTF-8."""
     stream = sys.stderr if to_stderr else sys.stdout
     return json.dumps(value, ensure_ascii=not _is_utf8(stream), **options)
 
@@ -116,7 +117,7 @@ _ASCII_FORMS = {
     "▁": ".", "▂": ":", "▃": "-", "▄": "=", "▅": "+", "▆": "*", "▇": "%",
     "“": '"', "”": '"', "\u2018": "'", "\u2019": "'",
 }  # fmt: skip
-"""What is printed for a character that the output cannot encode; others become a question mark."""
+"""The replacements of characters that the output cannot encode; others become a question mark."""
 
 
 def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
@@ -127,7 +128,7 @@ def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
 
 
 def _open_missing_streams() -> None:
-    """Replace standard streams that the caller closed, as ``>&-`` does, by ``/dev/null``."""
+    """Replace standard streams that the caller closed (as with ``>&-``) by ``/dev/null``."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             opened = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - until the end
@@ -201,7 +202,7 @@ _LOG_LEVELS = ("", "warning", "info", "debug", "trace")
 
 
 class CommandError(click.ClickException):
-    """An error as the command line reports it."""
+    """An error that the command line prints in one line."""
 
     exit_code = 1
 
@@ -290,14 +291,14 @@ class Command(click.Command):
 
 
 def _discard_output() -> None:
-    """Do not let the interpreter flush into an output that cannot be written."""
+    """Redirect standard output, so that the interpreter does not flush into a closed one."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def command(
     name: str | None = None, *, log_level: str = "", tolerant: bool = False, **attributes: Any
 ) -> Callable[[Callable[..., Any]], Command]:
-    """Turn a function into a command; the function also takes ``as_json``."""
+    """Return a decorator that makes a command of a function; the function also receives ``as_json``."""
 
     def wrap(function: Callable[..., Any]) -> Command:
         function = click.option(
@@ -326,7 +327,7 @@ def _set_verbose(ctx: click.Context, _: click.Parameter, value: int) -> int:
 
 
 def setting_option(name: str, parameter: str = "", **attributes: Any) -> Callable[[F], F]:
-    """Return an option for a setting: the flag, else the environment, the file, the default."""
+    """Return an option for a setting, with the environment, the file and the default as fallbacks."""
     known = SETTINGS[name]
 
     def find(ctx: click.Context, _: click.Parameter, given: Any) -> Any:

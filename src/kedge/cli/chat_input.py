@@ -1,8 +1,8 @@
 """Input of a chat: messages of one or more lines on a terminal, lines of a pipe.
 
 On a terminal, a paste is one message, Alt+Enter or a backslash at the end of a line continues the message, and
-Ctrl-C clears it. prompt-toolkit is imported for terminals only: that takes longer than everything else at
-the start of a command.
+Ctrl-C clears it. prompt-toolkit is imported for terminals only, because its import takes longer than the rest
+of a command's start.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class InputInterrupted(Exception):
 
 
 def history_file() -> Path:
-    """Return the file that holds the input history."""
+    """Return the path of the input history."""
     return data_dir() / "chat_history"
 
 
@@ -40,9 +40,9 @@ def read_messages(
     """Yield each non-empty message until the input ends.
 
     Args:
-        runner: Runs the prompt of a terminal.
+        runner: The runner for the prompt of a terminal.
         echo: Whether lines of a pipe are printed, so that the output is a transcript.
-        completions: What Tab completes.
+        completions: The texts that Tab completes.
         remember: Whether messages are stored in the input history.
     """
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -120,7 +120,7 @@ def _create_key_bindings() -> "KeyBindings":
 
     @keys.add("c-c")
     def clear(event: "KeyPressEvent") -> None:
-        """Clear the message; without one, the reader of messages decides."""
+        """Clear the message; if it is empty, raise ``InputInterrupted``."""
         if event.current_buffer.text:
             event.current_buffer.reset()
         else:

@@ -70,7 +70,7 @@ def create_output(*, as_json: bool, is_typed: bool = False) -> ChatOutput:
 
 
 class TextOutput:
-    """Prints plain text; everything else than the answer is a line in brackets."""
+    """Prints plain text; everything except the answer is a line in brackets."""
 
     def __init__(self) -> None:
         self._reasoning_words = 0
@@ -111,7 +111,7 @@ class TextOutput:
         click.echo(click.style(wrap_text(status), dim=True))
 
     def show_output(self, command: str, text: str) -> None:
-        """Print it; the lines of a tree or of a list are not wrapped."""
+        """Print the output; the lines of a tree or of a list are not wrapped."""
         click.echo(text if command in ("/tree", "/show") else wrap_text(text))
 
     def show_error(self, error: KedgeError) -> None:
@@ -124,7 +124,7 @@ class TextOutput:
 
 
 class ValueOutput(TextOutput):
-    """Prints only the values of typed answers, as JSON; everything else goes to standard error."""
+    """Prints only the values of typed answers, as JSON; everything else is printed on standard error."""
 
     def write_text(self, delta: str) -> None:
         """Print nothing: an answer is printed when it is complete and valid."""

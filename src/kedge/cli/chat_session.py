@@ -1,7 +1,7 @@
 """The session behind ``kedge chat``: input lines, answers and slash commands.
 
-Every chat is a ``Conversation``, in the user's store or in memory. So nothing is lost by an error, a Ctrl-C,
-an ``/undo`` or an ``/edit``: earlier messages remain in the tree. On a terminal a chat is stored; from a pipe
+Every chat is a ``Conversation``, in the user's store or in memory. So an error, a Ctrl-C, an ``/undo`` or an
+``/edit`` loses nothing: earlier messages remain in the tree. On a terminal a chat is stored; from a pipe
 only if it has a name.
 """
 
@@ -50,7 +50,7 @@ from kedge.text_format import pluralize, sanitize_text, shorten_id
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """Options of a chat; ``is_model_given`` means that ``--model`` was given."""
+    """Options of a chat; ``is_model_given`` is whether ``--model`` was passed."""
 
     model: str
     is_model_given: bool = False
@@ -69,7 +69,7 @@ class ChatOptions:
 
     @property
     def is_saved(self) -> bool:
-        """Whether the conversation is stored: if it has a name, or if a person types at a terminal."""
+        """Whether the conversation is stored: if it has a name, or if the input is a terminal."""
         typed = sys.stdin.isatty() and not self.as_json
         return bool(self.name) or (self.save and typed)
 
@@ -172,7 +172,7 @@ def load_schema(file: str) -> OutputSchema[Any]:
 
 
 def _has_exporter() -> bool:
-    """Return whether spans go anywhere; without the extra ``otel`` the middleware reports it."""
+    """Return whether spans are exported; the middleware reports a missing extra ``otel``."""
     try:
         trace = import_module("opentelemetry.trace")
     except ImportError:
@@ -294,7 +294,7 @@ class ChatSession:
         return str(self.conversation.turn)
 
     async def tree(self, _: str) -> str:
-        """Return the tree as ``kedge tree`` draws it."""
+        """Return the tree in the form of ``kedge tree``."""
         from kedge.cli.tree import load_tree, render_tree
 
         tree = await load_tree(self.store, self.conversation.row)
@@ -306,7 +306,7 @@ class ChatSession:
         return self._format_position("back at")
 
     async def redo(self, _: str) -> str:
-        """Go forward again to what was undone."""
+        """Redo what was undone."""
         await self.conversation.redo()
         return self._format_position("forward at")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_SHOWN_ARGUMENTS = 2_000
-"""Maximum characters of a call's arguments in a question to the user."""
+"""The maximum number of characters of a call's arguments in a question to the user."""
 
 
 def mcp_option(function: F) -> F:
@@ -60,7 +60,7 @@ async def ask_approval(call: "ToolCallBlock") -> "Decision":
 
 
 async def _read_line() -> str:
-    """Read a line of standard input; a thread that reads could not be cancelled by Ctrl-C."""
+    """Read a line of standard input without a thread, which Ctrl-C could not cancel."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(sys.stdin, readable.set)

@@ -1,10 +1,10 @@
-"""Confirmation of addresses, functions and files that stored data names.
+"""Confirmation of addresses, functions and files that stored data refers to.
 
-A store may hold conversations that were imported or written by someone else. Their data must not decide
-where API keys are sent or which code runs, so a reference from a store is used only if the user has given
-it on this machine before (as an option, in the configuration or in a workflow file) or confirms it. What
-was given or confirmed is listed in a file in the user's data folder, one JSON string per line, much like
-the ``known_hosts`` file of ssh.
+A store may contain conversations that were imported or written by another person. Their data must not decide
+where API keys are sent or which code runs, so a reference from a store is used only if the user has used it
+on this machine before (as an option, in the configuration or in a workflow file) or confirms it. Confirmed
+references are listed in a file in the user's data folder, one JSON string per line, similar to the
+``known_hosts`` file of ssh.
 """
 
 import json
@@ -26,7 +26,7 @@ def confirmations_file() -> Path:
 
 
 def model_references(*models: str) -> list[str]:
-    """Return the addresses in model strings; a provider that is known by name has none."""
+    """Return the addresses in model strings; known providers have none."""
     from kedge.providers import names_address
 
     return [f"model at {_address(model)}" for model in models if names_address(model)]
@@ -52,10 +52,10 @@ def require_confirmed(
     """Check that every reference is confirmed; ask on a terminal.
 
     Args:
-        references: What stored data names: addresses, functions, files.
-        source: The conversation or workflow that names them.
+        references: The addresses, functions and files that stored data refers to.
+        source: The conversation or workflow that refers to them.
         advice: How to confirm them without a terminal.
-        may_ask: Whether the user may be asked; not while serving.
+        may_ask: Whether the user may be asked for confirmation; not while serving.
 
     Raises:
         UnconfirmedReference: If one of them is not confirmed.

@@ -71,7 +71,7 @@ KEY_VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check: what was found, and advice."""
+    """The result of one check, with advice."""
 
     name: str
     state: CheckState
@@ -116,7 +116,7 @@ def _package_version(name: str) -> str:
 
 
 def check_config() -> tuple[Config, list[Check]]:
-    """Load the configuration and check it; an invalid file counts as none."""
+    """Load the configuration and check it; an invalid file is ignored."""
     try:
         config = get_config()
     except CommandError as failure:
@@ -223,7 +223,7 @@ MAX_SERVERS = 20
 
 
 def check_servers(address: str) -> Iterator[Check]:
-    """Show what the store knows about the memory of each server."""
+    """Show the stored evidence about the memory of each server."""
     from kedge.engines.evidence import ServerEvidence
     from kedge.event_loops import run_sync
     from kedge.store.open import open_database
@@ -238,7 +238,7 @@ def check_servers(address: str) -> Iterator[Check]:
 
     try:
         rows = run_sync(look())
-    except KedgeError:  # a store of an older version, which has no evidence
+    except KedgeError:  # a store of an older version has no evidence
         return
     shown = dict[str, None]()  # streaming or not is usually the same
     for key, form in rows:
@@ -394,7 +394,7 @@ def _configured_endpoint(model: str, environ: Mapping[str, str]) -> list[Provide
 
 
 def check_endpoint(endpoint: ProviderEndpoint, environ: Mapping[str, str], timeout: float) -> Check:
-    """Request the list of models: the smallest request that needs a key."""
+    """Request the list of models, the smallest request that requires a key."""
     given = environ.get(endpoint.url_variable, "").rstrip("/") if endpoint.url_variable else ""
     base = given.removesuffix(endpoint.path) + endpoint.path if given else endpoint.base_url
     address = f"{base.rstrip('/')}/models"
@@ -420,7 +420,7 @@ def check_endpoint(endpoint: ProviderEndpoint, environ: Mapping[str, str], timeo
 
 
 def _strip_credentials(address: str) -> str:
-    """Remove user name and password, which ``urlopen`` would take for the host."""
+    """Remove user name and password, which ``urlopen`` would use as the host."""
     parts = urlsplit(address)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 

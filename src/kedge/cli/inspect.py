@@ -44,7 +44,7 @@ class Inspection:
     """The id of the conversation, or the name of the file."""
     title: str
     kind: str
-    """What is inspected, such as ``node 7``."""
+    """A description of the inspected object, such as ``node 7``."""
     node: int | None
     model: str
     turn: Turn
@@ -122,7 +122,7 @@ async def inspect_conversation(
     async with connect(model, **({"mode": row.mode} if row.mode else {})) as engine:
         inner = unwrap(engine)
         if isinstance(inner, ResponsesEngine):
-            await inner.memory.attach(store, inner.model)  # what is known decides what is sent
+            await inner.memory.attach(store, inner.model)  # the evidence decides what is sent
         found = await find_anchors(store, turn, getattr(engine, "scope", ""))
         turn, plan = _plan_next(engine, turn, found)
     last = newest_response(await read_tree(store, row), node)
@@ -191,7 +191,7 @@ def _count(turn: Turn) -> tuple[int, ...]:
 
 
 def _exclude_missing(turn: Turn, found: Sequence[AnchorRecord]) -> tuple[Turn, list[AnchorRecord]]:
-    """Mark responses that the practice model no longer has as lost, as a request would find out."""
+    """Mark responses that the practice model no longer has as lost, as a request would do."""
     state = get_state(turn)
     missing = find_missing_responses({record.response_id for record in (*state.anchors, *found)})
     left = [record for record in found if record.response_id not in missing]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kedge.store import Store
 
 WAIT_SECONDS = 2.0
-"""How long a request waits for a lock or a connection of the store."""
+"""Seconds for which a request waits for a lock or a connection of the store."""
 
 
 @kedge_command(
@@ -81,7 +81,7 @@ def command(
         line = f"Forwarding {base_url} to {facts['upstream']}"
         click.echo(json.dumps(facts) if as_json else line)
         sys.stdout.flush()
-        # Objects of the startup live as long as the process: exclude them from collection.
+        # Objects created at startup live as long as the process: exclude them from garbage collection.
         gc.collect()
         gc.freeze()
         asyncio.run(_serve(app, listener))
@@ -97,7 +97,7 @@ async def _serve(app: Any, listener: Any) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
-        date_header=False,  # the upstream server's is forwarded
+        date_header=False,  # the header of the upstream server is forwarded
         ws="websockets-sansio",
     )
     await uvicorn.Server(config).serve(sockets=[listener])

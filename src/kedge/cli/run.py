@@ -257,7 +257,7 @@ async def _load_spec(store: Store, kind: WorkflowKind, workflow: str) -> Workflo
 
 
 def _spec_references(spec: WorkflowSpec) -> list[str]:
-    """Return what a spec decides beyond its prompts: addresses, functions to run, files to read."""
+    """Return the references of a spec: addresses, functions to run, files to read."""
     folder = spec.get("folder", "")
     judge = _as_table(spec.get("judge"))
     sides, steps = ([_as_table(each) for each in spec.get(key) or ()] for key in ("sides", "steps"))

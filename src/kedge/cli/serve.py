@@ -42,7 +42,7 @@ def default_db() -> "Path":
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached from this machine only."""
+    """Return whether an address can be reached only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -172,9 +172,9 @@ def run(
     tokens: str = "",
     requires_token: bool = False,
 ) -> None:
-    """Serve until a signal arrives; with a ``store`` the page, too.
+    """Serve until a signal arrives; with a ``store``, also serve the page.
 
-    ``tokens`` is the file or address of the store with named tokens. They are needed from the start if
+    ``tokens`` is the file or address of the store with named tokens. They are required from the start if
     ``requires_token``, otherwise as soon as there is one.
     """
     from kedge.config.settings import is_chaining_enabled
@@ -188,10 +188,10 @@ def run(
         url = f"http://{shown}:{bound}"
 
         def announce() -> None:
-            # The vocabulary takes a while to load: load it before the first request.
+            # The vocabulary is slow to load: load it before the first request.
             threading.Thread(target=count_text, args=("hello",), daemon=True).start()
             measure("responses_chained_mode_enabled", int(is_chaining_enabled()))
-            # Objects of the startup live as long as the process: exclude them from collection.
+            # Objects created at startup live as long as the process: exclude them from garbage collection.
             gc.collect()
             gc.freeze()
             facts = {"url": url, "base_url": f"{url}/v1", "db": mask_url(settings.db)}
@@ -249,7 +249,7 @@ async def _open_tokens(tokens: _TokenSettings) -> "AsyncGenerator[TokenRegistry 
 
 
 def local_url(listener: "socket.socket") -> str:
-    """Return the address at which this machine reaches the listener."""
+    """Return the address of the listener for clients on this machine."""
     address, port = listener.getsockname()[:2]
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - only compared
     own = str(everywhere.get(address) or address)

@@ -79,7 +79,7 @@ def command(
 
 
 FOLLOW_SECONDS = 0.5
-"""How often a followed conversation is read."""
+"""Seconds between reads of a followed conversation."""
 
 
 async def _follow(
@@ -122,7 +122,7 @@ def _blocks_to_json(
 
 
 def print_blocks(blocks: "Sequence[Block]", *, full: bool) -> None:
-    """Print blocks as a chat; other blocks than messages are folded into a line."""
+    """Print blocks as a chat; blocks that are not messages are folded into one line."""
     from kedge.turns.text_format import describe
 
     for block in blocks:

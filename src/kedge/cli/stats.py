@@ -37,7 +37,7 @@ BAR_WIDTH = 24
 
 
 def print_stats(stats: Analytics, buckets: Sequence[Bucket]) -> None:
-    """Print everything."""
+    """Print all statistics and charts."""
     console = Console(highlight=False, soft_wrap=True)
     if not stats.requests.total:
         console.print("No requests in this range.")
@@ -213,7 +213,7 @@ def command(
 
 
 def _existing_store_url(given: str) -> str:
-    """Return the store's address, or an empty store if it does not exist: it is not created."""
+    """Return the store's address, or that of an empty store in memory if it does not exist."""
     address = store_url(given, create=False)
     file = store_file(address)
     return address if file is None or file.exists() else IN_MEMORY

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 IN_MEMORY = "sqlite://:memory:"
 ID_PREFIX = "conv_"
-"""What the ids of all conversations begin with."""
+"""The prefix of the ids of all conversations."""
 MIN_PREFIX = 4
 """The minimum number of further characters of an abbreviated id."""
 MAX_ROWS = 10**9
@@ -38,7 +38,7 @@ MAX_NAMED = 5
 MAX_COMPLETIONS = 500
 """The maximum number of conversations offered as completions."""
 MODEL_KEY = "model"
-"""The member of a conversation's data that holds the model string it was last used with."""
+"""The member of a conversation's data with the model string that was last used."""
 
 
 def store_option(function: F) -> F:
@@ -144,22 +144,22 @@ def conversation_argument(function: F) -> F:
 
 
 def model_option(function: F) -> F:
-    """Add ``--model``, by default the conversation's own model."""
+    """Add ``--model``, by default the conversation's model."""
     text = "A model string.  [default: the conversation's own, else the configured one]"
     return click.option("--model", help=text)(function)
 
 
 def model_data(model: str) -> dict[str, str]:
-    """Return the data that records a model string; one that contains a password is not recorded."""
+    """Return the data that records a model string; a string with a password is not recorded."""
     return {} if mask_url(model) != model else {MODEL_KEY: model}
 
 
 def resolve_model(
     row: "ConversationRow | None", given: str | None = None, *, may_ask: bool = True
 ) -> str:
-    """Return the model to use: as given, else the conversation's own, else the configured one.
+    """Return the model to use: ``given``, else the conversation's, else the configured one.
 
-    An address that only the store names must be confirmed before it is used, now if the user may be asked.
+    An address from the store must be confirmed before it is used; the user is asked if ``may_ask``.
     """
     configured: str = get_config()["model"]
     remember(model_references(given or configured))
@@ -218,7 +218,7 @@ def store_practice_responses(address: str, *, make: bool = True) -> Generator[No
 
 
 async def erase_practice_responses(store: "Store", given: str) -> None:
-    """Erase what the practice model remembers of deleted conversations, if it has a file."""
+    """Erase the practice model's responses of deleted conversations, if it has a file."""
     address = store_url(given, create=False)
     file = practice_file(address)
     if file is None or not file.exists():
@@ -236,7 +236,7 @@ def run_with_store(
     make: bool = False,
     connects: bool = False,
 ) -> T:
-    """Open the store as `use_store` does, and run an async function on it."""
+    """Open the store with `use_store`, and run an async function on it."""
     import anyio
 
     address: str = get_config()["store"] if given is None else given
@@ -245,7 +245,7 @@ def run_with_store(
         async with use_store(address, make=make, connects=connects) as store:
             return await work(store)
 
-    return anyio.run(run)  # in this thread, to which the context of click belongs
+    return anyio.run(run)  # in this thread, which has the context of click
 
 
 async def find_conversation(store: "Store", name: str) -> "ConversationRow":
@@ -280,7 +280,7 @@ def _matches_id(full_id: str, name: str) -> bool:
 
 
 def _choose_by_title(titled: "list[ConversationRow]") -> "ConversationRow":
-    """Choose among conversations with one title: the one that is not a fork of another."""
+    """Choose among conversations with the same title the one that is not a fork of another."""
     ids = {row.id for row in titled}
     own = [row for row in titled if row.forked_from not in ids]
     if len(own) > 1:

@@ -32,7 +32,7 @@ from kedge.turns.text_format import describe
 
 EXCERPT_LENGTH = 60
 MAX_LANE_WIDTH = 15
-"""Number of aligned columns of lanes; wider rows are not aligned."""
+"""The number of aligned columns of lanes; wider rows are not aligned."""
 NODE_SIGNS = {"root": "◇", "failed": "✗", "compacted": "◆", "edited": "◆", "merged": "◆"}
 MARK_COLORS = {"expired": "yellow", "lost": "yellow", "failed": "red", "unstored": "yellow"}
 _MARK_NAMES = {"cancelled": "failed", "full": "sent in full"}
@@ -58,10 +58,10 @@ class AnnotatedTree:
         return sorted(names)
 
     def marks(self, node: Node, now: float) -> list[str]:
-        """Return the marks of a node; a reason follows a colon, as `describe_mark` explains it."""
+        """Return the marks of a node; a reason follows a colon, see `describe_mark`."""
         marks = find_marks(node, self.tree.responses.get(node.id), now)
         if "healed" in marks:
-            marks.pop("full", None)  # that is how it was healed
+            marks.pop("full", None)  # healing sends the request in full
         names = [(_MARK_NAMES.get(mark, mark), reason) for mark, reason in marks.items()]
         return [f"{name}: {reason}" if reason else name for name, reason in names]
 
@@ -102,7 +102,7 @@ class AnnotatedTree:
 
 
 async def load_tree(store: Store, row: ConversationRow) -> AnnotatedTree:
-    """Read a tree in three queries, however large it is."""
+    """Read a tree of any size in three queries."""
     return AnnotatedTree(
         await read_tree(store, row),
         await list_tree_conversations(store, row),
@@ -112,17 +112,17 @@ async def load_tree(store: Store, row: ConversationRow) -> AnnotatedTree:
 
 @dataclass(frozen=True, slots=True)
 class GraphLine:
-    """One line of the graph: what to draw, and its node, if it has one."""
+    """One line of the graph: its lanes, and its node, if it has one."""
 
     lanes: str
     node: Node | None = None
 
 
 def draw_graph(tree: StoredTree, limit: int = 0) -> Iterator[GraphLine]:
-    """Yield the lines of a graph, the newest node of the line to the head first.
+    """Yield the lines of a graph, beginning with the newest node on the line to the head.
 
-    In a layout a side branch is complete before the line that it leaves goes on. Read from its end, only
-    the lanes left of a node are in use, and a side branch joins its line below its first node.
+    In a layout a side branch is complete before its parent line continues. Read from its end, only the
+    lanes left of a node are in use, and a side branch joins its line below its first node.
 
     Args:
         tree: The tree.

@@ -1,4 +1,4 @@
-"""``kedge verify``: check the store, and compare it with what the provider holds."""
+"""``kedge verify``: check the store, and compare it with the data that the provider stores."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -63,7 +63,7 @@ def command(
 
 
 async def _audit(store: "Store", row: "ConversationRow", given: str | None) -> AuditReport:
-    """Compare a conversation's anchor with what the provider holds; ``agrees`` is None if unknown."""
+    """Compare a conversation's anchor with the provider's data; ``agrees`` is None if unknown."""
     from kedge.providers import connect
 
     turn = (await store.load(row)).turn(row.id)

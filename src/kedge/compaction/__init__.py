@@ -53,6 +53,6 @@ __all__ = [
     "run_compactor",
 ]
 
-# Names of version 0.1, which keep working.
+# Names of version 0.1, for compatibility.
 attempt = run_compactor
 compacted = compact_turn

@@ -1,12 +1,12 @@
 """Interfaces of compaction: a trigger decides when, a strategy how, and a compactor both.
 
-A strategy takes a request and returns the blocks that remain; what was removed and how many tokens that
-saves is computed from there. Triggers and strategies may have plain or async methods, so a custom trigger
-is three lines long.
+A strategy receives a request and returns the blocks that remain; the removed blocks and the saved tokens are
+computed from them. Triggers and strategies may have plain or async methods, so a custom trigger is three lines
+long.
 
-A conversation grows at its end, and compaction counts all of it each time. Planning caches the digest of what
-a model sees of a block in the block itself; token counts are cached under that digest, so a block that was
-counted before costs one lookup, also after it went through state bytes.
+A conversation grows at its end, and compaction counts all of it each time. Planning caches the digest of a
+block's content in the block itself; token counts are cached under that digest, so a block that was counted
+before costs one lookup, also after it was stored in state bytes.
 """
 
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
@@ -27,14 +27,14 @@ from kedge.turns import Block, Turn, TurnDiff, diff, dump_block, item_from_block
 from kedge.turns.blocks import get_cached_digest
 
 MAX_CACHED_COUNTS = 65_536
-"""The maximum number of cached counts; each takes about 150 bytes."""
+"""The maximum number of cached counts of about 150 bytes each."""
 
 
 class BlockCounter:
     """A ``TokenCounter`` that also counts blocks, with a cache.
 
     Args:
-        counter: Counts texts and items.
+        counter: The counter of texts and items.
     """
 
     def __init__(self, counter: TokenCounter = DEFAULT_COUNTER) -> None:
@@ -51,7 +51,7 @@ class BlockCounter:
             return DEFAULT_BLOCK_COUNTER
         try:
             return _counters.setdefault(counter, BlockCounter(counter))
-        except TypeError:  # neither hashable nor weakly referenced: nothing is cached for it
+        except TypeError:  # it cannot be hashed or weakly referenced: nothing is cached for it
             return BlockCounter(counter)
 
     def count_text(self, text: str) -> int:
@@ -65,7 +65,7 @@ class BlockCounter:
     def count_blocks(self, blocks: Iterable[Block]) -> int:
         """Return the tokens of blocks."""
         blocks = tuple(blocks)
-        # One lookup per block, in one pass: nearly all of them are known.
+        # One lookup per block, in one pass, because nearly all of them are cached.
         counts: list[int | None] = list(map(self._counts.get, map(get_cached_digest, blocks)))
         for index, tokens in enumerate(counts):
             if tokens is None:
@@ -96,7 +96,7 @@ def _render_item(block: Block) -> Mapping[str, Any]:
     try:
         return item_from_block(block)
     except UnsupportedBlock:
-        # Not sendable, but part of the size nevertheless.
+        # It cannot be sent, but is part of the size.
         return {"type": block.kind, **dump_block(block)}
 
 
@@ -120,10 +120,10 @@ class CompactionRequest:
         usage: The usage that the server reported with its last answer.
         engine: The engine that a compactor may send requests to.
         tokens: The size of the conversation, if it was counted already.
-        counter: Counts tokens.
+        counter: The token counter.
         occasion: When compaction runs.
-        state: The anchors: a request about the old part can be a fork of the conversation instead of
-            sending it all again.
+        state: The anchors, so that a request about the old part can be a fork of the conversation instead of
+            a full send.
     """
 
     blocks: tuple[Block, ...]
@@ -150,7 +150,7 @@ class CompactionRequest:
         return cast("BlockCounter", self.counter).count_blocks(blocks)
 
     def size(self) -> int:
-        """Return the tokens of the conversation: as counted already, as reported, or counted now."""
+        """Return the tokens of the conversation: already counted, reported by the server, or counted now."""
         if self.tokens is not None:
             return self.tokens
         if self.usage is not None:
@@ -167,7 +167,7 @@ class CompactionRequest:
         return set_state(Turn(blocks), self.state)
 
     def next_request(self, result: "CompactionResult") -> "CompactionRequest":
-        """Return the request for the next compactor, with the blocks that this result leaves."""
+        """Return the request for the next compactor, with the blocks of this result."""
         if not result.changed:
             return self
         return replace(self, blocks=result.blocks, usage=None, tokens=result.tokens_after)
@@ -175,13 +175,13 @@ class CompactionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What a strategy may return instead of blocks, with notes and usage."""
+    """The blocks that a strategy returns, with notes and usage."""
 
     blocks: tuple[Block, ...]
     notes: tuple[str, ...] = ()
     """Notes for the log and the result, such as a limit that could not be met."""
     usage: Usage | None = None
-    """The tokens of requests that it made."""
+    """The tokens of its requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +191,11 @@ class CompactionResult:
     Attributes:
         blocks: The blocks that remain.
         by: The name of the compactor.
-        changes: What was added, removed and modified.
+        changes: The blocks that were added, removed and modified.
         tokens_before: The size before; known if something changed.
         tokens_after: The size after; known if something changed.
         notes: Notes, such as a limit that could not be met.
-        usage: The tokens of requests that compaction made.
+        usage: The tokens of the requests of compaction.
     """
 
     blocks: tuple[Block, ...]
@@ -273,7 +273,7 @@ async def compact_if_triggered(
 
 
 def unchanged_result(request: CompactionRequest, by: str, *notes: str) -> CompactionResult:
-    """Return the result of changing nothing."""
+    """Return a result without changes."""
     return CompactionResult(
         request.blocks, by, tokens_before=request.tokens, tokens_after=request.tokens, notes=notes
     )
@@ -282,7 +282,7 @@ def unchanged_result(request: CompactionRequest, by: str, *notes: str) -> Compac
 def build_result(
     request: CompactionRequest, replacement: Sequence[Block] | Replacement, by: str
 ) -> CompactionResult:
-    """Return the result for what a strategy returned."""
+    """Return the result for the output of a strategy."""
     if not isinstance(replacement, Replacement):
         replacement = Replacement(tuple(replacement))
     changes = diff(Turn(request.blocks), Turn(replacement.blocks))
@@ -300,8 +300,8 @@ def build_result(
 def check_component(role: str, component: object, method: str) -> None:
     """Check that a trigger, strategy or compactor is an instance with the method of its role.
 
-    A wrong one would fail at the first compaction, which is caught there: it would never run, and nothing
-    but a log record would show it.
+    A wrong one would fail at the first compaction, where errors are caught: it would never run, and only a
+    log record would show it.
 
     Raises:
         InvalidSetting: It is a class, a list, or an object without that method.
@@ -319,7 +319,7 @@ def check_component(role: str, component: object, method: str) -> None:
 
 
 def component_name(component: object) -> str:
-    """Return the name under which a trigger, strategy or compactor is logged."""
+    """Return the name of a trigger, strategy or compactor for the log."""
     name = getattr(component, "name", "")
     return name if isinstance(name, str) and name else type(component).__name__
 

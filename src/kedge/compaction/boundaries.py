@@ -1,7 +1,7 @@
 """Positions at which a history may be cut: user blocks before which every call has its result.
 
-So a pair of call and result is never separated, and what remains never begins with the answer to a
-question that was removed. A call without a result retains everything from itself on.
+So a pair of call and result is never separated, and the rest never begins with the answer to a
+question that was removed. A call without a result and all blocks after it are retained.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -43,7 +43,7 @@ async def find_first_fit(
 ) -> tuple[int, bool]:
     """Return the earliest cut after which the rest fits, and True; else the last cut, and False.
 
-    A later cut leaves less, so this is a binary search.
+    A later cut leaves fewer blocks, so this is a binary search.
     """
     low, high = 0, len(points)
     while low < high:

@@ -32,8 +32,8 @@ class SplitCompactor:
     """Compacts with a strategy when a trigger returns true.
 
     Args:
-        trigger: Has a method ``should_compact(request)``.
-        strategy: Has a method ``compact_blocks(request)``.
+        trigger: An object with a method ``should_compact(request)``.
+        strategy: An object with a method ``compact_blocks(request)``.
 
     Raises:
         InvalidSetting: An argument is not an instance of its kind, for example because they are swapped.
@@ -79,7 +79,7 @@ class MessageLimitCompactor:
         return len(request.blocks) > self.max_messages
 
     async def compact_blocks(self, request: CompactionRequest) -> Replacement:
-        """Return the newest blocks, starting at a user block: ``target_messages`` at most."""
+        """Return the newest blocks, starting at a user block: at most ``target_messages``."""
         blocks = request.blocks
         if len(blocks) <= self.target_messages:
             return Replacement(blocks)
@@ -140,7 +140,7 @@ class TokenLimitCompactor:
         return (await self._with_token_count(request)).size() > self.max_tokens
 
     async def compact_blocks(self, request: CompactionRequest) -> Replacement:
-        """Return the newest exchanges with ``target_tokens`` at most."""
+        """Return the newest exchanges with at most ``target_tokens``."""
         request = await self._with_token_count(request)
         left = self._tokens_after_cut(request)
 
@@ -166,7 +166,7 @@ class TokenLimitCompactor:
         if isinstance(counter := self.counter, ProviderCounter):
             return lambda start: counter.count(request, request.blocks[start:])
         blocks = request.suffix_tokens()
-        # What the server counts besides the blocks (tools, framing) is not affected by a cut.
+        # Tokens that the server counts besides the blocks (tools, framing) are not affected by a cut.
         besides = max(request.size() - blocks[0], request.count(request.leading))
 
         async def left(start: int) -> int:
@@ -176,9 +176,9 @@ class TokenLimitCompactor:
 
 
 class CompositeCompactor:
-    """Runs compactors in order; each gets what the one before it left.
+    """Runs compactors in order; each receives the result of the previous one.
 
-    One that fails is skipped, with a note.
+    A compactor that fails is skipped, with a note.
 
     Args:
         *compactors: The compactors, as separate arguments.

@@ -1,9 +1,9 @@
 """``ServerCompactor``: the provider compacts, and its compaction item becomes a block.
 
 There are two methods. With ``context_management`` the server compacts while it answers, as soon as its
-context is larger than a threshold; the item comes with the answer. With ``POST /responses/compact`` a
-request is made after an answer, for everything but the newest exchange. Either way the item replaces all
-that was before it, and the next request begins with it.
+context is larger than a threshold; the item is part of the answer. With ``POST /responses/compact`` a
+request is sent after an answer, for everything except the newest exchange. In both cases the item replaces
+all blocks before it, and the next request begins with it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,14 +29,14 @@ class SupportsTokenCounting(Protocol):
     """An engine whose provider counts tokens."""
 
     async def count_tokens(self, turn: Turn) -> int:
-        """Return the tokens of what a Turn would send."""
+        """Return the tokens of a full request for a Turn."""
         ...
 
 
 class ProviderCounter:
-    """Lets the provider count tokens: exact for its model, with one small request for each count.
+    """A counter that uses the provider: exact for its model, with one small request for each count.
 
-    Where the provider does not count, the local counter does.
+    If the provider does not count, the local counter is used.
 
     Args:
         engine: The engine to use; by default that of the conversation.
@@ -57,7 +57,7 @@ class ProviderCounter:
 
 
 MIN_NEW_TOKENS_DIVISOR = 4
-"""The endpoint is called once a quarter of the maximum is not compacted yet."""
+"""The endpoint is called when at least ``max_tokens`` divided by this number are not compacted yet."""
 
 CompactionMethod = Literal["context_management", "endpoint"]
 
@@ -72,7 +72,7 @@ class SupportsCompaction(Protocol):
 
 
 class ServerCompactor:
-    """Lets the provider compact.
+    """A compactor that uses the provider's compaction.
 
     Args:
         max_tokens: The number of tokens above which it compacts.
@@ -97,17 +97,17 @@ class ServerCompactor:
         return {"context_management": [entry]}
 
     async def compact(self, request: CompactionRequest) -> CompactionResult:
-        """Adopt what the server compacted, or let it compact."""
+        """Use the compaction in the server's answer, or request one."""
         return await compact_if_triggered(self, self, request, by=self.name)
 
     def should_compact(self, request: CompactionRequest) -> bool:
-        """Return whether the server has compacted, or is to."""
+        """Return whether the server has compacted, or has to compact."""
         if self.how == "endpoint":
             return request.size() > self.max_tokens
         return _context_start(request) > 0
 
     async def compact_blocks(self, request: CompactionRequest) -> Replacement:
-        """Return the server's item, and what came after it."""
+        """Return the server's item and the blocks after it."""
         if self.how == "endpoint":
             return await self._call_endpoint(request)
         start = _context_start(request)
@@ -122,13 +122,13 @@ class ServerCompactor:
         start = (cut_points(request.blocks) or [0])[-1]
         new = [block for block in request.blocks[:start] if block.origin != self.name]
         if request.count(new) * MIN_NEW_TOKENS_DIVISOR < self.max_tokens:
-            return Replacement(request.blocks)  # the newest exchange is what is long, not the past
+            return Replacement(request.blocks)  # the newest exchange is long, not the history
         try:
             made, usage = await engine.compact(request.build_turn(request.blocks[:start]))
         except KedgeError as error:
             note = f"the server did not compact ({type(error).__name__}); nothing was cut"
             return Replacement(request.blocks, (note,))
-        # A server ignores what is before a compaction item, so what it returned goes after it.
+        # A server ignores everything before a compaction item, so other returned blocks are put after it.
         made.sort(key=lambda block: not is_compaction(block))
         return Replacement((*map(_detach_block, made), *request.blocks[start:]), usage=usage)
 
@@ -142,6 +142,6 @@ def _context_start(request: CompactionRequest) -> int:
 
 
 def _detach_block(block: Block) -> Block:
-    """Return the block without its response ids: no record has to prove it any more."""
+    """Return the block without its response ids, because no record has to match it any more."""
     unmarked = block.with_metadata({RESPONSE_ID: None, ITEM_ID: None, OUTPUT_INDEX: None})
     return unmarked.with_origin(ServerCompactor.name)

@@ -29,7 +29,7 @@ from kedge.turns import Block, SystemBlock, Turn, diff
 log = get_logger("kedge.compaction.run")
 
 _PHASES: dict[Occasion, tuple[Phase, ...]] = {
-    "answered": ("output", "input"),  # it left a model, and goes to another
+    "answered": ("output", "input"),  # it is from a model, and may be sent to another
     "pending": ("input",),
     "resend": ("input",),
 }
@@ -49,7 +49,7 @@ async def run_compactor(compactor: Compactor, request: CompactionRequest) -> Com
     try:
         result = await compactor.compact(request)
         defect = _find_defect(request, result)
-    except Exception as error:  # the caller's code, and the answer is paid for
+    except Exception as error:  # the caller's code; the answer must not be lost
         log.debug("compaction failed", exc_info=error)
         defect = type(error).__name__
         result = None
@@ -70,20 +70,20 @@ async def compact_turn(
     occasion: Occasion = "answered",
     filters: ContentFilters | None = None,
 ) -> tuple[Turn, CompactionResult]:
-    """Run a compactor on a Turn. A compactor that fails leaves the Turn as it is.
+    """Run a compactor on a Turn. If the compactor fails, the Turn is unchanged.
 
     Args:
         turn: The Turn to compact.
-        compactor: Decides whether and how.
+        compactor: The compactor, which decides whether and how.
         engine: The engine that a compactor may send requests to.
         usage: The usage that the server reported with the last answer.
-        counter: Counts tokens where the server did not.
+        counter: The token counter to use if the server did not report usage.
         occasion: When compaction runs.
         filters: The content filters of the stack: a compactor may send content to a model or have a
-            provider count it, so it gets the filtered Turn, and what it returns is filtered again.
+            provider count it, so it receives the filtered Turn, and its result is filtered again.
 
     Returns:
-        The Turn to continue with, and what was done.
+        The Turn to continue with, and the result.
 
     Raises:
         Blocked: A content filter rejects the Turn.
@@ -130,7 +130,7 @@ def _filter_result(
 
 
 def prune_anchors(turn: Turn) -> ConversationState:
-    """Return the Turn's state with the anchors that are still valid: a cut cannot be undone."""
+    """Return the Turn's state with only the anchors that are still valid, because a cut cannot be undone."""
     state, covered = get_state(turn), covered_count(turn)
     valid = tuple(
         record
@@ -144,7 +144,7 @@ def prune_anchors(turn: Turn) -> ConversationState:
 
 
 def record_result(result: CompactionResult, occasion: Occasion, turn_id: str) -> None:
-    """Log and count what compaction did."""
+    """Log and count the result of a compaction."""
     if result.changed:
         count("compactions_total", by=result.by, outcome="compacted")
         count("compaction_blocks_removed_total", len(result.removed))
@@ -160,7 +160,7 @@ def _tokens_saved(result: CompactionResult) -> int:
 
 
 def _find_defect(request: CompactionRequest, result: CompactionResult) -> str:
-    """Return what is wrong with a result: calls or results that lost their counterpart."""
+    """Return the problem of a result: calls or results that lost their counterpart."""
     if not result.changed:
         return ""
     Turn(result.blocks)  # raises for anything but blocks with distinct ids

@@ -1,4 +1,4 @@
-"""The import path of version 0.1 for `kedge.compaction.summarize`, with the name it was used for."""
+"""The import path of version 0.1 for `kedge.compaction.summarize`."""
 
 from kedge.compaction.summarize import SUMMARY_PROMPT, SummarisingCompactor
 

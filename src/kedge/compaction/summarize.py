@@ -1,8 +1,8 @@
-"""``SummarisingCompactor``: a model summarizes the old part, and the newest part stays unchanged.
+"""``SummarisingCompactor``: a model summarizes the old part, and the newest part is unchanged.
 
-The request for the summary continues the old part as a branch of the conversation: where the server holds
-it, only the request is sent. The summary replaces what it summarizes, as a user block that is marked in its
-text, for the model, and in its metadata, for programs. An earlier summary is part of the old part, so it is
+The request for the summary continues the old part as a branch of the conversation: if the server has stored
+it, only the prompt is sent. The summary replaces the old part, as a user block that is marked in its text,
+for the model, and in its metadata, for programs. An earlier summary is part of the old part, so it is
 merged into the new one. If the model fails, nothing is removed.
 
 The length of a summary is bounded. A model that writes long summaries would otherwise leave a conversation
@@ -33,7 +33,7 @@ SUMMARY_PROMPT = (
     "says. Write only the summary."
 )
 SUMMARY_KEY = "summary"
-"""Metadata key of a summary: how many blocks it replaces."""
+"""Metadata key of a summary: the number of blocks it replaces."""
 MIN_SUMMARY_TOKENS = 32
 """The lowest default for the maximum length of a summary: its heading and a sentence."""
 CUT_MARK = " […]"
@@ -44,7 +44,7 @@ class SummarisingCompactor:
 
     Args:
         max_tokens: The number of tokens above which it compacts.
-        keep_tokens: About how many tokens of the newest exchanges remain; by default half the maximum.
+        keep_tokens: The approximate number of tokens of the newest exchanges that remain; by default half the maximum.
             The newest exchange always remains.
         engine: Another engine than that of the conversation.
         model: Another, cheaper model than that of the conversation.
@@ -107,7 +107,7 @@ class SummarisingCompactor:
     def _bound_summary(
         self, request: CompactionRequest, summary: UserBlock
     ) -> tuple[UserBlock, tuple[str, ...]]:
-        """Return the summary cut to its maximum length, and a note if it was."""
+        """Return the summary cut to its maximum length, and a note if it was cut."""
         tokens = request.count([summary])
         if tokens <= self.max_summary_tokens:
             return summary, ()

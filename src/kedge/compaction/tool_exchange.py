@@ -1,9 +1,9 @@
 """``ToolExchangeCompactor``: shorten old tool calls and outputs.
 
-Outputs of tools are most of an agent's history, and little of them is needed again. The pair remains: the call
-has its name and its call_id, the output answers it. In JSON every member remains, with its numbers and short
-texts, and only long texts and lists are cut, more at each attempt until it fits; of other text the beginning and
-the end remain. The length of what was cut is written in its position.
+Outputs of tools are the largest part of an agent's history, and little of them is needed again. The pair remains:
+the call has its name and its call_id, the output answers it. In JSON every member remains, with its numbers and
+short texts, and only long texts and lists are cut, more at each attempt until it fits; of other text the beginning
+and the end remain. A note with the length of the removed text replaces it.
 """
 
 import json
@@ -53,7 +53,7 @@ def truncate_json(text: str, max_chars: int) -> str:
 
 
 def parts_to_text(parts: Iterable[Part]) -> str:
-    """Return the parts as one text, with a placeholder for what is not text."""
+    """Return the parts as one text, with a placeholder for each part that is not text."""
     return "\n".join(map(_part_to_text, parts))
 
 
@@ -81,7 +81,7 @@ def _part_to_text(part: Part) -> str:
 
 
 def _shrink_json(text: str, max_chars: int) -> str | None:
-    """Return the JSON text with its long members cut; None if it is not JSON or stays too long."""
+    """Return the JSON text with its long members cut; None if it is not JSON or is still too long."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
@@ -125,7 +125,7 @@ def _dump_json(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
         text.encode()
-    except UnicodeEncodeError:  # half a character, which only an escape can carry
+    except UnicodeEncodeError:  # half a character, which only an escape can represent
         return json.dumps(value, separators=(",", ":"))
     return text
 
@@ -142,8 +142,8 @@ class ToolExchangeCompactor:
     """Shortens old arguments and outputs of tools. Also a trigger and a strategy.
 
     Args:
-        max_characters: About how many characters of each remain.
-        keep_exchanges: How many of the newest exchanges are not shortened.
+        max_characters: The approximate number of characters of each that remain.
+        keep_exchanges: The number of the newest exchanges that are not shortened.
         min_saving: The minimum number of characters to save, so that the conversation does not change at
             every turn.
 
@@ -203,7 +203,7 @@ class ToolExchangeCompactor:
 
 
 def _shorten_arguments(block: ToolCallBlock, max_chars: int) -> str:
-    """Return the shortened arguments: still JSON, unless the tool takes free text."""
+    """Return the shortened arguments, as JSON unless the tool has free-form input."""
     if block.custom:
         return truncate_text(block.arguments, max_chars)
     return truncate_json(block.arguments, max_chars)

@@ -69,6 +69,6 @@ __all__ = [
     "Usage",
 ]
 
-# Names of version 0.1, which keep working.
+# Names of version 0.1, for compatibility.
 CallSeen = ToolCallUpdate
 DAMAGED = DAMAGED_STREAM

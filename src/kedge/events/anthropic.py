@@ -38,7 +38,7 @@ from kedge.events.types import (
 log = logging.getLogger(__name__)
 
 NATIVE_KEY = "anthropic"
-"""The field of an item that holds what is specific to this API."""
+"""The field of an item with the content that is specific to this API."""
 REDACTED_REASONING = "redacted"
 """The value of that field for redacted reasoning."""
 _ITEM_TYPES = {"text": "message", "thinking": "reasoning", "redacted_thinking": "reasoning"}
@@ -59,7 +59,7 @@ class ContentBlockBuilder:
     is_complete: bool = False
     """Whether its ``ItemCompleted`` was emitted."""
     start: JsonObject = field(init=False)
-    """The block as it was when it started."""
+    """The content of the block at its start."""
 
     def __post_init__(self) -> None:
         self.start = dict(self.block)
@@ -78,15 +78,15 @@ class ContentBlockBuilder:
         """Return whether a block that starts under the same index is this one, started again."""
         if not self.stopped:
             return (self.type, self.block.get("id")) == (block.get("type"), block.get("id"))
-        # An empty text may start anew; what has content of its own is the same block once more.
+        # An empty text may be a new block; a start with content is a repetition of the same block.
         return block == self.start and any(block[name] for name in block if name != "type")
 
     def append(self, name: str, piece: str) -> None:
-        """Add to one of its texts."""
+        """Append to one of the block's texts."""
         self.pieces.setdefault(name, []).append(piece)
 
     def merge(self, name: str, value: Any) -> None:
-        """Add to any of its fields."""
+        """Append to any of the block's fields."""
         there = self.block.get(name)
         if isinstance(there, str) and isinstance(value, str):
             self.block[name] = there + value
@@ -96,7 +96,7 @@ class ContentBlockBuilder:
             self.block[name] = value
 
     def text(self, name: str) -> str:
-        """Return one of its texts, from its start and its deltas."""
+        """Return one of the block's texts, from its start and its deltas."""
         return repair_surrogates(
             fields.get_text(self.block, name) + "".join(self.pieces.get(name, ()))
         )
@@ -162,7 +162,7 @@ def _build_redacted_reasoning(builder: ContentBlockBuilder) -> JsonObject:
 
 
 def _build_native_item(builder: ContentBlockBuilder) -> JsonObject:
-    """Return a block of a type that has no counterpart as it is."""
+    """Return a block of a type without a counterpart unchanged."""
     written = builder.text("input") if builder.pieces else ""
     try:
         given = {"input": json.loads(written)} if written.strip() else {}
@@ -197,7 +197,7 @@ DEFAULT_REFUSAL = "The model declined to answer."
 
 @dataclass(slots=True)
 class _MessageState(DecoderState):
-    """State that carries over from one event to the next."""
+    """The state of the decoder between two events."""
 
     blocks: list[ContentBlockBuilder] = field(default_factory=list[ContentBlockBuilder])
     by_index: dict[int, ContentBlockBuilder] = field(default_factory=dict[int, ContentBlockBuilder])
@@ -216,7 +216,7 @@ class _MessageState(DecoderState):
         return max((block.output_index for block in self.blocks), default=-1) + 1
 
     def item_id(self, index: int) -> str:
-        """Return an id for an item: this API sends none, and planning needs one."""
+        """Return an id for an item, because this API sends none and planning needs one."""
         known = fields.get_text(self.message, "id")
         return f"{known}.{index}" if known else ""
 
@@ -238,7 +238,7 @@ class AnthropicDecoder(StreamDecoder):
         """Decode a message that was not streamed; see ``StreamDecoder.feed_whole``."""
         message = repair_surrogates(response) if repair else response
         content: Any = message.get("content")
-        if isinstance(content, str):  # as in a request
+        if isinstance(content, str):  # the form of a request
             content = [{"type": "text", "text": content}]
         events: list[JsonObject] = [{"type": "message_start", "message": message}]
         for index, block in enumerate(content if isinstance(content, list) else []):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
@@ -294,7 +294,7 @@ def _read_block_start(state: _MessageState, message: JsonObject, found: EventLis
                 "content_block_start of block %d is repeated; the repetition is ignored", key
             )
             return
-        index = state.next_index()  # another block under an index that is in use
+        index = state.next_index()  # another block with an index that is in use
         known.stopped = True
     _complete_blocks(state, found, only_stopped=True)
     growing = ContentBlockBuilder(block, index, state.item_id(index))
@@ -330,7 +330,7 @@ def _read_block_delta(state: _MessageState, message: JsonObject, found: EventLis
 
 
 def _read_block_stop(state: _MessageState, message: JsonObject, _: EventList) -> None:
-    """Read the end of a block, for which nothing is emitted yet; see the module."""
+    """Read the end of a block; its completion is emitted later, see the module docstring."""
     state.find_block(message).stopped = True
 
 
@@ -435,7 +435,7 @@ DELTA_READERS: dict[str, DeltaReader] = {
 
 
 def _complete_blocks(state: _MessageState, found: EventList, *, only_stopped: bool = False) -> None:
-    """Emit the completion of the blocks so far; one that is not stopped may still get deltas."""
+    """Emit the completion of the blocks so far; a block that is not stopped may still receive deltas."""
     for growing in state.blocks:
         if not growing.is_complete and (growing.stopped or not only_stopped):
             growing.is_complete = True

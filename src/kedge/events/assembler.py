@@ -1,9 +1,9 @@
 """Assemble the events of a response into blocks, for every provider.
 
 The assembler collects the events of each output item in an ``ItemBuilder``. A response is ``completed`` only if
-its terminal event says so *and* every item is known to be complete. A stream with a problem (an event that
-could not be parsed, a gap, a late delta) is still complete if finished items cover all of it; otherwise it
-has failed, and the outcome says why.
+its terminal event is ``completed`` *and* every item is known to be complete. A stream with a problem (an event
+that could not be parsed, a gap, a late delta) is still complete if finished items cover all of it; otherwise it
+has failed, and the outcome has the reason.
 """
 
 import logging
@@ -121,7 +121,7 @@ class Assembler:
         )
 
     def _is_stored(self) -> bool | None:
-        """Whether the server stored the response, by the last event that says so."""
+        """Return whether the server stored the response, from the last event with this field."""
         for facts in (self._terminal, self._started):
             stored = facts.response.get("store") if facts else None
             if isinstance(stored, bool):
@@ -129,7 +129,7 @@ class Assembler:
         return None
 
     def _read_conversation(self) -> str | None:
-        """Return the conversation object of the response, by the last event that names one or none."""
+        """Return the conversation object of the response, from the last event with this field."""
         for facts in (self._terminal, self._started):
             named = read_conversation(facts.response) if facts else None
             if named is not None:
@@ -204,7 +204,7 @@ class Assembler:
         return ""
 
     def _response_field(self, name: str) -> Any:
-        """Return a field of the response as its end states it, else its start."""
+        """Return a field of the response from its end, or else from its start."""
         ended = self._terminal
         if name == "previous_response_id" and ended is not None and ended.echoed:
             return ended.previous_response_id

@@ -65,7 +65,7 @@ FINISH_REASONS: dict[str, Ending] = {
 
 @dataclass(slots=True)
 class _StreamedCall:
-    """A call as the chunks identify it."""
+    """The identification of a call in the chunks."""
 
     output_index: int
     call_id: str
@@ -92,7 +92,7 @@ class _StreamedCall:
 
 @dataclass(slots=True)
 class _CallIndex:
-    """Finds calls by whatever the server identifies them with."""
+    """Finds calls by index, by id or as the last one, depending on what the server sends."""
 
     by_index: dict[int, _StreamedCall] = field(default_factory=dict[int, _StreamedCall])
     by_id: dict[str, _StreamedCall] = field(default_factory=dict[str, _StreamedCall])
@@ -116,7 +116,7 @@ class _CallIndex:
 
 @dataclass(slots=True)
 class _CompletionState(DecoderState):
-    """State that carries over from one chunk to the next."""
+    """The state of the decoder between two chunks."""
 
     call_index: _CallIndex = field(default_factory=_CallIndex)
     item_indices: dict[str, int] = field(default_factory=dict[str, int])
@@ -347,7 +347,7 @@ def _read_call(
 ) -> int:
     """Read a call or a piece of one, and return its output index.
 
-    ``listed`` are the output indexes of the calls that the same list holds before it.
+    ``listed`` are the output indexes of the earlier calls in the same list.
     """
     custom = isinstance(entry.get("custom"), dict)
     inner: object = entry.get("custom" if custom else "function", entry)
@@ -360,7 +360,7 @@ def _read_call(
     seen = state.call_index.find(index, valid_call_id(call_id), name, listed)
     if seen and seen.unannounced is None and name and arguments:
         # Some servers send complete calls that share an id or an index. Complete arguments cannot be
-        # extended, so this is another call, or the same once more; a list does not repeat a call.
+        # extended, so this is another call, or a repetition; a list does not repeat a call.
         known, in_list = state.calls.get_at(seen.output_index), seen.output_index in listed
         if _has_complete_arguments(known):
             if not in_list and known.arguments == _argument_text(arguments):
@@ -432,7 +432,7 @@ _IGNORED_FIELDS = frozenset({"role", "name", "reasoning_details", "annotations"}
 
 
 def _add_empty_arguments(state: _CompletionState) -> None:
-    """Set the arguments of calls that have none: their response is complete."""
+    """Set empty arguments for calls that have none, because their response is complete."""
     for call in state.calls.sorted_calls():
         if not call.completed and call.name and not call.arguments:
             state.calls.set_arguments("", call.output_index, "" if call.custom else "{}")
@@ -442,7 +442,7 @@ def _add_empty_arguments(state: _CompletionState) -> None:
 
 
 def _update_facts(state: _CompletionState, chunk: JsonObject, found: EventList) -> None:
-    """Update the response fields, of which the first value counts, and usage, of which the last does."""
+    """Update the response fields, of which the first value is used, and usage, of which the last is used."""
     began = bool(state.facts)
     for name in ("id", "model", "created"):
         state.facts[name] = state.facts.get(name) or chunk.get(name)

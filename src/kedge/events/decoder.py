@@ -25,7 +25,7 @@ EventList = list[StreamEvent]
 
 @dataclass(slots=True)
 class DecoderState:
-    """State that the decoders of all APIs carry over from one message to the next."""
+    """The state between two messages that the decoders of all APIs have."""
 
     calls: ToolCallState = field(default_factory=ToolCallState)
     joiner: SurrogateJoiner = field(default_factory=SurrogateJoiner)
@@ -33,7 +33,7 @@ class DecoderState:
     ended: bool = False
 
     def resolve_calls(self, found: EventList) -> None:
-        """Complete the tool calls of a complete response, and report those that cannot be."""
+        """Complete the tool calls of a complete response, and report those that cannot be completed."""
         events, unresolved = self.calls.resolve_open()
         found += events
         found += [AnomalyNoted("unresolved_call", name) for name in unresolved]
@@ -79,7 +79,7 @@ class StreamDecoder(ABC):
 
         Args:
             response: The parsed response object.
-            repair: Whether its texts may hold lone surrogates, which are then replaced.
+            repair: Whether its texts may contain lone surrogates, which are then replaced.
 
         Returns:
             The events of the response.
@@ -109,7 +109,7 @@ class StreamDecoder(ABC):
             message: The message as text, as bytes or parsed.
 
         Returns:
-            The events that it holds.
+            The events in the message.
         """
         found: EventList = []
         if isinstance(message, Mapping):
@@ -146,7 +146,7 @@ class StreamDecoder(ABC):
     def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
         """Replace lone surrogates, except in deltas, whose other half may follow.
 
-        By default nothing is replaced here: a decoder may pass every text through its joiner instead.
+        By default nothing is replaced, because a decoder may pass every text through its joiner instead.
         """
         del event
         return message
@@ -156,7 +156,7 @@ class StreamDecoder(ABC):
         """Return whether an event of this name must be JSON; others are keep-alives of proxies."""
 
     def _finish(self, found: EventList) -> None:  # noqa: B027 - optional
-        """Emit what the end of the stream implies."""
+        """Emit the events that the end of the stream implies."""
 
     def _read_sse_message(self, message: SSEMessage, found: EventList) -> None:
         event, data = message

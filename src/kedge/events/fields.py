@@ -17,7 +17,7 @@ from kedge.events.types import Usage
 JsonObject = dict[str, Any]
 
 CALL_ARGUMENTS = {"function_call": "arguments", "custom_tool_call": "input"}
-"""The item types of tool calls, with the field that holds the arguments."""
+"""The item types of tool calls, with the field of the arguments."""
 
 _NAME_PATTERN = re.compile(r"[A-Za-z_][\w.\-]{0,63}")
 _MAX_NAMES = 12
@@ -108,7 +108,7 @@ def is_tool_call(item: JsonObject) -> bool:
 
 
 def read_call(item: JsonObject, output_index: int) -> ToolCallUpdate:
-    """Return what an item holds about a tool call."""
+    """Return the fields of a tool call in an item."""
     kind = item["type"]
     return ToolCallUpdate(
         item.get("call_id"),
@@ -176,7 +176,7 @@ def describe_event(event: str, message: object, problem: str) -> str:
 
 
 def _safe_name(name: str) -> str:
-    """Return a name if it looks like one, since servers may put content there."""
+    """Return a name if it has the form of one, because servers may put content there."""
     return name if _NAME_PATTERN.fullmatch(name) else "(unnamed)" if not name else "(unprintable)"
 
 
@@ -209,7 +209,7 @@ REPLACEMENT = "\ufffd"
 
 
 def has_surrogates(text: str) -> bool:
-    """Return whether the text holds surrogates."""
+    """Return whether the text contains surrogates."""
     if text.isascii():
         return False
     try:
@@ -239,7 +239,7 @@ def repair_surrogates(value: Any) -> Any:
 
 
 class SurrogateJoiner:
-    """Joins surrogate pairs across the deltas of a text; each key is a text of its own."""
+    """Joins surrogate pairs across the deltas of a text; each key is a separate text."""
 
     __slots__ = ("_pending", "_replaced")
 

@@ -71,7 +71,7 @@ class PartBuilder:
         return repair_surrogates("".join(self.pieces))
 
     def complete(self, text: str) -> None:
-        """Set the complete text; an empty one is an omission of the server if there is another."""
+        """Set the complete text; an empty one is ignored if there is another text."""
         known = self.text
         if known and (self.is_complete or not text):
             self.is_complete = True
@@ -103,13 +103,13 @@ class ItemBuilder:
     name: str = ""
     arguments: PartBuilder = field(default_factory=PartBuilder)
     has_fallback_id: bool = False
-    """Whether ``call_id`` is not the server's own id of the call."""
+    """Whether ``call_id`` is not the server's id of the call."""
     is_contradicted: bool = False
     """Whether the finished response lists another version of the finished item."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether the item is complete: it was sent as finished, or the arguments of a call were."""
+        """Whether the finished item, or the complete arguments of a call, were received."""
         return self.item is not None or (self.type in CALL_TYPES and self.arguments.is_complete)
 
     @property
@@ -216,7 +216,7 @@ def _is_empty_message(item: Item) -> bool:
 
 
 def _items_differ(one: Item, other: Item) -> bool:
-    """Return whether two items differ in what a model sees."""
+    """Return whether two items differ in content that a model reads."""
     try:
         return block_from_item(one) != block_from_item(other)
     except InvalidTurn:
@@ -236,7 +236,7 @@ class OutputBuilder:
 
     @property
     def anchor_problem(self) -> str:
-        """Why these items may differ from what the server stored; empty if nothing says so.
+        """Why these items may differ from those that the server stored; empty if there is no such sign.
 
         A finished response lists its items once more. If the list and the stream differ, it is unknown
         which version the server stored, so the response proves nothing about the server's memory.
@@ -304,7 +304,7 @@ class OutputBuilder:
             slot.arguments.pieces.append(event.delta)
 
     def rename_call(self, event: ToolCallRenamed) -> None:
-        """Change the id of a call to the provider's own."""
+        """Change the id of a call to the provider's id."""
         slot = self._by_call.pop(event.was, None)
         if slot is not None:
             slot.call_id = event.call_id
@@ -335,7 +335,7 @@ class OutputBuilder:
         slot.set_item(event.item)
 
     def merge_listed(self, items: tuple[Item, ...]) -> None:
-        """Add what the finished response lists and the stream did not contain."""
+        """Add the items that the finished response lists and the stream did not contain."""
         listed = list(enumerate(items))
         known = match_items(
             listed,
@@ -352,7 +352,7 @@ class OutputBuilder:
             filled.call_id = filled.call_id or call_id
             filled.set_item(item)
             order.append(filled)
-        # An empty list is that of a server which does not list its items.
+        # An empty list is from a server that does not list its items.
         visible = [slot for slot in self.sorted_items() if slot.has_content]
         self._is_listed_otherwise = bool(items) and (
             [id(slot) for slot in visible if slot.type != REASONING]

@@ -89,7 +89,7 @@ class OutputIndexes:
         return index
 
     def find_or_start(self, message: JsonObject, item_id: str, item_type: str) -> int:
-        """Return the same, where an item that was never announced starts with its first part."""
+        """Return the same; an item that was never announced starts with its first part."""
         index = self.find(message, item_id, item_type)
         if index < 0:
             index = self.start(message, {"type": item_type, "id": item_id})
@@ -122,13 +122,13 @@ class OutputIndexes:
 
 @dataclass(slots=True)
 class StreamState(DecoderState):
-    """State that carries over from one event to the next."""
+    """The state of the decoder between two events."""
 
     indexes: OutputIndexes = field(default_factory=OutputIndexes)
     parts: dict[PartKey, bool] = field(default_factory=dict["PartKey", bool])
     """The parts of which text was emitted, and whether they are complete."""
     replaced: bool = False
-    """Whether a message other than a delta held a lone surrogate, which was replaced."""
+    """Whether a message other than a delta contained a lone surrogate, which was replaced."""
 
 
 EventReader = Callable[[StreamState, JsonObject, EventList], None]
@@ -327,7 +327,7 @@ def _read_failure(response: JsonObject, code: str) -> JsonObject:
 def _read_output(
     state: StreamState, response: JsonObject, found: EventList
 ) -> tuple[JsonObject, ...] | None:
-    """Return the items that a finished response lists; calls among them complete the open ones."""
+    """Return the items that a finished response lists; calls in the list complete the open ones."""
     if not isinstance(response.get("output"), list):
         return None
     listed = cast("list[Any]", response["output"])
@@ -400,7 +400,7 @@ EVENT_READERS: dict[str, EventReader] = {
 }
 
 DELTA_TYPES = frozenset(kind for kind in EVENT_READERS if kind.endswith(".delta"))
-"""The deltas whose text goes through the ``SurrogateJoiner``."""
+"""The deltas whose text is passed through the ``SurrogateJoiner``."""
 
 OPAQUE_TYPES = frozenset(
     f"response.{kind}"
@@ -477,13 +477,13 @@ class ResponsesDecoder(StreamDecoder):
         self._sequence = SequenceChecker()
 
     def feed_parsed(self, message: dict[str, Any]) -> list[StreamEvent]:
-        """Decode one parsed message that holds no lone surrogates; they are not searched for.
+        """Decode one parsed message that is known to contain no lone surrogates.
 
         Args:
             message: The message.
 
         Returns:
-            The events that it holds.
+            The events in the message.
         """
         found: EventList = []
         self._decode_message(message, "", found)

@@ -1,4 +1,4 @@
-"""The events of a run: what engines and middleware do before, between and after response streams."""
+"""The events of engines and middleware before, between and after response streams."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from kedge.planning import Mode, Reason, RequestPlan
 from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, TurnDiff
 
 VISIBLE_EVENTS = (TextDelta, RefusalDelta, ReasoningDelta, ToolCallStarted)
-"""Events that show output to the user. After one of them a request cannot be sent again unnoticed."""
+"""Events that show output to the user. After one of them a request must not be sent again silently."""
 
 ResendReason = Literal[
     "gone",
@@ -28,9 +28,9 @@ ResendReason = Literal[
     "conversation",
     "audit",
 ]
-"""Why an engine sends a request again in another form."""
+"""The reason why an engine sends a request again in another form."""
 HealReason = ResendReason | Literal["format"]
-"""Why a request is sent again: also without the format of a typed answer, which its model does not support."""
+"""The reason why a request is sent again; ``format`` means without the format of a typed answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Healed(Event):
     """The server rejected the request or lost its context, and the request is sent again differently.
 
     Attributes:
-        reason: What was wrong.
+        reason: Why it is sent again.
         lost: The responses that the server no longer has.
     """
 
@@ -126,7 +126,7 @@ class TurnEdited(Event):
 
     Attributes:
         by: The middleware's name.
-        diff: What changed.
+        diff: The changes.
         phase: ``in`` before the request, ``out`` after the response.
     """
 
@@ -152,8 +152,8 @@ class ToolFinished(Event):
 
     Attributes:
         call: The model's call.
-        result: The result as the model will see it.
-        seconds: How long the tool ran.
+        result: The result as it is sent to the model.
+        seconds: The duration of the call.
         outcome: ``ok``, or the kind of failure.
     """
 
@@ -168,8 +168,8 @@ class OutputRejected(Event):
     """An answer does not have the requested type, and is requested again.
 
     Attributes:
-        attempt: Which answer it was, from 1.
-        problems: What is wrong with it, one line each.
+        attempt: The number of the answer, from 1.
+        problems: Its problems, one line each.
         text: The text of the answer.
     """
 

@@ -8,7 +8,7 @@ Time is linear in the number of bytes however they are split: an incomplete line
 grows in place, and only new bytes are searched for its end. The buffer is limited, so that a server that
 never ends a line cannot fill the client's memory; beyond the limit ``StreamTooLarge`` is raised.
 
-Hand-written because the SDK's decoder takes more than twice the time per event and has no size limits.
+The SDK's decoder is not used because it takes more than twice the time per event and has no size limits.
 
 Events of the Responses API are numbered consecutively. A number seen before with the same event is a duplicate (a
 proxy retried, or a stream was resumed too early); a number from a gap is a late event; a jump is a gap. Some
@@ -98,8 +98,8 @@ class SSEDecoder:
         """End the stream.
 
         Returns:
-            The message that lacks only its closing blank line, which some servers omit. Whether it is
-            complete is for the caller to check: half a JSON object does not parse.
+            The message that lacks only its closing blank line, which some servers omit. The caller must
+            check whether it is complete: half a JSON object cannot be parsed.
         """
         rest = bytes(self._unfinished)
         self._unfinished.clear()
@@ -111,7 +111,7 @@ class SSEDecoder:
             raise StreamTooLarge("line", self._max_line)
 
     def _parse_lines(self, text: bytes) -> list[SSEMessage]:
-        """Parse ``text``, which holds at least one line end."""
+        """Parse ``text``, which contains at least one line end."""
         messages: list[SSEMessage] = []
         if not self._started:
             self._started = True
@@ -153,9 +153,9 @@ class SSEDecoder:
 SequenceStatus = Literal["fresh", "duplicate", "late", "gap"]
 
 WINDOW_SIZE = 1024
-"""How many fingerprints are stored to distinguish a duplicate from a number used twice."""
+"""The number of fingerprints that are stored to distinguish a duplicate from a number used twice."""
 MAX_GAPS = 64
-"""How many gaps are stored to distinguish a late event from a duplicate."""
+"""The number of gaps that are stored to distinguish a late event from a duplicate."""
 
 
 class SequenceChecker:

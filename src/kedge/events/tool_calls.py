@@ -1,17 +1,17 @@
 """Assign the events of a stream to its tool calls.
 
-A call has two ids. ``call_id`` connects the call to its result and is what the model sees; ``item_id``
+A call has two ids. ``call_id`` connects the call to its result and is visible to the model; ``item_id``
 identifies the item within the stream, and is the only id that an argument delta has. ``ToolCallState``
 stores the calls by ``call_id``, and a map from ``item_id`` to ``call_id``.
 
-Why this is more than two dictionaries: the ids are not reliable, and a wrong match runs a tool with
+Two dictionaries are not enough, because the ids are not reliable, and a wrong match runs a tool with
 another call's arguments. Servers omit ``call_id`` or send it only with the finished item, use one id for two
 calls, change the ``item_id`` between events, and send arguments before the call that they belong to. So a
 call is looked up by item id, then by call id, then as the only open call at its output index, and an
-event that contradicts the index of a match is not assigned to it. A call without a usable ``call_id`` goes
-by its ``item_id`` or by a local id (logged with the reason and counted), which the provider's id replaces as
-soon as an event has it. Early arguments wait for their call. What is still unmatched at the end is
-``unresolved``, and a response with an unresolved call is never complete.
+event that contradicts the index of a match is not assigned to it. A call without a usable ``call_id`` is
+identified by its ``item_id`` or by a local id (logged with the reason and counted), which the provider's id
+replaces as soon as an event has it. Early arguments wait for their call. Calls and arguments that are still
+unmatched at the end are ``unresolved``, and a response with an unresolved call is never complete.
 """
 
 import logging
@@ -32,12 +32,12 @@ from kedge.observe import get_logger
 from kedge.turns import new_id
 
 NameResolver = Callable[[str, bool], str]
-"""Returns the name of a call by its arguments and by whether it is free-form; empty if it is not certain."""
+"""Returns the name of a call from its arguments and from whether it is free-form; empty if uncertain."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallUpdate:
-    """What one event of a stream holds about a call.
+    """The data of one event of a stream about a call.
 
     Attributes:
         call_id: The call id as the server sent it: of any type, or None.
@@ -60,7 +60,7 @@ class ToolCallUpdate:
 
 @dataclass(slots=True)
 class ToolCall:
-    """A tool call of a stream, as far as it is known.
+    """A tool call of a stream, with the data received so far.
 
     Attributes:
         call_id: The id that connects the call to its result.
@@ -167,7 +167,7 @@ def match_items(
         For each entry of ``listed`` the matching entry of ``known``, or None.
     """
     matches: list[Known | None] = [None] * len(listed)
-    if not known:  # as in every response that was not streamed
+    if not known:  # the response was not streamed
         return matches
     left_over, unclaimed = list(range(len(listed))), list(range(len(known)))
     for listed_key, known_key in keys:
@@ -199,7 +199,7 @@ class ToolCallState:
         corrected: How many fallback ids were replaced by the provider's id later.
         failed: How many calls or arguments could not be resolved.
         inferred: How many calls came without a name that could be inferred.
-        infer_name: Finds the name of a call that came without one.
+        infer_name: A function that infers the name of a call that came without one.
     """
 
     infer_name: NameResolver | None = None
@@ -219,7 +219,7 @@ class ToolCallState:
         """Start a call; a repeated start changes nothing.
 
         Args:
-            update: What the event holds about the call.
+            update: The data of the event about the call.
 
         Returns:
             The events to emit.
@@ -269,7 +269,7 @@ class ToolCallState:
         """Complete a call.
 
         Args:
-            update: What the event holds about the call.
+            update: The data of the event about the call.
 
         Returns:
             The call, and the events to emit.
@@ -284,7 +284,7 @@ class ToolCallState:
         """Complete the calls that a finished response lists.
 
         Args:
-            calls: What the response holds about each call.
+            calls: The data of the response about each call.
 
         Returns:
             For each of them the call and the events to emit.
@@ -471,7 +471,7 @@ class ToolCallState:
         return call_id, problem
 
     def _rename(self, call: ToolCall, update: ToolCallUpdate) -> list[StreamEvent]:
-        """Use the provider's own id, if this event is the first to have it."""
+        """Use the provider's id, if this event is the first to have it."""
         new = valid_call_id(update.call_id)
         if not new or new in self.calls:
             return []

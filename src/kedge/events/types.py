@@ -1,7 +1,7 @@
 """The events of a response stream, which are the same for every provider.
 
-A decoder (``kedge.events.responses`` for the Responses API) parses what a provider streams into the events
-below, and the assembler builds blocks from them; a caller that streams a run receives both these and the
+A decoder (``kedge.events.responses`` for the Responses API) parses the stream of a provider into the events
+below, and the assembler builds blocks from them. A caller that streams a run receives both these and the
 events of ``kedge.events.run``. ``Event`` is their common base class. ``StreamEvent`` is the closed union of
 the events that a decoder emits, for a ``match`` that ends in ``assert_never``.
 
@@ -21,15 +21,15 @@ PartKind = Literal["text", "refusal", "summary", "reasoning"]
 AnomalyKind = Literal[
     "malformed", "gap", "late", "unresolved_call", "contradiction", "replaced_text"
 ]
-"""Problems of a stream that is read to its end nevertheless.
+"""Problems of a stream that do not stop its decoding.
 
-The last two do not make a response incomplete, but its blocks may differ from what the server stored:
+The last two do not make a response incomplete, but its blocks may differ from those that the server stored;
 see ``Outcome.anchor_problem``.
 """
 
 
 class Event:
-    """Something that happened while an engine was working; the base class of all events."""
+    """The base class of all events of a run."""
 
     __slots__ = ()
 
@@ -327,7 +327,7 @@ class StreamFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class AnomalyNoted(Event):
-    """The stream has a problem and is read on.
+    """The stream has a problem, and decoding continues.
 
     Attributes:
         kind: The kind of problem.
@@ -398,11 +398,10 @@ class Outcome:
         reason: Why the response is ``incomplete``, as the server names it.
         code: The code of a failure: the server's, or ``damaged_stream`` if the stream is inconsistent.
         message: The message of a failure.
-        anchor_problem: Why a completed response must not become an anchor; empty if nothing is known
-            against it.
-        stored: Whether the server stored the response; None if it does not say.
-        conversation_id: The conversation object that the server names; empty if it names none, None if
-            it does not say.
+        anchor_problem: Why a completed response must not become an anchor; empty if it may.
+        stored: Whether the server stored the response; None if this is not known.
+        conversation_id: The conversation object in the response; empty for none, None if the member is
+            missing.
     """
 
     status: OutcomeStatus
@@ -427,5 +426,5 @@ class Outcome:
 
     @property
     def whole_blocks(self) -> tuple[Block, ...]:
-        """The blocks without those that are incomplete."""
+        """The complete blocks."""
         return tuple(block for block in self.blocks if not block.metadata.get(PARTIAL))

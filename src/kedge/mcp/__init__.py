@@ -1,6 +1,6 @@
 """Model Context Protocol: tools of MCP servers for Kedge, and Kedge's store as an MCP server.
 
-``mcp_tools`` connects to a server and gives a toolbox; ``kedge.mcp.server`` serves a store. Both use the official
+``mcp_tools`` connects to a server and returns a toolbox; ``kedge.mcp.server`` serves a store. Both use the official
 package (extra ``mcp``), which is imported when one of them is used.
 """
 
@@ -20,10 +20,10 @@ __all__ = ["McpTools", "mcp_tools"]
 
 
 class McpTools:
-    """A connection to an MCP server that gives a toolbox: ``async with``, or ``with`` in sync code.
+    """A context manager that connects to an MCP server and returns a toolbox, for async and sync code.
 
     Args:
-        open_tools: Opens the connection.
+        open_tools: A function that opens the connection.
     """
 
     def __init__(self, open_tools: Callable[[], AbstractAsyncContextManager[Toolbox]]) -> None:
@@ -66,14 +66,14 @@ def mcp_tools(
     """Connect to an MCP server and use its tools.
 
     A command is started as a child process, without a shell and with a minimal environment; it ends with the
-    context. The toolbox follows the server: when the server changes its tools, the next request offers the new
-    ones. What a server sends is not trusted: names, descriptions and results are bounded in size, and the rules
+    context. When the server changes its tools, the toolbox is updated, and the next request offers the new
+    ones. Data of a server is not trusted: names, descriptions and results are limited in size, and the rules
     of a ``guard`` apply to them.
 
     Args:
         server: A command (``"npx -y some-server"`` or ``["npx", "-y", "some-server"]``), or the address of a
             server for streamable HTTP (``"https://example.com/mcp"``).
-        name: The prefix of its tools where names are used twice; by default from the command or the address.
+        name: The prefix of its tools whose names are used twice; by default from the command or the address.
         env: Further environment variables of the command.
         cwd: The working directory of the command.
         headers: HTTP headers, such as ``Authorization``.
@@ -84,8 +84,8 @@ def mcp_tools(
         concurrency: Maximum number of concurrent calls of each tool.
 
     Returns:
-        An async context manager that gives a toolbox for ``tools=``. In sync code use it with ``with``: the
-        connection then belongs to the event loop of ``chat.sync`` and the like.
+        An async context manager that returns a toolbox for ``tools=``. In sync code use it with ``with``: the
+        connection then uses the event loop of ``chat.sync`` and similar facades.
 
     Raises:
         CannotConnect: The extra ``mcp`` is missing, or, on entering, the server could not be reached.

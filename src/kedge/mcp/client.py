@@ -1,8 +1,8 @@
 """A connection to an MCP server, as a source of tools.
 
-The connection lives in a task of its own. The contexts of the official client belong to the task that entered
-them, whereas a toolbox is used from many: a chat runs each line in another task, and parallel calls have one task
-each. And a caller that is cancelled, even twice, must not interrupt the end of a child process.
+The connection runs in a separate task. The contexts of the official client belong to the task that entered
+them, but a toolbox is used from many tasks: a chat runs each line in another task, and parallel calls have one
+task each. Also, a caller that is cancelled, even twice, must not interrupt the termination of a child process.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ log = get_logger("kedge.mcp")
 MAX_PAGES = 100
 MAX_ERROR_CHARS = 2_000
 CLOSE_SECONDS = 5.0
-"""How long closing an HTTP session may take; a child process has limits of its own."""
+"""The maximum number of seconds for closing an HTTP session; a child process has other limits."""
 REFRESH_SECONDS = 0.1
-"""Minimum time between two listings, however many changes a server reports."""
+"""The minimum time between two listings, also if a server reports many changes."""
 LISTEN_SECONDS = 5.0
-"""Time before a lost subscription to changes is opened again."""
+"""The time before a lost subscription to changes is opened again."""
 ENDED = "it ended the connection"
 RESULT_ADAPTER: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
@@ -71,7 +71,7 @@ class McpOptions:
 
 @asynccontextmanager
 async def open_tools(address: ServerAddress, options: McpOptions) -> AsyncGenerator[Toolbox]:
-    """Connect to a server and give its tools; see ``mcp_tools``."""
+    """Connect to a server and yield its tools; see ``mcp_tools``."""
     connection = McpConnection(address, options)
     task = asyncio.create_task(connection.run(), name=f"kedge.mcp {options.name}")
     try:
@@ -105,9 +105,9 @@ class McpConnection(ToolSource):
         self._loop = asyncio.get_running_loop()
         self._client: Client | None = None
         self._settled = asyncio.Event()
-        """Set while it is known whether there is a connection."""
+        """Set unless a connection is being opened or closed."""
         self._wake = asyncio.Event()
-        """Set when the task of the connection has something to do: to stop, or to connect again."""
+        """Set when the task of the connection has to stop or to connect again."""
         self._changed = asyncio.Event()
         self._stopping = False
         self._scope: anyio.CancelScope | None = None
@@ -115,7 +115,7 @@ class McpConnection(ToolSource):
         self.notes = ConnectionNotes(self._wake.set)
 
     async def run(self) -> None:
-        """Hold the connection until it is stopped; over HTTP, connect again when a call needs it."""
+        """Maintain the connection until it is stopped; over HTTP, connect again when a call needs it."""
         _silence_loggers()
         try:
             while not self._stopping:
@@ -152,7 +152,7 @@ class McpConnection(ToolSource):
             self._scope.cancel()
 
     async def _connect(self) -> None:
-        """Open a connection, and hold it until it ends or is stopped."""
+        """Open a connection, and maintain it until it ends or is stopped."""
         self.notes = ConnectionNotes(self._wake.set)
         self._wake.clear()
         with anyio.CancelScope(deadline=self._deadline(self.options.connect_timeout)) as scope:
@@ -192,7 +192,7 @@ class McpConnection(ToolSource):
         return anyio.current_time() + seconds
 
     def _describe_failure(self, errors: BaseExceptionGroup[Exception]) -> str:
-        """Return what is known about a failed connection, in one line."""
+        """Return a description of a failed connection, in one line."""
         error: BaseException = errors
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -249,7 +249,7 @@ class McpConnection(ToolSource):
                 await anyio.sleep(REFRESH_SECONDS)
 
     async def _subscribe(self, client: Client) -> None:
-        """Receive changes from servers of the current protocol, which report them to subscribers only."""
+        """Receive changes from servers of the current protocol, which report them only to subscribers."""
         while True:
             try:
                 async with client.listen(tools_list_changed=True) as changes:
@@ -306,7 +306,7 @@ class McpConnection(ToolSource):
             return (
                 f"The MCP server rejected the call: {clean_text(error.message[:MAX_ERROR_CHARS])}"
             )
-        if self._client is client:  # the task of the connection does not know yet
+        if self._client is client:  # the task of the connection has not noticed it yet
             self._settled.clear()
             self._wake.set()
         await self._settled.wait()  # the reason is known when the process has ended
@@ -316,7 +316,7 @@ class McpConnection(ToolSource):
 
 
 def _silence_loggers() -> None:
-    """Do not let the official package write to standard error where logging is not configured."""
+    """Prevent the official package from writing to standard error if logging is not configured."""
     for name in ("mcp", "client"):
         logger = logging.getLogger(name)
         if not any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):

@@ -1,4 +1,4 @@
-"""Convert the tools and results of an MCP server. Everything a server sends is untrusted and bounded here.
+"""Convert the tools and results of an MCP server. All data of a server is untrusted and limited in size here.
 
 Schemas are sent to the model and not evaluated: a pattern in a schema could take exponential time. For the same
 reason, structured results are not checked against the output schema that the server declares for them.
@@ -23,7 +23,7 @@ from kedge.turns import Part, TextPart, image
 log = get_logger("kedge.mcp")
 
 MAX_TOOLS = 128
-"""Maximum number of tools of one server; providers accept about as many."""
+"""The maximum number of tools of one server; providers have similar limits."""
 MAX_DESCRIPTION_CHARS = 4_000
 MAX_SCHEMA_CHARS = 40_000
 MAX_CONTENT_ITEMS = 100
@@ -42,12 +42,12 @@ def convert_tools(
 ) -> tuple[AnyTool, ...]:
     """Return the tools of a server.
 
-    Names get the form that providers accept. Of two tools with one name, the first is used. A tool whose
-    schema is too large or invalid is left out.
+    Names are converted to the form that providers accept. Of two tools with one name, the first is used. A
+    tool whose schema is too large or invalid is omitted.
 
     Args:
-        listed: The tools as the server lists them.
-        call: Calls a tool by its name at the server.
+        listed: The tools in the server's list.
+        call: A function that calls a tool of the server by its name.
         options: Execution options for ``kedge.tools.tool``.
         server: The name of the server, for the log.
     """
@@ -99,7 +99,7 @@ def clean_text(text: str) -> str:
 def convert_result(result: types.CallToolResult) -> list[Part]:
     """Return the parts of a result.
 
-    A structured result is added as JSON, unless a text of the result is that JSON already, as the protocol
+    A structured result is added as JSON, unless a text of the result has the same JSON, as the protocol
     recommends.
 
     Raises:
@@ -119,7 +119,7 @@ def convert_result(result: types.CallToolResult) -> list[Part]:
 
 
 def _has_same_json(items: Iterable[types.ContentBlock], structured: Any) -> bool:
-    """Return whether a text is the structured result, or what it wraps as ``{"result": …}``."""
+    """Return whether a text is the structured result, or the value that it wraps as ``{"result": …}``."""
     inner = structured.get("result") if isinstance(structured, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     for item in items:
         if isinstance(item, types.TextContent):

@@ -47,7 +47,7 @@ class StoreTools:
 
     Args:
         store: The store.
-        choose_model: Returns the model for ``ask``; None for a server that only reads.
+        choose_model: A function that returns the model for ``ask``; None for a read-only server.
     """
 
     def __init__(self, store: Store, choose_model: ChooseModel | None = None) -> None:
@@ -55,7 +55,7 @@ class StoreTools:
         self.choose_model = choose_model
 
     def to_toolbox(self) -> Toolbox:
-        """Return the tools: those that read, and if a model can be chosen also those that write."""
+        """Return the tools that read, and those that write if ``choose_model`` is set."""
         reading = Toolbox(self.search, tool(self.list_conversations, name="list"), self.show)
         return reading.with_tools(self.ask, self.fork) if self.choose_model else reading
 
@@ -115,7 +115,7 @@ class StoreTools:
         title: Annotated[str, "The title of a new conversation."] = "",
     ) -> dict[str, Any]:
         """Send a message to the model of a conversation and return its answer."""
-        assert self.choose_model is not None  # noqa: S101 - it is not offered otherwise
+        assert self.choose_model is not None  # noqa: S101 - the tool is not offered otherwise
         row = await self.store.conversation(conversation) if conversation else None
         model = self.choose_model(row)
         opened = (

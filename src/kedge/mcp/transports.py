@@ -1,8 +1,8 @@
 """Connections to MCP servers: a child process with messages on its standard streams, or streamable HTTP.
 
-A server is not trusted. The standard streams are handled here rather than by the official transport, which reads a
-line of any length into memory and writes lines that are no messages, and the server's standard error, where a
-terminal shows them. The process is the leader of a process group, so that everything it starts ends with it: first
+A server is not trusted. The standard streams are handled here and not by the official transport, which reads a
+line of any length into memory and prints lines that are not messages, and the server's standard error, on the
+terminal. The process is the leader of a process group, so that all its child processes end with it: first
 its input is closed, then the group is terminated, then killed. Each wait is bounded and shielded from cancellation.
 """
 
@@ -34,13 +34,13 @@ from kedge.tools.output import redact_secrets
 log = get_logger("kedge.mcp")
 
 MAX_MESSAGE_BYTES = 32_000_000
-"""Maximum size of one message; an image of 20 MB fits into it."""
+"""The maximum size of one message, large enough for an image of 20 MB."""
 MAX_NOTE_CHARS = 500
 MAX_NAME_CHARS = 32
 GRACE_SECONDS = 2.0
-"""How long a process may take to exit after its input is closed, after SIGTERM, and after SIGKILL."""
+"""Seconds in which a process must exit after its input is closed, after SIGTERM, and after SIGKILL."""
 REAP_SECONDS = 30.0
-"""How long to wait for the exit status of a process that was killed; a busy machine reports it late."""
+"""Seconds to wait for the exit status of a killed process, which may be late on a busy machine."""
 POLL_SECONDS = 0.01
 INHERITED_VARIABLES = ("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ")
 LAUNCHERS = frozenset(
@@ -60,12 +60,12 @@ LAUNCHERS = frozenset(
         "uvx",
     }
 )
-"""Programs and their subcommands that start another program, which is the better name."""
+"""Programs and their subcommands that start another program, whose name is used instead."""
 
 
 @dataclass(slots=True)
 class ConnectionNotes:
-    """What happened on a connection, for error messages; ``on_end`` is called when the server ends it."""
+    """Observations of a connection, for error messages; ``on_end`` is called when the server ends it."""
 
     on_end: Callable[[], None]
     stopping: bool = False
@@ -78,7 +78,7 @@ class ConnectionNotes:
     problem: str = ""
 
     def describe(self) -> str:
-        """Return what went wrong, as far as it is known."""
+        """Return a description of the known problems."""
         if self.problem:
             return self.problem
         shown = " ".join(sanitize_text(redact_secrets(self.stderr)).split())[-MAX_NOTE_CHARS:]
@@ -181,7 +181,7 @@ def to_prefix(text: str) -> str:
 
 
 def build_environment(added: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a server: paths, user, terminal and language, and what is added.
+    """Return the environment of a server: paths, user, terminal and language, and the added variables.
 
     API keys and other settings of this process are not part of it.
     """
@@ -193,7 +193,7 @@ def build_environment(added: Mapping[str, str]) -> dict[str, str]:
 async def open_stdio(
     address: StdioAddress, notes: ConnectionNotes
 ) -> AsyncGenerator[TransportStreams]:
-    """Run a command and exchange messages with it; the process has ended when this is left.
+    """Run a command and exchange messages with it; the process is ended on exit from the context.
 
     Raises:
         OSError: The command cannot be started.
@@ -207,7 +207,7 @@ async def open_stdio(
         cwd=address.cwd,
         start_new_session=True,
     )
-    # No await before the task group is entered: a cancellation in between would leave the process behind.
+    # No await before the task group is entered: a cancellation in between would leave the process running.
     received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outgoing, to_send = anyio.create_memory_object_stream[SessionMessage](0)
     async with anyio.create_task_group() as group, received, incoming, outgoing, to_send:
@@ -242,7 +242,7 @@ async def _read_messages(
                 message = _parse_message(bytes(buffer[:end]), notes)
                 del buffer[: end + 1]
                 searched = 0
-                # Without a receiver, at the end, output is discarded: a server that cannot write cannot exit.
+                # After the receiver is closed, output is discarded, because a server that cannot write cannot exit.
                 with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                     if message:
                         await received.send(message)
@@ -269,7 +269,7 @@ def _parse_message(line: bytes, notes: ConnectionNotes) -> SessionMessage | None
 
 
 async def _read_errors(process: Process, notes: ConnectionNotes) -> None:
-    """Read standard error, so that the server does not block, and retain its end."""
+    """Read standard error, so that the server does not block, and retain the last part of it."""
     try:
         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
             async for chunk in process.stderr or ():
@@ -302,7 +302,7 @@ async def stop_process(process: Process) -> None:
 
 
 def _close_transport(process: Process) -> None:
-    """Close the pipes, which a process that left the group may hold open."""
+    """Close the pipes, which a process outside of the group may still have open."""
     transport = getattr(getattr(process, "_process", None), "_transport", None)
     with suppress(PermissionError):
         if transport is not None:
@@ -311,7 +311,7 @@ def _close_transport(process: Process) -> None:
 
 async def _wait_until(is_true: Callable[[], bool], seconds: float | None = None) -> None:
     with anyio.move_on_after(GRACE_SECONDS if seconds is None else seconds):
-        while not is_true():  # noqa: ASYNC110 - the death of a process group is no event
+        while not is_true():  # noqa: ASYNC110 - there is no event for the end of a process group
             await anyio.sleep(POLL_SECONDS)
 
 
@@ -346,7 +346,7 @@ async def open_http(address: HttpAddress) -> AsyncGenerator[TransportStreams]:
 
 
 async def _limit_response(response: httpx2.Response) -> None:
-    """Bound the body of a response; the events of a stream have a limit of their own."""
+    """Limit the size of a response body; the events of a stream have a separate limit."""
     if response.headers.get("content-encoding", "identity") != "identity":
         raise httpx2.DecodingError("the server compressed its response", request=response.request)
     if not response.headers.get("content-type", "").startswith("text/event-stream"):

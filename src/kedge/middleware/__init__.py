@@ -1,4 +1,4 @@
-"""Middleware: wraps an Engine and is an Engine. The first one of a stack is the outermost."""
+"""Middleware wraps an Engine and is an Engine. The first middleware of a stack is the outermost."""
 
 from kedge.middleware.base import BaseMiddleware, two_phase
 from kedge.middleware.compact import compact
@@ -31,7 +31,7 @@ __all__ = [
     "with_middleware",
 ]
 
-# Names of version 0.1, which keep working.
+# Names of version 0.1, for compatibility.
 Rule = GuardRule
 Wrapped = BaseMiddleware
 notice = on_response_started

@@ -1,4 +1,4 @@
-"""Base class for middleware: an engine around an engine, with hooks for the way in and out."""
+"""Base class for middleware: an engine around an engine, with hooks before and after a run."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -37,18 +37,18 @@ class BaseMiddleware(Engine):
         return turn
 
     def leave(self, turn: Turn) -> Turn:
-        """Return the Turn to finish with, given the one the inner engine finished with."""
+        """Return the final Turn, from the final Turn of the inner engine."""
         return turn
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """Return the plan of the Turn as ``enter`` leaves it."""
+        """Return the plan of the Turn that ``enter`` returns."""
         return self.inner.plan(self.enter(turn), **options)
 
     def events(self, turn: Turn, request: Request) -> Events:
-        """Return the inner engine's events, with the Turn changed on its way in and out."""
+        """Return the inner engine's events, with the Turn changed by ``enter`` and ``leave``."""
         turn = request.filters.apply_to_turn(self.enter(turn), ("input",), request.applied)
         events = self.inner.events(turn, request)
-        # Without a change on the way out there is nothing to wrap.
+        # Without ``leave`` there is nothing to wrap.
         return events if type(self).leave is BaseMiddleware.leave else self._leave_with(events)
 
     async def _leave_with(self, inner: Events) -> Events:
@@ -68,11 +68,11 @@ TurnTransform = Callable[[Turn], Turn | Awaitable[Turn]]
 def two_phase(
     before: TurnTransform | None = None, after: TurnTransform | None = None, *, name: str = ""
 ) -> Middleware:
-    """Make a middleware of functions that change the Turn.
+    """Create a middleware from functions that change the Turn.
 
     Args:
-        before: Is called with the Turn before it is sent, and returns the Turn to send; may be async.
-        after: Is called with the Turn that comes back, and returns the one to finish with; may be async.
+        before: A function that is called with the Turn before it is sent, and returns the Turn to send; may be async.
+        after: A function that is called with the returned Turn, and returns the final one; may be async.
         name: The name in traces and block origins; by default the name of the function.
 
     Returns:
@@ -94,7 +94,7 @@ class _TwoPhaseMiddleware(BaseMiddleware):
         self.before, self.after, self.name = before, after, name
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """Return the plan of the Turn as ``before`` leaves it; an async ``before`` is skipped."""
+        """Return the plan of the Turn that ``before`` returns; an async ``before`` is skipped."""
         changed = self.before(turn)
         if isinstance(changed, Turn):
             return self.inner.plan(changed, **options)

@@ -1,9 +1,9 @@
-"""``compact``: keep a conversation short, outermost in a stack.
+"""``compact``: compact long conversations, outermost in a stack.
 
-After a finished answer the Turn is compacted, never between a tool call and what follows from it: this
-middleware belongs outside of ``tools``, so it sees only complete answers. With ``resend_limit`` it also
-compacts before a long Turn is sent again, whether the plan requires that (edited, expired) or the server
-does when the request is made (lost).
+The Turn is compacted after a finished answer, never between a tool call and its result: this middleware must be
+outside of ``tools``, so that it receives only complete answers. With ``resend_limit`` it also compacts before a
+long Turn is sent again, whether the plan requires that (edited, expired) or the server does when the request is
+sent (lost).
 """
 
 from collections.abc import Mapping
@@ -30,13 +30,13 @@ def compact(
     counter: TokenCounter = DEFAULT_COUNTER,
     resend_limit: int | None = None,
 ) -> Middleware:
-    """Compact after each answer, as the compactor decides.
+    """Compact after each answer, if the compactor decides so.
 
     Args:
-        compactor: Decides when and how.
+        compactor: The compactor, which decides when and how.
         engine: The engine that the compactor may send requests to; by default the wrapped one, without
             its middleware.
-        counter: Counts tokens where the server did not.
+        counter: The token counter to use if the server did not report usage.
         resend_limit: Bytes above which history is compacted before it is sent in full again.
 
     Returns:
@@ -69,7 +69,7 @@ class _CompactMiddleware(BaseMiddleware):
         self.resend_limit = resend_limit
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """Yield the inner engine's events, and what compaction did before and after."""
+        """Yield the inner engine's events, and those of compaction before and after."""
         request = replace(request, params={**self._params(), **request.params})
         if self._is_long_resend(turn):
             turn, event = await self._compact(turn, "resend", request.filters)

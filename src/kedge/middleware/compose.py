@@ -1,14 +1,14 @@
-"""Compose middleware, and report what each one changes in the Turn.
+"""Compose middleware, and report the changes of each one to the Turn.
 
-A middleware may insert, remove, edit and reorder blocks; coherence with the server is the planner's job.
-To show who did what, the Turn is compared on both sides of every middleware: differences become
+A middleware may insert, remove, edit and reorder blocks; the planner ensures coherence with the server.
+To attribute changes, the Turn is compared on both sides of every middleware: differences become
 ``TurnEdited`` events (collected in ``stream.trace``), and blocks that a middleware adds without an origin
 are marked with its name.
 
-Each middleware costs one generator besides its own. Going in, comparing needs no generator: the engine
-handed to a middleware is a plain call that compares, records the edits in the probe and calls on. Coming
-out, the generator around a middleware reports those edits, and leaves the Turn it finishes with in the
-probe of the middleware outside of it, which compares it with what that middleware makes of it.
+Each middleware costs one additional generator. Before a run, comparing needs no generator: the engine
+passed to a middleware is a plain call that compares, records the edits in the probe and calls the next engine.
+After it, the generator around a middleware reports those edits, and stores its final Turn in the probe of the
+next outer middleware, which compares it with that middleware's final Turn.
 
 The stack of Chat and Conversation has compaction outermost, then the caller's middleware, then tools, and
 repair next to the engine.
@@ -35,7 +35,7 @@ from kedge.turns import Turn, TurnDiff, diff
 from kedge.turns.turn import has_prefix
 
 FILTERED_BY = "guard"
-"""The name under which changes by content filters are reported."""
+"""The reported name of changes by content filters."""
 
 
 def with_middleware(engine: Engine, *middlewares: Middleware) -> Engine:
@@ -43,7 +43,7 @@ def with_middleware(engine: Engine, *middlewares: Middleware) -> Engine:
 
     Args:
         engine: The engine to wrap; it may be a stack itself.
-        *middlewares: Functions or classes that take an engine and return one; the first is the outermost.
+        *middlewares: Functions or classes that wrap an engine and return one; the first is the outermost.
 
     Returns:
         The stack, or the engine itself if there is nothing to wrap it in.
@@ -62,7 +62,7 @@ class _StackFilters:
         self.filters = filters
 
     def add(self, made: Engine) -> None:
-        """Add the filters of a middleware; it may hide the engine inside of it."""
+        """Add the filters of a middleware, which may not expose those of the engine inside of it."""
         self.filters = tuple(dict.fromkeys((*find_filters(made), *self.filters)))
 
 
@@ -77,7 +77,7 @@ def _wrap(engine: Engine, middleware: Middleware, stack: _StackFilters) -> Engin
 
 
 class _Inside(BaseMiddleware):
-    """The engine handed to a middleware: compares the Turn that the middleware passes on."""
+    """The engine passed to a middleware: compares the Turn that the middleware passes on."""
 
     def __init__(self, inner: Engine, stack: _StackFilters) -> None:
         super().__init__(inner)
@@ -85,16 +85,16 @@ class _Inside(BaseMiddleware):
 
     @property
     def content_filters(self) -> tuple[ContentFilter, ...]:
-        """The filters of the complete stack: a middleware that starts a run of its own needs all."""
+        """The filters of the full stack, which a middleware needs for a separate run."""
         return self.stack.filters
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """Plan the Turn as the filters of the stack leave it."""
+        """Return the plan of the Turn after the filters of the stack."""
         filters = ContentFilters(self.stack.filters)
         return self.inner.plan(filters.apply_to_turn(turn, ("input",)), **options)
 
     def events(self, turn: Turn, request: Request) -> Events:
-        """Record what the middleware changed, and continue with the next engine."""
+        """Record the changes of the middleware, and continue with the next engine."""
         probe = request.probe
         if probe is not None:
             turn, changes = _track_edits(probe.turn, turn, self.name)
@@ -108,7 +108,7 @@ class _Inside(BaseMiddleware):
 
 
 class _Observed(BaseMiddleware):
-    """A middleware in a stack: reports what it changed, as events."""
+    """A middleware in a stack, with its changes reported as events."""
 
     def __init__(self, inner: Engine, name: str, stack: _StackFilters) -> None:
         super().__init__(inner)
@@ -117,11 +117,11 @@ class _Observed(BaseMiddleware):
 
     @property
     def content_filters(self) -> tuple[ContentFilter, ...]:
-        """The filters of the stack, also where a middleware does not show what it wraps."""
+        """The filters of the stack, even if a middleware does not expose those of its inner engine."""
         return self.stack.filters
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """Yield the middleware's events, and what it changed on the way in and out."""
+        """Yield the middleware's events, and its changes before and after the run."""
         probe = TurnProbe(turn)
         inner = self.inner.events(turn, replace(request, probe=probe))
         async with aclosing(inner) as events:
@@ -139,16 +139,16 @@ class _Observed(BaseMiddleware):
                         request.probe.turn = finished
                     yield TurnFinished(finished)
             except Exception:
-                while probe.edits:  # a failed run shows what was changed before it failed
+                while probe.edits:  # report the changes before a failure
                     yield probe.edits.pop(0)
                 raise
 
 
 class _Innermost(BaseMiddleware):
-    """The engine inside of all middleware: leaves the Turn it finishes with in the probe."""
+    """The engine inside of all middleware: stores its final Turn in the probe."""
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """Yield the engine's events; nothing that a filter of the stack rejects reaches it."""
+        """Yield the engine's events; content that a filter of the stack rejects is not sent to it."""
         turn = request.filters.apply_to_turn(turn, ("input",))
         async with aclosing(self.inner.events(turn, replace(request, probe=None))) as events:
             async for event in events:
@@ -158,7 +158,7 @@ class _Innermost(BaseMiddleware):
 
 
 def _track_edits(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:
-    """Return the new Turn with the added blocks marked, and what changed."""
+    """Return the new Turn with the added blocks marked, and the changes."""
     changes = _diff_turns(before, after)
     unmarked = {block.id for block in changes.added if block.origin == "user"}
     if unmarked:
@@ -169,7 +169,7 @@ def _track_edits(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:
 
 
 def _diff_turns(before: Turn, after: Turn) -> TurnDiff:
-    """Return the difference; fast where nothing changed or blocks were only appended."""
+    """Return the difference; fast if nothing changed or blocks were only appended."""
     if has_prefix(after, before):
         return TurnDiff(added=after[len(before) :])
     return diff(before, after)
@@ -191,7 +191,7 @@ def with_default_middleware(
     repair: bool = True,
     innermost: Sequence[Middleware] = (),
 ) -> Engine:
-    """Return the engine in its stack; ``innermost`` middleware gets a Turn exactly as it is sent."""
+    """Return the engine in its stack; ``innermost`` middleware receives a Turn exactly as it is sent."""
     toolbox = tools if isinstance(tools, Toolbox) or callable(tools) else Toolbox(*tools)
     stack = [*middleware]
     if compactor is not None:

@@ -1,13 +1,13 @@
 """``guard``: redact or block content that matches a rule.
 
-Redaction changes the Turn itself: what was redacted is neither sent again nor stored, and no response or
-reasoning made from it is reused. With rules for the way out, text is held back until the answer is
-complete, so that nothing is shown that would be redacted a moment later.
+Redaction changes the Turn itself: redacted content is neither sent again nor stored, and no response or
+reasoning derived from it is reused. With rules for output, text is held back until the answer is complete,
+so that nothing is shown that would be redacted later.
 
-The rules do not depend on where a guard is placed. Content enters a Turn at many positions (tool results
+The rules do not depend on the position of a guard. Content is added to a Turn at many positions (tool results
 inside a guard, a system prompt, a summary, a stored block), so a guard publishes its rules as a content
-filter: see ``kedge.engines.content_filter`` for who applies it. What the position decides is which
-middleware sees content before redaction: a tool inside a guard is called with the arguments as the model
+filter, which other components apply: see ``kedge.engines.content_filter``. The position decides which
+middleware receives content before redaction: a tool inside a guard is called with the arguments as the model
 wrote them, a tool outside of it with the redacted ones.
 
 All text is searched, also inside items that Kedge does not know and in the metadata of blocks. Content that
@@ -88,11 +88,11 @@ _LENIENT_JSON = json.JSONDecoder(strict=False)
 
 @dataclass(frozen=True, slots=True)
 class GuardRule:
-    """One rule: what to match, in which direction, and whether to edit or to block.
+    """One rule: the text to match, the direction, and whether to edit or to block.
 
     Attributes:
-        name: The name of the rule; ``Blocked`` carries it.
-        edit: Returns the text without what must not pass; a text that is returned changed has matched.
+        name: The name of the rule, for ``Blocked``.
+        edit: A function that returns the redacted text; the rule matches if the text changed.
         direction: ``"in"``, ``"out"`` or ``"both"``.
         block: Raise ``Blocked`` instead of editing.
 
@@ -118,14 +118,14 @@ class GuardRule:
 def redact(
     pattern: str, replacement: str = _REDACTED, *, name: str = "", direction: Direction = "both"
 ) -> GuardRule:
-    """Make a rule that replaces text.
+    """Create a rule that replaces text.
 
     Args:
         pattern: A regular expression.
         replacement: The replacement, as for ``re.sub``.
         name: The name of the rule; by default its pattern.
-        direction: ``"in"`` for content on its way to the model, ``"out"`` for content that comes back,
-            or ``"both"``. What tools return is subject to the rules of both directions.
+        direction: ``"in"`` for content that is sent to the model, ``"out"`` for content from the model,
+            or ``"both"``. Results of tools are subject to the rules of both directions.
 
     Returns:
         A rule for ``guard``.
@@ -140,11 +140,11 @@ def redact(
 
 
 def block(pattern: str, *, name: str = "", direction: Direction = "both") -> GuardRule:
-    """Make a rule that stops a Turn with ``Blocked``.
+    """Create a rule that stops a Turn with ``Blocked``.
 
     Args:
         pattern: A regular expression.
-        name: The name of the rule, which the error carries; by default its pattern.
+        name: The name of the rule, which is part of the error; by default its pattern.
         direction: As for ``redact``.
 
     Returns:
@@ -176,7 +176,7 @@ def guard(*rules: GuardRule) -> Middleware:
     """Apply rules to all text that is sent, shown or stored, at any position in a stack.
 
     Args:
-        *rules: Rules made with ``redact`` and ``block``, or ``GuardRule`` with a function of your own.
+        *rules: Rules created with ``redact`` and ``block``, or ``GuardRule`` with a custom function.
 
     Returns:
         A middleware for ``with_middleware``, ``Chat`` and ``Conversation``.
@@ -215,7 +215,7 @@ class _RuleFilter:
 
     @property
     def holds_output(self) -> bool:
-        """Whether there are rules for the way out."""
+        """Whether there are rules for output."""
         return bool(self.rules["output"])
 
     def filter_block(self, block: Block, phase: Phase) -> Block:
@@ -245,11 +245,11 @@ class _GuardMiddleware(BaseMiddleware):
         return (self.rules,)
 
     def enter(self, turn: Turn) -> Turn:
-        """Apply the rules for the way in."""
+        """Apply the rules for input."""
         return apply_rules(turn, self.rules.rules["input"])
 
     async def events(self, turn: Turn, request: Request) -> Events:
-        """Yield the inner engine's events; with rules for the way out, text only when complete."""
+        """Yield the inner engine's events; with rules for output, text only when it is complete."""
         filters = request.filters.with_filter(self.rules)
         request = replace(request, filters=filters, applied=(*request.applied, self.rules))
         turn = filters.apply_to_turn(turn, ("input",), (self.rules,))
@@ -269,13 +269,13 @@ class _GuardMiddleware(BaseMiddleware):
 
 
 class _OutputGuard:
-    """Applies the rules for the way out to the events and errors of one run."""
+    """Applies the rules for output to the events and errors of one run."""
 
     def __init__(self, filters: ContentFilters, rules: _RuleFilter) -> None:
         self.filters, self.rules = filters, (rules,)
 
     def filter_event(self, event: Event) -> Iterable[Event]:
-        """Return what may be shown instead of an event."""
+        """Return the events to emit instead of an event."""
         match event:
             case TurnFinished():
                 return (TurnFinished(self._turn(event.turn)),)
@@ -290,7 +290,7 @@ class _OutputGuard:
                 return () if _has_content(event) else (event,)
 
     def filter_error(self, error: EngineError) -> None:
-        """Apply the rules to the content that an error carries."""
+        """Apply the rules to the content of an error."""
         error.turn = self._turn(error.turn) if error.turn else None
         error.partial = tuple(map(self._block, error.partial))
 
@@ -318,7 +318,7 @@ def apply_rules(turn: Turn, rules: tuple[GuardRule, ...]) -> Turn:
 
 
 def _replay_block(each: Block) -> Iterator[Event]:
-    """Yield the events that were held back, each with the complete text."""
+    """Yield events for those that were held back, each with the complete text."""
     position = (each.item_id, each.metadata.get(OUTPUT_INDEX, -1))
     match each:
         case AssistantBlock():
@@ -357,10 +357,10 @@ def _guard_block(each: B, rules: tuple[GuardRule, ...]) -> B:
 
 
 def _edit_text(text: str, edit: TextEdit) -> str:
-    r"""Return the text edited; in strings of JSON also what is escaped, such as ``M\u00fcller`` or a line break.
+    r"""Return the edited text; in JSON strings, escapes such as ``M\u00fcller`` or line breaks are decoded first.
 
     Arguments of calls and results of tools are often JSON, which a model or ``json.dumps`` wrote with
-    escapes, and may be cut off. Everything outside of an edited string stays as it is.
+    escapes, and may be cut off. Text outside of an edited string is not changed.
     """
     edited = edit(text)
     if not isinstance(edited, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -379,7 +379,7 @@ def _edit_literal(match: re.Match[str], edit: TextEdit) -> str:
         value = _LENIENT_JSON.decode(f'"{content}"')
     except ValueError:
         return match[0]
-    changed = _edit_text(value, edit)  # JSON in a string has strings of its own
+    changed = _edit_text(value, edit)  # a string may contain JSON again
     return match[0] if changed == value else json.dumps(changed)[:-1] + end
 
 
@@ -437,7 +437,7 @@ def _edit_part(part: Part, edit: TextEdit) -> Part:
     match part:
         case TextPart() | RefusalPart():
             text = edit(part.text)
-            # Annotations and the like refer to the text as it was.
+            # Annotations and similar data refer to the original text.
             same = text == part.text and _edit_json(part.extra, edit) is part.extra
             return part if same else type(part)(text)
         case OpaquePart():
@@ -453,7 +453,7 @@ def _edit_part(part: Part, edit: TextEdit) -> Part:
 
 
 def _edit_attachment(part: ImagePart | FilePart, edit: TextEdit) -> Part:
-    """Return the part, or its edited URL as text: no server could load it any more."""
+    """Return the part, or its edited URL as text, because no server could load it."""
     url = part.url if part.url.startswith("data:") else edit(part.url)
     if url != part.url:
         return TextPart(url)
@@ -497,7 +497,7 @@ def _edit_name(name: str, edit: TextEdit, used: Iterable[Container[str]]) -> str
 
 
 def _drop_encrypted(item: FrozenMap) -> FrozenMap:
-    """Return the item without its encrypted content, which may contain what was edited."""
+    """Return the item without its encrypted content, which may contain the edited text."""
     return FrozenMap({name: each for name, each in item.items() if name != ENCRYPTED_CONTENT})
 
 

@@ -1,7 +1,7 @@
 """``repair``: make a Turn sendable before it is planned.
 
-Servers reject a conversation in which a call has no result or a result has no call. Rendering never hides
-that; this middleware changes the Turn itself, so that the change is visible in it.
+Servers reject a conversation in which a call has no result or a result has no call. Rendering does not repair
+that; this middleware changes the Turn itself, so that the change is visible.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def repair(unanswered: UnansweredPolicy = "complete") -> Middleware:
     """Complete or remove calls without a result, and remove results without a call.
 
     Args:
-        unanswered: ``"complete"`` adds a result that says the call was interrupted, ``"remove"`` removes
+        unanswered: ``"complete"`` adds a result which states that the call was interrupted, ``"remove"`` removes
             the call.
 
     Returns:
@@ -58,8 +58,8 @@ def repair_turn(turn: Turn, unanswered: UnansweredPolicy = "complete") -> Turn:
         turn: The Turn to repair.
         unanswered: As for ``repair``.
     """
-    # Surplus calls and results are removed first: a call that was made twice may have its result then.
-    # Every round leaves fewer problems, so this ends.
+    # Surplus calls and results are removed first: a repeated call may then have its result. Every round
+    # leaves fewer problems, so the loop ends.
     while problems := find_problems(turn):
         surplus = [problem for problem in problems if problem.kind != "unanswered"]
         turn = _fix_problems(turn, surplus or problems, unanswered)
@@ -82,7 +82,7 @@ def _fix_problems(turn: Turn, problems: Sequence[Problem], unanswered: Unanswere
             results.append(
                 tool_result(block.call_id, INTERRUPTED_TEXT, custom=block.custom, origin=NAME)
             )
-        # After the complete answer that made the calls: in between, they would split it.
+        # Inserted after the complete answer with the calls, which must not be split.
         if results and not (following and _is_same_response(following, block)):
             blocks += results
             results = []

@@ -1,9 +1,9 @@
 """``retry``: retry failures that may be temporary, as long as no output was shown.
 
-The client retries connections by itself; this is for what it cannot see: a stream that broke before its
-first output, a response that failed on the server, a rate limit that lasts.
+The client retries connections itself; this middleware retries other failures: a stream that broke before its
+first output, a response that failed on the server, a persistent rate limit.
 
-Hand-written because retry libraries cannot know whether output was already shown.
+No retry library is used, because it cannot know whether output was already shown.
 """
 
 import random
@@ -34,9 +34,9 @@ def retry(
     Args:
         attempts: The maximum number of attempts.
         first: Seconds before the second attempt; they double with each further one.
-        longest: The maximum number of seconds between two attempts. A server's ``Retry-After`` is followed
-            up to this.
-        sleep: Waits for a number of seconds.
+        longest: The maximum number of seconds between two attempts. A server's ``Retry-After`` is respected
+            up to this limit.
+        sleep: A function that waits for a number of seconds.
 
     Returns:
         A middleware for ``with_middleware``.
@@ -80,8 +80,8 @@ class _RetryMiddleware(BaseMiddleware):
             except EngineError as error:
                 if shown or not error.retryable or attempt == self.attempts:
                     raise
-                # The same Turn again, because inner middleware changes it again; only what was learned
-                # about the server's state is retained.
+                # The same Turn is sent again, because inner middleware changes it again; only the new state of
+                # the server's memory is retained.
                 turn = set_state(turn, get_state(error.turn)) if error.turn else turn
                 wait = self._backoff(error, attempt)
                 log.warning("attempt %d failed; retrying in %.1f s", attempt, wait)
@@ -90,6 +90,6 @@ class _RetryMiddleware(BaseMiddleware):
     def _backoff(self, error: EngineError, attempt: int) -> float:
         if error.retry_after is not None:
             return min(error.retry_after, self.max_wait)
-        # Jitter, so that many clients of one server do not retry at once.
+        # Jitter, so that the clients of one server do not retry at the same time.
         jitter = 0.5 + random.random() / 2  # noqa: S311
         return min(self.initial_wait * 2 ** (attempt - 1), self.max_wait) * jitter

@@ -20,7 +20,7 @@ def on_response_started(callback: ResponseIdCallback) -> Middleware:
     """Call a function with the id of each response as soon as the server has started it.
 
     Args:
-        callback: Is called with the id; may be async.
+        callback: A function that is called with the id; may be async.
 
     Returns:
         A middleware for ``with_middleware``.

@@ -1,10 +1,10 @@
 """``tools``: run the tools that the model calls, until it answers.
 
-Every round sends the results of the last one; on a chained conversation that is all it sends. Every call
-gets a result: at the limit of rounds the open calls are answered with a text that says so, and the model is
-asked once more, without tools. Calls of tools that the caller offered and this toolbox does not have are
-the caller's to answer: the run ends there, with all other calls answered. A toolbox may be a function of the
-Turn; it is called before each request, and the calls of the answer run with what it returned.
+Every round sends the results of the last one; in a chained conversation it sends nothing else. Every call
+gets a result: at the limit of rounds the open calls are answered with a text about the limit, and a last request
+is sent without tools. Calls of tools that the caller offered and that are not in this toolbox are left to
+the caller: the run ends there, with all other calls answered. A toolbox may be a function of the
+Turn; it is called before each request, and the calls of the answer run with the returned tools.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +43,7 @@ def tools(
         *functions: Functions or tools to offer.
         toolbox: A toolbox to offer in addition to ``functions``, or a function that returns the toolbox
             (or tools and functions) for a Turn, called before each request.
-        approve: Is called before each call and may deny it or change its arguments.
+        approve: A function that is called before each call and may deny it or change its arguments.
         max_rounds: The maximum number of rounds of calls before the model must answer without tools.
 
     Returns:
@@ -131,9 +131,9 @@ class _ToolsMiddleware(BaseMiddleware):
     ) -> Events:
         """Run calls concurrently and yield each result as it arrives; the last event has the Turn.
 
-        A tool gets the arguments as they are here. Everything that goes on from here (events, results,
-        the Turn with the calls) is filtered: it is sent to the model and stored before a guard outside
-        of this middleware sees it.
+        A tool receives the unfiltered arguments. All output of this method (events, results, the Turn with the
+        calls) is filtered, because it is sent to the model and stored before a guard outside of this
+        middleware receives it.
         """
         for call in calls:
             yield ToolStarted(filters.apply(call))
@@ -156,7 +156,7 @@ class _ToolsMiddleware(BaseMiddleware):
         yield TurnFinished(turn.append(*(results[call.id] for call in calls)))
 
     async def _finish_at_limit(self, turn: Turn, request: Request, foreign: set[str]) -> Events:
-        """Leave no call of this toolbox open: at the limit, answer them and request a text answer."""
+        """Answer the open calls of this toolbox at the limit, and request an answer without tools."""
         calls = find_open_calls(turn)
         left = [call for call in calls if call.name not in foreign]
         if not left:
@@ -164,7 +164,7 @@ class _ToolsMiddleware(BaseMiddleware):
             return
         log.warning("the limit of %d rounds of tool calls is reached", self.max_rounds)
         turn = self._reject_calls(turn, left)
-        if len(left) < len(calls):  # the model cannot go on before the caller has answered
+        if len(left) < len(calls):  # the model cannot continue before the caller has answered
             yield TurnFinished(turn)
             return
         offered = _offer_tools(request, self.select(turn))
@@ -185,7 +185,7 @@ class _ToolsMiddleware(BaseMiddleware):
 
 
 def _offer_tools(request: Request, toolbox: Toolbox) -> Request:
-    """Return the request with these tools; descriptions that are not ours are filtered."""
+    """Return the request with these tools; the descriptions of external tools are filtered."""
     edit = request.filters.edit_text if request.filters else None
     return request.with_tools(tuple(toolbox.definitions(edit)))
 
@@ -199,7 +199,7 @@ def find_open_calls(turn: Turn) -> list[ToolCallBlock]:
 
 
 def _release_tool_choice(request: Request) -> Request:
-    """Let the model answer after the first round: a forced choice would be repeated without end."""
+    """Return the request without a forced tool choice, which would otherwise be repeated in every round."""
     choice = request.params.get("tool_choice")
     if choice is None or choice in ("auto", "none"):
         return request

@@ -5,7 +5,7 @@
     ├── execute_tool get_weather     one tool
     └── chat gpt-5.1
 
-It belongs outermost. It only observes events, so it changes nothing; while the inner engine works, the run's
+It should be the outermost middleware. It only observes events; while the inner engine runs, the run's
 span is the current one, so that spans of an HTTP client or of a tool nest below it. Without an OpenTelemetry
 SDK set up by the program, its API does nothing. Spans have no content unless it is enabled, by
 ``content=True`` or by the variable of OpenTelemetry's other GenAI instrumentations.
@@ -57,8 +57,8 @@ def trace(
 
     Args:
         tracer: The tracer to use; by default the program's.
-        content: Whether spans have messages, arguments and results, as guards leave them; by default as
-            the environment variable ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`` says.
+        content: Whether spans have messages, arguments and results, filtered by guards; by default the value
+            of the environment variable ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT``.
         agent: The name of the agent, for the span of the run.
 
     Returns:
@@ -104,7 +104,7 @@ class _TraceMiddleware(BaseMiddleware):
         try:
             async with aclosing(self.inner.events(turn, request)) as events:
                 while True:
-                    # Current for one step only: between two events the caller's own span is.
+                    # The span is current for one step only: between two events, the caller's span is current.
                     with use_span(spans.run, **quiet):
                         event = await anext(events, None)
                     if event is None:
@@ -175,7 +175,7 @@ class _RunSpans:
                 pass
 
     def fail(self, error: BaseException) -> None:
-        """Mark open spans as failed, by the type of the error: its message may quote content."""
+        """Mark open spans as failed, with the type of the error, because its message may quote content."""
         kind = _error_type(error)
         if isinstance(error, GeneratorExit):
             kind = "cancelled"
@@ -278,11 +278,11 @@ class _RunSpans:
         if self.content:
             result = self.request.filters.edit_text(event.result.text)
             span.set_attribute(otel.TOOL_RESULT, result)
-        # Tools run concurrently and are reported together: each span gets its own end time.
+        # Tools run concurrently and are reported together, so each span has a separate end time.
         span.end(start + int(event.seconds * 1e9))
 
     def _to_messages(self, blocks: Iterable[Block]) -> Iterable[Any]:
-        """Return messages of the blocks as the guards of the stack leave them."""
+        """Return messages of the blocks after the guards of the stack."""
         allowed: list[Block] = []
         for block in blocks:
             with suppress(Blocked):  # the guard itself stops the run

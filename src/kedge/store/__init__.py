@@ -1,4 +1,4 @@
-"""The store: conversations that last, with their trees of nodes and their responses."""
+"""The store: durable conversations with their trees of nodes and their responses."""
 
 from kedge.store.open import open_store
 from kedge.store.proxied_requests import ProxiedRequest, ProxyTotals
@@ -41,7 +41,7 @@ __all__ = [
     "open_store",
 ]
 
-# Names of version 0.1, which keep working.
+# Names of version 0.1, for compatibility.
 Accounts = Telemetry
 Exchange = StoredExchange
 Loaded = LoadedPath

@@ -1,7 +1,7 @@
 """Hash and preview stored blocks, and read them with errors that name the damaged one.
 
-The text of a block is exactly what `kedge.turns.block_codec` writes. The hash covers the complete text with ids and
-metadata, so blocks that differ in anything are stored separately.
+The text of a block is the output of `kedge.turns.block_codec`. The hash covers the complete text with ids and
+metadata, so blocks with any difference are stored separately.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _NO_TIMESTAMP = bytes(8)
 def hash_block(body: str) -> bytes:
     """Return the hash of an encoded block, prefixed with the time in its id.
 
-    The prefix keeps blocks that were created together close to each other in the index.
+    Because of the prefix, blocks that were created together are close to each other in the index.
     """
     made = _BLOCK_ID.search(body)
     when = bytes.fromhex(made[1]) if made else _NO_TIMESTAMP
@@ -55,7 +55,7 @@ def extract_text(body: str) -> str:
 
 
 PREVIEW_CHARS = 4000
-"""How much of a block is read for a preview: a block with attachments may be large."""
+"""The number of characters of a block that are read for a preview: a block with attachments may be large."""
 
 
 def _preview_text(block: Block) -> str:

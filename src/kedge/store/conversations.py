@@ -1,11 +1,12 @@
 """The `conversations` and `tags` tables: create, find, change and check conversations.
 
-A conversation's row number never changes and is never given to another one, but a caller may hold the
+A conversation's row number never changes and is never reused, but a caller may have the
 `ConversationRow` of a conversation that was deleted since. Every operation on a row therefore starts
-with `require_conversation`, in the same transaction: number and id must both still be there.
+with `require_conversation`, in the same transaction: a row with this number and id must still exist.
 
 Every statement here names the namespace of its transaction. A tree belongs to one namespace, because a
-conversation joins a tree only as a fork of another one, so what is reached from a checked row is safe.
+conversation joins a tree only as a fork of another one, so rows reached from a checked row are in the
+same namespace.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -91,7 +92,7 @@ def require_conversation(tx: Tx, row: ConversationRow, lock: str = "") -> None:
 
 
 def deleted_error(row: ConversationRow) -> NotInStore:
-    """The error for the row of a conversation that was deleted."""
+    """Return the error for the row of a conversation that was deleted."""
     return NotInStore(f"the conversation {row.id!r} was deleted; open or create another one")
 
 
@@ -152,7 +153,7 @@ def select_old(
 ) -> list[ConversationRow]:
     """Return the conversations, or the one with a number, that did not change for ``age`` seconds.
 
-    Without an age, those that expired by their own ``ttl`` or whose scheduled deletion is due.
+    Without an age, those that expired by their ``ttl`` or whose scheduled deletion is due.
     """
     limit = _IS_OLD if age is not None else f"({_IS_EXPIRED} OR c.delete_at <= ?)"
     limit = f"c.namespace = ? AND {limit}"
@@ -235,7 +236,7 @@ def select_head(tx: Tx, number: int) -> int:
 
 
 def move_head(tx: Tx, number: int, expected: int, head: int, now: float) -> bool:
-    """Move the head by compare-and-swap; return whether it was where it was expected."""
+    """Move the head by compare-and-swap; return whether it was at the expected node."""
     moved = "UPDATE conversations SET head = ?, updated_at = ? WHERE number = ? AND head = ?"
     return tx.run(moved, (head, now, number, expected)) > 0
 

@@ -1,7 +1,7 @@
 """The interface of a database: transactions that run in worker threads.
 
-Everything a store does is a plain function of a `Tx`, the same for both databases. What differs between
-them is in `Dialect` and in the two modules that implement `Database`. SQL uses ``?`` for values.
+All operations of a store are plain functions of a `Tx`, the same for both databases. The differences between
+them are in `Dialect` and in the two modules that implement `Database`. SQL uses ``?`` for values.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Tx(Protocol):
         ...
 
     def run(self, sql: str, values: Values = ()) -> int:
-        """Run a statement, and return how many rows it changed."""
+        """Run a statement, and return the number of rows it changed."""
         ...
 
     def run_many(self, sql: str, rows: Iterable[Values]) -> None:
@@ -40,13 +40,13 @@ class Tx(Protocol):
         ...
 
     def insert(self, sql: str, values: Values, key: str = "id") -> int:
-        """Insert a row, and return the number it got as its ``key``; 0 if it conflicted."""
+        """Insert a row, and return the value of its ``key`` column; 0 if it conflicted."""
         ...
 
     def add_node(self, insert: "NodeInsert") -> tuple[int, bool] | None:
         """Add a node in one statement, and return its number and whether the head moved.
 
-        Returns ``None`` if that is not possible: it is done step by step then. A number of 0 means
+        Returns ``None`` if that is not possible and must be done step by step. A number of 0 means
         that nothing was added, because the conversation or the parent was deleted.
         """
         ...
@@ -59,13 +59,13 @@ class NodeInsert:
     conversation_id: str
     """The id of the conversation that adds it, which must still exist."""
     node: Row
-    """The values of its row, from the tree on."""
+    """The values of its row, starting with the tree."""
     blocks: Sequence[tuple[bytes, str]]
     """The hashes and texts of its blocks."""
     encode_response: Callable[[], str] | None
-    """Encodes the row of the response that made it, as JSON."""
+    """A function that encodes the row of the node's response as JSON."""
     head: int | None
-    """Where the head is expected to be; None to leave it."""
+    """The node at which the head must be to be moved; None to leave it."""
     single_statement: bool
     """Whether its transaction does nothing else."""
 
@@ -88,13 +88,13 @@ class Dialect:
     lock_schema: str
     """Blocks changes of the schema by others until the end of the transaction."""
     texts_per_group: int
-    """How many consecutive blocks share a table of the search index."""
+    """The number of consecutive blocks that share a table of the search index."""
     text_table: str
-    """The name of the table of a group, whose number is ``{}`` here and in the next four."""
+    """The name of the table of a group; ``{}`` is its number, here and in the next four members."""
     create_text_table: str
-    """Creates the table of a group, unless it exists; empty if one table has all."""
+    """Creates the table of a group, unless it exists; empty if one table has all blocks."""
     rewrite_texts: str
-    """Overwrites what was deleted from the table of a group; empty if the server does that itself."""
+    """Overwrites deleted data in the table of a group; empty if the server does that itself."""
     insert_text: str
     """Adds a block's number and its terms, separated by spaces, to the search index."""
     text_match: str
@@ -104,13 +104,13 @@ class Dialect:
     quote_prefix: str
     """The form of the beginning of a term in such a query."""
     term_separator: str
-    """What joins the terms of such a query."""
+    """The separator of the terms of such a query."""
     or_separator: str
-    """What joins the alternatives of such a query."""
+    """The separator of the alternatives of such a query."""
     now: str
-    """An expression for the database's own time, in seconds since 1970."""
+    """An expression for the database's time, in seconds since 1970."""
     floor: str
-    """The integer at or below a positive number."""
+    """An expression for the integer at or below a positive number."""
     list_tables: str
     """A query for the names of all tables."""
 
@@ -128,7 +128,7 @@ class Database(ABC):
     async def write(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction; it is durable once this returns.
 
-        It may be run again after a conflict, so it does nothing but its statements.
+        ``work`` may be run again after a conflict, so it must have no effects besides its statements.
         """
 
     @abstractmethod
@@ -139,7 +139,7 @@ class Database(ABC):
     def write_sync(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction from synchronous code; the calling thread waits."""
 
-    # Small transactions on data that is only a cache, such as the index of known responses.
+    # Small transactions on cached data, such as the index of known responses.
 
     @property
     def can_run_inline(self) -> bool:
@@ -171,15 +171,15 @@ class Database(ABC):
         """Stop the threads and close the connections."""
 
     async def aclose(self) -> None:
-        """Do the same without blocking the event loop."""
+        """Stop the threads and close the connections without blocking the event loop."""
         await asyncio.get_running_loop().run_in_executor(None, self.close)
 
 
 class NamespaceDatabase(Database):
-    """A database as one namespace sees it: every transaction is bound to the namespace.
+    """A database whose transactions are all bound to one namespace.
 
-    Every statement about conversations names the namespace of its transaction, so code that was given this
-    database cannot reach the rows of another namespace by mistake.
+    Every statement about conversations names the namespace of its transaction, so code with this database
+    cannot access the rows of another namespace by mistake.
 
     Args:
         database: The open database.

@@ -21,7 +21,7 @@ _CONVERSATION_TABLES = (*telemetry.TABLES, "claims", "tags")
 def delete_unchanged(
     tx: Tx, conversation: ConversationRow, members: Sequence[str] = ("updated_at", "delete_at")
 ) -> set[int] | None:
-    """Delete a conversation unless a member was changed since its row was read; None if one was."""
+    """Delete a conversation; return None if a member was changed since its row was read."""
     _lock_links(tx)
     try:
         row = resolve(tx, conversation, tx.dialect.for_update)
@@ -82,12 +82,12 @@ def _lock_links(tx: Tx) -> None:
 def _assign_nodes(
     tx: Tx, nodes: Sequence[Node], used: dict[int, int], number: int, heir: int
 ) -> None:
-    """Shorten nodes to the blocks that are used, and give those of a conversation to another one."""
+    """Shorten nodes to the used blocks, and assign the nodes of a conversation to another one."""
     for node in nodes:
         changed = replace(
             node,
             conversation=heir if node.conversation == number else node.conversation,
-            # A path may use fewer blocks than the node takes from its parent: those are gone there too.
+            # A path may use fewer blocks than the node shares with its parent, which is shortened too.
             kept=min(node.kept, used[node.id]),
             length=min(node.length, used[node.id]),
         )
@@ -118,7 +118,7 @@ def _delete_links(tx: Tx, tree: Sequence[Node], used: dict[int, int]) -> set[int
 
 
 def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> set[int]:
-    """Delete those of these blocks that no link refers to; return their groups in the search index."""
+    """Delete the blocks that no link refers to; return their groups in the search index."""
     left = {
         block
         for (block,) in tx.rows(
@@ -127,7 +127,7 @@ def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> set[in
             (row.tree,),
         )
     }
-    disown = "UPDATE blocks SET owner = NULL WHERE id = ? AND owner = ?"  # others use them now
+    disown = "UPDATE blocks SET owner = NULL WHERE id = ? AND owner = ?"  # others use them
     tx.run_many(disown, [(block, row.number) for block in left])
     candidates -= left
     groups: set[int] = set()
@@ -140,7 +140,7 @@ def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> set[in
 
 
 def _find_shared_blocks(tx: Tx, blocks: Sequence[int]) -> set[int]:
-    """Return those of these blocks that are used elsewhere; only blocks without an owner can be."""
+    """Return the blocks that are used elsewhere; only blocks without an owner can be."""
     marks = ", ".join("?" * len(blocks))
     query = f"SELECT id FROM blocks WHERE id IN ({marks}) AND owner IS NULL"
     ownerless = [block for (block,) in tx.rows(query, blocks)]
@@ -162,7 +162,7 @@ def _split_chunks(keys: Sequence[int]) -> list[Sequence[int]]:
 
 
 def delete_orphans(tx: Tx) -> int:
-    """Delete rows that refer to nothing, and blocks without a link; return how many blocks."""
+    """Delete rows without a referenced row, and blocks without a link; return the number of blocks."""
     _lock_links(tx)
     for table in _CONVERSATION_TABLES:
         tx.run(f"DELETE FROM {table} WHERE conversation NOT IN (SELECT number FROM conversations)")
@@ -175,6 +175,6 @@ def delete_orphans(tx: Tx) -> int:
     for chunk in _split_chunks([block for (block,) in found]):
         search.delete_texts(tx, chunk)
     if search.find_unindexed(tx, search.get_index_position(tx)):
-        tx.run("DELETE FROM indexed")  # then the next search indexes what is missing
+        tx.run("DELETE FROM indexed")  # then the next search indexes the missing blocks
     response_sums.rebuild(tx)
     return len(orphans)

@@ -1,9 +1,9 @@
 """The `claims` table: a turn with an idempotency key runs once, across callers and processes.
 
-The first caller acquires a claim with a lease, and renews the lease while the turn runs. Callers that
-come meanwhile wait for the answer. If the owner dies, its lease expires, and the next caller continues
-from the stored question. Leases are measured by the database's clock: callers on several machines share
-it, and the clocks of those machines may differ by more than a lease.
+The first caller acquires a claim with a lease, and renews the lease while the turn runs. Other callers
+wait for the answer meanwhile. If the owner crashes, its lease expires, and the next caller continues
+from the stored question. Leases use the database's clock, because the clocks of several machines may
+differ by more than a lease.
 """
 
 from kedge.errors import KeyReused
@@ -39,7 +39,7 @@ def acquire_claim(
 
 
 def renew_claim(tx: Tx, number: int, key: str, *, owner: str, lease: float) -> bool:
-    """Extend the lease of a claim, or end it if ``lease`` is 0; return whether it was still ours."""
+    """Extend the lease of a claim, or end it if ``lease`` is 0; return whether ``owner`` still had it."""
     until = f"{tx.dialect.now} + ?" if lease else "?"
     update = (
         f"UPDATE claims SET lease_until = {until} WHERE conversation = ? AND key = ? AND owner = ?"
@@ -48,14 +48,14 @@ def renew_claim(tx: Tx, number: int, key: str, *, owner: str, lease: float) -> b
 
 
 def record_question(tx: Tx, number: int, key: str, question: int) -> None:
-    """Record which node holds the question."""
+    """Record the node of the question."""
     tx.run(
         "UPDATE claims SET asked = ? WHERE conversation = ? AND key = ?", (question, number, key)
     )
 
 
 def record_answer(tx: Tx, number: int, key: str, answer: int) -> None:
-    """Record which node holds the answer, which completes the turn."""
+    """Record the node of the answer, which completes the turn."""
     tx.run(
         "UPDATE claims SET answer = ?, lease_until = 0 WHERE conversation = ? AND key = ? "
         "AND answer IS NULL",

@@ -4,9 +4,9 @@
     {"block": {…}}                                  one line per block, numbered 0, 1, …
     {"node": 0, "parent": null, "blocks": [0, 1], "response": {…}, …}   one line per node
 
-Nodes and blocks are numbered anew, so a conversation that was imported exports the lines that it was
-imported from. Several conversations may follow one another. An import is checked like a stored tree:
-digests must match their blocks, and references must point backwards.
+Nodes and blocks are numbered from 0, so an imported conversation exports the same lines again. A file may
+contain several conversations. An import is checked like a stored tree: digests must match their blocks,
+and references must point backwards.
 """
 
 import base64
@@ -49,7 +49,7 @@ _HEADER_FIELDS = (
     "created_at",
     "updated_at",
 )
-# Tables whose rows go with a node: the members of each, in order.
+# The tables whose rows are exported with a node, with the members of each, in order.
 _TELEMETRY_TABLES: dict[str, tuple[str, ...]] = {
     "incidents": ("kind", "reason", "scope", "created_at"),
     "tool_runs": ("name", "outcome", "seconds", "created_at"),
@@ -61,7 +61,7 @@ _RESPONSE_DEFAULTS = {each.name: each.default for each in fields(ResponseRow)}
 
 
 def export_lines(tx: Tx, row: ConversationRow) -> list[str]:
-    """Return the lines of a conversation: its own nodes and their ancestors."""
+    """Return the lines of a conversation: the nodes that it added and their ancestors."""
     nodes = _select_nodes(tx, row)
     numbers = {node.id: number for number, node in enumerate(nodes)}
     blocks: dict[int, int] = {}
@@ -90,7 +90,7 @@ def export_lines(tx: Tx, row: ConversationRow) -> list[str]:
 
 
 def _select_nodes(tx: Tx, row: ConversationRow) -> list[Node]:
-    """The conversation's nodes and their ancestors, in the order in which they were made."""
+    """Return the conversation's nodes and their ancestors, in the order of their creation."""
     tree = {node.id: node for node in select_tree(tx, row.tree)}
     wanted = {row.head: tree[row.head]}
     todo = [row.head, *(node.id for node in tree.values() if node.conversation == row.number)]
@@ -165,7 +165,7 @@ def _export_claims(tx: Tx, row: ConversationRow, numbers: dict[int, int]) -> lis
 
 
 def _encode_value(value: Any) -> Any:
-    """A value as JSON: bytes as text."""
+    """Return a value as JSON; bytes become text."""
     return base64.b64encode(bytes(value)).decode() if isinstance(value, bytes) else value
 
 
@@ -292,7 +292,7 @@ def _check_time(value: object) -> float:
 
 
 def _decode_response(form: Json) -> ResponseRow:
-    from pydantic import TypeAdapter  # imported here because importing is rare and this takes long
+    from pydantic import TypeAdapter  # slow to load, and rarely used
 
     if unknown := form.keys() - set(RESPONSE_COLUMNS):
         raise ValueError(f"a response has no {min(unknown)!r}")

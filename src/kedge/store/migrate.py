@@ -18,7 +18,7 @@ from kedge.store.response_sums import add_pending
 _FILE = re.compile(r"(?P<number>\d{4})_(?P<name>\w+)(?:\.(?P<dialect>\w+))?\.sql")
 
 _AFTERWARDS: dict[int, Callable[[Tx], None]] = {4: fill_checksums, 13: add_pending}
-"""What SQL cannot compute, by the number of the migration that needs it."""
+"""Functions for changes that SQL cannot compute, by the number of their migration."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""The `nodes`, `links` and `blocks` tables: trees of nodes that keep a prefix and add blocks.
+"""The `nodes`, `links` and `blocks` tables: trees of nodes that share a prefix and add blocks.
 
 A node that only appends shares the branch of its parent, if no other node has continued it: the links
 of a branch are one range of positions, so a path has as many ranges as it has forks, however many nodes
-there are. Everything else (an edit, a fork, a second answer) starts a branch of its own, which keeps the
-first positions of another. Writing costs what is new; nothing is rewritten.
+there are. Everything else (an edit, a fork, a second answer) starts a new branch, which shares the
+first positions of another. Only new blocks are written; nothing is rewritten.
 """
 
 import hashlib
@@ -61,15 +61,15 @@ CHECKSUM_BYTES = 8
 Json = dict[str, Any]
 
 # The path query. The obvious way to load a conversation is to walk from its node to the root, one row
-# per node, and to sort out which blocks of each node later nodes still keep: ten thousand nodes are ten
+# per node, and to find which blocks of each node later nodes retain: ten thousand nodes are ten
 # thousand steps of recursion. But consecutive appends share a branch, whose links are one range of an
 # index, so this query walks over branches instead: a branch has the number of its first node, whose
 # parent is on the branch before it. `stop` is where a branch ends on this path: at the node's length
-# for the last branch; for each one before, at what the next branch keeps of it (`first.kept`), or at an
-# earlier `stop` if a later branch kept even less, for a branch may keep only a part of what its parent
-# kept. A branch that keeps nothing ends the walk. The cost is the number of forks and edits on the path,
-# plus the blocks. The joins that use it are CROSS JOINs because SQLite takes their order as given: with
-# a plain JOIN it may scan all links, as it has no statistics.
+# for the last branch; for each earlier one, at the length that the next branch retains (`first.kept`), or at
+# an earlier `stop` if a later branch retains even less, because a branch may retain only a part of what its
+# parent retains. A branch that retains nothing ends the walk. The cost is the number of forks and edits on
+# the path, plus the blocks. The joins that use it are CROSS JOINs because SQLite does not reorder them: with
+# a plain JOIN it may scan all links, because it has no statistics.
 PATH_CTE = """
 WITH RECURSIVE path (branch, stop) AS (
     SELECT branch, length FROM nodes WHERE id = ?
@@ -102,7 +102,7 @@ WITH RECURSIVE line AS (
     SELECT {NODE_COLUMNS} FROM line JOIN nodes n ON n.id = line.parent
 ) SELECT * FROM line
 """
-# A child starts a branch, or has lost its blocks, or is the one that continues the branch of its parent.
+# A child starts a branch, or has no blocks any more, or is the one that continues the branch of its parent.
 _SELECT_CHILDREN = f"""
 SELECT {NODE_COLUMNS} FROM nodes n
 WHERE n.parent = ? AND n.parent > 0 AND (n.branch = n.id OR n.kept = n.length) AND n.tree = ?
@@ -187,7 +187,7 @@ def select_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:
 
 
 def find_response_node(tx: Tx, tree: int, response_id: str) -> Node | None:
-    """Return the newest node made by the response with this id of the provider."""
+    """Return the newest node of the response with this provider's id."""
     rows = tx.rows(
         f"SELECT {NODE_COLUMNS} FROM nodes n JOIN responses r ON r.node = n.id "
         "WHERE n.tree = ? AND r.provider_response_id = ? ORDER BY n.id DESC LIMIT 1",
@@ -197,9 +197,9 @@ def find_response_node(tx: Tx, tree: int, response_id: str) -> Node | None:
 
 
 def find_used_nodes(nodes: Sequence[Node], starts: Iterable[int]) -> dict[int, int]:
-    """Return the nodes on the paths to some nodes, each with how many blocks the paths use of it.
+    """Return the nodes on the paths to some nodes, each with the number of its blocks that the paths use.
 
-    A child may keep fewer blocks than its parent has, so that the end of the parent is on no path. Nodes
+    A child may retain fewer blocks than its parent has, so the end of the parent may be on no path. Nodes
     that are missing in a damaged store are skipped.
     """
     by_id = {node.id: node for node in nodes}
@@ -229,7 +229,7 @@ def create_conversation(
     root_created_at: float | None = None,
     ttl: float | None = None,
 ) -> ConversationRow:
-    """Create a conversation on a tree of its own, which begins with an empty root node."""
+    """Create a conversation on a new tree, which begins with an empty root node."""
     number = insert_conversation(tx, name, title, mode, retention, data, now, ttl)
     created_at = now if root_created_at is None else root_created_at
     values = _node_values(Node(0, 0, 0, 0, number, "root", 0, 0, 0, None, created_at))
@@ -255,20 +255,20 @@ def insert_node(
     head: int | None = None,
     single_statement: bool = False,
 ) -> tuple[Node, bool]:
-    """Add a node below ``parent`` that keeps ``kept`` blocks (all by default) and adds these.
+    """Add a node below ``parent`` that retains ``kept`` blocks (all by default) and adds ``bodies``.
 
     Args:
         tx: The transaction.
-        parent: The parent node, as it was read; it must still be there, with the same length.
+        parent: The parent node, as it was read; it must still exist, with the same length.
         bodies: The encoded blocks to add.
         conversation: The conversation that adds the node; it must still exist.
-        kind: What the node is.
+        kind: The kind of the node.
         now: The time to record.
-        kept: How many blocks of the parent's path the node keeps.
+        kept: The number of blocks of the parent's path that the node retains.
         memory: The encoded state of the node, if any.
-        response: The response that made the node, if any.
+        response: The response of the node, if any.
         scope: The number of the response's scope, if it is known already.
-        head: Where the head is expected to be; it is moved from there to the new node.
+        head: The node at which the head must be; it is moved from there to the new node.
         single_statement: Whether the transaction does nothing else.
 
     Returns:
@@ -311,7 +311,7 @@ def insert_node(
 
 
 def _lock_parent(tx: Tx, conversation: ConversationRow, parent: Node) -> None:
-    """Check that conversation and parent are still there, and keep them from being deleted."""
+    """Check that conversation and parent still exist, and prevent their deletion."""
     found = tx.rows(
         "SELECT n.length FROM conversations c JOIN nodes n ON n.tree = c.tree "
         "WHERE c.number = ? AND c.id = ? AND c.namespace = ? AND n.id = ? "
@@ -334,7 +334,7 @@ def _insert_stepwise(
     response: ResponseRow | None,
     scope: int,
 ) -> Node:
-    """Add a node step by step, on its parent's branch or on one of its own."""
+    """Add a node step by step, on its parent's branch or on a new one."""
     # If another node has continued the branch, a link conflicts, and the transaction is run again.
     continues = node.branch and (not tx.is_retry or _is_branch_tip(tx, node))
     made = tx.insert(_INSERT_NODE, values)
@@ -352,7 +352,7 @@ def _insert_stepwise(
 
 
 def lock_links_shared(tx: Tx) -> None:
-    """Wait for deletions, and keep others from starting until the end of the transaction."""
+    """Wait for deletions, and block new ones until the end of the transaction."""
     if tx.dialect.lock_links_shared:
         tx.run(tx.dialect.lock_links_shared)
 
@@ -364,9 +364,9 @@ def _is_branch_tip(tx: Tx, node: Node) -> bool:
 
 
 def hash_node(node: Node) -> bytes:
-    """Return the checksum of a node's columns, but for its id, tree and branch.
+    """Return the checksum of a node's columns, except its id, tree and branch.
 
-    Those three are checked by the structure: see `verify`. Ids are not known before the row is written.
+    `verify` checks those three by the structure of the tree. Ids are not known before the row is written.
     """
     numbers = f"{node.parent} {node.conversation} {node.kept} {node.length} {node.depth}"
     text = f"{numbers} {float(node.created_at)!r} {node.kind} {node.memory}"
@@ -386,7 +386,7 @@ def fill_checksums(tx: Tx) -> None:
 
 
 def _node_values(node: Node) -> Row:
-    """Return the values of a node's row, from its tree on."""
+    """Return the values of a node's row, starting with its tree."""
     return (
         node.tree,
         node.branch,
@@ -403,7 +403,7 @@ def _node_values(node: Node) -> Row:
 
 
 def insert_blocks(tx: Tx, blocks: Sequence[tuple[bytes, str]], number: int) -> list[int]:
-    """Store blocks that are not stored yet, and return the numbers of all."""
+    """Store blocks that are not stored yet, and return the numbers of all blocks."""
     insert = "INSERT INTO blocks (hash, owner, body) VALUES (?, ?, ?) ON CONFLICT (hash) DO NOTHING"
     return [
         tx.insert(insert, (name, number, body)) or _share_block(tx, name, number, body)
@@ -413,7 +413,7 @@ def insert_blocks(tx: Tx, blocks: Sequence[tuple[bytes, str]], number: int) -> l
 
 def _share_block(tx: Tx, digest: bytes, number: int, body: str) -> int:
     """Return the number of a stored block; a block that several conversations use has no owner."""
-    lock_links_shared(tx)  # or it could be deleted before our link to it is seen
+    lock_links_shared(tx)  # or it could be deleted before our link to it is visible
     found = tx.rows("SELECT id, owner FROM blocks WHERE hash = ?", (digest,))
     if not found:
         return insert_blocks(tx, [(digest, body)], number)[0]
@@ -449,7 +449,7 @@ def load_path_change(
     """Return how the path to a node differs from the path to a known one.
 
     Both paths are ranges of positions on branches. The blocks at the same position of the same branch are
-    the same, so what the paths share is found without reading a block.
+    the same, so the common part of the paths is found without reading a block.
     """
     mine = tx.rows(_SELECT_SEGMENTS, (node.id,))
     shared, common = 0, 0
@@ -518,7 +518,7 @@ def select_children(tx: Tx, node: Node) -> list[Node]:
 
 
 def find_newest_descendant(tx: Tx, node: Node) -> Node:
-    """Return the newest of the nodes that a question led to, itself included."""
+    """Return the newest of the nodes that follow from a question, including itself."""
     rows = tx.rows(_SELECT_NEWEST_DESCENDANT, (node.id, node.tree))
     return node_from_row(rows[0])
 
@@ -529,7 +529,7 @@ def find_common_ancestor(tx: Tx, left: int, right: int) -> Node:
 
 
 def diff_paths(tx: Tx, left: Node, right: Node) -> Differences:
-    """Return what each path has after the blocks that both begin with."""
+    """Return the blocks of each path after their common prefix."""
     if left.id == right.id:
         return Differences(left.length, (), ())
     rows = tx.rows(_SELECT_DIFFERENCES, (left.id, left.id, right.id))

@@ -32,12 +32,12 @@ async def open_store(
 
     Args:
         url: ``sqlite:///path``, ``sqlite://:memory:`` or ``postgresql://user@host/database``.
-        wait_seconds: How long an operation waits for a lock or a connection at most.
-        keep_bodies: Whether requests and replies are stored as they went over the wire.
+        wait_seconds: The maximum time an operation waits for a lock or a connection.
+        keep_bodies: Whether the bodies of requests and replies are stored.
         body_bytes: The maximum number of bytes stored of each of them.
-        clock: Returns the time to record, in seconds since 1970.
-        namespace: The namespace whose conversations the store sees, for example a user; see
-            `Store.use_namespace`. By default the one without a name, to which all rows of version 0.1 belong.
+        clock: A function that returns the time to record, in seconds since 1970.
+        namespace: The namespace of the store's conversations, for example a user; see `Store.use_namespace`.
+            The default namespace has no name; all rows of version 0.1 belong to it.
 
     Returns:
         The store; close it with `aclose`, or use it as an async context manager.
@@ -62,7 +62,7 @@ async def open_store(
 
 
 def open_database(url: str, wait_seconds: float = 10.0) -> Database:
-    """Return the database at an address, without an upgrade."""
+    """Return the database at an address, without upgrading it."""
     if not 0 <= wait_seconds < math.inf:
         raise InvalidSetting(f"wait_seconds must be 0 or more and finite, not {wait_seconds}")
     scheme = url.partition(":")[0]
@@ -75,7 +75,7 @@ def open_database(url: str, wait_seconds: float = 10.0) -> Database:
 
 
 def open_current_database(url: str, wait_seconds: float = 10.0) -> Database:
-    """Return the database at an address with the current schema; the calling thread waits."""
+    """Return the database at an address after upgrading it; blocks the calling thread."""
     database = open_database(url, wait_seconds)
     try:
         newest = len(load_migrations(database.dialect.name))

@@ -116,7 +116,7 @@ class _PostgresTx(PostgresTransaction):
 
 
 class PostgresDatabase(PostgresPool[_PostgresTx], Database):
-    """A PostgreSQL database. ``wait_seconds`` is how long a transaction waits for a connection."""
+    """A PostgreSQL database. ``wait_seconds`` is the maximum time a transaction waits for a connection."""
 
     dialect = POSTGRESQL
 
@@ -146,4 +146,4 @@ class PostgresDatabase(PostgresPool[_PostgresTx], Database):
             return self.run_write(work)
 
     async def reclaim(self, *, vacuum: bool = False) -> None:
-        """Do nothing: the server reuses space by itself."""
+        """Do nothing, because the server reuses space itself."""

@@ -1,6 +1,6 @@
-"""Requests that went through a proxy: what was sent of what was written, and why.
+"""Requests that were sent through a proxy: their original and their sent size, and the reason.
 
-These are functions of a transaction; `Store` calls them. Bodies are stored only if the store keeps them.
+These are functions of a transaction; `Store` calls them. Bodies are stored only with ``keep_bodies``.
 """
 
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ from kedge.store.database import Tx
 
 @dataclass(frozen=True, slots=True)
 class ProxiedRequest:
-    """One `POST /responses` request that went through a proxy.
+    """One `POST /responses` request that was sent through a proxy.
 
     Attributes:
         created_at: When it finished, in seconds since 1970.
         upstream: The address of the server.
         model: The requested model.
         status: The HTTP status of the response.
-        seconds: How long it took.
-        previous_response_id: The response that it was chained on; empty if it went out as written.
+        seconds: Its duration.
+        previous_response_id: The response that it was chained on; empty if it was sent unchanged.
         response_id: The id of the response; empty if there is none.
-        sent_items: How many input items were sent.
-        full_items: How many the program wrote.
+        sent_items: The number of input items that were sent.
+        full_items: The number of input items in the client's request.
         sent_bytes: The size of the body that was answered.
-        full_bytes: The size of the body that the program wrote.
-        reason: Why it went out as written; empty if it was chained.
+        full_bytes: The size of the body of the client's request.
+        reason: Why it was sent unchanged; empty if it was chained.
         healed: Why it was sent again in full; empty if it was not.
         is_lost: Whether the server answered without the stored context.
         request: The body that was sent, if bodies are stored.
@@ -55,7 +55,7 @@ class ProxiedRequest:
 
     @property
     def plan(self) -> str:
-        """What happened, in one word: `chained`, `healed` or `full`."""
+        """How the request was sent: `chained`, `healed` or `full`."""
         return "healed" if self.healed else "chained" if self.previous_response_id else "full"
 
 
@@ -64,12 +64,12 @@ class ProxyTotals:
     """Sums over the stored requests.
 
     Attributes:
-        requests: How many there are.
-        chained: How many were sent on a stored response.
-        healed: How many were sent again in full.
-        lost: How many answers were made without the stored context.
+        requests: The number of requests.
+        chained: The number of requests that were chained on a stored response.
+        healed: The number of requests that were sent again in full.
+        lost: The number of answers without the stored context.
         sent_bytes: Bytes that were sent.
-        full_bytes: Bytes that the programs wrote.
+        full_bytes: Bytes of the clients' requests.
     """
 
     requests: int
@@ -101,7 +101,7 @@ def insert_proxied(tx: Tx, requests: Sequence[ProxiedRequest], retained: int) ->
 
 
 def _escape_text(value: Any) -> Any:
-    """Escape what a database cannot store: a rejected request may have any text as its model."""
+    """Escape characters that a database cannot store: a rejected request may have any text as its model."""
     if not isinstance(value, str):
         return value
     return value.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\x00")

@@ -12,7 +12,7 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map, th
 
 
 def validate_text(text: str, field: str) -> str:
-    """Check that a text has no NUL, which PostgreSQL cannot store, and no lone surrogates."""
+    """Return the text; raise if it has a NUL, which PostgreSQL cannot store, or lone surrogates."""
     if "\0" in check_text(text, field):
         raise InvalidSetting(f"{field} contains a NUL character; remove it")
     return text
@@ -29,7 +29,7 @@ MAX_NAMESPACE_LENGTH = 200
 
 
 def validate_namespace(name: str) -> str:
-    """Check the name of a namespace: some printable text without spaces at its ends."""
+    """Return the name of a namespace; raise unless it is printable text without spaces at its ends."""
     if not validate_text(name, "namespace") or not name.isprintable() or name != name.strip():
         raise InvalidSetting("namespace must be printable text without spaces at its ends")
     if len(name) > MAX_NAMESPACE_LENGTH:
@@ -68,12 +68,12 @@ def validate_data(data: Mapping[str, Any]) -> dict[str, Any]:
 NodeKind = Literal[
     "root", "asked", "answered", "results", "failed", "added", "edited", "compacted", "merged"
 ]
-"""What a node is: the root; a question, stored before it is sent; an answer; tool results, stored before
+"""The kind of a node: the root; a question, stored before it is sent; an answer; tool results, stored before
 they are sent; a failed request; blocks added without a request; an edit; a compaction; a summary of
 another branch."""
 
 ResponseStatus = Literal["completed", "incomplete", "failed", "refused", "cut", "cancelled", "lost"]
-"""How a request ended; ``cancelled`` is one that the user stopped."""
+"""The outcome of a request; ``cancelled`` means that the user stopped it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class ConversationRow:
     head: int = 0
     mode: Mode | None = None
     retention: float | None = None
-    """Seconds for which the provider is relied on to store a response, if less than its own retention."""
+    """Seconds for which the provider is assumed to store a response, if less than its retention."""
     data: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
     forked_from: str = ""
     forked_at: int = 0
@@ -99,12 +99,12 @@ class ConversationRow:
     ttl: float | None = None
     """Seconds after its last change at which it expires; see `Store.delete_expired`."""
     delete_at: float | None = None
-    """When it is deleted; until then it is in no list, and `Store.schedule_delete` can undo that."""
+    """When it is deleted; until then it is not in lists, and `Store.schedule_delete` can undo that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of a tree: it keeps the first ``kept`` blocks of its parent's path, and adds its own.
+    """A node of a tree: it retains the first ``kept`` blocks of its parent's path, and adds further blocks.
 
     ``length`` is the number of blocks on the path that ends here. Nodes of one ``branch`` only append
     to one another. ``conversation`` is the number of the conversation that added it.
@@ -127,8 +127,8 @@ class Node:
 class ResponseRow:
     """A response of a model, or a failed request.
 
-    ``node`` is the node that it made. ``anchor`` is the response that it was chained on; ``reason`` is
-    why it was chained on none. Tokens are ``None`` if the server did not count them, ``cost`` if the
+    ``node`` is the node of the response. ``anchor`` is the response that it was chained on; ``reason`` is
+    why it was not chained. Tokens are ``None`` if the server did not count them, ``cost`` if the
     price is unknown; ``predicted_cached_tokens`` is ``None`` without a prediction, and ``cache_savings``
     is in dollars. ``digest`` and the members after it prove what the server remembers; see
     `AnchorRecord`. ``expires_at`` respects the retention of the conversation.
@@ -189,7 +189,7 @@ class ResponseRow:
 
     @property
     def record(self) -> AnchorRecord | None:
-        """The anchor for this response; ``None`` if it is not known what it remembers."""
+        """The anchor for this response; ``None`` if its context is not known."""
         if not self.digest:
             return None
         return AnchorRecord(
@@ -227,9 +227,9 @@ class LoadedPath:
 
 @dataclass(frozen=True, slots=True)
 class PathChange:
-    """How the path to a node differs from the path to another one.
+    """The difference between the path to a node and the path to another one.
 
-    ``shared`` is how many blocks both begin with; ``blocks`` follow them on the path to ``node``, and
+    ``shared`` is the number of common blocks at the start; ``blocks`` follow them on the path to ``node``, and
     ``records`` are the anchors that only that path has.
     """
 
@@ -241,7 +241,7 @@ class PathChange:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """What two paths share: a number of blocks; and what each has after those."""
+    """The number of common blocks at the start of two paths, and the further blocks of each."""
 
     shared: int
     left: tuple[Block, ...]
@@ -252,7 +252,7 @@ class Differences:
 class Claim:
     """The claim on the turn with an idempotency key.
 
-    ``is_owner`` says that the caller runs the turn; ``answer`` is the node of the answer, once there is
+    ``is_owner`` is whether the caller runs the turn; ``answer`` is the node of the answer, once there is
     one; ``question`` is the node of the question, if it is stored already. ``lease_until`` is a time of
     the database's clock.
     """
@@ -290,7 +290,7 @@ class ToolRow:
 
 @dataclass(frozen=True, slots=True)
 class StoredExchange:
-    """A request and its reply as they went over the wire, truncated to the store's limit."""
+    """The bodies of a request and its reply, truncated to the store's limit."""
 
     request: bytes = field(repr=False)
     reply: bytes = field(repr=False)
@@ -302,7 +302,7 @@ class StoredExchange:
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """What happened besides the answer itself; written with the node that it led to."""
+    """The incidents, tool runs and exchanges of a node, stored with it."""
 
     incidents: tuple[Incident, ...] = ()
     tools: tuple[ToolRow, ...] = ()
@@ -324,12 +324,12 @@ class Hit:
     created_at: float = 0.0
     """When the node was created."""
     score: float = 1.0
-    """How well the block matches, if the search was ordered by rank."""
+    """The score of the block, if the search was ordered by rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A damaged row, and what is wrong with it."""
+    """A damaged row, and its problem."""
 
     where: str
     problem: str

@@ -1,4 +1,4 @@
-"""Write the requests of other programs to a store, several at a time, beside the requests themselves."""
+"""Write the requests of other programs to a store in batches, in the background."""
 
 from collections import deque
 
@@ -12,9 +12,9 @@ from kedge.store.store import Store
 log = get_logger("kedge.proxy")
 
 MAX_WAITING = 1_000
-"""How many requests wait to be recorded at most."""
+"""The maximum number of requests that wait to be recorded."""
 WRITE_DELAY = 2.0
-"""Seconds after which a request is written at the latest; a page that lists requests does not wait."""
+"""The maximum number of seconds before a request is written; a page that lists requests does not wait."""
 
 
 class RequestRecorder:
@@ -22,7 +22,7 @@ class RequestRecorder:
 
     Args:
         store: The store, without a namespace.
-        delay: How long requests may wait for others, in seconds, so that a write has several of them.
+        delay: Seconds for which requests wait for others, so that several are written at once.
     """
 
     def __init__(self, store: Store, delay: float = WRITE_DELAY) -> None:
@@ -34,12 +34,12 @@ class RequestRecorder:
         self._lock = Lock()
 
     def add(self, request: ProxiedRequest, namespace: str = "") -> None:
-        """Record a request soon; the oldest ones are dropped if the store cannot follow."""
+        """Record a request soon; the oldest ones are dropped if the store is too slow."""
         self._waiting.append((namespace, request))
         self._wake.set()
 
     def stop(self) -> None:
-        """Write what is waiting, then stop."""
+        """Write the waiting requests, then stop."""
         self._stopping.set()
         self._wake.set()
 
@@ -53,7 +53,7 @@ class RequestRecorder:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what is waiting now."""
+        """Write the waiting requests now."""
         async with self._lock:
             batches: dict[str, list[ProxiedRequest]] = {}
             while self._waiting:

@@ -1,4 +1,4 @@
-"""Known responses by the content they remember, and what is known about the memory of servers.
+"""The index of responses by their content, and the evidence about the memory of servers.
 
 These are functions of a transaction; `kedge.incremental.StoreIndex` and `Store` call them. Scopes and
 keys are stored with the namespace of the transaction, except for the default namespace.
@@ -81,7 +81,7 @@ def prune_entries(tx: Tx, retained: int) -> None:
 
 
 def get_scope_key(tx: Tx) -> bytes:
-    """Return the key under which credentials are hashed, which is created at its first use."""
+    """Return the key with which credentials are hashed; it is created at its first use."""
     tx.run(
         "INSERT INTO scope_keys (name, value) VALUES ('scope', ?) ON CONFLICT (name) DO NOTHING",
         (secrets.token_bytes(32),),
@@ -90,13 +90,13 @@ def get_scope_key(tx: Tx) -> bytes:
 
 
 def select_evidence(tx: Tx, key: str) -> dict[str, Any] | None:
-    """Return what is known about the memory of a server; see `kedge.engines.evidence`."""
+    """Return the evidence about the memory of a server; see `kedge.engines.evidence`."""
     rows = tx.rows("SELECT form FROM evidence WHERE name = ?", (_qualify(tx, key),))
     return decode(rows[0][0]) if rows else None
 
 
 def select_all_evidence(tx: Tx, limit: int) -> list[tuple[str, dict[str, Any]]]:
-    """Return the keys and the evidence that changed last."""
+    """Return the most recently changed evidence with its keys."""
     rows = tx.rows("SELECT name, form FROM evidence ORDER BY updated_at DESC")
     start = len(_qualify(tx, ""))
     found = [(name[start:], form) for name, form in rows if name == _qualify(tx, name[start:])]
@@ -105,7 +105,7 @@ def select_all_evidence(tx: Tx, limit: int) -> list[tuple[str, dict[str, Any]]]:
 
 
 def put_evidence(tx: Tx, key: str, form: Mapping[str, Any], now: float) -> None:
-    """Store what is known about the memory of a server, in the place of what was there."""
+    """Store the evidence about the memory of a server, replacing the previous one."""
     tx.run(
         "INSERT INTO evidence (name, form, updated_at) VALUES (?, ?, ?) "
         "ON CONFLICT (name) DO UPDATE SET form = excluded.form, updated_at = excluded.updated_at",

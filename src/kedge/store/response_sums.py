@@ -2,7 +2,7 @@
 
 Responses are added to the sums in batches, in the order of their nodes: `summed` has the number of the last
 node whose response is included. A store adds a batch after `BATCH_SIZE` responses, and statistics add the rest
-first, so an exchange costs no more because of them. A response that is included is subtracted before it is
+first, so the sums do not slow down an exchange. A response that is included is subtracted before it is
 deleted or changed, and added again after a change, in the same transaction.
 
 Why batches are exact with several writers: a batch locks the links, which every transaction that adds a node
@@ -17,7 +17,7 @@ from kedge.store.database import Row, Tx
 from kedge.store.records import Damage
 
 BATCH_SIZE = 256
-"""How many responses a process stores before it adds them to the sums."""
+"""The number of responses that a process stores before it adds them to the sums."""
 SECONDS_PER_DAY = 86_400
 ALL_DAYS = -1
 """The day under which `latency_counts` and `conversation_sums` have the sums of all days."""
@@ -40,7 +40,7 @@ KEYS: dict[str, str] = {
     "pricing": "CASE WHEN r.cost IS NOT NULL THEN 'stored' "
     "WHEN r.input_tokens IS NOT NULL THEN 'unknown' ELSE 'none' END",
 }
-"""What responses of one group have in common, besides the namespace and the day."""
+"""The members that define a group of responses, besides the namespace and the day."""
 SUMS: dict[str, str] = {
     "responses": "COUNT(*)",
     "sent_blocks": "SUM(r.sent_blocks)",
@@ -59,7 +59,7 @@ SUMS: dict[str, str] = {
     "cache_savings": "SUM(COALESCE(r.cache_savings, 0.0))",
     "cost": "SUM(COALESCE(r.cost, 0.0))",
 }
-"""What is summed for a group."""
+"""The sums of a group."""
 _FLOATS = ("cache_savings", "cost")
 _CONVERSATION_SUMS = {
     "responses": "COUNT(*)",
@@ -93,7 +93,7 @@ def day_sql(tx: Tx, column: str = "r.created_at") -> str:
 
 
 def round_seconds(seconds: float) -> float:
-    """Round a duration to three significant digits, which bounds how many different ones there are."""
+    """Round a duration to three significant digits, which limits the number of different values."""
     return float(f"{seconds:.2e}")
 
 
@@ -144,7 +144,7 @@ def _apply(tx: Tx, where: str, values: Sequence[Any], sign: int) -> None:
         columns = (*keys, *given, *sums)
         marks = ", ".join("?" * len(columns))
         changed = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in sums)
-        if given:  # an id may be known as an anchor before its own response is added
+        if given:  # an id may be known as an anchor before its response is added
             own = "CASE WHEN excluded.depth > 0 THEN excluded.{0} ELSE chain_links.{0} END"
             changed += "".join(f", {name} = {own.format(name)}" for name in given)
         rows = [(*key, *(sign * value for value in totals[key])) for key in sorted(totals)]
@@ -165,7 +165,7 @@ def _apply(tx: Tx, where: str, values: Sequence[Any], sign: int) -> None:
 
 
 def _compute_totals(tx: Tx, where: str, values: Sequence[Any]) -> dict[str, Totals]:
-    """Return what the responses that meet a condition add to each table."""
+    """Return the sums, for each table, of the responses that meet a condition."""
     day = day_sql(tx)
     return {
         "response_sums": _group(
@@ -257,7 +257,7 @@ def rebuild(tx: Tx) -> None:
 
 
 def check_sums(tx: Tx) -> list[Damage]:
-    """Return the tables whose sums are not those of the stored responses."""
+    """Return the tables whose sums differ from those of the stored responses."""
     found: list[Damage] = []
     expected = _compute_totals(tx, "r.node <= ?", (get_position(tx),))
     for table, (keys, sums) in _TABLES.items():

@@ -36,12 +36,12 @@ _READ_COLUMNS = tuple(name for name in RESPONSE_COLUMNS if name != "scope")
 
 
 def insert_response(tx: Tx, row: ResponseRow, *, node: int, number: int, scope: int) -> None:
-    """Insert the response that made a node."""
+    """Insert the response of a node."""
     tx.run(_INSERT, (node, number, *_response_values(row, scope)))
 
 
 def encode_response(row: ResponseRow, number: int, scope: int) -> str:
-    """Return the row as JSON, for a statement that takes it as one value."""
+    """Return the row as JSON, for a statement that receives it as one value."""
     form = dict(zip(RESPONSE_COLUMNS, _response_values(row, scope), strict=True))
     digest = form["digest"]
     form["conversation"] = number
@@ -141,7 +141,7 @@ def _response_from_row(row: Row) -> ResponseRow:
 
 
 def select_usage(tx: Tx, tree: int, node: int) -> Usage | None:
-    """Return the tokens of the response that made a node, if the server counted them."""
+    """Return the tokens of the response of a node, if the server counted them."""
     rows = tx.rows(
         "SELECT r.input_tokens, r.cached_tokens, r.output_tokens, r.reasoning_tokens "
         "FROM responses r JOIN nodes n ON n.id = r.node WHERE r.node = ? AND n.tree = ?",
@@ -156,7 +156,7 @@ def select_usage(tx: Tx, tree: int, node: int) -> Usage | None:
 def mark_lost(tx: Tx, record: AnchorRecord, scope: int, reason: str) -> bool:
     """Mark a completed response as lost by its provider; return whether it was not marked yet."""
     if tx.dialect.lock_links_shared:
-        tx.run(tx.dialect.lock_links_shared)  # the sums change only before or after this
+        tx.run(tx.dialect.lock_links_shared)  # so that the sums do not change meanwhile
     found = tx.rows(
         "SELECT node FROM responses WHERE digest = ? AND scope = ? AND provider_response_id = ? "
         "AND status = 'completed' "
@@ -179,7 +179,7 @@ def select_anchors(
 ) -> list[AnchorRecord]:
     """Return the completed responses of a scope with one of these digests.
 
-    Each is relied on for the retention of its own conversation and of the asking one at most.
+    Each expires by the shorter retention of its conversation and of the requesting one.
     """
     marks = ", ".join("?" * len(digests))
     rows = tx.rows(
@@ -200,14 +200,14 @@ ANCHOR_COLUMNS = (
     "r.provider_response_id, r.scope, r.digest, r.block_count, r.depth, r.root_created_at, r.status, "
     "r.stored, r.created_at, r.expires_at, r.barrier, r.derived, r.counted"
 )
-"""The columns of a response that make its anchor."""
+"""The columns of a response from which its anchor is built."""
 _ANCHOR_STATUS: dict[str, Status] = {"refused": "failed", "cut": "failed"}
 
 
 def anchor_from_row(
     row: Row, scopes: dict[int, str], retention: float | None = None
 ) -> AnchorRecord:
-    """Return the anchor in a row of `ANCHOR_COLUMNS`, relied on for ``retention`` at most."""
+    """Return the anchor in a row of `ANCHOR_COLUMNS`, which expires after ``retention`` at the latest."""
     name, scope, digest, count, depth, root, status, stored, created, expires, *rest = row
     barrier, derived, counted = rest
     if retention is not None:

@@ -1,18 +1,18 @@
 """Full-text search over blocks.
 
-The index holds the words of each block under the block's number. It is brought up to date by searches,
-so that storing a block costs nothing extra. Which conversations a matching block belongs to is looked up
-in the tree when it is found: conversations share blocks, and come and go.
+The index has the words of each block under the block's number. Searches update it, so storing a block
+costs nothing extra. The conversations of a matching block are looked up in the tree when it is found,
+because conversations share blocks, and are created and deleted.
 
-Text is folded and split here, not by the databases, so that both find the same. Case and accents do not
-matter. Chinese, Japanese, Korean, Thai and other scripts without spaces between words are indexed by
-single characters and by pairs; a query in them matches as a contiguous piece of text.
+Text is folded and split here, not by the databases, so that both return the same results. Case and accents
+are ignored. Chinese, Japanese, Korean, Thai and other scripts without spaces between words are indexed by
+single characters and by pairs; a query in them matches contiguous text.
 
-The index finds the blocks that have the terms of a query. Phrases, excluded words and ranks are decided on
-the text of those blocks, here, so that both databases agree.
+The index finds the blocks that have the terms of a query. Phrases, excluded words and ranks are evaluated
+here, on the text of those blocks, so that both databases agree.
 
 SQLite overwrites deleted terms only when it rewrites a full-text table, so there is one table for each group
-of consecutive blocks: a deletion rewrites the groups that it changes, whatever the size of the store. The
+of consecutive blocks: a deletion rewrites only the groups that it changes. The
 table ``texts`` has the numbers of all indexed blocks. On PostgreSQL it is the index itself.
 """
 
@@ -32,28 +32,28 @@ from kedge.store.nodes import find_used_nodes, lock_links_shared, select_tree
 from kedge.store.records import Hit, validate_page
 
 BATCH_SIZE = 1_000
-"""How many nodes are indexed in one transaction."""
+"""The number of nodes that are indexed in one transaction."""
 PAGE_SIZE = 500
-"""How many matching blocks are read at once."""
+"""The number of matching blocks that are read at once."""
 OVERLAP = 1_000
-"""How many nodes are indexed again: they get their numbers in one order and are committed in another."""
+"""The number of nodes that are indexed again, because nodes may be committed out of order."""
 EXCERPT_RADIUS = 60
-"""Characters of an excerpt on each side of the match."""
+"""The number of characters of an excerpt on each side of the match."""
 MAX_RANKED = 5_000
-"""How many of the newest matching blocks are ranked."""
+"""The number of the newest matching blocks that are ranked."""
 TYPICAL_LENGTH = 500
 """The length of a text, in characters, at which its length does not change its rank."""
 MAX_WORD = 100
 """Longer words are indexed, and searched for, by their beginning."""
 MAX_INDEXED_BYTES = 500_000
-"""How many bytes of distinct words of one block are indexed; PostgreSQL accepts 1 MiB."""
+"""The maximum size of the distinct indexed words of one block, in bytes; PostgreSQL accepts 1 MiB."""
 
 # Thai, Lao, Myanmar, Khmer, kana, Han and Hangul.
 _UNSPACED = (
     r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
     r"\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 )
-# Vowel signs of Indic scripts are no letters to Python, but parts of words.
+# Vowel signs of Indic scripts are not letters to Python, but are parts of words.
 _WORD = re.compile(rf"([{_UNSPACED}]+)|(?:[^\W_{_UNSPACED}]|[\u0900-\u0963\u0966-\u0dff])+")
 _UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
 
@@ -85,7 +85,7 @@ _QUERY_PART = re.compile(r'(?P<minus>(?<!\S)-)?(?:"(?P<phrase>[^"]*)"?|(?P<plain
 
 
 def fold_text(text: str) -> str:
-    """Return a text without case and accents."""
+    """Return a text with case and accents folded."""
     if text.isascii():
         return text.lower()
     letters = unicodedata.normalize("NFKD", text.casefold())
@@ -97,7 +97,7 @@ def fold_text(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """Which hits of a search are returned; see `Store.search`."""
+    """The filters, order and limits of a search; see `Store.search`."""
 
     limit: int = 20
     offset: int = 0
@@ -131,7 +131,7 @@ class Atom:
 
     @classmethod
     def build(cls, words: Sequence[re.Match[str]], *, is_prefix: bool = False) -> "Atom":
-        """Make an atom of adjacent words."""
+        """Create an atom from adjacent words."""
         first, last = words[0], words[-1]
         is_prefix = is_prefix and not last[1]
         start, end = "" if first[1] else " ", "" if last[1] or is_prefix else " "
@@ -143,7 +143,7 @@ class Atom:
 
     @property
     def is_word(self) -> bool:
-        """Whether the index alone decides whether a text has it."""
+        """Whether the index alone decides if a text has it."""
         return len(self.terms) == 1
 
 
@@ -170,7 +170,7 @@ class Query:
     def parse(cls, text: str) -> "Query":
         """Parse a search: words, ``"phrases"``, ``begin*``, ``-excluded`` or ``NOT``, and ``OR``.
 
-        Other punctuation has no meaning. An alternative without anything to look for is left out.
+        Other punctuation has no meaning. An alternative without a word to search for is omitted.
         """
         found: list[tuple[list[Atom], list[Atom]]] = [([], [])]
         is_negated = False
@@ -196,7 +196,7 @@ class Query:
 
     @property
     def needs_text(self) -> bool:
-        """Whether the index alone does not decide whether a text matches."""
+        """Whether the text is needed, besides the index, to decide if it matches."""
         return any(
             each.excluded or not all(atom.is_word for atom in each.required)
             for each in self.alternatives
@@ -207,9 +207,9 @@ class Query:
         return any(each.matches(tokens) for each in self.alternatives)
 
     def score(self, tokens: str) -> float:
-        """Return how well a token text matches: by BM25, but for the frequency of terms elsewhere.
+        """Return the score of a token text: BM25 without the frequency of terms in other texts.
 
-        It depends on the text alone, so that every database returns the same order.
+        It depends only on the text, so that every database returns the same order.
         """
         length = 1.2 * (0.25 + 0.75 * len(tokens) / TYPICAL_LENGTH)
         scores = [
@@ -275,7 +275,7 @@ def index_terms(folded: str) -> list[str]:
 
 def index_batch(tx: Tx, after: int) -> int | None:
     """Index the blocks of the next nodes; return the last node, or ``None`` when all are indexed."""
-    lock_links_shared(tx)  # or a block could be deleted before its text is seen
+    lock_links_shared(tx)  # or a block could be deleted before its text is read
     newest = _newest_node(tx)
     upto = min(after + BATCH_SIZE, newest)
     rows = tx.rows(f"SELECT DISTINCT b.id, b.body {_UNINDEXED}", (after, upto))
@@ -296,7 +296,7 @@ def insert_texts(tx: Tx, terms: Mapping[int, str]) -> None:
 
 
 def delete_texts(tx: Tx, blocks: Sequence[int]) -> set[int]:
-    """Delete blocks from the index; return the groups they were in, which are to be rewritten."""
+    """Delete blocks from the index; return their groups, which must be rewritten."""
     query = f"SELECT rowid FROM texts WHERE rowid IN ({_marks(blocks)})"
     indexed = [block for (block,) in tx.rows(query, blocks)] if blocks else []
     groups = _split_groups(tx, indexed)
@@ -307,14 +307,14 @@ def delete_texts(tx: Tx, blocks: Sequence[int]) -> set[int]:
 
 
 def list_groups(tx: Tx) -> set[int]:
-    """Return the groups of the index that have a table of their own."""
+    """Return the groups of the index that have a separate table."""
     names = (_GROUP_TABLE.fullmatch(name) for (name,) in tx.rows(tx.dialect.list_tables))
     return {int(named[1]) for named in names if named}
 
 
 def rewrite_group(tx: Tx, group: int) -> None:
-    """Overwrite what was deleted from a group of the index, or drop its table if nothing is left."""
-    if group not in list_groups(tx):  # another process was faster, or one table has all
+    """Overwrite deleted data in a group of the index, or drop its table if it is empty."""
+    if group not in list_groups(tx):  # another process was faster, or one table has all groups
         return
     start = group * tx.dialect.texts_per_group
     span = (start, start + tx.dialect.texts_per_group)
@@ -368,7 +368,7 @@ def find_blocks(
 ) -> list[Hit]:
     """Return the blocks that match a query, once for each of their conversations.
 
-    If the index could not be brought up to date, the blocks that are missing in it are read instead.
+    If the index could not be updated, the blocks that are missing in it are read instead.
     """
     query = Query.parse(text)
     if not query.alternatives:
@@ -400,7 +400,7 @@ def find_blocks(
 
 
 def _select_own(tx: Tx, page: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Return the blocks of the transaction's namespace: only those count as ranked."""
+    """Return the blocks of the transaction's namespace; only these count toward the ranked ones."""
     if not page:
         return []
     rows = tx.rows(_SELECT_OWN.format(marks=_marks(page)), (tx.namespace, *(b for b, _ in page)))
@@ -476,7 +476,7 @@ class _Conversations:
         return found
 
     def _load_times(self, nodes: Sequence[int]) -> dict[int, float]:
-        """Return when nodes were created, of those in the time range of the search."""
+        """Return the creation times of the nodes in the time range of the search."""
         since = -math.inf if self._options.since is None else self._options.since
         until = math.inf if self._options.until is None else self._options.until
         query = f"SELECT id, created_at FROM nodes WHERE id IN ({_marks(nodes)})"
@@ -484,7 +484,7 @@ class _Conversations:
         return {node: created_at for node, created_at in rows if since <= created_at < until}
 
     def _load_tree(self, tree: int) -> _Tree:
-        """Return the conversations of a tree, with the nodes they use; None if one uses all."""
+        """Return the conversations of a tree with the nodes they use; None if one uses all nodes."""
         if tree not in self._trees:
             tag = self._options.tag
             rows = self._tx.rows(_SELECT_CONVERSATIONS, (tag or "", tree, self._tx.namespace))
@@ -515,7 +515,7 @@ def _build_excerpt(text: str, query: Query) -> str:
     """Return a piece of the text around the first match."""
     folded = fold_text(text)
     at = query.find(folded)
-    if len(folded) != len(text):  # then one letter may be folded to none or several
+    if len(folded) != len(text):  # a letter may be folded to none or several
         lengths = (len(fold_text(letter)) for letter in text)
         at = _letter_at(lengths, at)
     piece = text[max(0, at - EXCERPT_RADIUS) : at + EXCERPT_RADIUS].strip()
@@ -524,7 +524,7 @@ def _build_excerpt(text: str, query: Query) -> str:
 
 
 def _letter_at(lengths: Iterator[int], position: int) -> int:
-    """Return the index of the letter that covers a position, given the length of each."""
+    """Return the index of the letter at a position, from the length of each letter."""
     for index, length in enumerate(lengths):
         position -= length
         if position < 0:

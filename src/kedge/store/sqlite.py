@@ -1,8 +1,8 @@
 """SQLite: one writer thread, a few readers, and a file that several processes may share.
 
-The journal is a WAL with ``synchronous = FULL``: a commit that returned survives a power cut. Writers
-take the lock at the beginning (``BEGIN IMMEDIATE``), so that a transaction never fails halfway because
-of a lock; one that waits longer than ``wait_seconds`` raises `StoreBusy`.
+The journal is a WAL with ``synchronous = FULL``: a finished commit survives a power failure. Writers
+acquire the lock at the beginning (``BEGIN IMMEDIATE``), so a transaction never fails halfway because
+of a lock. A transaction that waits longer than ``wait_seconds`` raises `StoreBusy`.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ T = TypeVar("T")
 MEMORY = ":memory:"
 MAX_READERS = 4
 INLINE_WAIT_MILLISECONDS = 50
-"""How long a transaction in the calling thread waits for another process that writes."""
+"""The maximum time a transaction in the calling thread waits for another process that writes."""
 CHECKPOINT_PAGES = 4_000
-"""When the journal is written back. Exchanges change the same few pages, so later means less."""
+"""The size at which the journal is written back. Exchanges change few pages, so writing later writes less."""
 
 SQLITE = Dialect(
     name="sqlite",
@@ -46,7 +46,7 @@ SQLITE = Dialect(
         "bytes": "BLOB",
         "clustered": " WITHOUT ROWID",
     },
-    lock_links="",  # there is one writer at a time
+    lock_links="",  # there is only one writer at a time
     lock_links_shared="",
     for_update="",
     for_key_share="",
@@ -113,8 +113,8 @@ class _SQLiteTx:
 class _Workers:
     """Threads that run the work of a database: at most ``limit``, started when all others are busy.
 
-    Why not a `ThreadPoolExecutor`: its futures, the locks in them and its bookkeeping cost 30 microseconds of
-    CPU for each piece of work, as much as a small transaction. A worker reports to the event loop directly.
+    A `ThreadPoolExecutor` is not used because its futures, locks and bookkeeping cost 30 microseconds of
+    CPU for each job, as much as a small transaction. A worker notifies the event loop directly.
     """
 
     def __init__(self, limit: int, name: str) -> None:
@@ -125,11 +125,11 @@ class _Workers:
         self._idle = [0]
         self._lock = threading.Lock()
         self._is_closed = False
-        # Also at the end of the program, and when the store is forgotten without being closed.
+        # Also at the end of the program, and when the store is garbage-collected without being closed.
         self._stop = weakref.finalize(self, _stop_threads, self._jobs, self._threads)
 
     async def run(self, runner: Callable[[Any], T], work: object) -> T:
-        """Run work in a thread; it is not started if the caller is cancelled before."""
+        """Run work in a thread, unless the caller is cancelled before it starts."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[T] = loop.create_future()
 
@@ -188,7 +188,7 @@ def _run_jobs(jobs: _Jobs, idle: list[int], lock: threading.Lock) -> None:
     """Run jobs until one is None; the thread has no reference to its `_Workers`."""
     while (job := jobs.get()) is not None:
         job()
-        del job  # or its result would live until the next one
+        del job  # otherwise its result would stay in memory until the next job
         with lock:
             idle[0] += 1
 
@@ -256,15 +256,15 @@ class SQLiteDatabase(Database):
         with OperationTimer("write"):
             return self._writer.run_sync(self._run_write, work)
 
-    # A thread costs more than the work it is given here: a lookup or an insertion takes 20 to 50
-    # microseconds, the way to a worker thread and back 100 to 200. So small transactions may run in
-    # the calling thread, on a connection that never waits for a disk: readers of a WAL wait for
-    # nothing, `synchronous = NORMAL` leaves the journal to the operating system, and what it
-    # collects is written back by the writer thread. A power cut may cost the last of them.
+    # A thread costs more than the work here: a lookup or an insertion takes 20 to 50 microseconds,
+    # switching to a worker thread and back 100 to 200. So small transactions may run in the calling
+    # thread, on a connection that never waits for a disk: readers of a WAL are not blocked,
+    # `synchronous = NORMAL` leaves the journal to the operating system, and the writer thread writes
+    # it back. A power failure may lose the last of these transactions.
 
     @property
     def can_run_inline(self) -> bool:
-        """Whether small transactions may run in the calling thread: this process is not writing."""
+        """Whether small transactions may run in the calling thread, because this process is not writing."""
         return not (self.path == MEMORY or self._read_only or self._write_lock.locked())
 
     def read_inline(self, work: Callable[[Tx], T]) -> T:
@@ -275,7 +275,7 @@ class SQLiteDatabase(Database):
             return self._run_inline(lambda connection: work(_SQLiteTx(connection)))
 
     def write_inline(self, work: Callable[[Tx], T]) -> T:
-        """Run a transaction in the calling thread; it survives the process, not a power cut."""
+        """Run a transaction in the calling thread; it survives a crash of the process, not a power failure."""
         if self.path == MEMORY:
             return self.write_sync(work)
         with OperationTimer("write"), self._write_lock, self._inline_lock:
@@ -309,7 +309,7 @@ class SQLiteDatabase(Database):
         await self._writer.run(self._translate_errors, work)
 
     def _empty_journal(self) -> None:
-        """Move the journal into the file and empty it, or note that a reader prevented that."""
+        """Move the journal into the file and empty it, or record that a reader prevented that."""
         is_busy, *_ = self._get_connection().execute(_EMPTY_JOURNAL).fetchone()
         self._journal_is_pending = bool(is_busy)
 
@@ -375,8 +375,8 @@ class SQLiteDatabase(Database):
         try:
             return self._open(f"{uri}?{self._options}")
         except sqlite3.OperationalError as error:
-            # A WAL cannot be created in a folder that is read-only. Nothing else can write there, so the
-            # file may be read as it is, unless a journal was left that has newer content.
+            # A WAL cannot be created in a read-only folder. No other process can write there either, so the
+            # file may be read as it is, unless there is a journal with newer content.
             if is_new or _primary_code(error) not in _READ_ONLY_CODES or _has_journal(self.path):
                 raise
             self._read_only, self._options = True, "mode=ro&immutable=1"
@@ -412,7 +412,7 @@ def _run_transaction(
         result = work(_SQLiteTx(connection, is_retry=is_retry))
         connection.execute("COMMIT")
     except BaseException:
-        with suppress(sqlite3.Error):  # a full disk has rolled back already
+        with suppress(sqlite3.Error):  # with a full disk, SQLite has rolled back already
             connection.execute("ROLLBACK")
         raise
     return result
@@ -425,7 +425,7 @@ def _closed_error() -> StoreError:
 def _create_private_file(path: str) -> bool:
     """Create the file so that only its owner can read it; SQLite's other files get the same mode.
 
-    An existing file is not opened: closing it would drop every lock that this process has on it.
+    An existing file is not opened, because closing it would release every lock of this process on it.
 
     Returns:
         Whether the file did not exist.

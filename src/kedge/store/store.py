@@ -1,8 +1,8 @@
 """Store: conversations, their blocks and their responses, on SQLite or PostgreSQL.
 
-Every method is one transaction: it happens completely or not at all, and what it returned is durable.
-No transaction waits for a model. SQL lives in the modules of the tables; this class opens transactions
-and checks that the conversation of a given row still exists.
+Every method is one transaction: it is applied completely or not at all, and is durable when the method
+returns. No transaction waits for a model. SQL is in the modules of the tables; this class opens
+transactions and checks that the conversation of a row still exists.
 """
 
 import time
@@ -84,14 +84,14 @@ class Store:
     Use `open_store` to open one. Methods that take a `ConversationRow` raise `NotInStore` if that
     conversation was deleted since the row was read, also if another one has its id now.
 
-    A store sees the conversations of one namespace: the default one, or that of `use_namespace`. Those of
-    other namespaces do not exist for it, whichever method is called.
+    A store contains the conversations of one namespace: the default one, or that of `use_namespace`. Those of
+    other namespaces do not exist for any of its methods.
 
     Args:
         database: The open database, with the current schema.
-        keep_bodies: Whether requests and replies are stored as they went over the wire.
+        keep_bodies: Whether the bodies of requests and replies are stored.
         body_bytes: The maximum number of bytes stored of each of them.
-        clock: Returns the time to record, in seconds since 1970.
+        clock: A function that returns the time to record, in seconds since 1970.
     """
 
     def __init__(
@@ -124,19 +124,19 @@ class Store:
 
     @property
     def namespace(self) -> str:
-        """The namespace whose conversations this store sees; empty for the default one."""
+        """The namespace of this store's conversations; empty for the default one."""
         database = self.database
         return database.namespace if isinstance(database, NamespaceDatabase) else ""
 
     def use_namespace(self, name: str) -> "Store":
-        """Return this store as one namespace sees it, for example for one user.
+        """Return this store bound to one namespace, for example for one user.
 
         Example:
             alice = store.use_namespace("alice")
             conversation = await Conversation.create(alice, "practice")
 
         Args:
-            name: The name of the namespace; it begins to exist with its first conversation.
+            name: The name of the namespace; it exists as soon as it has a conversation.
 
         Returns:
             A store on the same connections, which need not be closed.
@@ -172,18 +172,18 @@ class Store:
     # Servers
 
     async def load_evidence(self, key: str) -> dict[str, Any] | None:
-        """Return what is known about the memory of a server; see `kedge.engines.evidence`."""
+        """Return the evidence about the memory of a server; see `kedge.engines.evidence`."""
         return await self.database.read(lambda tx: response_index.select_evidence(tx, key))
 
     async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
-        """Store what is known about the memory of a server, in the place of what was there."""
+        """Store the evidence about the memory of a server, replacing the previous one."""
         now = self.clock()
         await self.database.write(lambda tx: response_index.put_evidence(tx, key, form, now))
 
     # Requests through a proxy
 
     async def add_proxied(self, requests: Sequence[ProxiedRequest]) -> None:
-        """Store requests that went through a proxy; bodies only if the store keeps them.
+        """Store requests that were sent through a proxy; bodies only with ``keep_bodies``.
 
         Args:
             requests: The requests; the newest 10,000 of this namespace are retained.
@@ -200,10 +200,10 @@ class Store:
         await self.database.write(lambda tx: proxied_requests.insert_proxied(tx, rows, MAX_PROXIED))
 
     async def list_proxied(self, *, limit: int = 100, before: int = 0) -> list[ProxiedRequest]:
-        """Return requests that went through a proxy, newest first, without their bodies.
+        """Return requests that were sent through a proxy, newest first, without their bodies.
 
         Args:
-            limit: How many.
+            limit: The maximum number of requests.
             before: The number of the request before which to continue; 0 for the newest.
 
         Returns:
@@ -220,7 +220,7 @@ class Store:
         )
 
     async def get_proxied(self, number: int) -> ProxiedRequest:
-        """Return one request that went through a proxy, with its bodies if they were stored.
+        """Return one request that was sent through a proxy, with its bodies if they were stored.
 
         Raises:
             NotInStore: There is none.
@@ -228,7 +228,7 @@ class Store:
         return await self.database.read(lambda tx: proxied_requests.select_proxied_one(tx, number))
 
     async def sum_proxied(self) -> ProxyTotals:
-        """Return the sums over the stored requests that went through a proxy."""
+        """Return the sums over the stored requests that were sent through a proxy."""
         return await self.database.read(proxied_requests.sum_proxied)
 
     # Conversations
@@ -242,7 +242,7 @@ class Store:
         retention: float | None = None,
         ttl: float | None = None,
         data: Mapping[str, Any] = EMPTY,
-        id: str = "",  # noqa: A002 - the word of the contract
+        id: str = "",  # noqa: A002 - the name in the public contract
         blocks: Sequence[Block] = (),
     ) -> ConversationRow:
         """Create a conversation.
@@ -250,9 +250,9 @@ class Store:
         Args:
             title: The title.
             tags: Tags to find it by.
-            mode: How its requests are sent; None for the engine's default.
-            retention: Seconds for which the provider is relied on to store a response, if that is less
-                than the provider's own retention.
+            mode: The mode of its requests; None for the engine's default.
+            retention: Seconds for which the provider is assumed to store a response, if that is less
+                than the provider's retention.
             ttl: Seconds after its last change at which it expires and `delete_expired` deletes it.
             data: JSON data of the application.
             id: Its id; a new one by default.
@@ -357,10 +357,10 @@ class Store:
         Args:
             name: Its id or its row.
             title: The new title.
-            tags: The new tags, instead of all present ones.
+            tags: The new tags, which replace all existing ones.
             archived: Whether it is archived.
             ttl: Seconds after its last change at which it expires.
-            data: The new data, instead of all present data.
+            data: The new data, which replaces all existing data.
 
         Returns:
             The row after the change.
@@ -404,7 +404,7 @@ class Store:
         )
 
     async def fork(self, origin: ConversationRow, at: int, title: str = "") -> ConversationRow:
-        """Create a conversation that continues from a node of another, and shares all before it.
+        """Create a conversation that continues from a node of another, and shares the blocks up to it.
 
         Args:
             origin: The conversation to fork.
@@ -412,7 +412,7 @@ class Store:
             title: The title of the fork.
 
         Raises:
-            NotInStore: The conversation or the node is not there.
+            NotInStore: The conversation or the node does not exist.
         """
         name, title = new_id("conv"), validate_text(title, "title")
 
@@ -423,7 +423,7 @@ class Store:
         return await self._write(origin, work)
 
     async def delete(self, name: str | ConversationRow) -> None:
-        """Delete a conversation with all its rows, and the blocks that no other one uses.
+        """Delete a conversation with all its rows, and the blocks that no other conversation uses.
 
         Args:
             name: Its id or its row.
@@ -439,7 +439,7 @@ class Store:
     ) -> ConversationRow:
         """Hide a conversation from lists and searches, to be deleted later; or undo that.
 
-        `delete_expired` deletes it, once the time has come.
+        `delete_expired` deletes it after that time.
 
         Args:
             name: Its id or its row.
@@ -488,7 +488,7 @@ class Store:
         """Delete the conversations that did not change for some time.
 
         Args:
-            seconds: How long ago their last change was, at least.
+            seconds: The minimum time since their last change, in seconds.
             tag: Only those with this tag.
 
         Returns:
@@ -500,7 +500,7 @@ class Store:
         return await self._delete_old(validate_seconds(seconds, "seconds"), tag)
 
     async def _delete_old(self, age: float | None, tag: str | None = None) -> list[str]:
-        """Delete conversations one by one; one that is changed meanwhile remains."""
+        """Delete conversations one by one, except those that are changed meanwhile."""
         deleted: list[str] = []
         groups: set[int] = set()
         now = self.clock()
@@ -551,21 +551,21 @@ class Store:
             conversation: The conversation that adds it.
             parent: The node below which it is added.
             blocks: The blocks that it adds.
-            kind: What the node is.
-            kept: How many blocks of its parent's path it keeps; all by default.
-            response: The response that made it.
+            kind: The kind of the node.
+            kept: The number of blocks of its parent's path that it retains; all by default.
+            response: The response of the node.
             memory: The state of the conversation at this node.
             data: Data of the Turn at this node.
-            accounts: What else happened.
-            head: The node where the head is expected; it is moved from there to the new node.
-            asked_for: The idempotency key that the node is the question of.
-            answers: The idempotency key that the node is the answer to.
+            accounts: The incidents, tool runs and exchanges to store with it.
+            head: The node at which the head must be; it is moved from there to the new node.
+            asked_for: The idempotency key of the question, if the node is one.
+            answers: The idempotency key of the answer, if the node is one.
 
         Returns:
             The new node.
 
         Raises:
-            HeadConflict: The head is elsewhere. The node is stored nevertheless; the error names it.
+            HeadConflict: The head is at another node. The new node is stored; the error names it.
             NotInStore: The conversation or the parent was deleted.
         """
         bodies = [encode_block(block) for block in blocks]
@@ -609,7 +609,7 @@ class Store:
         return node
 
     async def _count_response(self) -> None:
-        """Add responses to the sums, once there are some; a failure leaves that to a later batch."""
+        """Add a batch of responses to the sums; after a failure, a later batch adds them."""
         self._unsummed += 1
         if self._unsummed >= response_sums.BATCH_SIZE:
             self._unsummed = 0
@@ -617,9 +617,9 @@ class Store:
                 await self.database.write(response_sums.add_pending)
 
     async def read_with_sums(self, work: Callable[[Tx], T]) -> T:
-        """Run queries that use the sums of responses, after all responses were added to them.
+        """Run queries that use the sums of responses, after adding all responses to them.
 
-        A store that may only be read can have responses that are not in the sums; see
+        A read-only store can have responses that are not in the sums; see
         `response_sums.has_pending`.
         """
 
@@ -644,10 +644,10 @@ class Store:
         Args:
             conversation: The conversation whose head is moved.
             node: The new head.
-            head: The node where the head is expected to be.
+            head: The node at which the head must be.
 
         Raises:
-            HeadConflict: The head is elsewhere, and was not moved.
+            HeadConflict: The head is at another node, and was not moved.
             NotInStore: The conversation or the node was deleted.
         """
 
@@ -676,7 +676,7 @@ class Store:
         return await self._read(conversation, lambda tx: self._load_path(tx, conversation, at))
 
     def load_sync(self, conversation: ConversationRow, node: int) -> LoadedPath:
-        """Do the same from synchronous code; the calling thread waits."""
+        """Do the same as `load` from synchronous code; blocks the calling thread."""
         return self.database.read_sync(
             conversations.checked(conversation, lambda tx: self._load_path(tx, conversation, node))
         )
@@ -713,7 +713,7 @@ class Store:
     async def load_turn(
         self, conversation: ConversationRow, node: int, *, known: Node, turn: Turn
     ) -> tuple[Node, Turn]:
-        """Return a node and its Turn, and read only what the Turn of a known node does not have.
+        """Return a node and its Turn, reading only the blocks that the Turn of a known node does not have.
 
         Args:
             conversation: A conversation on the node's tree.
@@ -786,7 +786,7 @@ class Store:
         return found
 
     async def tree(self, conversation: ConversationRow) -> list[Node]:
-        """Return every node of the conversation's tree in order, those of its forks included."""
+        """Return every node of the conversation's tree in order, including those of its forks."""
         return await self._read(conversation, lambda tx: nodes.select_tree(tx, conversation.tree))
 
     async def path(
@@ -821,13 +821,13 @@ class Store:
         return await self._read(conversation, lambda tx: nodes.select_pending(tx, conversation))
 
     async def newest_below(self, conversation: ConversationRow, node: int) -> Node:
-        """Return the newest node that a question led to: itself, results of tools, or an answer."""
+        """Return the newest node that follows from a question: itself, tool results, or an answer."""
         return await self._read_at(conversation, node, nodes.find_newest_descendant)
 
     async def node_of_response(
         self, conversation: ConversationRow, response_id: str
     ) -> Node | None:
-        """Return the node made by the response with this id of the provider, if there is one."""
+        """Return the node of the response with this provider's id, if there is one."""
         return await self._read(
             conversation, lambda tx: nodes.find_response_node(tx, conversation.tree, response_id)
         )
@@ -845,7 +845,7 @@ class Store:
     async def differences(
         self, conversation: ConversationRow, left: int, right: int
     ) -> Differences:
-        """Return what each of two paths has after the blocks that both begin with."""
+        """Return the blocks of each of two paths after their common prefix."""
 
         def work(tx: Tx) -> Differences:
             both = (nodes.select_node(tx, node, conversation.tree) for node in (left, right))
@@ -878,7 +878,7 @@ class Store:
         return await (self._read(conversation, work) if conversation else self.database.read(work))
 
     async def usage(self, conversation: ConversationRow, node: int) -> Usage | None:
-        """Return the tokens of the response that made a node, if the server counted them."""
+        """Return the tokens of the response of a node, if the server counted them."""
         return await self._read(
             conversation, lambda tx: responses.select_usage(tx, conversation.tree, node)
         )
@@ -886,13 +886,13 @@ class Store:
     async def candidates(
         self, scope: str, digests: Sequence[str], *, retention: float | None = None
     ) -> list[AnchorRecord]:
-        """Return the completed responses of a scope that remember what one of the digests covers.
+        """Return the completed responses of a scope whose context has one of the digests.
 
         Args:
             scope: The scope: provider, endpoint and account.
             digests: Digests of prefixes, longest first; the search stops at the first chunk with a
                 match.
-            retention: Seconds for which the asking conversation relies on a response.
+            retention: Seconds for which the requesting conversation relies on a response.
 
         Returns:
             Their anchors, which expire by the shorter of both conversations' retentions.
@@ -926,7 +926,7 @@ class Store:
             lease: Seconds for which the claim is valid, by the database's clock.
 
         Returns:
-            The claim: the caller's own, another caller's, or that of a completed turn.
+            The claim: that of the caller, of another caller, or of a completed turn.
 
         Raises:
             KeyReused: The key belongs to another request.
@@ -974,7 +974,7 @@ class Store:
     # Telemetry
 
     async def note(self, conversation: ConversationRow, node: int, accounts: Telemetry) -> None:
-        """Record what happened at a node.
+        """Record incidents, tool runs and exchanges of a node.
 
         Raises:
             NotInStore: The conversation was deleted, or its tree has no such node.
@@ -1010,10 +1010,10 @@ class Store:
     ) -> list[Hit]:
         """Find blocks by their text, in all conversations.
 
-        Case and accents do not matter. The search index is brought up to date first.
+        Case and accents are ignored. The search index is updated first.
 
         Args:
-            words: What to look for; a block matches if it has all of the words. ``"a phrase"`` matches
+            words: The words to search for; a block matches if it has all of them. ``"a phrase"`` matches
                 adjacent words, ``begin*`` words with this beginning, ``-word`` or ``NOT word`` excludes
                 blocks, and ``OR`` separates alternatives.
             limit: The maximum number of hits.
@@ -1081,7 +1081,7 @@ class Store:
     async def gc(self) -> int:
         """Delete expired conversations and rows that nothing refers to, and return unused space.
 
-        Branches that lost a race, were undone or regenerated are history and stay. The conversations of all
+        Branches that lost a race, were undone or were regenerated are retained. The conversations of all
         namespaces are included, unless this store is bound to one.
 
         Returns:
@@ -1099,7 +1099,7 @@ class Store:
         """Recompute every hash and digest, and check every reference, in all namespaces.
 
         Returns:
-            Every damage that was found; an empty list for a sound store.
+            Every damaged row; an empty list for a valid store.
 
         Raises:
             InvalidSetting: This store is bound to a namespace.
@@ -1116,7 +1116,7 @@ class Store:
         return damage
 
     async def _run_check(self, check: Callable[..., list[Damage]], *values: int) -> list[Damage]:
-        """Return what a check finds; rows that cannot be read at all are damage too."""
+        """Return the damage that a check finds, including rows that cannot be read."""
         try:
             return await self.database.read(lambda tx: check(tx, *values))
         except (StoreBusy, StoreUnreachable):
@@ -1140,7 +1140,7 @@ class Store:
         )
 
     async def _write(self, conversation: ConversationRow, work: Callable[[Tx], T]) -> T:
-        """Run a transaction on a conversation that must exist, and keep it from being deleted."""
+        """Run a transaction on a conversation that must exist, and prevent its deletion meanwhile."""
 
         def run(tx: Tx) -> T:
             nodes.lock_links_shared(tx)

@@ -27,7 +27,7 @@ ListOrder = Literal["newest", "oldest", "turns", "tokens", "cost", "title"]
 LIST_FILTERS: tuple[ListFilter, ...] = get_args(ListFilter)
 LIST_ORDERS: tuple[ListOrder, ...] = get_args(ListOrder)
 FIRST_BLOCKS, LAST_BLOCKS = 4, 4
-"""How many blocks are read for the first question and for the last answer."""
+"""The number of blocks that are read for the first question and for the last answer."""
 
 _CONDITIONS: dict[ListFilter, str] = {
     "active": "c.archived = 0",
@@ -62,7 +62,7 @@ _SORTS: dict[ListOrder, tuple[str, str]] = {
     ),
 }
 _OWN_ROWS = "conversation IN (SELECT number FROM conversations WHERE namespace = ?)"
-"""The condition on rows of a table that they belong to the transaction's namespace."""
+"""The condition for rows of the transaction's namespace."""
 _SELECT_PATH_BLOCKS = (
     PATH_CTE
     + f"SELECT l.place, SUBSTR(b.body, 1, {PREVIEW_CHARS}) FROM path CROSS JOIN links l CROSS JOIN blocks b "
@@ -89,9 +89,9 @@ class ConversationSummary:
     seconds: float | None = None
     """The median duration of its responses."""
     expires_at: float | None = None
-    """When the provider drops the last of the responses."""
+    """When the provider deletes the last of the responses."""
     relied_until: float | None = None
-    """Until when a response can be continued from; see `planning.anchors.relied_until`."""
+    """Until when a response can be continued; see `planning.anchors.relied_until`."""
     model: str = ""
     unanswered: str = ""
     """The status of the newest question at the head, if it has no answer: pending, failed or cancelled."""
@@ -112,7 +112,7 @@ async def list_summaries(
     limit: int = 50,
     offset: int = 0,
 ) -> tuple[list[ConversationSummary], int]:
-    """Return a page of conversations, and how many match in total.
+    """Return a page of conversations, and the total number of matches.
 
     Args:
         store: The store to read.
@@ -120,11 +120,11 @@ async def list_summaries(
         order: Their order.
         ids: List only these.
         tag: List only conversations with this tag.
-        model: List only conversations that this model answered in.
-        started: Do not list conversations without a title and without a message.
+        model: List only conversations with an answer of this model.
+        started: Whether to omit conversations without a title and without a message.
         since: List only conversations that changed last at or after this time.
         until: List only conversations that changed last before this time.
-        scheduled: List conversations that are about to be deleted, too.
+        scheduled: Whether to include conversations that are about to be deleted.
         limit: The maximum number of conversations.
         offset: The number of conversations to skip.
 
@@ -211,7 +211,7 @@ async def load_exchanges(store: Store, node: int) -> list[StoredExchange]:
 
 
 async def load_attached(store: Store, conversation: ConversationRow, block_id: str) -> list[Block]:
-    """Return the blocks of a tree that have this id; an edit can leave several."""
+    """Return the blocks of a tree that have this id; after an edit there can be several."""
     quoted = re.sub(r"([!%_])", r"!\1", json.dumps(block_id, ensure_ascii=False))
     query = (
         "SELECT DISTINCT b.id, b.body FROM links l JOIN blocks b ON b.id = l.block "
@@ -343,7 +343,7 @@ class _Times(NamedTuple):
 
 
 def _compute_relied_until(row: ConversationRow, times: list[Row]) -> float | None:
-    """Return until when the last of the completed responses is relied on."""
+    """Return the time until which the last of the completed responses is relied on."""
     ends = [
         relied_until(_Times(created, limit_expiry(created, expires, row.retention), root or 0.0))
         for _, created, expires, root, is_usable in times

@@ -1,4 +1,4 @@
-"""The `incidents`, `tool_runs` and `exchanges` tables: what happened besides the answers."""
+"""The `incidents`, `tool_runs` and `exchanges` tables: further records of each node."""
 
 from collections.abc import Iterable
 
@@ -35,7 +35,7 @@ def insert_telemetry(
     node: int,
     body_bytes: int,
 ) -> None:
-    """Record what happened at a node; incidents come with the numbers of their scopes.
+    """Insert the telemetry of a node; incidents are paired with the numbers of their scopes.
 
     Bodies are truncated to ``body_bytes``; with 0, no exchange is stored.
     """

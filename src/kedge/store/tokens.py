@@ -1,10 +1,10 @@
-"""Named tokens: who may use a server, a page and its API, as which user, and how much.
+"""Named tokens: access to a server, a page and its API, each with a user and rate limits.
 
-A token is random and long, so one SHA-256 of it is stored: the hash cannot be turned back, and needs no
-slow function as a password would. It is looked up by the hash. Sessions of the page are random as well,
+A token is random and long, so a SHA-256 of it is stored: the hash cannot be reversed, and does not need a
+slow function as a password would. Tokens are looked up by the hash. Sessions of the page are random as well,
 and stored in the same way; they end with their token.
 
-Counts are one row for each token, which one statement updates, by the database's clock. So limits hold for
+The counts of a token are one row, which one statement updates, with the database's clock. So limits apply to
 all processes on a database together, and two of them cannot both use the last request of a minute.
 """
 
@@ -27,13 +27,13 @@ log = get_logger("kedge.store")
 TOKEN_PREFIX = "kedge_"
 TOKEN_BYTES = 32
 SCOPES = ("server", "page", "api", "metrics")
-"""What a token can be for: ``/v1``, the page, ``/api`` and ``/metrics``."""
+"""The scopes of a token: ``/v1``, the page, ``/api`` and ``/metrics``."""
 DEFAULT_SCOPES = ("server", "page", "api")
 MINUTE = 60
 MAX_LIMIT = 10**15
 """The maximum limit per minute; the sums of counts fit into the integers of every database."""
 RECHECK_SECONDS = 1.0
-"""How often a store without tokens is looked at for the first one."""
+"""Seconds between checks whether a store without tokens has one."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 _COLUMNS = "t.name, t.namespace, t.scopes, t.requests_per_minute, t.tokens_per_minute, t.created_at"
@@ -45,8 +45,8 @@ class AccessToken:
 
     Attributes:
         name: Its name.
-        namespace: The user it belongs to: the namespace that it gives access to. Empty for the administrator.
-        scopes: What it is for: ``server``, ``page``, ``api``, ``metrics``.
+        namespace: The namespace of its user, which it gives access to. Empty for the administrator.
+        scopes: Its scopes: ``server``, ``page``, ``api``, ``metrics``.
         requests_per_minute: The maximum number of requests per minute, or None.
         tokens_per_minute: The maximum number of tokens of models per minute, or None.
         created_at: When it was added, in seconds since 1970.
@@ -62,7 +62,7 @@ class AccessToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenUse:
-    """What was counted for a token in the current minute.
+    """The counts of a token in the current minute.
 
     Attributes:
         requests: The requests.
@@ -83,8 +83,8 @@ class TokenRegistry:
 
     Args:
         store: The store, without a namespace.
-        clock: Returns the time for counts and sessions, in seconds since 1970; the database's time by default.
-        required: Whether a server needs a token even while the store has none.
+        clock: A function that returns the time for counts and sessions; the database's time by default.
+        required: Whether a server requires a token even while the store has none.
 
     Raises:
         InvalidSetting: The store is bound to a namespace.
@@ -114,8 +114,8 @@ class TokenRegistry:
 
         Args:
             name: Its name, which is unique.
-            user: The user it belongs to, by default one with the token's name; empty for the administrator.
-            scopes: What it is for: ``server``, ``page``, ``api``, ``metrics``.
+            user: Its user, by default one with the token's name; empty for the administrator.
+            scopes: Its scopes: ``server``, ``page``, ``api``, ``metrics``.
             requests_per_minute: The maximum number of requests per minute; None for any.
             tokens_per_minute: The maximum number of tokens of models per minute; None for any.
 
@@ -164,10 +164,10 @@ class TokenRegistry:
         return [_token_from_row(row) for row in rows]
 
     async def revoke(self, name: str) -> None:
-        """Delete a token, its sessions and its counts; what its user stored stays.
+        """Delete a token, its sessions and its counts; the data of its user is retained.
 
         Raises:
-            NotInStore: There is none with this name.
+            NotInStore: There is no token with this name.
         """
 
         def work(tx: Tx) -> int:
@@ -179,10 +179,10 @@ class TokenRegistry:
             raise NotInStore(f"there is no token {name!r}; 'kedge auth list' lists them")
 
     async def is_required(self) -> bool:
-        """Return whether a server needs a token: always once the store has had one.
+        """Return whether a server requires a token: always after the store has had one.
 
-        A store without tokens is looked at once a second at most. While it does not answer, what was
-        known before applies.
+        A store without tokens is checked at most once a second. If it cannot be read, the last known
+        result applies.
         """
         now = time.monotonic()
         if not self._is_required and now >= self._recheck_at:
@@ -190,7 +190,7 @@ class TokenRegistry:
             query = "SELECT 1 FROM access_tokens LIMIT 1"
             database = self._database
             try:
-                # On SQLite the way to a reader thread and back takes longer than the query.
+                # On SQLite, switching to a reader thread and back takes longer than the query.
                 self._is_required = bool(
                     database.read_inline(lambda tx: tx.rows(query))
                     if database.can_run_inline
@@ -210,7 +210,7 @@ class TokenRegistry:
         return _match(rows, hashed)
 
     async def is_valid(self, token: AccessToken) -> bool:
-        """Return whether a token that was found before is still there, with the same rights."""
+        """Return whether a token that was found before still exists, with the same rights."""
         query = f"SELECT {_COLUMNS} FROM access_tokens t WHERE t.name = ?"
         rows = await self._database.read(lambda tx: tx.rows(query, (token.name,)))
         return [_token_from_row(row) for row in rows] == [token]
@@ -236,8 +236,8 @@ class TokenRegistry:
 
         Args:
             secret: Its secret.
-            seconds: For a session that is not stored, because it is signed with the server's own token: how
-                long `is_ended` must remember that it ended.
+            seconds: The time for which `is_ended` must remember the end of a session that is not stored,
+                because it is signed with the server's token.
         """
         hashed = _hash(secret)
 

@@ -1,10 +1,11 @@
 """The tree of a conversation: its nodes, their marks, and its layout in lanes.
 
-This is the one model of a tree: ``kedge tree`` draws it as text, the page as SVG, the API returns it.
+All views of a tree use this model: ``kedge tree`` prints it as text, the page draws it as SVG, the API returns it.
 
-Rows of a layout are in the order of a walk that finishes every side branch before the main line goes on, so
-a side branch needs one lane more than the line it leaves, and lanes are used again. The main line is the one
-that leads to the chosen node; elsewhere it is the longer one. Nothing recurses: a tree may be deep.
+Rows of a layout are in the order of a walk that finishes every side branch before the main line continues, so
+a side branch needs one lane more than its parent line, and lanes are reused. The main line is the one
+that leads to the chosen node; elsewhere it is the longer one. No function is recursive, because a tree may be
+deep.
 """
 
 import sys
@@ -36,7 +37,7 @@ Mark = Literal[
     "unstored",
     "healed",
 ]
-"""What a node is marked with."""
+"""A mark of a node."""
 MARK_DESCRIPTIONS: dict[Mark, str] = {
     "head": "the conversation's current position; the next message continues from here",
     "pending": "a question without an answer: still running, or stopped",
@@ -51,16 +52,16 @@ MARK_DESCRIPTIONS: dict[Mark, str] = {
 """The marks of a graph of responses, each with its description for the legend."""
 
 ALL_NODES: Container[int] = range(sys.maxsize)
-"""The ids of any nodes."""
+"""A container of all node ids."""
 MIN_FOLD_LENGTH = 4
-"""A run of fewer nodes than this is shown one by one."""
+"""The minimum number of nodes in a run that is folded."""
 SHOWN_KINDS = frozenset(
     {"answered", "failed", "compacted", "edited", "merged", "added", "imported"}
 )
 """The kinds of node that a graph of responses shows."""
 
 NOT_FALLBACK_REASONS = ("new", "stateless", "conversation")
-"""Reasons for a full request that are no fallback: there was no anchor, or chaining was not wanted."""
+"""Reasons for a full request that are not a fallback: there was no anchor, or chaining was disabled."""
 _KIND_LABELS = {
     "compacted": "History was compacted",
     "edited": "History was edited",
@@ -102,13 +103,13 @@ class Totals:
 
     @property
     def saved(self) -> int:
-        """The bytes that were not sent, because the server had them."""
+        """The number of bytes that were not sent, because the server had stored them."""
         return max(self.full - self.sent, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """A node of a graph; a parent of 0 is none."""
+    """A node of a graph; a parent of 0 means none."""
 
     id: int
     parent: int = 0
@@ -125,11 +126,11 @@ class LayoutRow:
     nodes: tuple[GraphNode, ...]
     on_path: bool = False
     branch: Totals | None = None
-    """At the end of a branch: the totals of the branch."""
+    """The totals of the branch, in the row of its last node."""
 
     @property
     def node(self) -> GraphNode:
-        """The node of this row; of a fold the last one."""
+        """The node of this row; the last one of a fold."""
         return self.nodes[-1]
 
     @property
@@ -174,7 +175,7 @@ class _Tree:
     sizes: dict[int, int] = field(default_factory=dict[int, int])
     path: tuple[int, ...] = ()
     shown: set[int] = field(default_factory=set[int])
-    """Nodes of runs that were looked at and are not folded."""
+    """Nodes of runs that were checked and are not folded."""
 
     def sorted_children(self, name: int, on_path: frozenset[int]) -> list[int]:
         """Return the children of a node, the one on the main line last."""
@@ -196,7 +197,7 @@ def compute_layout(
     on_path = frozenset(tree.path)
     rows: list[LayoutRow] = []
     edges: list[LayoutEdge] = []
-    # Still to be placed: a node, its lane, the row of its parent, and the totals of its branch.
+    # Nodes that have no row yet, each with its lane, the row of its parent, and the totals of its branch.
     roots = tree.sorted_children(0, on_path)
     waiting = [(name, 0, -1, Totals()) for name in reversed(roots)]
     while waiting:
@@ -231,7 +232,7 @@ def _build_tree(nodes: Iterable[GraphNode], chosen: int) -> _Tree:
 
 
 def _parents_first(tree: _Tree) -> list[int]:
-    """Return the nodes, each after its parent; nodes in a cycle are left out."""
+    """Return the nodes, each after its parent; nodes in a cycle are omitted."""
     order = list(tree.children.get(0, ()))
     for name in order:
         order += tree.children.get(name, ())
@@ -272,7 +273,7 @@ def _is_foldable(tree: _Tree, name: int, chosen: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ResponseGraph:
-    """The responses and changes of history of a tree, without its questions and tool results."""
+    """The responses and history changes of a tree, without its questions and tool results."""
 
     nodes: tuple[GraphNode, ...]
     head: int
@@ -328,7 +329,7 @@ def _mark_head(nodes: list[GraphNode], head: int) -> list[GraphNode]:
 def find_marks(node: Node, response: ResponseRow | None, now: float) -> dict[Mark, str]:
     """Return the marks of a node, each with its reason if there is one.
 
-    They are changes of history, the state of its response, and how its request had to be sent.
+    Marks are history changes, the state of the response, and how the request was sent.
     """
     marks: dict[Mark, str] = {}
     if node.kind in _KIND_MARKS:
@@ -364,7 +365,7 @@ def response_totals(row: ResponseRow) -> Totals:
 
 
 async def read_tree(store: Store, conversation: ConversationRow) -> StoredTree:
-    """Return the complete tree of a conversation, forks included."""
+    """Return the complete tree of a conversation, including forks."""
 
     def work(tx: Tx) -> StoredTree:
         tree = (conversation.tree,)
@@ -404,7 +405,7 @@ def newest_response(tree: StoredTree, node: int) -> ResponseRow | None:
 
 
 async def load_last_blocks(store: Store, conversation: ConversationRow) -> Mapping[int, Block]:
-    """Return the last block that each node of a tree added; nodes that added none are left out."""
+    """Return the last block that each node of a tree added; nodes that added none are omitted."""
     query = (
         "SELECT n.id, b.body FROM nodes n JOIN links l ON l.branch = n.branch "
         "AND l.place = n.length - 1 JOIN blocks b ON b.id = l.block "

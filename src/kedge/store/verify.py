@@ -1,6 +1,6 @@
 """`verify`: recompute every hash and digest, and check every reference between rows.
 
-Nothing is repaired. A tree is read branch by branch, so that the cost of a digest is that of its block.
+Nothing is repaired. A tree is read branch by branch, so that each block is hashed once.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ BATCH_SIZE = 2_000
 
 
 def check_database(tx: Tx) -> list[Damage]:
-    """Return what the database's own check finds."""
+    """Return the problems that the database's integrity check finds."""
     if tx.dialect.name != "sqlite":
         return []
     found = [line for (line,) in tx.rows("PRAGMA integrity_check") if line != "ok"]
@@ -55,7 +55,7 @@ def _iter_block_problems(digest: bytes, body: str) -> Iterator[str]:
         yield f"its text is not a block ({type(error).__name__})"
 
 
-# Rows whose counterpart is missing: each query, and the damage that it finds.
+# Queries for rows whose referenced row is missing, each with its description of the damage.
 _REFERENCES = {
     "SELECT l.branch, l.place FROM links l LEFT JOIN blocks b ON b.id = l.block "
     "WHERE b.id IS NULL": "position {1} of branch {0}: its block is missing",
@@ -98,7 +98,7 @@ _REFERENCES.update(
 
 
 def check_references(tx: Tx) -> list[Damage]:
-    """Return every row that refers to a row that is missing."""
+    """Return every row that refers to a missing row."""
     return [
         Damage(*problem.format(*row).rsplit(": ", 1))
         for query, problem in _REFERENCES.items()
@@ -107,7 +107,7 @@ def check_references(tx: Tx) -> list[Damage]:
 
 
 def check_search_index(tx: Tx) -> list[Damage]:
-    """Return the blocks that searches do not find although they were indexed."""
+    """Return the blocks that were indexed and are missing in the search index."""
     missing = find_unindexed(tx, get_index_position(tx))
     return [Damage(f"block {block}", "it is missing in the search index") for block in missing]
 
@@ -118,7 +118,7 @@ def list_trees(tx: Tx) -> list[int]:
 
 
 def check_tree(tx: Tx, tree: int) -> list[Damage]:
-    """Check that the nodes of a tree fit together, and that its digests are those of its blocks."""
+    """Check that the nodes of a tree are consistent, and that its digests match its blocks."""
     query = f"SELECT n.checksum, {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? ORDER BY n.id"
     rows = [(row[0], node_from_row(row[1:])) for row in tx.rows(query, (tree,))]
     nodes = {node.id: node for _, node in rows}
@@ -131,7 +131,7 @@ def check_tree(tx: Tx, tree: int) -> list[Damage]:
     for node in nodes.values():
         branches.setdefault(node.branch, []).append(node)
     if damage:
-        return damage  # paths cannot be followed then
+        return damage  # paths cannot be followed
     damage += _check_link_counts(tx, tree, branches)
     for branch in branches.values():
         damage += _check_branch(tx, branch)
@@ -141,7 +141,7 @@ def check_tree(tx: Tx, tree: int) -> list[Damage]:
 def _iter_node_problems(
     node: Node, nodes: dict[int, Node], checksum: bytes | None
 ) -> Iterator[str]:
-    """Yield what is wrong with a node: its position in the tree, or any other column."""
+    """Yield the problems of a node: its position in the tree, or any other column."""
     parent = nodes.get(node.parent)
     if node.kind == "root":
         if (node.tree, node.branch, node.parent) != (node.id, node.id, 0):
@@ -159,7 +159,7 @@ def _iter_node_problems(
 
 
 def _check_link_counts(tx: Tx, tree: int, branches: dict[int, list[Node]]) -> Iterator[Damage]:
-    """Find links of positions that no node of their branch covers."""
+    """Yield branches with links at positions that no node of the branch covers."""
     rows = tx.rows(
         "SELECT l.branch, COUNT(*) FROM links l JOIN nodes n ON n.id = l.branch WHERE n.tree = ? "
         "GROUP BY l.branch",
@@ -174,7 +174,7 @@ def _check_link_counts(tx: Tx, tree: int, branches: dict[int, list[Node]]) -> It
 
 
 def _check_branch(tx: Tx, branch: list[Node]) -> Iterator[Damage]:
-    """Check that a branch has the blocks that its nodes count, and that its digests match them."""
+    """Yield the damage of a branch: missing blocks, and digests that do not match."""
     tip = max(branch, key=lambda node: node.length)
     bodies = load_bodies(tx, tip)
     if len(bodies) != tip.length:

@@ -71,7 +71,7 @@ __all__ = [
     "steps",
 ]
 
-# Names of version 0.1, which keep working.
+# Names of version 0.1, for compatibility.
 Answered = QuestionAnswered
 Argument = DebateArgument
 Asked = QuestionAsked

@@ -1,6 +1,6 @@
-"""``debate``: two or more models argue, each on its own chain, until a judge decides.
+"""``debate``: two or more models argue, each on a separate chain, until a judge decides.
 
-Only text is exchanged: each side has its own conversation, engine and provider, so no chain contains a
+Only text is exchanged: each side has a separate conversation, engine and provider, so no chain contains a
 response of another server. The prompts are part of stored idempotency keys and must not change.
 """
 
@@ -73,7 +73,7 @@ async def debate(
         store: The store of the conversations.
         rounds: Maximum number of rounds.
         workflow: The id of an interrupted debate to resume, or the id of a new one.
-        watch: Called with every event.
+        watch: A function that is called with every event.
         spec: Data to store with the workflow.
         settings: Settings of ``Conversation``.
 
@@ -175,7 +175,7 @@ class _Debate:
                 reply = await role.ask(number, self._build_question(index, arguments))
             except (
                 KedgeError
-            ) as error:  # the other requests finish, because they are already paid for
+            ) as error:  # the other requests finish, because they are billed already
                 failed[index] = error
                 return
             answers[index] = DebateArgument(

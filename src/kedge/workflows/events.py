@@ -76,7 +76,7 @@ WorkflowEvent = (
     | RoundRuled
     | WorkflowFinished
 )
-"""What ``watch`` of a workflow is called with."""
+"""The argument of a workflow's ``watch``."""
 WorkflowCallback = Callable[[WorkflowEvent], None]
 
 

@@ -18,14 +18,14 @@ JudgeFunction = Callable[[str], VerdictValue | Awaitable[VerdictValue]]
 
 JUDGE_ROLE = "judge"
 ATTEMPTS = 3
-"""How often a model judge is asked for an answer of the requested form."""
+"""The maximum number of requests to a model judge for an answer of the requested form."""
 PASSING_SCORE = 1.0
 """The minimum score of an accepted answer, if a judge returns scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelJudge:
-    """A model that judges by a rubric, on its own chain.
+    """A model that judges by a rubric, on a separate chain.
 
     In a refinement it receives the task and each answer; in a debate the question and the arguments.
 
@@ -75,7 +75,7 @@ Write only the JSON object."""
 
 
 def _judge_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a judge's conversation: those of the others, without tools."""
+    """Return the settings of a judge's conversation: those of the workflow, without tools."""
     return {name: settings[name] for name in ("lease", "price") if name in settings}
 
 
@@ -159,7 +159,7 @@ async def judge_with_model(role: Role, rubric: str, task: str, number: int, answ
 
 
 async def ask_structured(role: Role, number: int, text: str, schema: OutputSchema[Any]) -> Any:
-    """Request an answer that matches a schema, again if it does not match."""
+    """Request an answer until it matches a schema."""
     found = await role.ask_typed(
         number, text, schema, attempts=ATTEMPTS, stored_prompt=STORED_RETRY_PROMPT
     )

@@ -1,4 +1,4 @@
-"""``refine``: request an answer, judge it, and send the critique, until it passes or the rounds are used up.
+"""``refine``: request an answer, judge it, and send the critique, until it passes or the limit is reached.
 
 The prompts are part of stored idempotency keys and must not change.
 """
@@ -64,7 +64,7 @@ async def refine(
         rounds: Maximum number of rounds.
         again: The prompt of later rounds, with ``{critique}`` in it.
         workflow: The id of an interrupted refinement to resume, or the id of a new one.
-        watch: Called with every event.
+        watch: A function that is called with every event.
         spec: Data to store with the workflow.
         settings: Settings of ``Conversation``.
 

@@ -46,7 +46,7 @@ class RefineResult:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A participant of a debate, with its own model (or engine) and chain."""
+    """A participant of a debate, with a separate model (or engine) and chain."""
 
     name: str
     engine: Engine | str
@@ -100,8 +100,8 @@ class Step:
 
     ``{name}`` in a prompt is the result of an earlier step or an input, ``{name.member}`` a part of it.
     ``result`` is a type (see ``output`` of ``Engine.ask``), a JSON schema, or nothing for plain text. An
-    answer that does not match is requested again, up to ``attempts`` times in all; a resumed workflow has all
-    attempts again.
+    answer that does not match is requested again, up to ``attempts`` times in total; in a resumed workflow, all
+    attempts are available again.
     """
 
     name: str

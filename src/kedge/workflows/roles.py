@@ -1,9 +1,9 @@
 """A role of a workflow: a conversation whose questions have idempotency keys.
 
 The id of the conversation is derived from the workflow's id and the role, and the key of a question from
-the workflow's id and the question's number. So a workflow that is resumed after a crash finds what was
-answered and sends nothing twice. Its spec, verdicts and status are in the conversation's data: a record
-per workflow, because a conversation of the caller's may serve several workflows one after the other.
+the workflow's id and the question's number. So a workflow that is resumed after a crash finds the stored
+answers and sends nothing twice. Its spec, verdicts and status are in the conversation's data: a record
+per workflow, because several workflows may use a caller's conversation one after the other.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ from kedge.workflows.events import QuestionAnswered, QuestionAsked, WorkflowCall
 WORKFLOW_KEY = "workflow"
 """The key of a workflow in a conversation's data, its tags and the metadata of its questions."""
 FURTHER_WORKFLOWS_KEY = "workflows"
-"""The member of a conversation's data that holds the records of its second and later workflows, by id."""
+"""The member of a conversation's data with the records of its second and later workflows, by id."""
 ROUND_KEY = "round"
 
 
@@ -156,7 +156,7 @@ class Role:
         title: str,
         settings: Mapping[str, Any],
     ) -> Self:
-        """Open the lead of a workflow: a conversation of the caller's, or one in a store.
+        """Open the lead of a workflow: a caller's conversation, or one in a store.
 
         Raises:
             InvalidWorkflow: There is neither a conversation nor a store with an engine.
@@ -223,10 +223,10 @@ class Role:
         stored_prompt: str = CORRECTION_PROMPT,
         on_rejected: Callable[[Sequence[str]], None] | None = None,
     ) -> tuple[Reply[Any], int] | None:
-        """Send a question until its answer matches a schema, as ``Conversation.send`` does.
+        """Send a question until its answer matches a schema, like ``Conversation.send``.
 
         A resumed workflow continues with the last answer; stored answers do not count as attempts. In version
-        0.1 each correction was a question with a key of its own, made with ``stored_prompt``.
+        0.1 each correction was a question with a separate key, built with ``stored_prompt``.
 
         Returns:
             The reply and the number of answers; None if no answer matched.
@@ -257,7 +257,7 @@ class Role:
                 return reply, stored + _count_corrections(reply.turn)
 
     async def _show_last_answer(self) -> None:
-        """Move the head to the last answer of a question that failed, so that it is seen."""
+        """Move the head to the last answer of a failed question, so that it is visible."""
         conversation = self.conversation
         with suppress(HeadConflict, NotInStore):
             end = await find_redo_target(conversation.store, conversation.row, conversation.head)
@@ -318,13 +318,13 @@ class Role:
         self.conversation.row = replace(row, head=self.conversation.head)
 
     async def aclose(self) -> None:
-        """Close the engine if it was connected here; an engine of the caller's stays open."""
+        """Close the engine if it was connected here; a caller's engine stays open."""
         if self._owned:
             await self.conversation.aclose()
 
 
 def _count_corrections(turn: Turn) -> int:
-    """Return how many answers were rejected since the last question of a workflow."""
+    """Return the number of rejected answers since the last question of a workflow."""
     count = 0
     for block in reversed(turn.blocks):
         if WORKFLOW_KEY in block.metadata:

@@ -1,7 +1,7 @@
 """Workflow specifications: from a TOML file, from command-line options, or from the store.
 
 The specification is stored with the workflow as plain data, so that it can be resumed by its id alone. A function
-is named as ``module:function``; its module is searched beside the file, then on the import path.
+is named as ``module:function``; its module is searched next to the file, then on the import path.
 """
 
 import importlib
@@ -49,7 +49,7 @@ _MEMBER_TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "schema": ((str, dict), "a table or the name of a file"),
     "attempts": (int, "a whole number"),
 }
-"""Types of the members of judges, sides and steps that are not texts."""
+"""The types of the members of judges, sides and steps that are not text."""
 _TYPE_NAMES = {str: "a text", int: "a whole number", dict: "a table", list: "a list"}
 
 
@@ -91,7 +91,7 @@ async def run_spec(
     watch: WorkflowCallback = ignore_event,
     tools: Tools = (),
 ) -> WorkflowResult:
-    """Run a workflow from its specification; tools are never part of it, as it may come from a store."""
+    """Run a workflow from its specification, which never contains tools because it may be from a store."""
     check_spec(kind, spec)
     common = {"workflow": workflow, "watch": watch, "spec": {"file": spec}, "tools": tools}
     return await _RUNNERS[kind](spec, store, common)
@@ -174,7 +174,7 @@ def _report_failures(function: Callable[..., Any], path: str) -> Callable[..., A
 
 
 def _load_schema(given: object, spec: WorkflowSpec) -> Any:
-    """Return a schema given as a table or as the name of a JSON file."""
+    """Return a schema from a table or from the name of a JSON file."""
     if not isinstance(given, str):
         return given
     path = Path(spec.get("folder", ""), given)

@@ -47,7 +47,7 @@ async def steps(
         store: The store of a new conversation.
         engine: An engine or a model string.
         workflow: The id of an interrupted pipeline to resume, or the id of a new one.
-        watch: Called with every event.
+        watch: A function that is called with every event.
         spec: Data to store with the workflow.
         settings: Settings of ``Conversation``.
 
@@ -112,7 +112,7 @@ async def _run_pipeline(
 async def _run_step(
     role: Role, number: int, step: Step, question: str, schema: OutputSchema[Any] | None
 ) -> StepResult:
-    """Run one step, again if the answer does not match."""
+    """Run one step; an answer that does not match is requested again."""
     if schema is None:
         reply = await role.ask(number, question)
         return _build_result(step, question, reply, reply.text, 1)
