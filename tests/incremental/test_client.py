@@ -343,7 +343,7 @@ def test_azure_clients_and_other_objects() -> None:
     with AzureOpenAI(api_key="k", **settings) as azure:
         assert chain(azure) is azure
         assert chain_report(azure).requests == 0
-    with pytest.raises(TypeError, match="takes an OpenAI client or an httpx2 client"):
+    with pytest.raises(TypeError, match="accepts an OpenAI client or an httpx2 client"):
         chain(object())
 
 

@@ -87,6 +87,8 @@ def _to_items(message: Json) -> Iterator[Json]:
     refusal = message.get("refusal")
     if refusal:
         content = [*_as_parts(content), {"type": "refusal", "refusal": refusal}]
+    if content is None and not calls:
+        raise ValueError("a message has no content")
     rest = {name: value for name, value in message.items() if name not in _CHAT_MEMBERS}
     if content or not calls:
         yield {**rest, "content": _convert_content(content, kind)}
