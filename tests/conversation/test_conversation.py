@@ -589,6 +589,18 @@ async def test_invalid_settings_are_rejected(
     assert await Conversation.list(store) == []
 
 
+@pytest.mark.parametrize("options", [{"metadata": {"a": object()}}, {"extra_body": {"a": {1}}}])
+async def test_question_with_invalid_options_is_not_stored(
+    store: Store, connected: Connect, options: dict[str, Any]
+) -> None:
+    """A question whose request can never be encoded does not stay in the conversation as pending."""
+    conversation = await Conversation.create(store, connected())
+    with pytest.raises(InvalidSetting, match="cannot be sent as JSON"):
+        await conversation.send("Hello", **options)
+    assert await conversation.pending() == []
+    assert (await conversation.send("Hello")).text.startswith("You said")
+
+
 async def test_retention_applies_immediately(
     store: Store, kedge_server: TestServer, connected: Connect
 ) -> None:

@@ -1,7 +1,25 @@
 """Tests of the composition of middleware and of the trace of its changes."""
 
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from kedge.chat import Chat
 from kedge.engines import Engine, Middleware
-from kedge.middleware import BaseMiddleware, two_phase, with_middleware
+from kedge.errors import InvalidSetting, InvalidTurn
+from kedge.middleware import (
+    BaseMiddleware,
+    guard,
+    log,
+    redact,
+    repair,
+    retry,
+    tools,
+    two_phase,
+    with_middleware,
+)
+from kedge.tools import tool
 from kedge.turns import Turn, assistant, user
 from middleware.scripted_engine import ScriptedEngine
 
@@ -111,3 +129,55 @@ async def test_async_phases_are_awaited() -> None:
     stack = with_middleware(ScriptedEngine([assistant("hello")]), two_phase(before))
     assert stack.plan(Turn([user("hi")])).full_blocks == 1
     assert len(await stack.run(Turn([user("hi")]))) == 3
+
+
+@pytest.mark.parametrize("settings", [{"before": lambda _: None}, {"after": lambda _: None}])
+async def test_a_phase_that_returns_no_turn_is_reported(settings: Any) -> None:
+    """The error names the middleware, and what to return."""
+    stack = with_middleware(
+        ScriptedEngine([assistant("hello")]), two_phase(**settings, name="audit")
+    )
+    with pytest.raises(InvalidTurn, match="the middleware audit returned NoneType"):
+        await stack.run(Turn([user("hi")]))
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def make_chat(**settings: Any) -> Chat:
+    """Return a Chat with these settings."""
+    return Chat(ScriptedEngine(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "expected"),
+    [
+        (make_chat, {"tools": 3}, "tools must be a list"),
+        (make_chat, {"tools": add}, "tools must be a list"),
+        (make_chat, {"tools": {"type": "function"}}, "tools must be a list"),
+        (make_chat, {"approve": True}, "approve must be a function"),
+        (make_chat, {"middleware": guard(redact("a"))}, "middleware must be a list"),
+        (make_chat, {"middleware": [redact("a")]}, "a middleware is a function"),
+        (make_chat, {"middleware": [log]}, "call it: log"),
+        (tools, {"toolbox": 3}, "tools must be a list"),
+        (tools, {"max_rounds": -1}, "max_rounds must be an integer"),
+        (repair, {"unanswered": "drop"}, "unanswered must be complete or remove"),
+        (retry, {"first": float("nan")}, "first must be a number of seconds"),
+    ],
+)
+def test_wrong_settings_are_named(
+    make: Callable[..., object], settings: dict[str, Any], expected: str
+) -> None:
+    """What is not a middleware, a tool or a valid option is rejected when the stack is built."""
+    with pytest.raises(InvalidSetting, match=expected):
+        make(**settings)
+
+
+async def test_a_function_of_the_turn_returns_tools() -> None:
+    """A function that was meant as a tool, and is called with the Turn, is reported as such."""
+    chat = Chat(ScriptedEngine(), tools=cast("Any", len))
+    with pytest.raises(InvalidSetting, match=r"tools must be a list of functions.*not int"):
+        await chat.chat_with_state(None, "hi")

@@ -6,6 +6,7 @@ rejected by name before anything is sent. Body members that Kedge does not know 
 ``extra_body``.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -13,7 +14,7 @@ from typing import Any, cast
 
 from kedge.engines.heal_rules import RequestSummary
 from kedge.engines.message_groups import hash_call_id
-from kedge.errors import UnsupportedParameter
+from kedge.errors import InvalidSetting, UnsupportedParameter
 from kedge.events.fields import CALL_ARGUMENTS
 from kedge.planning import Mode, RequestPlan
 
@@ -30,6 +31,8 @@ PLANNED_PARAMS: Mapping[str, str] = {
     "stream": "use streaming=True or streaming=False",
 }
 """Body members that follow from the plan, with the alternative to each."""
+
+_PARAM_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 KNOWN_PARAMS = frozenset(
     {
@@ -79,7 +82,10 @@ KNOWN_PARAMS = frozenset(
 
 
 def check_params(params: Mapping[str, Any], *, known_options: frozenset[str] = frozenset()) -> None:
-    """Reject parameters that the plan decides and parameters of unknown names.
+    """Reject parameters that the plan decides, parameters of unknown names, and values that are not JSON.
+
+    This is checked before a run starts: a conversation stores a question before its request is encoded, and
+    a question that can never be sent would stay in it as pending.
 
     Args:
         params: Parameters of a request, or of an engine for all its requests.
@@ -87,8 +93,9 @@ def check_params(params: Mapping[str, Any], *, known_options: frozenset[str] = f
 
     Raises:
         UnsupportedParameter: A name is decided by the plan or is unknown.
+        InvalidSetting: A value is not JSON.
     """
-    check_planned_params(params)
+    members, extra = split_extra_body(params)
     for name in params:
         if name not in KNOWN_PARAMS and name != EXTRA_BODY:
             close = get_close_matches(name, KNOWN_PARAMS | known_options, 2)
@@ -98,6 +105,22 @@ def check_params(params: Mapping[str, Any], *, known_options: frozenset[str] = f
                 f"{hint}use extra_body={{{name!r}: …}} to send a body member of this name",
                 f"there is no option {name!r}",
             )
+    for name, value in (*members.items(), *extra.items()):
+        encode_param(name, value)
+
+
+def encode_param(name: str, value: Any) -> bytes:
+    """Return a member of a body as JSON, in braces.
+
+    Raises:
+        InvalidSetting: The value is not JSON.
+    """
+    try:
+        return _PARAM_ENCODER.encode({name: value}).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidSetting(
+            f"{name} cannot be sent as JSON: {error}; pass plain values"
+        ) from error
 
 
 def check_planned_params(params: Mapping[str, Any]) -> None:

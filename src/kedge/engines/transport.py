@@ -20,9 +20,9 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
 
 from kedge.engines.evidence import read_identity
+from kedge.engines.request_body import encode_param
 from kedge.errors import (
     EngineError,
-    InvalidSetting,
     NotAuthorised,
     RateLimited,
     RequestRefused,
@@ -67,7 +67,6 @@ _PERMANENT_REASONS = re.compile(
     re.IGNORECASE,
 )
 """Texts of such failures; llama.cpp reports an image without a vision model as HTTP 500."""
-_PARAM_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _ITEM_LISTS = frozenset({"input", "messages"})
 """The body members that are rendered from blocks."""
 _TELEMETRY_HEADERS = (
@@ -438,19 +437,10 @@ def encode_body(body: Mapping[str, Any]) -> bytes:
         InvalidSetting: A parameter is not JSON.
     """
     members = [
-        encode({name: value}) if name in _ITEM_LISTS else _encode_param(name, value)
+        encode({name: value}) if name in _ITEM_LISTS else encode_param(name, value)
         for name, value in body.items()
     ]
     return b"{%b}" % b",".join(member[1:-1] for member in members)
-
-
-def _encode_param(name: str, value: Any) -> bytes:
-    try:
-        return _PARAM_ENCODER.encode({name: value}).encode()
-    except (TypeError, ValueError) as error:
-        raise InvalidSetting(
-            f"{name} cannot be sent as JSON: {error}; pass plain values"
-        ) from error
 
 
 def get_request_id(headers: Mapping[str, str]) -> str:

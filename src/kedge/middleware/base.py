@@ -2,10 +2,11 @@
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from inspect import iscoroutine
+from inspect import isawaitable, iscoroutine
 from typing import Any
 
 from kedge.engines.base import Engine, Events, Middleware, Request
+from kedge.errors import InvalidTurn
 from kedge.events.run import TurnFinished
 from kedge.planning import RequestPlan
 from kedge.turns import Turn
@@ -104,18 +105,26 @@ class _TwoPhaseMiddleware(BaseMiddleware):
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the inner engine's events between the two phases."""
-        turn = await _resolve(self.before(turn))
+        turn = await self._resolve(self.before(turn))
         turn = request.filters.apply_to_turn(turn, ("input",), request.applied)
         async with aclosing(self.inner.events(turn, request)) as events:
             async for event in events:
                 if isinstance(event, TurnFinished):
-                    yield TurnFinished(await _resolve(self.after(event.turn)))
+                    yield TurnFinished(await self._resolve(self.after(event.turn)))
                 else:
                     yield event
 
+    async def _resolve(self, changed: Turn | Awaitable[Turn]) -> Turn:
+        return _check_turn(await changed if isawaitable(changed) else changed, self.name)
 
-async def _resolve(turn: Turn | Awaitable[Turn]) -> Turn:
-    return turn if isinstance(turn, Turn) else await turn
+
+def _check_turn(turn: object, name: str) -> Turn:
+    if not isinstance(turn, Turn):
+        raise InvalidTurn(
+            f"the middleware {name} returned {type(turn).__name__} in place of a Turn; "
+            "return the given Turn if there is nothing to change"
+        )
+    return turn
 
 
 def _identity(turn: Turn) -> Turn:

@@ -17,20 +17,21 @@ repair next to the engine.
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from kedge.compaction import Compactor
 from kedge.engines.base import Engine, Events, Middleware, Request, TurnProbe, find_filters
 from kedge.engines.content_filter import ContentFilter, ContentFilters
+from kedge.errors import InvalidSetting
 from kedge.events.run import TurnEdited, TurnFinished
 from kedge.middleware.base import BaseMiddleware
 from kedge.middleware.compact import compact
 from kedge.middleware.repair import repair as repairing
-from kedge.middleware.tools import ToolSelector
+from kedge.middleware.tools import ToolSelector, build_toolbox
 from kedge.middleware.tools import tools as tooling
 from kedge.planning import RequestPlan
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
-from kedge.tools import AnyTool, Approver, Toolbox
+from kedge.tools import AnyTool, Approver, Tool, Toolbox
 from kedge.turns import Turn, TurnDiff, diff
 from kedge.turns.turn import has_prefix
 
@@ -47,6 +48,9 @@ def with_middleware(engine: Engine, *middlewares: Middleware) -> Engine:
 
     Returns:
         The stack, or the engine itself if there is nothing to wrap it in.
+
+    Raises:
+        InvalidSetting: An argument is not a middleware, for example because it was not called first.
     """
     stack = _StackFilters(find_filters(engine))
     wrapped = engine
@@ -68,10 +72,20 @@ class _StackFilters:
 
 def _wrap(engine: Engine, middleware: Middleware, stack: _StackFilters) -> Engine:
     inside = _Inside(engine if isinstance(engine, _Observed) else _Innermost(engine), stack)
+    if not callable(middleware):
+        raise InvalidSetting(
+            f"a middleware is a function that wraps an engine, not {type(middleware).__name__}"
+        )
     made = middleware(inside)
     if made is inside:
         return engine
-    inside.name = getattr(made, "name", "") or getattr(middleware, "__name__", "middleware")
+    name = getattr(middleware, "__name__", "middleware")
+    if not isinstance(made, Engine):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidSetting(
+            f"the middleware {name} returned {type(made).__name__} in place of an engine; "
+            f"if {name} makes a middleware, call it: {name}(…)"
+        )
+    inside.name = getattr(made, "name", "") or name
     stack.add(made)
     return _Observed(made, inside.name, stack)
 
@@ -192,7 +206,15 @@ def with_default_middleware(
     innermost: Sequence[Middleware] = (),
 ) -> Engine:
     """Return the engine in its stack; ``innermost`` middleware receives a Turn exactly as it is sent."""
-    toolbox = tools if isinstance(tools, Toolbox) or callable(tools) else Toolbox(*tools)
+    toolbox = (
+        tools
+        if callable(tools) and not isinstance(tools, Toolbox | Tool)
+        else build_toolbox(cast("object", tools))
+    )
+    if not isinstance(middleware, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidSetting(
+            f"middleware must be a list, not {type(middleware).__name__}: middleware=[guard(…)]"
+        )
     stack = [*middleware]
     if compactor is not None:
         stack.insert(

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import Literal
 
 from kedge.engines.base import Engine, Middleware
+from kedge.errors import InvalidSetting
 from kedge.middleware.base import BaseMiddleware
 from kedge.observe import get_logger
 from kedge.planning import Problem, find_problems
@@ -31,7 +32,12 @@ def repair(unanswered: UnansweredPolicy = "complete") -> Middleware:
 
     Returns:
         A middleware for ``with_middleware``.
+
+    Raises:
+        InvalidSetting: ``unanswered`` has another value.
     """
+    if unanswered not in ("complete", "remove"):
+        raise InvalidSetting(f"unanswered must be complete or remove, not {unanswered!r}")
 
     def wrap(engine: Engine) -> Engine:
         return _RepairMiddleware(engine, unanswered)

@@ -13,7 +13,7 @@ from contextlib import aclosing
 import anyio
 
 from kedge.engines.base import Engine, Events, Middleware, Request
-from kedge.errors import EngineError
+from kedge.errors import EngineError, InvalidSetting
 from kedge.events.run import VISIBLE_EVENTS, ToolStarted
 from kedge.middleware.base import BaseMiddleware
 from kedge.observe import get_logger
@@ -42,9 +42,12 @@ def retry(
         A middleware for ``with_middleware``.
 
     Raises:
-        InvalidSetting: The number of attempts is not at least 1.
+        InvalidSetting: The number of attempts is not at least 1, or a wait is not a number of seconds.
     """
     check_positive_int("attempts", attempts)
+    for name, seconds in (("first", first), ("longest", longest)):
+        if not isinstance(seconds, int | float) or not seconds >= 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidSetting(f"{name} must be a number of seconds, not {seconds!r}")
 
     def wrap(engine: Engine) -> Engine:
         return _RetryMiddleware(engine, attempts, first, longest, sleep)

@@ -7,18 +7,19 @@ the caller: the run ends there, with all other calls answered. A toolbox may be 
 Turn; it is called before each request, and the calls of the answer run with the returned tools.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
 from kedge.engines.content_filter import ContentFilters
+from kedge.errors import InvalidSetting
 from kedge.events.run import ToolFinished, ToolStarted, TurnFinished
 from kedge.middleware.base import BaseMiddleware
 from kedge.observe import count, get_logger, measure
 from kedge.planning import find_problems
-from kedge.tools import AnyTool, Approver, Toolbox
+from kedge.tools import AnyTool, Approver, Tool, Toolbox
 from kedge.tools.execute import iter_runs
 from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, tool_result
 
@@ -48,11 +49,20 @@ def tools(
 
     Returns:
         A middleware for ``with_middleware``.
+
+    Raises:
+        InvalidSetting: An option has a wrong type, or ``max_rounds`` is negative.
+        InvalidTool: A function cannot be a tool, or two tools have the same name.
     """
-    if toolbox is None or isinstance(toolbox, Toolbox):
-        select = _select_always(Toolbox(*([] if toolbox is None else [toolbox]), *functions))
-    else:
+    if approve is not None and not callable(approve):
+        raise InvalidSetting("approve must be a function that is called with each tool call")
+    if not isinstance(max_rounds, int) or max_rounds < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidSetting(f"max_rounds must be an integer of at least 0, not {max_rounds!r}")
+    if callable(toolbox) and not isinstance(toolbox, Toolbox | Tool):
         select = _select_by_turn(toolbox, Toolbox(*functions))
+    else:
+        given = () if toolbox is None else cast("object", toolbox)
+        select = _select_always(Toolbox(build_toolbox(given), *functions))
 
     def wrap(engine: Engine) -> Engine:
         return _ToolsMiddleware(engine, select, approve, max_rounds)
@@ -68,10 +78,27 @@ def _select_by_turn(selector: ToolSelector, own: Toolbox) -> Callable[[Turn], To
     """Return a function that adds tools to those selected for a Turn."""
 
     def select(turn: Turn) -> Toolbox:
-        found = selector(turn)
-        return Toolbox(*([found] if isinstance(found, Toolbox) else found), own)
+        return Toolbox(build_toolbox(selector(turn)), own)
 
     return select
+
+
+def build_toolbox(given: object) -> Toolbox:
+    """Return the toolbox for a toolbox or a list of tools.
+
+    Raises:
+        InvalidSetting: It is neither of them.
+        InvalidTool: A function cannot be a tool, or two tools have the same name.
+    """
+    if isinstance(given, Toolbox):
+        return given
+    kind = type(given).__name__
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise InvalidSetting(
+            f"tools must be a list of functions, tools and toolboxes, not {kind}; "
+            "a toolbox, or a function that returns one of these for a Turn, is accepted too"
+        )
+    return Toolbox(*cast("Iterable[AnyTool]", given))
 
 
 class _ToolsMiddleware(BaseMiddleware):
