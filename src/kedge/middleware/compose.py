@@ -80,7 +80,7 @@ def _wrap(engine: Engine, middleware: Middleware, stack: _StackFilters) -> Engin
     if made is inside:
         return engine
     name = getattr(middleware, "__name__", "middleware")
-    if not isinstance(made, Engine):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not hasattr(made, "events"):
         raise InvalidSetting(
             f"the middleware {name} returned {type(made).__name__} in place of an engine; "
             f"if {name} makes a middleware, call it: {name}(…)"
