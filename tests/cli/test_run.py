@@ -76,20 +76,20 @@ def test_refine_by_options_and_resume_by_id(folder: Path, kedge_server: TestServ
     assert done.exit_code == 0, done.stderr
     assert "round 1  2+3 = 5.\nverdict  passed" in done.stdout
     assert "[passed after 1 round, wf_one]" in done.stdout
-    again = run_json("refine", "--resume", "wf_one")
+    repeated = run_json("refine", "--resume", "wf_one")
     other = invoke_run("steps", "--resume", "wf_one")
     assert "wf_one is a refine workflow; continue with: kedge run refine" in other.stderr
-    assert again["passed"] is True
-    assert again["rounds"][0]["stored"] is True
+    assert repeated["passed"] is True
+    assert repeated["rounds"][0]["stored"] is True
     assert len(kedge_server.requests) == 1
 
 
 def test_debate_by_options(folder: Path) -> None:
     """Sides can have their own models, and a function is the judge."""
     model = "--side=b=practice"
-    found = run_json("debate", "--question", "Tea?", "--side=a", model, "--judge", "judging:first")
-    assert found["ruling"] == {"over": True, "winner": "a", "reason": ""}
-    assert [each["side"] for each in found["arguments"]] == ["a", "b"]
+    report = run_json("debate", "--question", "Tea?", "--side=a", model, "--judge", "judging:first")
+    assert report["ruling"] == {"over": True, "winner": "a", "reason": ""}
+    assert [each["side"] for each in report["arguments"]] == ["a", "b"]
     done = invoke_run(
         "debate", "--question", "Tea?", "--side=a", "--side=b", "--judge", "judging:first"
     )
@@ -106,9 +106,9 @@ def test_steps_from_a_file(folder: Path) -> None:
         "double": {"result": 10},
         "more": "10 + 1 = 11.",
     }
-    found = run_json("steps", "steps.toml", "--input", "number=7")
-    assert found["results"]["more"] == "14 + 1 = 15."
-    assert run_json("steps", "--resume", found["workflow"])["results"] == found["results"]
+    report = run_json("steps", "steps.toml", "--input", "number=7")
+    assert report["results"]["more"] == "14 + 1 = 15."
+    assert run_json("steps", "--resume", report["workflow"])["results"] == report["results"]
     assert "more  10 + 1 = 11." in invoke_run("steps", "steps.toml").stdout
 
 
@@ -210,13 +210,13 @@ def test_workflow_events_are_formatted() -> None:
     ]
 
 
-@pytest.mark.parametrize("given", ["topic", "=topic"])
+@pytest.mark.parametrize("argument", ["topic", "=topic"])
 def test_malformed_input_option_is_an_error(
-    given: str, folder: Path, kedge_server: TestServer
+    argument: str, folder: Path, kedge_server: TestServer
 ) -> None:
     """An input without a name or a value is a usage error, and nothing is sent."""
     (folder / "steps.toml").write_text(STEPS)
-    done = invoke_run("steps", "steps.toml", "--input", given)
+    done = invoke_run("steps", "steps.toml", "--input", argument)
     assert done.exit_code == 2
     assert "is not NAME=TEXT" in done.stderr
     assert not kedge_server.requests

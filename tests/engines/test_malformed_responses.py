@@ -171,10 +171,10 @@ async def test_a_failure_is_retryable_unless_its_code_is_permanent(
     received = {**error} if event == "error" else {"response": {**FAILED, "error": error}}
     with serve_handler(make_handler(lambda: sse_response({"type": event, **received}))) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            with pytest.raises(ServerFailed) as caught:
+            with pytest.raises(ServerFailed) as exc_info:
                 await engine.run(TURN)
-    assert caught.value.retryable is retryable
-    assert caught.value.turn is TURN
+    assert exc_info.value.retryable is retryable
+    assert exc_info.value.turn is TURN
 
 
 TERMINAL_EVENTS: dict[str, dict[str, Any]] = {

@@ -172,10 +172,10 @@ async def test_retry_after_is_read_in_every_form(
     """A server may send seconds or a date, and OpenAI also sends milliseconds."""
     with serve_handler(make_handler(lambda: Response("busy", 429, headers))) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            with pytest.raises(RateLimited) as caught:
+            with pytest.raises(RateLimited) as exc_info:
                 await engine.run(TURN)
-    assert caught.value.retry_after is not None
-    assert least <= caught.value.retry_after <= most
+    assert exc_info.value.retry_after is not None
+    assert least <= exc_info.value.retry_after <= most
 
 
 async def test_deeply_nested_error_body_is_an_error_of_the_server() -> None:

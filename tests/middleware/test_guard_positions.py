@@ -149,12 +149,14 @@ async def test_approver_output_is_redacted(order: tuple[str, ...], decision: Any
         """Act on a path."""
         return "done"
 
-    made = {
+    middleware = {
         "guard": guard(redact(PATTERN)),
         "tools": tools(act, approve=lambda _: decision),
     }
     engine = ScriptedEngine(call("act"), [assistant("done")])
-    turn = await with_middleware(engine, *(made[name] for name in order)).run(Turn([user("?")]))
+    turn = await with_middleware(engine, *(middleware[name] for name in order)).run(
+        Turn([user("?")])
+    )
     assert_clean(turn, *engine.turns)
     assert "sk-" not in write_out(engine.turns[1])
 
@@ -180,10 +182,10 @@ async def test_a_tool_inside_a_guard_gets_unredacted_arguments() -> None:
 @pytest.mark.parametrize("order", [("guard", "tools"), ("tools", "guard")], ids="-".join)
 async def test_a_result_can_be_blocked(order: tuple[str, ...]) -> None:
     """The run ends before a blocked tool result is sent."""
-    made = {"guard": guard(block(PATTERN, name="keys")), "tools": tools(read_file)}
+    middleware = {"guard": guard(block(PATTERN, name="keys")), "tools": tools(read_file)}
     engine = ScriptedEngine(call(), [assistant("done")])
     with pytest.raises(Blocked, match="keys"):
-        await with_middleware(engine, *(made[name] for name in order)).run(Turn([user("?")]))
+        await with_middleware(engine, *(middleware[name] for name in order)).run(Turn([user("?")]))
     assert len(engine.turns) == 1
 
 
@@ -208,12 +210,12 @@ async def test_a_middleware_that_calls_run_is_guarded() -> None:
     engine = ScriptedEngine([assistant("draft")], [assistant("done")])
 
     async def draft(turn: Turn) -> Turn:
-        return await inside[0].run(turn.append(user(f"draft with {SECRET}")))
+        return await engines[0].run(turn.append(user(f"draft with {SECRET}")))
 
-    inside: list[Engine] = []
+    engines: list[Engine] = []
 
     def drafting(inner: Engine) -> Engine:
-        inside.append(inner)
+        engines.append(inner)
         return two_phase(draft)(inner)
 
     await with_middleware(engine, guard(redact(PATTERN)), log(), drafting).run(Turn([user("?")]))
@@ -237,13 +239,13 @@ class _Summarizer(Compactor):
 async def test_a_compactor_receives_and_returns_redacted_content(order: tuple[str, ...]) -> None:
     """Compaction before a resend and after an answer is redacted in any order of the stack."""
     summarizer = _Summarizer()
-    made = {
+    middleware = {
         "guard": guard(redact(PATTERN)),
         "compact": compact(summarizer, resend_limit=1),
         "tools": tools(read_file),
     }
     engine = ScriptedEngine(call(), [assistant(f"It is {SECRET}")])
-    stack = with_middleware(engine, *(made[name] for name in order), retry(1))
+    stack = with_middleware(engine, *(middleware[name] for name in order), retry(1))
     async with stack.stream(Turn([user(f"It is {SECRET}")])) as run:
         compacted = [event async for event in run if isinstance(event, TurnCompacted)]
     assert len(summarizer.given) >= 2
@@ -284,12 +286,12 @@ async def test_content_for_provider_counts_and_compaction_is_redacted(
     ]
     with serve() as server:
         async with connect(f"responses:{server.base_url}#practice", max_retries=0) as engine:
-            made = {
+            middleware = {
                 "guard": guard(redact(PATTERN)),
                 "compact": compact(CompositeCompactor(*compactors)),
             }
             turn = Turn([user(f"It is {SECRET}"), assistant("Fine."), user(f"Again: {SECRET}")])
-            await with_middleware(engine, *(made[name] for name in order)).run(turn)
+            await with_middleware(engine, *(middleware[name] for name in order)).run(turn)
         paths = {request.path for request in server.requests}
         bodies = b"".join(request.raw for request in server.requests)
     assert {"/v1/responses/input_tokens", "/v1/responses/compact"} <= paths
@@ -315,9 +317,9 @@ async def test_a_chat_state_holds_no_secret(inside: bool, streaming: bool) -> No
         async for _ in run:
             states.append(run.state)
     states += [run.answer.state]
-    with pytest.raises(StreamCut) as caught:
+    with pytest.raises(StreamCut) as exc_info:
         await chat.chat_with_state(run.answer.state, f"{SECRET}?")
-    states += [caught.value.state]  # pyright: ignore[reportAttributeAccessIssue]
+    states += [exc_info.value.state]  # pyright: ignore[reportAttributeAccessIssue]
     assert_clean(states, run.answer.text, run.answer.turn, *engine.turns)
 
 

@@ -186,12 +186,16 @@ async def test_lists_and_statistics_are_isolated(
             await read(other, alice.row)
     with pytest.raises(NotInStore):
         await load_attached(other, alice.row, "blk")
-    found = await analyse(other)
-    assert (found.requests.total, found.chains.count, found.branching.points) == (0, 0, 0)
-    assert found.models == ()
+    analytics = await analyse(other)
+    assert (analytics.requests.total, analytics.chains.count, analytics.branching.points) == (
+        0,
+        0,
+        0,
+    )
+    assert analytics.models == ()
     assert await analyse_over_time(other) == ()
-    own = await analyse(alice.store)
-    assert (own.requests.total, own.chains.count) == (2, 2)
+    own_analytics = await analyse(alice.store)
+    assert (own_analytics.requests.total, own_analytics.chains.count) == (2, 2)
     assert len(await load_exchanges(alice.store, alice.nodes[-1].id)) == 1
     evidence = await other.database.read(lambda tx: select_all_evidence(tx, 10))
     assert evidence == []
@@ -201,13 +205,13 @@ async def read_everything(store: Store) -> list[Any]:
     """Return all statistics, lists and search results of a namespace."""
     selections = [Selection(), Selection(since=0.5, until=86_400.0 * 2.5), Selection(model="gpt")]
     selections += [Selection(conversation="shared")]
-    found: list[Any] = [await analyse(store, each) for each in selections]
-    found += [await analyse_conversations(store, each) for each in selections]
-    found += [await analyse_over_time(store, buckets=3), await list_labels(store)]
-    found += [await list_summaries(store, show=show) for show in LIST_FILTERS]
-    found += [await list_summaries(store, order=order) for order in LIST_ORDERS]
-    found += [await store.search("question"), await store.search("answer*", order="rank")]
-    return [*found, await store.responses(), await store.conversations(archived=None)]
+    reports: list[Any] = [await analyse(store, each) for each in selections]
+    reports += [await analyse_conversations(store, each) for each in selections]
+    reports += [await analyse_over_time(store, buckets=3), await list_labels(store)]
+    reports += [await list_summaries(store, show=show) for show in LIST_FILTERS]
+    reports += [await list_summaries(store, order=order) for order in LIST_ORDERS]
+    reports += [await store.search("question"), await store.search("answer*", order="rank")]
+    return [*reports, await store.responses(), await store.conversations(archived=None)]
 
 
 async def test_statistics_are_independent_of_other_namespaces(store: Store, alice: Owner) -> None:
@@ -270,7 +274,7 @@ async def test_maintenance_covers_all_namespaces(store: Store, alice: Owner) -> 
     ]
     for attempt in attempts:
         with pytest.raises(InvalidSetting, match="not allowed in the namespace 'alice'"):
-            _ = (await made) if inspect.isawaitable(made := attempt()) else made
+            _ = (await result) if inspect.isawaitable(result := attempt()) else result
     store.clock = lambda: 1e12
     await store.gc()
     assert await alice.store.conversations() == []
@@ -311,11 +315,11 @@ async def test_store_is_opened_in_a_namespace(lasting_url: str) -> None:
 async def test_incidents_change_only_their_own_revision(store: Store, alice: Owner) -> None:
     """An incident in one namespace does not change the revision that dashboards of others poll."""
     before = await get_revision(store)
-    mine = await get_revision(alice.store)
+    revision = await get_revision(alice.store)
     incident = Incident("forgot", "gone", SCOPE, 1.0)
     await alice.store.note(alice.row, alice.row.head, Telemetry(incidents=(incident,)))
     assert await get_revision(store) == before
-    assert await get_revision(alice.store) != mine
+    assert await get_revision(alice.store) != revision
 
 
 async def test_requests_of_a_user_do_not_displace_those_of_others(

@@ -61,10 +61,14 @@ class UserPage:
 
     def send(self, name: str, text: str) -> str:
         """Create a conversation, send this text in it and return its id."""
-        made = self.call(name, "POST", "/api/conversations", json={"title": text}).json()["id"]
-        turn = self.call(name, "POST", f"/api/conversations/{made}/turns", json={"text": text})
+        conversation_id = self.call(
+            name, "POST", "/api/conversations", json={"title": text}
+        ).json()["id"]
+        turn = self.call(
+            name, "POST", f"/api/conversations/{conversation_id}/turns", json={"text": text}
+        )
         assert turn.status_code == 200, turn.text
-        return made
+        return conversation_id
 
 
 @pytest.fixture(scope="module")
@@ -107,20 +111,20 @@ def test_every_route_hides_other_users_data(running: UserPage, other: str) -> No
             continue
         answers: list[str] = []
         for each in (name, "conv_unknown"):
-            filled = path.replace("{id}", each).replace("{node:number}", str(node))
-            filled = re.sub(r"\{\w+:number\}", "0", filled)
-            filled = re.sub(r"\{\w+\}", "x", filled)
-            filled += "?q=secret" if filled in ("/", "/api/search") else ""
-            filled += f"?left={node}&right={node}" if filled.endswith("/compare") else ""
+            url = path.replace("{id}", each).replace("{node:number}", str(node))
+            url = re.sub(r"\{\w+:number\}", "0", url)
+            url = re.sub(r"\{\w+\}", "x", url)
+            url += "?q=secret" if url in ("/", "/api/search") else ""
+            url += f"?left={node}&right={node}" if url.endswith("/compare") else ""
             body = bodies.get(f"{method} {path}")
-            answer = running.call(other, method, filled, **({} if body is None else {"json": body}))
-            assert "Zanzibar" not in answer.text, filled
+            answer = running.call(other, method, url, **({} if body is None else {"json": body}))
+            assert "Zanzibar" not in answer.text, url
             answers.append(f"{answer.status_code} {answer.text.replace(each, 'ID')}")
         if "{id}" in path and answers:
             assert answers[0] == answers[1], path
             assert answers[0].startswith("404"), (path, answers[0])
-    own = running.call("alice", "GET", f"/api/conversations/{name}").json()
-    assert own["title"] == "My secret is Zanzibar."
+    conversation = running.call("alice", "GET", f"/api/conversations/{name}").json()
+    assert conversation["title"] == "My secret is Zanzibar."
 
 
 def test_lists_search_and_statistics_are_per_user(running: UserPage) -> None:
@@ -148,13 +152,13 @@ def test_server_requests_are_shown_to_their_user_only(running: UserPage) -> None
     """Requests to the server are listed for the user of their token; the page's own are not listed."""
     running.send("alice", "Sent by the page")
     body = {"model": "practice", "input": "Sent by a program"}
-    made = running.call("alice", "POST", "/v1/responses", json=body).json()["id"]
+    response_id = running.call("alice", "POST", "/v1/responses", json=body).json()["id"]
     (row,) = running.call("alice", "GET", "/api/requests").json()["data"]
-    assert row["response_id"] == made
+    assert row["response_id"] == response_id
     assert running.call("alice", "GET", f"/requests/{row['id']}").status_code == 200
     for other in ("bob", "admin"):
-        listed = running.call(other, "GET", "/api/requests").json()["data"]
-        assert made not in {each["response_id"] for each in listed}
+        requests = running.call(other, "GET", "/api/requests").json()["data"]
+        assert response_id not in {each["response_id"] for each in requests}
         assert running.call(other, "GET", f"/requests/{row['id']}").status_code == 404
 
 
@@ -163,11 +167,11 @@ def test_page_calls_server_as_its_user(running: UserPage) -> None:
     name = running.send("alice", "Hello from Alice.")
     chain = running.call("alice", "GET", f"/api/conversations/{name}/chain").json()
     response = chain["nodes"][-1]["response"]["response_id"]
-    found = {
+    statuses = {
         user: running.call(user, "GET", f"/v1/responses/{response}").status_code
         for user in ("alice", "bob", "admin")
     }
-    assert found == {"alice": 200, "bob": 404, "admin": 404}
+    assert statuses == {"alice": 200, "bob": 404, "admin": 404}
 
 
 def test_run_is_listed_and_stopped_by_its_user_only(running: UserPage) -> None:
@@ -181,8 +185,8 @@ def test_run_is_listed_and_stopped_by_its_user_only(running: UserPage) -> None:
         for other in ("bob", "admin"):
             for method, end in (("GET", ""), ("GET", f"/{run}"), ("POST", f"/{run}/stop")):
                 assert running.call(other, method, f"{path}/runs{end}").status_code == 404
-        listed = running.call("alice", "GET", f"{path}/runs").json()["data"]
-        assert [each["id"] for each in listed] == [run]
+        runs = running.call("alice", "GET", f"{path}/runs").json()["data"]
+        assert [each["id"] for each in runs] == [run]
         assert running.call("alice", "POST", f"{path}/runs/{run}/stop").status_code == 200
 
 
@@ -286,10 +290,10 @@ async def test_revoked_user_cannot_send() -> None:
         delegated = DelegatedTokens(registry)
         assert await delegated.find(secret) == erin
         issued = delegated.issue(erin)
-        found = await delegated.find(issued)
-        assert found is not None
-        assert (found.namespace, found.scopes, found.tokens_per_minute) == ("erin", {"server"}, 9)
-        assert found.requests_per_minute is None  # the request to the page was counted
+        token = await delegated.find(issued)
+        assert token is not None
+        assert (token.namespace, token.scopes, token.tokens_per_minute) == ("erin", {"server"}, 9)
+        assert token.requests_per_minute is None  # the request to the page was counted
         await registry.revoke("erin")
         assert await delegated.find(issued) is None
         await registry.add("erin")

@@ -426,9 +426,9 @@ async def test_headers_of_an_error_message_are_read(nested: bool) -> None:
         port = next(iter(server.sockets)).getsockname()[1]
         model = f"responses:http://127.0.0.1:{port}/v1#m"
         async with connect(model, transport="websocket", max_retries=0) as engine:
-            with pytest.raises(RateLimited) as caught:
+            with pytest.raises(RateLimited) as exc_info:
                 await engine.run(Turn([user("x")]))
-    assert (caught.value.retry_after, caught.value.request_id) == (7, "req_1")
+    assert (exc_info.value.retry_after, exc_info.value.request_id) == (7, "req_1")
 
 
 CREATED = {"type": "response.created", "response": {"id": "resp_1"}}
