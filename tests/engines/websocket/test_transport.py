@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -394,6 +394,17 @@ async def test_failed_connection_is_reported() -> None:
 ERROR = {"code": "rate_limit_exceeded", "message": "Slow down.", "param": None}
 
 
+async def run_on_socket(
+    handle: Callable[[ServerConnection], Awaitable[None]], times: int = 1
+) -> list[Turn]:
+    """Run a Turn several times on one connection to a server with this handler."""
+    async with serve_socket(handle, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        model = f"responses:http://127.0.0.1:{port}/v1#m"
+        async with connect(model, transport="websocket", lanes=1, max_retries=0) as engine:
+            return [await engine.run(Turn([user("x")])) for _ in range(times)]
+
+
 @pytest.mark.parametrize("error", [ERROR, {"error": ERROR}], ids=["flat", "nested"])
 async def test_a_rejection_of_either_form_is_raised_with_its_message(error: dict[str, Any]) -> None:
     """Errors are nested over WebSocket and flat in a stream; some servers send the flat form over both."""
@@ -402,12 +413,8 @@ async def test_a_rejection_of_either_form_is_raised_with_its_message(error: dict
         async for _ in socket:
             await socket.send(json.dumps({"type": "error", "status": 429, **error}))
 
-    async with serve_socket(reject, "127.0.0.1", 0) as server:
-        port = next(iter(server.sockets)).getsockname()[1]
-        model = f"responses:http://127.0.0.1:{port}/v1#m"
-        async with connect(model, transport="websocket", max_retries=0) as engine:
-            with pytest.raises(RateLimited) as exc_info:
-                await engine.run(Turn([user("x")]))
+    with pytest.raises(RateLimited) as exc_info:
+        await run_on_socket(reject)
     assert (exc_info.value.message, exc_info.value.code) == ("Slow down.", "rate_limit_exceeded")
 
 
@@ -422,12 +429,8 @@ async def test_headers_of_an_error_message_are_read(nested: bool) -> None:
         async for _ in socket:
             await socket.send(json.dumps(rejection))
 
-    async with serve_socket(reject, "127.0.0.1", 0) as server:
-        port = next(iter(server.sockets)).getsockname()[1]
-        model = f"responses:http://127.0.0.1:{port}/v1#m"
-        async with connect(model, transport="websocket", max_retries=0) as engine:
-            with pytest.raises(RateLimited) as exc_info:
-                await engine.run(Turn([user("x")]))
+    with pytest.raises(RateLimited) as exc_info:
+        await run_on_socket(reject)
     assert (exc_info.value.retry_after, exc_info.value.request_id) == (7, "req_1")
 
 
@@ -464,16 +467,12 @@ async def test_messages_of_an_odd_server(messages: list[Any], expected: str) -> 
             if not isinstance(messages[-1], list):
                 return  # which closes the connection
 
-    async with serve_socket(answer, "127.0.0.1", 0) as server:
-        port = next(iter(server.sockets)).getsockname()[1]
-        model = f"responses:http://127.0.0.1:{port}/v1#m"
-        async with connect(model, transport="websocket", lanes=1, max_retries=0) as engine:
-            if expected == "Hello":
-                for _ in range(2):
-                    assert (await engine.run(Turn([user("x")]))).blocks[-1] == assistant("Hello")
-            else:
-                with pytest.raises((StreamCut, ServerFailed), match=expected):
-                    await engine.run(Turn([user("x")]))
+    if expected == "Hello":
+        turns = await run_on_socket(answer, times=2)
+        assert [turn.blocks[-1] for turn in turns] == [assistant("Hello")] * 2
+    else:
+        with pytest.raises((StreamCut, ServerFailed), match=expected):
+            await run_on_socket(answer)
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(300, 300.0), (0.5, 10.0)])
