@@ -11,7 +11,15 @@ an engine, so a stack of middleware is an engine too.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from importlib import import_module
@@ -230,12 +238,7 @@ def _with_tools(engine: "Engine", functions: Sequence[Any]) -> "Engine":
 
 def _find_approver(engine: "Engine") -> Callable[..., Any] | None:
     """Return the approver of a stack: it decides about the tools of a single run, too."""
-    current: object = engine
-    while isinstance(current, Engine):
-        if current.approver is not None:
-            return current.approver
-        current = getattr(current, "inner", None)
-    return None
+    return next((each.approver for each in iter_stack(engine) if each.approver is not None), None)
 
 
 _OPTION_NAMES = frozenset(each.name for each in fields(Request)) - {
@@ -394,18 +397,22 @@ Middleware = Callable[[Engine], Engine]
 """Wraps an Engine and is an Engine."""
 
 
+def iter_stack(engine: Engine) -> Iterator[Engine]:
+    """Yield a middleware stack from its outermost middleware to its engine."""
+    current: object = engine
+    while isinstance(current, Engine):
+        yield current
+        current = getattr(current, "inner", None)
+
+
 def unwrap(engine: Engine) -> Engine:
     """Return the innermost engine of a middleware stack: the one that sends requests to a provider."""
-    while isinstance(inner := getattr(engine, "inner", None), Engine):
-        engine = inner
+    for each in iter_stack(engine):
+        engine = each
     return engine
 
 
 def find_filters(engine: Engine) -> tuple[ContentFilter, ...]:
     """Return the content filters of all middleware in a stack, outermost first."""
-    found: dict[ContentFilter, None] = {}
-    current: object = engine
-    while isinstance(current, Engine):
-        found.update(dict.fromkeys(current.content_filters))
-        current = getattr(current, "inner", None)
-    return tuple(found)
+    found = (each for layer in iter_stack(engine) for each in layer.content_filters)
+    return tuple(dict.fromkeys(found))

@@ -192,8 +192,7 @@ def guard(*rules: GuardRule) -> Middleware:
     for rule in rules:
         if not isinstance(rule, GuardRule):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidSetting(
-                f"guard takes rules as separate arguments, not {type(rule).__name__}: "
-                "guard(redact(…), block(…))"
+                "the arguments of guard must be rules; call it as guard(redact(…), block(…))"
             )
     content_filter = _RuleFilter(rules)
 

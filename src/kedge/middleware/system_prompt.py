@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from inspect import isawaitable
 
-from kedge.engines.base import Engine, Events, Middleware, Request
+from kedge.engines.base import Engine, Events, Middleware, Request, iter_stack
 from kedge.errors import InvalidSetting
 from kedge.events import ResponseStarted
 from kedge.middleware.base import BaseMiddleware
@@ -105,9 +105,4 @@ class _SystemPromptMiddleware(BaseMiddleware):
 
 def _count_prompts(engine: Engine) -> int:
     """Return the number of prompts in a stack."""
-    count = 0
-    current: object = engine
-    while isinstance(current, Engine):
-        count += isinstance(current, _SystemPromptMiddleware)
-        current = getattr(current, "inner", None)
-    return count
+    return sum(isinstance(each, _SystemPromptMiddleware) for each in iter_stack(engine))
