@@ -164,9 +164,11 @@ class StoreError(KedgeError):
 
     Attributes:
         retryable: Whether the same operation may succeed later.
+        turn: The Turn with the answer, if a ``Conversation`` received one and could not store it.
     """
 
     retryable = False
+    turn: "Turn | None" = None
 
 
 class CannotOpenStore(StoreError):

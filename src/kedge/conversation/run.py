@@ -8,9 +8,10 @@ response is ``cancelled``: it is not an anchor, and is sent again only by a mess
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 import anyio
@@ -22,7 +23,7 @@ from kedge.conversation.recorder import CostFunction, RunRecorder
 from kedge.engines import Engine, OutputSchema, Reply, RunStream, Stream, unwrap
 from kedge.engines.reply import answer_text
 from kedge.engines.request_body import KNOWN_PARAMS
-from kedge.errors import EngineError, KedgeError, StoreError
+from kedge.errors import EngineError, HeadConflict, KedgeError, StoreError
 from kedge.events import Event, RefusalDelta, TextDelta
 from kedge.events.run import (
     AnswerFinished,
@@ -31,7 +32,7 @@ from kedge.events.run import (
     RequestPlanned,
     TurnFinished,
 )
-from kedge.observe import bind_fields
+from kedge.observe import bind_fields, get_logger
 from kedge.planning import find_problems
 from kedge.store import Claim, ConversationRow, Node, ResponseRow, Store
 from kedge.turns import AssistantBlock, Turn, assistant, snapshot_block_ids
@@ -39,13 +40,21 @@ from kedge.turns import AssistantBlock, Turn, assistant, snapshot_block_ids
 if TYPE_CHECKING:
     from kedge.store.records import NodeKind
 
+log = get_logger("kedge.conversation")
 
+T = TypeVar("T")
 OutputT = TypeVar("OutputT", default=None)
 ReplyEvents = AsyncGenerator[Event | Reply[Any]]
 """The events of a turn, and its reply."""
 
 DEFAULT_LEASE = 30.0
 """Seconds after which a claim expires unless it is renewed; it is renewed after a third of this time."""
+ANSWER_NOT_STORED = (
+    "The answer was received and is in the attribute turn of this error. Conversation.append stores its "
+    "blocks when the store is available again; Conversation.resume requests another answer."
+)
+SAVE_PAUSES = (0.1, 1.0)
+"""Seconds before each further attempt to store an answer, if the store is busy or unreachable."""
 POLL_INTERVALS = (0.02, 0.5)
 """Seconds between polls for a turn that another process is running: the first delay, and the maximum."""
 
@@ -146,7 +155,7 @@ class ConversationRun:
             async with stream:
                 async for event in stream:
                     if isinstance(event, TurnFinished):
-                        reply = await self._finish(stream)
+                        reply = await _complete(self._finish(stream))
                         yield TurnFinished(reply.turn)
                         yield reply
                         return
@@ -155,7 +164,10 @@ class ConversationRun:
         except StoreError:
             raise
         except EngineError as error:
-            await self._save_failure(error)
+            try:
+                await self._save_failure(error)
+            except StoreError as problem:
+                error.add_note(f"The failed request was not stored: {problem}")
             raise
         except (GeneratorExit, anyio.get_cancelled_exc_class()):
             with anyio.CancelScope(shield=True):
@@ -189,14 +201,15 @@ class ConversationRun:
             case AnswerFinished():
                 self.pending_answer, self.partial_text = event, None
             case Healed(reason, lost) if lost and self.recorder.plan and self.recorder.plan.anchor:
-                await self.store.mark_lost(self.recorder.plan.anchor, reason)
+                anchor = self.recorder.plan.anchor
+                await self._persist(lambda: self.store.mark_lost(anchor, reason))
             case TurnCompacted():
                 self.compacted = True
             case OutputAccepted():
                 self.output = event.value
             case _:
                 if self.pending_answer:
-                    await self._save_answer()
+                    await _complete(self._save_answer())
         if isinstance(event, RequestPlanned):
             self.partial_text = []
         elif isinstance(event, TextDelta | RefusalDelta) and self.partial_text is not None:
@@ -220,7 +233,31 @@ class ConversationRun:
         row = self.recorder.build_response_row(event, self.price)
         accounts = self.recorder.drain_telemetry()
         turn = self.filters.apply_to_turn(event.turn, ("output",))
-        await self.checkpoint.save(turn, "answered", response=row, telemetry=accounts, head=head)
+        save = partial(self.checkpoint.save, response=row, telemetry=accounts, head=head)
+        await self._persist(lambda: save(turn, "answered"), turn)
+
+    async def _persist(self, save: Callable[[], Awaitable[Any]], turn: Turn | None = None) -> None:
+        """Write to the store, in several attempts while it is busy or unreachable.
+
+        The answers of the run have been paid for, and another request would return different ones.
+
+        Args:
+            save: Writes to the store.
+            turn: The Turn with the answer, for the error of the last attempt.
+        """
+        for pause in (*SAVE_PAUSES, None):
+            try:
+                await save()
+            except StoreError as error:
+                if pause is None or not error.retryable:
+                    if turn is not None and not isinstance(error, HeadConflict):
+                        error.turn = turn
+                        error.add_note(ANSWER_NOT_STORED)
+                    raise
+                log.warning("an answer could not be stored and is tried again: %s", error)
+                await anyio.sleep(pause)
+            else:
+                return
 
     async def _finish(self, stream: Stream[Any]) -> Reply[Any]:
         """Store the remaining blocks, move the head, and then record the answer of the idempotency key.
@@ -236,13 +273,14 @@ class ConversationRun:
         else:
             await self._save_answer()
             if self.checkpoint.matches(turn):
-                await self.store.move_head(self.checkpoint.row, self.checkpoint.node, head=head)
+                row, node = self.checkpoint.row, self.checkpoint.node
+                await self._persist(lambda: self.store.move_head(row, node, head=head), turn)
             else:
                 kind: NodeKind = "compacted" if self.compacted else "edited"
-                await self.checkpoint.save(turn, kind, head=head)
+                await self._persist(lambda: self.checkpoint.save(turn, kind, head=head), turn)
         node = self.checkpoint.node
         if key:
-            await self.store.settle(self.checkpoint.row, key, node.id)
+            await self._persist(lambda: self.store.settle(self.checkpoint.row, key, node.id), turn)
         return Reply(
             text=answer_text(turn, self.task.turn),
             turn=self.on_finish(node, turn),
@@ -286,6 +324,20 @@ class ConversationRun:
         checkpoint = replace(self.checkpoint)
         accounts = self.recorder.drain_telemetry()
         await checkpoint.save(turn, "failed", response=row, telemetry=accounts)
+
+
+async def _complete(work: Coroutine[Any, Any, T]) -> T:
+    """Run work to its end, also if the caller is cancelled meanwhile.
+
+    A cancelled write may be dropped or be under way already. After this the caller knows what is stored.
+    """
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with anyio.CancelScope(shield=True):
+            await asyncio.gather(task, return_exceptions=True)
+        raise
 
 
 @dataclass(frozen=True, slots=True)

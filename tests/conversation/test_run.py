@@ -1,0 +1,191 @@
+"""Runs of a conversation whose store is busy or unreachable when an answer arrives."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kedge import Conversation
+from kedge.conversation import run
+from kedge.engines import Engine, Events, Request
+from kedge.engines.reply import answer_text
+from kedge.errors import ServerFailed, StoreBusy, StoreError, StoreUnreachable
+from kedge.events import TextDelta
+from kedge.events.run import AnswerFinished
+from kedge.middleware import BaseMiddleware
+from kedge.store import Node, Store
+from kedge.testing import TestServer
+from kedge.turns import Turn
+
+Connect = Callable[..., Engine]
+
+
+@pytest.fixture
+async def conversation(store: Store, connected: Connect) -> Conversation:
+    """Return a new conversation."""
+    return await Conversation.create(store, connected())
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the pauses between attempts, but not the attempts."""
+    monkeypatch.setattr(run, "SAVE_PAUSES", (0.0,) * len(run.SAVE_PAUSES))
+
+
+def fail_appends(
+    monkeypatch: pytest.MonkeyPatch,
+    store: Store,
+    error: StoreError,
+    *,
+    kind: str = "answered",
+    times: int = 1_000,
+) -> None:
+    """Let the store raise an error for the first nodes of a kind."""
+    append, remaining = store.append, times
+
+    async def fail_or_append(*args: Any, **options: Any) -> Node:
+        nonlocal remaining
+        if options["kind"] == kind and remaining:
+            remaining -= 1
+            raise error
+        return await append(*args, **options)
+
+    monkeypatch.setattr(store, "append", fail_or_append)
+
+
+@pytest.mark.parametrize("error", [StoreBusy("locked"), StoreUnreachable("no answer")])
+async def test_answer_is_stored_when_the_store_is_available_again(
+    store: Store,
+    conversation: Conversation,
+    kedge_server: TestServer,
+    monkeypatch: pytest.MonkeyPatch,
+    error: StoreError,
+) -> None:
+    """An answer is stored by a later attempt, without another request."""
+    fail_appends(monkeypatch, store, error, times=2)
+    reply = await conversation.send("What is 2+3?")
+    assert reply.text == "2+3 = 5."
+    assert len(kedge_server.requests) == 1
+    assert [node.kind for node in await conversation.tree()] == ["root", "asked", "answered"]
+    assert (await store.conversation(conversation.id)).head == reply.node
+    (row,) = await conversation.responses()
+    assert row.status == "completed"
+
+
+async def test_answer_that_cannot_be_stored_is_in_the_error(
+    store: Store,
+    conversation: Conversation,
+    kedge_server: TestServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After the last attempt the error has the Turn with the answer, which can be appended later."""
+    with monkeypatch.context() as patch:
+        fail_appends(patch, store, StoreBusy("locked"))
+        with pytest.raises(StoreBusy) as exc_info:
+            await conversation.send("What is 2+3?")
+    received = exc_info.value.turn
+    assert received is not None
+    assert (len(received), answer_text(received, conversation.turn)) == (2, "2+3 = 5.")
+    assert "append" in exc_info.value.__notes__[0]
+    await conversation.append(*received[len(conversation.turn) :])
+    reply = await conversation.send("What is 1+1?")
+    assert len(reply.turn) == 4
+    assert len(kedge_server.requests) == 2
+
+
+async def test_error_that_a_retry_cannot_resolve_is_raised_at_once(
+    store: Store, conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that is not retryable, such as a commit whose result is unknown, is not tried again."""
+    unknown = StoreUnreachable("check whether it was written")
+    unknown.retryable = False
+    fail_appends(monkeypatch, store, unknown, times=1)
+    with pytest.raises(StoreUnreachable) as exc_info:
+        await conversation.send("What is 2+3?")
+    assert exc_info.value.turn is not None
+    assert [node.kind for node in await conversation.tree()] == ["root", "asked"]
+
+
+async def test_first_answer_of_a_tool_loop_is_stored_by_a_later_attempt(
+    store: Store, connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every answer of a run is stored, also those that a tool call follows."""
+
+    def weather(city: str) -> str:
+        """Return the weather of a city."""
+        return f"sunny in {city}"
+
+    conversation = await Conversation.create(store, connected(), tools=[weather])
+    fail_appends(monkeypatch, store, StoreBusy("locked"), times=1)
+    await conversation.send('Call weather with {"city": "Oslo"}')
+    kinds = [node.kind for node in await conversation.path()]
+    assert kinds == ["root", "asked", "answered", "results", "answered"]
+
+
+async def test_moved_head_is_retried(
+    store: Store, connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head moves to an answer that is stored already, also if the store is busy at first."""
+
+    class Repeat(BaseMiddleware):
+        async def events(self, turn: Turn, request: Request) -> Events:
+            async for event in self.inner.events(turn, request):
+                yield event
+                if isinstance(event, AnswerFinished):
+                    yield TextDelta("")  # an event after the answer lets the run store it
+
+    move_head, failures = store.move_head, [StoreBusy("locked")]
+
+    async def fail_once(*args: Any, **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await move_head(*args, **options)
+
+    monkeypatch.setattr(store, "move_head", fail_once)
+    conversation = await Conversation.create(store, connected(), middleware=[Repeat])
+    reply = await conversation.send("What is 2+3?")
+    assert not failures
+    assert (await store.conversation(conversation.id)).head == reply.node
+
+
+async def test_failed_request_raises_its_own_error_if_it_cannot_be_stored(
+    store: Store,
+    conversation: Conversation,
+    kedge_server: TestServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The caller gets the error of the request, with a note about the store."""
+    kedge_server.faults.set("status=500")
+    fail_appends(monkeypatch, store, StoreBusy("locked"), kind="failed")
+    with pytest.raises(ServerFailed) as exc_info:
+        await conversation.send("What is 2+3?")
+    assert "not stored" in exc_info.value.__notes__[0]
+
+
+async def test_answer_is_stored_if_the_caller_is_cancelled_meanwhile(
+    store: Store,
+    conversation: Conversation,
+    kedge_server: TestServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An answer that is being stored when the caller is cancelled is stored, and the handle follows."""
+    append, started, released = store.append, asyncio.Event(), asyncio.Event()
+
+    async def wait_and_append(*args: Any, **options: Any) -> Node:
+        if options["kind"] == "answered":
+            started.set()
+            await released.wait()
+        return await append(*args, **options)
+
+    monkeypatch.setattr(store, "append", wait_and_append)
+    task = asyncio.create_task(conversation.send("My name is Ada."))
+    await started.wait()
+    task.cancel()
+    released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [node.kind for node in await conversation.path()] == ["root", "asked", "answered"]
+    assert len(conversation.turn) == 2
+    assert (await conversation.send("What is my name?")).text == "Your name is Ada."
+    assert len(kedge_server.requests) == 2
