@@ -187,6 +187,14 @@ def test_long_call_ids_are_shortened() -> None:
     assert len(received["tool_call_id"]) <= 40
 
 
+def test_empty_arguments_and_contents_are_sent_in_a_form_that_servers_accept() -> None:
+    """A call without arguments has an empty object, a message without content an empty string."""
+    call = tool_call("now", "", call_id="c1")
+    rendered = render_blocks(user([]), call, tool_result("c1", ""))
+    assert [message.get("content") for message in rendered] == ["", None, ""]
+    assert rendered[1]["tool_calls"][0]["function"]["arguments"] == "{}"
+
+
 def test_reasoning_is_left_out_and_the_plan_reports_it() -> None:
     """This API does not encrypt reasoning, and unencrypted reasoning cannot be verified."""
     reasoning_block = reasoning(text="Hm", metadata={"response_id": "r", "output_index": 0})

@@ -284,6 +284,9 @@ def response_event(kind: str, **response: Any) -> Message:
         (response_event("failed", status="failed", error=["broken"]), ResponseFailed, "failed"),
         (response_event("cancelled", status="cancelled"), ResponseFailed, "cancelled"),
         (response_event("cancelled"), ResponseFailed, "cancelled"),
+        (response_event("done", status="completed"), ResponseCompleted, ""),
+        (response_event("done", status="incomplete"), ResponseIncomplete, ""),
+        (response_event("done", status="failed"), ResponseFailed, "failed"),
     ],
 )
 def test_worse_of_type_and_status_is_used(event: Message, kind: type, detail: str) -> None:

@@ -349,6 +349,18 @@ def test_content_blocks_with_the_same_index_are_decoded() -> None:
     assert list(result.blocks) == EXPECTED["anthropic/thinking_and_call"][1]
 
 
+def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    """Return a chunk of a Chat Completions stream."""
+    return {"id": "1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
+
+
+def decode_chunks(chunks: list[dict[str, Any]]) -> Outcome:
+    """Decode and assemble chunks of a Chat Completions stream."""
+    decoder = ChatDecoder()
+    events = [event for each in chunks for event in decoder.feed_message(each)]
+    return assemble([*events, *decoder.close()])
+
+
 @pytest.mark.parametrize("name", ["chat/text", "chat/parallel_calls", "chat/deepseek"])
 @pytest.mark.parametrize("member", ["delta", "message"])
 @pytest.mark.parametrize("pieces", [1, 3])
@@ -358,12 +370,20 @@ def test_answer_repeated_after_the_finish_reason_is_ignored(
     """Some servers repeat the message after the finish reason, complete or in pieces."""
     messages = split_messages(name)
     end = next(at for at, message in enumerate(messages) if b'"finish_reason":"' in message)
-    call = {"index": 0, "id": "call_9", "function": {"name": "again", "arguments": "{}"}}
+    calls = [
+        {
+            "index": at,
+            "id": block.call_id,
+            "function": {"name": block.name, "arguments": block.arguments},
+        }
+        for at, block in enumerate(EXPECTED[name][1])
+        if isinstance(block, ToolCallBlock)
+    ]
     text = next(block.text for block in EXPECTED[name][1] if isinstance(block, AssistantBlock))
     size = -(-len(text) // pieces)
     repeated = [text[at : at + size] for at in range(0, len(text), size)]
     for piece in reversed(repeated):
-        delta = {"role": "assistant", "content": piece, "tool_calls": [call]}
+        delta = {"role": "assistant", "content": piece, "tool_calls": calls}
         choice = {"index": 0, member: delta, "finish_reason": "length"}
         messages.insert(end + 1, encode_sse([{"choices": [choice]}]))
     assert normalize(decode(name, *messages)) == normalize(decode(name, read_bytes(name)))
@@ -382,6 +402,64 @@ def test_text_after_the_finish_reason_that_continues_the_answer_is_read(
     found = decode_chunks(chunks)
     assert [block_text(block) for block in found.blocks] == ["".join(texts)]
     assert found.status == ("completed" if last == "stop" else "incomplete")
+
+
+def call_piece(arguments: str, name: str = "", **members: Any) -> dict[str, Any]:
+    """Return a delta with a piece of a tool call."""
+    function = {"name": name, "arguments": arguments} if name else {"arguments": arguments}
+    return {"tool_calls": [{**members, "function": function}]}
+
+
+def test_calls_of_a_server_with_a_finish_reason_in_every_chunk_are_read() -> None:
+    """A call may continue, or start, after a finish reason."""
+    pieces = [
+        {"content": "Rolling."},
+        call_piece("", "roll", index=0, id="c1"),
+        call_piece('{"sides":', index=0),
+        call_piece(" 6}", index=0),
+        call_piece('{"sides": 20}', "roll", index=1, id="c2"),
+    ]
+    found = decode_chunks([chunk(piece, "tool_calls") for piece in pieces])
+    assert found.completed
+    assert list(found.blocks) == [
+        assistant("Rolling."),
+        tool_call("roll", '{"sides": 6}', call_id="c1"),
+        tool_call("roll", '{"sides": 20}', call_id="c2"),
+    ]
+
+
+@pytest.mark.parametrize("members", [{"index": 0, "id": "c1"}, {"id": "c1"}, {"index": 0}, {}])
+def test_call_repeated_in_pieces_after_the_finish_reason_is_ignored(
+    members: dict[str, Any],
+) -> None:
+    """Pieces of a call that is complete do not extend it."""
+    pieces = [call_piece("", "roll", **members), call_piece("{}", **members)]
+    once = decode_chunks([*map(chunk, pieces), chunk({}, "tool_calls")])
+    twice = decode_chunks([*map(chunk, pieces), chunk({}, "tool_calls"), *map(chunk, pieces)])
+    (block,) = twice.blocks
+    assert block_text(block) == block_text(once.blocks[0])
+    assert twice.completed
+
+
+@pytest.mark.parametrize(
+    ("chunks", "status"),
+    [
+        ([chunk({"content": "Hello"})], "completed"),
+        ([chunk(call_piece("{}", "roll", id="c1"))], "completed"),
+        ([chunk(call_piece('{"sides":', "roll", id="c1"))], "cut"),
+        ([{"id": "1", "choices": []}], "cut"),
+        ([chunk({"content": "Hello"}), {"error": {"type": "invalid_request_error"}}], "failed"),
+    ],
+)
+def test_end_marker_completes_an_answer_without_a_finish_reason(
+    chunks: list[dict[str, Any]], status: str
+) -> None:
+    """Some servers send only ``[DONE]``; an answer that lacks something is not complete."""
+    decoder = ChatDecoder()
+    events = decoder.feed(encode_sse(chunks) + b"data: [DONE]\n\n")
+    outcome = assemble([*events, *decoder.close()])
+    assert outcome.status == status
+    assert outcome.code == ("invalid_request_error" if status == "failed" else "")
 
 
 def test_message_beside_an_empty_delta_is_not_read_twice() -> None:
@@ -599,18 +677,6 @@ def test_completion_without_choices_is_a_failure(
     assert assemble(ChatDecoder().feed_whole(stopped)).reason == "content_filter"
     failed = {"choices": [], "error": {"message": "overloaded"}}
     assert assemble(ChatDecoder().feed_whole(failed)).message == "overloaded"
-
-
-def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-    """Return a chunk of a Chat Completions stream."""
-    return {"id": "1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
-
-
-def decode_chunks(chunks: list[dict[str, Any]]) -> Outcome:
-    """Decode and assemble chunks of a Chat Completions stream."""
-    decoder = ChatDecoder()
-    events = [event for each in chunks for event in decoder.feed_message(each)]
-    return assemble([*events, *decoder.close()])
 
 
 CALL_MEMBERS: dict[str, dict[str, Any]] = {

@@ -173,10 +173,10 @@ class Assembler:
         """Return the status, and the code and message of a failure."""
         ended, error = self._terminal, self._error
         if isinstance(ended, ResponseFailed):
-            code, message = (error.code, error.message) if error else ("", "")
+            code, message = (error.code or error.kind, error.message) if error else ("", "")
             return "failed", ended.code or code, ended.message or message
         if error is not None:
-            return "failed", error.code or "error", error.message
+            return "failed", error.code or error.kind or "error", error.message
         if ended is None:
             return "cut", "", "the stream ended before the response was complete"
         if isinstance(ended, ResponseIncomplete):

@@ -11,7 +11,8 @@ in every piece, others split it. ``_CallIndex`` finds the call that a piece belo
 the rest. A call is announced when its name is known: when its first arguments or something else follow.
 
 Some servers repeat the answer after ``finish_reason``, and some send a ``finish_reason`` with every chunk. So text
-after it is held back while it repeats the answer from the start, and is part of the answer otherwise.
+after it is held back while it repeats the answer from the start, and is part of the answer otherwise; a call
+after it is ignored if it is one of those before. Some servers send no ``finish_reason`` at all, only ``[DONE]``.
 """
 
 import json
@@ -125,6 +126,7 @@ class _CompletionState(DecoderState):
     usage: Usage | None = None
     finish_reason: str = ""
     has_message: bool = False  # even an empty one
+    has_failed: bool = False
     texts: dict[TextKind, list[str]] = field(default_factory=dict["TextKind", list[str]])
     repeated: dict[TextKind, int] = field(default_factory=dict["TextKind", int])
     """How many characters of each text were repeated after the finish reason."""
@@ -174,7 +176,7 @@ class ChatDecoder(StreamDecoder):
         if self._state.ended:
             return
         if message.get("error") or "error" in (event, message.get("object")):
-            found.append(StreamFailed(**fields.read_error(message)))
+            self._fail(message, found)
         elif "choices" in message or "usage" in message:
             self._read_chunk(message, found)
         else:
@@ -198,13 +200,9 @@ class ChatDecoder(StreamDecoder):
         if not isinstance(given, dict):
             raise MalformedEvent("delta is not an object")
         if choice.get("error"):
-            found.append(StreamFailed(**fields.read_error(choice)))
+            self._fail(choice, found)
         fields_given = cast("JsonObject", given)
         delta = {name: value for name, value in fields_given.items() if value is not None}
-        if state.finish_reason:
-            for name in _CALL_FIELDS & delta.keys():
-                log.warning("%s after finish_reason is ignored", name)
-                del delta[name]
         state.has_message = state.has_message or bool(fields_given)
         if delta.get("reasoning_content") and "reasoning" in delta:
             del delta["reasoning"]  # some servers send the same text under both names
@@ -219,6 +217,19 @@ class ChatDecoder(StreamDecoder):
         if not state.finish_reason or state.continued:
             reason = fields.get_text(choice, "finish_reason")
             state.finish_reason = reason or state.finish_reason
+
+    def _fail(self, message: JsonObject, found: EventList) -> None:
+        self._state.has_failed = True
+        found.append(StreamFailed(**fields.read_error(message)))
+
+    def _read_done(self, found: EventList) -> None:
+        """Complete an answer without a finish reason, unless the end of a call is missing."""
+        state = self._state
+        if state.has_message and not state.finish_reason and not state.has_failed:
+            calls = state.calls.sorted_calls()
+            if all(call.custom or not call.arguments or _is_complete(call) for call in calls):
+                state.finish_reason = "stop"
+        self._finish(found)
 
     def _finish(self, found: EventList) -> None:
         state = self._state
@@ -345,7 +356,7 @@ def _read_function_call(state: _CompletionState, value: object, found: EventList
 def _read_call(
     state: _CompletionState, entry: JsonObject, listed: set[int], found: EventList
 ) -> int:
-    """Read a call or a piece of one, and return its output index.
+    """Read a call or a piece of one, and return its output index; -1 if it is ignored.
 
     ``listed`` are the output indexes of the earlier calls in the same list.
     """
@@ -358,11 +369,16 @@ def _read_call(
     call_id = entry.get("id")
     arguments = function.get("input" if custom else "arguments")
     seen = state.call_index.find(index, valid_call_id(call_id), name, listed)
+    if state.finish_reason:
+        if _is_repeated(state, seen, name, arguments):
+            log.warning("a tool call that is repeated after finish_reason is ignored")
+            return -1
+        state.continued = True
     if seen and seen.unannounced is None and name and arguments:
         # Some servers send complete calls that share an id or an index. Complete arguments cannot be
         # extended, so this is another call, or a repetition; a list does not repeat a call.
         known, in_list = state.calls.get_at(seen.output_index), seen.output_index in listed
-        if _has_complete_arguments(known):
+        if _is_complete(known):
             if not in_list and known.arguments == _argument_text(arguments):
                 return seen.output_index
             seen = None
@@ -387,6 +403,18 @@ def _read_call(
     return seen.output_index
 
 
+def _is_repeated(
+    state: _CompletionState, seen: _StreamedCall | None, name: str, arguments: object
+) -> bool:
+    """Return whether a piece after the finish reason belongs to a call that is complete."""
+    if seen is not None:
+        known = None if seen.unannounced else state.calls.get_at(seen.output_index)
+        return known is not None and (known.custom or _is_complete(known))
+    text = _argument_text(arguments or "")
+    calls = [call for call in state.calls.sorted_calls() if call.name == name]
+    return any(not text or call.arguments == text for call in calls)
+
+
 def _read_arguments(
     state: _CompletionState, arguments: object, output_index: int, found: EventList
 ) -> None:
@@ -407,7 +435,7 @@ def _argument_text(arguments: object) -> str:
     return json.dumps(arguments, ensure_ascii=False)
 
 
-def _has_complete_arguments(call: ToolCall) -> bool:
+def _is_complete(call: ToolCall) -> bool:
     """Return whether the arguments of a function call are a complete JSON object."""
     if call.custom or not call.arguments.rstrip().endswith("}"):
         return False
@@ -426,7 +454,6 @@ DELTA_READERS: dict[str, Callable[[_CompletionState, object, EventList], None]] 
     "function_call": _read_function_call,
 }
 """The fields of a delta that are read, in this order."""
-_CALL_FIELDS = frozenset({"tool_calls", "function_call"})
 _IGNORED_FIELDS = frozenset({"role", "name", "reasoning_details", "annotations"})
 """Fields that are ignored; any other is passed on as an ``OpaqueEvent``."""
 

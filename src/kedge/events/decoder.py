@@ -158,10 +158,14 @@ class StreamDecoder(ABC):
     def _finish(self, found: EventList) -> None:  # noqa: B027 - optional
         """Emit the events that the end of the stream implies."""
 
+    def _read_done(self, found: EventList) -> None:
+        """Read the marker at the end of a stream."""
+        self._finish(found)
+
     def _read_sse_message(self, message: SSEMessage, found: EventList) -> None:
         event, data = message
         if data.startswith(DONE):
-            self._finish(found)
+            self._read_done(found)
             return
         parsed = _parse_object(data)
         if parsed is None:

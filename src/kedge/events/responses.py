@@ -396,6 +396,7 @@ EVENT_READERS: dict[str, EventReader] = {
     "response.incomplete": _terminal_reader("incomplete"),
     "response.failed": _terminal_reader("failed"),
     "response.cancelled": _terminal_reader("failed", "cancelled"),
+    "response.done": _terminal_reader("completed"),  # of some gateways; the status decides
     "error": _read_error,
 }
 

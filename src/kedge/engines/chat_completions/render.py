@@ -88,7 +88,7 @@ class _ChatRenderer:
         if block.custom:
             function = {"name": block.name, "input": block.arguments}
             return {"id": call_id, "type": "custom", "custom": function}
-        function = {"name": block.name, "arguments": block.arguments}
+        function = {"name": block.name, "arguments": block.arguments or "{}"}
         return {"id": call_id, "type": "function", "function": function}
 
     def _render_result(self, block: ToolResultBlock) -> Message:
@@ -159,7 +159,9 @@ def _is_native(part: OpaquePart) -> bool:
 
 
 def _simplify_content(parts: list[Message]) -> str | list[Message]:
-    """Return a string if the content is one text, else the list of parts."""
+    """Return a string if the content is one text or empty, else the list of parts."""
+    if not parts:
+        return ""  # servers reject an empty list
     if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
         return parts[0]["text"]
     return parts
