@@ -252,3 +252,30 @@ async def test_a_permanent_failure_is_not_retryable(
             with pytest.raises(ServerFailed) as exc_info:
                 await engine.run(TURN)
     assert exc_info.value.retryable is retryable
+
+
+@pytest.mark.parametrize("model", ["responses:{}#m", "chat:{}#m", "anthropic:m"])
+@pytest.mark.parametrize("status", [301, 307])
+async def test_redirect_is_not_followed(
+    model: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A redirect cannot send the conversation and the key elsewhere; the error names the address."""
+    received: list[str] = []
+
+    async def record(request: Request) -> Response:
+        received.append(request.url.path)
+        return json_response({})
+
+    with serve_handler(record) as other:
+        location = f"{other}/responses?token=secret"
+        moved = make_handler(lambda: Response(status_code=status, headers={"location": location}))
+        with serve_handler(moved) as base_url:
+            monkeypatch.setenv("ANTHROPIC_BASE_URL", base_url)
+            engine = connect(model.format(base_url), api_key="sk-secret")
+            with pytest.raises(
+                RequestRefused, match=f"redirects to {other}/responses;"
+            ) as exc_info:
+                await engine.run(TURN)
+            await engine.aclose()
+    assert received == []
+    assert (exc_info.value.status, exc_info.value.retryable) == (status, False)

@@ -18,6 +18,7 @@ from functools import cache
 from importlib import import_module
 from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
+from urllib.parse import urlsplit, urlunsplit
 
 from kedge.engines.evidence import read_identity
 from kedge.engines.request_body import encode_param
@@ -349,6 +350,8 @@ class _ErrorTranslator:
             name: self.redact(value) for name, value in parse_error(self.redact(text)).items()
         }
         message = fields.pop("message")
+        if 300 <= status < 400:
+            message = self.redact(_describe_redirect(headers))
         facts: dict[str, Any] = {
             "provider": self.provider,
             "status": status,
@@ -456,6 +459,18 @@ def _parse_object(text: str) -> dict[str, Any]:
     if isinstance(body, list) and body:  # the form of errors of Google's servers
         body = cast("list[Any]", body)[0]
     return cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+
+
+def _describe_redirect(headers: Mapping[str, str]) -> str:
+    """Describe a redirect by its target, without user and query, which may be secret."""
+    try:
+        target = urlsplit(headers.get("location", ""))
+    except ValueError:
+        target = urlsplit("")
+    host = target.netloc.rpartition("@")[2]
+    address = urlunsplit((target.scheme, host, target.path, "", ""))
+    where = f" to {address}" if address else ""
+    return f"the server redirects{where}; redirects are not followed, so use the right address"
 
 
 def _truncate_code(value: object) -> str:

@@ -74,8 +74,12 @@ def prepare_openai_client(
 
 
 def _make_http_client(sdk: Sdk) -> Any:
-    """Return the SDK's client over aiohttp, which needs half the CPU time, or None for its default one."""
-    return import_module(sdk).DefaultAioHttpClient() if find_spec("aiohttp") else None
+    """Return the SDK's client over aiohttp, which needs half the CPU time, or its default one.
+
+    A redirect is not followed: another server would get the conversation and, in most headers, the key.
+    """
+    name = "DefaultAioHttpClient" if find_spec("aiohttp") else "DefaultAsyncHttpxClient"
+    return getattr(import_module(sdk), name)(follow_redirects=False)
 
 
 def _suppress_env_headers(key: str) -> dict[str, Any]:
