@@ -9,7 +9,7 @@ from engines.conftest import open_engine
 from engines.runs import request_bodies, send_lines
 from kedge.engines import Request, ResponsesEngine
 from kedge.engines.request_body import PLANNED_PARAMS, SendOptions, build_request_body
-from kedge.errors import InvalidSetting, ResendTooLong, UnsupportedParameter
+from kedge.errors import InvalidSetting, InvalidTurn, ResendTooLong, UnsupportedParameter
 from kedge.planning import plan_request
 from kedge.providers import connect
 from kedge.testing import TestServer
@@ -107,6 +107,16 @@ async def test_an_unknown_mode_is_rejected(model: str) -> None:
     engine = connect(model, api_key="k")
     with pytest.raises(InvalidSetting, match="mode must be one of chained, stateless"):
         await engine.run(TURN, mode=mode)
+
+
+@pytest.mark.parametrize("given", ["Hello", [user("Hello")], None])
+async def test_argument_that_is_not_a_turn_is_rejected(given: Any) -> None:
+    """The error says how to make a Turn; it was an `AttributeError`."""
+    async with connect("practice") as engine:
+        with pytest.raises(InvalidTurn, match=r"sends a Turn, not (str|list|NoneType); write Turn"):
+            await engine.run(given)
+        with pytest.raises(InvalidTurn, match="sends a Turn"):
+            engine.sync.stream(given)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from kedge.engines.reply import (
 )
 from kedge.engines.request_body import check_params, combine_params
 from kedge.engines.stream import Stream
-from kedge.errors import UnsupportedParameter
+from kedge.errors import InvalidTurn, UnsupportedParameter
 from kedge.events import Event
 from kedge.events.run import TurnEdited
 from kedge.planning import AnchorRecord, Mode, RequestPlan
@@ -296,7 +296,13 @@ class Engine(ABC):
             output: The type of the answer: any type that pydantic supports, or a JSON schema. At the end
                 the stream has the value as ``output``.
             **options: The options of ``Request.of``.
+
+        Raises:
+            InvalidTurn: The argument is not a Turn.
         """
+        if not isinstance(turn, Turn):  # pyright: ignore[reportUnnecessaryIsInstance]
+            problem = f"an engine sends a Turn, not {type(turn).__name__}"
+            raise InvalidTurn(f'{problem}; write Turn([user("…")])')
         functions, options["tools"] = _split_tools(options.get("tools", ()))
         if functions:
             return _with_tools(self, functions).stream(turn, output=output, **options)
