@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from kedge.cli import COMMANDS, base, group, load_command
+from kedge.cli import COMMANDS, SYNONYMS, base, group, load_command
 from kedge.cli.base import command, print_table, setting_option, wrap_text
 from kedge.errors import CannotConnect, KedgeError
 
@@ -299,6 +299,9 @@ def test_unknown_command_has_a_suggestion() -> None:
     assert "there is no command 'confg'; did you mean config?" in done.stderr
     assert "Traceback" not in done.stderr
     assert "lists the commands" in run_kedge("qqqqqq").stderr
+    assert "did you mean conversations?" in run_kedge("ls").stderr
+    assert set(SYNONYMS.values()) <= set(COMMANDS)
+    assert not set(SYNONYMS) & set(COMMANDS)
 
 
 def make_failing_command(error: Exception) -> click.Command:

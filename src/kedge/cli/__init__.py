@@ -46,6 +46,15 @@ COMMANDS: dict[str, str] = {
 }
 """The commands and their lines in ``kedge --help``."""
 
+SYNONYMS = {
+    **dict.fromkeys(("history", "list", "ls"), "conversations"),
+    **dict.fromkeys(("remove", "rm"), "delete"),
+    **dict.fromkeys(("cat", "log", "view"), "show"),
+    **dict.fromkeys(("analyze", "cost", "usage"), "stats"),
+    **dict.fromkeys(("ask", "prompt"), "chat"),
+    "workflow": "run",
+}
+"""Names that other tools use, with the command to suggest for each."""
 
 _MODULES = {
     "completion": "config",
@@ -85,7 +94,8 @@ class LazyGroup(click.Group):
         if name and not name.startswith("-") and name not in COMMANDS:
             from difflib import get_close_matches
 
-            close = get_close_matches(name, COMMANDS, n=1)
+            known = SYNONYMS.get(name)
+            close = [known] if known else get_close_matches(name, COMMANDS, n=1)
             hint = f"did you mean {close[0]}?" if close else "'kedge --help' lists the commands"
             ctx.fail(f"there is no command {name!r}; {hint}")
         return super().resolve_command(ctx, args)
