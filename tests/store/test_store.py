@@ -105,6 +105,18 @@ async def test_response_row_round_trip(store: Store) -> None:
     assert await store.responses(since=101.0, until=102.0) == [stored]
 
 
+async def test_lookup_with_a_lone_surrogate_is_rejected(store: Store) -> None:
+    """No database can compare such a text; the error says so, and the store remains usable."""
+    row, _ = await create_conversation(store)
+    with pytest.raises(InvalidSetting, match="lone surrogate; remove it"):
+        await store.conversation("conv_\ud800")
+    with pytest.raises(InvalidSetting, match="lone surrogate; remove it"):
+        await store.conversations(tag="\ud800")
+    with pytest.raises(InvalidSetting, match="lone surrogate; remove it"):
+        await store.delete("conv_\ud800")
+    assert (await store.conversation(row.id)).number == row.number
+
+
 async def test_equal_blocks_are_stored_once(store: Store) -> None:
     """Equal blocks of several branches are stored once; blocks with another id or metadata are separate."""
     row, node = await create_conversation(store)

@@ -256,6 +256,8 @@ class PostgresPool(Generic[TxT]):
             raise failure from unknown
         except self._driver.Error as error:
             raise self._to_store_error(error) from None
+        except UnicodeEncodeError as error:
+            raise InvalidSetting("a value contains a lone surrogate; remove it") from error
 
     def _to_store_error(self, error: "psycopg.Error") -> StoreError | InvalidSetting:
         """Return our error for an error of the driver, whose message may contain the password."""

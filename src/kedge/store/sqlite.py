@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from kedge.errors import (
     CannotOpenStore,
+    InvalidSetting,
     StoreBusy,
     StoreDamaged,
     StoreError,
@@ -80,6 +81,8 @@ _ERRORS: dict[int, tuple[type[StoreError], str]] = {
     sqlite3.SQLITE_NOTADB: (CannotOpenStore, "the file is not a SQLite database"),
     sqlite3.SQLITE_CANTOPEN: (CannotOpenStore, "the file cannot be opened or created"),
 }
+
+_DATABASE_ERRORS = (sqlite3.Error, UnicodeEncodeError)
 
 
 class _SQLiteTx:
@@ -351,13 +354,13 @@ class SQLiteDatabase(Database):
                     return _run_transaction(connection, begin, work)
                 except sqlite3.IntegrityError:
                     return _run_transaction(connection, begin, work, is_retry=True)
-        except sqlite3.Error as error:
+        except _DATABASE_ERRORS as error:
             raise _to_store_error(error, self.path) from error
 
     def _translate_errors(self, work: Callable[[], T]) -> T:
         try:
             return work()
-        except sqlite3.Error as error:
+        except _DATABASE_ERRORS as error:
             raise _to_store_error(error, self.path) from error
 
     def _get_connection(self) -> sqlite3.Connection:
@@ -453,7 +456,11 @@ def _primary_code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def _to_store_error(error: sqlite3.Error, path: str) -> StoreError:
-    """Return the `StoreError` for an error of SQLite."""
+def _to_store_error(
+    error: sqlite3.Error | UnicodeEncodeError, path: str
+) -> StoreError | InvalidSetting:
+    """Return our error for an error of SQLite, or of the conversion of a value."""
+    if isinstance(error, UnicodeEncodeError):
+        return InvalidSetting("a value contains a lone surrogate; remove it")
     kind, message = _ERRORS.get(_primary_code(error), (StoreError, f"SQLite reports: {error}"))
     return kind(f"{path}: {message}")
