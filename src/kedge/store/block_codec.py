@@ -29,9 +29,9 @@ def hash_block(body: str) -> bytes:
 
     Because of the prefix, blocks that were created together are close to each other in the index.
     """
-    made = _BLOCK_ID.search(body)
-    when = bytes.fromhex(made[1]) if made else _NO_TIMESTAMP
-    return when + _sha256(_TAG + body.encode()).digest()
+    match = _BLOCK_ID.search(body)
+    timestamp = bytes.fromhex(match[1]) if match else _NO_TIMESTAMP
+    return timestamp + _sha256(_TAG + body.encode()).digest()
 
 
 def decode_blocks(bodies: Sequence[str]) -> list[Block]:

@@ -119,7 +119,7 @@ def _delete_links(tx: Tx, tree: Sequence[Node], used: dict[int, int]) -> set[int
 
 def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> set[int]:
     """Delete the blocks that no link refers to; return their groups in the search index."""
-    left = {
+    remaining = {
         block
         for (block,) in tx.rows(
             "SELECT DISTINCT l.block FROM nodes n JOIN links l ON l.branch = n.branch "
@@ -127,15 +127,16 @@ def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> set[in
             (row.tree,),
         )
     }
-    disown = "UPDATE blocks SET owner = NULL WHERE id = ? AND owner = ?"  # others use them
-    tx.run_many(disown, [(block, row.number) for block in left])
-    candidates -= left
+    # Other conversations use the remaining blocks.
+    disown = "UPDATE blocks SET owner = NULL WHERE id = ? AND owner = ?"
+    tx.run_many(disown, [(block, row.number) for block in remaining])
+    candidates -= remaining
     groups: set[int] = set()
     for chunk in _split_chunks(sorted(candidates)):
         shared = _find_shared_blocks(tx, chunk)
-        gone = [block for block in chunk if block not in shared]
-        groups |= search.delete_texts(tx, gone)
-        _delete_rows(tx, "blocks", "id", gone)
+        unreferenced = [block for block in chunk if block not in shared]
+        groups |= search.delete_texts(tx, unreferenced)
+        _delete_rows(tx, "blocks", "id", unreferenced)
     return groups
 
 

@@ -27,11 +27,11 @@ def acquire_claim(
         f"AND answer IS NULL AND lease_until <= {now} AND about = ?",
         (owner, lease, number, key, request_hash),
     )
-    about, question, answer, until = tx.rows(
+    stored_hash, question, answer, until = tx.rows(
         "SELECT about, asked, answer, lease_until FROM claims WHERE conversation = ? AND key = ?",
         (number, key),
     )[0]
-    if bytes(about) != request_hash:
+    if bytes(stored_hash) != request_hash:
         raise KeyReused(
             f"the key {key!r} belongs to another message of this conversation; use a new key"
         )

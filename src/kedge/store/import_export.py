@@ -92,14 +92,14 @@ def export_lines(tx: Tx, row: ConversationRow) -> list[str]:
 def _select_nodes(tx: Tx, row: ConversationRow) -> list[Node]:
     """Return the conversation's nodes and their ancestors, in the order of their creation."""
     tree = {node.id: node for node in select_tree(tx, row.tree)}
-    wanted = {row.head: tree[row.head]}
+    selected = {row.head: tree[row.head]}
     todo = [row.head, *(node.id for node in tree.values() if node.conversation == row.number)]
     while todo:
         node = tree[todo.pop()]
-        wanted[node.id] = node
-        if node.parent and node.parent not in wanted:
+        selected[node.id] = node
+        if node.parent and node.parent not in selected:
             todo.append(node.parent)
-    return [wanted[name] for name in sorted(wanted)]
+    return [selected[name] for name in sorted(selected)]
 
 
 def _select_blocks(tx: Tx, node: Node) -> list[tuple[int, str]]:
@@ -156,11 +156,11 @@ def _export_claims(tx: Tx, row: ConversationRow, numbers: dict[int, int]) -> lis
     return [
         {
             "key": key,
-            "about": _encode_value(about),
+            "about": _encode_value(request_hash),
             "asked": numbers.get(question),
             "answer": numbers.get(answer),
         }
-        for key, about, question, answer in rows
+        for key, request_hash, question, answer in rows
     ]
 
 
@@ -174,15 +174,15 @@ NOT_AN_EXPORT = "not a JSON object; import a file that 'kedge export' wrote"
 
 def import_lines(tx: Tx, lines: Iterable[str]) -> list[str]:
     """Create the conversations of exported lines and return their ids; an id in use is replaced."""
-    made: list[str] = []
+    ids: list[str] = []
     for header, blocks, nodes in _iter_conversations(lines):
         try:
-            made.append(_import_conversation(tx, header, blocks, nodes))
+            ids.append(_import_conversation(tx, header, blocks, nodes))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             reason = error if isinstance(error, ValueError) else type(error).__name__
-            problem = f"conversation {len(made)} is not valid ({reason}); nothing was imported"
+            problem = f"conversation {len(ids)} is not valid ({reason}); nothing was imported"
             raise InvalidJSON("$", problem) from None
-    return made
+    return ids
 
 
 def _iter_conversations(lines: Iterable[str]) -> Iterator[tuple[Json, list[str], list[Json]]]:
@@ -245,24 +245,24 @@ def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[Js
         now=_check_time(header["created_at"]),
         root_created_at=_check_time(nodes[0]["created_at"]),
     )
-    made: list[Node] = [select_node(tx, row.head, row.tree)]
+    created: list[Node] = [select_node(tx, row.head, row.tree)]
     for form in nodes[1:]:
-        made.append(_import_node(tx, form, row, made, blocks))
-    for form, node in zip(nodes, made, strict=True):
+        created.append(_import_node(tx, form, row, created, blocks))
+    for form, node in zip(nodes, created, strict=True):
         _import_telemetry(tx, form, row, node)
-    _finish_import(tx, header, row, made)
+    _finish_import(tx, header, row, created)
     for damage in check_tree(tx, row.tree):
         raise ValueError(f"{damage}; it was changed after it was exported")
     return name
 
 
 def _import_node(
-    tx: Tx, form: Json, row: ConversationRow, made: list[Node], blocks: list[str]
+    tx: Tx, form: Json, row: ConversationRow, created: list[Node], blocks: list[str]
 ) -> Node:
     """Add the next node; it may refer only to nodes and blocks that came before it."""
-    if form["node"] != len(made) or form["kind"] not in _ADDED_KINDS:
+    if form["node"] != len(created) or form["kind"] not in _ADDED_KINDS:
         raise ValueError(f"node {form['node']!r} is of an unknown kind or out of order")
-    parent = made[_check_index(form["parent"], len(made))]
+    parent = created[_check_index(form["parent"], len(created))]
     node, _ = insert_node(
         tx,
         parent,

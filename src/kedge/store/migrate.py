@@ -42,9 +42,9 @@ def load_migrations(dialect: str) -> tuple[Migration, ...]:
     """Return every migration for a database, in order."""
     found: list[Migration] = []
     for file in (files("kedge.store") / "migrations").iterdir():
-        named = _FILE.fullmatch(file.name)
-        if named and named["dialect"] in (None, dialect):
-            found.append(Migration(int(named["number"]), named["name"], file.read_text("utf-8")))
+        match = _FILE.fullmatch(file.name)
+        if match and match["dialect"] in (None, dialect):
+            found.append(Migration(int(match["number"]), match["name"], file.read_text("utf-8")))
     found.sort(key=lambda each: each.number)
     if [each.number for each in found] != list(range(1, len(found) + 1)):
         raise BrokenInstallation("migrations of kedge.store are missing; reinstall Kedge")

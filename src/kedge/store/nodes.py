@@ -297,11 +297,11 @@ def insert_node(
     values = _node_values(node)
     if node.branch:
         form = partial(encode_response, response, node.conversation, scope) if response else None
-        made = tx.add_node(
+        inserted = tx.add_node(
             NodeInsert(conversation.id, values, blocks, form, head, single_statement)
         )
-        if made and made[0]:
-            return replace(node, id=made[0]), made[1]
+        if inserted and inserted[0]:
+            return replace(node, id=inserted[0]), inserted[1]
     # Deletions lock the links first, then the conversation; the same order here avoids deadlocks.
     lock_links_shared(tx)
     _lock_parent(tx, conversation, parent)
@@ -337,18 +337,18 @@ def _insert_stepwise(
     """Add a node step by step, on its parent's branch or on a new one."""
     # If another node has continued the branch, a link conflicts, and the transaction is run again.
     continues = node.branch and (not tx.is_retry or _is_branch_tip(tx, node))
-    made = tx.insert(_INSERT_NODE, values)
-    branch = node.branch if continues else made
+    node_id = tx.insert(_INSERT_NODE, values)
+    branch = node.branch if continues else node_id
     if not continues:
-        tx.run("UPDATE nodes SET branch = id WHERE id = ?", (made,))
+        tx.run("UPDATE nodes SET branch = id WHERE id = ?", (node_id,))
     numbers = insert_blocks(tx, blocks, node.conversation)
     tx.run_many(
         "INSERT INTO links (branch, place, block) VALUES (?, ?, ?)",
         [(branch, index, block) for index, block in enumerate(numbers, node.kept)],
     )
     if response:
-        insert_response(tx, response, node=made, number=node.conversation, scope=scope)
-    return Node(made, node.tree, branch, *values[2:10])
+        insert_response(tx, response, node=node_id, number=node.conversation, scope=scope)
+    return Node(node_id, node.tree, branch, *values[2:10])
 
 
 def lock_links_shared(tx: Tx) -> None:

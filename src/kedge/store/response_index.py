@@ -100,8 +100,8 @@ def select_all_evidence(tx: Tx, limit: int) -> list[tuple[str, dict[str, Any]]]:
     rows = tx.rows("SELECT name, form FROM evidence ORDER BY updated_at DESC")
     start = len(_qualify(tx, ""))
     found = [(name[start:], form) for name, form in rows if name == _qualify(tx, name[start:])]
-    own = [(name, decode(form)) for name, form in found if "\n" not in name]
-    return own[:limit]
+    evidence = [(name, decode(form)) for name, form in found if "\n" not in name]
+    return evidence[:limit]
 
 
 def put_evidence(tx: Tx, key: str, form: Mapping[str, Any], now: float) -> None:

@@ -140,15 +140,15 @@ def _apply(tx: Tx, where: str, values: Sequence[Any], sign: int) -> None:
     """Add the responses that meet a condition to all tables of sums, or subtract them."""
     for table, totals in _compute_totals(tx, where, values).items():
         keys, sums = _TABLES[table]
-        given = ("depth", "day") if table == "chain_links" else ()
-        columns = (*keys, *given, *sums)
+        replaced = ("depth", "day") if table == "chain_links" else ()
+        columns = (*keys, *replaced, *sums)
         marks = ", ".join("?" * len(columns))
         changed = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in sums)
-        if given:  # an id may be known as an anchor before its response is added
-            own = "CASE WHEN excluded.depth > 0 THEN excluded.{0} ELSE chain_links.{0} END"
-            changed += "".join(f", {name} = {own.format(name)}" for name in given)
+        if replaced:  # an id may be known as an anchor before its response is added
+            new_value = "CASE WHEN excluded.depth > 0 THEN excluded.{0} ELSE chain_links.{0} END"
+            changed += "".join(f", {name} = {new_value.format(name)}" for name in replaced)
         rows = [(*key, *(sign * value for value in totals[key])) for key in sorted(totals)]
-        if given:
+        if replaced:
             rows = [(*row[:3], abs(row[3]), abs(row[4]), *row[5:]) for row in rows]
         tx.run_many(
             f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) "
@@ -156,7 +156,7 @@ def _apply(tx: Tx, where: str, values: Sequence[Any], sign: int) -> None:
             rows,
         )
         if sign < 0:
-            is_empty = " AND ".join(f"{name} = 0" for name in (sums if given else sums[:1]))
+            is_empty = " AND ".join(f"{name} = 0" for name in (sums if replaced else sums[:1]))
             where_key = " AND ".join(f"{name} = ?" for name in keys)
             tx.run_many(
                 f"DELETE FROM {table} WHERE {where_key} AND {is_empty}",
@@ -263,11 +263,11 @@ def check_sums(tx: Tx) -> list[Damage]:
     for table, (keys, sums) in _TABLES.items():
         rows = tx.rows(f"SELECT {', '.join((*keys, *sums))} FROM {table}")
         stored = {tuple(row[: len(keys)]): row[len(keys) :] for row in rows}
-        wanted = {key: totals[-len(sums) :] for key, totals in expected[table].items()}
-        if stored.keys() != wanted.keys() or not all(
+        computed = {key: totals[-len(sums) :] for key, totals in expected[table].items()}
+        if stored.keys() != computed.keys() or not all(
             abs(float(one) - float(other)) < 1e-6
             for key, values in stored.items()
-            for one, other in zip(values, wanted[key], strict=True)
+            for one, other in zip(values, computed[key], strict=True)
         ):
             found.append(
                 Damage(table, "its sums are not those of the responses; gc() repairs them")

@@ -117,8 +117,8 @@ def select_responses_between(
         "r.created_at >= ?": since,
         "r.created_at < ?": until,
     }
-    given = {sql: value for sql, value in conditions.items() if value is not None}
-    return select_responses(tx, f"WHERE {' AND '.join(given)}", [*given.values()])
+    filters = {sql: value for sql, value in conditions.items() if value is not None}
+    return select_responses(tx, f"WHERE {' AND '.join(filters)}", [*filters.values()])
 
 
 def select_response_ids(tx: Tx, since: float) -> list[str]:
@@ -189,7 +189,7 @@ def select_anchors(
         "AND c.namespace = ?",
         (*map(pack_digest, digests), scope, tx.namespace),
     )
-    bounds = [[each for each in (own, retention) if each is not None] for *_, own in rows]
+    bounds = [[each for each in (limit, retention) if each is not None] for *_, limit in rows]
     return [
         anchor_from_row(row[:-1], {row[1]: scope}, min(bound, default=None))
         for row, bound in zip(rows, bounds, strict=True)

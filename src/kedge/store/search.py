@@ -308,8 +308,8 @@ def delete_texts(tx: Tx, blocks: Sequence[int]) -> set[int]:
 
 def list_groups(tx: Tx) -> set[int]:
     """Return the groups of the index that have a separate table."""
-    names = (_GROUP_TABLE.fullmatch(name) for (name,) in tx.rows(tx.dialect.list_tables))
-    return {int(named[1]) for named in names if named}
+    matches = (_GROUP_TABLE.fullmatch(name) for (name,) in tx.rows(tx.dialect.list_tables))
+    return {int(match[1]) for match in matches if match}
 
 
 def rewrite_group(tx: Tx, group: int) -> None:
@@ -404,8 +404,8 @@ def _select_own(tx: Tx, page: list[tuple[int, str]]) -> list[tuple[int, str]]:
     if not page:
         return []
     rows = tx.rows(_SELECT_OWN.format(marks=_marks(page)), (tx.namespace, *(b for b, _ in page)))
-    own = {block for (block,) in rows}
-    return [row for row in page if row[0] in own]
+    namespace_blocks = {block for (block,) in rows}
+    return [row for row in page if row[0] in namespace_blocks]
 
 
 def _get_kind(options: SearchOptions, body: str) -> str | None:
@@ -489,11 +489,11 @@ class _Conversations:
             tag = self._options.tag
             rows = self._tx.rows(_SELECT_CONVERSATIONS, (tag or "", tree, self._tx.namespace))
             nodes = select_tree(self._tx, tree) if len(rows) > 1 else []
-            own: dict[int, list[int]] = {}
+            added: dict[int, list[int]] = {}
             for node in nodes:
-                own.setdefault(node.conversation, []).append(node.id)
+                added.setdefault(node.conversation, []).append(node.id)
             self._trees[tree] = [
-                (name, find_used_nodes(nodes, [*own.get(number, ()), head]) if nodes else None)
+                (name, find_used_nodes(nodes, [*added.get(number, ()), head]) if nodes else None)
                 for name, number, head, is_tagged in rows
                 if tag is None or is_tagged
             ]

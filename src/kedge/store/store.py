@@ -369,8 +369,8 @@ class Store:
             NotInStore: There is no such conversation.
             InvalidSetting: A value is not allowed.
         """
-        given = {"title": title, "tags": tags, "archived": archived, "ttl": ttl, "data": data}
-        changes = _validate_members(given)
+        members = {"title": title, "tags": tags, "archived": archived, "ttl": ttl, "data": data}
+        changes = _validate_members(members)
         return await self.database.write(
             lambda tx: conversations.update(tx, name, lambda _: changes, self.clock())
         )
@@ -1068,11 +1068,11 @@ class Store:
             InvalidJSON: The lines are not a valid export.
         """
         # Not splitlines: JSON may contain characters that it treats as line ends.
-        given = lines.split("\n") if isinstance(lines, str) else list(lines)
+        exported = lines.split("\n") if isinstance(lines, str) else list(lines)
 
         def work(tx: Tx) -> list[ConversationRow]:
-            made = import_export.import_lines(tx, given)
-            return [conversations.select_conversation(tx, name) for name in made]
+            ids = import_export.import_lines(tx, exported)
+            return [conversations.select_conversation(tx, name) for name in ids]
 
         rows = await self.database.write(work)
         await self.database.write(response_sums.add_pending)
@@ -1175,7 +1175,7 @@ class Store:
         )
 
 
-def _validate_members(given: Mapping[str, Any]) -> dict[str, Any]:
+def _validate_members(members: Mapping[str, Any]) -> dict[str, Any]:
     """Check the members of a conversation that are to be changed; None leaves a member as it is."""
     checks: dict[str, Callable[[Any], Any]] = {
         "title": lambda title: validate_text(title, "title"),
@@ -1184,4 +1184,4 @@ def _validate_members(given: Mapping[str, Any]) -> dict[str, Any]:
         "ttl": lambda ttl: validate_seconds(ttl, "ttl"),
         "data": validate_data,
     }
-    return {name: checks[name](value) for name, value in given.items() if value is not None}
+    return {name: checks[name](value) for name, value in members.items() if value is not None}

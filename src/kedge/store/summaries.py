@@ -230,10 +230,10 @@ async def get_revision(store: Store) -> tuple[int, int]:
     """Return two numbers that change with every new response or incident."""
 
     def work(tx: Tx) -> tuple[int, int]:
-        own = (tx.namespace,)
+        values = (tx.namespace,)
         query = f"SELECT COALESCE(MAX({{}}), 0) FROM {{}} WHERE {_OWN_ROWS}"
-        ((newest,),) = tx.rows(query.format("node", "responses"), own)
-        ((incident,),) = tx.rows(query.format("id", "incidents"), own)
+        ((newest,),) = tx.rows(query.format("node", "responses"), values)
+        ((incident,),) = tx.rows(query.format("id", "incidents"), values)
         return newest, incident
 
     return await store.database.read(work)

@@ -131,24 +131,24 @@ class TokenRegistry:
                 "and begin with a letter or digit"
             )
         namespace = name if user is None else validate_namespace(user) if user else ""
-        given = frozenset(scopes)
-        if unknown := given - set(SCOPES):
+        granted = frozenset(scopes)
+        if unknown := granted - set(SCOPES):
             raise InvalidSetting(f"unknown scope {min(unknown)!r}; use {', '.join(SCOPES)}")
-        if not given:
+        if not granted:
             raise InvalidSetting(f"a token needs a scope; use {', '.join(SCOPES)}")
         for limit in (requests_per_minute, tokens_per_minute):
             if limit is not None and not 1 <= limit <= MAX_LIMIT:
                 raise InvalidSetting(f"a limit per minute must be from 1 to 10^15, not {limit}")
         secret = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
         limits = (requests_per_minute, tokens_per_minute)
-        token = AccessToken(name, namespace, given, *limits, self._store_clock())
+        token = AccessToken(name, namespace, granted, *limits, self._store_clock())
 
         def work(tx: Tx) -> int:
             return tx.run(
                 "INSERT INTO access_tokens (name, namespace, hash, scopes, requests_per_minute, "
                 "tokens_per_minute, created_at) VALUES (?, ?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT (name) DO NOTHING",
-                (name, namespace, _hash(secret), _join(given), *limits, token.created_at),
+                (name, namespace, _hash(secret), _join(granted), *limits, token.created_at),
             )
 
         if not await self._database.write(work):

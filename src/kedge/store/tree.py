@@ -204,14 +204,14 @@ def compute_layout(
         name, lane, above, sums = waiting.pop()
         run = _collect_run(tree, name, chosen, unfolded)
         last = run[-1]
-        here = on_path.issuperset((name, last))
+        on_main_line = on_path.issuperset((name, last))
         sums += sum((tree.nodes[each].sums for each in run), Totals())
         below = tree.sorted_children(last, on_path)
         placed = tuple(tree.nodes[each] for each in run)
-        rows.append(LayoutRow(lane, placed, here, None if below else sums))
+        rows.append(LayoutRow(lane, placed, on_main_line, None if below else sums))
         index = len(rows) - 1
         if above >= 0:
-            edges.append(LayoutEdge(above, index, rows[above].lane, lane, here))
+            edges.append(LayoutEdge(above, index, rows[above].lane, lane, on_main_line))
         if below:
             waiting.append((below[-1], lane, index, sums))
             waiting += [(side, lane + 1, index, Totals()) for side in reversed(below[:-1])]

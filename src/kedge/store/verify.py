@@ -178,7 +178,7 @@ def _check_branch(tx: Tx, branch: list[Node]) -> Iterator[Damage]:
     tip = max(branch, key=lambda node: node.length)
     bodies = load_bodies(tx, tip)
     if len(bodies) != tip.length:
-        yield Damage(f"node {tip.id}", f"{len(bodies)} of the {tip.length} blocks are there")
+        yield Damage(f"node {tip.id}", f"{len(bodies)} of the {tip.length} blocks exist")
         return
     try:
         blocks = [load_block(decode(body)) for body in bodies]
