@@ -186,11 +186,11 @@ def parse_block(text: str) -> Block:
         return unchecked_message("user", form.id, form.parts[0].text, metadata, form.origin)
     if type(form) is _Assistant:
         return unchecked_message("assistant", form.id, form.parts[0].text, metadata, form.origin)
-    own: dict[str, Any] = {"id": form.id, "metadata": metadata, "origin": form.origin}
+    common: dict[str, Any] = {"id": form.id, "metadata": metadata, "origin": form.origin}
     try:
         if type(form) is _Call:
-            return ToolCallBlock(form.name, form.arguments, form.call_id, **own)
-        return ToolResultBlock(form.call_id, (unchecked_text(form.parts[0].text),), **own)
+            return ToolCallBlock(form.name, form.arguments, form.call_id, **common)
+        return ToolResultBlock(form.call_id, (unchecked_text(form.parts[0].text),), **common)
     except InvalidTurn:
         return decode_block(decode(text))
 

@@ -510,12 +510,14 @@ def _check_texts(block: Block, *names: str) -> None:
 
 
 def _normalize_parts(
-    block: "UserBlock | AssistantBlock | ToolResultBlock", allowed: tuple[type[Any], ...], what: str
+    block: "UserBlock | AssistantBlock | ToolResultBlock",
+    allowed: tuple[type[Any], ...],
+    subject: str,
 ) -> None:
     parts = block.parts
     if type(parts) is tuple and len(parts) == 1 and type(parts[0]) is TextPart:
         return  # one text, the most common case
-    set_field(block, "parts", check_parts(parts, allowed, what))
+    set_field(block, "parts", check_parts(parts, allowed, subject))
 
 
 def _check_bool(custom: object) -> None:

@@ -81,9 +81,9 @@ def _longest_increasing_indices(values: list[int]) -> set[int]:
         else:
             tops[pile] = value
             top_indices[pile] = index
-    chosen: set[int] = set()
+    selected: set[int] = set()
     index = top_indices[-1] if top_indices else -1
     while index >= 0:
-        chosen.add(index)
+        selected.add(index)
         index = before[index]
-    return chosen
+    return selected

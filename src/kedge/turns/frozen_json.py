@@ -340,17 +340,17 @@ def _mappings_equal(one: Mapping[str, Any], other: Any) -> bool:
     other = _to_json(other) if _has_json_form(other) else other
     if not isinstance(other, Mapping):
         return False
-    there = cast("Mapping[str, Any]", other)
-    return len(one) == len(there) and all(
-        name in there and json_equal(member, there[name]) for name, member in one.items()
+    members = cast("Mapping[str, Any]", other)
+    return len(one) == len(members) and all(
+        name in members and json_equal(member, members[name]) for name, member in one.items()
     )
 
 
 def _sequences_equal(one: list[Any] | tuple[Any, ...], other: Any) -> bool:
     if not isinstance(other, list | tuple):
         return False
-    there = cast("tuple[Any, ...]", other)
-    return len(one) == len(there) and all(map(json_equal, one, there))
+    elements = cast("tuple[Any, ...]", other)
+    return len(one) == len(elements) and all(map(json_equal, one, elements))
 
 
 def _json_hash(value: Any) -> int:

@@ -85,8 +85,8 @@ def check_text_field(value: Any, name: str, text: object) -> None:
 
 @cache
 def _member_names(cls: type[Any], tag: str) -> frozenset[str]:
-    own = (each.name for each in fields(cls) if each.init and each.name != "extra")
-    return frozenset((tag, *own))
+    names = (each.name for each in fields(cls) if each.init and each.name != "extra")
+    return frozenset((tag, *names))
 
 
 def _build_new(cls: type[Any]) -> Callable[..., Any]:

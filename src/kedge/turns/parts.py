@@ -259,15 +259,15 @@ def audio(source: str | bytes, *, media_type: str = "audio/wav") -> OpaquePart:
     )
 
 
-def check_url(source: object, what: str) -> str:
+def check_url(source: object, name: str) -> str:
     """Return a URL; reject a local path, which a server could not read."""
     if not isinstance(source, str):
         kind = type(source).__name__
-        raise InvalidTurn(f"{what}: expected a URL or bytes, got {kind}; kedge.{what} reads files")
+        raise InvalidTurn(f"{name}: expected a URL or bytes, got {kind}; kedge.{name} reads files")
     if source and not _URL.match(source):
         raise InvalidTurn(
-            f"{what}: {shorten_url(source)!r} is not a URL; "
-            f"for a local file pass a path: kedge.{what}(Path({shorten_url(source)!r}))"
+            f"{name}: {shorten_url(source)!r} is not a URL; "
+            f"for a local file pass a path: kedge.{name}(Path({shorten_url(source)!r}))"
         )
     return source
 
@@ -282,18 +282,18 @@ def data_url(content: bytes, media_type: str) -> str:
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
 
 
-def check_parts(parts: Iterable[P], allowed: tuple[type[P], ...], what: str) -> tuple[P, ...]:
+def check_parts(parts: Iterable[P], allowed: tuple[type[P], ...], subject: str) -> tuple[P, ...]:
     """Return the parts as a tuple; reject a value that is not a part of this kind of block."""
     if type(parts) is not tuple:
         kind = type(parts).__name__
         if isinstance(parts, str | bytes | Mapping) or not isinstance(parts, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidTurn(f"{what} must have parts, not {kind}")
+            raise InvalidTurn(f"{subject} must have parts, not {kind}")
         parts = tuple(parts)
     checked = cast("tuple[P, ...]", parts)
     for part in checked:
         if not isinstance(part, allowed):
             names = ", ".join(each.__name__ for each in allowed)
-            raise InvalidTurn(f"{what} must have {names}, not {type(part).__name__}")
+            raise InvalidTurn(f"{subject} must have {names}, not {type(part).__name__}")
     return checked
 
 
@@ -304,9 +304,9 @@ def _check_texts(part: ImagePart | FilePart, *names: str) -> None:
         freeze_extra(part, "type")
 
 
-def _require_exactly_one(what: str, **choices: str) -> None:
-    given = [name for name, value in choices.items() if value]
-    if len(given) != 1:
+def _require_exactly_one(subject: str, **choices: str) -> None:
+    present = [name for name, value in choices.items() if value]
+    if len(present) != 1:
         raise InvalidTurn(
-            f"{what} needs exactly one of {', '.join(choices)}; got {', '.join(given) or 'none'}"
+            f"{subject} needs exactly one of {', '.join(choices)}; got {', '.join(present) or 'none'}"
         )

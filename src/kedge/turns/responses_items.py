@@ -345,46 +345,46 @@ def _read_parts(content: object, readers: Mapping[str, _PartReader]) -> tuple[Pa
 def _read_part(part: object, readers: Mapping[str, _PartReader]) -> Part:
     if not isinstance(part, Mapping):
         raise InvalidTurn("a part must be an object")
-    given = {k: v for k, v in cast("Mapping[str, Any]", part).items() if v is not None}
-    kind = given.pop("type", None)
+    members = {k: v for k, v in cast("Mapping[str, Any]", part).items() if v is not None}
+    kind = members.pop("type", None)
     read = readers.get(kind) if isinstance(kind, str) else None
     try:
-        known = read(given) if read else None
+        known = read(members) if read else None
     except InvalidTurn:
         known = None
     return known or OpaquePart(drop_nulls(freeze(part)))
 
 
-def _read_input_text(given: dict[str, Any]) -> Part | None:
-    return TextPart(given["text"]) if given.keys() == {"text"} else None
+def _read_input_text(members: dict[str, Any]) -> Part | None:
+    return TextPart(members["text"]) if members.keys() == {"text"} else None
 
 
-def _read_output_text(given: dict[str, Any]) -> Part:
-    text = given.pop("text", None)
-    rest = {k: v for k, v in given.items() if v not in ([], ())}
+def _read_output_text(members: dict[str, Any]) -> Part:
+    text = members.pop("text", None)
+    rest = {k: v for k, v in members.items() if v not in ([], ())}
     return TextPart(text, extra=FrozenMap(rest)) if rest else TextPart(cast("str", text))
 
 
-def _read_refusal(given: dict[str, Any]) -> Part | None:
-    return RefusalPart(given["refusal"]) if given.keys() == {"refusal"} else None
+def _read_refusal(members: dict[str, Any]) -> Part | None:
+    return RefusalPart(members["refusal"]) if members.keys() == {"refusal"} else None
 
 
-def _read_image(given: dict[str, Any]) -> Part | None:
-    if not given.keys() <= {"image_url", "file_id", "detail"}:
+def _read_image(members: dict[str, Any]) -> Part | None:
+    if not members.keys() <= {"image_url", "file_id", "detail"}:
         return None
     return ImagePart(
-        given.get("image_url", ""), given.get("detail", "auto"), given.get("file_id", "")
+        members.get("image_url", ""), members.get("detail", "auto"), members.get("file_id", "")
     )
 
 
-def _read_file(given: dict[str, Any]) -> Part | None:
-    if not given.keys() <= {"file_url", "file_data", "file_id", "filename"}:
+def _read_file(members: dict[str, Any]) -> Part | None:
+    if not members.keys() <= {"file_url", "file_data", "file_id", "filename"}:
         return None
     return FilePart(
-        given.get("file_url", ""),
-        given.get("file_data", ""),
-        given.get("file_id", ""),
-        given.get("filename", ""),
+        members.get("file_url", ""),
+        members.get("file_data", ""),
+        members.get("file_id", ""),
+        members.get("filename", ""),
     )
 
 
