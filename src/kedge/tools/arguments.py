@@ -122,28 +122,28 @@ def _format_path(path: ArgumentPath) -> str:
 
 
 def _format_expected(path: ArgumentPath, schema: Mapping[str, Any]) -> str:
-    wanted = _find_schema(path, schema)
-    shown = {key: value for key, value in wanted.items() if key not in ("default", "$defs")}
+    expected = _find_schema(path, schema)
+    shown = {key: value for key, value in expected.items() if key not in ("default", "$defs")}
     text = json.dumps(shown, ensure_ascii=False)
     return f"; expected {text}" if shown and len(text) <= MAX_EXPECTED_CHARS else ""
 
 
 def _find_schema(path: ArgumentPath, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the schema at a path, or an empty one inside a union."""
-    here = root
+    current = root
     for step in path:
-        here = _strip_null(here, root)
+        current = _strip_null(current, root)
         inner: object = None
         if isinstance(step, int):
-            inner = here.get("items")
-        elif step in here.get("properties", {}):
-            inner = here["properties"][step]
-        elif "properties" not in here:
-            inner = here.get("additionalProperties")
+            inner = current.get("items")
+        elif step in current.get("properties", {}):
+            inner = current["properties"][step]
+        elif "properties" not in current:
+            inner = current.get("additionalProperties")
         if not isinstance(inner, Mapping):
             return {}
-        here = _resolve_ref(cast("Mapping[str, Any]", inner), root)
-    return here
+        current = _resolve_ref(cast("Mapping[str, Any]", inner), root)
+    return current
 
 
 def _strip_null(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -156,5 +156,5 @@ def _resolve_ref(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[
     reference = schema.get("$ref")
     if not isinstance(reference, str):
         return schema
-    beside = {key: value for key, value in schema.items() if key != "$ref"}
-    return {**root.get("$defs", {}).get(reference.rpartition("/")[2], {}), **beside}
+    siblings = {key: value for key, value in schema.items() if key != "$ref"}
+    return {**root.get("$defs", {}).get(reference.rpartition("/")[2], {}), **siblings}

@@ -188,8 +188,8 @@ class CallRunner:
                 case Allow():
                     return False
                 case Deny(reason):
-                    why = f": {reason}" if reason else "."
-                    raise _EarlyResult("refused", f"The call was denied and did not run{why}")
+                    suffix = f": {reason}" if reason else "."
+                    raise _EarlyResult("refused", f"The call was denied and did not run{suffix}")
                 case Edit() as edit:
                     self._apply_edit(edit)
                     return True
@@ -213,8 +213,8 @@ class CallRunner:
         try:
             return self._parse_arguments(tool, self.edited_call or self.call)
         except _EarlyResult as early:
-            why = "the approver's arguments are invalid"
-            raise self._approval_failure(why, early.error or early) from early
+            problem = "the approver's arguments are invalid"
+            raise self._approval_failure(problem, early.error or early) from early
 
     def _approval_failure(self, reason: str, error: BaseException) -> _EarlyResult:
         log.error("%s (call %s): %s", reason, self.call.call_id, _describe_location(error))

@@ -218,15 +218,15 @@ def _to_json(value: Any) -> str:
 
 
 def _iter_truncated(parts: Iterable[Part], limit: int) -> Iterator[Part]:
-    left = max(limit, 0)
+    remaining = max(limit, 0)
     for part in parts:
         match part:
-            case TextPart() if len(part.text) > left:
-                mark = f"\n[truncated: {left:,} of {len(part.text):,} characters are shown]"
-                yield TextPart(replace_surrogates(part.text[:left]) + mark)
-                left = 0
+            case TextPart() if len(part.text) > remaining:
+                mark = f"\n[truncated: {remaining:,} of {len(part.text):,} characters are shown]"
+                yield TextPart(replace_surrogates(part.text[:remaining]) + mark)
+                remaining = 0
             case TextPart():
-                left -= len(part.text)
+                remaining -= len(part.text)
                 yield part
             case ImagePart() | FilePart() if _attachment_size(part) > MAX_ATTACHMENT:
                 yield TextPart(f"[omitted: an attachment of {_attachment_size(part):,} characters]")

@@ -72,19 +72,19 @@ class Toolbox(Mapping[str, AnyTool]):
         self.sources: tuple[ToolSource, ...] = ()
         """The sources whose current tools belong to this toolbox."""
         self._merged = _Merged()
-        for given in tools:
-            self._add(given)
+        for entry in tools:
+            self._add(entry)
 
-    def _add(self, given: "AnyTool | Callable[..., Any] | Toolbox | ToolSource") -> None:
-        match given:
+    def _add(self, entry: "AnyTool | Callable[..., Any] | Toolbox | ToolSource") -> None:
+        match entry:
             case Toolbox():
-                self.sources += given.sources
-                for each in given.functions.values():
+                self.sources += entry.sources
+                for each in entry.functions.values():
                     self._add(each)
             case ToolSource():
-                self.sources += (given,)
+                self.sources += (entry,)
             case _:
-                added = cast("AnyTool", given if isinstance(given, Tool) else tool(given))
+                added = cast("AnyTool", entry if isinstance(entry, Tool) else tool(entry))
                 if added.name in self.functions:
                     raise InvalidTool(
                         added.name,
@@ -168,8 +168,8 @@ class Toolbox(Mapping[str, AnyTool]):
             )
             for source in self.sources
         )
-        left = (each for each in self.functions.values() if each.name not in removed)
-        return Toolbox(*left, *sources)
+        remaining = (each for each in self.functions.values() if each.name not in removed)
+        return Toolbox(*remaining, *sources)
 
     def __repr__(self) -> str:
         return f"<Toolbox {', '.join(self._tools) or 'empty'}>"

@@ -54,11 +54,11 @@ class FunctionSchema:
         return self._collect_arguments(parsed) | _call_argument(self.signature, call)
 
     def _collect_arguments(self, parsed: "BaseModel") -> Arguments:
-        given: Arguments = {}
+        arguments: Arguments = {}
         for number, argument in _number_arguments(self.signature):
             if number in parsed.model_fields_set or not _has_own_default(argument):
-                given[argument.name] = getattr(parsed, number)
-        return given
+                arguments[argument.name] = getattr(parsed, number)
+        return arguments
 
     def _drop_nulls(self, text: str) -> str:
         if not self.null_is_default or "null" not in text:
@@ -133,7 +133,7 @@ def build_function_schema(
     optional = properties.keys() - set(plain.get("required", ()))
     nullable = frozenset(name for name in optional if not _allows_null(properties[name]))
     properties |= {name: _make_nullable(properties[name]) for name in nullable}
-    plain = to_strict_schema(plain, lambda path, why: InvalidTool(tool, f"{path}: {why}"))
+    plain = to_strict_schema(plain, lambda path, problem: InvalidTool(tool, f"{path}: {problem}"))
     return FunctionSchema(plain, model, signature, nullable)
 
 
