@@ -73,7 +73,7 @@ def add(
             tokens_per_minute=tokens_per_minute,
         )
 
-    token, secret = run_with_store(work, given=store, make=True)
+    token, secret = run_with_store(work, address=store, make=True)
     if as_json:
         echo_json({**_token_to_json(token), "token": secret})
         return
@@ -95,7 +95,7 @@ def list_tokens(store: str, as_json: bool) -> None:
 
         return await TokenRegistry(opened).list()
 
-    tokens = run_with_store(work, given=store, make=True)
+    tokens = run_with_store(work, address=store, make=True)
     if as_json:
         echo_json([_token_to_json(token) for token in tokens])
     elif not tokens:
@@ -128,7 +128,7 @@ def revoke(name: str, store: str, as_json: bool) -> None:
 
         await TokenRegistry(opened).revoke(name)
 
-    run_with_store(work, given=store)
+    run_with_store(work, address=store)
     if as_json:
         echo_json({"name": name, "revoked": True})
     else:

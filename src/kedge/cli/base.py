@@ -188,10 +188,10 @@ def _terminal_width(stream: IO[str] | None = None) -> int:
 
 def _truncate_row(row: list[str], plain: list[str], widths: list[int], max_width: int) -> list[str]:
     before = sum(widths[:-1]) + len(COLUMN_GAP) * (len(widths) - 1)
-    left = max_width - before
-    if not max_width or left >= len(plain[-1]) or left < 8:
+    available = max_width - before
+    if not max_width or available >= len(plain[-1]) or available < 8:
         return row
-    return [*row[:-1], plain[-1][: left - 1] + "…"]
+    return [*row[:-1], plain[-1][: available - 1] + "…"]
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -313,10 +313,10 @@ def command(
         function = click.option(
             "--json", "as_json", is_flag=True, is_eager=True, help="Print JSON."
         )(function)
-        made = click.command(name, cls=Command, **attributes)(function)
-        made.log_level, made.tolerant = log_level, tolerant
-        made.params.sort(key=lambda each: each.name in ("as_json", "verbose"))  # these come last
-        return made
+        created = click.command(name, cls=Command, **attributes)(function)
+        created.log_level, created.tolerant = log_level, tolerant
+        created.params.sort(key=lambda each: each.name in ("as_json", "verbose"))  # these come last
+        return created
 
     return wrap
 
@@ -330,10 +330,10 @@ def setting_option(name: str, parameter: str = "", **attributes: Any) -> Callabl
     """Return an option for a setting, with the environment, the file and the default as fallbacks."""
     known = SETTINGS[name]
 
-    def find(ctx: click.Context, _: click.Parameter, given: Any) -> Any:
+    def find(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
         config = get_config(ctx)
         try:
-            found = config.find(name, None if given is None else known.check(given, known.flag))
+            found = config.find(name, None if value is None else known.check(value, known.flag))
         except KedgeError as error:
             raise _command_error(ctx, error) from error
         ctx.meta.setdefault(SOURCES_KEY, {})[name] = found.source

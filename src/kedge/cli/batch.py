@@ -87,14 +87,14 @@ def command(
             boxes = await open_mcp_servers(mcp_servers, stack)
             return await run_lines(_create_runner(runner, workers, boxes), watch)
 
-    async def run_lines(chosen: Runner, watch: ProgressCallback | None) -> Summary:
+    async def run_lines(batch_runner: Runner, watch: ProgressCallback | None) -> Summary:
         return await run_batch(
             prompts,
             out,
             store_url=store_url(store),
             model=model,
             name=name,
-            runner=chosen,
+            runner=batch_runner,
             concurrency=concurrency,
             requests_per_minute=requests_per_minute,
             tokens_per_minute=tokens_per_minute,

@@ -77,7 +77,7 @@ def build_script(shell: str) -> str:
 
     from kedge.cli import group
 
-    made = get_completion_class(shell)
-    if made is None:
+    completion_class = get_completion_class(shell)
+    if completion_class is None:
         raise click.UsageError(f"completion for {shell} is not supported")
-    return ShellComplete.source(made(group, {}, "kedge", COMPLETE_VARIABLE))
+    return ShellComplete.source(completion_class(group, {}, "kedge", COMPLETE_VARIABLE))

@@ -54,7 +54,7 @@ def command(store: str, archived: bool, as_json: bool, **filters: Any) -> None:
     if file and not file.exists():
         rows: list[dict[str, Any]] = []
     else:
-        rows = run_with_store(lambda opened: _load_rows(opened, filters), given=store)
+        rows = run_with_store(lambda opened: _load_rows(opened, filters), address=store)
     if as_json:
         echo_json(rows)
     elif rows:
@@ -63,7 +63,7 @@ def command(store: str, archived: bool, as_json: bool, **filters: Any) -> None:
         echo(NO_CONVERSATIONS)
     else:
         stored = run_with_store(
-            lambda opened: opened.conversations(archived=None, limit=1), given=store
+            lambda opened: opened.conversations(archived=None, limit=1), address=store
         )
         echo("No conversations match; --status all lists all." if stored else NO_CONVERSATIONS)
 
@@ -158,7 +158,7 @@ def search_command(words: tuple[str, ...], store: str, as_json: bool, **filters:
         names = {hit.conversation for hit in hits}
         return hits, {name: (await opened.conversation(name)).title for name in names}
 
-    hits, titles = run_with_store(work, given=store)
+    hits, titles = run_with_store(work, address=store)
     if as_json:
         echo_json([_hit_to_json(hit, titles) for hit in hits])
     elif hits:

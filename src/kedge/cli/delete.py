@@ -59,7 +59,7 @@ def _delete_one(conversation: str, *, yes: bool, store: str, as_json: bool) -> N
     async def find(opened: "Store") -> "ConversationRow":
         return await find_conversation(opened, conversation)
 
-    row = run_with_store(find, given=store)
+    row = run_with_store(find, address=store)
     name = sanitize_text(row.title or row.id)
     if not yes:
         click.confirm(f"Delete {name} permanently?", abort=True, err=True)
@@ -68,7 +68,7 @@ def _delete_one(conversation: str, *, yes: bool, store: str, as_json: bool) -> N
         await opened.delete(row)
         await erase_practice_responses(opened, store)
 
-    run_with_store(work, given=store)
+    run_with_store(work, address=store)
     if as_json:
         echo_json({"id": row.id, "deleted": True})
     else:
@@ -84,7 +84,7 @@ def _delete_older(age: float, tag: str | None, *, yes: bool, store: str, as_json
         return len(rows)
 
     if not yes:
-        found = pluralize(run_with_store(count, given=store), "conversation")
+        found = pluralize(run_with_store(count, address=store), "conversation")
         click.confirm(f"Delete {found} permanently?", abort=True, err=True)
 
     async def work(opened: "Store") -> list[str]:
@@ -92,7 +92,7 @@ def _delete_older(age: float, tag: str | None, *, yes: bool, store: str, as_json
         await erase_practice_responses(opened, store)
         return deleted
 
-    deleted = run_with_store(work, given=store)
+    deleted = run_with_store(work, address=store)
     if as_json:
         echo_json({"deleted": deleted})
     else:
@@ -115,7 +115,7 @@ def gc_command(store: str, as_json: bool) -> None:
 
     file = store_file(store_url(store, create=False))
     before = file.stat().st_size if file and file.exists() else 0
-    swept = run_with_store(work, given=store)
+    swept = run_with_store(work, address=store)
     freed = max(before - file.stat().st_size, 0) if file else None
     if as_json:
         echo_json({"blocks": swept, "freed_bytes": freed})

@@ -94,7 +94,7 @@ def check_versions() -> Iterator[Check]:
     )
     advice = f"Reinstall Kedge: {', '.join(missing)} missing." if missing else ""
     yield Check("packages", "wrong" if missing else "ok", found, advice)
-    there = [
+    installed = [
         f"{extra} ({name} {_package_version(name)})"
         for name, (extra, _) in OPTIONAL_PACKAGES.items()
         if _package_version(name)
@@ -105,7 +105,7 @@ def check_versions() -> Iterator[Check]:
         if not _package_version(name)
     ]
     hint = f"pip install 'kedge[…]' for: {', '.join(absent)}." if absent else ""
-    yield Check("extras", "ok", ", ".join(there) or "none", hint)
+    yield Check("extras", "ok", ", ".join(installed) or "none", hint)
 
 
 def _package_version(name: str) -> str:
@@ -395,8 +395,8 @@ def _configured_endpoint(model: str, environ: Mapping[str, str]) -> list[Provide
 
 def check_endpoint(endpoint: ProviderEndpoint, environ: Mapping[str, str], timeout: float) -> Check:
     """Request the list of models, the smallest request that requires a key."""
-    given = environ.get(endpoint.url_variable, "").rstrip("/") if endpoint.url_variable else ""
-    base = given.removesuffix(endpoint.path) + endpoint.path if given else endpoint.base_url
+    url = environ.get(endpoint.url_variable, "").rstrip("/") if endpoint.url_variable else ""
+    base = url.removesuffix(endpoint.path) + endpoint.path if url else endpoint.base_url
     address = f"{base.rstrip('/')}/models"
     name, shown = f"reach {endpoint.provider}", mask_url(address)
     request = urllib.request.Request(  # noqa: S310 - an address from our table or the user's settings
@@ -414,9 +414,9 @@ def check_endpoint(endpoint: ProviderEndpoint, environ: Mapping[str, str], timeo
         error.close()
         return _describe_status(name, shown, endpoint.key_variable, error.code)
     except (OSError, ValueError) as error:
-        why = getattr(error, "reason", None) or type(error).__name__
+        reason = getattr(error, "reason", None) or type(error).__name__
         advice = "Check the address, the network and the proxy, or increase --timeout."
-        return Check(name, "wrong", f"{shown} cannot be reached: {why}", advice)
+        return Check(name, "wrong", f"{shown} cannot be reached: {reason}", advice)
 
 
 def _strip_credentials(address: str) -> str:

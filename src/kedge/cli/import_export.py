@@ -45,7 +45,7 @@ def export_command(
             rows = await opened.conversations(archived=None, limit=MAX_CONVERSATIONS)
         return [await opened.export(row) for row in rows]
 
-    written = run_with_store(work, given=store)
+    written = run_with_store(work, address=store)
     if out is None:
         click.echo("".join(written).encode(), nl=False)  # UTF-8, so that it can be imported
         return
@@ -74,7 +74,7 @@ def import_command(file: Path, store: str, as_json: bool) -> None:
     async def work(opened: "Store") -> "list[ConversationRow]":
         return await opened.import_(lines)
 
-    rows = run_with_store(work, given=store, make=True)
+    rows = run_with_store(work, address=store, make=True)
     if as_json:
         echo_json([{"id": row.id, "title": row.title} for row in rows])
         return

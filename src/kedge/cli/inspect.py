@@ -194,8 +194,8 @@ def _exclude_missing(turn: Turn, found: Sequence[AnchorRecord]) -> tuple[Turn, l
     """Mark responses that the practice model no longer has as lost, as a request would do."""
     state = get_state(turn)
     missing = find_missing_responses({record.response_id for record in (*state.anchors, *found)})
-    left = [record for record in found if record.response_id not in missing]
-    return set_state(turn, state.mark_lost(missing, PRACTICE_SCOPE)), left
+    remaining = [record for record in found if record.response_id not in missing]
+    return set_state(turn, state.mark_lost(missing, PRACTICE_SCOPE)), remaining
 
 
 EXCERPT_LENGTH = 80
@@ -231,7 +231,7 @@ def command(
     if _is_file(conversation):
         found = run_sync(inspect_file(Path(conversation), resolve_model(None, model), text))
     else:
-        found = run_with_store(work, given=store, connects=True)
+        found = run_with_store(work, address=store, connects=True)
     if as_json:
         echo_json(found.to_json())
         return

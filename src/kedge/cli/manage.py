@@ -30,7 +30,7 @@ def _update(
         row = await find_conversation(opened, name)
         return await opened.update_with(row, change)
 
-    return run_with_store(work, given=store)
+    return run_with_store(work, address=store)
 
 
 def _print_row(row: "ConversationRow", text: str, *, as_json: bool) -> None:
@@ -89,7 +89,7 @@ def _move_head(
         await opened.move_head(row, node, head=row.head)
         return await opened.conversation(row.id), node
 
-    return run_with_store(work, given=store)
+    return run_with_store(work, address=store)
 
 
 async def _find_undo(store: "Store", row: "ConversationRow") -> "Node":
@@ -140,7 +140,7 @@ def fork_command(conversation: str, at: str, title: str, store: str, as_json: bo
         node = await find_node(opened, row, at)
         return row, await opened.fork(row, node.id, title or row.title), node.id
 
-    row, forked, node = run_with_store(work, given=store)
+    row, forked, node = run_with_store(work, address=store)
     if as_json:
         facts = {"id": forked.id, "title": forked.title, "forked_from": row.id, "node": node}
         echo_json(facts)

@@ -53,8 +53,8 @@ def command(
             f"{host} can be reached from other machines, so a token is required: set "
             "--token or KEDGE_MCP_TOKEN, or serve on 127.0.0.1"
         )
-    given = model if ctx.meta[SOURCES_KEY]["model"] == "flag" else None
-    choose = partial(resolve_model, given=given, may_ask=False) if allow_write else None
+    requested = model if ctx.meta[SOURCES_KEY]["model"] == "flag" else None
+    choose = partial(resolve_model, requested=requested, may_ask=False) if allow_write else None
 
     async def serve() -> None:
         from kedge.mcp.server import StoreTools, create_mcp_server, serve_stdio

@@ -109,14 +109,14 @@ def _has_tokens(store: "Store | None") -> bool:
     return store is not None and bool(asyncio.run(TokenRegistry(store).list()))
 
 
-def _open_store(given: str, *, keep_bodies: bool) -> "Store | None":
+def _open_store(address: str, *, keep_bodies: bool) -> "Store | None":
     """Open the store at an address; None for ``:memory:``."""
     from kedge.store import Store
     from kedge.store.open import open_current_database
 
-    if given == ":memory:":
+    if address == ":memory:":
         return None
-    if not given:
+    if not address:
         data_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
-    address = store_url(given or str(data_dir() / "proxy.db"))
-    return Store(open_current_database(address, WAIT_SECONDS), keep_bodies=keep_bodies)
+    url = store_url(address or str(data_dir() / "proxy.db"))
+    return Store(open_current_database(url, WAIT_SECONDS), keep_bodies=keep_bodies)

@@ -181,13 +181,13 @@ def debate(
 ) -> None:
     """Let two or more models debate, each in its own conversation, until a judge decides."""
     judge = _drop_none(function=function, rubric=rubric, model=judge_model)
-    named = [dict(zip(("name", "model"), side.partition("=")[::2], strict=True)) for side in sides]
+    tables = [dict(zip(("name", "model"), side.partition("=")[::2], strict=True)) for side in sides]
     spec = _build_spec(
         file,
         model=model,
         question=question,
         rounds=rounds,
-        sides=named or None,
+        sides=tables or None,
         judge=judge or None,
     )
     _run_workflow("debate", spec, resume, name, store, mcp_servers, as_json=as_json)
@@ -216,8 +216,8 @@ def steps(
     """Run a pipeline of prompts in one conversation; prompts can use earlier results."""
     spec = _build_spec(file, model=model)
     if inputs:
-        given = dict(_parse_input(each) for each in inputs)
-        spec["inputs"] = {**spec.get("inputs", {}), **given}
+        parsed = dict(_parse_input(each) for each in inputs)
+        spec["inputs"] = {**spec.get("inputs", {}), **parsed}
     _run_workflow("steps", spec, resume, name, store, mcp_servers, as_json=as_json)
 
 

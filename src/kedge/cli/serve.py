@@ -99,8 +99,8 @@ def command(
     from kedge.server.settings import Limits, Settings
 
     local = is_loopback(host)
-    named = find_token_store(store)
-    if not local and not token and not named:
+    token_store = find_token_store(store)
+    if not local and not token and not token_store:
         raise click.UsageError(
             f"{host} can be reached from other machines, so a token is required: set "
             "--token or KEDGE_SERVER_TOKEN, add one with 'kedge auth add', or serve on 127.0.0.1"
@@ -109,15 +109,15 @@ def command(
         raise click.UsageError(
             f"{host} can be reached from other machines, so --fault is not allowed: serve on 127.0.0.1"
         )
-    chosen = load_model_settings(model, models, pace)
+    model_settings = load_model_settings(model, models, pace)
     settings = Settings(
         db=db or str(default_db()),
         token=token or None,
         retention=retention_days * DAY,
         zero_data_retention=zero_data_retention,
-        **chosen,
+        **model_settings,
         limits=Limits(body_bytes=int(max_body_mb * MEGABYTE)),
-        hosts=LOOPBACK_NAMES if local and not token and not named else None,
+        hosts=LOOPBACK_NAMES if local and not token and not token_store else None,
         faults=Faults(faults) if faults else None,
         unknown_parameters=unknown_parameters or None,
     )
@@ -129,21 +129,21 @@ def command(
         store=store_url(store) if page else "",
         keep_bodies=keep_bodies,
         tokens=store,
-        requires_token=bool(named),
+        requires_token=bool(token_store),
     )
 
 
-def find_token_store(given: str) -> str:
+def find_token_store(address: str) -> str:
     """Return the address of the store if it has named tokens, else an empty text."""
     from kedge.cli.store_options import run_with_store
     from kedge.store import TokenRegistry
 
-    address = store_url(given, create=False)
-    file = store_file(address)
+    url = store_url(address, create=False)
+    file = store_file(url)
     if file and not file.exists():
         return ""
-    tokens = run_with_store(lambda store: TokenRegistry(store).list(), given=given)
-    return address if tokens else ""
+    tokens = run_with_store(lambda store: TokenRegistry(store).list(), address=address)
+    return url if tokens else ""
 
 
 def load_model_settings(model: str, models: str, pace: float) -> dict[str, Any]:
@@ -252,5 +252,5 @@ def local_url(listener: "socket.socket") -> str:
     """Return the address of the listener for clients on this machine."""
     address, port = listener.getsockname()[:2]
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - only compared
-    own = str(everywhere.get(address) or address)
-    return f"http://[{own}]:{port}" if ":" in own else f"http://{own}:{port}"
+    host = str(everywhere.get(address) or address)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

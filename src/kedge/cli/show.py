@@ -57,7 +57,7 @@ def command(
         with suppress(KeyboardInterrupt):
             run_with_store(
                 lambda opened: _follow(opened, conversation, last, full=full, as_json=as_json),
-                given=store,
+                address=store,
             )
         return
 
@@ -68,7 +68,7 @@ def command(
             return row, node, (await opened.load(row, node.id)).blocks
         return row, node, await opened.last_blocks(row, last, node.id)
 
-    row, node, blocks = run_with_store(work, given=store)
+    row, node, blocks = run_with_store(work, address=store)
     if as_json:
         echo_json(_blocks_to_json(row, node, blocks))
         return
@@ -179,7 +179,7 @@ def diff_command(conversation: str, left: str, right: str, store: str, as_json: 
         both = [await _resolve_node(opened, row, left), await _resolve_node(opened, row, right)]
         return both[0], both[1], await opened.differences(row, both[0].id, both[1].id)
 
-    one, other, found = run_with_store(work, given=store)
+    one, other, found = run_with_store(work, address=store)
     if as_json:
         echo_json(_differences_to_json(one, other, found))
         return

@@ -201,9 +201,9 @@ def command(
 
     async def work() -> tuple[Analytics, tuple[Bucket, ...]]:
         async with await open_store(_existing_store_url(store)) as opened:
-            chosen = await _resolve_selection(opened, selection)
-            found = await analyse(opened, chosen)
-            return found, await analyse_over_time(opened, chosen, buckets=buckets)
+            resolved = await _resolve_selection(opened, selection)
+            found = await analyse(opened, resolved)
+            return found, await analyse_over_time(opened, resolved, buckets=buckets)
 
     found, pieces = anyio.run(work)
     if as_json:
@@ -212,11 +212,11 @@ def command(
         print_stats(found, pieces)
 
 
-def _existing_store_url(given: str) -> str:
+def _existing_store_url(address: str) -> str:
     """Return the store's address, or that of an empty store in memory if it does not exist."""
-    address = store_url(given, create=False)
-    file = store_file(address)
-    return address if file is None or file.exists() else IN_MEMORY
+    url = store_url(address, create=False)
+    file = store_file(url)
+    return url if file is None or file.exists() else IN_MEMORY
 
 
 async def _resolve_selection(store: Store, selection: Selection) -> Selection:

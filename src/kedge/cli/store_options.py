@@ -124,7 +124,7 @@ def complete_names(_: click.Context, __: click.Parameter, incomplete: str) -> li
     """Return titles and ids as completions; none if the store cannot be read."""
     try:
         rows = run_with_store(
-            lambda store: store.conversations(limit=MAX_COMPLETIONS), given=_configured_store()
+            lambda store: store.conversations(limit=MAX_COMPLETIONS), address=_configured_store()
         )
     except KedgeError:
         return []
@@ -155,17 +155,17 @@ def model_data(model: str) -> dict[str, str]:
 
 
 def resolve_model(
-    row: "ConversationRow | None", given: str | None = None, *, may_ask: bool = True
+    row: "ConversationRow | None", requested: str | None = None, *, may_ask: bool = True
 ) -> str:
-    """Return the model to use: ``given``, else the conversation's, else the configured one.
+    """Return the model to use: ``requested``, else the conversation's, else the configured one.
 
     An address from the store must be confirmed before it is used; the user is asked if ``may_ask``.
     """
     configured: str = get_config()["model"]
-    remember(model_references(given or configured))
+    remember(model_references(requested or configured))
     stored = row.data.get(MODEL_KEY) if row else None
-    if given or row is None or not isinstance(stored, str) or not stored:
-        return given or configured
+    if requested or row is None or not isinstance(stored, str) or not stored:
+        return requested or configured
     advice = "pass --model with the model to use"
     source = f"the conversation {row.title or row.id}"
     require_confirmed(model_references(stored), source, advice, may_ask=may_ask)
@@ -174,27 +174,27 @@ def resolve_model(
 
 @asynccontextmanager
 async def use_store(
-    given: str, *, make: bool = False, connects: bool = False
+    address: str, *, make: bool = False, connects: bool = False
 ) -> "AsyncGenerator[Store]":
     """Open the store.
 
     Args:
-        given: A file, an address, or empty for the default file.
+        address: A file, a URL, or empty for the default file.
         make: Whether the store may be created.
         connects: Whether models are connected within this block.
     """
     from kedge.store import open_store
 
-    address = store_url(given, create=make)
-    file = store_file(address)
+    url = store_url(address, create=make)
+    file = store_file(url)
     if file and not make and not file.exists():
         raise NotInStore(
             f"there are no conversations yet: {file} does not exist; "
             "'kedge chat --conversation NAME' starts one"
         )
-    memory = store_practice_responses(address, make=make) if connects else nullcontext()
+    memory = store_practice_responses(url, make=make) if connects else nullcontext()
     with memory:
-        async with await open_store(address) as store:
+        async with await open_store(url) as store:
             yield store
 
 
@@ -217,32 +217,32 @@ def store_practice_responses(address: str, *, make: bool = True) -> Generator[No
         yield
 
 
-async def erase_practice_responses(store: "Store", given: str) -> None:
+async def erase_practice_responses(store: "Store", address: str) -> None:
     """Erase the practice model's responses of deleted conversations, if it has a file."""
-    address = store_url(given, create=False)
-    file = practice_file(address)
+    url = store_url(address, create=False)
+    file = practice_file(url)
     if file is None or not file.exists():
         return
     from kedge.providers.practice_memory import erase_deleted
 
-    with store_practice_responses(address, make=False):
+    with store_practice_responses(url, make=False):
         await erase_deleted(store)
 
 
 def run_with_store(
     work: "Callable[[Store], Awaitable[T]]",
     *,
-    given: str | None = None,
+    address: str | None = None,
     make: bool = False,
     connects: bool = False,
 ) -> T:
     """Open the store with `use_store`, and run an async function on it."""
     import anyio
 
-    address: str = get_config()["store"] if given is None else given
+    store_address: str = get_config()["store"] if address is None else address
 
     async def run() -> T:
-        async with use_store(address, make=make, connects=connects) as store:
+        async with use_store(store_address, make=make, connects=connects) as store:
             return await work(store)
 
     return anyio.run(run)  # in this thread, which has the context of click
@@ -282,13 +282,13 @@ def _matches_id(full_id: str, name: str) -> bool:
 def _choose_by_title(titled: "list[ConversationRow]") -> "ConversationRow":
     """Choose among conversations with the same title the one that is not a fork of another."""
     ids = {row.id for row in titled}
-    own = [row for row in titled if row.forked_from not in ids]
-    if len(own) > 1:
-        listed = ", ".join(row.id for row in own[:MAX_NAMED])
+    originals = [row for row in titled if row.forked_from not in ids]
+    if len(originals) > 1:
+        listed = ", ".join(row.id for row in originals[:MAX_NAMED])
         raise NotInStore(
-            f"{len(own)} conversations have the title {own[0].title!r}; use an id: {listed}"
+            f"{len(originals)} conversations have the title {originals[0].title!r}; use an id: {listed}"
         )
-    return own[0]
+    return originals[0]
 
 
 async def find_node(store: "Store", row: "ConversationRow", at: str) -> "Node":

@@ -162,7 +162,7 @@ def command(conversation: str, limit: int, store: str, as_json: bool) -> None:
     async def work(opened: Any) -> AnnotatedTree:
         return await load_tree(opened, await find_conversation(opened, conversation))
 
-    tree = run_with_store(work, given=store)
+    tree = run_with_store(work, address=store)
     if as_json:
         echo_json(tree.to_json(time.time()))
         return

@@ -51,7 +51,7 @@ def command(
             rows = await opened.conversations(archived=None, limit=MAX_CONVERSATIONS)
         return damage, [await _audit(opened, row, model) for row in rows]
 
-    damage, audits = run_with_store(work, given=store, connects=server)
+    damage, audits = run_with_store(work, address=store, connects=server)
     wrong = bool(damage) or any(audit["agrees"] is False for audit in audits)
     if as_json:
         found = [{"where": each.where, "problem": each.problem} for each in damage]
@@ -62,14 +62,14 @@ def command(
         sys.exit(1)
 
 
-async def _audit(store: "Store", row: "ConversationRow", given: str | None) -> AuditReport:
+async def _audit(store: "Store", row: "ConversationRow", requested: str | None) -> AuditReport:
     """Compare a conversation's anchor with the provider's data; ``agrees`` is None if unknown."""
     from kedge.providers import connect
 
     turn = (await store.load(row)).turn(row.id)
     report: AuditReport = {"conversation": row.id, "title": row.title}
     try:
-        model = resolve_model(row, given)
+        model = resolve_model(row, requested)
         report["model"] = mask_url(model)
         async with connect(model) as engine:
             audit: Any = getattr(engine, "verify", None)
