@@ -87,11 +87,11 @@ class ContentBlockBuilder:
 
     def merge(self, name: str, value: Any) -> None:
         """Append to any of the block's fields."""
-        there = self.block.get(name)
-        if isinstance(there, str) and isinstance(value, str):
-            self.block[name] = there + value
-        elif isinstance(there, list) and isinstance(value, list):
-            self.block[name] = [*cast("list[Any]", there), *cast("list[Any]", value)]
+        current = self.block.get(name)
+        if isinstance(current, str) and isinstance(value, str):
+            self.block[name] = current + value
+        elif isinstance(current, list) and isinstance(value, list):
+            self.block[name] = [*cast("list[Any]", current), *cast("list[Any]", value)]
         else:
             self.block[name] = value
 
@@ -114,8 +114,8 @@ def complete_block(builder: ContentBlockBuilder, calls: ToolCallState) -> EventL
 def _complete_call(builder: ContentBlockBuilder, calls: ToolCallState) -> EventList:
     block, arguments = builder.block, builder.text("input")
     if not arguments.strip():
-        given = block.get("input")
-        arguments = json.dumps({} if given is None else given, ensure_ascii=False)
+        tool_input = block.get("input")
+        arguments = json.dumps({} if tool_input is None else tool_input, ensure_ascii=False)
     call_id, name = block.get("id"), fields.get_text(block, "name")
     seen = ToolCallUpdate(call_id, name, builder.item_id, builder.output_index, arguments=arguments)
     call, events = calls.finish(seen)
@@ -165,10 +165,10 @@ def _build_native_item(builder: ContentBlockBuilder) -> JsonObject:
     """Return a block of a type without a counterpart unchanged."""
     written = builder.text("input") if builder.pieces else ""
     try:
-        given = {"input": json.loads(written)} if written.strip() else {}
+        input_field = {"input": json.loads(written)} if written.strip() else {}
     except ValueError:
-        given = {"input": written}
-    return repair_surrogates({**builder.block, **given})
+        input_field = {"input": written}
+    return repair_surrogates({**builder.block, **input_field})
 
 
 _ITEM_BUILDERS: dict[str, Callable[[ContentBlockBuilder], JsonObject]] = {
@@ -444,8 +444,8 @@ def _complete_blocks(state: _MessageState, found: EventList, *, only_stopped: bo
 
 def _emit_refusal(state: _MessageState, found: EventList) -> None:
     """Emit a message with the refusal that stopped the model."""
-    given = state.message.get("stop_details")
-    details = cast("JsonObject", given) if isinstance(given, dict) else {}
+    stop_details = state.message.get("stop_details")
+    details = cast("JsonObject", stop_details) if isinstance(stop_details, dict) else {}
     text = repair_surrogates(fields.get_text(details, "explanation")) or DEFAULT_REFUSAL
     index = state.next_index()
     item_id = state.item_id(index)

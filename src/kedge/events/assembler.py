@@ -131,9 +131,9 @@ class Assembler:
     def _read_conversation(self) -> str | None:
         """Return the conversation object of the response, from the last event with this field."""
         for facts in (self._terminal, self._started):
-            named = read_conversation(facts.response) if facts else None
-            if named is not None:
-                return named
+            conversation_id = read_conversation(facts.response) if facts else None
+            if conversation_id is not None:
+                return conversation_id
         return None
 
     def _update_response(self, event: Event) -> None:

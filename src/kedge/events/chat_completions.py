@@ -194,16 +194,16 @@ class ChatDecoder(StreamDecoder):
 
     def _read_choice(self, choice: JsonObject, found: EventList) -> None:
         state = self._state
-        given: object = choice.get("delta")
-        if given is None or (given == {} and not state.has_message):
-            given = cast("object", choice.get("message")) or {}
-        if not isinstance(given, dict):
+        raw: object = choice.get("delta")
+        if raw is None or (raw == {} and not state.has_message):
+            raw = cast("object", choice.get("message")) or {}
+        if not isinstance(raw, dict):
             raise MalformedEvent("delta is not an object")
         if choice.get("error"):
             self._fail(choice, found)
-        fields_given = cast("JsonObject", given)
-        delta = {name: value for name, value in fields_given.items() if value is not None}
-        state.has_message = state.has_message or bool(fields_given)
+        raw_fields = cast("JsonObject", raw)
+        delta = {name: value for name, value in raw_fields.items() if value is not None}
+        state.has_message = state.has_message or bool(raw_fields)
         if delta.get("reasoning_content") and "reasoning" in delta:
             del delta["reasoning"]  # some servers send the same text under both names
         for name, read in DELTA_READERS.items():
@@ -278,19 +278,19 @@ def _read_content(state: _CompletionState, value: object, found: EventList) -> N
 def _read_part(state: _CompletionState, part: object, found: EventList) -> None:
     if not isinstance(part, dict):
         raise MalformedEvent("a part of content is not an object")
-    given = cast("JsonObject", part)
-    match given.get("type"):
+    content_part = cast("JsonObject", part)
+    match content_part.get("type"):
         case "text" | "output_text":
-            _emit_delta(state, "text", fields.require_text(given, "text"), found)
+            _emit_delta(state, "text", fields.require_text(content_part, "text"), found)
         case "refusal":
-            _emit_delta(state, "refusal", fields.require_text(given, "refusal"), found)
+            _emit_delta(state, "refusal", fields.require_text(content_part, "refusal"), found)
         case "thinking":
-            value = given.get("thinking")
+            value = content_part.get("thinking")
             for entry in cast("list[Any]", value) if isinstance(value, list) else [value]:
                 text = cast("JsonObject", entry).get("text") if isinstance(entry, dict) else entry
                 _emit_delta(state, "reasoning", _check_text(text, "thinking"), found)
         case _:
-            found.append(OpaqueEvent("part", given))
+            found.append(OpaqueEvent("part", content_part))
 
 
 def _read_refusal(state: _CompletionState, value: object, found: EventList) -> None:
@@ -493,11 +493,11 @@ def _find_usage(chunk: JsonObject) -> JsonObject | None:
     choices: object = chunk.get("choices")
     first: list[Any] = cast("list[Any]", choices)[:1] if isinstance(choices, list) else []
     for holder in (chunk, chunk.get("x_groq"), *first):
-        given: object = (
+        usage: object = (
             cast("JsonObject", holder).get("usage") if isinstance(holder, dict) else None
         )
-        if given and isinstance(given, dict):
-            return cast("JsonObject", given)
+        if usage and isinstance(usage, dict):
+            return cast("JsonObject", usage)
     return None
 
 

@@ -79,10 +79,10 @@ def read_conversation(response: Mapping[str, Any]) -> str | None:
     """Return the conversation object that a response names: empty for none, None without the member."""
     if "conversation" not in response:
         return None
-    named = response["conversation"]
-    if isinstance(named, dict):
-        named = cast("JsonObject", named).get("id")
-    return named if isinstance(named, str) else ""
+    conversation = response["conversation"]
+    if isinstance(conversation, dict):
+        conversation = cast("JsonObject", conversation).get("id")
+    return conversation if isinstance(conversation, str) else ""
 
 
 def read_usage(response: JsonObject) -> Usage | None:
@@ -90,15 +90,15 @@ def read_usage(response: JsonObject) -> Usage | None:
     counts = response.get("usage")
     if not isinstance(counts, dict):
         return None
-    given = cast("JsonObject", counts)
-    read, written = get_count(given, "input_tokens"), get_count(given, "output_tokens")
+    usage = cast("JsonObject", counts)
+    read, written = get_count(usage, "input_tokens"), get_count(usage, "output_tokens")
     return Usage(
         read,
-        get_count(given.get("input_tokens_details"), "cached_tokens"),
+        get_count(usage.get("input_tokens_details"), "cached_tokens"),
         written,
-        get_count(given.get("output_tokens_details"), "reasoning_tokens"),
-        get_count(given, "total_tokens") or read + written,
-        get_count(given.get("input_tokens_details"), "cache_write_tokens"),
+        get_count(usage.get("output_tokens_details"), "reasoning_tokens"),
+        get_count(usage, "total_tokens") or read + written,
+        get_count(usage.get("input_tokens_details"), "cache_write_tokens"),
     )
 
 
@@ -138,10 +138,10 @@ def read_message_parts(
         content = [{"type": "output_text", "text": content}]
     found: list[tuple[Literal["text", "refusal"], int, str]] = []
     for at, part in enumerate(cast("list[Any]", content) if isinstance(content, list) else ()):
-        given = cast("JsonObject", part) if isinstance(part, dict) else {}
-        refusal = given.get("type") == "refusal"
-        text = get_text(given, "refusal" if refusal else "text")
-        if text and given.get("type") in ("output_text", "text", "refusal"):
+        members = cast("JsonObject", part) if isinstance(part, dict) else {}
+        refusal = members.get("type") == "refusal"
+        text = get_text(members, "refusal" if refusal else "text")
+        if text and members.get("type") in ("output_text", "text", "refusal"):
             found.append(("refusal" if refusal else "text", at, text))
     return found
 
@@ -151,13 +151,13 @@ def read_error(message: JsonObject) -> JsonObject:
     inner = message.get("error", message)
     if not isinstance(inner, dict):
         inner = {"message": inner}
-    given = cast("JsonObject", inner)
-    code, status = given.get("code"), message.get("status")
-    kind = get_text(given, "type")
+    error = cast("JsonObject", inner)
+    code, status = error.get("code"), message.get("status")
+    kind = get_text(error, "type")
     return {
         "code": str(code) if isinstance(code, str | int) else "",
-        "message": get_text(given, "message"),
-        "param": get_text(given, "param"),
+        "message": get_text(error, "message"),
+        "param": get_text(error, "param"),
         "kind": "" if kind == "error" else kind,
         "status": status if type(status) is int else None,
     }
@@ -167,10 +167,10 @@ def describe_event(event: str, message: object, problem: str) -> str:
     """Describe a malformed event by its type, number and field names, never by a value."""
     if not isinstance(message, dict):
         return f"{_safe_name(event)}: {problem}"
-    given = cast("JsonObject", message)
-    number = given.get("sequence_number")
-    names = ", ".join(_safe_name(name) for name in list(given)[:_MAX_NAMES])
-    more = ", …" if len(given) > _MAX_NAMES else ""
+    members = cast("JsonObject", message)
+    number = members.get("sequence_number")
+    names = ", ".join(_safe_name(name) for name in list(members)[:_MAX_NAMES])
+    more = ", …" if len(members) > _MAX_NAMES else ""
     numbered = f" number {number}" if type(number) is int else ""
     return f"{_safe_name(event)}{numbered}: {problem}; members: {names}{more}"
 
@@ -180,11 +180,11 @@ def _safe_name(name: str) -> str:
     return name if _NAME_PATTERN.fullmatch(name) else "(unnamed)" if not name else "(unprintable)"
 
 
-def get_count(given: object, name: str) -> int:
+def get_count(counts: object, name: str) -> int:
     """Return a token count, or 0 if it is missing or not a number."""
-    if not isinstance(given, dict):
+    if not isinstance(counts, dict):
         return 0
-    value = cast("JsonObject", given).get(name)
+    value = cast("JsonObject", counts).get(name)
     return value if type(value) is int and value >= 0 else 0
 
 

@@ -379,14 +379,14 @@ class OutputBuilder:
         if slot is not None and slot.item and output_index not in (-1, slot.output_index):
             slot = None  # that item is finished; this is another one with the same id
         if slot is None:
-            here = [
+            slots = [
                 slot
                 for slot in self._by_index.get(output_index, ())
                 if slot.type == kind
                 and slot.item is None
                 and (match_other_ids or not (slot.item_id and item_id))
             ]
-            slot = here[0] if len(here) == 1 else self._add_item(kind, item_id, output_index)
+            slot = slots[0] if len(slots) == 1 else self._add_item(kind, item_id, output_index)
         if item_id:
             slot.item_id = slot.item_id or item_id
             self._by_item[item_id] = slot

@@ -109,8 +109,8 @@ class OutputIndexes:
             for index, kind in self.open.items()
             if kind == item_type or (is_call and kind in CALL_ARGUMENTS)
         ]
-        named = set(self.by_id.values())
-        same = [index for index in same if index not in named] or same
+        with_id = set(self.by_id.values())
+        same = [index for index in same if index not in with_id] or same
         return same[0] if len(same) == 1 else -1
 
     def _add_item(self, index: int, item: JsonObject) -> None:
@@ -313,7 +313,7 @@ def _terminal_reader(ending: FinalStatus, code: str = "") -> EventReader:
 
 
 def _read_failure(response: JsonObject, code: str) -> JsonObject:
-    given = fields.read_error({"error": response.get("error") or {}})
+    error = fields.read_error({"error": response.get("error") or {}})
     status = fields.get_text(response, "status")
     if status not in ("failed", "cancelled", ""):
         code = code or "status_mismatch"
@@ -321,7 +321,7 @@ def _read_failure(response: JsonObject, code: str) -> JsonObject:
     else:
         code = code or status
         message = ""
-    return {"code": given["code"] or code, "message": given["message"] or message}
+    return {"code": error["code"] or code, "message": error["message"] or message}
 
 
 def _read_output(

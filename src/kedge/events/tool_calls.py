@@ -391,23 +391,23 @@ class ToolCallState:
         call = self.calls.get(self.call_ids.get(item_id, ""))
         if call is None or index_matches(call, output_index):
             return call
-        here = [c for c in self._by_index.get(output_index, ()) if c.item_id == item_id]
-        return here[0] if here else call
+        candidates = [c for c in self._by_index.get(output_index, ()) if c.item_id == item_id]
+        return candidates[0] if candidates else call
 
     def _find_open_at(self, output_index: int, item_id: str = "") -> ToolCall | None:
         """Return the only open call at this index, unless it is known to be another item."""
-        here = [
+        candidates = [
             call
             for call in self._by_index.get(output_index, ())
             if not call.completed and not (call.item_id and item_id)
         ]
-        return here[0] if len(here) == 1 else None
+        return candidates[0] if len(candidates) == 1 else None
 
     def _find_owner(self, item_id: str, output_index: int) -> ToolCall | None:
         """Return the call that the arguments of this item belong to."""
         call = self._find_by_item(item_id, output_index) or self._find_open_at(output_index)
-        if call is None and len(here := self._by_index.get(output_index, [])) == 1:
-            call = here[0]  # it is complete; late arguments add nothing
+        if call is None and len(candidates := self._by_index.get(output_index, [])) == 1:
+            call = candidates[0]  # it is complete; late arguments add nothing
         if call is not None:
             self._add_alias(call, item_id)
         return call
