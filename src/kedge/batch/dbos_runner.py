@@ -137,7 +137,7 @@ def enqueue_lines(
     from kedge.batch.worker import APPLICATION_NAME, APPLICATION_VERSION, WORKFLOW_NAME
 
     prefix = f"{work.name}."
-    there = {
+    existing = {
         status.workflow_id: status
         for status in client.list_workflows(workflow_id_prefix=prefix, load_input=False)
     }
@@ -145,9 +145,9 @@ def enqueue_lines(
     for line in lines:
         # A workflow with a known id returns its old result, so the id also covers the request.
         digest = work.fingerprint(line).rpartition(":")[2]
-        name = _workflow_id(f"{prefix}{line.id}.{digest}", there)
+        name = _workflow_id(f"{prefix}{line.id}.{digest}", existing)
         waiting[name] = line
-        if name not in there:
+        if name not in existing:
             client.enqueue(
                 {
                     "workflow_name": WORKFLOW_NAME,
@@ -159,15 +159,15 @@ def enqueue_lines(
                 },
                 line.to_dict(),
             )
-        elif there[name].status == "PENDING" and there[name].executor_id not in executors:
+        elif existing[name].status == "PENDING" and existing[name].executor_id not in executors:
             client.resume_workflow(name, queue_name=queue_name(work))
-    own = {f"{prefix}{line.id}" for line in lines}
+    partition_keys = {f"{prefix}{line.id}" for line in lines}
     outdated = [
         name
-        for name, status in there.items()
+        for name, status in existing.items()
         if name not in waiting
         and status.status not in FINAL_STATUSES
-        and name.rsplit(".", 2)[0] in own
+        and name.rsplit(".", 2)[0] in partition_keys
     ]
     if outdated:
         client.cancel_workflows(outdated)

@@ -99,20 +99,20 @@ def check_params(params: object, location: str) -> dict[str, Any]:
     """Check the request parameters; options of Kedge are rejected."""
     if not isinstance(params, dict):
         raise InvalidBatch(f"{location} must be an object")
-    given = cast("dict[str, Any]", params)
+    checked = cast("dict[str, Any]", params)
     for name in RESERVED_OPTIONS:
-        if name in given:
+        if name in checked:
             raise InvalidBatch(
                 f"{location} has {name!r}, which is not a request parameter; remove it"
             )
-    for name, (types, wanted) in _OPTION_TYPES.items():
-        if name in given and not isinstance(given[name], types):
-            raise InvalidBatch(f"{location}.{name} must be {wanted}")
+    for name, (types, expected) in _OPTION_TYPES.items():
+        if name in checked and not isinstance(checked[name], types):
+            raise InvalidBatch(f"{location}.{name} must be {expected}")
     try:
-        freeze_map(given, location)
+        freeze_map(checked, location)
     except InvalidJSON as error:
         raise InvalidBatch(str(error)) from error
-    return given
+    return checked
 
 
 def _check_schema(schema: object, location: str) -> dict[str, Any] | None:
@@ -120,12 +120,12 @@ def _check_schema(schema: object, location: str) -> dict[str, Any] | None:
         return None
     if not isinstance(schema, dict):
         raise InvalidBatch(f"{location} must be an object: a JSON schema")
-    given = cast("dict[str, Any]", schema)
+    checked = cast("dict[str, Any]", schema)
     try:
-        to_output_schema(given, "answer")
+        to_output_schema(checked, "answer")
     except InvalidSetting as error:
         raise InvalidBatch(f"{location}: {error}") from error
-    return given
+    return checked
 
 
 def read_lines(path: str | Path) -> list[BatchLine]:
@@ -143,11 +143,11 @@ def read_lines(path: str | Path) -> list[BatchLine]:
     lines: list[BatchLine] = []
     seen: dict[str, int] = {}
     for number, data in _iter_objects(Path(path)):
-        where = f"line {number} of {Path(path).name}"
-        line = BatchLine.from_dict(data, where, number=number)
+        location = f"line {number} of {Path(path).name}"
+        line = BatchLine.from_dict(data, location, number=number)
         if line.id in seen:
             raise InvalidBatch(
-                f"{where} has the same id {line.id!r} as line {seen[line.id]}; ids must be unique"
+                f"{location} has the same id {line.id!r} as line {seen[line.id]}; ids must be unique"
             )
         seen[line.id] = number
         lines.append(line)

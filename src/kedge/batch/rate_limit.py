@@ -112,12 +112,12 @@ class RateLimiter:
         """Return the seconds until enough old requests have left the window to allow one more."""
         typical = self._finished_tokens / self._finished if self._finished else 0.0
         costs = [typical if each.tokens is None else each.tokens for each in self._recent]
-        spent = sum(costs) + typical
+        used = sum(costs) + typical
         for ticket, cost in zip(self._recent, costs, strict=True):
-            if spent <= self.tokens:
+            if used <= self.tokens:
                 return 0.0
-            spent -= cost
-            if spent <= self.tokens or ticket is self._recent[-1]:
+            used -= cost
+            if used <= self.tokens or ticket is self._recent[-1]:
                 return ticket.started + WINDOW_SECONDS - now
         return 0.0
 
