@@ -33,7 +33,7 @@ You take part in a debate, as {name}. The question:
 {brief}
 Give your position and your best reasons, in a few sentences."""
 REBUTTAL_PROMPT = """\
-{said}
+{quoted}
 
 Challenge what is wrong in that, and answer what was said against you. Where you were wrong, say so."""
 JUDGE_OPENING_PROMPT = """\
@@ -43,8 +43,8 @@ You judge a debate, by this rubric:
 The question:
 {question}
 """
-JUDGE_ROUND_PROMPT = "Round {number}:\n{said}\n\nIs it decided, and who has won?"
-JUDGE_LAST_PROMPT = "Round {number}, the last:\n{said}\n\nDecide now: who has won?"
+JUDGE_ROUND_PROMPT = "Round {number}:\n{quoted}\n\nIs it decided, and who has won?"
+JUDGE_LAST_PROMPT = "Round {number}, the last:\n{quoted}\n\nDecide now: who has won?"
 
 RulingValue = Ruling | str | None
 DebateJudgeFunction = Callable[[tuple[DebateArgument, ...]], RulingValue | Awaitable[RulingValue]]
@@ -195,7 +195,7 @@ class _Debate:
             brief = f"You stand for this: {side.brief}" if side.brief else ""
             return OPENING_PROMPT.format(name=side.name, question=self.question, brief=brief)
         newest = [each for each in arguments[-len(self.sides) :] if each.side != side.name]
-        return REBUTTAL_PROMPT.format(said=_quote_arguments(newest))
+        return REBUTTAL_PROMPT.format(quoted=_quote_arguments(newest))
 
     async def _resolve_ruling(self, number: int, arguments: tuple[DebateArgument, ...]) -> Ruling:
         """Return the stored ruling of a round, or request one."""
@@ -226,7 +226,7 @@ class _Debate:
     ) -> Ruling:
         last = number == self.rounds
         prompt = JUDGE_LAST_PROMPT if last else JUDGE_ROUND_PROMPT
-        text = prompt.format(number=number, said=_quote_arguments(arguments[-len(self.sides) :]))
+        text = prompt.format(number=number, quoted=_quote_arguments(arguments[-len(self.sides) :]))
         if number == 1:
             text = f"{JUDGE_OPENING_PROMPT.format(rubric=rubric, question=self.question)}\n{text}"
         value = await ask_structured(judge_role, number, text, load_schema(self._ruling_schema()))

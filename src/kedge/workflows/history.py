@@ -76,9 +76,9 @@ async def list_workflows(
     tag = f"{WORKFLOW_KEY}:{kind}" if kind else WORKFLOW_KEY
     rows = await store.conversations(tag=tag, archived=None, limit=limit)
     found = [(row, notes) for row in rows for notes in reversed(list_notes(row))]
-    chosen = [each for each in found if each[1].get("lead") and kind in (None, each[1]["kind"])]
-    own = [(row, notes) for row, notes in chosen if not await _is_copy(store, row, notes)]
-    return [_parse_workflow(row, notes) for row, notes in own[:limit]]
+    leads = [each for each in found if each[1].get("lead") and kind in (None, each[1]["kind"])]
+    originals = [(row, notes) for row, notes in leads if not await _is_copy(store, row, notes)]
+    return [_parse_workflow(row, notes) for row, notes in originals[:limit]]
 
 
 async def load_workflow(store: Store, workflow: str) -> Workflow:

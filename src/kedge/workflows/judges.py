@@ -104,12 +104,12 @@ async def open_judge_role(
     )
 
 
-def find_judge_schema(given: Any) -> OutputSchema[Any] | None:
+def find_judge_schema(judge: Any) -> OutputSchema[Any] | None:
     """Return the schema of a judge that is a schema."""
-    is_form = isinstance(given, Mapping | OutputSchema) or (
-        isinstance(given, type) and hasattr(given, "model_json_schema")
+    is_form = isinstance(judge, Mapping | OutputSchema) or (
+        isinstance(judge, type) and hasattr(judge, "model_json_schema")
     )
-    return load_schema(given) if is_form else None
+    return load_schema(judge) if is_form else None
 
 
 async def judge_with_function(judge: JudgeFunction, answer: str) -> Verdict:

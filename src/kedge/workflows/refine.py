@@ -112,7 +112,7 @@ class _Refinement:
         judge: Judge,
         task: str,
         rounds: int,
-        again: str,
+        retry_prompt: str,
     ) -> None:
         self.author = author
         self.judge_role = judge_role
@@ -120,7 +120,7 @@ class _Refinement:
         self.schema = None if isinstance(judge, ModelJudge) else find_judge_schema(judge)
         self.task = task
         self.rounds = rounds
-        self.again = again
+        self.retry_prompt = retry_prompt
 
     async def run(self) -> RefineResult:
         """Run the rounds."""
@@ -133,7 +133,7 @@ class _Refinement:
             done.append(Round(number, question, reply.text, verdict, reply.node, reply.stored))
             if verdict.passed:
                 break
-            question = self.again.replace("{critique}", verdict.critique or DEFAULT_CRITIQUE)
+            question = self.retry_prompt.replace("{critique}", verdict.critique or DEFAULT_CRITIQUE)
         return await self._build_result(tuple(done))
 
     async def _resolve_verdict(self, number: int, answer: str) -> Verdict:

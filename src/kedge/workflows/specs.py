@@ -69,14 +69,14 @@ def read_spec(path: str | Path) -> WorkflowSpec:
 def check_spec(kind: WorkflowKind, spec: WorkflowSpec) -> None:
     """Raise ``InvalidWorkflow`` for unknown, missing or mistyped members."""
     for key, value in spec.items():
-        wanted = _KEYS[kind].get(key)
-        if wanted is None:
-            there = ", ".join(name for name in _KEYS[kind] if name != "folder")
+        expected = _KEYS[kind].get(key)
+        if expected is None:
+            allowed = ", ".join(name for name in _KEYS[kind] if name != "folder")
             raise InvalidWorkflow(
-                f"a {kind} workflow has the unknown member {key!r}; it may have {there}"
+                f"a {kind} workflow has the unknown member {key!r}; it may have {allowed}"
             )
-        if not isinstance(value, wanted) or isinstance(value, bool):
-            raise InvalidWorkflow(f"{kind}: {key} must be {_TYPE_NAMES[cast('type', wanted)]}")
+        if not isinstance(value, expected) or isinstance(value, bool):
+            raise InvalidWorkflow(f"{kind}: {key} must be {_TYPE_NAMES[cast('type', expected)]}")
     for key in _REQUIRED[kind]:
         if not spec.get(key):
             raise InvalidWorkflow(f"{kind}: {key!r} is missing; set it in the file or as an option")
@@ -109,8 +109,8 @@ async def _run_refine(spec: WorkflowSpec, store: Store, common: dict[str, Any]) 
 async def _run_debate(spec: WorkflowSpec, store: Store, common: dict[str, Any]) -> WorkflowResult:
     model = spec.get("model", "practice")
     sides: list[Side] = []
-    for index, given in enumerate(cast("list[object]", spec["sides"])):
-        side = _check_table(given, f"sides[{index}]", ("name", "model", "brief"), ("name",))
+    for index, entry in enumerate(cast("list[object]", spec["sides"])):
+        side = _check_table(entry, f"sides[{index}]", ("name", "model", "brief"), ("name",))
         sides.append(Side(side["name"], side.get("model") or model, side.get("brief", "")))
     if spec["judge"].get("schema"):
         raise InvalidWorkflow("the judge of a debate must be a function or a rubric")
@@ -121,9 +121,9 @@ async def _run_debate(spec: WorkflowSpec, store: Store, common: dict[str, Any]) 
 
 async def _run_steps(spec: WorkflowSpec, store: Store, common: dict[str, Any]) -> WorkflowResult:
     pipeline: list[Step] = []
-    for index, given in enumerate(cast("list[object]", spec["steps"])):
+    for index, entry in enumerate(cast("list[object]", spec["steps"])):
         keys = ("name", "prompt", "schema", "attempts")
-        step = _check_table(given, f"steps[{index}]", keys, ("name", "prompt"))
+        step = _check_table(entry, f"steps[{index}]", keys, ("name", "prompt"))
         form = _load_schema(step["schema"], spec) if "schema" in step else None
         pipeline.append(Step(step["name"], step["prompt"], form, step.get("attempts", 3)))
     return await steps(
@@ -143,26 +143,26 @@ _RUNNERS: Mapping[WorkflowKind, Callable[[WorkflowSpec, Store, dict[str, Any]], 
 
 
 def _build_judge(spec: WorkflowSpec, model: str) -> Any:
-    given = _check_table(spec["judge"], "judge", _JUDGE_KEYS, ())
-    named = [key for key in ("function", "schema", "rubric") if given.get(key)]
-    if len(named) != 1:
+    table = _check_table(spec["judge"], "judge", _JUDGE_KEYS, ())
+    kinds = [key for key in ("function", "schema", "rubric") if table.get(key)]
+    if len(kinds) != 1:
         raise InvalidWorkflow("a judge needs one of function, schema or rubric")
-    match named[0]:
+    match kinds[0]:
         case "function":
-            function = load_function(given["function"], spec.get("folder", ""))
-            return _report_failures(function, given["function"])
+            function = load_function(table["function"], spec.get("folder", ""))
+            return _report_failures(function, table["function"])
         case "schema":
-            return _load_schema(given["schema"], spec)
+            return _load_schema(table["schema"], spec)
         case _:
-            return ModelJudge(given.get("model") or model, given["rubric"])
+            return ModelJudge(table.get("model") or model, table["rubric"])
 
 
 def _report_failures(function: Callable[..., Any], path: str) -> Callable[..., Any]:
     """Return the function of a judge with its exceptions raised as ``InvalidWorkflow``."""
 
-    async def judge(given: Any) -> Any:
+    async def judge(subject: Any) -> Any:
         try:
-            judgment = function(given)
+            judgment = function(subject)
             return await judgment if inspect.isawaitable(judgment) else judgment
         except KedgeError:
             raise
@@ -173,11 +173,11 @@ def _report_failures(function: Callable[..., Any], path: str) -> Callable[..., A
     return judge
 
 
-def _load_schema(given: object, spec: WorkflowSpec) -> Any:
+def _load_schema(schema: object, spec: WorkflowSpec) -> Any:
     """Return a schema from a table or from the name of a JSON file."""
-    if not isinstance(given, str):
-        return given
-    path = Path(spec.get("folder", ""), given)
+    if not isinstance(schema, str):
+        return schema
+    path = Path(spec.get("folder", ""), schema)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -187,11 +187,11 @@ def _load_schema(given: object, spec: WorkflowSpec) -> Any:
 
 
 def _check_table(
-    given: object, location: str, keys: tuple[str, ...], required: tuple[str, ...]
+    data: object, location: str, keys: tuple[str, ...], required: tuple[str, ...]
 ) -> dict[str, Any]:
-    if not isinstance(given, dict):
+    if not isinstance(data, dict):
         raise InvalidWorkflow(f"{location} must be a table")
-    table = cast("dict[str, Any]", given)
+    table = cast("dict[str, Any]", data)
     unknown = sorted(set(table) - set(keys))
     if unknown:
         raise InvalidWorkflow(
@@ -201,9 +201,9 @@ def _check_table(
         if not isinstance(table.get(key), str) or not table[key]:
             raise InvalidWorkflow(f"{location} needs {key!r}, a text")
     for key, value in table.items():
-        types, wanted = _MEMBER_TYPES.get(key, (str, "a text"))
+        types, expected = _MEMBER_TYPES.get(key, (str, "a text"))
         if not isinstance(value, types) or isinstance(value, bool):
-            raise InvalidWorkflow(f"{location}.{key} must be {wanted}")
+            raise InvalidWorkflow(f"{location}.{key} must be {expected}")
     return table
 
 

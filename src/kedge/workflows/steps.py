@@ -58,10 +58,10 @@ async def steps(
         InvalidWorkflow: A step or an input is invalid.
         WorkflowFailed: An answer did not match its schema.
     """
-    given = dict(inputs or {})
-    _validate_pipeline(pipeline, given)
+    values = dict(inputs or {})
+    _validate_pipeline(pipeline, values)
     workflow = workflow or new_workflow_id()
-    stored_spec = {"steps": [step.name for step in pipeline], "inputs": given, **(spec or {})}
+    stored_spec = {"steps": [step.name for step in pipeline], "inputs": values, **(spec or {})}
     role = await Role.open_lead(
         workflow,
         "steps",
@@ -76,7 +76,7 @@ async def steps(
     )
     watch(WorkflowStarted(workflow, "steps", len(pipeline), role.is_resumed))
     try:
-        return await _run_pipeline(role, pipeline, given)
+        return await _run_pipeline(role, pipeline, values)
     finally:
         await role.aclose()
 
@@ -142,49 +142,49 @@ _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(?P<path>[A-Za-z_][\w.]*)\}|(?P<stray>[{
 _BRACES = {"{{": "{", "}}": "}"}
 
 
-def find_names(template: str, where: str) -> set[str]:
+def find_names(template: str, location: str) -> set[str]:
     """Return the names that a template uses."""
     names: set[str] = set()
     for match in _PLACEHOLDER.finditer(template):
         if match["stray"]:
             raise InvalidWorkflow(
-                f"{where}: the prompt has a single {match['stray']!r}; write it twice for a literal brace"
+                f"{location}: the prompt has a single {match['stray']!r}; write it twice for a literal brace"
             )
         if match["path"]:
             names.add(match["path"].partition(".")[0])
     return names
 
 
-def check_names(template: str, known: Collection[str], where: str) -> None:
+def check_names(template: str, known: Collection[str], location: str) -> None:
     """Raise ``InvalidWorkflow`` if a template uses an unknown name."""
-    unknown = sorted(find_names(template, where) - set(known))
+    unknown = sorted(find_names(template, location) - set(known))
     if unknown:
-        there = ", ".join(sorted(known)) or "nothing yet"
-        raise InvalidWorkflow(f"{where}: the prompt uses {unknown[0]!r}; there is {there}")
+        names = ", ".join(sorted(known)) or "nothing yet"
+        raise InvalidWorkflow(f"{location}: the prompt uses {unknown[0]!r}; there is {names}")
 
 
-def fill_template(template: str, values: Mapping[str, Any], where: str) -> str:
+def fill_template(template: str, values: Mapping[str, Any], location: str) -> str:
     """Return the template with its placeholders filled in."""
 
     def fill(match: re.Match[str]) -> str:
         if match[0] in _BRACES:
             return _BRACES[match[0]]
-        return _format_value(_lookup_value(match["path"], values, where))
+        return _format_value(_lookup_value(match["path"], values, location))
 
     return _PLACEHOLDER.sub(fill, template)
 
 
-def _lookup_value(path: str, values: Mapping[str, Any], where: str) -> Any:
-    here: Any = values
+def _lookup_value(path: str, values: Mapping[str, Any], location: str) -> Any:
+    value: Any = values
     for step in path.split("."):
-        match here:
-            case Mapping() if step in here:
-                here = cast("Mapping[str, Any]", here)[step]
-            case list() if step.isdecimal() and int(step) < len(cast("list[Any]", here)):
-                here = cast("list[Any]", here)[int(step)]
+        match value:
+            case Mapping() if step in value:
+                value = cast("Mapping[str, Any]", value)[step]
+            case list() if step.isdecimal() and int(step) < len(cast("list[Any]", value)):
+                value = cast("list[Any]", value)[int(step)]
             case _:
-                raise InvalidWorkflow(f"{where}: there is no {path!r} to put into the prompt")
-    return here
+                raise InvalidWorkflow(f"{location}: there is no {path!r} to put into the prompt")
+    return value
 
 
 def _format_value(value: Any) -> str:
