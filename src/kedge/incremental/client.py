@@ -419,8 +419,8 @@ def _make_stream_class(library: Any) -> Any:
 class _ObservedBody:
     """A response body: first the buffered chunks, then the rest as they arrive."""
 
-    def __init__(self, held: list[bytes], chunks: Any, source: Any, exchange: Exchange) -> None:
-        self.held, self.chunks, self.source, self.exchange = held, chunks, source, exchange
+    def __init__(self, buffered: list[bytes], chunks: Any, source: Any, exchange: Exchange) -> None:
+        self.buffered, self.chunks, self.source, self.exchange = buffered, chunks, source, exchange
 
     @property
     def elapsed(self) -> Any:
@@ -428,7 +428,7 @@ class _ObservedBody:
         return getattr(self.source, "elapsed", None)
 
     def __iter__(self) -> Iterator[bytes]:
-        yield from self.held
+        yield from self.buffered
         for chunk in self.chunks:
             if _feed(self.exchange.observer, chunk):
                 _finish(self.exchange, self.exchange.observer)
@@ -436,7 +436,7 @@ class _ObservedBody:
         _finish(self.exchange, self.exchange.observer)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        for chunk in self.held:
+        for chunk in self.buffered:
             yield chunk
         async for chunk in self.chunks:
             if _feed(self.exchange.observer, chunk):
