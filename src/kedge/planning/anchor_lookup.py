@@ -63,12 +63,12 @@ def drop_changed_anchors(turn: Turn) -> Turn:
     """
     state = get_state(turn)
     index, covered = get_prefix_index(turn), covered_count(turn)
-    held = [record for record in state.anchors if matches_prefix(record, index, covered)]
-    if len(held) == len(state.anchors):
+    matching = [record for record in state.anchors if matches_prefix(record, index, covered)]
+    if len(matching) == len(state.anchors):
         return turn
-    newest = max(held, key=lambda record: record.block_count, default=None)
+    newest = max(matching, key=lambda record: record.block_count, default=None)
     previous = newest.response_id if newest else ""
-    return set_state(turn, replace(state, anchors=tuple(held), previous_response_id=previous))
+    return set_state(turn, replace(state, anchors=tuple(matching), previous_response_id=previous))
 
 
 def blocks_after_response(turn: Turn, response_id: str) -> list[Block]:

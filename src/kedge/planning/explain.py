@@ -66,9 +66,9 @@ def format_headline(plan: "RequestPlan") -> str:
     full = f"{pluralize(plan.full_blocks, 'block')}, about {format_size(plan.full_bytes)}"
     if plan.anchor is None:
         return f"Sending everything ({full}): {describe_full_send(plan)}."
-    where = f"conversation {plan.conversation_id}" if plan.conversation_id else "the server"
+    owner = f"conversation {plan.conversation_id}" if plan.conversation_id else "the server"
     sent = f"{pluralize(plan.delta_blocks, 'block')}, about {format_size(plan.delta_bytes)}"
-    return f"Chained on {plan.anchor.response_id}: sending {sent}; {where} has the rest of {full}."
+    return f"Chained on {plan.anchor.response_id}: sending {sent}; {owner} has the rest of {full}."
 
 
 def describe_full_send(plan: "RequestPlan") -> str:
@@ -90,8 +90,8 @@ def describe_rejection(rejected: RejectedAnchor, plan: "RequestPlan") -> str:
     if plan.barrier is not None and record.block_count <= plan.barrier:
         return f"{rejected.response_id}, because a compaction has replaced it."
     if record.block_count > plan.block_count:
-        where = f"(after block {plan.block_count})"
-        return f"{rejected.response_id}, because the conversation now ends before it {where}."
+        position = f"(after block {plan.block_count})"
+        return f"{rejected.response_id}, because the conversation now ends before it {position}."
     start = plan.anchor.block_count if plan.anchor else 0
     return f"{text} (somewhere in blocks {start + 1} to {record.block_count})."
 

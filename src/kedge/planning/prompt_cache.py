@@ -112,26 +112,26 @@ def plan_cache(
     """
     index, state = get_prefix_index(turn), get_state(turn)
     base, newest = _find_prompts(index, state, plan)
-    made = CachePlan(
+    prediction = CachePlan(
         key=make_cache_key(plan.scope, index.digest(1) if plan.block_count else ""),
         input_tokens=_estimate_input(index, turn, plan, base),
         intact_blocks=base.block_count if base else 0,
         settings=settings,
     )
     if newest is None or newest.counted is None:
-        return replace(made, reason="first")
+        return replace(prediction, reason="first")
     before = rules.count_cached(newest.counted.input)
     if not before:
-        return replace(made, reason="short")
+        return replace(prediction, reason="short")
     if plan.planned_at - newest.created_at >= rules.lifetime:
-        return replace(made, reason="expired")
+        return replace(prediction, reason="expired")
     if newest.counted.settings != settings:
-        return replace(made, reason="settings", lost_tokens=before)
+        return replace(prediction, reason="settings", lost_tokens=before)
     cached = _count_cached(base, rules, is_newest=base is newest)
-    lost = min(before, made.input_tokens) - cached if base is not newest else 0
+    lost = min(before, prediction.input_tokens) - cached if base is not newest else 0
     if lost < rules.step:
-        return replace(made, cached_tokens=cached)
-    return replace(made, cached_tokens=cached, lost_tokens=lost, reason="edited")
+        return replace(prediction, cached_tokens=cached)
+    return replace(prediction, cached_tokens=cached, lost_tokens=lost, reason="edited")
 
 
 def _count_cached(base: AnchorRecord | None, rules: CacheRules, *, is_newest: bool) -> int:

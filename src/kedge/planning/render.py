@@ -126,6 +126,6 @@ def _is_bound_to(block: ReasoningBlock, following: Block, unsealed: bool) -> boo
     encrypted = bool(block.encrypted_content and block.item_id)
     if not (encrypted or unsealed) or not block.response_id:
         return False
-    here, there = block.metadata.get(OUTPUT_INDEX), following.metadata.get(OUTPUT_INDEX)
-    adjacent = isinstance(here, int) and there == here + 1
+    index, next_index = block.metadata.get(OUTPUT_INDEX), following.metadata.get(OUTPUT_INDEX)
+    adjacent = isinstance(index, int) and next_index == index + 1
     return adjacent and following.response_id == block.response_id

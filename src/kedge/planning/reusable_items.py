@@ -85,11 +85,11 @@ def find_reusable_ids(
         return frozenset(found)
     covered = index.count(length)
     runs = list(_iter_response_runs(turn, reasoning))
-    wanted = {run[0].response_id for _, run in runs}
+    response_ids = {run[0].response_id for _, run in runs}
     records = {
         record.response_id: record
         for record in state.anchors
-        if record.response_id in wanted and _is_trusted(record, index, covered, scope)
+        if record.response_id in response_ids and _is_trusted(record, index, covered, scope)
     }
     for stop, run in runs:
         record = records.get(run[0].response_id)

@@ -110,13 +110,13 @@ class ConversationState:
         Returns:
             The new state.
         """
-        name, scope, others = record.response_id, record.scope, self.anchors
-        if name in map(_get_response_id, others):
-            others = tuple(
-                each for each in others if (each.response_id, each.scope) != (name, scope)
+        name, scope, anchors = record.response_id, record.scope, self.anchors
+        if name in map(_get_response_id, anchors):
+            anchors = tuple(
+                each for each in anchors if (each.response_id, each.scope) != (name, scope)
             )
-        index = bisect_right(others, anchor_sort_key(record), key=anchor_sort_key)
-        return replace(self, anchors=_SortedAnchors((*others[:index], record, *others[index:])))
+        index = bisect_right(anchors, anchor_sort_key(record), key=anchor_sort_key)
+        return replace(self, anchors=_SortedAnchors((*anchors[:index], record, *anchors[index:])))
 
     def with_anchors(self, anchors: Iterable[AnchorRecord]) -> "ConversationState":
         """Return the state with other records.
@@ -144,16 +144,16 @@ class ConversationState:
         Returns:
             The new state.
         """
-        gone = frozenset(lost)
+        lost_ids = frozenset(lost)
         anchors = (
             replace(each, status="lost")
-            if each.response_id in gone
+            if each.response_id in lost_ids
             and each.status == "completed"
             and scope in (None, each.scope)
             else each
             for each in self.anchors
         )
-        previous = "" if self.previous_response_id in gone else self.previous_response_id
+        previous = "" if self.previous_response_id in lost_ids else self.previous_response_id
         return replace(self, anchors=_SortedAnchors(anchors), previous_response_id=previous)
 
     def to_json(self) -> dict[str, Any]:

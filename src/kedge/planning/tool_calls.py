@@ -29,10 +29,10 @@ _OPAQUE_CALL_TYPES: dict[str, tuple[str, bool, tuple[str, ...]]] = {
 }
 
 _PROBLEM_MESSAGES: dict[ProblemKind, str] = {
-    "unanswered": "call {call_id}{named} has no result; add one or remove the call",
+    "unanswered": "call {call_id}{label} has no result; add one or remove the call",
     "orphan": "the result for {call_id} has no call before it; remove it or restore the call",
-    "answered_twice": "call {call_id}{named} has a second result; remove one of them",
-    "called_twice": "call {call_id}{named} is repeated before its result; use a new call_id",
+    "answered_twice": "call {call_id}{label} has a second result; remove one of them",
+    "called_twice": "call {call_id}{label} is repeated before its result; use a new call_id",
 }
 
 
@@ -59,8 +59,8 @@ class Problem:
     name: str = ""
 
     def __str__(self) -> str:
-        named = f" ({self.name})" if self.name else ""
-        return _PROBLEM_MESSAGES[self.kind].format(call_id=self.call_id, named=named)
+        label = f" ({self.name})" if self.name else ""
+        return _PROBLEM_MESSAGES[self.kind].format(call_id=self.call_id, label=label)
 
 
 class PairingIssue(NamedTuple):
@@ -77,8 +77,8 @@ def call_effect(block: Block) -> CallEffect | None:
         return type(block) is ToolCallBlock, (key,)
     if isinstance(block, OpaqueBlock) and block.type in _OPAQUE_CALL_TYPES:
         family, opens, members = _OPAQUE_CALL_TYPES[block.type]
-        given = (block.item.get(member) for member in members)
-        keys = tuple((family, key) for key in given if isinstance(key, str))
+        values = (block.item.get(member) for member in members)
+        keys = tuple((family, key) for key in values if isinstance(key, str))
         return (opens, keys) if keys else None
     return None
 
