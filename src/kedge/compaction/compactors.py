@@ -142,10 +142,10 @@ class TokenLimitCompactor:
     async def compact_blocks(self, request: CompactionRequest) -> Replacement:
         """Return the newest exchanges with at most ``target_tokens``."""
         request = await self._with_token_count(request)
-        left = self._tokens_after_cut(request)
+        count_after_cut = self._tokens_after_cut(request)
 
         async def fits(start: int) -> bool:
-            return await left(start) <= self.target_tokens
+            return await count_after_cut(start) <= self.target_tokens
 
         if await fits(0):
             return Replacement(request.blocks)
@@ -166,13 +166,13 @@ class TokenLimitCompactor:
         if isinstance(counter := self.counter, ProviderCounter):
             return lambda start: counter.count(request, request.blocks[start:])
         blocks = request.suffix_tokens()
-        # Tokens that the server counts besides the blocks (tools, framing) are not affected by a cut.
-        besides = max(request.size() - blocks[0], request.count(request.leading))
+        # Tokens that the server counts in addition to the blocks (tools, framing) are not affected by a cut.
+        overhead = max(request.size() - blocks[0], request.count(request.leading))
 
-        async def left(start: int) -> int:
-            return besides + blocks[start]
+        async def count_after_cut(start: int) -> int:
+            return overhead + blocks[start]
 
-        return left
+        return count_after_cut
 
 
 class CompositeCompactor:

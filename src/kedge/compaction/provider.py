@@ -124,13 +124,13 @@ class ServerCompactor:
         if request.count(new) * MIN_NEW_TOKENS_DIVISOR < self.max_tokens:
             return Replacement(request.blocks)  # the newest exchange is long, not the history
         try:
-            made, usage = await engine.compact(request.build_turn(request.blocks[:start]))
+            compacted, usage = await engine.compact(request.build_turn(request.blocks[:start]))
         except KedgeError as error:
             note = f"the server did not compact ({type(error).__name__}); nothing was cut"
             return Replacement(request.blocks, (note,))
         # A server ignores everything before a compaction item, so other returned blocks are put after it.
-        made.sort(key=lambda block: not is_compaction(block))
-        return Replacement((*map(_detach_block, made), *request.blocks[start:]), usage=usage)
+        compacted.sort(key=lambda block: not is_compaction(block))
+        return Replacement((*map(_detach_block, compacted), *request.blocks[start:]), usage=usage)
 
 
 def _context_start(request: CompactionRequest) -> int:

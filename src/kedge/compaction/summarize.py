@@ -121,10 +121,10 @@ class SummarisingCompactor:
 
     async def _find_start(self, request: CompactionRequest) -> int:
         """Return the index at which the newest part begins."""
-        left = request.suffix_tokens()
+        suffix_tokens = request.suffix_tokens()
 
         async def fits(start: int) -> bool:
-            return left[start] <= self.keep_tokens
+            return suffix_tokens[start] <= self.keep_tokens
 
         return (await find_first_fit(cut_points(request.blocks), fits))[0]
 

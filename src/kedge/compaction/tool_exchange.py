@@ -107,9 +107,9 @@ def _shrink_value(value: Any, max_length: int, max_items: int) -> Any:
             rest = len(listed) - max_items
             return shrunk if rest <= 0 else [*shrunk, f"… (+{rest} more)"]
         case dict():
-            named = cast("dict[str, Any]", value)
+            table = cast("dict[str, Any]", value)
             return {
-                name: _shrink_value(member, max_length, max_items) for name, member in named.items()
+                name: _shrink_value(member, max_length, max_items) for name, member in table.items()
             }
         case _:
             return value
