@@ -339,11 +339,11 @@ class Chat:
         return self._make_writer(start)(drop_changed_anchors(turn), frozenset())
 
     def _filter_blocks(
-        self, known: Sequence[Block], given: Sequence[Block | str]
+        self, known: Sequence[Block], added: Sequence[Block | str]
     ) -> tuple[Block, ...]:
         """Return blocks after the guards, as they may be stored; known ids are replaced."""
         filters = self._filters()
-        return tuple(filters.apply(block, ("input",)) for block in _with_fresh_ids(known, given))
+        return tuple(filters.apply(block, ("input",)) for block in _with_fresh_ids(known, added))
 
     def _filters(self) -> ContentFilters:
         return ContentFilters(find_filters(self.engine))
@@ -386,18 +386,18 @@ class SyncChat(SyncFacade[Chat]):
     close = wrap_method(Chat.aclose)
 
 
-def _build_turn(start: ChatState, given: Sequence[Block | str]) -> Turn:
+def _build_turn(start: ChatState, added: Sequence[Block | str]) -> Turn:
     """Return the Turn to send: leading system blocks, then the history, then the rest."""
-    new = _with_fresh_ids(start.blocks, given)
+    new = _with_fresh_ids(start.blocks, added)
     lead = count_leading(new)
     return start.turn(new[:lead], new[lead:])
 
 
-def _with_fresh_ids(known: Sequence[Block], given: Sequence[Block | str]) -> tuple[Block, ...]:
-    """Return the given blocks; one that is part of the history already gets a new id."""
+def _with_fresh_ids(known: Sequence[Block], added: Sequence[Block | str]) -> tuple[Block, ...]:
+    """Return the added blocks; one that is part of the history already gets a new id."""
     ids = {block.id for block in known}
     blocks: list[Block] = []
-    for each in given:
+    for each in added:
         block = user(each) if isinstance(each, str) else each
         if isinstance(block, Block) and block.id in ids:  # pyright: ignore[reportUnnecessaryIsInstance]
             block = replace(block, id="")

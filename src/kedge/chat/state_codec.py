@@ -126,14 +126,14 @@ def _encode_metadata(block: Block, response_index: ResponseIndex) -> str:
     except KeyError:
         response_id = index = item_id = None
     if type(response_id) is not str or type(index) is not int or type(item_id) is not str:
-        named = "" if origin == USER else f',"origin":{quote(origin)}'
-        return f'{named},"metadata":{encode_text(thaw(metadata))}'
-    named = "" if origin == ENGINE else f',"origin":{quote(origin)}'
-    came = f',"from":[{response_index(response_id)},{index},{quote(item_id)}]{named}'
+        origin_json = "" if origin == USER else f',"origin":{quote(origin)}'
+        return f'{origin_json},"metadata":{encode_text(thaw(metadata))}'
+    origin_json = "" if origin == ENGINE else f',"origin":{quote(origin)}'
+    source_json = f',"from":[{response_index(response_id)},{index},{quote(item_id)}]{origin_json}'
     if len(metadata) == 3:
-        return came
+        return source_json
     rest = {k: v for k, v in metadata.items() if k not in (RESPONSE_ID, OUTPUT_INDEX, ITEM_ID)}
-    return f'{came},"metadata":{encode_text(thaw(FrozenMap(rest)))}'
+    return f'{source_json},"metadata":{encode_text(thaw(FrozenMap(rest)))}'
 
 
 def _encode_generic(block: Block) -> str:
