@@ -79,10 +79,10 @@ def two_phase(
     Returns:
         A middleware for ``with_middleware``.
     """
-    named = name or getattr(before or after, "__name__", "") or "two_phase"
+    label = name or getattr(before or after, "__name__", "") or "two_phase"
 
     def wrap(engine: Engine) -> Engine:
-        return _TwoPhaseMiddleware(engine, before or _identity, after or _identity, named)
+        return _TwoPhaseMiddleware(engine, before or _identity, after or _identity, label)
 
     return wrap
 

@@ -65,9 +65,9 @@ class _StackFilters:
     def __init__(self, filters: tuple[ContentFilter, ...]) -> None:
         self.filters = filters
 
-    def add(self, made: Engine) -> None:
+    def add(self, engine: Engine) -> None:
         """Add the filters of a middleware, which may not expose those of the engine inside of it."""
-        self.filters = tuple(dict.fromkeys((*find_filters(made), *self.filters)))
+        self.filters = tuple(dict.fromkeys((*find_filters(engine), *self.filters)))
 
 
 def _wrap(engine: Engine, middleware: Middleware, stack: _StackFilters) -> Engine:
@@ -76,18 +76,18 @@ def _wrap(engine: Engine, middleware: Middleware, stack: _StackFilters) -> Engin
         raise InvalidSetting(
             f"a middleware is a function that wraps an engine, not {type(middleware).__name__}"
         )
-    made = middleware(inside)
-    if made is inside:
+    wrapped = middleware(inside)
+    if wrapped is inside:
         return engine
     name = getattr(middleware, "__name__", "middleware")
-    if not hasattr(made, "events"):
+    if not hasattr(wrapped, "events"):
         raise InvalidSetting(
-            f"the middleware {name} returned {type(made).__name__} in place of an engine; "
+            f"the middleware {name} returned {type(wrapped).__name__} in place of an engine; "
             f"if {name} makes a middleware, call it: {name}(…)"
         )
-    inside.name = getattr(made, "name", "") or name
-    stack.add(made)
-    return _Observed(made, inside.name, stack)
+    inside.name = getattr(wrapped, "name", "") or name
+    stack.add(wrapped)
+    return _Observed(wrapped, inside.name, stack)
 
 
 class _Inside(BaseMiddleware):

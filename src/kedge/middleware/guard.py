@@ -445,8 +445,8 @@ def _edit_part(part: Part, edit: TextEdit) -> Part:
             return part if same else OpaquePart(content, extra=extra)
         case FilePart():
             name = edit(part.filename)
-            named = part if name == part.filename else replace(part, filename=name)
-            return _edit_attachment(named, edit)
+            renamed = part if name == part.filename else replace(part, filename=name)
+            return _edit_attachment(renamed, edit)
         case ImagePart():
             return _edit_attachment(part, edit)
 
@@ -467,16 +467,16 @@ def _edit_json(value: Any, edit: TextEdit) -> Any:
             text = edit(value)
             return value if text == value else text
         case Mapping():
-            given = cast("Mapping[str, Any]", value)
-            if set(given) == {"data", "format"} and given["format"] in AUDIO_FORMATS.values():
-                return given  # base64, in which a rule would match by chance
+            mapping = cast("Mapping[str, Any]", value)
+            if set(mapping) == {"data", "format"} and mapping["format"] in AUDIO_FORMATS.values():
+                return mapping  # base64, in which a rule would match by chance
             members: dict[str, Any] = {}
-            for name, member in given.items():
+            for name, member in mapping.items():
                 edited = member if name in _STRUCTURAL_FIELDS else _edit_json(member, edit)
-                members[_edit_name(name, edit, (given, members))] = edited
-            same = members.keys() == given.keys()
-            same = same and _all_identical(members.values(), given.values())
-            return given if same else FrozenMap(members)
+                members[_edit_name(name, edit, (mapping, members))] = edited
+            same = members.keys() == mapping.keys()
+            same = same and _all_identical(members.values(), mapping.values())
+            return mapping if same else FrozenMap(members)
         case tuple():
             listed = cast("tuple[Any, ...]", value)
             edited = tuple(_edit_json(each, edit) for each in listed)

@@ -82,8 +82,8 @@ def describe_event(event: Event) -> tuple[int, str, dict[str, object]]:
             return logging.INFO, message, {"call_id": call.call_id}
         case FellBack(reason) | Healed(reason):
             return logging.WARNING, f"{type(event).__name__}: {reason}", {}
-        case ModeChanged(mode, wanted, reason):
-            return logging.WARNING, f"mode {mode} instead of {wanted}: {reason}", {}
+        case ModeChanged(mode, requested, reason):
+            return logging.WARNING, f"mode {mode} instead of {requested}: {reason}", {}
         case ServerForgot(response_id):
             return (
                 logging.WARNING,

@@ -61,8 +61,8 @@ def tools(
     if callable(toolbox) and not isinstance(toolbox, Toolbox | Tool):
         select = _select_by_turn(toolbox, Toolbox(*functions))
     else:
-        given = () if toolbox is None else cast("object", toolbox)
-        select = _select_always(Toolbox(build_toolbox(given), *functions))
+        toolset = () if toolbox is None else cast("object", toolbox)
+        select = _select_always(Toolbox(build_toolbox(toolset), *functions))
 
     def wrap(engine: Engine) -> Engine:
         return _ToolsMiddleware(engine, select, approve, max_rounds)
@@ -74,31 +74,31 @@ def _select_always(toolbox: Toolbox) -> Callable[[Turn], Toolbox]:
     return lambda _: toolbox
 
 
-def _select_by_turn(selector: ToolSelector, own: Toolbox) -> Callable[[Turn], Toolbox]:
+def _select_by_turn(selector: ToolSelector, fixed: Toolbox) -> Callable[[Turn], Toolbox]:
     """Return a function that adds tools to those selected for a Turn."""
 
     def select(turn: Turn) -> Toolbox:
-        return Toolbox(build_toolbox(selector(turn)), own)
+        return Toolbox(build_toolbox(selector(turn)), fixed)
 
     return select
 
 
-def build_toolbox(given: object) -> Toolbox:
+def build_toolbox(toolset: object) -> Toolbox:
     """Return the toolbox for a toolbox or a list of tools.
 
     Raises:
         InvalidSetting: It is neither of them.
         InvalidTool: A function cannot be a tool, or two tools have the same name.
     """
-    if isinstance(given, Toolbox):
-        return given
-    kind = type(given).__name__
-    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+    if isinstance(toolset, Toolbox):
+        return toolset
+    kind = type(toolset).__name__
+    if isinstance(toolset, str | Mapping) or not isinstance(toolset, Iterable):
         raise InvalidSetting(
             f"tools must be a list of functions, tools and toolboxes, not {kind}; "
             "a toolbox, or a function that returns one of these for a Turn, is accepted too"
         )
-    return Toolbox(*cast("Iterable[AnyTool]", given))
+    return Toolbox(*cast("Iterable[AnyTool]", toolset))
 
 
 class _ToolsMiddleware(BaseMiddleware):
@@ -185,13 +185,13 @@ class _ToolsMiddleware(BaseMiddleware):
     async def _finish_at_limit(self, turn: Turn, request: Request, foreign: set[str]) -> Events:
         """Answer the open calls of this toolbox at the limit, and request an answer without tools."""
         calls = find_open_calls(turn)
-        left = [call for call in calls if call.name not in foreign]
-        if not left:
+        rejected = [call for call in calls if call.name not in foreign]
+        if not rejected:
             yield TurnFinished(turn)
             return
         log.warning("the limit of %d rounds of tool calls is reached", self.max_rounds)
-        turn = self._reject_calls(turn, left)
-        if len(left) < len(calls):  # the model cannot continue before the caller has answered
+        turn = self._reject_calls(turn, rejected)
+        if len(rejected) < len(calls):  # the model cannot continue before the caller has answered
             yield TurnFinished(turn)
             return
         offered = _offer_tools(request, self.select(turn))
@@ -201,8 +201,8 @@ class _ToolsMiddleware(BaseMiddleware):
                 if not isinstance(event, TurnFinished):
                     yield event
                     continue
-                still = [call for call in find_open_calls(event.turn) if call.name not in foreign]
-                yield TurnFinished(self._reject_calls(event.turn, still))
+                extra = [call for call in find_open_calls(event.turn) if call.name not in foreign]
+                yield TurnFinished(self._reject_calls(event.turn, extra))
 
     def _reject_calls(self, turn: Turn, calls: Sequence[ToolCallBlock]) -> Turn:
         text = LIMIT_TEXT.format(rounds=self.max_rounds)

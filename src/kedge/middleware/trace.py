@@ -67,7 +67,7 @@ def trace(
     Raises:
         CannotConnect: OpenTelemetry's API is not installed.
     """
-    made = tracer or _get_tracer()
+    resolved_tracer = tracer or _get_tracer()
     if content is None:
         content = (
             os.environ.get(otel.CAPTURE_CONTENT_ENV, "").strip().lower()
@@ -75,7 +75,7 @@ def trace(
         )
 
     def wrap(engine: Engine) -> Engine:
-        return _TraceMiddleware(engine, made, content, agent)
+        return _TraceMiddleware(engine, resolved_tracer, content, agent)
 
     return wrap
 
@@ -129,7 +129,7 @@ class _RunSpans:
         self.tracer, self.content = trace.tracer, trace.content
         self.turn, self.request = turn, request
         self.model = request.model or str(getattr(engine, "model", ""))
-        named = trace.agent
+        agent = trace.agent
         self.common = _drop_empty(
             {
                 otel.PROVIDER: otel.PROVIDER_NAMES.get(engine.name, engine.name) or "unknown",
@@ -137,11 +137,11 @@ class _RunSpans:
             }
         )
         self.run = self._start_span(
-            f"{otel.INVOKE_AGENT} {named}" if named else otel.INVOKE_AGENT,
+            f"{otel.INVOKE_AGENT} {agent}" if agent else otel.INVOKE_AGENT,
             {
                 otel.OPERATION: otel.INVOKE_AGENT,
                 otel.REQUEST_MODEL: self.model,
-                "otel.agent.name": named,
+                "otel.agent.name": agent,
             },
         )
         self.request_span: Span | None = None
