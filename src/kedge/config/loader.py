@@ -43,11 +43,11 @@ def _flatten(table: Mapping[str, Any], section: str = "") -> Iterator[tuple[str,
 
 
 def _check_value(name: str, value: object, path: Path, text: str) -> Scalar:
-    where = f"{path}, line {find_line(name, text)}:"
+    location = f"{path}, line {find_line(name, text)}:"
     setting = SETTINGS.get(name)
     if setting is None:
-        raise InvalidSetting(f"{where} unknown setting {name!r}{_suggest(name)}")
-    return setting.check(value, f"{where} {setting.name}")
+        raise InvalidSetting(f"{location} unknown setting {name!r}{_suggest(name)}")
+    return setting.check(value, f"{location} {setting.name}")
 
 
 def _suggest(name: str) -> str:
@@ -133,9 +133,9 @@ class Config:
         setting = SETTINGS[name]
         if flag is not None:
             return SettingValue(setting, flag, "flag", setting.flag)
-        if given := self._environ.get(setting.env):
+        if text := self._environ.get(setting.env):
             return SettingValue(
-                setting, setting.parse(given, setting.env), "environment", setting.env
+                setting, setting.parse(text, setting.env), "environment", setting.env
             )
         if name in self._file:
             return SettingValue(setting, self._file[name], "file", str(self.path))

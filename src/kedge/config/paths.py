@@ -65,8 +65,8 @@ def practice_file(url: str) -> Path | None:
 
 def config_path() -> Path:
     """Return the path of the configuration file, which may not exist."""
-    if given := os.environ.get(CONFIG_ENV):
-        return Path(given).expanduser()
+    if path := os.environ.get(CONFIG_ENV):
+        return Path(path).expanduser()
     import click
 
     return Path(click.get_app_dir("kedge")) / "config.toml"
