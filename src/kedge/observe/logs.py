@@ -63,8 +63,8 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
         if not self.logger.isEnabledFor(level):
             return
         exc_info = fields.pop("exc_info", None)
-        given = {name: value for name, value in fields.items() if value not in (None, "")}
-        extra = {"kedge": {**BOUND_FIELDS.get(), **given}}
+        values = {name: value for name, value in fields.items() if value not in (None, "")}
+        extra = {"kedge": {**BOUND_FIELDS.get(), **values}}
         self.logger.log(level, msg, *args, exc_info=exc_info, extra=extra, stacklevel=3)
 
     def trace(self, msg: object, *args: object, **fields: Any) -> None:
