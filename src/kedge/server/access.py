@@ -99,9 +99,9 @@ class AccessPolicy:
         """Return whether the request's ``Host`` is accepted."""
         return self.hosts is None or parse_host_name(read_header(scope, b"host")) in self.hosts
 
-    def matches_token(self, given: bytes) -> bool:
+    def matches_token(self, candidate: bytes) -> bool:
         """Return whether this is the token, in constant time."""
-        return self.token is not None and hmac.compare_digest(given, self.token.encode())
+        return self.token is not None and hmac.compare_digest(candidate, self.token.encode())
 
 
 def is_same_origin(scope: Scope) -> bool:

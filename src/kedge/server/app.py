@@ -134,10 +134,10 @@ def _handle_store_error(request: Request, error: Exception) -> Response:
 
 def _handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for these only
-    where = {"method": request.method, "path": request.url.path}
+    route = {"method": request.method, "path": request.url.path}
     if error.status_code != 405:
-        return build_error_response(request.scope, UNKNOWN_ROUTE(**where))
-    response = build_error_response(request.scope, METHOD_NOT_ALLOWED(**where))
+        return build_error_response(request.scope, UNKNOWN_ROUTE(**route))
+    response = build_error_response(request.scope, METHOD_NOT_ALLOWED(**route))
     response.headers["allow"] = format_allowed_methods(ROUTES, request.scope)
     return response
 

@@ -136,7 +136,7 @@ def _build_note(omitted_items: Sequence[Item], summary: str) -> list[Item]:
     if not omitted_items:
         return []
     counts = Counter(item.get("role") or item["type"] for item in omitted_items)
-    types = ", ".join(f"{number} {what}" for what, number in counts.items())
+    types = ", ".join(f"{number} {kind}" for kind, number in counts.items())
     text = f"Earlier items of this conversation were compacted: {types}."
     answers = [answer for item in omitted_items if (answer := _assistant_text(item))]
     if summary:

@@ -281,8 +281,8 @@ class OutputWriter:
         return {"type": "", "output_index": len(self.items) - 1}
 
     def _build_part_event(self) -> StreamEvent:
-        where = {"type": "", "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
-        return where | {self._format.index_key: 0} if self._format.index_key else where
+        event = {"type": "", "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        return event | {self._format.index_key: 0} if self._format.index_key else event
 
     def _is_hidden(self) -> bool:
         return self._format.type == "reasoning" and not self._show_summary

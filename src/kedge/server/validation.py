@@ -63,19 +63,17 @@ def _flatten_namespaces(tools: Sequence[ToolParam]) -> Iterator[ToolParam]:
             yield tool
 
 
-def _is_offered(chosen: ToolParam, offered: Sequence[ToolParam]) -> bool:
-    key = TOOL_NAME_KEYS.get(str(chosen.get("type")), "type")
+def _is_offered(tool: ToolParam, offered: Sequence[ToolParam]) -> bool:
+    key = TOOL_NAME_KEYS.get(str(tool.get("type")), "type")
     if key == "type":
         # Versions of a tool share the beginning of their type: web_search_preview_2025_03_11.
-        kind = str(chosen.get("type"))
+        kind = str(tool.get("type"))
         return any(kind.startswith(one["type"]) or one["type"].startswith(kind) for one in offered)
-    return any(
-        one["type"] == chosen.get("type") and one.get(key) == chosen.get(key) for one in offered
-    )
+    return any(one["type"] == tool.get("type") and one.get(key) == tool.get(key) for one in offered)
 
 
-def _tool_name(chosen: ToolParam) -> object:
-    return chosen.get(TOOL_NAME_KEYS.get(str(chosen.get("type")), "type"))
+def _tool_name(tool: ToolParam) -> object:
+    return tool.get(TOOL_NAME_KEYS.get(str(tool.get("type")), "type"))
 
 
 def parse_body(raw: bytes) -> object:

@@ -229,8 +229,8 @@ def _convert_tool_choice(choice: str | Body) -> str | dict[str, Any]:
 
 def _convert_allowed_tool(tool: Body) -> dict[str, Any]:
     kind = str(tool.get("type"))
-    named: Any = tool.get(kind)
-    definition: Body = cast("Body", named) if isinstance(named, dict) else {}
+    value: Any = tool.get(kind)
+    definition: Body = cast("Body", value) if isinstance(value, dict) else {}
     return {"type": kind, "name": definition.get("name")}
 
 

@@ -34,8 +34,8 @@ def item_object(
     prefix: str | None, members: Mapping[str, Validator], required: tuple[str, ...] = ()
 ) -> Object:
     """Build the schema of an item whose id, if it has one, starts with ``prefix``."""
-    own: dict[str, Validator] = {"type": STRING, "id": Nullable(Identifier(prefix or ""))}
-    return Object(own | dict(members), required)
+    common: dict[str, Validator] = {"type": STRING, "id": Nullable(Identifier(prefix or ""))}
+    return Object(common | dict(members), required)
 
 
 FUNCTION_CALL = item_object(

@@ -118,15 +118,15 @@ def extend_context(
     parent: Context, items: Sequence[Item], model_items: Sequence[Item], tokens: int, size: int
 ) -> Context:
     """Add one part to a context; ``tokens`` and ``size`` (its length as JSON) are those of the part."""
-    own = tuple(items)
-    seen = own if model_items is items else tuple(model_items)
+    added = tuple(items)
+    seen = added if model_items is items else tuple(model_items)
     return Context(
         parent=parent,
-        items=own,
+        items=added,
         model_items=seen,
         tokens=parent.tokens + tokens,
-        coherence=parent.coherence.extend(own),
-        size=size + PART_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES * len(own),
+        coherence=parent.coherence.extend(added),
+        size=size + PART_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES * len(added),
         length=parent.length + len(seen),
         messages=parent.messages + message_count(seen),
     )

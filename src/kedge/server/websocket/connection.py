@@ -122,8 +122,8 @@ class ServerConnection:
             raise self._close_error
         lane = DEFAULT_LANE if request.stream_id is None else request.stream_id
         if lane not in self._lanes and lane is not DEFAULT_LANE:
-            named = len(self._lanes.keys() - {DEFAULT_LANE})
-            if named >= self._limits.socket_lanes:
+            lane_count = len(self._lanes.keys() - {DEFAULT_LANE})
+            if lane_count >= self._limits.socket_lanes:
                 raise errors.TOO_MANY_LANES(most=self._limits.socket_lanes)
         size = self._queued_bytes + request.size
         if self._queued >= self._limits.socket_waiting or size > self._limits.body_bytes:
