@@ -253,3 +253,73 @@ def test_answer_that_only_python_reads_is_rejected(text: str) -> None:
     """A value that cannot be written as JSON again, or not be read at all, does not match a JSON schema."""
     with pytest.raises(SchemaMismatch, match="not valid JSON"):
         to_output_schema({"type": "object"}).parse(text)
+
+
+def describe_object(**members: Any) -> dict[str, Any]:
+    """Return the schema of an object with these members, all of them required."""
+    return {"type": "object", "properties": members, "required": list(members)}
+
+
+PORT = describe_object(port={"type": "string"})
+ROME = {"port": "Rome"}
+NULL = {"type": "null"}
+DESCRIBED = {"$ref": "#/$defs/A", "description": "A"}
+LIST_OF_A = {"type": "array", "items": {"$ref": "#/$defs/A"}}
+OLD_LIST_OF_A = {"type": "array", "items": {"$ref": "#/definitions/A"}}
+REFERENCES: dict[str, tuple[dict[str, Any], Any, Any, bool]] = {
+    "true": (describe_object(a=True), {"a": 1}, {"a": 1}, False),
+    "true in a list": ({"anyOf": [True, NULL]}, {"value": 1}, 1, False),
+    "true as definition": ({"$ref": "#/$defs/A", "$defs": {"A": True}}, 1, 1, False),
+    "described true": (
+        {**describe_object(a=DESCRIBED), "$defs": {"A": True}}, {"a": 1}, {"a": 1}, False
+    ),
+    "definitions": ({"$ref": "#/definitions/A", "definitions": {"A": PORT}}, ROME, ROME, True),
+    "list of definitions": (
+        {**OLD_LIST_OF_A, "definitions": {"A": PORT}}, {"value": [ROME]}, [ROME], True
+    ),
+    "document id": (
+        {**LIST_OF_A, "$id": "https://kedge.example/a", "$defs": {"A": PORT}},
+        {"value": [ROME]}, [ROME], True,
+    ),
+    "recursive list": (
+        {"type": "array", "items": {"$ref": "#"}}, {"value": [[], [[]]]}, [[], [[]]], True
+    ),
+    "recursive object": (
+        describe_object(a={"anyOf": [{"$ref": "#"}, NULL]}),
+        {"a": {"a": None}}, {"a": {"a": None}}, True,
+    ),
+    "part of a definition": (
+        {"$ref": "#/$defs/A/properties/port", "$defs": {"A": PORT}}, "Rome", "Rome", False
+    ),
+    "described member": (
+        describe_object(a={"type": "integer"}, b={"$ref": "#/properties/a", "description": "B"}),
+        {"a": 1, "b": 2}, {"a": 1, "b": 2}, False,
+    ),
+}  # fmt: skip
+"""JSON schemas with an answer, its value, and whether the schema has a strict form."""
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_json_schema_with_references_is_sent_and_validated(name: str) -> None:
+    """References to any part of a schema, ``definitions`` and the schema ``true`` are accepted."""
+    schema, answer, value, strict = REFERENCES[name]
+    sent = text_format(schema)
+    assert ("strict" in sent) is strict
+    assert "definitions" not in sent["schema"]
+    assert to_output_schema(schema).parse(json.dumps(answer)) == value
+
+
+@pytest.mark.parametrize("text", ['{"value": [3]}', '{"value": [{"value": []}]}'])
+def test_reference_to_the_schema_itself_is_not_one_to_its_wrapper(text: str) -> None:
+    """In a wrapped schema, ``#`` still refers to the schema that was passed."""
+    with pytest.raises(SchemaMismatch):
+        to_output_schema({"type": "array", "items": {"$ref": "#"}}).parse(text)
+
+
+def test_objects_that_may_be_null_are_closed() -> None:
+    """An object of several types is closed like any other, and not strict if it is open-ended."""
+    port = {"type": ["object", "null"], "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    ship = {"type": "object", "properties": {"port": port}, "required": ["port"]}
+    assert text_format(ship)["schema"]["properties"]["port"]["additionalProperties"] is False
+    for open_ended in ({"type": ["object", "null"]}, {"type": ["array", "null"]}):
+        assert "strict" not in text_format({**ship, "properties": {"port": open_ended}})

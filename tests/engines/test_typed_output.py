@@ -243,8 +243,11 @@ def test_anthropic_schemas_have_only_constraints_that_the_api_accepts() -> None:
         },
         "$defs": {"cat": {"type": "object", "properties": {}, "additionalProperties": False}},
     }
-    with pytest.raises(UnsupportedParameter, match="members have names"):
-        map_schema({"type": "object", "additionalProperties": {"type": "integer"}})
+    optional = {"type": ["object", "null"], "properties": {"any": True}}
+    assert map_schema(optional) == {**optional, "additionalProperties": False}
+    for open_ended in ({"type": "object", "additionalProperties": {}}, {"type": "object"}):
+        with pytest.raises(UnsupportedParameter, match="members have names"):
+            map_schema(open_ended)
 
 
 async def check_static_types(engine: Engine) -> None:

@@ -33,6 +33,8 @@ from kedge.turns import Turn, user
         ("chat:http://localhost:8080/v1", "chat:http://"),
         ("ollama:", "ollama:llama3.2"),
         ("anthropic:", "anthropic:claude-"),
+        ("anthropic:http://127.0.0.1:1/v1#model", "pass it as base_url="),
+        ("openai:http://127.0.0.1:1/v1#model", "or write responses:<url>#<model>"),
         ("anthropic:claude-opus-4-8", "set ANTHROPIC_API_KEY"),
     ],
 )

@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any, Generic, cast, get_origin
 
 from typing_extensions import TypeVar
 
-from kedge.engines.strict_schema import iter_subschemas, to_strict_schema
+from kedge.engines.strict_schema import (
+    DEFINITIONS_PATH,
+    iter_subschemas,
+    map_subschemas,
+    to_strict_schema,
+)
 from kedge.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -29,6 +34,8 @@ OutputT_co = TypeVar("OutputT_co", covariant=True, default=Any)
 MAX_PROBLEMS = 8
 WRAPPER_MEMBER = "value"
 _TYPE_KEYWORDS = {"type", "anyOf", "oneOf", "enum", "const"}
+_DOCUMENT_KEYWORDS = {"$defs", "$id", "$schema"}
+"""Keywords of a schema document that are not part of a subschema."""
 CORRECTION_PROMPT = """\
 That does not have the form asked for:
 {problems}
@@ -212,6 +219,9 @@ def to_output_schema(output: Any, name: str = "answer") -> OutputSchema[Any]:
     if isinstance(output, Mapping):
         schema = dict(cast("Mapping[str, Any]", output))
         _check_schema(schema, name)
+        if "definitions" in schema:  # the name of $defs in older drafts
+            schema["$defs"] = {**schema.pop("definitions"), **schema.get("$defs", {})}
+            schema = _move_references(schema, "#/definitions/", DEFINITIONS_PATH)
         return _build_schema(str(schema.get("title") or name), schema, None)
     adapter, schema = _adapt_type(output, name)
     named = getattr(output, "__name__", "") if get_origin(output) is None else ""
@@ -222,12 +232,15 @@ def _build_schema(
     name: str, schema: dict[str, Any], adapter: "TypeAdapter[Any] | None"
 ) -> OutputSchema[Any]:
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:64] or "answer"
-    if "$ref" in schema and "$defs" in schema:  # a recursive model; servers require an object
-        reference: str = schema["$ref"]
-        schema = {**schema["$defs"][reference.rpartition("/")[2]], "$defs": schema["$defs"]}
+    definitions: dict[str, Any] = schema.get("$defs", {})
+    reference = str(schema.get("$ref", "")).removeprefix(DEFINITIONS_PATH)
+    definition: dict[str, Any] | bool | None = definitions.get(reference)
+    if isinstance(definition, dict):  # a recursive model; servers require an object
+        schema = {**definition, "$defs": definitions}
     if schema.get("type") == "object" or not (adapter or schema.keys() & _TYPE_KEYWORDS):
         return OutputSchema(name, schema, adapter)
-    inner = {key: value for key, value in schema.items() if key not in ("$defs", "$schema")}
+    schema = _move_references(schema, "#", f"#/properties/{WRAPPER_MEMBER}")
+    inner = {key: value for key, value in schema.items() if key not in _DOCUMENT_KEYWORDS}
     wrapper: dict[str, Any] = {
         "type": "object",
         "properties": {WRAPPER_MEMBER: inner},
@@ -237,6 +250,15 @@ def _build_schema(
     if "$defs" in schema:
         wrapper["$defs"] = schema["$defs"]
     return OutputSchema(name, wrapper, adapter, wrapped=True)
+
+
+def _move_references(schema: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    """Return the schema with ``new`` for ``old`` at the start of references, except for those to ``$defs``."""
+    moved = map_subschemas(schema, lambda each: _move_references(each, old, new))
+    reference = str(schema.get("$ref", ""))
+    if reference.startswith(old) and not reference.startswith(DEFINITIONS_PATH):
+        moved["$ref"] = new + reference.removeprefix(old)
+    return moved
 
 
 def _check_schema(schema: Mapping[str, Any], name: str) -> None:

@@ -30,34 +30,52 @@ UNSUPPORTED_KEYWORDS = {
 SINGLE_SCHEMA_KEYS = ("items", "additionalProperties", "not", "contains", "propertyNames")
 LIST_SCHEMA_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems")
 MAP_SCHEMA_KEYS = ("properties", "$defs", "patternProperties")
+DEFINITIONS_PATH = "#/$defs/"
+"""The start of a reference to a definition."""
 
 ErrorFactory = Callable[[str, str], Exception]
 
 
 def iter_subschemas(schema: JSONSchema) -> Iterator[JSONSchema]:
-    """Yield the direct subschemas of a schema."""
-    for key in SINGLE_SCHEMA_KEYS:
-        if isinstance(schema.get(key), dict):
-            yield schema[key]
+    """Yield the direct subschemas of a schema, except for ``true`` and ``false``."""
+    found: list[JSONSchema | bool | None] = [schema.get(key) for key in SINGLE_SCHEMA_KEYS]
     for key in LIST_SCHEMA_KEYS:
-        yield from schema.get(key, ())
+        found += schema.get(key, ())
     for key in MAP_SCHEMA_KEYS:
-        yield from schema.get(key, {}).values()
+        found += schema.get(key, {}).values()
+    yield from (each for each in found if isinstance(each, dict))
 
 
 def map_subschemas(schema: JSONSchema, transform: Callable[[JSONSchema], JSONSchema]) -> JSONSchema:
-    """Return the schema with its direct subschemas transformed."""
+    """Return the schema with its direct subschemas transformed, except for ``true`` and ``false``."""
+
+    def map_one(each: JSONSchema | bool) -> JSONSchema | bool:
+        return transform(each) if isinstance(each, dict) else each
+
     mapped = dict(schema)
     for key in SINGLE_SCHEMA_KEYS:
-        if isinstance(schema.get(key), dict):
-            mapped[key] = transform(schema[key])
+        if key in schema:
+            mapped[key] = map_one(schema[key])
     for key in LIST_SCHEMA_KEYS:
         if key in schema:
-            mapped[key] = [transform(each) for each in schema[key]]
+            mapped[key] = [map_one(each) for each in schema[key]]
     for key in MAP_SCHEMA_KEYS:
         if key in schema:
-            mapped[key] = {name: transform(each) for name, each in schema[key].items()}
+            mapped[key] = {name: map_one(each) for name, each in schema[key].items()}
     return mapped
+
+
+def has_type(schema: JSONSchema, name: str) -> bool:
+    """Return whether values of this type match a schema."""
+    types: str | list[str] | None = schema.get("type")
+    return types == name or (isinstance(types, list) and name in types)
+
+
+def is_open_ended(schema: JSONSchema) -> bool:
+    """Return whether the schema of an object is made for arbitrary member names."""
+    if "properties" not in schema and "additionalProperties" not in schema:
+        return True
+    return schema.get("additionalProperties", False) is not False
 
 
 def to_strict_schema(schema: JSONSchema, make_error: ErrorFactory) -> JSONSchema:
@@ -70,7 +88,9 @@ class _StrictConverter:
         self.definitions = definitions
         self.make_error = make_error
 
-    def convert(self, schema: JSONSchema, path: str, seen: tuple[str, ...]) -> JSONSchema:
+    def convert(self, schema: JSONSchema | bool, path: str, seen: tuple[str, ...]) -> JSONSchema:
+        if isinstance(schema, bool):
+            raise self.make_error(path, f"strict mode requires a type here, not {schema}")
         if "$ref" in schema:
             return self._convert_reference(schema, path, seen)
         if found := next((key for key in UNSUPPORTED_KEYWORDS if key in schema), None):
@@ -87,9 +107,9 @@ class _StrictConverter:
         return self._convert_children(strict, path, seen)
 
     def _convert_children(self, schema: JSONSchema, path: str, seen: tuple[str, ...]) -> JSONSchema:
-        if schema.get("type") == "object":
+        if has_type(schema, "object"):
             self._close_object(schema, path)
-        if schema.get("type") == "array" and "items" not in schema:
+        if has_type(schema, "array") and "items" not in schema:
             raise self.make_error(path, "strict mode requires a type for the items of an array")
         if isinstance(schema.get("items"), dict):
             schema["items"] = self.convert(schema["items"], f"{path}[]", seen)
@@ -106,8 +126,7 @@ class _StrictConverter:
         return schema
 
     def _close_object(self, schema: JSONSchema, path: str) -> None:
-        open_ended = "properties" not in schema and "additionalProperties" not in schema
-        if open_ended or schema.get("additionalProperties", False) is not False:
+        if is_open_ended(schema):
             raise self.make_error(
                 path, "strict mode does not support objects with arbitrary keys; use a dataclass"
             )
@@ -123,5 +142,8 @@ class _StrictConverter:
         beside = {k: v for k, v in schema.items() if k != "$ref" and k not in DROPPED_KEYWORDS}
         if not beside or reference in seen:
             return {"$ref": reference}
-        definition = self.definitions[reference.rpartition("/")[2]]
+        name = reference.removeprefix(DEFINITIONS_PATH)
+        definition: JSONSchema | bool | None = self.definitions.get(name)
+        if not isinstance(definition, dict):
+            raise self.make_error(path, f"strict mode requires {reference} in $defs")
         return self.convert({**definition, **beside}, path, (*seen, reference))

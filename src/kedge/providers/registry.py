@@ -42,10 +42,7 @@ class HostedProvider:
 
     def __call__(self, model: str, **settings: Any) -> Engine:
         """Return an engine for a model of this provider."""
-        if not model:
-            raise CannotConnect(
-                f"the model is missing; write for example {self.name}:{self.example}"
-            )
+        _check_model(self.name, model, self.example, "responses")
         api_key = settings.pop("api_key", None) or os.environ.get(self.key_variable)
         if not api_key:
             raise CannotConnect(
@@ -109,8 +106,7 @@ def connect_ollama(model: str, **settings: Any) -> Engine:
 
 def connect_anthropic(model: str, **settings: Any) -> Engine:
     """Return an engine for ``anthropic:<model>``: Anthropic's API, or a server with the same API."""
-    if not model:
-        raise CannotConnect("the model is missing; write for example anthropic:claude-opus-4-8")
+    _check_model("anthropic", model, "claude-opus-4-8")
     api_key = settings.pop("api_key", None) or os.environ.get("ANTHROPIC_API_KEY")
     if not api_key:
         raise CannotConnect("no key for anthropic: set ANTHROPIC_API_KEY in the environment")
@@ -129,6 +125,18 @@ def connect_anthropic(model: str, **settings: Any) -> Engine:
         no_model=f"is {model!r} a model of this server? Its documentation lists them",
     )
     return AnthropicEngine(model, make_client=make_client, scope=scope, advice=advice, **settings)
+
+
+def _check_model(provider: str, model: str, example: str, generic: str = "") -> None:
+    """Reject a model string without a model, or with an address: the hosted service would receive the requests."""
+    if not model:
+        raise CannotConnect(f"the model is missing; write for example {provider}:{example}")
+    if "://" in model:
+        other = f", or write {generic}:<url>#<model>" if generic else ""
+        raise CannotConnect(
+            f"a model string of {provider} has no address; pass it as base_url=, with a model such as "
+            f"{provider}:{example}{other}"
+        )
 
 
 def resolve_ollama_url(host: str) -> str:

@@ -20,7 +20,7 @@ from kedge.engines.param_rules import (
 )
 from kedge.engines.prompt_cache import CacheLifetime, anthropic_rules, place_breakpoints
 from kedge.engines.stateless import StatelessEngine
-from kedge.engines.strict_schema import map_subschemas
+from kedge.engines.strict_schema import has_type, is_open_ended, map_subschemas
 from kedge.engines.transport import Sdk
 from kedge.errors import EngineError, ServerFailed, UnsupportedParameter
 from kedge.events.anthropic import AnthropicDecoder
@@ -104,8 +104,8 @@ def map_schema(schema: Members) -> Members:
     if limits:
         described = json.dumps(limits, ensure_ascii=False)
         mapped["description"] = f"{schema.get('description', '')} {described}".strip()
-    if mapped.get("type") == "object":
-        if mapped.get("additionalProperties", False) is not False:
+    if has_type(mapped, "object"):
+        if is_open_ended(mapped):
             raise UnsupportedParameter(
                 "text.format", "use objects whose members have names, such as a list of pairs"
             )
