@@ -246,13 +246,19 @@ def test_credentials_identify_an_account(
     assert chain_report(clients[1]).chained == shared
 
 
-def test_two_users_in_the_url_share_no_anchors(server: TestServer, make_client: MakeClient) -> None:
-    """Different credentials in the base URL separate accounts with the same API key."""
+@pytest.mark.parametrize("in_query", [False, True])
+def test_two_users_in_the_url_share_no_anchors(
+    server: TestServer, make_client: MakeClient, in_query: bool
+) -> None:
+    """Different credentials in the base URL or its query separate accounts with the same API key."""
     index = MemoryIndex()
     history: list[Any] = []
     for login in ("ada:1", "bob:2"):
-        client = make_client()
-        client.base_url = server.base_url.replace("//", f"//{login}@")
+        client = make_client(
+            default_query={"api-version": "1", **({"Code": login} if in_query else {})}
+        )
+        if not in_query:
+            client.base_url = server.base_url.replace("//", f"//{login}@")
         ask(chain(client, index=index), history, "Hello")
         assert chain_report(client).chained == 0
 

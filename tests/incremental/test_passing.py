@@ -1,5 +1,6 @@
 """Tests that unsupported requests and internal failures do not affect the program."""
 
+import gzip
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,9 +27,12 @@ class BrokenIndex(MemoryIndex):
 
 
 class ForgetfulIndex(MemoryIndex):
-    """An index that cannot record losses."""
+    """An index that cannot record losses and evidence."""
 
     def mark_lost(self, scope: str, *response_ids: str) -> None:
+        raise RuntimeError("broken")
+
+    def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
         raise RuntimeError("broken")
 
 
@@ -67,6 +71,7 @@ def test_a_failing_index_does_not_affect_the_program(index: AnchorIndex) -> None
         (b"{", {}, "not_json"),
         (b'{"input": "a"}', {"content-encoding": "gzip"}, "encoded"),
         (b'{"input": "a"}', {"authorization": "AWS4-HMAC-SHA256 x"}, "signed"),
+        (b'{"input": "a"}', {"content-digest": "sha-256=:x:"}, "signed"),
         (b'{"input": "a"}', {}, "no_history"),
         (b'{"input": [5]}', {}, "input"),
     ],
@@ -215,3 +220,175 @@ def test_a_resumed_stream_is_an_anchor_if_its_end_lists_the_output(listed: bool)
             items = [HISTORY[0], *replayed, HISTORY[-1]]
             http.post("/responses", json={"input": items})
     assert anchors == [None, None, "resp_1" if listed else None]
+
+
+def respond_to_chained(status: int, **options: Any) -> httpx2.MockTransport:
+    """Return a transport that answers chained requests with this response."""
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        if b"previous_response_id" in request.content:
+            return httpx2.Response(status, **options)
+        return answer(request)
+
+    return httpx2.MockTransport(respond)
+
+
+def test_an_index_that_cannot_record_a_server_error_does_not_hide_it() -> None:
+    """The program gets the response of the server, not the error of the index."""
+    with chain(
+        httpx2.Client(transport=respond_to_chained(500, text="overloaded"), base_url=URL),
+        index=ForgetfulIndex(),
+    ) as http:
+        http.post("/responses", json={"input": HISTORY[:1]})
+        assert http.post("/responses", json={"input": HISTORY}).text == "overloaded"
+
+
+class Chunks(httpx2.SyncByteStream, httpx2.AsyncByteStream):
+    """The body of a response that arrives in chunks."""
+
+    def __init__(self, *chunks: bytes) -> None:
+        self.chunks = chunks
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self.chunks
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self.chunks:
+            yield chunk
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_body_of_an_error_can_be_read_in_every_way(count: int, coding: str) -> None:
+    """An error that is streamed has its raw bytes, even if they are not valid."""
+    packed = gzip.compress(b'{"error": {"message": "wrong"}}')
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        if request.headers["x-fails"] == "no":
+            return answer(request)
+        return httpx2.Response(
+            400, stream=Chunks(packed[:9], packed[9:]), headers={"content-encoding": coding}
+        )
+
+    with chain(httpx2.Client(transport=httpx2.MockTransport(respond), base_url=URL)) as http:
+        http.post("/responses", json={"input": HISTORY[:1]}, headers={"x-fails": "no"})
+        options: Any = {"json": {"input": HISTORY[:count]}, "headers": {"x-fails": "yes"}}
+        with http.stream("POST", "/responses", **options) as response:
+            assert not response.is_stream_consumed
+            assert b"".join(response.iter_raw()) == packed
+        if coding == "gzip":
+            assert http.post("/responses", **options).json() == {"error": {"message": "wrong"}}
+        assert not chain_report(http).healed
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_hook_that_raises_for_the_status_does_not_prevent_healing(is_read: bool) -> None:
+    """The rejection of an anchor does not reach the program, with or without its body."""
+    rejection = json.dumps({"error": {"message": "gone", "code": "previous_response_not_found"}})
+
+    def check(response: httpx2.Response) -> None:
+        if is_read:
+            response.read()
+        response.raise_for_status()
+
+    transport = respond_to_chained(400, stream=Chunks(rejection.encode()))
+    hooks: Any = {"response": [check]}
+    with chain(httpx2.Client(transport=transport, base_url=URL, event_hooks=hooks)) as http:
+        http.post("/responses", json={"input": HISTORY[:1]})
+        assert http.post("/responses", json={"input": HISTORY}).json()["output"] == OUTPUT
+        assert chain_report(http).healed == {"rejected": 1}
+
+
+@pytest.mark.parametrize("status", [302, 429, 500])
+async def test_an_error_of_a_hook_has_the_program_s_request(status: int) -> None:
+    """An error that is no rejection of the anchor is raised, and the request is reported."""
+
+    async def check(response: httpx2.Response) -> None:
+        response.raise_for_status()
+
+    transport = respond_to_chained(status, stream=Chunks(b"{}"))
+    hooks: Any = {"response": [check]}
+    async with chain(
+        httpx2.AsyncClient(transport=transport, base_url=URL, event_hooks=hooks)
+    ) as http:
+        await http.post("/responses", json={"input": HISTORY[:1]})
+        with pytest.raises(httpx2.HTTPStatusError) as exc_info:
+            await http.post("/responses", json={"input": HISTORY})
+        for request in (exc_info.value.request, exc_info.value.response.request):
+            assert json.loads(request.content) == {"input": HISTORY}
+        assert chain_report(http).requests == 2
+
+
+def test_changes_of_a_request_by_hooks_are_visible() -> None:
+    """Headers and extensions that a hook sets are those of the response's request."""
+
+    def mark(request: httpx2.Request) -> None:
+        request.headers["x-request-id"] = "7"
+        request.extensions["started"] = 8.5
+
+    transport = respond_to_chained(200, json={**ANSWER, "id": "resp_2", "output": OUTPUT})
+    hooks: Any = {"request": [mark]}
+    with chain(httpx2.Client(transport=transport, base_url=URL, event_hooks=hooks)) as http:
+        for count in (1, 3):
+            request = http.post("/responses", json={"input": HISTORY[:count]}).request
+            assert request.headers["x-request-id"] == "7"
+            assert request.extensions["started"] == 8.5
+            assert request.headers["content-length"] == str(len(request.content))
+        assert chain_report(http).chained == 1
+
+
+def make_events(response: dict[str, Any]) -> bytes:
+    """Return a complete stream of a response."""
+    events: list[Any] = [
+        {"type": "response.created", "response": {**response, "output": []}},
+        {"type": "response.output_item.done", "output_index": 0, "item": OUTPUT[0]},
+        {"type": "response.completed", "response": response},
+    ]
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
+
+
+def test_a_stream_in_one_chunk_is_recorded_before_it_is_passed_on() -> None:
+    """The next request can follow when the last event has arrived, before the end of the stream."""
+    index = MemoryIndex()
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        anchor = json.loads(request.content).get("previous_response_id")
+        echo = {"id": f"resp_{len(index)}", "previous_response_id": anchor, "output": OUTPUT}
+        stream = Chunks(make_events({**ANSWER, **echo}), b"data: [DONE]\n\n")
+        return httpx2.Response(200, stream=stream, headers={"content-type": "text/event-stream"})
+
+    with chain(
+        httpx2.Client(transport=httpx2.MockTransport(respond), base_url=URL), index=index
+    ) as http:
+        for count, indexed in ((1, 1), (3, 2)):
+            body = {"input": HISTORY[:count], "stream": True}
+            with http.stream("POST", "/responses", json=body) as response:
+                next(response.iter_raw())
+                assert len(index) == indexed
+        assert chain_report(http).chained == 1
+
+
+def test_an_error_of_a_hook_for_a_probe_does_not_reach_the_program() -> None:
+    """A server that does not list items is not chained on."""
+
+    def check(response: httpx2.Response) -> None:
+        if response.is_error:
+            raise LookupError(response.request.method)
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        if request.method == "GET":
+            return httpx2.Response(404)
+        content = make_events({**ANSWER, "output": OUTPUT})
+        return httpx2.Response(200, content=content, headers={"content-type": "text/event-stream"})
+
+    hooks: Any = {"response": [check]}
+    with chain(
+        httpx2.Client(
+            transport=httpx2.MockTransport(respond),
+            base_url="https://other.example/v1",
+            event_hooks=hooks,
+        )
+    ) as http:
+        for count in (1, 3):
+            http.post("/responses", json={"input": HISTORY[:count], "stream": True})
+        assert chain_report(http).passed_through == {"no_history": 1, "untrusted": 1}

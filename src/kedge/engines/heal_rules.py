@@ -61,7 +61,8 @@ class RequestSummary:
 
 HealRule = Callable[[EngineError, RequestSummary], bool]
 
-_CLIENT_ERRORS = frozenset({400, 404, 410, 422, 501})
+REJECTION_STATUSES = frozenset({400, 404, 410, 422, 501})
+"""The HTTP statuses with which servers reject what a request relies on."""
 _CHAIN_PARAMS = frozenset({"previous_response_id", "response_id"})
 _GONE_CODES = frozenset({"previous_response_not_found", "response_not_found"})
 _UNRELATED_404_CODES = frozenset(
@@ -151,7 +152,7 @@ def is_format_rejected(error: EngineError) -> bool:
     """
     described = f"{error.param} {error.message}"
     return (
-        error.status in _CLIENT_ERRORS
+        error.status in REJECTION_STATUSES
         and error.code != "invalid_json_schema"
         and not _SCHEMA_PATTERN.search(described)
         and bool(_FORMAT_PATTERN.search(described))
@@ -160,7 +161,7 @@ def is_format_rejected(error: EngineError) -> bool:
 
 def classify_error(error: EngineError, summary: RequestSummary) -> ResendReason | None:
     """Return how to heal this rejection, or ``None`` if it cannot be healed."""
-    if error.status is not None and error.status not in _CLIENT_ERRORS:
+    if error.status is not None and error.status not in REJECTION_STATUSES:
         return None
     for reason, applies in HEAL_RULES:
         if applies(error, summary):

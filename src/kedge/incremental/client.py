@@ -44,6 +44,8 @@ USER = "kedge.user"
 """The request extension with the user for whom a proxy sends a request; users do not share anchors."""
 BODY = "kedge.body"
 """The response extension with the body, if it was read completely before it is passed on."""
+RAISED = "kedge.raised"
+"""The response extension with the error that an event hook of the program raised for its status."""
 
 
 def chain(
@@ -214,12 +216,13 @@ def _perform(library: Any, send: Any, action: "Action", target: Any) -> Any:
         case "call":
             return target()
         case "fetch":
-            with suppress(library.HTTPError):
+            with suppress(Exception):  # also those of the program's event hooks
                 return send(target)
         case "send":
-            return send(target, stream=True)
-        case "read":
-            return target.read()
+            try:
+                return send(target, stream=True)
+            except library.HTTPStatusError as error:
+                return _note_error(error)
         case "open":
             return iter(target)
         case "next":
@@ -261,12 +264,13 @@ async def _perform_async(
         case "call":
             return await _call_in_thread(chainer, target)
         case "fetch":
-            with suppress(library.HTTPError):
+            with suppress(Exception):  # also those of the program's event hooks
                 return await send(target)
         case "send":
-            return await send(target, stream=True)
-        case "read":
-            return await target.aread()
+            try:
+                return await send(target, stream=True)
+            except library.HTTPStatusError as error:
+                return _note_error(error)
         case "open":
             return aiter(target)
         case "next":
@@ -281,6 +285,12 @@ def _name_request(library: Any, error: Any, request: Any) -> None:
         error.request = request
 
 
+def _note_error(error: Any) -> Any:
+    """Return the response of an error that an event hook of the program raised for its status."""
+    error.response.extensions[RAISED] = error
+    return error.response
+
+
 async def _call_in_thread(chainer: Chainer | None, work: Callable[[], T]) -> T:
     """Run bookkeeping, in a worker thread if the index waits for a disk or a network."""
     if chainer is None or not chainer.index.is_blocking:
@@ -288,7 +298,7 @@ async def _call_in_thread(chainer: Chainer | None, work: Callable[[], T]) -> T:
     return await to_thread.run_sync(work)
 
 
-Action = Literal["call", "fetch", "send", "read", "open", "next", "close", "done"]
+Action = Literal["call", "fetch", "send", "open", "next", "close", "done"]
 Steps = Generator[tuple[Action, Any], Any, Any]
 
 
@@ -308,7 +318,7 @@ def _send_steps(library: Any, request: Any, begin: Callable[[], Exchange | None]
             response = yield from _attempt_steps(library, request, exchange)
             if response is None:
                 response = yield from _attempt_steps(library, request, exchange)
-        except GeneratorExit:  # the request failed or was cancelled
+        except BaseException:  # the request failed or was cancelled
             _finish(exchange, None)
             raise
     yield "done", response
@@ -377,20 +387,22 @@ def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
     """Send once, and return the response, or None if the original request must be sent instead."""
     sent = _rebuild(library, request, exchange.content)
     response = yield "send", sent
+    raised = response.extensions.pop(RAISED, None)
     if response.request is sent:  # and not a request that follows a redirect
+        _copy_headers(sent, request)
         response.request = request
+        if raised:
+            raised.request = request
     response.extensions[EXCHANGE] = exchange
     if response.status_code >= 400:
-        body = yield "read", response
-        if exchange.is_chain_error(response.status_code, body):
-            yield "call", partial(_heal, exchange)
-            return None
-        yield "call", partial(_finish, exchange, None)
-        return response
+        return (yield from _error_steps(library, response, exchange, raised))
+    if raised:
+        raise raised
     observer = exchange.observe(dict(response.headers.items()))
     source = response.stream
     chunks = yield "open", source
     buffered: list[bytes] = []
+    is_last = False
     # A transport may return a response whose body was read already; then it is not read again.
     while observer.verdict == "waiting" or response.is_stream_consumed:
         chunk = yield "next", chunks
@@ -399,14 +411,61 @@ def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
             response.extensions[BODY] = b"".join(buffered)
             break
         buffered.append(chunk)
-        _feed(observer, chunk)
+        is_last = _feed(observer, chunk)
     if observer.verdict == "resend":
         yield "close", response
         yield "call", partial(_heal, exchange)
         return None
+    if is_last:
+        yield "call", partial(_finish, exchange, observer)
     if not response.is_stream_consumed:
         response.stream = _make_stream_class(library)(buffered, chunks, source, exchange)
     return response
+
+
+def _error_steps(
+    library: Any, response: Any, exchange: Exchange, raised: Exception | None
+) -> Steps:
+    """Return an error response, or None if it rejects the anchor.
+
+    The body is read only if it may be such a rejection. The program can then read it as if it was not.
+
+    Args:
+        library: The HTTP library.
+        response: The response.
+        exchange: The exchange.
+        raised: The error that an event hook of the program raised for the response, if any.
+    """
+    if exchange.rewritten:
+        source, buffered = response.stream, list[bytes]()
+        if not response.is_closed:
+            chunks = yield "open", source
+            while (chunk := (yield "next", chunks)) is not None:
+                buffered.append(chunk)
+            response.extensions[BODY] = b"".join(buffered)
+            response.stream = _make_stream_class(library)(buffered, chunks, source, exchange)
+        body = _decode_body(library, response)
+        if (yield "call", partial(_is_chain_error, exchange, response.status_code, body)):
+            yield "close", response
+            yield "call", partial(_heal, exchange)
+            return None
+    if raised:
+        raise raised
+    yield "call", partial(_finish, exchange, None)
+    return response
+
+
+def _decode_body(library: Any, response: Any) -> bytes | None:
+    """Return the decoded body of a response, or None if it was closed before it was read."""
+    raw = response.extensions.get(BODY)
+    try:
+        if raw is None:
+            return response.content
+        return library.Response(200, headers=response.headers, content=raw).content
+    except library.ResponseNotRead:
+        return None
+    except library.DecodingError:
+        return raw
 
 
 @cache
@@ -502,8 +561,16 @@ def _rebuild(library: Any, request: Any, content: bytes) -> Any:
         stream=library.ByteStream(content),
         extensions=request.extensions,
     )
+    rebuilt.extensions = request.extensions  # event hooks of the program may add to it
     rebuilt.read()
     return rebuilt
+
+
+def _copy_headers(sent: Any, request: Any) -> None:
+    """Set the headers that event hooks of the program have set in the request that was sent."""
+    for name, value in sent.headers.items():
+        if name.encode() not in _REBUILT and request.headers.get(name) != value:
+            request.headers[name] = value
 
 
 def _feed(observer: ResponseObserver | None, chunk: bytes) -> bool:
@@ -519,6 +586,14 @@ def _feed(observer: ResponseObserver | None, chunk: bytes) -> bool:
     except Exception:
         log.exception("a response could not be read")
     return False
+
+
+def _is_chain_error(exchange: Exchange, status: int, body: bytes | None) -> bool:
+    try:
+        return exchange.is_chain_error(status, body)
+    except Exception:
+        log.exception("a failed response could not be recorded")
+        return False
 
 
 def _heal(exchange: Exchange) -> None:

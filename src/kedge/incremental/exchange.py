@@ -16,12 +16,17 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from kedge.config.settings import is_chaining_enabled
 from kedge.engines.audit import JsonSource, audit_blocks
 from kedge.engines.evidence import Trust
-from kedge.engines.heal_rules import RequestSummary, classify_error, is_server_error
+from kedge.engines.heal_rules import (
+    REJECTION_STATUSES,
+    RequestSummary,
+    classify_error,
+    is_server_error,
+)
 from kedge.engines.telemetry import record_healing, record_lost_context
 from kedge.engines.transport import parse_error
 from kedge.errors import RequestRefused
@@ -77,6 +82,19 @@ ROUTING_COOKIES = frozenset(
     }
 )
 """Cookies of load balancers, which identify a connection, not an account, and change often."""
+CREDENTIAL_PARAMS = frozenset(
+    {"api-key", "api_key", "apikey", "key", "code", "token", "access_token", "subscription-key"}
+)
+"""Parameters of a URL that identify an account; their values are stored as a hash only."""
+SIGNATURE_HEADERS = (
+    "content-digest",
+    "content-md5",
+    "digest",
+    "repr-digest",
+    "signature",
+    "x-amz-content-sha256",
+)
+"""Headers with a signature or a digest of the body, which another body would make invalid."""
 ACCOUNT_HEADERS = ("openai-organization", "openai-project")
 """Headers that select the organization and project of a key."""
 
@@ -167,6 +185,8 @@ class Chainer:
             return "encoded"
         if headers.get("authorization", "").startswith("AWS4-"):
             return "signed"
+        if any(name in headers for name in SIGNATURE_HEADERS):
+            return "signed"
         return parse_request(content)
 
     def _decide(
@@ -207,6 +227,8 @@ class Chainer:
         secret = "\0".join(f"{name}={values.get(name, '')}" for name in CREDENTIAL_HEADERS)
         secret += "".join(f"\0{name}={values[name]}" for name in GATEWAY_HEADERS if name in values)
         secret += f"\0@{login}" if login else ""
+        query = parse_qsl(parts.query) if parts.query else []
+        secret += "".join(f"\0?{k}={v}" for k, v in query if k.lower() in CREDENTIAL_PARAMS)
         secret += f"\0{user}" if user else ""
         account = hashlib.blake2b(secret.encode(), key=self._hash_key, digest_size=16).hexdigest()
         owners = [headers.get(name, "") for name in ACCOUNT_HEADERS]
@@ -289,15 +311,17 @@ class Exchange:
             log.info("the server is not chained on: %s", audit)
             self.decision = self.check.doubt or "untrusted"
 
-    def is_chain_error(self, status: int, body: bytes) -> bool:
+    def is_chain_error(self, status: int, body: bytes | None) -> bool:
         """Return whether this error response rejects the anchor rather than the request.
 
         Args:
             status: The HTTP status.
-            body: The decoded body.
+            body: The decoded body; None if it is unknown. Then each status of a rejection counts as one.
         """
         if not self.rewritten:
             return False
+        if body is None:
+            return status in REJECTION_STATUSES
         details = parse_error(body.decode(errors="replace"))
         error = RequestRefused(
             details["message"], status=status, code=details["code"], param=details["param"]

@@ -91,7 +91,7 @@ PASS_THROUGH_REASONS: dict[PassThroughReason, str] = {
     "not_json": "the body is not one JSON object",
     "too_large": "the body exceeds the maximum size that is read",
     "encoded": "the body is compressed or streamed",
-    "signed": "the request has a signature of its body",
+    "signed": "the request has a signature or a digest of its body",
     "retry": "the client repeats a request that failed",
     "switched_off": "chaining is switched off in the environment",
     "previous_response_id": "the client chains by itself",
