@@ -437,18 +437,19 @@ def _error_steps(
         raised: The error that an event hook of the program raised for the response, if any.
     """
     if exchange.rewritten:
-        source, buffered = response.stream, list[bytes]()
+        source, chunks, buffered = response.stream, None, list[bytes]()
         if not response.is_closed:
             chunks = yield "open", source
             while (chunk := (yield "next", chunks)) is not None:
                 buffered.append(chunk)
             response.extensions[BODY] = b"".join(buffered)
-            response.stream = _make_stream_class(library)(buffered, chunks, source, exchange)
         body = _decode_body(library, response)
         if (yield "call", partial(_is_chain_error, exchange, response.status_code, body)):
             yield "close", response
             yield "call", partial(_heal, exchange)
             return None
+        if chunks is not None:
+            response.stream = _make_stream_class(library)(buffered, chunks, source, exchange)
     if raised:
         raise raised
     yield "call", partial(_finish, exchange, None)
