@@ -44,7 +44,7 @@ USER = "kedge.user"
 """The request extension with the user for whom a proxy sends a request; users do not share anchors."""
 BODY = "kedge.body"
 """The response extension with the body, if it was read completely before it is passed on."""
-RAISED = "kedge.raised"
+HOOK_ERROR = "kedge.hook_error"
 """The response extension with the error that an event hook of the program raised for its status."""
 
 
@@ -287,7 +287,7 @@ def _name_request(library: Any, error: Any, request: Any) -> None:
 
 def _note_error(error: Any) -> Any:
     """Return the response of an error that an event hook of the program raised for its status."""
-    error.response.extensions[RAISED] = error
+    error.response.extensions[HOOK_ERROR] = error
     return error.response
 
 
@@ -387,17 +387,17 @@ def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
     """Send once, and return the response, or None if the original request must be sent instead."""
     sent = _rebuild(library, request, exchange.content)
     response = yield "send", sent
-    raised = response.extensions.pop(RAISED, None)
+    hook_error = response.extensions.pop(HOOK_ERROR, None)
     if response.request is sent:  # and not a request that follows a redirect
         _copy_headers(sent, request)
         response.request = request
-        if raised:
-            raised.request = request
+        if hook_error:
+            hook_error.request = request
     response.extensions[EXCHANGE] = exchange
     if response.status_code >= 400:
-        return (yield from _error_steps(library, response, exchange, raised))
-    if raised:
-        raise raised
+        return (yield from _read_error_steps(library, response, exchange, hook_error))
+    if hook_error:
+        raise hook_error
     observer = exchange.observe(dict(response.headers.items()))
     source = response.stream
     chunks = yield "open", source
@@ -423,8 +423,8 @@ def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
     return response
 
 
-def _error_steps(
-    library: Any, response: Any, exchange: Exchange, raised: Exception | None
+def _read_error_steps(
+    library: Any, response: Any, exchange: Exchange, hook_error: Exception | None
 ) -> Steps:
     """Return an error response, or None if it rejects the anchor.
 
@@ -434,7 +434,7 @@ def _error_steps(
         library: The HTTP library.
         response: The response.
         exchange: The exchange.
-        raised: The error that an event hook of the program raised for the response, if any.
+        hook_error: The error that an event hook of the program raised for the response, if any.
     """
     if exchange.rewritten:
         source, chunks, buffered = response.stream, None, list[bytes]()
@@ -450,8 +450,8 @@ def _error_steps(
             return None
         if chunks is not None:
             response.stream = _make_stream_class(library)(buffered, chunks, source, exchange)
-    if raised:
-        raise raised
+    if hook_error:
+        raise hook_error
     yield "call", partial(_finish, exchange, None)
     return response
 
