@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import coverage
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.internal.conjecture import providers
 
 from kedge.testing import forbid_network
 from strategies import BASE_EXAMPLES
@@ -32,7 +33,12 @@ settings.register_profile("random", deadline=None)
 settings.register_profile(
     "thorough", deadline=None, max_examples=3_000, suppress_health_check=list(HealthCheck)
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kedge"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "kedge")
+settings.load_profile(PROFILE)
+if PROFILE == "kedge":
+    # Hypothesis would parse every loaded module of the project for constants to try: ten seconds in every
+    # worker, and examples that depend on the tests which the worker has collected.
+    setattr(providers, "is_local_module_file", lambda path: False)  # noqa: B010 - not exported
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop(

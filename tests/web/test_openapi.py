@@ -57,7 +57,7 @@ def test_api_matches_its_document(known: tuple[PageServer, str], subtests: pytes
         OPENAPI_DOCUMENT, config=SchemathesisConfig.from_dict(CONFIG)
     )
     limits = settings(
-        max_examples=scale_examples(4),
+        max_examples=scale_examples(3),
         deadline=None,
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -232,6 +232,8 @@ def echo_error(label: str, message: str, hint: str) -> None:
 
 
 def _error_message(error: BaseException) -> str:
+    if isinstance(error.__cause__, UnicodeEncodeError):
+        error = error.__cause__  # it has the text, usually an argument
     if isinstance(error, KedgeError):
         return " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
