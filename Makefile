@@ -51,7 +51,7 @@ style: $(VENV)/.ready
 
 # With a larger young generation, Node collects garbage less often.
 types: $(VENV)/.ready
-	NODE_OPTIONS=--max-semi-space-size=64 $(BIN)/basedpyright
+	NODE_OPTIONS=--max-semi-space-size=128 $(BIN)/basedpyright
 
 docs: $(VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -1,26 +1,21 @@
 """Tests of conventions that apply to the complete repository."""
 
-import ast
 import re
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 APPLICATIONS = {"backends", "cli", "proxy", "server", "web"}
 """Packages that are run and not imported; their options and routes are documented instead."""
 
 
-def test_every_test_has_a_docstring() -> None:
-    """Every test function has a docstring."""
-    silent = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
-        and not ast.get_docstring(node)
-    ]
-    assert silent == []
+def test_every_test_has_a_docstring(request: pytest.FixtureRequest) -> None:
+    """Every test function that was collected has a docstring."""
+    functions = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    named = [item for item in functions if item.function.__name__.startswith("test_")]
+    assert [item.nodeid for item in named if not item.function.__doc__] == []
 
 
 def test_every_link_in_the_documents_has_a_target() -> None:
