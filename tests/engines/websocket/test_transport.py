@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from openai.resources.responses import AsyncResponses
-from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_socket
 
 from engines.conftest import open_engine
@@ -391,7 +391,40 @@ async def test_failed_connection_is_reported() -> None:
             await engine.run(Turn([user("x")]))
 
 
+@pytest.mark.parametrize("status", [301, 307])
+@pytest.mark.parametrize("is_other_origin", [False, True])
+async def test_redirect_is_not_followed(status: int, is_other_origin: bool) -> None:
+    """A redirect cannot send the conversation and the key elsewhere; the error names the address."""
+    received: list[str] = []
+
+    async def accept(connection: ServerConnection) -> None:
+        received.append("opened")
+
+    async with serve_socket(accept, "127.0.0.1", 0) as other:
+        target = f"ws://127.0.0.1:{get_port(other)}/v1/responses"
+
+        def redirect(connection: ServerConnection, request: Any) -> Any:
+            if request.path != "/v1/responses":
+                return None
+            response = connection.respond(status, "moved")
+            response.headers["Location"] = f"{target}?a" if is_other_origin else "/elsewhere?a"
+            return response
+
+        async with serve_socket(accept, "127.0.0.1", 0, process_request=redirect) as server:
+            model = f"responses:http://127.0.0.1:{get_port(server)}/v1#m"
+            async with connect(model, transport="websocket", api_key="sk-secret") as engine:
+                expected = target if is_other_origin else "/elsewhere"
+                with pytest.raises(RequestRefused, match=f"redirects to {expected};") as exc_info:
+                    await engine.run(Turn([user("x")]))
+    assert received == []
+    assert (exc_info.value.status, exc_info.value.retryable) == (status, False)
+
+
 ERROR = {"code": "rate_limit_exceeded", "message": "Slow down.", "param": None}
+
+
+def get_port(server: Server) -> int:
+    return next(iter(server.sockets)).getsockname()[1]
 
 
 async def run_on_socket(
@@ -399,8 +432,7 @@ async def run_on_socket(
 ) -> list[Turn]:
     """Run a Turn several times on one connection to a server with this handler."""
     async with serve_socket(handle, "127.0.0.1", 0) as server:
-        port = next(iter(server.sockets)).getsockname()[1]
-        model = f"responses:http://127.0.0.1:{port}/v1#m"
+        model = f"responses:http://127.0.0.1:{get_port(server)}/v1#m"
         async with connect(model, transport="websocket", lanes=1, max_retries=0) as engine:
             return [await engine.run(Turn([user("x")])) for _ in range(times)]
 
@@ -492,7 +524,7 @@ async def test_client_timeout_applies_to_opening(
         assert isinstance(engine.transport, SocketTransport)
         socket = await engine.transport._open_socket()
         await socket.close()
-    assert connection_options == [{"open_timeout": expected}]
+    assert [options["open_timeout"] for options in connection_options] == [expected]
 
 
 async def test_timeout_applies_to_events(gated: TestServer, model: GatedModel) -> None:

@@ -10,6 +10,7 @@ import json
 from asyncio import sleep, timeout
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from kedge.engines.evidence import read_identity
@@ -30,6 +31,7 @@ from kedge.planning.anchors import check_positive_int
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai.resources.responses.responses import AsyncResponsesConnection
+    from websockets.http11 import Response as HandshakeResponse
 
     from kedge.engines.base import WireTap
 
@@ -90,6 +92,30 @@ class SocketResponse:
         except (LaneFailed, TimeoutError) as error:
             message = f"the response was cut: {str(error) or 'no message arrived in time'}"
             raise StreamCut(message, provider=self.provider, retryable=True) from None
+
+
+class HandshakeRefused(Exception):
+    """An error of a server that answered the handshake of a WebSocket with another status than 101."""
+
+    def __init__(self, response: "HandshakeResponse") -> None:
+        super().__init__(f"HTTP {response.status_code}")
+        self.response = response
+
+
+@cache
+def _get_connection_class() -> Any:
+    """Return a connection class whose handshake does not follow redirects, which would send the key elsewhere."""
+    from websockets.asyncio.client import ClientConnection
+    from websockets.exceptions import InvalidStatus
+
+    class Connection(ClientConnection):
+        async def handshake(self, *values: Any, **options: Any) -> None:
+            try:
+                await super().handshake(*values, **options)
+            except InvalidStatus as error:  # the error by which the library recognizes a redirect
+                raise HandshakeRefused(error.response) from None
+
+    return Connection
 
 
 class SocketTransport(Transport):
@@ -216,17 +242,20 @@ class SocketTransport(Transport):
         return self.build_error(status if isinstance(status, int) else 400, text, headers)
 
     async def _open_socket(self) -> "AsyncResponsesConnection":
-        from websockets.exceptions import InvalidStatus, WebSocketException
+        from websockets.exceptions import WebSocketException
 
         try:
-            # The type annotations of the SDK lack this option, but the SDK passes it on.
-            options: Any = {"open_timeout": self._open_timeout()}
+            # The type annotations of the SDK lack these options, but the SDK passes them on.
+            options: Any = {
+                "open_timeout": self._open_timeout(),
+                "create_connection": _get_connection_class(),
+            }
             manager = self.client.responses.connect(
                 extra_headers=no_telemetry_headers(self.sdk), websocket_connection_options=options
             )
             socket = await manager.enter()
-        except InvalidStatus as error:
-            raise self._error_from_handshake(error) from None
+        except HandshakeRefused as error:
+            raise self._error_from_handshake(error.response) from None
         except (WebSocketException, OSError, TimeoutError) as error:
             message = f"could not open a WebSocket to the server ({type(error).__name__})"
             raise Unreachable(message, provider=self.provider, retryable=True) from None
@@ -234,11 +263,12 @@ class SocketTransport(Transport):
         self.identity = read_identity(handshake.headers) if handshake else ""
         return socket
 
-    def _error_from_handshake(self, error: Any) -> EngineError:
-        response = error.response
-        status: int = response.status_code
-        text = (response.body or b"").decode("utf-8", "replace")
+    def _error_from_handshake(self, response: "HandshakeResponse") -> EngineError:
+        status = response.status_code
+        text = bytes(response.body or b"").decode("utf-8", "replace")
         error = self.build_error(status, text, response.headers)
+        if 300 <= status < 400:
+            return error
         # Many servers answer with 403 and without a message on a path without WebSockets.
         if type(error) is RequestRefused or (status == 403 and not text):
             message = (
