@@ -42,7 +42,7 @@ def test_the_page_lists_exactly_the_messages_of_the_local_server() -> None:
     """The page lists each message for which the hosted API has published none."""
     source = Path(errors.__file__).read_text()
     names = re.findall(
-        r"^([A-Z_]+) = ErrorTemplate\(",
+        r"^([A-Z_]+) = (?:ErrorTemplate|_path_error)\(",
         source[source.index("# Messages of the local server") :],
         re.MULTILINE,
     )

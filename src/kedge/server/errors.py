@@ -98,17 +98,18 @@ def _truncate_value(value: object) -> str:
     return text if len(text) <= MAX_ECHO_CHARS else text[:MAX_ECHO_CHARS] + "…"
 
 
+def _path_error(message: str, code: str) -> ErrorTemplate:
+    """Return the template of an error of the parameter at ``path``."""
+    return ErrorTemplate(message, "{path}", code)
+
+
 # The format of a request.
-MISSING_PARAMETER = ErrorTemplate(
-    "Missing required parameter: '{path}'.", param="{path}", code="missing_required_parameter"
+MISSING_PARAMETER = _path_error(
+    "Missing required parameter: '{path}'.", "missing_required_parameter"
 )
-UNKNOWN_PARAMETER = ErrorTemplate(
-    "Unknown parameter: '{path}'.", param="{path}", code="unknown_parameter"
-)
-UNKNOWN_WITH_SUGGESTION = ErrorTemplate(
-    "Unknown parameter: '{path}'. Did you mean {suggestion}?",
-    param="{path}",
-    code="unknown_parameter",
+UNKNOWN_PARAMETER = _path_error("Unknown parameter: '{path}'.", "unknown_parameter")
+UNKNOWN_WITH_SUGGESTION = _path_error(
+    "Unknown parameter: '{path}'. Did you mean {suggestion}?", "unknown_parameter"
 )
 MOVED_PARAMETER = ErrorTemplate(
     "Unsupported parameter: '{path}'. In the Responses API, this parameter has moved to '{to}'. "
@@ -116,92 +117,74 @@ MOVED_PARAMETER = ErrorTemplate(
     "https://platform.openai.com/docs/api-reference/responses/create.",
     code="unsupported_parameter",
 )
-INVALID_TYPE = ErrorTemplate(
-    "Invalid type for '{path}': expected {expected}, but got {got} instead.",
-    param="{path}",
-    code="invalid_type",
+INVALID_TYPE = _path_error(
+    "Invalid type for '{path}': expected {expected}, but got {got} instead.", "invalid_type"
 )
-INVALID_VALUE = ErrorTemplate(
-    "Invalid value: '{value}'. Supported values are: {supported}.",
-    param="{path}",
-    code="invalid_value",
+INVALID_VALUE = _path_error(
+    "Invalid value: '{value}'. Supported values are: {supported}.", "invalid_value"
 )
-INTEGER_TOO_SMALL = ErrorTemplate(
+INTEGER_TOO_SMALL = _path_error(
     "Invalid '{path}': integer below minimum value. Expected a value >= {least}, "
     "but got {value} instead.",
-    param="{path}",
-    code="integer_below_min_value",
+    "integer_below_min_value",
 )
-INTEGER_TOO_LARGE = ErrorTemplate(
+INTEGER_TOO_LARGE = _path_error(
     "Invalid '{path}': integer above maximum value. Expected a value <= {most}, "
     "but got {value} instead.",
-    param="{path}",
-    code="integer_above_max_value",
+    "integer_above_max_value",
 )
-DECIMAL_TOO_SMALL = ErrorTemplate(
+DECIMAL_TOO_SMALL = _path_error(
     "Invalid '{path}': decimal below minimum value. Expected a value >= {least}, "
     "but got {value} instead.",
-    param="{path}",
-    code="decimal_below_min_value",
+    "decimal_below_min_value",
 )
-DECIMAL_TOO_LARGE = ErrorTemplate(
+DECIMAL_TOO_LARGE = _path_error(
     "Invalid '{path}': decimal above maximum value. Expected a value <= {most}, "
     "but got {value} instead.",
-    param="{path}",
-    code="decimal_above_max_value",
+    "decimal_above_max_value",
 )
-STRING_EMPTY = ErrorTemplate(
+STRING_EMPTY = _path_error(
     "Invalid '{path}': empty string. Expected a string with minimum length {least}, "
     "but got an empty string instead.",
-    param="{path}",
-    code="empty_string",
+    "empty_string",
 )
-STRING_TOO_SHORT = ErrorTemplate(
+STRING_TOO_SHORT = _path_error(
     "Invalid '{path}': string too short. Expected a string with minimum length {least}, "
     "but got a string with length {length} instead.",
-    param="{path}",
-    code="string_below_min_length",
+    "string_below_min_length",
 )
-STRING_TOO_LONG = ErrorTemplate(
+STRING_TOO_LONG = _path_error(
     "Invalid '{path}': string too long. Expected a string with maximum length {most}, "
     "but got a string with length {length} instead.",
-    param="{path}",
-    code="string_above_max_length",
+    "string_above_max_length",
 )
-STRING_PATTERN_MISMATCH = ErrorTemplate(
+STRING_PATTERN_MISMATCH = _path_error(
     "Invalid '{path}': string does not match pattern. Expected a string that matches the "
     "pattern '{pattern}'.",
-    param="{path}",
-    code="invalid_value",
+    "invalid_value",
 )
-ARRAY_EMPTY = ErrorTemplate(
+ARRAY_EMPTY = _path_error(
     "Invalid '{path}': empty array. Expected an array with minimum length {least}, "
     "but got an empty array instead.",
-    param="{path}",
-    code="empty_array",
+    "empty_array",
 )
-ARRAY_TOO_LONG = ErrorTemplate(
+ARRAY_TOO_LONG = _path_error(
     "Invalid '{path}': array too long. Expected an array with maximum length {most}, "
     "but got an array with length {length} instead.",
-    param="{path}",
-    code="array_above_max_length",
+    "array_above_max_length",
 )
-OBJECT_TOO_LARGE = ErrorTemplate(
+OBJECT_TOO_LARGE = _path_error(
     "Invalid '{path}': too many properties. Expected an object with at most {most} properties, "
     "but got an object with {length} properties instead.",
-    param="{path}",
-    code="object_above_max_properties",
+    "object_above_max_properties",
 )
-INVALID_ID_PREFIX = ErrorTemplate(
-    "Invalid '{path}': '{value}'. Expected an ID that begins with '{prefix}'.",
-    param="{path}",
-    code="invalid_value",
+INVALID_ID_PREFIX = _path_error(
+    "Invalid '{path}': '{value}'. Expected an ID that begins with '{prefix}'.", "invalid_value"
 )
-INVALID_ID_CHARACTERS = ErrorTemplate(
+INVALID_ID_CHARACTERS = _path_error(
     "Invalid '{path}': '{value}'. Expected an ID that contains letters, numbers, underscores, "
     "or dashes, but this value contained additional characters.",
-    param="{path}",
-    code="invalid_value",
+    "invalid_value",
 )
 CONTEXT_MANAGEMENT_UNSUPPORTED = ErrorTemplate(
     "Unsupported context_management type: '{type}'.", param="context_management"
@@ -373,10 +356,8 @@ PREVIOUS_RESPONSE_UNFINISHED = ErrorTemplate(
     param="previous_response_id",
     code="previous_response_not_completed",
 )
-COMPACTION_TRIGGER_NOT_LAST = ErrorTemplate(
-    "Invalid '{path}': a compaction_trigger must be the last input item.",
-    param="{path}",
-    code="invalid_value",
+COMPACTION_TRIGGER_NOT_LAST = _path_error(
+    "Invalid '{path}': a compaction_trigger must be the last input item.", "invalid_value"
 )
 BODY_NOT_OBJECT = ErrorTemplate(
     "Invalid type for the request body: expected an object, but got {got} instead.",
@@ -494,16 +475,10 @@ BODY_TOO_LARGE = ErrorTemplate(
     status=413,
     code="request_too_large",
 )
-NESTING_TOO_DEEP = ErrorTemplate(
-    "Invalid '{path}': nested too deeply. Expected at most {most} levels.",
-    param="{path}",
-    code="object_above_max_depth",
+NESTING_TOO_DEEP = _path_error(
+    "Invalid '{path}': nested too deeply. Expected at most {most} levels.", "object_above_max_depth"
 )
-INVALID_NUMBER = ErrorTemplate(
-    "Invalid '{path}': {value} is not a JSON number.", param="{path}", code="invalid_value"
-)
-LONE_SURROGATE = ErrorTemplate(
-    "Invalid '{path}': string contains a lone surrogate, which is not a character.",
-    param="{path}",
-    code="invalid_value",
+INVALID_NUMBER = _path_error("Invalid '{path}': {value} is not a JSON number.", "invalid_value")
+LONE_SURROGATE = _path_error(
+    "Invalid '{path}': string contains a lone surrogate, which is not a character.", "invalid_value"
 )

@@ -18,31 +18,27 @@ NAME = String(min_length=1, max_length=128, pattern=pattern("^[a-zA-Z0-9_-]{1,12
 MIN_THINKING_BUDGET = 1024
 
 
-def block_object(members: dict[str, Validator], required: tuple[str, ...] = ()) -> Object:
+def block_object(members: dict[str, Validator]) -> Object:
     """Build the schema of a block with these members, its type and its cache control."""
-    return Object({"type": STRING, "cache_control": CACHE_CONTROL} | members, required)
+    return Object({"type": STRING, "cache_control": CACHE_CONTROL} | members)
 
 
 CACHE_CONTROL = Nullable(
-    Object(
-        {"type": StringEnum(("ephemeral",)), "ttl": StringEnum(("5m", "1h"))}, required=("type",)
-    )
+    Object({"type!": StringEnum(("ephemeral",)), "ttl": StringEnum(("5m", "1h"))})
 )
-TEXT_BLOCK = block_object(
-    {"text": STRING, "citations": Nullable(Array(ANY_OBJECT))}, required=("text",)
-)
+TEXT_BLOCK = block_object({"text!": STRING, "citations": Nullable(Array(ANY_OBJECT))})
 
 
 def source_object(members: dict[str, Validator]) -> Object:
     """Build the schema of a source, all of whose members are required."""
-    return Object({"type": STRING} | members, tuple(members))
+    return Object({"type": STRING} | {f"{name}!": members[name] for name in members})
 
 
 URL_SOURCE = source_object({"url": STRING})
 FILE_SOURCE = source_object({"file_id": STRING})
 IMAGE_BLOCK = block_object(
     {
-        "source": TaggedUnion(
+        "source!": TaggedUnion(
             {
                 "base64": source_object(
                     {
@@ -57,8 +53,7 @@ IMAGE_BLOCK = block_object(
             }
         ),
         "transformations": Nullable(ANY_OBJECT),
-    },
-    required=("source",),
+    }
 )
 TEXT_OR_IMAGES = TypeUnion(
     "a string or list",
@@ -67,7 +62,7 @@ TEXT_OR_IMAGES = TypeUnion(
 )
 DOCUMENT_BLOCK = block_object(
     {
-        "source": TaggedUnion(
+        "source!": TaggedUnion(
             {
                 "base64": source_object(
                     {"media_type": StringEnum(("application/pdf",)), "data": STRING}
@@ -81,27 +76,24 @@ DOCUMENT_BLOCK = block_object(
         "citations": Nullable(Object({"enabled": BOOLEAN})),
         "context": NULLABLE_STRING,
         "title": NULLABLE_STRING,
-    },
-    required=("source",),
+    }
 )
 TOOL_USE_BLOCK = block_object(
     {
-        "id": String(min_length=1, pattern=pattern("^[a-zA-Z0-9_-]+$")),
-        "name": String(min_length=1, max_length=200),
-        "input": ANY_OBJECT,
+        "id!": String(min_length=1, pattern=pattern("^[a-zA-Z0-9_-]+$")),
+        "name!": String(min_length=1, max_length=200),
+        "input!": ANY_OBJECT,
         "caller": ANY_OBJECT,
         "toolset_name": NULLABLE_STRING,
-    },
-    required=("id", "name", "input"),
+    }
 )
 SEARCH_RESULT_BLOCK = block_object(
     {
-        "source": STRING,
-        "title": STRING,
-        "content": Array(TaggedUnion({"text": TEXT_BLOCK})),
+        "source!": STRING,
+        "title!": STRING,
+        "content!": Array(TaggedUnion({"text": TEXT_BLOCK})),
         "citations": Nullable(Object({"enabled": BOOLEAN})),
-    },
-    required=("source", "title", "content"),
+    }
 )
 RESULT_BLOCK = TaggedUnion(
     {
@@ -113,14 +105,13 @@ RESULT_BLOCK = TaggedUnion(
 )
 TOOL_RESULT_BLOCK = block_object(
     {
-        "tool_use_id": String(min_length=1, pattern=pattern("^[a-zA-Z0-9_-]+$")),
+        "tool_use_id!": String(min_length=1, pattern=pattern("^[a-zA-Z0-9_-]+$")),
         "content": Nullable(
             TypeUnion("a string or list", string=STRING, array=Array(RESULT_BLOCK))
         ),
         "is_error": Nullable(BOOLEAN),
         "toolset_name": NULLABLE_STRING,
-    },
-    required=("tool_use_id",),
+    }
 )
 BLOCK = TaggedUnion(
     {
@@ -130,35 +121,30 @@ BLOCK = TaggedUnion(
         "search_result": SEARCH_RESULT_BLOCK,
         "tool_use": TOOL_USE_BLOCK,
         "tool_result": TOOL_RESULT_BLOCK,
-        "thinking": Object(
-            {"type": STRING, "thinking": STRING, "signature": STRING},
-            required=("thinking", "signature"),
-        ),
-        "redacted_thinking": Object({"type": STRING, "data": STRING}, required=("data",)),
+        "thinking": Object({"type": STRING, "thinking!": STRING, "signature!": STRING}),
+        "redacted_thinking": Object({"type": STRING, "data!": STRING}),
     }
 )
 MESSAGE = Object(
     {
-        "role": StringEnum(("user", "assistant", "system")),
-        "content": TypeUnion("a string or list", string=STRING, array=Array(BLOCK)),
-    },
-    required=("role", "content"),
+        "role!": StringEnum(("user", "assistant", "system")),
+        "content!": TypeUnion("a string or list", string=STRING, array=Array(BLOCK)),
+    }
 )
 
 CUSTOM_TOOL = Object(
     {
         "type": Nullable(StringEnum(("custom",))),
-        "name": NAME,
+        "name!": NAME,
         "description": STRING,
-        "input_schema": TaggedUnion({"object": ANY_OBJECT}),
+        "input_schema!": TaggedUnion({"object": ANY_OBJECT}),
         "strict": BOOLEAN,
         "cache_control": CACHE_CONTROL,
         "defer_loading": BOOLEAN,
         "eager_input_streaming": Nullable(BOOLEAN),
         "allowed_callers": Array(STRING, of="strings"),
         "input_examples": Array(ANY_OBJECT),
-    },
-    required=("name", "input_schema"),
+    }
 )
 
 
@@ -182,7 +168,7 @@ TOOL_CHOICE = TaggedUnion(
     {
         "auto": Object(PARALLEL_MEMBERS),
         "any": Object(PARALLEL_MEMBERS),
-        "tool": Object(PARALLEL_MEMBERS | {"name": STRING}, required=("name",)),
+        "tool": Object(PARALLEL_MEMBERS | {"name!": STRING}),
         "none": Object({"type": STRING}),
     }
 )
@@ -192,10 +178,9 @@ THINKING = TaggedUnion(
         "enabled": Object(
             {
                 "type": STRING,
-                "budget_tokens": Integer(minimum=MIN_THINKING_BUDGET),
+                "budget_tokens!": Integer(minimum=MIN_THINKING_BUDGET),
                 "display": THINKING_DISPLAY,
-            },
-            required=("budget_tokens",),
+            }
         ),
         "adaptive": Object({"type": STRING, "display": THINKING_DISPLAY}),
         "between_tools": Object({"type": STRING}),
@@ -206,13 +191,7 @@ OUTPUT_CONFIG = Object(
     {
         "effort": Nullable(StringEnum(("low", "medium", "high", "xhigh", "max"))),
         "format": Nullable(
-            TaggedUnion(
-                {
-                    "json_schema": Object(
-                        {"type": STRING, "schema": ANY_OBJECT}, required=("schema",)
-                    )
-                }
-            )
+            TaggedUnion({"json_schema": Object({"type": STRING, "schema!": ANY_OBJECT})})
         ),
     }
 )

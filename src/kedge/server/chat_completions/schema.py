@@ -14,37 +14,28 @@ from kedge.server.schema.content import CACHE_BREAKPOINT, NULLABLE_STRING, REFUS
 from kedge.server.schema.scalars import AnyJson, Integer, Number, String, StringEnum
 from kedge.server.schema.tools import ANY_OBJECT, BOOLEAN, NAME, REASONING_EFFORTS, typed_object
 
-NAMED_TOOL = Object({"name": NAME}, required=("name",))
+NAMED_TOOL = Object({"name!": NAME})
 
-TEXT_PART = Object(
-    {"type": STRING, "text": STRING, "prompt_cache_breakpoint": CACHE_BREAKPOINT},
-    required=("text",),
-)
+TEXT_PART = Object({"type": STRING, "text!": STRING, "prompt_cache_breakpoint": CACHE_BREAKPOINT})
 IMAGE_PART = typed_object(
     {
-        "image_url": Object(
-            {"url": STRING, "detail": StringEnum(("auto", "low", "high", "original"))},
-            required=("url",),
+        "image_url!": Object(
+            {"url!": STRING, "detail": StringEnum(("auto", "low", "high", "original"))}
         ),
         "prompt_cache_breakpoint": CACHE_BREAKPOINT,
-    },
-    required=("image_url",),
+    }
 )
 AUDIO_PART = typed_object(
     {
-        "input_audio": Object(
-            {"data": STRING, "format": StringEnum(("wav", "mp3"))}, required=("data", "format")
-        ),
+        "input_audio!": Object({"data!": STRING, "format!": StringEnum(("wav", "mp3"))}),
         "prompt_cache_breakpoint": CACHE_BREAKPOINT,
-    },
-    required=("input_audio",),
+    }
 )
 FILE_PART = typed_object(
     {
-        "file": Object({"file_data": STRING, "file_id": STRING, "filename": STRING}),
+        "file!": Object({"file_data": STRING, "file_id": STRING, "filename": STRING}),
         "prompt_cache_breakpoint": CACHE_BREAKPOINT,
-    },
-    required=("file",),
+    }
 )
 
 TEXT_OR_PARTS = "one of a string or array of objects"
@@ -77,39 +68,35 @@ ASSISTANT_CONTENT = Nullable(
 
 FUNCTION_CALL = Object(
     {
-        "id": STRING,
+        "id!": STRING,
         "type": STRING,
-        "function": Object({"name": NAME, "arguments": STRING}, required=("name", "arguments")),
-    },
-    required=("id", "function"),
+        "function!": Object({"name!": NAME, "arguments!": STRING}),
+    }
 )
 CUSTOM_CALL = Object(
     {
-        "id": STRING,
+        "id!": STRING,
         "type": STRING,
-        "custom": Object({"name": NAME, "input": STRING}, required=("name", "input")),
-    },
-    required=("id", "custom"),
+        "custom!": Object({"name!": NAME, "input!": STRING}),
+    }
 )
 
 
-def message_object(
-    members: dict[str, Validator], required: tuple[str, ...] = ("content",)
-) -> Object:
+def message_object(members: dict[str, Validator]) -> Object:
     """Build the schema of a message with these members, its role and its name."""
-    return Object({"role": STRING, "name": STRING} | members, required)
+    return Object({"role": STRING, "name": STRING} | members)
 
 
 MESSAGE = TaggedUnion(
     {
-        "system": message_object({"content": TEXT_CONTENT}),
+        "system": message_object({"content!": TEXT_CONTENT}),
         "assistant": message_object(
             {
                 "content": ASSISTANT_CONTENT,
                 "refusal": NULLABLE_STRING,
                 "reasoning_content": NULLABLE_STRING,
                 "annotations": Nullable(Array(ANY_OBJECT)),
-                "audio": Nullable(Object({"id": STRING}, required=("id",))),
+                "audio": Nullable(Object({"id!": STRING})),
                 "function_call": Nullable(ANY_OBJECT),
                 "tool_calls": Nullable(
                     Array(
@@ -117,82 +104,69 @@ MESSAGE = TaggedUnion(
                         min_length=1,
                     )
                 ),
-            },
-            required=(),
+            }
         ),
-        "user": message_object({"content": USER_CONTENT}),
-        "tool": message_object(
-            {"content": TEXT_CONTENT, "tool_call_id": STRING}, required=("content", "tool_call_id")
-        ),
-        "developer": message_object({"content": TEXT_CONTENT}),
+        "user": message_object({"content!": USER_CONTENT}),
+        "tool": message_object({"content!": TEXT_CONTENT, "tool_call_id!": STRING}),
+        "developer": message_object({"content!": TEXT_CONTENT}),
     },
     tag="role",
 )
 
 FUNCTION_TOOL = typed_object(
     {
-        "function": Object(
+        "function!": Object(
             {
-                "name": NAME,
+                "name!": NAME,
                 "description": STRING,
                 "parameters": ANY_OBJECT,
                 "strict": Nullable(BOOLEAN),
-            },
-            required=("name",),
+            }
         )
-    },
-    required=("function",),
+    }
 )
-GRAMMAR = Object(
-    {"definition": STRING, "syntax": StringEnum(("lark", "regex"))},
-    required=("definition", "syntax"),
-)
+GRAMMAR = Object({"definition!": STRING, "syntax!": StringEnum(("lark", "regex"))})
 CUSTOM_TOOL = typed_object(
     {
-        "custom": Object(
+        "custom!": Object(
             {
-                "name": NAME,
+                "name!": NAME,
                 "description": STRING,
                 "format": TaggedUnion(
                     {
                         "text": typed_object(),
-                        "grammar": typed_object({"grammar": GRAMMAR}, required=("grammar",)),
+                        "grammar": typed_object({"grammar!": GRAMMAR}),
                     }
                 ),
-            },
-            required=("name",),
+            }
         )
-    },
-    required=("custom",),
+    }
 )
 TOOL_CHOICE = TypeUnion(
     "one of an object or 'none', 'auto', or 'required'",
     string=StringEnum(("none", "auto", "required")),
     record=TaggedUnion(
         {
-            "function": typed_object({"function": NAMED_TOOL}, required=("function",)),
-            "custom": typed_object({"custom": NAMED_TOOL}, required=("custom",)),
+            "function": typed_object({"function!": NAMED_TOOL}),
+            "custom": typed_object({"custom!": NAMED_TOOL}),
             "allowed_tools": typed_object(
                 {
-                    "allowed_tools": Object(
-                        {"mode": StringEnum(("auto", "required")), "tools": Array(ANY_OBJECT)},
-                        required=("mode", "tools"),
+                    "allowed_tools!": Object(
+                        {"mode!": StringEnum(("auto", "required")), "tools!": Array(ANY_OBJECT)}
                     )
-                },
-                required=("allowed_tools",),
+                }
             ),
         }
     ),
 )
 JSON_SCHEMA = Object(
-    {"name": NAME, "description": STRING, "schema": ANY_OBJECT, "strict": Nullable(BOOLEAN)},
-    required=("name",),
+    {"name!": NAME, "description": STRING, "schema": ANY_OBJECT, "strict": Nullable(BOOLEAN)}
 )
 RESPONSE_FORMAT = TaggedUnion(
     {
         "text": typed_object(),
         "json_object": typed_object(),
-        "json_schema": typed_object({"json_schema": JSON_SCHEMA}, required=("json_schema",)),
+        "json_schema": typed_object({"json_schema!": JSON_SCHEMA}),
     }
 )
 STOP = TypeUnion(
@@ -200,9 +174,7 @@ STOP = TypeUnion(
     string=String(min_length=1),
     array=Array(String(min_length=1), of="strings", max_length=4),
 )
-PREDICTION = TaggedUnion(
-    {"content": typed_object({"content": TEXT_CONTENT}, required=("content",))}
-)
+PREDICTION = TaggedUnion({"content": typed_object({"content!": TEXT_CONTENT})})
 
 CREATE_COMPLETION: Mapping[str, Validator] = {
     "model": STRING,

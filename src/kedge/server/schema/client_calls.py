@@ -24,100 +24,90 @@ CALLER = Nullable(
     TaggedUnion(
         {
             "direct": typed_object(),
-            "program": typed_object({"caller_id": STRING}, required=("caller_id",)),
+            "program": typed_object({"caller_id!": STRING}),
         }
     )
 )
 
 
 def item_object(
-    prefix: str | None, members: Mapping[str, Validator], required: tuple[str, ...] = ()
+    prefix: str | None, members: Mapping[str, Validator], *, needs_id: bool = False
 ) -> Object:
     """Build the schema of an item whose id, if it has one, starts with ``prefix``."""
-    common: dict[str, Validator] = {"type": STRING, "id": Nullable(Identifier(prefix or ""))}
-    return Object(common | dict(members), required)
+    item_id = Nullable(Identifier(prefix or ""))
+    return Object({"type": STRING, "id!" if needs_id else "id": item_id} | dict(members))
 
 
 FUNCTION_CALL = item_object(
     "fc",
     {
-        "call_id": CALL_ID,
-        "name": NAME,
-        "arguments": STRING,
+        "call_id!": CALL_ID,
+        "name!": NAME,
+        "arguments!": STRING,
         "namespace": NULLABLE_STRING,
         "async": BOOLEAN,
         "caller": CALLER,
         "status": STATUS,
     },
-    required=("call_id", "name", "arguments"),
 )
 FUNCTION_CALL_OUTPUT = item_object(
     "fc",
     {
-        "call_id": CALL_ID,
-        "output": TOOL_OUTPUT,
+        "call_id!": CALL_ID,
+        "output!": TOOL_OUTPUT,
         "name": NULLABLE_STRING,
         "namespace": NULLABLE_STRING,
         "caller": CALLER,
         "status": STATUS,
     },
-    required=("call_id", "output"),
 )
 CUSTOM_TOOL_CALL = item_object(
     "ctc",
     {
-        "call_id": CALL_ID,
-        "name": STRING,
-        "input": STRING,
+        "call_id!": CALL_ID,
+        "name!": STRING,
+        "input!": STRING,
         "namespace": NULLABLE_STRING,
         "async": BOOLEAN,
         "caller": CALLER,
         "status": STATUS,
     },
-    required=("call_id", "name", "input"),
 )
 CUSTOM_TOOL_CALL_OUTPUT = item_object(
-    "ctc",
-    {"call_id": CALL_ID, "output": TOOL_OUTPUT, "caller": CALLER, "status": STATUS},
-    required=("call_id", "output"),
+    "ctc", {"call_id!": CALL_ID, "output!": TOOL_OUTPUT, "caller": CALLER, "status": STATUS}
 )
 
 LOCAL_SHELL_CALL = item_object(
     "lsh",
     {
-        "call_id": CALL_ID,
-        "action": TaggedUnion(
+        "call_id!": CALL_ID,
+        "action!": TaggedUnion(
             {
                 "exec": typed_object(
                     {
-                        "command": STRING_ARRAY,
-                        "env": Map(STRING),
+                        "command!": STRING_ARRAY,
+                        "env!": Map(STRING),
                         "timeout_ms": Nullable(Integer()),
                         "user": NULLABLE_STRING,
                         "working_directory": NULLABLE_STRING,
-                    },
-                    required=("command", "env"),
+                    }
                 )
             }
         ),
-        "status": STATUS,
+        "status!": STATUS,
     },
-    required=("call_id", "action", "status"),
 )
-LOCAL_SHELL_CALL_OUTPUT = item_object(
-    None, {"id": CALL_ID, "output": STRING, "status": STATUS}, required=("id", "output")
-)
+LOCAL_SHELL_CALL_OUTPUT = item_object(None, {"id!": CALL_ID, "output!": STRING, "status": STATUS})
 SHELL_CALL = item_object(
     "sh",
     {
-        "call_id": CALL_ID,
-        "action": Object(
+        "call_id!": CALL_ID,
+        "action!": Object(
             {
-                "commands": STRING_ARRAY,
+                "commands!": STRING_ARRAY,
                 "max_output_length": Nullable(Integer()),
                 "timeout_ms": Nullable(Integer()),
-            },
-            required=("commands",),
+            }
         ),
         "environment": Nullable(
             TaggedUnion({"local": LOCAL_ENVIRONMENT, "container_reference": CONTAINER_REFERENCE})
@@ -125,111 +115,96 @@ SHELL_CALL = item_object(
         "caller": CALLER,
         "status": STATUS,
     },
-    required=("call_id", "action"),
 )
 SHELL_CALL_OUTPUT = item_object(
     "sh",
     {
-        "call_id": CALL_ID,
-        "output": Array(
+        "call_id!": CALL_ID,
+        "output!": Array(
             Object(
                 {
-                    "stdout": STRING,
-                    "stderr": STRING,
-                    "outcome": TaggedUnion(
+                    "stdout!": STRING,
+                    "stderr!": STRING,
+                    "outcome!": TaggedUnion(
                         {
                             "timeout": typed_object(),
-                            "exit": typed_object({"exit_code": Integer()}, required=("exit_code",)),
+                            "exit": typed_object({"exit_code!": Integer()}),
                         }
                     ),
-                },
-                required=("stdout", "stderr", "outcome"),
+                }
             )
         ),
         "max_output_length": Nullable(Integer()),
         "caller": CALLER,
         "status": STATUS,
     },
-    required=("call_id", "output"),
 )
-FILE_DIFF = typed_object({"path": STRING, "diff": STRING}, required=("path", "diff"))
+FILE_DIFF = typed_object({"path!": STRING, "diff!": STRING})
 APPLY_PATCH_CALL = item_object(
     "apc",
     {
-        "call_id": CALL_ID,
-        "operation": TaggedUnion(
+        "call_id!": CALL_ID,
+        "operation!": TaggedUnion(
             {
                 "create_file": FILE_DIFF,
-                "delete_file": typed_object({"path": STRING}, required=("path",)),
+                "delete_file": typed_object({"path!": STRING}),
                 "update_file": FILE_DIFF,
             }
         ),
         "caller": CALLER,
-        "status": StringEnum(("in_progress", "completed")),
+        "status!": StringEnum(("in_progress", "completed")),
     },
-    required=("call_id", "operation", "status"),
 )
 APPLY_PATCH_CALL_OUTPUT = item_object(
     "apc",
     {
-        "call_id": CALL_ID,
+        "call_id!": CALL_ID,
         "output": NULLABLE_STRING,
         "caller": CALLER,
-        "status": StringEnum(("completed", "failed")),
+        "status!": StringEnum(("completed", "failed")),
     },
-    required=("call_id", "status"),
 )
 
-SAFETY_CHECKS = Array(
-    Object({"id": STRING, "code": NULLABLE_STRING, "message": NULLABLE_STRING}, required=("id",))
-)
-POINT_MEMBERS: dict[str, Validator] = {"x": Integer(), "y": Integer()}
+SAFETY_CHECKS = Array(Object({"id!": STRING, "code": NULLABLE_STRING, "message": NULLABLE_STRING}))
+POINT_MEMBERS: dict[str, Validator] = {"x!": Integer(), "y!": Integer()}
 KEYS_MEMBER: dict[str, Validator] = {"keys": Nullable(STRING_ARRAY)}
 COMPUTER_ACTION = TaggedUnion(
     {
         "click": typed_object(
-            {"button": StringEnum(("left", "right", "wheel", "back", "forward"))}
+            {"button!": StringEnum(("left", "right", "wheel", "back", "forward"))}
             | POINT_MEMBERS
-            | KEYS_MEMBER,
-            required=("button", "x", "y"),
+            | KEYS_MEMBER
         ),
-        "double_click": typed_object(POINT_MEMBERS | KEYS_MEMBER, required=("x", "y")),
-        "drag": typed_object(
-            {"path": Array(Object(POINT_MEMBERS, required=("x", "y")))} | KEYS_MEMBER,
-            required=("path",),
-        ),
-        "keypress": typed_object({"keys": STRING_ARRAY}, required=("keys",)),
-        "move": typed_object(POINT_MEMBERS | KEYS_MEMBER, required=("x", "y")),
+        "double_click": typed_object(POINT_MEMBERS | KEYS_MEMBER),
+        "drag": typed_object({"path!": Array(Object(POINT_MEMBERS))} | KEYS_MEMBER),
+        "keypress": typed_object({"keys!": STRING_ARRAY}),
+        "move": typed_object(POINT_MEMBERS | KEYS_MEMBER),
         "screenshot": typed_object(),
         "scroll": typed_object(
-            {"scroll_x": Integer(), "scroll_y": Integer()} | POINT_MEMBERS | KEYS_MEMBER,
-            required=("scroll_x", "scroll_y", "x", "y"),
+            {"scroll_x!": Integer(), "scroll_y!": Integer()} | POINT_MEMBERS | KEYS_MEMBER
         ),
-        "type": typed_object({"text": STRING}, required=("text",)),
+        "type": typed_object({"text!": STRING}),
         "wait": typed_object(),
     }
 )
 COMPUTER_CALL = item_object(
     "cu",
     {
-        "call_id": CALL_ID,
+        "call_id!": CALL_ID,
         "action": Nullable(COMPUTER_ACTION),
         "actions": Nullable(Array(COMPUTER_ACTION)),
-        "pending_safety_checks": SAFETY_CHECKS,
+        "pending_safety_checks!": SAFETY_CHECKS,
         "status": STATUS,
     },
-    required=("call_id", "pending_safety_checks"),
 )
 COMPUTER_CALL_OUTPUT = item_object(
     None,
     {
-        "call_id": CALL_ID,
-        "output": typed_object(
-            {"type": StringEnum(("computer_screenshot",)), "file_id": STRING, "image_url": STRING},
-            required=("type",),
+        "call_id!": CALL_ID,
+        "output!": typed_object(
+            {"type!": StringEnum(("computer_screenshot",)), "file_id": STRING, "image_url": STRING}
         ),
         "acknowledged_safety_checks": Nullable(SAFETY_CHECKS),
         "status": STATUS,
     },
-    required=("call_id", "output"),
 )

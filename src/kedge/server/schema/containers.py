@@ -52,16 +52,19 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """An object with known members, some of them required."""
+    """An object with known members; those whose names end with ``!`` in the table are required."""
 
     members: Mapping[str, Validator]
-    required: tuple[str, ...] = ()
     expected: str = "an object"
+    required: tuple[str, ...] = field(init=False)
     checks: tuple[tuple[str, Any], ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        checks = tuple((name, validator.check) for name, validator in self.members.items())
-        object.__setattr__(self, "checks", checks)
+        members = {name.removesuffix("!"): validator for name, validator in self.members.items()}
+        required = dict.fromkeys(name[:-1] for name in self.members if name.endswith("!"))
+        object.__setattr__(self, "members", members)
+        object.__setattr__(self, "required", tuple(required))
+        object.__setattr__(self, "checks", tuple((name, members[name].check) for name in members))
 
     def check(self, value: Any, path: JsonPath) -> None:
         """Check the type, then missing members, unknown members, each member."""

@@ -40,15 +40,10 @@ def content_part(variants: Mapping[str, Validator]) -> TaggedUnion:
 
 
 CACHE_BREAKPOINT = Nullable(
-    Object(
-        {"mode": StringEnum(("explicit",)), "ttl": StringEnum(("30m", "12h"))}, required=("mode",)
-    )
+    Object({"mode!": StringEnum(("explicit",)), "ttl": StringEnum(("30m", "12h"))})
 )
 
-INPUT_TEXT = Object(
-    {"type": STRING, "text": TEXT, "prompt_cache_breakpoint": CACHE_BREAKPOINT},
-    required=("text",),
-)
+INPUT_TEXT = Object({"type": STRING, "text!": TEXT, "prompt_cache_breakpoint": CACHE_BREAKPOINT})
 INPUT_IMAGE = Object(
     {
         "type": STRING,
@@ -72,67 +67,53 @@ INPUT_FILE = Object(
 INPUT_AUDIO = Object(
     {
         "type": STRING,
-        "input_audio": Object(
-            {"data": STRING, "format": StringEnum(("mp3", "wav"))}, required=("data", "format")
-        ),
-    },
-    required=("input_audio",),
+        "input_audio!": Object({"data!": STRING, "format!": StringEnum(("mp3", "wav"))}),
+    }
 )
 
 ANNOTATION = TaggedUnion(
     {
         "file_citation": Object(
-            {"type": STRING, "file_id": STRING, "filename": STRING, "index": Integer()},
-            required=("file_id", "index"),
+            {"type": STRING, "file_id!": STRING, "filename": STRING, "index!": Integer()}
         ),
         "url_citation": Object(
             {
                 "type": STRING,
-                "start_index": Integer(),
-                "end_index": Integer(),
+                "start_index!": Integer(),
+                "end_index!": Integer(),
                 "title": STRING,
-                "url": STRING,
-            },
-            required=("start_index", "end_index", "url"),
+                "url!": STRING,
+            }
         ),
         "container_file_citation": Object(
             {
                 "type": STRING,
-                "container_id": STRING,
-                "file_id": STRING,
+                "container_id!": STRING,
+                "file_id!": STRING,
                 "filename": STRING,
                 "start_index": Integer(),
                 "end_index": Integer(),
-            },
-            required=("container_id", "file_id"),
+            }
         ),
-        "file_path": Object(
-            {"type": STRING, "file_id": STRING, "index": Integer()}, required=("file_id",)
-        ),
+        "file_path": Object({"type": STRING, "file_id!": STRING, "index": Integer()}),
     }
 )
 TOKEN_MEMBERS = {
-    "token": STRING,
+    "token!": STRING,
     "bytes": Nullable(Array(Integer(), of="integers")),
-    "logprob": Number(),
+    "logprob!": Number(),
 }
-LOGPROB = Object(
-    TOKEN_MEMBERS | {"top_logprobs": Array(Object(TOKEN_MEMBERS, required=("token", "logprob")))},
-    required=("token", "logprob"),
-)
+LOGPROB = Object(TOKEN_MEMBERS | {"top_logprobs": Array(Object(TOKEN_MEMBERS))})
 OUTPUT_TEXT = Object(
     {
         "type": STRING,
-        "text": STRING,
+        "text!": STRING,
         "annotations": Nullable(Array(ANNOTATION)),
         "logprobs": Nullable(Array(LOGPROB)),
-    },
-    required=("text",),
+    }
 )
-REFUSAL = Object({"type": STRING, "refusal": STRING}, required=("refusal",))
-ENCRYPTED_PART = Object(
-    {"type": STRING, "encrypted_content": STRING}, required=("encrypted_content",)
-)
+REFUSAL = Object({"type": STRING, "refusal!": STRING})
+ENCRYPTED_PART = Object({"type": STRING, "encrypted_content!": STRING})
 
 INPUT_PART = content_part(
     {
@@ -152,12 +133,8 @@ AGENT_PART = content_part(
     {"input_text": INPUT_TEXT, "input_image": INPUT_IMAGE, "encrypted_content": ENCRYPTED_PART}
 )
 AGENT_OUTPUT_PART = content_part({"output_text": OUTPUT_TEXT})
-SUMMARY_PART = TaggedUnion(
-    {"summary_text": Object({"type": STRING, "text": STRING}, required=("text",))}
-)
-REASONING_PART = TaggedUnion(
-    {"reasoning_text": Object({"type": STRING, "text": STRING}, required=("text",))}
-)
+SUMMARY_PART = TaggedUnion({"summary_text": Object({"type": STRING, "text!": STRING})})
+REASONING_PART = TaggedUnion({"reasoning_text": Object({"type": STRING, "text!": STRING})})
 
 TEXT_OR_OBJECTS = "one of an array of objects or string"
 

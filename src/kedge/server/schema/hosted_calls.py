@@ -17,7 +17,7 @@ from kedge.server.schema.scalars import AnyJson, Identifier, Integer, Number, St
 from kedge.server.schema.tools import ANY_OBJECT, BOOLEAN, EXECUTION, TOOLS, typed_object
 
 SEARCH_STATUS = StringEnum(("in_progress", "searching", "completed", "incomplete", "failed"))
-AGENT = Nullable(Object({"agent_name": STRING}, required=("agent_name",)))
+AGENT = Nullable(Object({"agent_name!": STRING}))
 
 
 WEB_SEARCH_CALL = item_object(
@@ -30,15 +30,11 @@ WEB_SEARCH_CALL = item_object(
                         {
                             "query": STRING,
                             "queries": STRING_ARRAY,
-                            "sources": Array(
-                                typed_object({"url": STRING}, required=("type", "url"))
-                            ),
+                            "sources": Array(Object({"type!": STRING, "url!": STRING})),
                         }
                     ),
                     "open_page": typed_object({"url": NULLABLE_STRING}),
-                    "find_in_page": typed_object(
-                        {"pattern": STRING, "url": STRING}, required=("pattern", "url")
-                    ),
+                    "find_in_page": typed_object({"pattern!": STRING, "url!": STRING}),
                 }
             )
         ),
@@ -48,8 +44,8 @@ WEB_SEARCH_CALL = item_object(
 FILE_SEARCH_CALL = item_object(
     "fs",
     {
-        "queries": STRING_ARRAY,
-        "status": SEARCH_STATUS,
+        "queries!": STRING_ARRAY,
+        "status!": SEARCH_STATUS,
         "results": Nullable(
             Array(
                 Object(
@@ -64,49 +60,47 @@ FILE_SEARCH_CALL = item_object(
             )
         ),
     },
-    required=("id", "queries", "status"),
+    needs_id=True,
 )
 CODE_INTERPRETER_CALL = item_object(
     "ci",
     {
         "code": NULLABLE_STRING,
-        "container_id": STRING,
+        "container_id!": STRING,
         "outputs": Nullable(
             Array(
                 TaggedUnion(
                     {
-                        "logs": typed_object({"logs": STRING}, required=("logs",)),
-                        "image": typed_object({"url": STRING}, required=("url",)),
+                        "logs": typed_object({"logs!": STRING}),
+                        "image": typed_object({"url!": STRING}),
                     }
                 )
             )
         ),
-        "status": StringEnum(("in_progress", "completed", "incomplete", "interpreting", "failed")),
+        "status!": StringEnum(("in_progress", "completed", "incomplete", "interpreting", "failed")),
     },
-    required=("id", "container_id", "status"),
+    needs_id=True,
 )
 IMAGE_GENERATION_CALL = item_object(
     "ig",
     {
-        "result": NULLABLE_STRING,
-        "status": StringEnum(("in_progress", "completed", "generating", "failed")),
+        "result!": NULLABLE_STRING,
+        "status!": StringEnum(("in_progress", "completed", "generating", "failed")),
         "action": Nullable(StringEnum(("generate", "edit", "auto"))),
         "background": Nullable(StringEnum(("transparent", "opaque", "auto"))),
         "error": Object(
             {
-                "type": STRING,
+                "type!": STRING,
                 "code": NULLABLE_STRING,
-                "message": STRING,
+                "message!": STRING,
                 "param": NULLABLE_STRING,
                 "moderation_details": Object(
                     {
-                        "categories": STRING_ARRAY,
-                        "moderation_stage": StringEnum(("input", "output", "unknown")),
-                    },
-                    required=("categories", "moderation_stage"),
+                        "categories!": STRING_ARRAY,
+                        "moderation_stage!": StringEnum(("input", "output", "unknown")),
+                    }
                 ),
-            },
-            required=("type", "message"),
+            }
         ),
         "output_format": Nullable(StringEnum(("png", "webp", "jpeg", "gif", "svg"))),
         "quality": Nullable(StringEnum(("low", "medium", "high", "xhigh", "max", "auto"))),
@@ -122,45 +116,40 @@ IMAGE_GENERATION_CALL = item_object(
             }
         ),
     },
-    required=("id", "result", "status"),
+    needs_id=True,
 )
 
 MCP_LIST_TOOLS = item_object(
     "mcpl",
     {
-        "server_label": STRING,
-        "tools": Array(
+        "server_label!": STRING,
+        "tools!": Array(
             Object(
                 {
-                    "name": STRING,
-                    "input_schema": AnyJson(),
+                    "name!": STRING,
+                    "input_schema!": AnyJson(),
                     "annotations": AnyJson(),
                     "description": NULLABLE_STRING,
-                },
-                required=("name", "input_schema"),
+                }
             )
         ),
         "error": NULLABLE_STRING,
     },
-    required=("id", "server_label", "tools"),
+    needs_id=True,
 )
 MCP_APPROVAL_REQUEST = item_object(
-    "mcpr",
-    {"server_label": STRING, "name": STRING, "arguments": STRING},
-    required=("id", "server_label", "name", "arguments"),
+    "mcpr", {"server_label!": STRING, "name!": STRING, "arguments!": STRING}, needs_id=True
 )
 MCP_APPROVAL_RESPONSE = item_object(
-    "mcpr",
-    {"approval_request_id": Identifier(), "approve": BOOLEAN, "reason": NULLABLE_STRING},
-    required=("approval_request_id", "approve"),
+    "mcpr", {"approval_request_id!": Identifier(), "approve!": BOOLEAN, "reason": NULLABLE_STRING}
 )
-CODED_ERROR = typed_object({"code": Integer(), "message": STRING}, required=("code", "message"))
+CODED_ERROR = typed_object({"code!": Integer(), "message!": STRING})
 MCP_CALL = item_object(
     "mcp",
     {
-        "server_label": STRING,
-        "name": STRING,
-        "arguments": STRING,
+        "server_label!": STRING,
+        "name!": STRING,
+        "arguments!": STRING,
         "approval_request_id": NULLABLE_STRING,
         "output": NULLABLE_STRING,
         "error": Nullable(
@@ -170,9 +159,7 @@ MCP_CALL = item_object(
                 record=TaggedUnion(
                     {
                         "mcp_protocol_error": CODED_ERROR,
-                        "mcp_tool_execution_error": typed_object(
-                            {"content": AnyJson()}, required=("content",)
-                        ),
+                        "mcp_tool_execution_error": typed_object({"content!": AnyJson()}),
                         "http_error": CODED_ERROR,
                     }
                 ),
@@ -180,28 +167,23 @@ MCP_CALL = item_object(
         ),
         "status": StringEnum(("in_progress", "completed", "incomplete", "calling", "failed")),
     },
-    required=("id", "server_label", "name", "arguments"),
+    needs_id=True,
 )
 
 TOOL_SEARCH_CALL = item_object(
     None,
     {
         "call_id": Nullable(CALL_ID),
-        "arguments": AnyJson(),
+        "arguments!": AnyJson(),
         "execution": EXECUTION,
         "status": STATUS,
     },
-    required=("arguments",),
 )
 TOOL_SEARCH_OUTPUT = item_object(
-    None,
-    {"call_id": Nullable(CALL_ID), "tools": TOOLS, "execution": EXECUTION, "status": STATUS},
-    required=("tools",),
+    None, {"call_id": Nullable(CALL_ID), "tools!": TOOLS, "execution": EXECUTION, "status": STATUS}
 )
 AGENT_MESSAGE = item_object(
-    None,
-    {"author": STRING, "recipient": STRING, "content": Array(AGENT_PART), "agent": AGENT},
-    required=("author", "recipient", "content"),
+    None, {"author!": STRING, "recipient!": STRING, "content!": Array(AGENT_PART), "agent": AGENT}
 )
 AGENT_ACTION = StringEnum(
     (
@@ -214,28 +196,23 @@ AGENT_ACTION = StringEnum(
     )
 )
 MULTI_AGENT_CALL = item_object(
-    None,
-    {"call_id": CALL_ID, "action": AGENT_ACTION, "arguments": STRING, "agent": AGENT},
-    required=("call_id", "action", "arguments"),
+    None, {"call_id!": CALL_ID, "action!": AGENT_ACTION, "arguments!": STRING, "agent": AGENT}
 )
 MULTI_AGENT_CALL_OUTPUT = item_object(
     None,
     {
-        "call_id": CALL_ID,
-        "action": AGENT_ACTION,
-        "output": Array(AGENT_OUTPUT_PART),
+        "call_id!": CALL_ID,
+        "action!": AGENT_ACTION,
+        "output!": Array(AGENT_OUTPUT_PART),
         "agent": AGENT,
     },
-    required=("call_id", "action", "output"),
 )
 
 PROGRAM = item_object(
-    None,
-    {"call_id": CALL_ID, "code": STRING, "fingerprint": STRING},
-    required=("id", "call_id", "code", "fingerprint"),
+    None, {"call_id!": CALL_ID, "code!": STRING, "fingerprint!": STRING}, needs_id=True
 )
 PROGRAM_OUTPUT = item_object(
     None,
-    {"call_id": CALL_ID, "result": STRING, "status": StringEnum(("completed", "incomplete"))},
-    required=("id", "call_id", "result", "status"),
+    {"call_id!": CALL_ID, "result!": STRING, "status!": StringEnum(("completed", "incomplete"))},
+    needs_id=True,
 )

@@ -64,13 +64,16 @@ from kedge.server.schema.tools import (
     typed_object,
 )
 
-MESSAGE_MEMBERS: dict[str, Validator] = {"role": STRING, "content": INPUT_CONTENT, "status": STATUS}
-INPUT_MESSAGE = item_object("msg", MESSAGE_MEMBERS, required=("content",))
+MESSAGE_MEMBERS: dict[str, Validator] = {
+    "role": STRING,
+    "content!": INPUT_CONTENT,
+    "status": STATUS,
+}
+INPUT_MESSAGE = item_object("msg", MESSAGE_MEMBERS)
 ASSISTANT_MESSAGE = item_object(
     "msg",
     MESSAGE_MEMBERS
-    | {"content": OUTPUT_CONTENT, "phase": Nullable(StringEnum(("commentary", "final_answer")))},
-    required=("content",),
+    | {"content!": OUTPUT_CONTENT, "phase": Nullable(StringEnum(("commentary", "final_answer")))},
 )
 MESSAGE = TaggedUnion(
     {
@@ -82,26 +85,22 @@ MESSAGE = TaggedUnion(
     tag="role",
     error_on_object=True,
 )
-ITEM_REFERENCE = Object({"type": Nullable(STRING), "id": Identifier()}, required=("id",))
+ITEM_REFERENCE = Object({"type": Nullable(STRING), "id!": Identifier()})
 
 REASONING = item_object(
     "rs",
     # No status: the live API sends one with reasoning items and rejects it as input.
     {
-        "summary": Array(SUMMARY_PART),
+        "summary!": Array(SUMMARY_PART),
         "content": Nullable(Array(REASONING_PART)),
         "encrypted_content": NULLABLE_STRING,
     },
-    required=("summary",),
 )
 
-ADDITIONAL_TOOLS = item_object(
-    None, {"role": StringEnum(("developer",)), "tools": TOOLS}, required=("role", "tools")
-)
+ADDITIONAL_TOOLS = item_object(None, {"role!": StringEnum(("developer",)), "tools!": TOOLS})
 
 JSON_SCHEMA_FORMAT = typed_object(
-    {"name": NAME, "schema": ANY_OBJECT, "description": STRING, "strict": Nullable(BOOLEAN)},
-    required=("name", "schema"),
+    {"name!": NAME, "schema!": ANY_OBJECT, "description": STRING, "strict": Nullable(BOOLEAN)}
 )
 TEXT_FORMAT = TaggedUnion(
     {"json_object": typed_object(), "text": typed_object(), "json_schema": JSON_SCHEMA_FORMAT}
@@ -111,8 +110,7 @@ CONFIGURATION_UPDATE = item_object(
     {
         "reasoning": Object({"effort": Nullable(StringEnum(REASONING_EFFORTS))}),
         "text": Object(
-            {"format": TaggedUnion({"text": typed_object(), "json_schema": JSON_SCHEMA_FORMAT})},
-            required=("format",),
+            {"format!": TaggedUnion({"text": typed_object(), "json_schema": JSON_SCHEMA_FORMAT})}
         ),
     },
 )
@@ -123,9 +121,7 @@ ITEM_TYPES: Mapping[str, Validator] = {
     "apply_patch_call": APPLY_PATCH_CALL,
     "apply_patch_call_output": APPLY_PATCH_CALL_OUTPUT,
     "code_interpreter_call": CODE_INTERPRETER_CALL,
-    "compaction": item_object(
-        "cmp", {"encrypted_content": STRING}, required=("encrypted_content",)
-    ),
+    "compaction": item_object("cmp", {"encrypted_content!": STRING}),
     "compaction_trigger": item_object(None, {}),
     "computer_call": COMPUTER_CALL,
     "computer_call_output": COMPUTER_CALL_OUTPUT,

@@ -47,17 +47,16 @@ METADATA = Map(
 CONVERSATION = TypeUnion(
     "one of a string or object",
     string=Identifier(max_length=256),
-    record=Object({"id": Identifier(max_length=256)}, ("id",)),
+    record=Object({"id!": Identifier(max_length=256)}),
 )
 PROMPT = Object(
     {
-        "id": STRING,
+        "id!": STRING,
         "variables": Nullable(
             Map(TypeUnion("one of a string or object", string=STRING, record=INPUT_PART))
         ),
         "version": NULLABLE_STRING,
-    },
-    required=("id",),
+    }
 )
 TEXT_CONFIG = Object(
     {"format": Nullable(TEXT_FORMAT), "verbosity": Nullable(StringEnum(("low", "medium", "high")))}
@@ -70,13 +69,12 @@ REASONING = Object(
         "mode": STRING,
     }
 )
-MODERATION_MODE = Nullable(Object({"mode": StringEnum(("score", "block"))}, required=("mode",)))
+MODERATION_MODE = Nullable(Object({"mode!": StringEnum(("score", "block"))}))
 MODERATION = Object(
     {
-        "model": STRING,
+        "model!": STRING,
         "policy": Nullable(Object({"input": MODERATION_MODE, "output": MODERATION_MODE})),
-    },
-    required=("model",),
+    }
 )
 CACHE_OPTIONS = Object(
     {
@@ -87,9 +85,7 @@ CACHE_OPTIONS = Object(
     }
 )
 CONTEXT_MANAGEMENT = Array(
-    Object(
-        {"type": STRING, "compact_threshold": Nullable(Integer(minimum=1000))}, required=("type",)
-    ),
+    Object({"type!": STRING, "compact_threshold": Nullable(Integer(minimum=1000))}),
     min_length=1,
 )
 IMAGE_OPTIONS = Object({"context_compression": StringEnum(("auto", "enabled", "disabled"))})

@@ -20,16 +20,14 @@ EXECUTION = StringEnum(("server", "client"))
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
-def typed_object(
-    members: dict[str, Validator] | None = None, required: tuple[str, ...] = ()
-) -> Object:
+def typed_object(members: dict[str, Validator] | None = None) -> Object:
     """Build the schema of a tool with these members and its type."""
-    return Object({"type": STRING} | (members or {}), required)
+    return Object({"type": STRING} | (members or {}))
 
 
 FUNCTION = typed_object(
     {
-        "name": NAME,
+        "name!": NAME,
         "description": NULLABLE_STRING,
         "parameters": Nullable(ANY_OBJECT),
         "strict": Nullable(BOOLEAN),
@@ -37,57 +35,49 @@ FUNCTION = typed_object(
         "allowed_callers": ALLOWED_CALLERS,
         "defer_loading": BOOLEAN,
         "output_schema": Nullable(ANY_OBJECT),
-    },
-    required=("name",),
+    }
 )
 
 CUSTOM = typed_object(
     {
-        "name": NAME,
+        "name!": NAME,
         "description": STRING,
         "format": TaggedUnion(
             {
                 "text": typed_object(),
                 "grammar": typed_object(
-                    {"definition": STRING, "syntax": StringEnum(("lark", "regex"))},
-                    required=("definition", "syntax"),
+                    {"definition!": STRING, "syntax!": StringEnum(("lark", "regex"))}
                 ),
             }
         ),
         "async": BOOLEAN,
         "allowed_callers": ALLOWED_CALLERS,
         "defer_loading": BOOLEAN,
-    },
-    required=("name",),
+    }
 )
 
 NAMESPACE = typed_object(
     {
-        "name": STRING,
-        "description": STRING,
-        "tools": Array(TaggedUnion({"function": FUNCTION, "custom": CUSTOM})),
-    },
-    required=("name", "description", "tools"),
+        "name!": STRING,
+        "description!": STRING,
+        "tools!": Array(TaggedUnion({"function": FUNCTION, "custom": CUSTOM})),
+    }
 )
 
 FILE_SEARCH = typed_object(
     {
-        "vector_store_ids": STRING_ARRAY,
+        "vector_store_ids!": STRING_ARRAY,
         # A compound filter contains filters: only its nesting is bounded.
         "filters": Nullable(ANY_OBJECT),
         "max_num_results": Integer(minimum=1, maximum=50),
         "ranking_options": Object(
             {
-                "hybrid_search": Object(
-                    {"embedding_weight": Number(), "text_weight": Number()},
-                    required=("embedding_weight", "text_weight"),
-                ),
+                "hybrid_search": Object({"embedding_weight!": Number(), "text_weight!": Number()}),
                 "ranker": StringEnum(("auto", "default-2024-11-15")),
                 "score_threshold": Number(minimum=0, maximum=1),
             }
         ),
-    },
-    required=("vector_store_ids",),
+    }
 )
 
 USER_LOCATION = Nullable(
@@ -134,7 +124,7 @@ CONNECTORS = tuple(
 )
 MCP = typed_object(
     {
-        "server_label": STRING,
+        "server_label!": STRING,
         "server_url": STRING,
         "server_description": STRING,
         "connector_id": StringEnum(CONNECTORS),
@@ -155,8 +145,7 @@ MCP = typed_object(
             )
         ),
         "defer_loading": BOOLEAN,
-    },
-    required=("server_label",),
+    }
 )
 
 NETWORK_POLICY = TaggedUnion(
@@ -164,15 +153,11 @@ NETWORK_POLICY = TaggedUnion(
         "disabled": typed_object(),
         "allowlist": typed_object(
             {
-                "allowed_domains": STRING_ARRAY,
+                "allowed_domains!": STRING_ARRAY,
                 "domain_secrets": Array(
-                    Object(
-                        {"domain": STRING, "name": STRING, "value": STRING},
-                        required=("domain", "name", "value"),
-                    )
+                    Object({"domain!": STRING, "name!": STRING, "value!": STRING})
                 ),
-            },
-            required=("allowed_domains",),
+            }
         ),
     }
 )
@@ -183,42 +168,34 @@ CONTAINER_MEMBERS: dict[str, Validator] = {
 }
 CODE_INTERPRETER = typed_object(
     {
-        "container": TypeUnion(
+        "container!": TypeUnion(
             "one of a string or object",
             string=STRING,
             record=TaggedUnion({"auto": typed_object(CONTAINER_MEMBERS)}),
         ),
         "allowed_callers": ALLOWED_CALLERS,
-    },
-    required=("container",),
+    }
 )
 
 LOCAL_ENVIRONMENT = typed_object(
-    {
-        "skills": Array(
-            Object(
-                {"name": STRING, "description": STRING, "path": STRING},
-                required=("name", "description", "path"),
-            )
-        )
-    }
+    {"skills": Array(Object({"name!": STRING, "description!": STRING, "path!": STRING}))}
 )
-CONTAINER_REFERENCE = typed_object({"container_id": STRING}, required=("container_id",))
+CONTAINER_REFERENCE = typed_object({"container_id!": STRING})
 SKILL = TaggedUnion(
     {
-        "skill_reference": typed_object(
-            {"skill_id": STRING, "version": STRING}, required=("skill_id",)
-        ),
+        "skill_reference": typed_object({"skill_id!": STRING, "version": STRING}),
         "inline": typed_object(
             {
-                "name": STRING,
-                "description": STRING,
-                "source": typed_object(
-                    {"data": STRING, "media_type": StringEnum(("application/zip",))},
-                    required=("type", "data", "media_type"),
+                "name!": STRING,
+                "description!": STRING,
+                "source!": Object(
+                    {
+                        "type!": STRING,
+                        "data!": STRING,
+                        "media_type!": StringEnum(("application/zip",)),
+                    }
                 ),
-            },
-            required=("name", "description", "source"),
+            }
         ),
     }
 )
@@ -264,11 +241,10 @@ IMAGE_GENERATION = typed_object(
 
 COMPUTER_USE_PREVIEW = typed_object(
     {
-        "display_height": Integer(minimum=1),
-        "display_width": Integer(minimum=1),
-        "environment": StringEnum(("windows", "mac", "linux", "ubuntu", "browser")),
-    },
-    required=("display_height", "display_width", "environment"),
+        "display_height!": Integer(minimum=1),
+        "display_width!": Integer(minimum=1),
+        "environment!": StringEnum(("windows", "mac", "linux", "ubuntu", "browser")),
+    }
 )
 
 TOOL = TaggedUnion(
@@ -302,21 +278,18 @@ TOOL = TaggedUnion(
 )
 TOOLS = Array(TOOL, of="tools")
 
-NAMED_TOOL_CHOICE = typed_object({"name": STRING}, required=("name",))
+NAMED_TOOL_CHOICE = typed_object({"name!": STRING})
 TOOL_CHOICE = TypeUnion(
     "one of an object or 'none', 'auto', or 'required'",
     string=StringEnum(("none", "auto", "required")),
     record=TaggedUnion(
         {
             "allowed_tools": typed_object(
-                {"mode": StringEnum(("auto", "required")), "tools": Array(ANY_OBJECT)},
-                required=("mode", "tools"),
+                {"mode!": StringEnum(("auto", "required")), "tools!": Array(ANY_OBJECT)}
             ),
             "function": NAMED_TOOL_CHOICE,
             "custom": NAMED_TOOL_CHOICE,
-            "mcp": typed_object(
-                {"server_label": STRING, "name": NULLABLE_STRING}, required=("server_label",)
-            ),
+            "mcp": typed_object({"server_label!": STRING, "name": NULLABLE_STRING}),
         }
         | dict.fromkeys(
             (
