@@ -1,7 +1,9 @@
 """Tests that unsupported requests and internal failures do not affect the program."""
 
+import asyncio
 import gzip
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -392,3 +394,175 @@ def test_an_error_of_a_hook_for_a_probe_does_not_reach_the_program() -> None:
         for count in (1, 3):
             http.post("/responses", json={"input": HISTORY[:count], "stream": True})
         assert chain_report(http).passed_through == {"no_history": 1, "untrusted": 1}
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_a_hook_with_its_own_error_does_not_prevent_healing(is_read: bool) -> None:
+    """The rejection of an anchor does not reach the program as an error of its hook; other errors do."""
+    rejection = json.dumps({"error": {"message": "gone", "code": "previous_response_not_found"}})
+
+    async def check(response: httpx2.Response) -> None:
+        if is_read:
+            await response.aread()
+        if response.is_error:
+            raise LookupError(response.status_code)
+
+    hooks: Any = {"response": [check]}
+    for status in (400, 500):
+        transport = respond_to_chained(status, stream=Chunks(rejection.encode()))
+        async with chain(
+            httpx2.AsyncClient(transport=transport, base_url=URL, event_hooks=hooks)
+        ) as http:
+            await http.post("/responses", json={"input": HISTORY[:1]})
+            if status == 500:
+                with pytest.raises(LookupError, match="500"):
+                    await http.post("/responses", json={"input": HISTORY})
+                assert not chain_report(http).healed
+            else:
+                response = await http.post("/responses", json={"input": HISTORY})
+                assert response.json()["output"] == OUTPUT
+                assert chain_report(http).healed == {"rejected": 1}
+            assert chain_report(http).requests == 2
+
+
+def test_credentials_of_a_hook_separate_accounts() -> None:
+    """Responses to requests whose credentials a hook changes are no anchors, and are not requested on one."""
+    sent: list[tuple[str, int]] = []
+    keys = ["", "key-1", "", "key-2", "key-2", ""]
+
+    def authorize(request: httpx2.Request) -> None:
+        if key := keys.pop(0):
+            request.headers["authorization"] = f"Bearer {key}"
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        body = json.loads(request.content)
+        sent.append((request.headers["authorization"], len(body["input"])))
+        names = {"id": f"r{len(sent)}", "previous_response_id": body.get("previous_response_id")}
+        return httpx2.Response(200, json={**ANSWER, **names, "output": OUTPUT})
+
+    hooks: Any = {"request": [authorize]}
+    transport = httpx2.MockTransport(respond)
+    headers = {"authorization": "Bearer own"}
+    with chain(
+        httpx2.Client(transport=transport, base_url=URL, event_hooks=hooks, headers=headers)
+    ) as http:
+        for count in (1, 1, 3, 3, 3):
+            response = http.post("/responses", json={"input": HISTORY[:count]})
+            assert response.json()["previous_response_id"] == (
+                "r1" if len(sent) in (3, 6) else None
+            )
+        report = chain_report(http)
+    assert sent == [
+        ("Bearer own", 1),
+        ("Bearer key-1", 1),
+        ("Bearer own", 1),
+        ("Bearer key-2", 1),  # on an anchor of the other account; this answer is discarded
+        ("Bearer key-2", 3),
+        ("Bearer own", 1),
+    ]
+    assert report.passed_through == {"no_history": 1, "credentials": 2}
+    assert (report.chained, report.healed) == (2, {"unproven": 1})
+
+
+def test_a_request_with_an_idempotency_key_is_sent_as_written() -> None:
+    """Other attempts with the key have the same body, and the response is an anchor."""
+    sent: list[bytes] = []
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        sent.append(request.content)
+        body = json.loads(request.content)
+        names = {
+            "id": f"r{len(set(sent))}",
+            "previous_response_id": body.get("previous_response_id"),
+        }
+        return httpx2.Response(200, json={**ANSWER, **names, "output": OUTPUT})
+
+    with chain(httpx2.Client(transport=httpx2.MockTransport(respond), base_url=URL)) as http:
+        http.post("/responses", json={"input": HISTORY[:1]})
+        for key in ("1", "1", ""):
+            request = {"json": {"input": HISTORY}, "headers": {"idempotency-key": key}}
+            assert http.post("/responses", **request).json()["output"] == OUTPUT
+        assert chain_report(http).passed_through == {"no_history": 1, "idempotency_key": 2}
+    assert sent[1] == sent[2] != sent[3]
+
+
+class BlockingIndex(MemoryIndex):
+    """An index that waits, and records the threads in which it is used."""
+
+    is_blocking = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+        self.on_save = lambda: None
+
+    def find(self, scope: str, digests: Sequence[str]) -> list[IndexedResponse]:
+        self.threads.add(threading.get_ident())
+        return super().find(scope, digests)
+
+    def add(self, entry: IndexedResponse) -> bool:
+        self.threads.add(threading.get_ident())
+        return super().add(entry)
+
+    def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
+        self.threads.add(threading.get_ident())
+        self.on_save()
+        super().save_evidence(key, form)
+
+
+async def test_a_probe_is_not_recorded_on_the_event_loop() -> None:
+    """An index that waits is only used in worker threads."""
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path.endswith("/input_items"):
+            item = {"id": "u", "type": "message", "role": "user"}
+            content = [{"type": "input_text", "text": "One"}]
+            return httpx2.Response(200, json={"data": [{**item, "content": content}]})
+        if request.method == "GET":
+            return httpx2.Response(200, json={**ANSWER, "output": OUTPUT})
+        anchor = json.loads(request.content).get("previous_response_id")
+        names = {"id": "resp_2" if anchor else "resp_1", "previous_response_id": anchor}
+        content = make_events({**ANSWER, **names, "output": OUTPUT})
+        return httpx2.Response(200, content=content, headers={"content-type": "text/event-stream"})
+
+    index = BlockingIndex()
+    async with chain(
+        httpx2.AsyncClient(
+            transport=httpx2.MockTransport(respond), base_url="https://other.example/v1"
+        ),
+        index=index,
+    ) as http:
+        for count in (1, 3):
+            await http.post("/responses", json={"input": HISTORY[:count], "stream": True})
+        assert chain_report(http).chained == 1
+    assert index.threads
+    assert threading.get_ident() not in index.threads
+
+
+async def test_the_event_loop_does_not_wait_for_evidence_that_is_being_written() -> None:
+    """While a worker thread writes evidence, the response to another request is received."""
+    index, loop = BlockingIndex(), asyncio.get_running_loop()
+    both_sent, is_saving, is_released = asyncio.Event(), asyncio.Event(), threading.Event()
+    was_released: list[bool] = []
+
+    def wait() -> None:
+        loop.call_soon_threadsafe(is_saving.set)
+        was_released.append(is_released.wait(5))
+
+    async def respond(request: httpx2.Request) -> httpx2.Response:
+        if json.loads(request.content)["input"] == "first":
+            await both_sent.wait()
+        else:
+            both_sent.set()
+            await is_saving.wait()
+            loop.call_soon(is_released.set)
+        return httpx2.Response(200, json={**ANSWER, "output": OUTPUT}, headers={"server": "kedge"})
+
+    index.on_save = wait
+    async with chain(
+        httpx2.AsyncClient(transport=httpx2.MockTransport(respond), base_url=URL), index=index
+    ) as http:
+        await asyncio.gather(
+            *(http.post("/responses", json={"input": text}) for text in ("first", "second"))
+        )
+    assert was_released[0]

@@ -45,7 +45,9 @@ USER = "kedge.user"
 BODY = "kedge.body"
 """The response extension with the body, if it was read completely before it is passed on."""
 HOOK_ERROR = "kedge.hook_error"
-"""The response extension with the error that an event hook of the program raised for its status."""
+"""The response extension with the error that an event hook of the program raised for it."""
+_RECEIVED = "kedge.received"
+"""The request extension with the list of the responses that were received for it, before event hooks see them."""
 
 
 def chain(
@@ -181,8 +183,30 @@ def _make_hooked_class(cls: type) -> type:
     library_info = _find_library(cls)
     assert library_info is not None  # noqa: S101 - checked by the caller
     library, is_async = library_info
-    send = _make_async_send(library, cls) if is_async else _make_sync_send(library, cls)
-    return type(cls.__name__, (cls,), {"send": send, "__module__": cls.__module__})
+    methods = {
+        "send": _make_async_send(library, cls) if is_async else _make_sync_send(library, cls),
+        # The only place where a response is available although an event hook raises an error for it.
+        "_send_single_request": _make_async_receive(cls) if is_async else _make_sync_receive(cls),
+    }
+    return type(cls.__name__, (cls,), {**methods, "__module__": cls.__module__})
+
+
+def _make_sync_receive(cls: Any) -> Any:
+    def send_single_request(self: Any, request: Any) -> Any:
+        response = cls._send_single_request(self, request)
+        request.extensions.get(_RECEIVED, []).append(response)
+        return response
+
+    return send_single_request
+
+
+def _make_async_receive(cls: Any) -> Any:
+    async def send_single_request(self: Any, request: Any) -> Any:
+        response = await cls._send_single_request(self, request)
+        request.extensions.get(_RECEIVED, []).append(response)
+        return response
+
+    return send_single_request
 
 
 def _make_sync_send(library: Any, cls: Any) -> Any:
@@ -193,7 +217,7 @@ def _make_sync_send(library: Any, cls: Any) -> Any:
         try:
             with closing(_send_steps(library, request, begin)) as steps:
                 while (step := steps.send(result))[0] != "done":
-                    result = _perform(library, sender, *step)
+                    result = _perform(sender, *step)
                     response = result if step[0] == "send" else response
             response = step[1]
             if response is None:
@@ -210,7 +234,7 @@ def _make_sync_send(library: Any, cls: Any) -> Any:
     return send
 
 
-def _perform(library: Any, send: Any, action: "Action", target: Any) -> Any:
+def _perform(send: Any, action: "Action", target: Any) -> Any:
     """Perform one step."""
     match action:
         case "call":
@@ -221,8 +245,10 @@ def _perform(library: Any, send: Any, action: "Action", target: Any) -> Any:
         case "send":
             try:
                 return send(target, stream=True)
-            except library.HTTPStatusError as error:
-                return _note_error(error)
+            except Exception as error:
+                if (response := _find_response(target, error)) is None:
+                    raise
+                return response
         case "open":
             return iter(target)
         case "next":
@@ -239,7 +265,7 @@ def _make_async_send(library: Any, cls: Any) -> Any:
         try:
             with closing(_send_steps(library, request, begin)) as steps:
                 while (step := steps.send(result))[0] != "done":
-                    result = await _perform_async(library, sender, _get_chainer(self), *step)
+                    result = await _perform_async(sender, _get_chainer(self), *step)
                     response = result if step[0] == "send" else response
             response = step[1]
             if response is None:
@@ -256,9 +282,7 @@ def _make_async_send(library: Any, cls: Any) -> Any:
     return send
 
 
-async def _perform_async(
-    library: Any, send: Any, chainer: Chainer | None, action: "Action", target: Any
-) -> Any:
+async def _perform_async(send: Any, chainer: Chainer | None, action: "Action", target: Any) -> Any:
     """Perform one step."""
     match action:
         case "call":
@@ -269,8 +293,10 @@ async def _perform_async(
         case "send":
             try:
                 return await send(target, stream=True)
-            except library.HTTPStatusError as error:
-                return _note_error(error)
+            except Exception as error:
+                if (response := _find_response(target, error)) is None:
+                    raise
+                return response
         case "open":
             return aiter(target)
         case "next":
@@ -285,10 +311,13 @@ def _name_request(library: Any, error: Any, request: Any) -> None:
         error.request = request
 
 
-def _note_error(error: Any) -> Any:
-    """Return the response of an error that an event hook of the program raised for its status."""
-    error.response.extensions[HOOK_ERROR] = error
-    return error.response
+def _find_response(request: Any, error: Exception) -> Any:
+    """Return the response for which an event hook of the program raised an error, or None."""
+    received = request.extensions[_RECEIVED]
+    if not received:
+        return None
+    received[-1].extensions[HOOK_ERROR] = error
+    return received[-1]
 
 
 async def _call_in_thread(chainer: Chainer | None, work: Callable[[], T]) -> T:
@@ -327,7 +356,8 @@ def _send_steps(library: Any, request: Any, begin: Callable[[], Exchange | None]
 def _probe_steps(request: Any, exchange: Exchange) -> Steps:
     """Request the items that the server stores for the anchor; errors are not passed to the program."""
     try:
-        yield from exchange.probe(_ProbeSource(request)).__await__()
+        found = yield from exchange.probe(_ProbeSource(request)).__await__()
+        yield "call", partial(exchange.record_probe, found)
     except Exception:
         log.exception("the server could not be probed")
         exchange.decision = "untrusted"
@@ -386,19 +416,31 @@ def _describes_account(header: str) -> bool:
 def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
     """Send once, and return the response, or None if the original request must be sent instead."""
     sent = _rebuild(library, request, exchange.content)
-    response = yield "send", sent
+    planned = sent.url, sent.headers.raw
+    sent.extensions[_RECEIVED] = []
+    try:
+        response = yield "send", sent
+    finally:
+        del sent.extensions[_RECEIVED]
+    is_changed = (sent.url, sent.headers.raw) != planned and _is_other_account(sent, exchange)
     hook_error = response.extensions.pop(HOOK_ERROR, None)
     if response.request is sent:  # and not a request that follows a redirect
         _copy_headers(sent, request)
         response.request = request
-        if hook_error:
+        if isinstance(hook_error, library.HTTPError):
             hook_error.request = request
     response.extensions[EXCHANGE] = exchange
+    if is_changed:
+        was_chained = bool(exchange.rewritten)
+        exchange.detach()
+        if was_chained:
+            yield "close", response
+            return None
     if response.status_code >= 400:
         return (yield from _read_error_steps(library, response, exchange, hook_error))
     if hook_error:
         raise hook_error
-    observer = exchange.observe(dict(response.headers.items()))
+    observer = yield "call", partial(exchange.observe, dict(response.headers.items()))
     source = response.stream
     chunks = yield "open", source
     buffered: list[bytes] = []
@@ -565,6 +607,13 @@ def _rebuild(library: Any, request: Any, content: bytes) -> Any:
     rebuilt.extensions = request.extensions  # event hooks of the program may add to it
     rebuilt.read()
     return rebuilt
+
+
+def _is_other_account(sent: Any, exchange: Exchange) -> bool:
+    """Return whether event hooks of the program have changed the account or the server of a request."""
+    headers = dict(sent.headers.items())
+    user = sent.extensions.get(USER, "")
+    return exchange.chainer.scope(sent.method, str(sent.url), headers, user) != exchange.scope
 
 
 def _copy_headers(sent: Any, request: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
 from kedge.config.settings import is_chaining_enabled
-from kedge.engines.audit import JsonSource, audit_blocks
+from kedge.engines.audit import Audit, JsonSource, audit_blocks
 from kedge.engines.evidence import Trust
 from kedge.engines.heal_rules import (
     REJECTION_STATUSES,
@@ -156,21 +156,20 @@ class Chainer:
             The exchange, or None for a request that is neither `POST …/responses` nor a `GET` of a
             response that is generated in the background.
         """
-        parts = urlsplit(url)
-        path = parts.path.rstrip("/")
-        scope_path, _, response_id = path.rpartition("/")
-        if method == "DELETE" and scope_path.endswith("/responses"):
-            self.index.mark_lost(self.scope(url, headers, scope_path, user), response_id)
+        path = urlsplit(url).path.rstrip("/")
+        parent_path, _, response_id = path.rpartition("/")
+        if method == "DELETE" and parent_path.endswith("/responses"):
+            self.index.mark_lost(self.scope(method, url, headers, user), response_id)
             return None
-        if method == "GET" and scope_path.endswith("/responses"):
-            scope = self.scope(url, headers, scope_path, user)
+        if method == "GET" and parent_path.endswith("/responses"):
+            scope = self.scope(method, url, headers, user)
             pending = self.index.get(scope, response_id)
             if pending is None or pending.record.status != "incomplete":
                 return None
             return Exchange(self, scope, content, None, "background", pending=pending)
         if method != "POST" or not path.endswith("/responses"):
             return None
-        scope = self.scope(url, headers, path, user)
+        scope = self.scope(method, url, headers, user)
         parsed = self._parse(headers, content)
         if not isinstance(parsed, ParsedRequest):
             return Exchange(self, scope, content, None, parsed)
@@ -199,6 +198,9 @@ class Chainer:
         # A chained attempt may be the one that failed, so a retry of the client is sent as written.
         if headers.get("x-stainless-retry-count", "0") != "0":
             return "retry"
+        # A key belongs to one body, and other attempts of the program may be sent as written.
+        if headers.get("idempotency-key"):
+            return "idempotency_key"
         if self.memories.trust == "never":
             return "untrusted"
         if doubt := check.doubt:
@@ -216,12 +218,16 @@ class Chainer:
         way = check.choose_way(rewritten.anchor.record, rewritten.sent, parsed.values)
         return "untrusted" if way == "untrusted" else rewritten
 
-    def scope(self, url: str, headers: Mapping[str, str], path: str, user: str = "") -> str:
+    def scope(self, method: str, url: str, headers: Mapping[str, str], user: str = "") -> str:
         """Return the scope in which responses are shared: endpoint, organization, project, account and user.
 
-        Credentials are hashed with the key of the index, which is never logged.
+        Credentials are hashed with the key of the index, which is never logged. The arguments are those of
+        `begin`.
         """
         parts = urlsplit(url)
+        path = parts.path.rstrip("/")
+        if method != "POST":  # the URL of one response
+            path = path.rpartition("/")[0]
         login, _, address = parts.netloc.rpartition("@")
         values = {**headers, "cookie": _drop_routing_cookies(headers.get("cookie", ""))}
         secret = "\0".join(f"{name}={values.get(name, '')}" for name in CREDENTIAL_HEADERS)
@@ -290,26 +296,41 @@ class Exchange:
         """Whether the server must first prove that it stores the context that the request relies on."""
         return bool(self.rewritten and self.check and self.check.way == "probed")
 
-    async def probe(self, source: JsonSource) -> None:
+    async def probe(self, source: JsonSource) -> Audit:
         """Compare the items that the server lists for the anchor with those of the program.
-
-        If it does not list them, the request is sent as written.
 
         Args:
             source: The source of JSON below the URL of the responses.
+
+        Returns:
+            The result, for `record_probe`.
         """
         if self.parsed is None or self.check is None or self.rewritten is None:
-            return
-        audit = await audit_blocks(
+            return Audit(None)
+        return await audit_blocks(
             source,
             self.parsed.blocks,
             self.rewritten.anchor.record,
             lists_items=self.check.evidence.audits,
             normalize=normalize_block,
         )
-        if not self.check.record_probe(audit):
-            log.info("the server is not chained on: %s", audit)
+
+    def record_probe(self, found: Audit) -> None:
+        """Record the result of a probe. If the server does not list the items, the request is sent as written."""
+        if self.check is not None and not self.check.record_probe(found):
+            log.info("the server is not chained on: %s", found)
             self.decision = self.check.doubt or "untrusted"
+
+    def detach(self) -> None:
+        """Record nothing about the response: event hooks of the program sent the request to another account.
+
+        If it was sent on an anchor, which belongs to the account that was known before, the body that the
+        program wrote must be sent.
+        """
+        if rewritten := self.rewritten:
+            self.healed = "unproven"
+            record_healing(self.healed, rewritten.anchor.record.response_id)
+        self.decision, self.check = "credentials", None
 
     def is_chain_error(self, status: int, body: bytes | None) -> bool:
         """Return whether this error response rejects the anchor rather than the request.
