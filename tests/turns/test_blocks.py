@@ -184,6 +184,15 @@ def test_block_text() -> None:
     assert ToolResultBlock("c", (TextPart("4"), TextPart("2"))).text == "42"
 
 
+def test_every_block_has_a_text() -> None:
+    """A block that is no message and no result has an empty text."""
+    texts = {block.kind: block.text for block in sample_blocks()}
+    without = {kind for kind, text in texts.items() if text == ""}
+    assert without == {"tool_call", "reasoning", "opaque", "unknown"}
+    with pytest.raises(TypeError):
+        SystemBlock()  # pyright: ignore[reportCallIssue] - the text has no default
+
+
 def test_blocks_have_unique_ids() -> None:
     """Equal blocks created without an id have different ids, in order of creation."""
     one, other = user("a"), user("a")

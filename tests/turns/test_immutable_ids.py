@@ -56,6 +56,11 @@ def test_an_id_starts_with_its_prefix() -> None:
     assert re.fullmatch(r"turn_[0-9a-f]{26}", new_id("turn"))
 
 
+def test_the_ends_of_ids_differ() -> None:
+    """Lists show only the last six digits of an id, so these differ within a process."""
+    assert len({new_id("conv")[-6:] for _ in range(10)}) == 10
+
+
 FORK_SCRIPT = """
 import os
 from kedge.turns import immutable
@@ -63,7 +68,7 @@ immutable.new_id("blk")
 immutable._lock.acquire()  # some other thread is making an id just now
 if child := os.fork():
     os.waitpid(child, 0)
-print(immutable._process_suffix, flush=True)
+print(immutable._process_bits, flush=True)
 if not child:
     immutable.new_id("blk")  # would hang, had the child inherited a held lock
     print("made", flush=True)

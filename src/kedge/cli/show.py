@@ -126,7 +126,7 @@ def print_blocks(blocks: "Sequence[Block]", *, full: bool) -> None:
     from kedge.turns.text_format import describe
 
     for block in blocks:
-        text = str(getattr(block, "text", "") or "")
+        text = block.text
         if block.kind in HEADINGS and text:
             heading, color = HEADINGS[block.kind]
             echo()

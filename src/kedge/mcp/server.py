@@ -144,7 +144,7 @@ class StoreTools:
 
 
 def _format_block(block: Block) -> str:
-    text = str(getattr(block, "text", "") or "") or describe(block, MAX_LINE_CHARS)
+    text = block.text or describe(block, MAX_LINE_CHARS)
     if len(text) > MAX_BLOCK_CHARS:
         text = f"{text[:MAX_BLOCK_CHARS]}\n[truncated: {len(text):,} characters]"
     return f"[{block.kind.replace('_', ' ')}]\n{text}"

@@ -7,7 +7,7 @@ Two blocks are equal if their kind and content are equal. The other fields are i
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
@@ -86,6 +86,11 @@ class Block(_CacheSlot):
     @abstractmethod
     def content(self) -> tuple[object, ...]:
         """The content of the block, which ``==`` compares."""
+
+    @property
+    def text(self) -> str:
+        """The text of a message or of a tool result; empty for other blocks."""
+        return ""
 
     @property
     def response_id(self) -> str:
@@ -292,7 +297,8 @@ class SystemBlock(Block):
     """
 
     kind: ClassVar[BlockKind] = "system"
-    text: str
+    # Without field() the property of the base class would be its default.
+    text: str = field()  # pyright: ignore[reportIncompatibleMethodOverride] - both are read-only
     role: Role = "system"
 
     def _check(self) -> None:

@@ -117,11 +117,16 @@ def _rebuild(cls: type[T], members: Mapping[str, Any]) -> T:
 
 _lock = threading.Lock()
 _last_tick = 0
-_process_suffix = secrets.token_hex(5)
+_process_bits = secrets.randbits(40)
+_SPREAD = 0x9E3779B97F4A7C15
+"""An odd constant: products of consecutive ticks with it differ in all digits."""
 
 
 def new_id(prefix: str) -> str:
     """Generate an id such as ``blk_18a3f0c2b4d5e6f71a2b3c4d5e``.
+
+    Ids start with the time, so they are ordered. They end with random bits of the process, mixed with the
+    time: the last digits of two ids differ also within a process, because lists show only these.
 
     Args:
         prefix: The part before the underscore.
@@ -135,14 +140,15 @@ def new_id(prefix: str) -> str:
         if tick <= _last_tick:
             tick = _last_tick + 1
         _last_tick = tick
-    return f"{prefix}_{tick:016x}{_process_suffix}"
+    mixed = (_process_bits + (tick * _SPREAD >> 24)) & 0xFF_FFFF_FFFF
+    return f"{prefix}_{tick:016x}{mixed:010x}"
 
 
 def _reset_after_fork() -> None:
     """Set new random bits and an unlocked lock in a forked process."""
-    global _lock, _process_suffix  # noqa: PLW0603 - they belong to the process
+    global _lock, _process_bits  # noqa: PLW0603 - they belong to the process
     _lock = threading.Lock()
-    _process_suffix = secrets.token_hex(5)
+    _process_bits = secrets.randbits(40)
 
 
 if hasattr(os, "register_at_fork"):
