@@ -54,6 +54,11 @@ def list_tools() -> list[dict[str, Any]]:
             hidden = "echo\x1b]0;x\x07 \U000e0041\U000e0042 \x00end"
             named = {"type": "object", "properties": {"text": {"description": "a\x1bb"}}}
             return [{"name": "e\x1bcho", "description": hidden, "inputSchema": named}]
+        case "propertyless":
+            return [
+                {"name": "bare", "inputSchema": {"type": "object"}},
+                {"name": "null", "inputSchema": {"type": "object", "properties": None}},
+            ]
     return [{"name": name, "description": "Echo.", "inputSchema": SCHEMA} for name in names]
 
 
@@ -88,7 +93,7 @@ def call_tool(params: dict[str, Any]) -> dict[str, Any] | None:
             text = json.dumps(dict(os.environ))
             return {"content": [{"type": "text", "text": text}]}
         case _:
-            text = json.dumps(params.get("arguments"))
+            text = json.dumps(params.get("arguments")) + (" \ud83d" if MODE == "surrogates" else "")
             return {"content": [{"type": "text", "text": text}]}
 
 
@@ -114,8 +119,14 @@ def answer(request: dict[str, Any]) -> None:
             cursor = int(params.get("cursor", 0))
             tools = [{"name": f"t{cursor}", "inputSchema": SCHEMA}]
             result = {"tools": tools, "nextCursor": str(cursor + 1)}
-        case "tools/list" if len(CALLS) < 2:
+        case "tools/list" if len(CALLS) < 2 and MODE != "untyped":
             result = {"tools": list_tools(), **COMPLETE}
+        case "tools/call" if MODE == "code" and not CALLS:
+            CALLS.append(params["name"])
+            write({"id": number, "error": {"code": -32000, "message": "rate limited"}})
+            return
+        case "tools/list" if MODE == "untyped":
+            result = {"tools": [{"name": "echo", "inputSchema": {}}]}
         case "tools/call" if MODE != "reject":
             result = call_tool(params)
         case _:

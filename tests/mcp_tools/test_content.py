@@ -53,6 +53,27 @@ def test_supported_images_become_image_parts() -> None:
     assert broken == "[omitted: an image that is not valid base64]"
 
 
+@pytest.mark.parametrize("media_type", ["image/jpg", "IMAGE/PNG", "image/jpeg", "image/*"])
+def test_content_determines_the_type_of_an_image(media_type: str) -> None:
+    """An image has the type of its content, which a provider requires, whatever the server declares."""
+    lines = base64.encodebytes(PNG).decode()
+    blob = types.BlobResourceContents(uri="file:///a", mime_type=media_type, blob=lines)
+    for content in (
+        types.ImageContent(data=lines, mime_type=media_type),
+        types.EmbeddedResource(resource=blob),
+    ):
+        [part] = convert(content)
+        assert isinstance(part, ImagePart)
+        assert part.url == f"data:image/png;base64,{DATA}"
+
+
+@pytest.mark.parametrize("data", ["", "aGVsbG8="])
+def test_data_that_is_no_image_is_described(data: str) -> None:
+    """Data that is declared as an image but is not one is described, because a provider would reject it."""
+    text = convert_text(types.ImageContent(data=data, mime_type="image/png"))
+    assert text.startswith("[omitted: an image of type image/png, ")
+
+
 def test_other_content_becomes_text() -> None:
     """Links, resources and audio become text, with addresses shortened and sanitized."""
     audio = types.AudioContent(data="AAAA", mime_type="audio/wav")
@@ -77,6 +98,11 @@ def test_other_content_becomes_text() -> None:
         (["three"], {"result": "three"}, ["three"]),
         (["It is 3."], {"result": 3}, ["It is 3.", '{"result": 3}']),
         (["x"], [1], ["x", "[1]"]),
+        (["1", "2"], {"result": [1, 2]}, ["1", "2"]),
+        (['{"a": 1}'], {"result": [{"a": 1}]}, ['{"a": 1}']),
+        (["1", "b"], {"result": [1, "b"]}, ["1", "b"]),
+        (["1"], {"result": [1, 2]}, ["1", '{"result": [1, 2]}']),
+        ([], {"result": []}, ['{"result": []}']),
     ],
 )
 def test_structured_result_is_sent_once(

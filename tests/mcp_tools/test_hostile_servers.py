@@ -193,6 +193,35 @@ async def test_protocol_error_is_a_failed_call(open_raw: OpenRaw) -> None:
         assert (await call(toolbox)).text == "The MCP server rejected the call: no such method"
 
 
+async def test_error_code_of_the_server_keeps_the_connection(open_raw: OpenRaw) -> None:
+    """An error with the code -32000, which servers use for errors of their own, does not end the server."""
+    async with open_raw("code") as toolbox:
+        assert "rate limited" in (await call(toolbox)).text
+        assert (await call(toolbox, text="a")).text == '{"text": "a"}'
+
+
+async def test_text_that_is_not_unicode_is_repaired(open_raw: OpenRaw) -> None:
+    """Half of an emoji, in the arguments of a model or in a result, is replaced."""
+    async with open_raw("surrogates") as toolbox:
+        [result] = await run_calls(toolbox, [tool_call("echo", r'{"text": "\ud83d"}')])
+        assert result.text == r'{"text": "\ufffd"} ' + "\ufffd"
+
+
+async def test_schemas_have_properties(open_raw: OpenRaw) -> None:
+    """A schema without properties gets them, because OpenAI rejects a request without them."""
+    async with open_raw("propertyless") as toolbox:
+        for name in ("bare", "null"):
+            parameters = toolbox[name].definition()["parameters"]
+            assert parameters == {"type": "object", "properties": {}}
+
+
+async def test_invalid_listing_is_described(open_raw: OpenRaw) -> None:
+    """The error of a server with an invalid list of tools names the place of the problem."""
+    with pytest.raises(CannotConnect, match=r"tools\.0\.inputSchema\.type: Field required"):
+        async with open_raw("untyped"):
+            pass
+
+
 async def test_failed_listing_retains_the_tools(
     open_raw: OpenRaw, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,6 +10,10 @@ from typing import Any
 
 import anyio
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from kedge import Chat, mcp_tools
 from kedge.errors import CannotConnect, InvalidSetting
@@ -142,6 +146,80 @@ async def test_http_server_is_reconnected() -> None:
             assert (await call(toolbox, "add", {"a": 1, "b": 2})).text == "3"
         relay.go_away()
         listener.close()
+
+
+class SessionServer:
+    """An HTTP server with sessions, as before the protocol of 2026, which forgets the first session."""
+
+    def __init__(self, status: int, code: int) -> None:
+        self.rejection = (status, {"code": code, "message": "no such session"})
+        self.sessions = 0
+        self.called: list[str] = []
+
+    async def answer(self, request: Request) -> Response:
+        """Answer one message."""
+        if request.method != "POST":
+            return Response(status_code=405)
+        message = await request.json()
+        session = request.headers.get("mcp-session-id", "")
+        number, headers = message.get("id"), {}
+        result: dict[str, Any] = {}
+        match message["method"]:
+            case "initialize":
+                self.sessions += 1
+                headers = {"mcp-session-id": f"session-{self.sessions}"}
+                result = {
+                    "protocolVersion": "2025-06-18",
+                    "capabilities": {"tools": {}},
+                    "serverInfo": {"name": "sessions", "version": "1"},
+                }
+            case "tools/list":
+                result = {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}
+            case "tools/call" if session == "session-1":
+                status, error = self.rejection
+                body = {"jsonrpc": "2.0", "id": number, "error": error}
+                return JSONResponse(body, status)
+            case "tools/call":
+                self.called.append(session)
+                result = {"content": [{"type": "text", "text": "hello"}]}
+            case "server/discover":
+                return Response(status_code=400)
+            case _:
+                return Response(status_code=202)
+        return JSONResponse({"jsonrpc": "2.0", "id": number, "result": result}, headers=headers)
+
+
+async def test_lost_session_is_replaced() -> None:
+    """A call in a session that the server does not know is sent again in a new one."""
+    server = SessionServer(404, -32600)
+    app = Starlette(routes=[Route("/mcp", server.answer, methods=["GET", "POST", "DELETE"])])
+    async with serve_app(app) as url, mcp_tools(url, connect_timeout=300) as toolbox:
+        results = await run_calls(toolbox, [tool_call("echo", {}) for _ in range(3)])
+        assert [result.text for result in results] == ["hello"] * 3
+        assert server.called == ["session-2"] * 3
+
+
+async def test_rejected_session_is_replaced_for_the_next_call() -> None:
+    """A call that the server rejects with status 400 is not sent again; the next one has a new session."""
+    server = SessionServer(400, -32000)
+    app = Starlette(routes=[Route("/mcp", server.answer, methods=["GET", "POST", "DELETE"])])
+    async with serve_app(app) as url, mcp_tools(url, connect_timeout=300) as toolbox:
+        rejected = (await call(toolbox, "echo")).text
+        assert rejected == "The MCP server rejected the call: no such session (HTTP status 400)"
+        assert (await call(toolbox, "echo")).text == "hello"
+
+
+async def test_status_of_a_rejected_connection_is_reported() -> None:
+    """The error of a server that requires authorization contains the HTTP status."""
+
+    async def reject(_: Request) -> Response:
+        return Response("no", status_code=401)
+
+    app = Starlette(routes=[Route("/mcp", reject, methods=["POST"])])
+    async with serve_app(app) as url:
+        with pytest.raises(CannotConnect, match="HTTP status 401"):
+            async with mcp_tools(url, connect_timeout=300):
+                pass
 
 
 async def test_chat_uses_mcp_tools() -> None:

@@ -1,5 +1,6 @@
 """Tests of Kedge's MCP server, with the official client and with ``mcp_tools``."""
 
+import base64
 import json
 import os
 import signal
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import mcp_types as types
 import pytest
 from click.testing import CliRunner, Result
 from mcp import Client
 
-from kedge import Conversation, mcp_tools, open_store
+from kedge import Conversation, file, image, mcp_tools, open_store
 from kedge.cli import group
 from kedge.errors import CannotConnect, UnconfirmedReference
 from kedge.mcp.server import (
@@ -26,9 +28,10 @@ from kedge.mcp.server import (
 )
 from kedge.server.access import LOOPBACK_NAMES, AccessPolicy
 from kedge.store import Store
-from kedge.tools import Toolbox, run_calls
+from kedge.tools import Toolbox, run_calls, tool
 from kedge.turns import tool_call
 from mcp_tools.conftest import serve_app
+from mcp_tools.tool_server import PNG
 
 KEDGE_MCP = [sys.executable, "-m", "kedge", "mcp"]
 READING = ["search", "list", "show"]
@@ -120,6 +123,33 @@ async def test_errors_and_output_are_bounded(store: Store) -> None:
     assert len(text) < MAX_OUTPUT + 200
     assert f"{'z' * MAX_BLOCK_CHARS}\n[truncated: 20,000 characters]" in text
     await long.aclose()
+
+
+async def test_images_files_and_custom_tools_are_served() -> None:
+    """Images and files of a result are content, and the input of a custom tool is one argument."""
+
+    def picture() -> list[Any]:
+        return [image(PNG), file(b"%PDF-1", filename="a b.pdf"), image("https://example.com/a.png")]
+
+    def shout(text: str) -> str:
+        return text.upper()
+
+    server = create_mcp_server(Toolbox(picture, tool(shout, custom=True)))
+    async with Client(server) as client:
+        assert [each.name for each in (await client.list_tools()).tools] == ["picture", "shout"]
+        [shown, document, link] = (await client.call_tool("picture", {})).content
+        [loud] = (await client.call_tool("shout", {"input": "land"})).content
+    assert isinstance(shown, types.ImageContent)
+    assert (shown.mime_type, base64.b64decode(shown.data)) == ("image/png", PNG)
+    assert isinstance(document, types.EmbeddedResource)
+    assert isinstance(document.resource, types.BlobResourceContents)
+    assert document.resource.uri == "file:///a%20b.pdf"
+    assert document.resource.mime_type == "application/pdf"
+    assert base64.b64decode(document.resource.blob) == b"%PDF-1"
+    assert isinstance(link, types.TextContent)
+    assert "https://example.com/a.png" in link.text
+    assert isinstance(loud, types.TextContent)
+    assert loud.text == "LAND"
 
 
 async def call_url(url: str, **headers: str) -> list[str]:

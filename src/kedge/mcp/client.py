@@ -6,11 +6,13 @@ task each. Also, a caller that is cancelled, even twice, must not interrupt the 
 """
 
 import asyncio
+import json
 import logging
 import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
 
@@ -27,7 +29,7 @@ from kedge.mcp.content import MAX_TOOLS, clean_text, convert_result, convert_too
 from kedge.mcp.transports import ConnectionNotes, ServerAddress
 from kedge.observe import get_logger
 from kedge.tools import Toolbox, ToolSource
-from kedge.tools.output import redact_secrets
+from kedge.tools.output import redact_secrets, replace_surrogates
 from kedge.turns import Part
 
 log = get_logger("kedge.mcp")
@@ -108,6 +110,12 @@ class McpConnection(ToolSource):
         """Set unless a connection is being opened or closed."""
         self._wake = asyncio.Event()
         """Set when the task of the connection has to stop or to connect again."""
+        self._is_wanted = False
+        """Whether a call waits for a new connection."""
+        self._calls = 0
+        self._idle = asyncio.Event()
+        """Set unless calls wait for their results."""
+        self._idle.set()
         self._changed = asyncio.Event()
         self._stopping = False
         self._scope: anyio.CancelScope | None = None
@@ -126,11 +134,10 @@ class McpConnection(ToolSource):
                 if not self.address.is_reusable:
                     self.tools = ()
                     return
-                if self._stopping:
-                    return
-                if not self._wake.is_set():
+                while not (self._is_wanted or self._stopping):
+                    self._wake.clear()
                     self._settled.set()
-                await self._wake.wait()
+                    await self._wake.wait()
         finally:
             self._settled.set()
 
@@ -155,10 +162,11 @@ class McpConnection(ToolSource):
         """Open a connection, and maintain it until it ends or is stopped."""
         self.notes = ConnectionNotes(self._wake.set)
         self._wake.clear()
+        self._is_wanted = False
         with anyio.CancelScope(deadline=self._deadline(self.options.connect_timeout)) as scope:
             self._scope = scope
             async with Client(
-                self.address.open(self.notes),
+                self.address.open(self.notes, self.options.timeout),
                 message_handler=self._handle_message,
                 client_info=types.Implementation(name="kedge", version=version("kedge")),
                 cache=None,
@@ -170,7 +178,6 @@ class McpConnection(ToolSource):
                 finally:
                     self._client = None
                     self._settled.clear()
-                    self._wake.clear()
                     scope.deadline = self._deadline(CLOSE_SECONDS)
         self._failure = self.notes.describe() or ENDED
         if scope.cancelled_caught and not self._stopping:
@@ -187,6 +194,10 @@ class McpConnection(ToolSource):
             log.debug("connected to the MCP server %s, %d tools", self.name, len(self.tools))
             await self._wake.wait()
             group.cancel_scope.cancel()
+        if self.notes.session_status and not self._stopping:
+            # Concurrent calls are about to be rejected as well; without an answer they could not be sent again.
+            with anyio.move_on_after(CLOSE_SECONDS):
+                await self._idle.wait()
 
     def _deadline(self, seconds: float) -> float:
         return anyio.current_time() + seconds
@@ -200,7 +211,7 @@ class McpConnection(ToolSource):
             case MCPError(code=types.CONNECTION_CLOSED):
                 reason = ""
             case ValidationError():
-                reason = "it sent an invalid message"
+                reason = f"it sent an invalid message: {_describe_invalid(error)}"
             case _:
                 reason = str(error) or type(error).__name__
         text = "; ".join(filter(None, (reason, self.notes.describe())))
@@ -276,43 +287,98 @@ class McpConnection(ToolSource):
         )
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> list[Part]:
-        client = await self._get_client()
-        params = types.CallToolRequestParams(name=name, arguments=dict(arguments))
+        client, notes = await self._get_client()
+        try:
+            return await self._send_call(client, name, arguments)
+        except MCPError as error:
+            if not _has_lost_session(error, notes):
+                raise ToolFailed(await self._describe_call_error(error, client, notes)) from error
+            self._disconnect(client)
+            if notes.session_status != HTTPStatus.NOT_FOUND:
+                raise ToolFailed(_describe_rejection(error, notes)) from error
+        # With this status the server did not run the call, so it is sent again in a new session.
+        client, notes = await self._get_client()
+        try:
+            return await self._send_call(client, name, arguments)
+        except MCPError as error:
+            raise ToolFailed(await self._describe_call_error(error, client, notes)) from error
+
+    async def _send_call(
+        self, client: Client, name: str, arguments: Mapping[str, Any]
+    ) -> list[Part]:
+        # A lone surrogate, which a model may write as half of an emoji, cannot be sent.
+        sent = json.loads(replace_surrogates(json.dumps(dict(arguments), ensure_ascii=False)))
+        params = types.CallToolRequestParams(name=name, arguments=sent)
+        self._calls += 1
+        self._idle.clear()
         try:
             result = await client.session.send_request(
                 types.CallToolRequest(params=params), RESULT_ADAPTER
             )
-        except MCPError as error:
-            raise ToolFailed(await self._describe_call_error(error, client)) from error
         except ValidationError as error:
             raise ToolFailed("The server returned an invalid result.") from error
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
         if isinstance(result, types.InputRequiredResult):
             raise ToolFailed("The server requires input from the user, which is not supported.")
         return convert_result(result)
 
-    async def _get_client(self) -> Client:
-        """Return the client; connect again first if the connection can be opened again."""
+    def _disconnect(self, client: Client) -> None:
+        """End a connection that is of no use, unless its task has already noticed it."""
+        if self._client is client:
+            self._client = None
+            self._settled.clear()
+            self._wake.set()
+
+    async def _get_client(self) -> tuple[Client, ConnectionNotes]:
+        """Return the client and its notes; connect again first if the connection can be opened again."""
         if self._client is None and not self._stopping:
             if self.address.is_reusable:
+                self._is_wanted = True
                 self._settled.clear()
                 self._wake.set()
             await self._settled.wait()
         if self._client is None:
             raise ToolFailed(f"The MCP server is not available: {self._failure or ENDED}")
-        return self._client
+        return self._client, self.notes
 
-    async def _describe_call_error(self, error: MCPError, client: Client) -> str:
+    async def _describe_call_error(
+        self, error: MCPError, client: Client, notes: ConnectionNotes
+    ) -> str:
         if error.code != types.CONNECTION_CLOSED:
-            return (
-                f"The MCP server rejected the call: {clean_text(error.message[:MAX_ERROR_CHARS])}"
-            )
-        if self._client is client:  # the task of the connection has not noticed it yet
-            self._settled.clear()
-            self._wake.set()
-        await self._settled.wait()  # the reason is known when the process has ended
-        return (
-            f"The call failed, it may have had an effect. The MCP server: {self._failure or ENDED}"
-        )
+            return _describe_rejection(error, notes)
+        if notes.ended or notes.stopping:
+            self._disconnect(client)
+            await self._settled.wait()  # the reason is known when the process has ended
+            reason = self._failure or ENDED
+        else:  # servers use this code for errors of their own
+            reason = clean_text(error.message[:MAX_ERROR_CHARS])
+        return f"The call failed, it may have had an effect. The MCP server: {reason}"
+
+
+def _describe_invalid(error: ValidationError) -> str:
+    """Return the place of the first problem in a message, without its values."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def _has_lost_session(error: MCPError, notes: ConnectionNotes) -> bool:
+    """Return whether an HTTP server does not know the session anymore, such as after a restart.
+
+    The protocol requires status 404; many servers send 400 with the code of a closed connection instead.
+    """
+    if error.code != types.CONNECTION_CLOSED:
+        return notes.session_status == HTTPStatus.NOT_FOUND
+    # With this code, the call may also have been running when another one ended the connection.
+    return bool(notes.session_status) and not (notes.ended or notes.stopping)
+
+
+def _describe_rejection(error: MCPError, notes: ConnectionNotes) -> str:
+    status = f" (HTTP status {notes.status})" if notes.status else ""
+    message = clean_text(error.message[:MAX_ERROR_CHARS])
+    return f"The MCP server rejected the call: {message}{status}"
 
 
 def _silence_loggers() -> None:

@@ -8,7 +8,7 @@ import base64
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import mcp_types as types
 
@@ -16,6 +16,7 @@ from kedge.errors import KedgeError, ToolFailed
 from kedge.observe import get_logger
 from kedge.text_format import sanitize_text
 from kedge.tools import AnyTool, tool
+from kedge.tools.output import detect_media_type
 from kedge.tools.registry import edit_descriptions
 from kedge.tools.tool import MAX_NAME_CHARS
 from kedge.turns import Part, TextPart, image
@@ -70,7 +71,10 @@ def convert_tools(
 def _convert_tool(
     name: str, listed: types.Tool, call: CallFunction, options: Mapping[str, Any]
 ) -> AnyTool:
-    schema = edit_descriptions({**listed.input_schema, "type": "object"}, _clean_description)
+    # The protocol allows a schema without properties; OpenAI rejects the whole request because of one.
+    properties: Any = listed.input_schema.get("properties") or {}
+    complete: Any = {**listed.input_schema, "type": "object", "properties": properties}
+    schema = edit_descriptions(complete, _clean_description)
     if len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
         raise ValueError(f"its schema has more than {MAX_SCHEMA_CHARS:,} characters")
 
@@ -119,19 +123,30 @@ def convert_result(result: types.CallToolResult) -> list[Part]:
 
 
 def _has_same_json(items: Iterable[types.ContentBlock], structured: Any) -> bool:
-    """Return whether a text is the structured result, or the value that it wraps as ``{"result": …}``."""
+    """Return whether the texts are the structured result, or the value that it wraps as ``{"result": …}``.
+
+    A list may be one text, or one text for each of its members.
+    """
     inner = structured.get("result") if isinstance(structured, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    for item in items:
-        if isinstance(item, types.TextContent):
-            if item.text == inner:
-                return True
-            try:
-                value = json.loads(item.text)
-            except (ValueError, RecursionError):
-                continue
-            if value == structured or (inner is not None and value == inner):
-                return True
-    return False
+    texts = [item.text for item in items if isinstance(item, types.TextContent)]
+    if isinstance(inner, list) and len(inner) == len(texts) > 0:  # pyright: ignore[reportUnknownArgumentType]
+        members = cast("list[Any]", inner)
+        if all(_is_value(text, member) for text, member in zip(texts, members, strict=True)):
+            return True
+    return any(
+        _is_value(text, structured) or (inner is not None and _is_value(text, inner))
+        for text in texts
+    )
+
+
+def _is_value(text: str, value: Any) -> bool:
+    """Return whether a text is a value, as it is or as JSON."""
+    if text == value:
+        return True
+    try:
+        return json.loads(text) == value
+    except (ValueError, RecursionError):
+        return False
 
 
 def _convert_item(item: types.ContentBlock) -> Iterator[Part]:
@@ -148,7 +163,7 @@ def _convert_item(item: types.ContentBlock) -> Iterator[Part]:
             yield TextPart(f"[resource: <{_shorten(resource.uri)}>]\n{clean_text(resource.text)}")
         case types.EmbeddedResource(resource=types.BlobResourceContents() as resource):
             media_type = resource.mime_type or "unknown"
-            if media_type in IMAGE_TYPES:
+            if media_type.lower().startswith("image/"):
                 yield _convert_image(resource.blob, media_type)
             else:
                 kind = f"the resource <{_shorten(resource.uri)}>"
@@ -158,12 +173,15 @@ def _convert_item(item: types.ContentBlock) -> Iterator[Part]:
 
 
 def _convert_image(data: str, media_type: str) -> Part:
-    if media_type not in IMAGE_TYPES:
-        return _describe_content("an image", media_type, data)
+    """Return an image with the type of its content: a provider rejects every request with a wrong type."""
     try:
-        return image(base64.b64decode(data, validate=True), media_type=media_type)
+        content = base64.b64decode("".join(data.split()), validate=True)
     except ValueError:
         return TextPart("[omitted: an image that is not valid base64]")
+    found = detect_media_type(content)
+    if found not in IMAGE_TYPES:
+        return _describe_content("an image", media_type, data)
+    return image(content, media_type=found)
 
 
 def _describe_content(kind: str, media_type: str, data: str) -> Part:

@@ -6,12 +6,14 @@ terminal. The process is the leader of a process group, so that all its child pr
 its input is closed, then the group is terminated, then killed. Each wait is bounded and shielded from cancellation.
 """
 
+import json
 import os
 import shlex
 import signal
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path, PurePath
 from subprocess import PIPE
 from typing import Any
@@ -20,16 +22,16 @@ from urllib.parse import urlsplit
 import anyio
 import httpx2
 from anyio.abc import ObjectReceiveStream, ObjectSendStream, Process
-from mcp.client._transport import TransportStreams
+from mcp.client._transport import ReadStream, TransportStreams
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
+from mcp_types import JSONRPCMessage, jsonrpc_message_adapter
 
 from kedge.errors import InvalidSetting
 from kedge.observe import get_logger
 from kedge.text_format import sanitize_text
-from kedge.tools.output import redact_secrets
+from kedge.tools.output import redact_secrets, replace_surrogates
 
 log = get_logger("kedge.mcp")
 
@@ -43,6 +45,11 @@ REAP_SECONDS = 30.0
 """Seconds to wait for the exit status of a killed process, which may be late on a busy machine."""
 POLL_SECONDS = 0.01
 INHERITED_VARIABLES = ("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ")
+CONNECT_SECONDS = 30.0
+READ_SECONDS = 300.0
+"""The minimum number of seconds that an HTTP server may be silent while a request is open."""
+SESSION_HEADER = "mcp-session-id"
+SESSION_STATUSES = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND)
 LAUNCHERS = frozenset(
     {
         "bunx",
@@ -76,6 +83,10 @@ class ConnectionNotes:
     stderr_ended: bool = False
     stray_output: str = ""
     problem: str = ""
+    status: int = 0
+    """The HTTP status of the last request that was rejected."""
+    session_status: int = 0
+    """The HTTP status (400 or 404) with which a request of the current session was rejected."""
 
     def describe(self) -> str:
         """Return a description of the known problems."""
@@ -84,7 +95,8 @@ class ConnectionNotes:
         shown = " ".join(sanitize_text(redact_secrets(self.stderr)).split())[-MAX_NOTE_CHARS:]
         stray = " ".join(sanitize_text(redact_secrets(self.stray_output)).split())
         known = [
-            f"it exited with code {self.exit_code}" if self.ended else "",
+            f"it exited with code {self.exit_code}" if self.exit_code is not None else "",
+            f"it answered with HTTP status {self.status}" if self.status else "",
             f"its standard output is not MCP: {stray[:MAX_NOTE_CHARS]!r}" if stray else "",
             f"its standard error: {shown!r}" if shown else "",
         ]
@@ -114,7 +126,9 @@ class StdioAddress:
         found = next((word for word in words if word and word not in LAUNCHERS), self.command[0])
         return to_prefix(found.removesuffix(".py"))
 
-    def open(self, notes: ConnectionNotes) -> AbstractAsyncContextManager[TransportStreams]:
+    def open(
+        self, notes: ConnectionNotes, call_timeout: float | None
+    ) -> AbstractAsyncContextManager[TransportStreams]:
         """Start the process and return its streams."""
         return open_stdio(self, notes)
 
@@ -137,9 +151,11 @@ class HttpAddress:
         """The host name."""
         return to_prefix(urlsplit(self.url).hostname or "")
 
-    def open(self, notes: ConnectionNotes) -> AbstractAsyncContextManager[TransportStreams]:
-        """Open a client and return its streams."""
-        return open_http(self)
+    def open(
+        self, notes: ConnectionNotes, call_timeout: float | None
+    ) -> AbstractAsyncContextManager[TransportStreams]:
+        """Open a client and return its streams; no limit of the client is shorter than that of a call."""
+        return open_http(self, notes, call_timeout)
 
 
 ServerAddress = StdioAddress | HttpAddress
@@ -223,7 +239,8 @@ async def open_stdio(
                 await stop_process(process)
                 await _wait_until(lambda: notes.stderr_ended)
                 _close_transport(process)
-            notes.exit_code = process.returncode
+            if notes.ended:
+                notes.exit_code = process.returncode
             group.cancel_scope.cancel()
 
 
@@ -252,8 +269,8 @@ async def _read_messages(
     with suppress(ProcessLookupError):
         if notes.problem:
             process.kill()
+    notes.ended = not notes.stopping  # before the calls fail that wait for a response
     await received.aclose()
-    notes.ended = not notes.stopping
     notes.on_end()
 
 
@@ -261,11 +278,22 @@ def _parse_message(line: bytes, notes: ConnectionNotes) -> SessionMessage | None
     if not line.strip():
         return None
     try:
-        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-    except ValueError:
+        message = _validate_message(line)
+    except (ValueError, RecursionError):
         notes.stray_output = notes.stray_output or line[:MAX_NOTE_CHARS].decode(errors="replace")
         log.debug("an MCP server wrote a line that is not a message, %d bytes", len(line))
         return None
+    return SessionMessage(message)
+
+
+def _validate_message(line: bytes) -> JSONRPCMessage:
+    """Parse a message; a text that is not valid Unicode, such as half of an emoji, is repaired."""
+    try:
+        return jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        value = json.loads(line.decode(errors="replace"))
+        repaired = replace_surrogates(json.dumps(value, ensure_ascii=False))
+        return jsonrpc_message_adapter.validate_json(repaired, by_name=False)
 
 
 async def _read_errors(process: Process, notes: ConnectionNotes) -> None:
@@ -331,21 +359,66 @@ def _signal_group(process: Process, number: int) -> bool:
 
 
 @asynccontextmanager
-async def open_http(address: HttpAddress) -> AsyncGenerator[TransportStreams]:
+async def open_http(
+    address: HttpAddress, notes: ConnectionNotes, call_timeout: float | None
+) -> AsyncGenerator[TransportStreams]:
     """Open a client for streamable HTTP whose responses are bounded."""
+
+    async def check_response(response: httpx2.Response) -> None:
+        _note_rejection(response, notes)
+        _limit_response(response)
+
     headers = {**address.headers, "accept-encoding": "identity"}
-    timeout = httpx2.Timeout(30, read=300)
-    hooks: dict[str, list[Callable[..., Any]]] = {"response": [_limit_response]}
+    # A server may be silent until it has the result of a call.
+    read_timeout = (
+        None if call_timeout is None else max(READ_SECONDS, call_timeout + CONNECT_SECONDS)
+    )
+    limits = httpx2.Timeout(CONNECT_SECONDS, read=read_timeout)
+    hooks: dict[str, list[Callable[..., Any]]] = {"response": [check_response]}
+    received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     async with (
-        httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks=hooks) as client,
+        httpx2.AsyncClient(headers=headers, timeout=limits, event_hooks=hooks) as client,
         streamable_http_client(
             address.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES
-        ) as streams,
+        ) as (source, outgoing),
+        anyio.create_task_group() as group,
+        incoming,
     ):
-        yield streams
+        group.start_soon(_forward_messages, source, received, notes)
+        try:
+            yield incoming, outgoing
+        finally:
+            notes.stopping = True
+            group.cancel_scope.cancel()
 
 
-async def _limit_response(response: httpx2.Response) -> None:
+async def _forward_messages(
+    source: ReadStream[SessionMessage | Exception],
+    received: ObjectSendStream[SessionMessage | Exception],
+    notes: ConnectionNotes,
+) -> None:
+    """Pass on messages until the connection ends, and record the end."""
+    async with received:
+        try:
+            with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+                async for message in source:
+                    await received.send(message)
+        finally:
+            notes.ended = not notes.stopping
+    notes.on_end()
+
+
+def _note_rejection(response: httpx2.Response, notes: ConnectionNotes) -> None:
+    """Record the status of a rejected request; 404 and 400 are the answers to an unknown session."""
+    if response.request.method != "POST":
+        return
+    status = response.status_code
+    notes.status = status if response.is_error else 0
+    if SESSION_HEADER in response.request.headers and status in SESSION_STATUSES:
+        notes.session_status = status
+
+
+def _limit_response(response: httpx2.Response) -> None:
     """Limit the size of a response body; the events of a stream have a separate limit."""
     if response.headers.get("content-encoding", "identity") != "identity":
         raise httpx2.DecodingError("the server compressed its response", request=response.request)

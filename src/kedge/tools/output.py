@@ -165,7 +165,7 @@ def replace_surrogates(text: str) -> str:
 
 def _has_attachments(members: Iterable[object]) -> bool:
     return any(
-        isinstance(member, PART_TYPES) or (isinstance(member, bytes) and _detect_media_type(member))
+        isinstance(member, PART_TYPES) or (isinstance(member, bytes) and detect_media_type(member))
         for member in members
     )
 
@@ -186,7 +186,7 @@ def _to_part(value: object) -> Part:
 
 
 def _bytes_to_part(content: bytes) -> Part:
-    media_type = _detect_media_type(content)
+    media_type = detect_media_type(content)
     if media_type == "application/pdf":
         return file(content, filename="result.pdf", media_type=media_type)
     if media_type:
@@ -197,7 +197,8 @@ def _bytes_to_part(content: bytes) -> Part:
         return TextPart(f"[{len(content):,} bytes, neither text nor an image]")
 
 
-def _detect_media_type(content: bytes) -> str:
+def detect_media_type(content: bytes) -> str:
+    """Return the type of an image or a PDF by its first bytes, or nothing."""
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         return "image/webp"
     if content.startswith(b"%PDF-"):
