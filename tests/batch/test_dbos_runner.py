@@ -6,6 +6,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -160,15 +161,21 @@ def test_interrupted_run_is_continued_by_fewer_workers(tmp_path: Path) -> None:
 
 
 def test_changed_line_replaces_what_was_enqueued(tmp_path: Path) -> None:
-    """The old prompt of a line that was not sent yet is not run; other lines remain."""
+    """What an earlier run left of a changed or removed line is not run; other batches remain."""
     url = f"sqlite:///{tmp_path}/dbos.db"
     work = BatchJob("changed", f"sqlite:///{tmp_path}/store.db", "practice")
     client = prepare_client(url, work, 1)
     try:
         lines = [BatchLine("a.b", ("Hello",)), BatchLine("a", ("Hi",))]
-        old, other = enqueue_lines(client, lines, work, ["changed-0"])
+        old, removed = enqueue_lines(client, lines, work, ["changed-0"])
+        longer = prepare_client(url, replace(work, name="changed.a"), 1)
+        (other,) = enqueue_lines(longer, lines[:1], replace(work, name="changed.a"), [])
+        longer.destroy()
         (new,) = enqueue_lines(client, [BatchLine("a.b", ("Ahoy",))], work, ["changed-0"])
-        assert _statuses(client, [old, new, other]) == ["CANCELLED", "ENQUEUED", "ENQUEUED"]
+        assert _statuses(client, [old, removed]) == ["CANCELLED", "CANCELLED"]
+        assert _statuses(client, [new, other]) == ["ENQUEUED", "ENQUEUED"]
+        (again, _) = enqueue_lines(client, lines[::-1], work, ["changed-0"])
+        assert (again != removed, _statuses(client, [again])) == (True, ["ENQUEUED"])
     finally:
         client.destroy()
 

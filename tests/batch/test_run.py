@@ -353,6 +353,17 @@ def test_partial_last_line_is_removed(length: int, tmp_path: Path) -> None:
         assert list(results.load()) == [*("a", "b")[:complete], "c"]
 
 
+def test_last_line_without_line_break_is_retained(tmp_path: Path) -> None:
+    """A complete result whose line break is missing, such as after an edit, is not removed."""
+    file = tmp_path / "out.jsonl"
+    with ResultsFile(file) as results:
+        results.append(LineResult("a", "completed", ("é",)))
+    file.write_bytes(file.read_bytes().removesuffix(b"\n"))
+    with ResultsFile(file) as results:
+        results.append(LineResult("b", "completed"))
+        assert list(results.load()) == ["a", "b"]
+
+
 CHILD_SCRIPT = """
 import sys
 from kedge import run_sync

@@ -67,7 +67,7 @@ class DbosRunner:
             async with AsyncExitStack() as stack:
                 crew = _WorkerPool(url, work, self.workers, self.pids)
                 stack.push_async_callback(crew.stop)
-                # Before the workers start, so that they do not run what an earlier run left of changed lines.
+                # Before the workers start, so that they do not run lines that were changed or removed.
                 waiting = await in_thread(enqueue_lines, client, lines, work, crew.executors)
                 await crew.start()
                 while waiting:
@@ -131,8 +131,8 @@ def enqueue_lines(
 ) -> dict[str, BatchLine]:
     """Enqueue every line that is not enqueued yet, and return the lines by workflow id.
 
-    Workflows that an interrupted run left are cancelled if the line was changed since. If no worker of this run
-    has the name of their worker, they are enqueued again: a worker resumes only those of its own name.
+    Workflows that an interrupted run left are cancelled if their line was changed or removed since. If no worker of
+    this run has the name of their worker, they are enqueued again: a worker resumes only those of its own name.
     """
     from kedge.batch.worker import APPLICATION_NAME, APPLICATION_VERSION, WORKFLOW_NAME
 
@@ -161,13 +161,12 @@ def enqueue_lines(
             )
         elif existing[name].status == "PENDING" and existing[name].executor_id not in executors:
             client.resume_workflow(name, queue_name=queue_name(work))
-    partition_keys = {f"{prefix}{line.id}" for line in lines}
     outdated = [
         name
         for name, status in existing.items()
         if name not in waiting
         and status.status not in FINAL_STATUSES
-        and name.rsplit(".", 2)[0] in partition_keys
+        and status.queue_name == queue_name(work)  # the prefix may be that of another batch
     ]
     if outdated:
         client.cancel_workflows(outdated)

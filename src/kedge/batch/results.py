@@ -103,7 +103,7 @@ class ResultsFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch()
             self.load()  # rejects a file of another program before it is changed
-            _drop_partial_line(self.path)
+            _repair_last_line(self.path)
             self._file = self.path.open("ab")
         except OSError as error:
             raise InvalidBatch(f"{self.path} cannot be written: {error.strerror}") from error
@@ -167,8 +167,8 @@ def _is_json(text: bytes) -> bool:
     return True
 
 
-def _drop_partial_line(path: Path) -> None:
-    """Remove a truncated last line."""
+def _repair_last_line(path: Path) -> None:
+    """Remove a truncated last line, or complete one of which only the line break is missing."""
     with path.open("r+b") as file:
         end = file.seek(0, os.SEEK_END)
         position = end
@@ -180,7 +180,10 @@ def _drop_partial_line(path: Path) -> None:
                 position = start + newline + 1
                 break
             position = start
-        if position != end:
+        file.seek(position)
+        if position != end and _is_json(file.read()):
+            file.write(b"\n")
+        elif position != end:
             file.truncate(position)
 
 
