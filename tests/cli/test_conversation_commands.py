@@ -492,6 +492,12 @@ def test_old_conversations_are_deleted(server: TestServer, store_path: Path) -> 
     declined = run_command("delete", "--older-than", "1h", stdin="n\n")
     assert declined.exit_code == 1
     assert "Delete 2 conversations permanently?" in declined.stderr
+    with (
+        closing(sqlite3.connect(store_path)) as database,
+        database,
+    ):  # a question that is being answered
+        database.execute("UPDATE nodes SET created_at = created_at + 7200 WHERE conversation = 2")
+    assert "Delete 1 conv" in run_command("delete", "--older-than", "1h", stdin="n\n").stderr
     assert run_command("undo", "quay").exit_code == 0  # changes its time of update
     deleted = run_command("delete", "--older-than", "1h", stdin="y\n")
     assert "1 conversation deleted" in deleted.stdout

@@ -1,6 +1,7 @@
 """HTTP behavior of the server: routes, methods, bodies, limits, tokens and host names."""
 
 import asyncio
+import gzip
 import logging
 import re
 import socket
@@ -77,6 +78,21 @@ def test_only_json_content_type_is_accepted(http: httpx2.Client, kind: str | Non
     answer = http.post("/v1/responses", content=b'{"model":"m","input":"x"}', headers=headers)
     assert answer.status_code == 400
     assert read_error(answer)["code"] == "unsupported_content_type"
+
+
+@pytest.mark.parametrize("path", ["responses", "chat/completions", "messages"])
+def test_a_compressed_body_is_415(http: httpx2.Client, path: str) -> None:
+    """The error says that compressed bodies are not supported, not that the JSON is wrong."""
+    headers = {
+        "content-type": "application/json",
+        "content-encoding": "gzip",
+        "anthropic-version": "2023-06-01",
+    }
+    answer = http.post(f"/v1/{path}", content=gzip.compress(b"{}"), headers=headers)
+    assert answer.status_code == 415
+    assert "content encoding 'gzip', which is not supported" in answer.json()["error"]["message"]
+    headers["content-encoding"] = "identity"
+    assert http.post(f"/v1/{path}", content=b"{}", headers=headers).status_code == 400
 
 
 def test_a_body_that_is_too_large_is_413() -> None:

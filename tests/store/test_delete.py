@@ -247,9 +247,17 @@ async def test_conversations_are_deleted_by_age(store: Store) -> None:
     other = await store.create("other")
     store.clock = lambda: 1100.0
     new = await store.create("new")
+    asked = await store.create("asked")
+    root = await store.node(asked, asked.head)
+    await store.append(asked, root, [user("A question without an answer")], head=asked.head)
+    await store.database.write(
+        lambda tx: tx.run("UPDATE conversations SET updated_at = 900 WHERE id = ?", (asked.id,))
+    )
+    assert await store.list_older(100.0, tag="sea") == [tagged.id]
+    assert await store.list_older(100.0) == [tagged.id, other.id]
     assert await store.delete_older(100.0, tag="sea") == [tagged.id]
     assert await store.delete_older(100.0) == [other.id]
-    assert [row.id for row in await store.conversations()] == [new.id]
+    assert {row.id for row in await store.conversations()} == {new.id, asked.id}
     with pytest.raises(InvalidSetting, match="seconds must be a finite number of seconds above 0"):
         await store.delete_older(0)
     with pytest.raises(InvalidSetting, match="ttl must be a number of seconds"):

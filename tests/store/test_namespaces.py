@@ -110,6 +110,7 @@ EMPTY_METHODS: dict[str, tuple[Call, Any]] = {
     "list_scheduled": (lambda s, _: s.list_scheduled(), []),
     "delete_scheduled": (lambda s, o: s.delete_scheduled(o.row), False),
     "delete_expired": (lambda s, _: s.delete_expired(), []),
+    "list_older": (lambda s, _: s.list_older(1e-6), []),
     "delete_older": (lambda s, _: s.delete_older(1e-6), []),
     "list_proxied": (lambda s, _: s.list_proxied(), []),
     "load_evidence": (lambda s, _: s.load_evidence("server key"), None),

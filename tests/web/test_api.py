@@ -316,6 +316,8 @@ def test_bodies_are_json_and_bounded(page: PageServer) -> None:
     assert page.client.post(path, content=b"{}", headers=form).status_code == 415
     kind = {"content-type": "application/json"}
     assert page.client.post(path, content=b"{", headers=kind).status_code == 422
+    compressed = {**kind, "content-encoding": "gzip"}
+    assert page.client.post(path, content=b"{}", headers=compressed).status_code == 415
     flood = (b" " * 100_000 for _ in range(30))
     assert page.client.post(path, content=flood, headers=kind).status_code == 413
 

@@ -7,7 +7,6 @@ import click
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import echo, echo_json
 from kedge.cli.store_options import (
-    MAX_CONVERSATIONS,
     DurationParam,
     complete_names,
     erase_practice_responses,
@@ -77,11 +76,7 @@ def _delete_one(conversation: str, *, yes: bool, store: str, as_json: bool) -> N
 
 def _delete_older(age: float, tag: str | None, *, yes: bool, store: str, as_json: bool) -> None:
     async def count(opened: "Store") -> int:
-        before = opened.clock() - age
-        rows = await opened.conversations(
-            tag=tag, archived=None, before=before, limit=MAX_CONVERSATIONS
-        )
-        return len(rows)
+        return len(await opened.list_older(age, tag=tag))
 
     if not yes:
         found = pluralize(run_with_store(count, address=store), "conversation")

@@ -464,6 +464,12 @@ HEADERS_TOO_LARGE = ErrorTemplate(
     status=431,
     code="request_headers_too_large",
 )
+UNSUPPORTED_CONTENT_ENCODING = ErrorTemplate(
+    "The request body has the content encoding '{got}', which is not supported. Send it uncompressed, "
+    "without a Content-Encoding header.",
+    status=415,
+    code="unsupported_content_encoding",
+)
 REQUEST_TIMEOUT = ErrorTemplate(
     "The request body did not arrive within {seconds} seconds.",
     status=408,

@@ -59,7 +59,7 @@ async def read_json(request: Request, *, empty: object = None) -> Any:
         empty: The value of an empty body; None rejects it.
 
     Raises:
-        ApiError: If the body is too large, too slow, or not JSON.
+        ApiError: If the body is too large, too slow, compressed, or not JSON.
     """
     raw = await _read_body(request)
     exchange = get_recorded_request(request)
@@ -67,6 +67,9 @@ async def read_json(request: Request, *, empty: object = None) -> Any:
         exchange.raw = raw
     if not raw and empty is not None:
         return empty
+    coding = read_header(request.scope, b"content-encoding").decode("latin-1")
+    if coding.strip().lower() not in ("", "identity"):
+        raise errors.UNSUPPORTED_CONTENT_ENCODING(got=coding)
     got = read_header(request.scope, b"content-type").decode("latin-1")
     if got.partition(";")[0].strip().lower() != "application/json":
         # This also prevents requests from forms of other web sites.

@@ -484,6 +484,18 @@ class Store:
         """
         return await self._delete_old(None)
 
+    async def list_older(self, seconds: float, *, tag: str | None = None) -> list[str]:
+        """Return the ids of the conversations that `delete_older` with these arguments deletes.
+
+        Raises:
+            InvalidSetting: The age is not a number of seconds above 0.
+        """
+        age, now = validate_seconds(seconds, "seconds"), self.clock()
+        rows = await self.database.read(
+            lambda tx: conversations.select_old(tx, now, age=age, tag=tag)
+        )
+        return [row.id for row in rows]
+
     async def delete_older(self, seconds: float, *, tag: str | None = None) -> list[str]:
         """Delete the conversations that did not change for some time.
 

@@ -139,6 +139,8 @@ def _read_query(request: Request) -> dict[str, str]:
 async def _read_json(request: Request, max_bytes: int) -> bytes:
     if not is_json(request.headers):
         raise RequestError(415, "not_json", "send the body as application/json")
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise RequestError(415, "compressed", "send the body uncompressed")
     return await read_body(request, max_bytes)
 
 
