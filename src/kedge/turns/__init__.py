@@ -1,4 +1,4 @@
-"""Blocks and Turns: immutable values, their JSON form, and their form in the Responses API."""
+"""Blocks and Turns: immutable values, their JSON form, and their forms in the APIs of providers."""
 
 from kedge.turns.block_codec import dump_block, load_block
 from kedge.turns.blocks import (
@@ -15,6 +15,7 @@ from kedge.turns.blocks import (
     UnknownBlock,
     UserBlock,
 )
+from kedge.turns.chat_messages import blocks_from_messages
 from kedge.turns.constructors import (
     assistant,
     opaque,
@@ -67,6 +68,7 @@ __all__ = [
     "assistant",
     "audio",
     "block_from_item",
+    "blocks_from_messages",
     "diff",
     "dump",
     "dump_block",

@@ -1,0 +1,156 @@
+"""Convert messages of the Chat Completions API to blocks.
+
+A message may contain text, a refusal and several calls, which are separate blocks. An unknown form is an error:
+if it were passed on, the provider would reject every request with it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from kedge.errors import InvalidTurn
+from kedge.turns.blocks import Block, OpaqueBlock
+from kedge.turns.parts import OpaquePart
+from kedge.turns.responses_items import Item, block_from_item
+
+Message = Mapping[str, Any]
+
+
+def blocks_from_messages(messages: Iterable[Message]) -> list[Block]:
+    """Convert messages of the Chat Completions API to blocks, for example of an export.
+
+    Items of the Responses API are converted too, so a list may contain both.
+
+    Args:
+        messages: The messages, with ``tool_calls``, ``role: "tool"``, images and files.
+
+    Returns:
+        The blocks, in order.
+
+    Raises:
+        InvalidTurn: A message has an unknown form; the error names its position.
+    """
+    kind = type(messages).__name__
+    if isinstance(messages, str | Mapping):
+        raise InvalidTurn(f"messages must be a list, not {kind}")
+    blocks: list[Block] = []
+    for index, message in enumerate(messages):
+        try:
+            blocks += blocks_from_message(message)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            problem = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise InvalidTurn(f"messages[{index}]: {problem}") from error
+    return blocks
+
+
+def blocks_from_message(message: Message) -> list[Block]:
+    """Convert one message.
+
+    Raises:
+        ValueError, LookupError, TypeError, AttributeError: It cannot be converted.
+    """
+    if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"a message must be an object, not {type(message).__name__}")
+    return list(_convert_message(message))
+
+
+def _convert_message(message: Message) -> Iterator[Block]:
+    for item in _to_items(message):
+        block = block_from_item(item)
+        if isinstance(block, OpaqueBlock) and item.get("type", "message") in _READABLE_ITEMS:
+            raise ValueError("a message has a form that is not known")
+        if not all(map(_is_sendable, getattr(block, "parts", ()))):
+            raise ValueError("a message has content that is not known")
+        yield block
+
+
+def _to_items(message: Message) -> Iterator[Item]:
+    """Yield the items of the Responses API for a message of either API."""
+    if "role" not in message or message.get("type", "message") != "message":
+        yield dict(message)
+        return
+    if message["role"] == "tool":
+        output = _convert_content(message["content"], "input_text")
+        yield {
+            "type": "function_call_output",
+            "call_id": message["tool_call_id"],
+            "output": output,
+        }
+        return
+    content = message.get("content")
+    kind = "output_text" if message["role"] == "assistant" else "input_text"
+    calls = message.get("tool_calls") or ()
+    refusal = message.get("refusal")
+    if refusal:
+        content = [*_as_parts(content), {"type": "refusal", "refusal": refusal}]
+    if content is None and not calls:
+        raise ValueError("a message has no content")
+    rest = {name: value for name, value in message.items() if name not in _CHAT_MEMBERS}
+    if content or not calls:
+        yield {**rest, "content": _convert_content(content, kind)}
+    for call in calls:
+        yield _convert_call(call)
+
+
+def _convert_call(call: Item) -> Item:
+    """Return the item of one entry in ``tool_calls``."""
+    if call.get("type") == "custom":
+        custom = call["custom"]
+        kind, written = "custom_tool_call", {"name": custom["name"], "input": custom["input"]}
+    else:
+        function = call["function"]
+        kind = "function_call"
+        written = {"name": function["name"], "arguments": function["arguments"]}
+    return {"type": kind, "call_id": call["id"], **written}
+
+
+def _as_parts(content: object) -> list[Any]:
+    if isinstance(content, list):
+        return cast("list[Any]", content)
+    return [{"type": "text", "text": content}] if content else []
+
+
+def _convert_content(content: object, text_type: str) -> object:
+    """Return content with the parts of the Chat Completions API converted to those of the Responses API."""
+    if not isinstance(content, list):
+        return content
+    return [_convert_part(part, text_type) for part in cast("list[Item]", content)]
+
+
+def _convert_part(part: Item, text_type: str) -> Item:
+    match part.get("type"):
+        case "text":
+            return {"type": text_type, "text": part["text"]}
+        case "image_url":
+            image = part["image_url"]
+            image = {"url": image} if isinstance(image, str) else image
+            return {"type": "input_image", "image_url": image["url"], **_detail(image)}
+        case "file":
+            return {"type": "input_file", **part["file"]}
+        case _:
+            return part
+
+
+def _detail(image: Item) -> Item:
+    return {"detail": image["detail"]} if "detail" in image else {}
+
+
+def _is_sendable(part: object) -> bool:
+    """Return whether a part is of a kind that the Responses API may support."""
+    if not isinstance(part, OpaquePart):
+        return True
+    kind = part.content.get("type")
+    return isinstance(kind, str) and kind.startswith(("input_", "output_"))
+
+
+_READABLE_ITEMS = frozenset(
+    {
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+    }
+)
+"""Types of items that Kedge reads; one that cannot be read has a wrong form."""
+_CHAT_MEMBERS = frozenset({"content", "tool_calls", "refusal", "name", "audio", "annotations"})
+"""Members of a Chat Completions message that its item does not have."""

@@ -1,0 +1,81 @@
+"""Messages of the Chat Completions API become blocks."""
+
+from typing import Any
+
+import pytest
+
+from kedge.errors import InvalidTurn
+from kedge.turns import (
+    assistant,
+    blocks_from_messages,
+    image,
+    item_from_block,
+    reasoning,
+    system,
+    tool_call,
+    tool_result,
+    user,
+)
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def test_a_conversation_with_calls_and_images_is_converted() -> None:
+    """System messages, parts, several calls of one message, results and texts become blocks in order."""
+    picture = {
+        "type": "image_url",
+        "image_url": {"url": "https://a.example/b.png", "detail": "low"},
+    }
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What?"}, picture]},
+        {"role": "assistant", "content": "Wait.", "tool_calls": [CALL, {**CALL, "id": "d"}]},
+        {"role": "tool", "tool_call_id": "c", "content": "1"},
+        {"role": "tool", "tool_call_id": "d", "content": [{"type": "text", "text": "2"}]},
+        {"role": "assistant", "content": "A cat."},
+    ]
+    assert blocks_from_messages(messages) == [
+        system("Be brief."),
+        user(["What?", image("https://a.example/b.png", detail="low")]),
+        assistant("Wait."),
+        tool_call("f", "{}", call_id="c"),
+        tool_call("f", "{}", call_id="d"),
+        tool_result("c", "1"),
+        tool_result("d", "2"),
+        assistant("A cat."),
+    ]
+
+
+def test_an_image_may_be_a_plain_address() -> None:
+    """Some programs write the address of an image without an object around it."""
+    part = {"type": "image_url", "image_url": "https://a.example/b.png"}
+    (block,) = blocks_from_messages([{"role": "user", "content": [part]}])
+    assert block == user(image("https://a.example/b.png"))
+
+
+def test_items_of_the_responses_api_are_converted_too() -> None:
+    """A list may mix messages of one API with items of the other."""
+    blocks = [user("a"), reasoning("b"), tool_call("f", "{}", call_id="c"), tool_result("c", "1")]
+    assert blocks_from_messages(map(item_from_block, blocks)) == blocks
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ({"role": "tool", "content": "1"}, "'tool_call_id' is missing"),
+        ({"role": "assistant", "content": None}, "a message has no content"),
+        ({"role": "pirate", "content": "Arr"}, "a message has a form that is not known"),
+        ({"role": "user", "content": [{"type": "hologram"}]}, "content that is not known"),
+        ("Hello", "a message must be an object, not str"),
+    ],
+)
+def test_a_message_of_an_unknown_form_is_named(message: Any, problem: str) -> None:
+    """The error has the position of the message and what is wrong with it."""
+    with pytest.raises(InvalidTurn, match=rf"messages\[1\]: .*({problem})"):
+        blocks_from_messages([{"role": "user", "content": "Hello"}, message])
+
+
+def test_one_message_is_not_a_list() -> None:
+    """A single message or a text in place of the list is an error."""
+    with pytest.raises(InvalidTurn, match="must be a list, not dict"):
+        blocks_from_messages({"role": "user", "content": "Hello"})  # pyright: ignore[reportArgumentType]
