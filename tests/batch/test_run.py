@@ -353,6 +353,20 @@ def test_partial_last_line_is_removed(length: int, tmp_path: Path) -> None:
         assert list(results.load()) == [*("a", "b")[:complete], "c"]
 
 
+async def test_exception_of_any_kind_ends_the_batch(batch: dict[str, Any]) -> None:
+    """An exception of a tool that is not an ``Exception`` is raised, and the batch does not wait for the line."""
+
+    class Stop(BaseException):
+        pass
+
+    def stop() -> str:
+        raise Stop
+
+    lines = [BatchLine(name, ("Call stop with {}",)) for name in ("a", "b")]
+    with pytest.raises(Stop):
+        await run_batch(lines, **batch, runner=AsyncioRunner(tools=[stop]))
+
+
 def test_last_line_without_line_break_is_retained(tmp_path: Path) -> None:
     """A complete result whose line break is missing, such as after an edit, is not removed."""
     file = tmp_path / "out.jsonl"

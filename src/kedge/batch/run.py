@@ -66,14 +66,17 @@ async def _run_all(
 ) -> AsyncGenerator[LineResult, None]:
     # Plain tasks and not a task group, because the consumer may stop iterating at any time, in any task.
     todo = iter(lines)
-    finished: asyncio.Queue[LineResult | Exception] = asyncio.Queue()
+    finished: asyncio.Queue[LineResult | BaseException] = asyncio.Queue()
 
     async def run_lines() -> None:
         try:
             for line in todo:
                 finished.put_nowait(await run_conversation(context, line))
-        except Exception as error:  # noqa: BLE001 - raised again below
+        except (
+            BaseException
+        ) as error:  # also raised below, which would wait for the result without end
             finished.put_nowait(error)
+            raise
 
     workers = [
         asyncio.create_task(run_lines()) for _ in range(min(context.work.concurrency, len(lines)))
@@ -81,7 +84,7 @@ async def _run_all(
     try:
         for _ in lines:
             result = await finished.get()
-            if isinstance(result, Exception):
+            if isinstance(result, BaseException):
                 raise result
             yield result
     finally:
