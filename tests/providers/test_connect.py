@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kedge.providers
-from kedge.engines import AnthropicEngine, ChatCompletionsEngine, ResponsesEngine, direct_sender
+from kedge.engines import AnthropicEngine, ChatCompletionsEngine, ResponsesEngine
 from kedge.errors import CannotConnect, RequestRefused, StreamCut, Unreachable
 from kedge.event_loops import run_sync
 from kedge.providers import clients, connect
@@ -270,7 +270,6 @@ def test_without_aiohttp_the_default_transport_is_used(
 ) -> None:
     """Without ``aiohttp``, answers and errors are the same."""
     monkeypatch.setattr(clients, "find_spec", lambda name: None)
-    monkeypatch.setattr(direct_sender, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "aiohttp", raising=False)
     engine = connect(f"responses:{kedge_server.base_url}#practice", max_retries=0)
     turn = run_sync(engine.run(Turn([user("What is 2+3?")])))

@@ -9,23 +9,19 @@ anthropic are generated from the same template, so that one transport serves bot
 import json
 import re
 import sys
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import cache
 from importlib import import_module
+from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
 from urllib.parse import urlsplit, urlunsplit
 
-from kedge.engines.direct_sender import (
-    DirectClientFactory,
-    DirectResponse,
-    DirectSender,
-    can_send_directly,
-)
 from kedge.engines.evidence import read_identity
 from kedge.engines.request_body import encode_param
-from kedge.engines.retry_after import parse_retry_after
 from kedge.errors import (
     EngineError,
     NotAuthorised,
@@ -75,13 +71,13 @@ _PERMANENT_REASONS = re.compile(
 _ITEM_LISTS = frozenset({"input", "messages"})
 """The body members that are rendered from blocks."""
 _TELEMETRY_HEADERS = (
-    "X-Stainless-Lang",
-    "X-Stainless-Package-Version",
-    "X-Stainless-OS",
-    "X-Stainless-Arch",
-    "X-Stainless-Runtime",
-    "X-Stainless-Runtime-Version",
-    "X-Stainless-Async",
+    "Lang",
+    "Package-Version",
+    "OS",
+    "Arch",
+    "Runtime",
+    "Runtime-Version",
+    "Async",
 )
 
 
@@ -120,12 +116,10 @@ class RawResponse(Protocol):
 class HttpResponse:
     """A response whose body is not read yet; it must be closed."""
 
-    response: "httpx2.Response | DirectResponse"
+    response: "httpx2.Response"
     translator: "_ErrorTranslator"
     request_body: bytes = b""
     tap: "WireTap | None" = None
-    streaming: bool = False
-    """Whether a stream was requested."""
 
     @property
     def provider(self) -> str:
@@ -145,7 +139,7 @@ class HttpResponse:
         """
         media_type = self.response.headers.get("content-type", "").partition(";")[0].strip()
         if media_type in ("", "text/plain"):
-            return self.streaming
+            return self.response.request.headers.get("accept") == EVENT_STREAM
         return media_type == EVENT_STREAM
 
     async def chunks(self) -> AsyncGenerator[bytes]:
@@ -188,7 +182,6 @@ class Transport:
         self, make_client: "Callable[[], Client]", provider: str, sdk: Sdk = "openai"
     ) -> None:
         self._clients: PerLoop[Client] = PerLoop(make_client, lambda client: client.close())
-        self._senders = _make_senders(make_client, self._clients)
         self.provider = provider
         self.sdk: Sdk = sdk
         self.identity: str | None = None
@@ -196,8 +189,6 @@ class Transport:
 
     async def aclose(self) -> None:
         """Close the connections of the running loop."""
-        if self._senders:
-            await self._senders.aclose()
         await self._clients.aclose()
 
     @property
@@ -235,47 +226,26 @@ class Transport:
         tap: "WireTap | None" = None,
     ) -> HttpResponse:
         """Send a request; the reply must be closed. ``tap`` receives what was sent and received."""
-        client: Any = self._clients.get()
-        # The complete URL: the client is slow at joining it to its base URL.
-        url = str(client.base_url).rstrip("/") + path
-        headers = {"Content-Type": "application/json"}
-        if streaming:
-            headers["Accept"] = EVENT_STREAM
-        answer: httpx2.Response | DirectResponse
-        with tap_request(tap, body), self._make_translator(client):
-            if self._senders:
-                sender = self._senders.get()
-                answer = await self._send_directly(sender, url, body, headers, retry=retry)
-            else:
-                answer = await self._send_by_client(client, url, body, headers, retry=retry)
-        self.identity = read_identity(answer.headers)
-        translator = self._make_translator(client, streaming=True)
-        return HttpResponse(answer, translator, body, tap, streaming)
-
-    async def _send_directly(
-        self, sender: DirectSender, url: str, body: bytes, headers: dict[str, str], *, retry: bool
-    ) -> DirectResponse:
-        answer = await sender.post(url, body, headers, retry=retry)
-        if not 200 <= answer.status_code < 300:
-            raise await _build_status_error(url, answer)
-        return answer
-
-    async def _send_by_client(
-        self, client: Any, url: str, body: bytes, headers: dict[str, str], *, retry: bool
-    ) -> "httpx2.Response":
         import httpx2
 
-        return await client.post(
-            url,
-            cast_to=httpx2.Response,
-            content=body,
-            options={
-                "headers": headers | no_telemetry_headers(self.sdk),
-                **({} if retry else {"max_retries": 0}),
-            },
-            stream=True,
-            stream_cls=import_module(self.sdk).AsyncStream[object],
-        )
+        client: Any = self._clients.get()
+        headers = {"Content-Type": "application/json", **no_telemetry_headers(self.sdk)}
+        if streaming:
+            headers["Accept"] = EVENT_STREAM
+        options: Any = {"headers": headers, **({} if retry else {"max_retries": 0})}
+        with tap_request(tap, body), self._make_translator(client):
+            response = await client.post(
+                # The complete URL: the client is slow at joining it to its base URL.
+                str(client.base_url).rstrip("/") + path,
+                cast_to=httpx2.Response,
+                content=body,
+                options=options,
+                stream=True,
+                stream_cls=import_module(self.sdk).AsyncStream[object],
+            )
+        answer = cast("httpx2.Response", response)
+        self.identity = read_identity(answer.headers)
+        return HttpResponse(answer, self._make_translator(client, streaming=True), body, tap)
 
     async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:
         """Send a request and return the JSON object of the response; ``json`` is its body."""
@@ -307,38 +277,11 @@ class Transport:
         return _ErrorTranslator(self.provider, client, streaming, self.sdk)
 
 
-async def _build_status_error(url: str, answer: DirectResponse) -> "APIStatusError":
-    """Return the error that the client would raise for a response."""
-    import httpx2
-    from openai import APIStatusError
-
-    text = await answer.aread()
-    headers = [each for each in answer.headers.items() if each[0].lower() != "content-encoding"]
-    response = httpx2.Response(
-        answer.status_code, headers=headers, content=text, request=httpx2.Request("POST", url)
-    )
-    return APIStatusError(f"Error code: {answer.status_code}", response=response, body=None)
-
-
-def _make_senders(
-    make_client: "Callable[[], Client]", clients: "PerLoop[Client]"
-) -> PerLoop[DirectSender] | None:
-    """Return what sends requests in place of the clients, if nothing depends on the clients' own HTTP layers."""
-    if not isinstance(make_client, DirectClientFactory) or not can_send_directly():
-        return None
-
-    def make_sender() -> DirectSender:
-        client = cast("AsyncOpenAI", clients.get())
-        return DirectSender(client, make_client.ssl_context, omitted=_TELEMETRY_HEADERS)
-
-    return PerLoop(make_sender, DirectSender.aclose)
-
-
 @cache
 def no_telemetry_headers(sdk: Sdk) -> dict[str, Any]:
     """Return the headers with which the client would describe this machine, so that they are omitted."""
     omit = import_module(sdk).Omit
-    return {name: omit() for name in _TELEMETRY_HEADERS}
+    return {f"X-Stainless-{name}": omit() for name in _TELEMETRY_HEADERS}
 
 
 class _ErrorTranslator:
@@ -419,10 +362,10 @@ class _ErrorTranslator:
             case 401 | 403:
                 return NotAuthorised(message, **facts)
             case 429:
-                after = parse_retry_after(headers)
+                after = _parse_retry_after(headers)
                 return RateLimited(message, **facts, retryable=True, retry_after=after)
             case status if status >= 500:
-                after = parse_retry_after(headers)
+                after = _parse_retry_after(headers)
                 permanent = status == 501 or is_permanent_failure(fields["code"], message)
                 return ServerFailed(message, **facts, retryable=not permanent, retry_after=after)
             case status:
@@ -533,3 +476,19 @@ def _describe_redirect(headers: Mapping[str, str]) -> str:
 def _truncate_code(value: object) -> str:
     known = isinstance(value, str | int) and not isinstance(value, bool)
     return str(value)[:MAX_CODE_LENGTH] if known else ""
+
+
+def _parse_retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds to wait: a server may send milliseconds, seconds or a date."""
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name, "")) * unit
+        except (TypeError, ValueError):
+            continue
+        if isfinite(seconds) and seconds >= 0:
+            return seconds
+    try:
+        date = parsedate_to_datetime(headers.get("retry-after", ""))
+    except (TypeError, ValueError):
+        return None
+    return max(date.timestamp() - time.time(), 0.0)

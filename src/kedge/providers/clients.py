@@ -8,13 +8,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from kedge.engines.direct_sender import DirectClientFactory
 from kedge.engines.transport import PLACEHOLDER_KEY, Sdk
 from kedge.errors import CannotConnect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from ssl import SSLContext
 
     from anthropic import AsyncAnthropic
     from openai import AsyncOpenAI
@@ -57,14 +55,14 @@ def prepare_openai_client(
     scope = _resolve_scope(provider, base_url, key, client_settings, settings, *owners.values())
     extra_headers: dict[str, str] = client_settings.pop("default_headers", None) or {}
 
-    def make_client(ssl_context: "SSLContext") -> "AsyncOpenAI":
+    def make_client() -> "AsyncOpenAI":
         from openai import AsyncOpenAI
 
         headers = {} if provider == "openai" else _suppress_env_headers(key or PLACEHOLDER_KEY)
         client = AsyncOpenAI(
             api_key=key or PLACEHOLDER_KEY,
             base_url=base_url,
-            http_client=_make_http_client("openai", ssl_context),
+            http_client=_make_http_client("openai"),
             **client_settings,
             default_headers={**headers, **extra_headers},
         )
@@ -72,16 +70,16 @@ def prepare_openai_client(
         client.organization, client.project = owners["organization"], owners["project"]
         return client
 
-    return DirectClientFactory(make_client), scope
+    return make_client, scope
 
 
-def _make_http_client(sdk: Sdk, verify: "SSLContext | bool" = True) -> Any:
+def _make_http_client(sdk: Sdk) -> Any:
     """Return the SDK's client over aiohttp, which needs half the CPU time, or its default one.
 
     A redirect is not followed: another server would get the conversation and, in most headers, the key.
     """
     name = "DefaultAioHttpClient" if find_spec("aiohttp") else "DefaultAsyncHttpxClient"
-    return getattr(import_module(sdk), name)(follow_redirects=False, verify=verify)
+    return getattr(import_module(sdk), name)(follow_redirects=False)
 
 
 def _suppress_env_headers(key: str) -> dict[str, Any]:
