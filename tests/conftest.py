@@ -62,6 +62,8 @@ def _prepare_clients() -> None:
     import httpx2
     import openai
 
+    from kedge.engines import http_client
+
     # The default of 5 seconds, for a connection or for a complete request, is short for a busy machine.
     for timeout in (
         openai.DEFAULT_TIMEOUT,
@@ -69,6 +71,7 @@ def _prepare_clients() -> None:
         inspect.signature(httpx2.Client).parameters["timeout"].default,
     ):
         vars(timeout).update(connect=300.0, read=300.0, write=300.0, pool=300.0)
+    http_client.DEFAULT_TIMEOUTS = http_client.Timeouts(300.0, 300.0)
 
     # A client that a test does not close fails every time, not only when its socket is collected first.
     for sdk in (openai, anthropic):

@@ -3,7 +3,7 @@
 import pytest
 
 from kedge.engines.heal_rules import RequestSummary, classify_error, is_format_rejected
-from kedge.engines.transport import parse_error
+from kedge.engines.http_errors import parse_error
 from kedge.errors import RequestRefused
 
 CHAINED = RequestSummary(previous_response_id="resp_1")

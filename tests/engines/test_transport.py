@@ -15,7 +15,7 @@ from engines.fake_server import (
     serve_handler,
     sse_response,
 )
-from kedge.engines.transport import MAX_MESSAGE_LENGTH
+from kedge.engines.http_errors import MAX_MESSAGE_LENGTH
 from kedge.errors import (
     EngineError,
     RateLimited,

@@ -1,7 +1,6 @@
 """Test model strings, and the one-line errors for missing settings."""
 
 import asyncio
-import sys
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ import pytest
 
 import kedge.providers
 from kedge.engines import AnthropicEngine, ChatCompletionsEngine, ResponsesEngine
-from kedge.errors import CannotConnect, RequestRefused, StreamCut, Unreachable
+from kedge.errors import CannotConnect, RequestRefused, Unreachable
 from kedge.event_loops import run_sync
-from kedge.providers import clients, connect
+from kedge.providers import connect
 from kedge.providers.registry import resolve_ollama_url
 from kedge.testing import TestServer
 from kedge.turns import Turn, user
@@ -263,20 +262,3 @@ async def test_a_password_in_an_address_is_not_shown(caplog: pytest.LogCaptureFi
     assert "correct its address (127.0.0.1:1)" in str(exc_info.value)
     assert "geheim" not in f"{exc_info.value} {caplog.text}"
     await engine.aclose()
-
-
-def test_without_aiohttp_the_default_transport_is_used(
-    kedge_server: TestServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without ``aiohttp``, answers and errors are the same."""
-    monkeypatch.setattr(clients, "find_spec", lambda name: None)
-    monkeypatch.delitem(sys.modules, "aiohttp", raising=False)
-    engine = connect(f"responses:{kedge_server.base_url}#practice", max_retries=0)
-    turn = run_sync(engine.run(Turn([user("What is 2+3?")])))
-    assert "5" in str(turn.blocks[-1])
-    kedge_server.faults.set("cut_after_events=5", times=1)
-    with pytest.raises(StreamCut), engine.sync.stream(Turn([user("Write 30 words.")])) as stream:
-        stream.finish()
-    unreachable = connect("responses:http://127.0.0.1:9/v1#practice", max_retries=0)
-    with pytest.raises(Unreachable):
-        run_sync(unreachable.run(Turn([user("Hello")])))

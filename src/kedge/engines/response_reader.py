@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from anyio import move_on_after
 
-from kedge.engines.transport import RawResponse, is_permanent_failure
+from kedge.engines.http_errors import is_permanent_failure
+from kedge.engines.transport import RawResponse
 from kedge.errors import AnswerIncomplete, EngineError, ServerFailed, StreamCut
 from kedge.events import Outcome, ResponseFailed, StreamEvent, StreamFailed
 from kedge.events.decoder import StreamDecoder

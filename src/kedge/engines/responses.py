@@ -61,7 +61,7 @@ from kedge.planning.anchors import check_positive_int, validate_seconds
 from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+    from kedge.engines.transport import AnyClient
 
 log = get_logger(__name__)
 
@@ -86,7 +86,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
 
     Args:
         model: The model, unless a request names another.
-        make_client: Returns the openai client that sends requests.
+        make_client: Returns the client that sends requests: Kedge's own, or one of the openai package.
         scope: The provider, endpoint and account in which response ids are valid.
         provider: The name of the provider, for errors and stored responses.
         mode: The default mode.
@@ -114,7 +114,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         self,
         model: str,
         *,
-        make_client: "Callable[[], AsyncOpenAI]",
+        make_client: "Callable[[], AnyClient]",
         scope: str,
         provider: str = "responses",
         mode: Mode = "chained",

@@ -18,14 +18,15 @@ from kedge.engines.prompt_cache import count_prompt
 from kedge.engines.request_body import SendOptions, split_extra_body
 from kedge.engines.response_reader import record_outcome
 from kedge.engines.telemetry import record_plan
-from kedge.engines.transport import RawResponse, Sdk, Transport, encode_body
+from kedge.engines.transport import RawResponse, Transport, encode_body
 from kedge.errors import EngineError, RequestRefused, Unreachable
 from kedge.events import Outcome
 from kedge.planning import CachePlan, CacheRules, Mode, RequestPlan, get_state, plan_request
 from kedge.turns import ReasoningBlock, Turn
 
 if TYPE_CHECKING:
-    from kedge.engines.transport import Client
+    from kedge.engines.sdk_client import Sdk
+    from kedge.engines.transport import AnyClient
 
 MODE_CHANGE_REASON = "stateless_api"
 """The reason why a request is stateless although another mode was requested."""
@@ -51,13 +52,13 @@ class StatelessEngine(RequestEngine):
     """
 
     path: ClassVar[str]
-    sdk: ClassVar[Sdk] = "openai"
+    sdk: ClassVar["Sdk"] = "openai"
 
     def __init__(
         self,
         model: str,
         *,
-        make_client: "Callable[[], Client]",
+        make_client: "Callable[[], AnyClient]",
         scope: str,
         provider: str,
         mode: Mode = "stateless",

@@ -27,8 +27,8 @@ from kedge.engines.heal_rules import (
     classify_error,
     is_server_error,
 )
+from kedge.engines.http_errors import parse_error
 from kedge.engines.telemetry import record_healing, record_lost_context
-from kedge.engines.transport import parse_error
 from kedge.errors import RequestRefused
 from kedge.events import (
     AnomalyNoted,

@@ -1,23 +1,27 @@
-"""Create the SDK clients of engines, with their API keys, and derive the scope of their responses."""
+"""Create the clients of engines, with their API keys, and derive the scope of their responses."""
 
 import hashlib
 import os
 from base64 import b64encode
-from importlib import import_module
-from importlib.util import find_spec
+from collections.abc import Mapping
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from kedge.engines.transport import PLACEHOLDER_KEY, Sdk
+from kedge.engines.http_errors import PLACEHOLDER_KEY, ErrorBuilder
 from kedge.errors import CannotConnect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from anthropic import AsyncAnthropic
     from openai import AsyncOpenAI
 
+    from kedge.engines.http_client import HttpClient
+    from kedge.engines.transport import AnyClient
 
+
+ANTHROPIC_VERSION = "2026-10-21"
+"""The version of Anthropic's API, unless another is set in ``default_headers``."""
 _HASH_KEY = b"kedge.scope/1"
 
 
@@ -48,71 +52,92 @@ _ACCOUNT_HEADERS = frozenset(
 
 def prepare_openai_client(
     provider: str, base_url: str, api_key: str | None, settings: dict[str, Any]
-) -> "tuple[Callable[[], AsyncOpenAI], str]":
-    """Return a factory for the openai client and its scope, and remove the client's settings from ``settings``."""
+) -> "tuple[Callable[[], AnyClient], str]":
+    """Return a factory for the client of a server and its scope, and remove the client's settings from ``settings``."""
     base_url, client_settings = _split_settings(base_url, settings)
     key, owners = _check_key(provider, api_key), _resolve_owners(provider, client_settings)
     scope = _resolve_scope(provider, base_url, key, client_settings, settings, *owners.values())
-    extra_headers: dict[str, str] = client_settings.pop("default_headers", None) or {}
-
-    def make_client() -> "AsyncOpenAI":
-        from openai import AsyncOpenAI
-
-        headers = {} if provider == "openai" else _suppress_env_headers(key or PLACEHOLDER_KEY)
-        client = AsyncOpenAI(
-            api_key=key or PLACEHOLDER_KEY,
-            base_url=base_url,
-            http_client=_make_http_client("openai"),
-            **client_settings,
-            default_headers={**headers, **extra_headers},
-        )
-        # By default the client would send the OpenAI organization to every server.
-        client.organization, client.project = owners["organization"], owners["project"]
-        return client
-
-    return make_client, scope
-
-
-def _make_http_client(sdk: Sdk) -> Any:
-    """Return the SDK's client over aiohttp, which needs half the CPU time, or its default one.
-
-    A redirect is not followed: another server would get the conversation and, in most headers, the key.
-    """
-    name = "DefaultAioHttpClient" if find_spec("aiohttp") else "DefaultAsyncHttpxClient"
-    return getattr(import_module(sdk), name)(follow_redirects=False)
-
-
-def _suppress_env_headers(key: str) -> dict[str, Any]:
-    """Return headers that replace those the client reads from the environment, which are meant for OpenAI only."""
-    from openai import Omit
-
-    lines = os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")
-    names = [line.partition(":")[0].strip() for line in lines if ":" in line]
-    replacements = {"authorization": f"Bearer {key}"}
-    return {name: replacements.get(name.lower(), Omit()) for name in names}
+    headers = _merge_headers(
+        {
+            "Authorization": f"Bearer {key or PLACEHOLDER_KEY}",
+            "OpenAI-Organization": owners["organization"],
+            "OpenAI-Project": owners["project"],
+        },
+        _read_env_headers("OPENAI_CUSTOM_HEADERS") if provider == "openai" else {},
+        client_settings.get("default_headers"),
+    )
+    errors = ErrorBuilder(provider, base_url, key)
+    if settings.get("transport") == "websocket":
+        return lambda: _make_openai_client(errors, headers, client_settings), scope
+    return lambda: _make_client(errors, headers, client_settings), scope
 
 
 def prepare_anthropic_client(
     provider: str, base_url: str, api_key: str | None, settings: dict[str, Any]
-) -> "tuple[Callable[[], AsyncAnthropic], str]":
-    """Return a factory for the anthropic client and its scope, and remove the client's settings from ``settings``."""
-    if find_spec("anthropic") is None:
-        raise CannotConnect(f"{provider} needs a package: pip install 'kedge[anthropic]'")
+) -> "tuple[Callable[[], AnyClient], str]":
+    """Return a factory for the client of a server and its scope, and remove the client's settings from ``settings``."""
     base_url, client_settings = _split_settings(base_url, settings)
     key = _check_key(provider, api_key)
     scope = _resolve_scope(provider, base_url, key, client_settings, settings)
+    headers = _merge_headers(
+        {"X-Api-Key": key or PLACEHOLDER_KEY, "Anthropic-Version": ANTHROPIC_VERSION},
+        _read_env_headers("ANTHROPIC_CUSTOM_HEADERS"),
+        client_settings.get("default_headers"),
+    )
+    errors = ErrorBuilder(provider, base_url, key)
+    return lambda: _make_client(errors, headers, client_settings), scope
 
-    def make_client() -> "AsyncAnthropic":
-        from anthropic import AsyncAnthropic
 
-        return AsyncAnthropic(
-            api_key=key or PLACEHOLDER_KEY,
-            base_url=base_url,
-            http_client=_make_http_client("anthropic"),
-            **client_settings,
-        )
+def _make_client(
+    errors: ErrorBuilder, headers: Mapping[str, str], settings: Mapping[str, Any]
+) -> "HttpClient":
+    # To import aiohttp takes time, which a program that sends no request should not need.
+    from kedge.engines.http_client import (
+        DEFAULT_MAX_RETRIES,
+        DEFAULT_TIMEOUTS,
+        HttpClient,
+        Timeouts,
+    )
 
-    return make_client, scope
+    return HttpClient(
+        errors,
+        {"User-Agent": f"kedge/{version('kedge')}", **headers},
+        timeouts=Timeouts.of(settings["timeout"]) if "timeout" in settings else DEFAULT_TIMEOUTS,
+        max_retries=settings.get("max_retries", DEFAULT_MAX_RETRIES),
+    )
+
+
+def _make_openai_client(
+    errors: ErrorBuilder, headers: Mapping[str, str], settings: Mapping[str, Any]
+) -> "AsyncOpenAI":
+    """Return a client of the openai package, which opens WebSockets."""
+    from openai import AsyncOpenAI, DefaultAioHttpClient, Omit
+
+    # The client would send headers of the environment, which are meant for OpenAI, to every server.
+    unwanted: dict[str, Any] = dict.fromkeys(_read_env_headers("OPENAI_CUSTOM_HEADERS"), Omit())
+    client = AsyncOpenAI(
+        api_key=str(errors.api_key) or PLACEHOLDER_KEY,
+        base_url=errors.base_url,
+        # A redirect is not followed: another server would get the conversation and the key.
+        http_client=DefaultAioHttpClient(follow_redirects=False),
+        default_headers=_merge_headers(unwanted, headers),
+        **{name: settings[name] for name in ("timeout", "max_retries") if name in settings},
+    )
+    client.organization = client.project = None  # which the client reads from the environment
+    return client
+
+
+def _merge_headers(*groups: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the headers of all groups; the last value of a name counts, and ``None`` removes it."""
+    merged = {name.lower(): value for group in groups for name, value in (group or {}).items()}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def _read_env_headers(variable: str) -> dict[str, str]:
+    """Return the headers of an environment variable: lines of a name, a colon and a value."""
+    lines = os.environ.get(variable, "").split("\n")
+    pairs = [line.partition(":") for line in lines if ":" in line]
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
 def _split_settings(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:

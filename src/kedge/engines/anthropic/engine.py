@@ -21,14 +21,14 @@ from kedge.engines.param_rules import (
 from kedge.engines.prompt_cache import CacheLifetime, anthropic_rules, place_breakpoints
 from kedge.engines.stateless import StatelessEngine
 from kedge.engines.strict_schema import has_type, is_open_ended, map_subschemas
-from kedge.engines.transport import Sdk
 from kedge.errors import EngineError, ServerFailed, UnsupportedParameter
 from kedge.events.anthropic import AnthropicDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan
 from kedge.turns import Turn
 
 if TYPE_CHECKING:
-    from anthropic import AsyncAnthropic
+    from kedge.engines.sdk_client import Sdk
+    from kedge.engines.transport import AnyClient
 
 
 DEFAULT_MAX_TOKENS = 16_384
@@ -226,7 +226,7 @@ class AnthropicEngine(StatelessEngine):
 
     Args:
         model: The model, unless a request names another.
-        make_client: Returns the anthropic client that sends requests.
+        make_client: Returns the client that sends requests: Kedge's own, or one of the anthropic package.
         scope: The provider, endpoint and account.
         provider: The name of the provider, for errors and stored responses.
         sampling: Whether the client requests a version of the API that accepts ``temperature``, ``top_p``
@@ -237,13 +237,13 @@ class AnthropicEngine(StatelessEngine):
     """
 
     path = "/v1/messages"
-    sdk: ClassVar[Sdk] = "anthropic"
+    sdk: ClassVar["Sdk"] = "anthropic"
 
     def __init__(
         self,
         model: str,
         *,
-        make_client: "Callable[[], AsyncAnthropic]",
+        make_client: "Callable[[], AnyClient]",
         scope: str,
         provider: str = "anthropic",
         sampling: bool = False,

@@ -22,7 +22,7 @@ from kedge.events.chat_completions import ChatDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+    from kedge.engines.transport import AnyClient
 
 
 NO_SERVER_STATE = "this API is stateless, so omit it"
@@ -147,7 +147,7 @@ class ChatCompletionsEngine(StatelessEngine):
 
     Args:
         model: The model, unless a request names another.
-        make_client: Returns the openai client that sends requests.
+        make_client: Returns the client that sends requests: Kedge's own, or one of the openai package.
         scope: The provider, endpoint and account.
         provider: The name of the provider, for errors and stored responses.
         max_tokens: The server's name for the output limit: nearly all servers use ``max_tokens``, OpenAI's
@@ -168,7 +168,7 @@ class ChatCompletionsEngine(StatelessEngine):
         self,
         model: str,
         *,
-        make_client: "Callable[[], AsyncOpenAI]",
+        make_client: "Callable[[], AnyClient]",
         scope: str,
         provider: str = "chat",
         max_tokens: str = DEFAULT_LIMIT_PARAM,

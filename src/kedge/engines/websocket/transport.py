@@ -14,7 +14,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from kedge.engines.evidence import read_identity
-from kedge.engines.transport import Transport, no_telemetry_headers, tap_request
+from kedge.engines.http_client import INITIAL_BACKOFF, MAX_BACKOFF, MAX_RETRY_AFTER
+from kedge.engines.sdk_client import SdkClient, no_telemetry_headers
+from kedge.engines.transport import Transport, tap_request
 from kedge.engines.websocket.connection import (
     CONNECTION_LIMIT_CODE,
     Lane,
@@ -23,7 +25,7 @@ from kedge.engines.websocket.connection import (
     SocketMessage,
 )
 from kedge.engines.websocket.pool import ConnectionPool
-from kedge.errors import EngineError, RequestRefused, StreamCut, Unreachable
+from kedge.errors import EngineError, InvalidSetting, RequestRefused, StreamCut, Unreachable
 from kedge.event_loops import PerLoop
 from kedge.planning import AnchorRecord
 from kedge.planning.anchors import check_positive_int
@@ -34,14 +36,12 @@ if TYPE_CHECKING:
     from websockets.http11 import Response as HandshakeResponse
 
     from kedge.engines.base import WireTap
+    from kedge.engines.transport import AnyClient
 
 DEFAULT_CONNECTIONS, DEFAULT_LANES = 4, 16
 """The maximum number of connections, and of concurrent responses on each of them."""
 MAX_RECORDS_CHECKED = 256
 """The number of a Turn's newest records that are searched for responses that a connection remembers."""
-INITIAL_BACKOFF, MAX_BACKOFF = 0.5, 8.0
-MAX_RETRY_AFTER = 60.0
-"""The longest delay in seconds that a server may request, as with the official client over HTTP."""
 MAX_ROTATIONS = 3
 """The number of times a request is moved to a new connection because the old one reached its maximum age."""
 MIN_OPEN_SECONDS = 10.0
@@ -125,7 +125,7 @@ class SocketTransport(Transport):
 
     def __init__(
         self,
-        make_client: "Callable[[], AsyncOpenAI]",
+        make_client: "Callable[[], AnyClient]",
         provider: str,
         *,
         connections: int = DEFAULT_CONNECTIONS,
@@ -138,6 +138,14 @@ class SocketTransport(Transport):
             lambda: ConnectionPool(self._open_socket, connections=connections, lanes=lanes),
             lambda pool: pool.aclose(),
         )
+
+    @property
+    def _sdk_client(self) -> "AsyncOpenAI":
+        """The openai client of the running loop, which opens connections."""
+        client = self.client
+        if not isinstance(client, SdkClient):
+            raise InvalidSetting("transport='websocket' needs a make_client of the openai package")
+        return client.client
 
     async def aclose(self) -> None:
         """Close the connections of the running loop."""
@@ -174,7 +182,7 @@ class SocketTransport(Transport):
     async def _send_with_retries(
         self, content: bytes, body: dict[str, Any], *, retry: bool, tap: "WireTap | None"
     ) -> SocketResponse:
-        retries_left = self.client.max_retries if retry else 0
+        retries_left = self._sdk_client.max_retries if retry else 0
         rotations, pause = MAX_ROTATIONS, INITIAL_BACKOFF
         while True:
             try:
@@ -250,8 +258,8 @@ class SocketTransport(Transport):
                 "open_timeout": self._open_timeout(),
                 "create_connection": _get_connection_class(),
             }
-            manager = self.client.responses.connect(
-                extra_headers=no_telemetry_headers(self.sdk), websocket_connection_options=options
+            manager = self._sdk_client.responses.connect(
+                extra_headers=no_telemetry_headers("openai"), websocket_connection_options=options
             )
             socket = await manager.enter()
         except HandshakeRefused as error:
@@ -287,6 +295,6 @@ class SocketTransport(Transport):
         return None if seconds is None else max(seconds, MIN_OPEN_SECONDS)
 
     def _client_timeout(self, kind: str) -> float | None:
-        timeout = self.client.timeout
+        timeout = self._sdk_client.timeout
         seconds = getattr(timeout, kind, timeout)
         return float(seconds) if isinstance(seconds, int | float) else None

@@ -1,0 +1,201 @@
+"""The HTTP client of engines: the headers of an account, timeouts and retries, over aiohttp.
+
+The clients of the openai and anthropic packages have two more layers over aiohttp, which need a quarter of the CPU
+time of a turn, and to import one of them takes longer than the first answer. An engine accepts them too
+(``sdk_client``).
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+
+from kedge.engines.http_errors import ErrorBuilder, parse_retry_after
+
+DEFAULT_MAX_RETRIES = 2
+INITIAL_BACKOFF, MAX_BACKOFF = 0.5, 8.0
+MAX_RETRY_AFTER = 120.0
+"""The longest delay in seconds that a server may request; after a longer one the caller gets the error."""
+MAX_ERROR_BYTES = 1_000_000
+"""The bytes of an error's body that are read."""
+MAX_CONNECTIONS = 1_000
+KEEP_ALIVE = 5.0
+"""Seconds for which an unused connection stays open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds to wait for a connection, and for the next bytes of a response; None for no limit."""
+
+    connect: float | None = 10.0
+    read: float | None = 600.0
+
+    @classmethod
+    def of(cls, value: Any) -> "Timeouts":
+        """Return the timeouts for a number of seconds, None, or an object with ``connect`` and ``read``."""
+        return cls(getattr(value, "connect", value), getattr(value, "read", value))
+
+
+DEFAULT_TIMEOUTS = Timeouts()
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReply:
+    """A response of aiohttp."""
+
+    response: aiohttp.ClientResponse
+
+    @property
+    def status_code(self) -> int:
+        """The HTTP status."""
+        return self.response.status
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers, whose names are case-insensitive."""
+        return self.response.headers
+
+    async def aiter_bytes(self) -> AsyncGenerator[bytes]:
+        """Yield the body as it arrives."""
+        async for chunk in self.response.content.iter_any():
+            yield chunk
+
+    async def aread(self) -> bytes:
+        """Return the complete body."""
+        return await self.response.read()
+
+    async def aclose(self) -> None:
+        """Release the connection, which is closed if the body was not read."""
+        self.response.close()
+
+
+class HttpClient:
+    """Sends requests to one server; it belongs to one event loop.
+
+    Args:
+        errors: Builds the errors of requests.
+        headers: The headers of every request, such as those with the key.
+        timeouts: How long to wait.
+        max_retries: How many times a request is repeated that was not answered, or with a status that
+            may be temporary.
+    """
+
+    read_errors: tuple[type[Exception], ...] = (aiohttp.ClientError, OSError)
+
+    def __init__(
+        self,
+        errors: ErrorBuilder,
+        headers: Mapping[str, str],
+        *,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        max_retries: int = DEFAULT_MAX_RETRIES,
+    ) -> None:
+        self.errors = errors
+        self._base_url = errors.base_url.rstrip("/")
+        self._max_retries = max_retries
+        self._proxy = find_proxy(self._base_url)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=MAX_CONNECTIONS,
+                keepalive_timeout=KEEP_ALIVE,
+                ssl=_make_ssl_context() if self._base_url.startswith("https:") else True,
+            ),
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=timeouts.connect, sock_read=timeouts.read
+            ),
+        )
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None = None,
+        *,
+        headers: Mapping[str, str],
+        query: Mapping[str, Any] | None = None,
+        retry: bool = True,
+    ) -> HttpReply:
+        """Send a request and return the response, which has a status of success.
+
+        Raises:
+            EngineError: The server cannot be reached, or answered with an error.
+        """
+        url = self._base_url + path
+        retries = self._max_retries if retry else 0
+        backoff = INITIAL_BACKOFF
+        while True:
+            delay = None
+            try:
+                response = await self._session.request(
+                    method,
+                    url,
+                    data=content,
+                    headers=headers,
+                    params=query,
+                    allow_redirects=False,
+                    proxy=self._proxy,
+                )
+            except self.read_errors as exc:
+                if not retries or isinstance(exc, aiohttp.InvalidURL):
+                    raise self.errors.build_unreachable(exc) from self.errors.find_cause(exc)
+            else:
+                if response.status < 300:
+                    return HttpReply(response)
+                if not retries or not _may_retry(response):
+                    text = await _read_text(response)
+                    raise self.errors.build_error(response.status, text, response.headers)
+                response.close()
+                delay = parse_retry_after(response.headers)
+            retries -= 1
+            # The random part keeps clients apart that failed at the same time.
+            await asyncio.sleep(delay or backoff * random.uniform(0.75, 1))  # noqa: S311
+            backoff = min(backoff * 2, MAX_BACKOFF)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+
+def _may_retry(response: aiohttp.ClientResponse) -> bool:
+    """Return whether the status may be temporary, unless the server says so itself."""
+    delay = parse_retry_after(response.headers)
+    if delay is not None and delay > MAX_RETRY_AFTER:
+        return False
+    decision = response.headers.get("x-should-retry")
+    if decision in ("true", "false"):
+        return decision == "true"
+    return response.status in (408, 409, 429) or response.status >= 500
+
+
+async def _read_text(response: aiohttp.ClientResponse) -> str:
+    """Return the text of an error, as far as it can be read, and close the response."""
+    body = bytearray()
+    with suppress(*HttpClient.read_errors):
+        async for chunk in response.content.iter_any():
+            body += chunk
+            if len(body) > MAX_ERROR_BYTES:
+                break
+    response.close()
+    return body.decode("utf-8", "replace")
+
+
+def find_proxy(url: str) -> str | None:
+    """Return the proxy for an address, from the environment or the settings of the system."""
+    parts = urlsplit(url)
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    return None if not proxy or proxy_bypass(parts.netloc.rpartition("@")[2]) else proxy
+
+
+def _make_ssl_context() -> Any:
+    """Return the certificates that httpx uses: those of the system, or of ``SSL_CERT_FILE``."""
+    import httpx2
+
+    return httpx2.create_ssl_context()

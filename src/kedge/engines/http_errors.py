@@ -1,0 +1,205 @@
+"""The errors of HTTP requests: with the message of the server, and without the API key."""
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from math import isfinite
+from typing import Any, cast
+from urllib.parse import urlsplit, urlunsplit
+
+from kedge.errors import (
+    EngineError,
+    NotAuthorised,
+    RateLimited,
+    RequestRefused,
+    ServerFailed,
+    StreamCut,
+    Unreachable,
+)
+
+PLACEHOLDER_KEY = "none"
+"""The key that is sent to a server without keys."""
+MAX_CODE_LENGTH = 200
+MAX_MESSAGE_LENGTH = 2_000
+"""The maximum length of a server's code and message in an error."""
+_PERMANENT_CODES = re.compile(
+    r"^(invalid|unsupported|empty|image)_|policy|content_filter|moderation|_not_found|quota|billing"
+    r"|context_length|_too_(large|small|long)|max_tokens"
+    r"|^4(?!08|09|25|29)[0-9]{2}$"
+)
+"""Codes of failures caused by the request or the account: the same request would fail again.
+
+Some servers use the HTTP status as the code.
+"""
+_PERMANENT_REASONS = re.compile(
+    r"\b(not support(ed|s)?|unsupported|(does|do)(n't| not) support|not implemented)\b",
+    re.IGNORECASE,
+)
+"""Texts of such failures; llama.cpp reports an image without a vision model as HTTP 500."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBuilder:
+    """Builds the errors of requests to one server.
+
+    Args:
+        provider: The name of the provider.
+        base_url: The address of the server.
+        api_key: The key, which errors must not contain.
+    """
+
+    provider: str
+    base_url: str
+    api_key: object
+
+    def redact(self, text: str) -> str:
+        """Return a text of the server without the API key."""
+        key = self.api_key
+        if isinstance(key, str) and len(key) > 3 and key != PLACEHOLDER_KEY:
+            return text.replace(key, "***")
+        return text
+
+    def find_cause(self, exc: Exception) -> Exception | None:
+        """Return the exception if no text that a traceback would show contains the key."""
+        shown: BaseException | None = exc
+        while shown is not None:
+            if self.redact(str(shown)) != str(shown):
+                return None
+            shown = shown.__cause__ or shown.__context__
+        return exc
+
+    def build_cut(self, exc: Exception) -> StreamCut:
+        """Return the error for a response that broke off."""
+        message = f"the connection broke in the middle of the response ({type(exc).__name__})"
+        return StreamCut(message, provider=self.provider, retryable=True)
+
+    def build_unreachable(self, exc: Exception, *, timed_out: bool = False) -> Unreachable:
+        """Return the error for a request without a response.
+
+        Args:
+            exc: The failure.
+            timed_out: Whether it is a timeout, if its root cause does not say otherwise.
+        """
+        first = find_root_cause(exc)
+        # The query and the user name may be secret; scheme, host and path are not.
+        address = self.redact(_strip_url(self.base_url))
+        message = f"could not reach the server at {address} ({type(first).__name__})"
+        if isinstance(first, TimeoutError) or timed_out:
+            message = f"the server at {address} did not answer in time"
+        return Unreachable(message, provider=self.provider, retryable=True)
+
+    def build_error(self, status: int, text: str, headers: Mapping[str, str]) -> EngineError:
+        """Return the error for a response with an error status."""
+        # Redacted before it is truncated, which could leave a part of the key.
+        fields = {
+            name: self.redact(value) for name, value in parse_error(self.redact(text)).items()
+        }
+        message = fields.pop("message")
+        if 300 <= status < 400:
+            message = self.redact(_describe_redirect(headers))
+        facts: dict[str, Any] = {
+            "provider": self.provider,
+            "status": status,
+            "request_id": get_request_id(headers),
+            **fields,
+        }
+        match status:
+            case 401 | 403:
+                return NotAuthorised(message, **facts)
+            case 429:
+                after = parse_retry_after(headers)
+                return RateLimited(message, **facts, retryable=True, retry_after=after)
+            case status if status >= 500:
+                after = parse_retry_after(headers)
+                permanent = status == 501 or is_permanent_failure(fields["code"], message)
+                return ServerFailed(message, **facts, retryable=not permanent, retry_after=after)
+            case status:
+                return RequestRefused(message, **facts, retryable=status in (408, 409))
+
+
+def is_permanent_failure(code: str, message: str) -> bool:
+    """Return whether a failure is caused by the request, so that the same request would fail again."""
+    return bool(_PERMANENT_CODES.search(code) or _PERMANENT_REASONS.search(message))
+
+
+def parse_error(text: str) -> dict[str, str]:
+    """Return the message, code and param of an error body of any form."""
+    members = parse_object(text)
+    inner = members.get("error")
+    if isinstance(inner, dict):
+        error = cast("dict[str, Any]", inner)
+        # Anthropic names its errors by type where others have a code.
+        members = {"code": error.get("type"), **error} if members.get("type") == "error" else error
+    elif isinstance(inner, str):
+        members = {**members, "message": inner}
+    message = members.get("message") or members.get("detail") or text
+    if not isinstance(message, str):
+        message = json.dumps(message)
+    return {
+        "message": message[:MAX_MESSAGE_LENGTH] or "the server returned no error message",
+        "code": _truncate_code(members.get("code")),
+        "param": _truncate_code(members.get("param")),
+    }
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """Return the JSON object of a body, or an empty one."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    if isinstance(body, list) and body:  # the form of errors of Google's servers
+        body = cast("list[Any]", body)[0]
+    return cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+
+
+def get_request_id(headers: Mapping[str, str]) -> str:
+    """Return the server's id of a request."""
+    return headers.get("x-request-id") or headers.get("request-id", "")
+
+
+def parse_retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds to wait: a server may send milliseconds, seconds or a date."""
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name, "")) * unit
+        except (TypeError, ValueError):
+            continue
+        if isfinite(seconds) and seconds >= 0:
+            return seconds
+    try:
+        date = parsedate_to_datetime(headers.get("retry-after", ""))
+    except (TypeError, ValueError):
+        return None
+    return max(date.timestamp() - time.time(), 0.0)
+
+
+def find_root_cause(exc: BaseException) -> BaseException:
+    """Return the first exception of a chain of causes."""
+    while exc.__cause__ is not None:
+        exc = exc.__cause__
+    return exc
+
+
+def _describe_redirect(headers: Mapping[str, str]) -> str:
+    """Describe a redirect by its target, without user and query, which may be secret."""
+    address = _strip_url(headers.get("location", ""))
+    where = f" to {address}" if address else ""
+    return f"the server redirects{where}; redirects are not followed, so use the right address"
+
+
+def _strip_url(url: str) -> str:
+    """Return an address without user, query and fragment, which may be secret."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _truncate_code(value: object) -> str:
+    known = isinstance(value, str | int) and not isinstance(value, bool)
+    return str(value)[:MAX_CODE_LENGTH] if known else ""

@@ -1,0 +1,128 @@
+"""Send requests through a client of the openai or anthropic package, which a program passes to an engine.
+
+Requests are sent as JSON through the client's low-level ``post``, and responses are read as bytes: the
+typed layer of the client costs a millisecond for each item of input. The two clients are generated from
+the same template, so that one class serves both.
+"""
+
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from kedge.engines.http_errors import ErrorBuilder, find_root_cause
+from kedge.errors import EngineError
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
+    from openai import APIStatusError, AsyncOpenAI
+
+    from kedge.engines.transport import ClientReply
+
+Sdk = Literal["openai", "anthropic"]
+_ROOT_ERRORS: dict[Sdk, str] = {"openai": "OpenAIError", "anthropic": "AnthropicError"}
+"""The base class of each client's errors."""
+_TELEMETRY_HEADERS = (
+    "Lang",
+    "Package-Version",
+    "OS",
+    "Arch",
+    "Runtime",
+    "Runtime-Version",
+    "Async",
+)
+
+
+class SdkClient:
+    """Sends requests through a client of the openai or anthropic package.
+
+    Args:
+        client: The client.
+        provider: The name of the provider, for errors.
+        sdk: The package of the client.
+    """
+
+    def __init__(self, client: "AsyncOpenAI | AsyncAnthropic", provider: str, sdk: Sdk) -> None:
+        import httpx2
+
+        self.client: Any = client
+        self._provider = provider
+        self._sdk: Sdk = sdk
+        self.read_errors: tuple[type[Exception], ...] = (httpx2.HTTPError, *_get_aiohttp_errors())
+
+    @property
+    def errors(self) -> ErrorBuilder:
+        """Builds the errors of requests; a client can change its key."""
+        return ErrorBuilder(self._provider, str(self.client.base_url), self.client.api_key)
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None = None,
+        *,
+        headers: Mapping[str, str],
+        query: Mapping[str, Any] | None = None,
+        retry: bool = True,
+    ) -> "ClientReply":
+        """Send a request and return the response, which has a status of success.
+
+        Raises:
+            EngineError: The server cannot be reached, or answered with an error.
+        """
+        import httpx2
+
+        options: Any = {
+            "headers": {**headers, **no_telemetry_headers(self._sdk)},
+            **({"params": query} if query else {}),
+            **({} if retry else {"max_retries": 0}),
+        }
+        send = getattr(self.client, method.lower())
+        try:
+            response = await send(
+                # The complete URL: the client is slow at joining it to its base URL.
+                str(self.client.base_url).rstrip("/") + path,
+                cast_to=httpx2.Response,
+                options=options,
+                stream=True,
+                stream_cls=import_module(self._sdk).AsyncStream[object],
+                **({} if content is None else {"content": content}),
+            )
+        except Exception as exc:
+            error = self._translate(exc)
+            if error is None:
+                raise
+            raise error from self.errors.find_cause(exc)
+        return cast("ClientReply", response)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.client.close()
+
+    def _translate(self, exc: Exception) -> EngineError | None:
+        sdk: Any = import_module(self._sdk)
+        if isinstance(exc, sdk.APIStatusError):
+            response = cast("APIStatusError", exc).response
+            return self.errors.build_error(response.status_code, response.text, response.headers)
+        if isinstance(exc, (sdk.APIConnectionError, *_get_aiohttp_errors())):
+            # The client reports some broken connections as timeouts; the root cause shows which they are.
+            broken = isinstance(find_root_cause(exc), (OSError, *_get_aiohttp_errors()))
+            timed_out = isinstance(exc, sdk.APITimeoutError) and not broken
+            return self.errors.build_unreachable(exc, timed_out=timed_out)
+        if isinstance(exc, getattr(sdk, _ROOT_ERRORS[self._sdk])):
+            return EngineError(self.errors.redact(str(exc)), provider=self._provider)
+        return None
+
+
+@cache
+def no_telemetry_headers(sdk: Sdk) -> dict[str, Any]:
+    """Return the headers with which the client would describe this machine, so that they are omitted."""
+    omit = import_module(sdk).Omit
+    return {f"X-Stainless-{name}": omit() for name in _TELEMETRY_HEADERS}
+
+
+def _get_aiohttp_errors() -> tuple[type[Exception], ...]:
+    """Return the base class of the errors of aiohttp, if a client uses it."""
+    aiohttp: Any = sys.modules.get("aiohttp")
+    return () if aiohttp is None else (aiohttp.ClientError,)

@@ -1,0 +1,139 @@
+"""Test the HTTP client: its headers, proxies, retries and the bodies of errors."""
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engines.fake_server import json_response, serve_bytes, serve_handler
+from kedge.engines.http_client import MAX_ERROR_BYTES, MAX_RETRY_AFTER, Timeouts, find_proxy
+from kedge.errors import RequestRefused, ServerFailed, Unreachable
+from kedge.providers import connect
+from kedge.turns import Turn, user
+
+TURN = Turn([user("What is 2+3?")])
+
+
+async def count_requests(status: int, headers: dict[str, str]) -> int:
+    """Return how many requests a server gets that answers the first with an error, and the others with 400."""
+    requests: list[str] = []
+
+    async def answer(request: Request) -> Response:
+        requests.append(request.url.path)
+        if len(requests) > 1:
+            return json_response({"error": {"message": "no"}}, 400)
+        return Response("busy", status, headers)
+
+    with serve_handler(answer) as url:
+        async with connect(f"responses:{url}#m") as engine:
+            with pytest.raises((ServerFailed, RequestRefused)):
+                await engine.run(TURN)
+    return len(requests)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "expected"),
+    [
+        (503, {"retry-after-ms": "1"}, 2),
+        (409, {"retry-after-ms": "1"}, 2),
+        (422, {"retry-after-ms": "1"}, 1),
+        (422, {"retry-after-ms": "1", "x-should-retry": "true"}, 2),
+        (503, {"retry-after-ms": "1", "x-should-retry": "false"}, 1),
+        (503, {"retry-after": str(MAX_RETRY_AFTER + 1)}, 1),
+    ],
+    ids=["temporary", "conflict", "permanent", "requested", "forbidden", "too long"],
+)
+async def test_server_decides_about_retries(
+    status: int, headers: dict[str, str], expected: int
+) -> None:
+    """A temporary error is repeated, unless the server says otherwise or requests a long delay."""
+    assert await count_requests(status, headers) == expected
+
+
+@pytest.mark.parametrize("length", [3 * MAX_ERROR_BYTES, 10])
+async def test_error_with_an_unusual_body_has_its_status(length: int) -> None:
+    """A long body is read in part, and one that breaks off as far as it arrived."""
+    body = b"x" * min(length, 2 * MAX_ERROR_BYTES)
+    head = f"HTTP/1.1 400 Bad\r\nContent-Length: {length + 1}\r\n\r\n".encode()
+    with serve_bytes(head + body) as url:
+        async with connect(f"responses:{url}#m", max_retries=0) as engine:
+            with pytest.raises(RequestRefused, match="x{10}") as exc_info:
+                await engine.run(TURN)
+    assert exc_info.value.status == 400
+
+
+@pytest.mark.parametrize("url", ["http://", "ftp://host/v1", "http://host:99999/v1"])
+async def test_invalid_address_is_reported_at_once(url: str) -> None:
+    """An address that cannot be used is not retried."""
+    async with connect(f"responses:{url}#m") as engine:
+        with pytest.raises(Unreachable, match="could not reach"):
+            await engine.run(TURN)
+
+
+async def test_headers_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The headers of settings replace those of the environment, in any case; None removes one."""
+    received: dict[str, str] = {}
+
+    async def refuse(request: Request) -> Response:
+        received.update(request.headers)
+        return json_response({"error": {"message": "no"}}, 400)
+
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Team: red\nX-Gone: yes\nnonsense")
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
+    headers = {"x-team": "blue", "X-Gone": None}
+    with serve_handler(refuse) as url:
+        settings = {"base_url": url, "api_key": "sk-1", "default_headers": headers}
+        async with connect("openai:gpt-5.1", **settings) as engine:
+            with pytest.raises(RequestRefused):
+                await engine.run(TURN)
+    assert received["authorization"] == "Bearer sk-1"
+    assert received["openai-organization"] == "org-1"
+    assert received["x-team"] == "blue"
+    assert received["user-agent"].startswith("kedge/")
+    assert "x-gone" not in received
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://api.openai.com/v1", "http://proxy:3128"),
+        ("http://localhost:8484/v1", None),
+        ("https://models.internal:8443/v1", None),
+    ],
+)
+def test_proxies_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, url: str, expected: str | None
+) -> None:
+    """``HTTPS_PROXY`` and ``NO_PROXY`` have their usual meaning."""
+    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "https_proxy", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", "localhost,.internal")
+    assert find_proxy(url) == expected
+
+
+async def test_request_is_sent_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy receives the address of the server."""
+    requests: list[str] = []
+
+    async def answer(request: Request) -> Response:
+        requests.append(str(request.url))
+        return json_response({"error": {"message": "no"}}, 400)
+
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("NO_PROXY", "")
+    with serve_handler(answer) as url:
+        monkeypatch.setenv("HTTP_PROXY", url.removesuffix("/v1"))
+        monkeypatch.setenv("http_proxy", url.removesuffix("/v1"))
+        async with connect("responses:http://models.example/v1#m", max_retries=0) as engine:
+            with pytest.raises(RequestRefused):
+                await engine.run(TURN)
+    assert requests == ["http://models.example/v1/responses"]
+
+
+def test_timeouts_are_read_in_every_form() -> None:
+    """A timeout is a number of seconds, None for no limit, or an object of httpx."""
+    from httpx2 import Timeout
+
+    assert Timeouts.of(3) == Timeouts(3, 3)
+    assert Timeouts.of(None) == Timeouts(None, None)
+    assert Timeouts.of(Timeout(30, connect=2)) == Timeouts(2, 30)

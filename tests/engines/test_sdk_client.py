@@ -1,0 +1,107 @@
+"""Test engines with a client of the openai or anthropic package, which the program creates."""
+
+import pytest
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI, DefaultAioHttpClient
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engines.fake_server import json_response, make_handler, serve_handler
+from kedge.engines import AnthropicEngine, Engine, ResponsesEngine
+from kedge.errors import EngineError, InvalidSetting, NotAuthorised, StreamCut, Unreachable
+from kedge.testing import TestServer
+from kedge.turns import Turn, user
+
+KEY = "sk-secret-key"
+TURN = Turn([user("What is 2+3?")])
+
+
+def open_engine(base_url: str, api: str = "openai", **settings: object) -> Engine:
+    """Return an engine with a client of a package, which sends no retries."""
+    if api == "anthropic":
+        address = base_url.removesuffix("/v1")
+        return AnthropicEngine(
+            "practice",
+            make_client=lambda: AsyncAnthropic(base_url=address, api_key=KEY, max_retries=0),
+            scope="test",
+        )
+    http_client = None if api == "openai" else DefaultAioHttpClient()
+    return ResponsesEngine(
+        "practice",
+        make_client=lambda: AsyncOpenAI(
+            base_url=base_url, api_key=KEY, max_retries=0, http_client=http_client
+        ),
+        scope="test",
+        **settings,  # pyright: ignore[reportArgumentType]
+    )
+
+
+@pytest.mark.parametrize("api", ["openai", "openai over aiohttp", "anthropic"])
+async def test_client_of_a_package_sends_requests(kedge_server: TestServer, api: str) -> None:
+    """An engine returns the same answers with the client of a package, streamed or not."""
+    async with open_engine(kedge_server.base_url, api) as engine:
+        turn = await engine.run(TURN)
+        turn = await engine.run(turn.append(user("What is 2+4?")), streaming=True)
+    assert "5" in str(turn.blocks[1])
+    assert "6" in str(turn.blocks[-1])
+
+
+@pytest.mark.parametrize("api", ["openai", "openai over aiohttp"])
+async def test_cut_stream_is_reported(server: TestServer, api: str) -> None:
+    """A stream that breaks off is the same error as with Kedge's own client."""
+    server.faults.set("cut_after_events=5", times=1)
+    async with open_engine(server.base_url, api) as engine:
+        with pytest.raises(StreamCut):
+            await engine.run(Turn([user("Write 30 words.")]), streaming=True)
+
+
+@pytest.mark.parametrize("api", ["openai", "openai over aiohttp", "anthropic"])
+async def test_unreachable_server_is_reported(api: str) -> None:
+    """The error names the address."""
+    async with open_engine("http://127.0.0.1:9/v1", api) as engine:
+        with pytest.raises(Unreachable, match=r"could not reach the server at http://127\.0\.0\.1"):
+            await engine.run(TURN)
+
+
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+async def test_error_of_the_server_has_no_key(api: str) -> None:
+    """A message that repeats the key is an error without it, and without a cause that shows it."""
+    refusal = {"error": {"message": f"Incorrect key {KEY}", "type": "invalid_key"}}
+    handler = make_handler(lambda: json_response(refusal, 401))
+    with serve_handler(handler) as url:
+        async with open_engine(url, api) as engine:
+            with pytest.raises(NotAuthorised, match=r"Incorrect key \*\*\*") as exc_info:
+                await engine.run(TURN)
+    assert KEY not in f"{exc_info.value!r} {exc_info.value.__cause__!r}"
+
+
+async def test_telemetry_headers_are_not_sent() -> None:
+    """The client of a package describes the machine in headers, which are omitted."""
+    received: list[str] = []
+
+    async def refuse(request: Request) -> Response:
+        received.extend(request.headers)
+        return json_response({"error": {"message": "no"}}, 400)
+
+    with serve_handler(refuse) as url:
+        async with open_engine(url) as engine:
+            with pytest.raises(EngineError):
+                await engine.run(TURN)
+    assert "authorization" in received
+    assert not {"x-stainless-os", "x-stainless-arch", "x-stainless-runtime"}.intersection(received)
+
+
+async def test_websocket_needs_a_client_of_the_openai_package(kedge_server: TestServer) -> None:
+    """Only that client opens WebSockets; another one is an error that says so."""
+    from kedge.engines.http_client import HttpClient
+    from kedge.engines.http_errors import ErrorBuilder
+
+    engine = ResponsesEngine(
+        "practice",
+        make_client=lambda: HttpClient(ErrorBuilder("test", kedge_server.base_url, ""), {}),
+        scope="test",
+        transport="websocket",
+    )
+    async with engine:
+        with pytest.raises(InvalidSetting, match="openai package"):
+            await engine.run(TURN)
