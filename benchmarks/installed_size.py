@@ -13,8 +13,8 @@ from pathlib import Path
 from benchmarks.peers.size import find_requirements, measure_size
 
 PURPOSES = {
-    "openai": "requests to OpenAI and every compatible server",
-    "aiohttp": "a transport with half the CPU time per request",
+    "openai": "`kedge.chain`, and WebSockets of engines",
+    "aiohttp": "requests to every provider",
     "cryptography": "encrypted states and reasoning",
     "pydantic": "tools, typed output, the page's API",
     "prompt-toolkit": "input of several lines in `kedge chat`",

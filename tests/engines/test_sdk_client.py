@@ -1,5 +1,6 @@
 """Test engines with a client of the openai or anthropic package, which the program creates."""
 
+import httpx2
 import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI, DefaultAioHttpClient
@@ -73,6 +74,22 @@ async def test_error_of_the_server_has_no_key(api: str) -> None:
             with pytest.raises(NotAuthorised, match=r"Incorrect key \*\*\*") as exc_info:
                 await engine.run(TURN)
     assert KEY not in f"{exc_info.value!r} {exc_info.value.__cause__!r}"
+
+
+async def test_hooks_of_the_client_are_called(kedge_server: TestServer) -> None:
+    """The client of the program sends the requests itself, with its own HTTP client."""
+    seen: list[str] = []
+
+    async def record(request: httpx2.Request) -> None:
+        seen.append(request.url.path)
+
+    def make_client() -> AsyncOpenAI:
+        http_client = httpx2.AsyncClient(event_hooks={"request": [record]})
+        return AsyncOpenAI(base_url=kedge_server.base_url, api_key="any", http_client=http_client)
+
+    async with ResponsesEngine("practice", make_client=make_client, scope="s") as engine:
+        await engine.run(TURN)
+    assert seen[-1] == "/v1/responses"
 
 
 async def test_telemetry_headers_are_not_sent() -> None:

@@ -262,3 +262,9 @@ async def test_a_password_in_an_address_is_not_shown(caplog: pytest.LogCaptureFi
     assert "correct its address (127.0.0.1:1)" in str(exc_info.value)
     assert "geheim" not in f"{exc_info.value} {caplog.text}"
     await engine.aclose()
+
+
+def test_port_out_of_range_is_reported() -> None:
+    """An address with an impossible port is rejected with an error that says so."""
+    with pytest.raises(CannotConnect, match="the address is invalid"):
+        connect("responses:http://host:99999/v1#m")

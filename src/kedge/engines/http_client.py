@@ -71,8 +71,8 @@ class HttpReply:
         return await self.response.read()
 
     async def aclose(self) -> None:
-        """Release the connection, which is closed if the body was not read."""
-        self.response.close()
+        """Release the connection, which is closed if the body has not arrived completely."""
+        self.response.release()
 
 
 class HttpClient:
@@ -106,6 +106,8 @@ class HttpClient:
                 keepalive_timeout=KEEP_ALIVE,
                 ssl=_make_ssl_context() if self._base_url.startswith("https:") else True,
             ),
+            # Also for addresses without a name: a load balancer may keep its choice of a server in a cookie.
+            cookie_jar=aiohttp.CookieJar(unsafe=True),
             headers=headers,
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=timeouts.connect, sock_read=timeouts.read

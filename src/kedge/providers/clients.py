@@ -143,6 +143,10 @@ def _read_env_headers(variable: str) -> dict[str, str]:
 def _split_settings(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the address and the settings of the client; a password in the address becomes a header."""
     client_settings = {name: settings.pop(name) for name in _CLIENT_SETTINGS if name in settings}
+    try:
+        _ = urlsplit(base_url).port
+    except ValueError as error:
+        raise CannotConnect(f"the address is invalid ({error}); correct it") from None
     credentials, at, host = urlsplit(base_url).netloc.rpartition("@")
     if not at:
         return base_url, client_settings
