@@ -396,6 +396,16 @@ async def test_goto_moves_head_to_any_position(conversation: Conversation) -> No
             await conversation.goto(position)
 
 
+async def test_regenerated_answer_is_streamed(conversation: Conversation) -> None:
+    """`stream_regenerate` returns the events of another answer, which becomes the head."""
+    await conversation.send("What is 2+3?")
+    first = conversation.head
+    async with conversation.stream_regenerate() as stream:
+        text = "".join([delta async for delta in stream.text_deltas()])
+    assert text == stream.reply.text == "2+3 = 5."
+    assert first != stream.reply.node == conversation.head
+
+
 async def test_edited_question_is_regenerated(
     store: Store, conversation: Conversation, kedge_server: TestServer
 ) -> None:

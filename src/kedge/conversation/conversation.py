@@ -754,9 +754,21 @@ class Conversation:
             NotInStore: The conversation has no question.
         """
         options.setdefault("streaming", False)
-        run = partial(self._run, self._build_regenerate_task)
-        async with self._open_stream(run, output, options) as stream:
+        async with self.stream_regenerate(output=output, **options) as stream:
             return await stream.finish()
+
+    def stream_regenerate(self, *, output: Any = None, **options: Any) -> ConversationStream[Any]:
+        """Send the last question again and return the events; the previous answer remains in the tree.
+
+        Args:
+            output: The type of the answer.
+            **options: The options of an engine's ``run``.
+
+        Returns:
+            The stream; its iteration raises ``NotInStore`` if the conversation has no question.
+        """
+        run = partial(self._run, self._build_regenerate_task)
+        return self._open_stream(run, output, options)
 
     async def merge_summary_of(
         self, other: "Conversation | int", *, ask: str = SUMMARY_PROMPT

@@ -15,6 +15,7 @@ class SyncConversation(SyncFacade[Conversation]):
     resume = wrap_method(Conversation.resume)
     stream_resume = wrap_stream(Conversation.stream_resume)
     regenerate = wrap_method(Conversation.regenerate)
+    stream_regenerate = wrap_stream(Conversation.stream_regenerate)
     pending = wrap_method(Conversation.pending)
     append = wrap_method(Conversation.append)
 

@@ -5,6 +5,21 @@ from kedge.events.assembler import DAMAGED_STREAM, Assembler
 from kedge.events.chat_completions import ChatDecoder
 from kedge.events.decoder import StreamDecoder
 from kedge.events.responses import ResponsesDecoder
+from kedge.events.run import (
+    AnswerFinished,
+    FellBack,
+    Healed,
+    ModeChanged,
+    OutputAccepted,
+    OutputRejected,
+    RequestPlanned,
+    RequestSent,
+    ServerForgot,
+    ToolFinished,
+    ToolStarted,
+    TurnEdited,
+    TurnFinished,
+)
 from kedge.events.sse import SSEDecoder, SSEMessage
 from kedge.events.tool_calls import CallSummary, ToolCall, ToolCallState, ToolCallUpdate
 from kedge.events.types import (
@@ -36,18 +51,26 @@ __all__ = [
     "DAMAGED_STREAM",
     "PARTIAL",
     "AnomalyNoted",
+    "AnswerFinished",
     "AnthropicDecoder",
     "Assembler",
     "CallSummary",
     "ChatDecoder",
     "Event",
+    "FellBack",
+    "Healed",
     "ItemCompleted",
     "ItemStarted",
+    "ModeChanged",
     "OpaqueEvent",
     "Outcome",
+    "OutputAccepted",
+    "OutputRejected",
     "PartCompleted",
     "ReasoningDelta",
     "RefusalDelta",
+    "RequestPlanned",
+    "RequestSent",
     "ResponseCompleted",
     "ResponseFailed",
     "ResponseIncomplete",
@@ -55,6 +78,7 @@ __all__ = [
     "ResponsesDecoder",
     "SSEDecoder",
     "SSEMessage",
+    "ServerForgot",
     "StreamDecoder",
     "StreamEvent",
     "StreamFailed",
@@ -66,6 +90,10 @@ __all__ = [
     "ToolCallStarted",
     "ToolCallState",
     "ToolCallUpdate",
+    "ToolFinished",
+    "ToolStarted",
+    "TurnEdited",
+    "TurnFinished",
     "Usage",
 ]
 
