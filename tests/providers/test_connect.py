@@ -9,7 +9,7 @@ import pytest
 
 import kedge.providers
 from kedge.engines import AnthropicEngine, ChatCompletionsEngine, ResponsesEngine
-from kedge.errors import CannotConnect, RequestRefused, Unreachable
+from kedge.errors import CannotConnect, InvalidSetting, RequestRefused, Unreachable
 from kedge.event_loops import run_sync
 from kedge.providers import connect
 from kedge.providers.registry import resolve_ollama_url
@@ -268,3 +268,20 @@ def test_port_out_of_range_is_reported() -> None:
     """An address with an impossible port is rejected with an error that says so."""
     with pytest.raises(CannotConnect, match="the address is invalid"):
         connect("responses:http://host:99999/v1#m")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"timeout": 0},
+        {"timeout": "1"},
+        {"timeout": True},
+        {"max_retries": -1},
+        {"max_retries": None},
+    ],
+)
+@pytest.mark.parametrize("model", ["responses:http://host/v1#m", "anthropic:claude-opus-4-8"])
+def test_invalid_settings_of_the_client_are_reported(model: str, settings: dict[str, Any]) -> None:
+    """A timeout or a number of retries that cannot be used is rejected before the first request."""
+    with pytest.raises(InvalidSetting, match=r"(timeout|max_retries) must be"):
+        connect(model, api_key="sk-1", **settings)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from kedge.engines.http_errors import PLACEHOLDER_KEY, ErrorBuilder
-from kedge.errors import CannotConnect
+from kedge.errors import CannotConnect, InvalidSetting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,6 +143,7 @@ def _read_env_headers(variable: str) -> dict[str, str]:
 def _split_settings(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the address and the settings of the client; a password in the address becomes a header."""
     client_settings = {name: settings.pop(name) for name in _CLIENT_SETTINGS if name in settings}
+    _check_settings(client_settings)
     try:
         _ = urlsplit(base_url).port
     except ValueError as error:
@@ -156,6 +157,20 @@ def _split_settings(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[
         **(client_settings.get("default_headers") or {}),
     }
     return base_url.replace(f"{credentials}@{host}", host, 1), client_settings
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    timeout, retries = settings.get("timeout"), settings.get("max_retries", 0)
+    for name in ("connect", "read"):
+        seconds = getattr(timeout, name, timeout)
+        if not (seconds is None or (_is_number(seconds, int | float) and seconds > 0)):
+            raise InvalidSetting(f"timeout must be a positive number of seconds, not {timeout!r}")
+    if not (_is_number(retries, int) and retries >= 0):
+        raise InvalidSetting(f"max_retries must be 0 or a positive integer, not {retries!r}")
+
+
+def _is_number(value: object, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _resolve_scope(
