@@ -32,6 +32,8 @@ MAX_MODIFIERS = 8
 END_WINDOW = 40
 SEARCH_WINDOW = 500
 """A question is at the end of a long message, not in the middle of a pasted text."""
+SEARCH_START = re.compile(r"\b(?:what|quote|repeat|how|count|do|did)\b", re.IGNORECASE)
+"""The first words of all phrases that are searched. A sentence without them is not searched ten times."""
 
 
 def _read_slow(found: "re.Match[str]") -> dict[str, Any]:
@@ -106,34 +108,39 @@ RuleHandler = Callable[[Utterance, "re.Match[str]"], TextResult | tuple[ToolCall
 
 @dataclass(frozen=True, slots=True)
 class PhraseRule:
-    """One phrase: its topic, the function that finds it in a sentence, and its handler."""
+    """One phrase: its topic, its pattern, its handler, and whether it may be inside a sentence."""
 
     description: str
-    match: Callable[[str], "re.Match[str] | None"]
+    pattern: re.Pattern[str]
     handler: RuleHandler
+    is_searched: bool = False
 
 
 def prefix_rule(description: str, pattern: str, handler: RuleHandler) -> PhraseRule:
     """Return a rule for sentences that start with the phrase."""
-    return PhraseRule(description, re.compile(pattern, FLAGS).match, handler)
+    return PhraseRule(description, re.compile(pattern, FLAGS), handler)
 
 
 def search_rule(description: str, pattern: str, handler: RuleHandler) -> PhraseRule:
-    """Return a rule for sentences that contain the phrase in their last ``SEARCH_WINDOW`` characters."""
-    search = re.compile(pattern, FLAGS).search
-    return PhraseRule(
-        description,
-        lambda sentence: search(sentence, max(0, len(sentence) - SEARCH_WINDOW)),
-        handler,
-    )
+    """Return a rule for sentences that contain the phrase in their last ``SEARCH_WINDOW`` characters.
+
+    The phrase starts with one of the words of ``SEARCH_START``.
+    """
+    return PhraseRule(description, re.compile(pattern, FLAGS), handler, is_searched=True)
 
 
 def first_match(
     rules: Sequence[PhraseRule], utterance: Utterance
 ) -> tuple[TextResult | tuple[ToolCallOutput, ...], str] | None:
     """Try the rules in order, and return the first answer and the topic of its rule."""
+    sentence = utterance.sentence
+    start = max(0, len(sentence) - SEARCH_WINDOW)
+    has_search_start = SEARCH_START.search(sentence, start)
     for rule in rules:
-        found = rule.match(utterance.sentence)
+        if not rule.is_searched:
+            found = rule.pattern.match(sentence)
+        else:
+            found = has_search_start and rule.pattern.search(sentence, start)
         if found and (response := rule.handler(utterance, found)) is not None:
             return response, rule.description
     return None

@@ -69,6 +69,7 @@ class Generation(ABC, Generic[Chunk]):
     def end(self) -> None:
         """Release all resources. May be called more than once."""
         self._service.running.discard(self)
+        self._on_wait = None  # its object may refer to this one
 
     async def _generate(self, on_wait: OnWait) -> bool:
         """Run the model without streaming.
@@ -120,25 +121,24 @@ class Generation(ABC, Generic[Chunk]):
         before = await self._prepare()
         if emit is not None and before:
             await emit(before)
-        async for piece in self._iter_output():
-            self.has_output = True
-            if emit is None:
-                self._writer.consume(piece)
-            elif chunk := self._render(piece):
-                await emit(chunk)
+        if self._model is not None:
+            await self._write_output(self._model.answer(self._prompt), emit)
         await precount_output(self._writer)
         if not self._deadline.cancelled:
             await self._complete()
             self.is_complete = True
 
-    async def _iter_output(self) -> AsyncIterator[OutputEvent]:
-        if self._model is None:
-            return
+    async def _write_output(
+        self, pieces: AsyncIterator[OutputEvent], emit: Emit[Chunk] | None
+    ) -> None:
         stops = self._prompt.stop
-        pieces = self._model.answer(self._prompt)
         try:
             async for piece in apply_stop_sequences(pieces, stops) if stops else pieces:
-                yield piece
+                self.has_output = True
+                if emit is None:
+                    self._writer.consume(piece)
+                elif chunk := self._render(piece):
+                    await emit(chunk)
         finally:
             if isinstance(pieces, AsyncGenerator):
                 await pieces.aclose()  # stops the model
