@@ -1,6 +1,7 @@
 """A deadline ends a block that waits too long, and reports when waiting begins."""
 
 import asyncio
+import weakref
 
 import pytest
 
@@ -70,3 +71,20 @@ async def test_a_cancellation_by_another_caller_propagates() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+
+async def test_an_object_with_a_deadline_is_freed_without_a_collection() -> None:
+    """A deadline that was left does not refer to the object that it called back."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.deadline = Deadline(60, self.handle_wait)
+
+        def handle_wait(self) -> None: ...
+
+    owner = Owner()
+    with owner.deadline:
+        pass
+    freed = weakref.ref(owner)
+    del owner
+    assert freed() is None

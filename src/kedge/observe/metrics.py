@@ -240,20 +240,25 @@ def reset() -> None:
 
 def _update(name: str, labels: Mapping[str, str], value: float) -> None:
     metric = METRICS[name]
-    if tuple(labels) != metric.labels:
-        raise KeyError(f"{name} has the labels {metric.labels}, not {tuple(labels)}")
     key = tuple(labels.items())
     with _lock:
         series = _registry.setdefault(name, {})
         entry = series.get(key)
         if entry is None:
-            key = _limit_labels(key, len(series))
-            bucket_count = len(metric.buckets) + 1 if metric.buckets else 0
-            entry = series.setdefault(key, [0, 0.0, *([0] * bucket_count)])
+            entry = _add_series(metric, series, key)
         entry[0] += 1
         entry[1] = value if metric.kind == "gauge" else entry[1] + value
         if metric.buckets:
             entry[2 + bisect_left(metric.buckets, value)] += 1
+
+
+def _add_series(metric: Metric, series: dict[Labels, list[float]], labels: Labels) -> list[float]:
+    names = tuple(name for name, _ in labels)
+    if names != metric.labels:
+        raise KeyError(f"{metric.name} has the labels {metric.labels}, not {names}")
+    bucket_count = len(metric.buckets) + 1 if metric.buckets else 0
+    key = _limit_labels(labels, len(series))
+    return series.setdefault(key, [0, 0.0, *([0] * bucket_count)])
 
 
 def _limit_labels(labels: Labels, series: int) -> Labels:

@@ -69,11 +69,16 @@ class ServerAuthMiddleware:
         self._callers = callers
         self._header_bytes = header_bytes
         self._policy = AccessPolicy(token, hosts)
+        self._has_tokens = token is not None or callers is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or reject it."""
         if scope["type"] in ("http", "websocket"):
-            error = self._find_error(scope) or await self._authenticate(scope)
+            error = self._find_error(scope)
+            if error is None and not self._has_tokens:
+                scope[CALLER_KEY] = None
+            elif error is None:
+                error = await self._authenticate(scope)
             if error is not None:
                 await build_error_response(scope, error)(scope, receive, send)
                 return

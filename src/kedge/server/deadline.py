@@ -51,7 +51,7 @@ class Deadline:
         trace: TracebackType | None,
     ) -> bool:
         self._timer.cancel()
-        self._on_wait = None  # its object may refer to the deadline, and the two would stay until a collection
+        self._on_wait = None  # its object may refer to the deadline, a cycle
         task, self._task = self._task, None
         assert task is not None  # noqa: S101 - set when the block was entered
         ours = self.cancelled and task.uncancel() <= self._cancel_count

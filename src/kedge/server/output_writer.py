@@ -22,7 +22,13 @@ from kedge.server.models import (
     OutputTruncated,
 )
 from kedge.server.storage.ids import make_call_id, make_item_id
-from kedge.server.token_counts import count_items, count_text, precount
+from kedge.server.token_counts import (
+    count_item,
+    count_items,
+    count_text,
+    measure_texts,
+    precount,
+)
 
 StreamEvent = dict[str, Any]
 """One event of a stream, without its sequence number."""
@@ -137,6 +143,8 @@ class OutputWriter:
         self.reasoning_texts: list[str] = []
         self.usage: ModelUsage | None = None
         self.stop_sequence = ""
+        self.text_length = 0
+        """The number of characters of all texts."""
         self._key = key
         self._number = first_number
         self._encrypt = encrypt
@@ -150,7 +158,7 @@ class OutputWriter:
     def count_each(self) -> list[int]:
         """Return the tokens of each item of the complete output, which are counted once."""
         if len(self._item_tokens) != len(self.items):
-            self._item_tokens = [count_items((item,)) for item in self.items]
+            self._item_tokens = list(map(count_item, self.items))
         return self._item_tokens
 
     def consume(self, event: OutputEvent) -> None:
@@ -168,6 +176,7 @@ class OutputWriter:
             case ModelUsage():
                 self.usage = event
             case ItemAdded():
+                self.text_length += measure_texts(event.item)
                 type = event.item["type"]
                 self.items.append({"id": self.next_id(type), **event.item})
                 self._number += 1
@@ -247,6 +256,7 @@ class OutputWriter:
     def _append_text(self, text: str) -> None:
         assert self._text_chunks is not None, "text without an open item"  # noqa: S101
         self._text_chunks.append(text)
+        self.text_length += len(text)
 
     def _close_item(self, status: str, model_data: Any = None) -> None:
         text = "".join(self._text_chunks or ())
@@ -328,7 +338,7 @@ async def precount_output(writer: OutputWriter) -> None:
         for text in writer.reasoning_texts:
             count_text(text)
 
-    await precount((writer.items, writer.reasoning_texts), count)
+    await precount(writer.text_length, count)
 
 
 def count_usage(writer: OutputWriter, input: ModelUsage) -> ModelUsage:

@@ -40,7 +40,14 @@ from kedge.server.storage.context import (
 )
 from kedge.server.storage.ids import make_response_id, new_key
 from kedge.server.storage.items import has_compaction, slice_from_compaction
-from kedge.server.token_counts import count_items, count_json, count_text, precount
+from kedge.server.token_counts import (
+    count_item,
+    count_items,
+    count_json,
+    count_text,
+    measure_texts,
+    precount,
+)
 from kedge.server.validation import (
     check_exclusive,
     check_not_empty,
@@ -285,7 +292,8 @@ async def precount_request(body: Body) -> None:
         count_items(normalize_items(items, key=""))
         count_instruction_tokens(body)
 
-    await precount((body.get("input"), body.get("instructions"), body.get("tools")), count)
+    texts = (body.get("input"), body.get("instructions"), body.get("tools"))
+    await precount(measure_texts(texts), count)
 
 
 def check_supported(service: ServerState, body: Body, *, on_socket: bool = False) -> None:
@@ -311,7 +319,7 @@ def build_model_input(
         seen = service.expand_items(slice_from_compaction(items))
         return ModelInput(seen, settings + count_items(seen))
     context = truncate_history(history.context)
-    counts = tuple(count_items((item,)) for item in items)
+    counts = tuple(map(count_item, items))
     tokens = settings + context.tokens + sum(counts)
     return ModelInput(ContextItems(context, items), tokens, counts)
 

@@ -5,11 +5,11 @@ content, so it is only created if there is a listener.
 """
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from secrets import token_hex
 from typing import Any, Literal, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -107,7 +107,7 @@ class AccessLogMiddleware:
 
     async def _handle_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a connection on; each message on it becomes a separate request."""
-        request_id = f"req_{token_hex(16)}"
+        request_id = f"req_{os.urandom(16).hex()}"
 
         async def send_with_id(message: Message) -> None:
             if message["type"] in ("websocket.accept", "websocket.http.response.start"):
@@ -121,21 +121,21 @@ class AccessLogMiddleware:
             log_failure(f"{request_id} failed with an internal error", error)
 
     async def _handle_request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = f"req_{token_hex(16)}"
+        request_id = f"req_{os.urandom(16).hex()}"
         started = time.perf_counter()
         scope["kedge.request_id"] = request_id
-        extra_headers: list[tuple[bytes, bytes]] = []
+        extra_headers = [(b"x-request-id", request_id.encode())]
+        if is_anthropic(scope):
+            extra_headers.append((b"request-id", request_id.encode()))
         scope[RESPONSE_HEADERS_KEY] = extra_headers
         exchange = self._record_request(scope, request_id)
-        names = [b"x-request-id", *([b"request-id"] if is_anthropic(scope) else [])]
         status, reply = 0, bytearray()
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                ids = [(name, request_id.encode()) for name in names]
-                message["headers"] = [*message["headers"], *ids, *extra_headers]
+                message["headers"] = [*message["headers"], *extra_headers]
                 if exchange is not None:
                     exchange.status = status
             elif len(reply) < self._reply_bytes:

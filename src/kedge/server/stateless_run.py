@@ -20,7 +20,7 @@ from kedge.server.prepare import (
 from kedge.server.state import ServerState
 from kedge.server.storage.context import EMPTY_CONTEXT
 from kedge.server.storage.ids import new_key
-from kedge.server.token_counts import count_items, precount
+from kedge.server.token_counts import count_item, measure_texts, precount
 
 
 def get_object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -63,10 +63,11 @@ async def prepare(
     items = normalize_items(request.input, key)
 
     def count() -> ModelInput:
-        counts = tuple(count_items((item,)) for item in items)
+        counts = tuple(map(count_item, items))
         return ModelInput(items, count_instruction_tokens(body) + sum(counts), counts)
 
-    await precount((items, body.get("instructions"), body.get("tools")), count)
+    texts = (items, body.get("instructions"), body.get("tools"))
+    await precount(measure_texts(texts), count)
     counted = count()
     model_input = truncate_to_window(counted, body, model.window)
     prompt = Prompt(

@@ -13,7 +13,8 @@ from typing import Any
 
 from kedge import tokens
 from kedge.server.json_codec import Item
-from kedge.tokens.items import count_each, to_compact_json
+from kedge.tokens import items as item_counts
+from kedge.tokens.items import to_compact_json
 
 MIN_THREAD_CHARS = 100_000
 """The minimum number of characters of texts that are counted in a thread."""
@@ -39,7 +40,12 @@ def count_text(text: str) -> int:
 
 def count_items(items: Iterable[Item]) -> int:
     """Count the tokens of items; additive over the items."""
-    return count_each(items, count_text)
+    return item_counts.count_each(items, count_text)
+
+
+def count_item(item: Item) -> int:
+    """Count the tokens of one item."""
+    return item_counts.count_item(item, count_text)
 
 
 def count_json(value: object) -> int:
@@ -47,9 +53,9 @@ def count_json(value: object) -> int:
     return count_text(to_compact_json(value))
 
 
-async def precount(value: object, count: Callable[[], object]) -> None:
-    """Run a function that counts the texts of a value in a thread, if they are long."""
-    if _measure(value) >= MIN_THREAD_CHARS:
+async def precount(length: int, count: Callable[[], object]) -> None:
+    """Run a function that counts texts of this length in a thread, if they are long."""
+    if length >= MIN_THREAD_CHARS:
         _counts.set(await asyncio.to_thread(_record_counts, count))
 
 
@@ -63,7 +69,7 @@ def _record_counts(count: Callable[[], object]) -> Mapping[str, int]:
 _get_type: Callable[[object], object] = type
 
 
-def _measure(value: object) -> int:
+def measure_texts(value: object) -> int:
     """Add up the lengths of all texts in a value of plain JSON types."""
     size = 0
     pending: list[Any] = [value]

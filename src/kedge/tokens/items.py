@@ -73,7 +73,7 @@ def to_compact_json(value: object) -> str:
 
 
 def _count_content(content: object, count_text: CountText) -> int:
-    if isinstance(content, list | tuple):
+    if isinstance(content, (list, tuple)):
         return sum([_count_piece(part, count_text) for part in cast("Sequence[object]", content)])
     return _count_piece(content, count_text)
 
@@ -81,7 +81,7 @@ def _count_content(content: object, count_text: CountText) -> int:
 def _count_piece(piece: object, count_text: CountText) -> int:
     if isinstance(piece, str):
         return count_text(piece)
-    if isinstance(piece, dict | Mapping):  # dict first: the check for a Mapping is slow
+    if isinstance(piece, (dict, Mapping)):  # dict first: the check for a Mapping is slow
         return _count_part(cast("Mapping[str, Any]", piece), count_text)
     return count_text(to_compact_json(piece))
 

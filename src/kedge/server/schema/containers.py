@@ -57,14 +57,14 @@ class Object:
     members: Mapping[str, Validator]
     expected: str = "an object"
     required: tuple[str, ...] = field(init=False)
-    checks: tuple[tuple[str, Any], ...] = field(init=False)
+    order: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
         members = {name.removesuffix("!"): validator for name, validator in self.members.items()}
         required = dict.fromkeys(name[:-1] for name in self.members if name.endswith("!"))
         object.__setattr__(self, "members", members)
         object.__setattr__(self, "required", tuple(required))
-        object.__setattr__(self, "checks", tuple((name, members[name].check) for name in members))
+        object.__setattr__(self, "order", {name: index for index, name in enumerate(members)})
 
     def check(self, value: Any, path: JsonPath) -> None:
         """Check the type, then missing members, unknown members, each member."""
@@ -76,9 +76,8 @@ class Object:
                 raise errors.MISSING_PARAMETER(path=format_path((path, name)))
         if not members.keys() <= self.members.keys():
             reject_or_remove_unknown(members, self.members, path)
-        for name, check in self.checks:
-            if name in members:
-                check(members[name], (path, name))
+        for name in sorted(members, key=self.order.__getitem__):
+            self.members[name].check(members[name], (path, name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ digits. The response is ``resp_<key>`` and its items are ``msg_<key><n>``, ``fc_
 A key in an id is not trusted: it is valid if the node of that number has exactly this key.
 """
 
+import os
 import re
-import secrets
 
 NODE_DIGITS = 10
 KEY_DIGITS = 32
@@ -28,7 +28,7 @@ _ITEM_ID = re.compile(rf"[a-z]+_([0-9a-f]{{{KEY_DIGITS}}})[0-9a-f]{{4,}}")
 
 def new_key(node: int) -> str:
     """Return the key of a new node."""
-    return f"{node:0{NODE_DIGITS}x}{secrets.token_hex((KEY_DIGITS - NODE_DIGITS) // 2)}"
+    return f"{node:0{NODE_DIGITS}x}{os.urandom((KEY_DIGITS - NODE_DIGITS) // 2).hex()}"
 
 
 def parse_node_number(key: str) -> int:
