@@ -331,11 +331,11 @@ def test_export_has_all_messages(page: PageServer) -> None:
     assert all(isinstance(json.loads(line), dict) for line in answer.text.splitlines())
 
 
-@pytest.mark.parametrize("name", ["разговор", "two\nlines", 'with "quotes"'])
+@pytest.mark.parametrize("name", ["разговор", "two\nlines", 'with "quotes"', "a/b", "a%2Fb"])
 def test_export_of_a_conversation_with_any_id(page: PageServer, name: str) -> None:
     """An id that an application chose may have characters that no header has."""
     page.run(lambda service: service.store.create(id=name))
-    answer = page.client.get(f"/api/conversations/{quote(name)}/export")
+    answer = page.client.get(f"/api/conversations/{quote(name, safe='')}/export")
     assert answer.status_code == 200
     assert answer.headers["content-disposition"].endswith(f"{quote(name, safe='')}.jsonl")
 

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -63,6 +64,17 @@ def test_list_is_paged_at_ten_thousand_rows(tmp_path: Path) -> None:
         assert 'rel="next"' not in last
         assert page.client.get("/?offset=20000", follow_redirects=False).status_code == 303
         assert "Talk 00777" in page.client.get("/?q=talk+00777").text
+
+
+@pytest.mark.parametrize("name", ["team/2026/plan", "a%2Fb", "a/compare"])
+def test_a_conversation_with_a_slash_in_its_id_can_be_opened(page: PageServer, name: str) -> None:
+    """An encoded slash is a part of the id, also in the links of the page."""
+    page.run(lambda service: service.store.create(id=name))
+    path = f"/conversations/{quote(name, safe='')}"
+    shown = page.client.get(path)
+    assert shown.status_code == 200
+    assert f'href="/api{path}/export"' in shown.text
+    assert page.client.get(f"/api{path}").json()["id"] == name
 
 
 def test_conversation_is_readable_without_scripts(page: PageServer) -> None:

@@ -5,8 +5,8 @@ costs nothing extra. The conversations of a matching block are looked up in the 
 because conversations share blocks, and are created and deleted.
 
 Text is folded and split here, not by the databases, so that both return the same results. Case and accents
-are ignored. Chinese, Japanese, Korean, Thai and other scripts without spaces between words are indexed by
-single characters and by pairs; a query in them matches contiguous text.
+are ignored. Chinese, Japanese, Korean, Thai and other scripts without spaces between words, and emoji, are
+indexed by single characters and by pairs; a query in them matches contiguous text.
 
 The index finds the blocks that have the terms of a query. Phrases, excluded words and ranks are evaluated
 here, on the text of those blocks, so that both databases agree.
@@ -48,10 +48,11 @@ MAX_WORD = 100
 MAX_INDEXED_BYTES = 500_000
 """The maximum size of the distinct indexed words of one block, in bytes; PostgreSQL accepts 1 MiB."""
 
-# Thai, Lao, Myanmar, Khmer, kana, Han and Hangul.
+# Thai, Lao, Myanmar, Khmer, kana, Han and Hangul, and emoji.
 _UNSPACED = (
     r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
     r"\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+    r"\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
 )
 # Vowel signs of Indic scripts are not letters to Python, but are parts of words.
 _WORD = re.compile(rf"([{_UNSPACED}]+)|(?:[^\W_{_UNSPACED}]|[\u0900-\u0963\u0966-\u0dff])+")

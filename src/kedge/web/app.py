@@ -32,7 +32,7 @@ from kedge.store import AccessToken, TokenRegistry, open_store
 from kedge.text_format import capitalize
 from kedge.web import api, pages
 from kedge.web.models import ModelSelector
-from kedge.web.openapi import RequestError, map_error
+from kedge.web.openapi import EncodedSlashMiddleware, RequestError, map_error
 from kedge.web.page_templates import render_page
 from kedge.web.security import LoginThrottle, PageAuth, PageAuthMiddleware, error_response
 from kedge.web.server_requests import PAGE_HEADER, PAGE_KEY, ServerRequests
@@ -98,7 +98,11 @@ def create_page(
     auth = auth or PageAuth()
     app = Starlette(
         routes=ROUTES,
-        middleware=[Middleware(AccessLogMiddleware), Middleware(PageAuthMiddleware, terms=auth)],
+        middleware=[
+            Middleware(AccessLogMiddleware),
+            Middleware(PageAuthMiddleware, terms=auth),
+            Middleware(EncodedSlashMiddleware),
+        ],
         exception_handlers={
             HTTPException: _on_http_error,
             KedgeError: _on_kedge_error,

@@ -5,9 +5,11 @@ too. The OpenAPI document is generated from the same entries, so it cannot diffe
 """
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
+from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
@@ -15,6 +17,7 @@ from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kedge.errors import (
     AnswerIncomplete,
@@ -42,6 +45,29 @@ class _NumberConvertor(IntegerConvertor):
 
 register_url_convertor("number", _NumberConvertor())
 
+_ENCODED_SLASH = "\ufdd0"
+"""The character that stands for an encoded slash while a path is matched; no text contains it."""
+
+
+class EncodedSlashMiddleware:
+    """Middleware for paths with an encoded slash (`%2F`), which is a part of an id and separates nothing."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on a request, with its encoded slashes marked."""
+        raw = scope.get("raw_path") or b""
+        if b"%2f" in raw.lower():
+            path = re.sub("%2f", quote(_ENCODED_SLASH), raw.decode("latin-1"), flags=re.IGNORECASE)
+            scope = {**scope, "path": unquote(path.partition("?")[0])}
+        await self._app(scope, receive, send)
+
+
+def get_path_text(request: Request, name: str) -> str:
+    """Return a parameter of the path of a request."""
+    return request.path_params[name].replace(_ENCODED_SLASH, "/")
+
 
 @dataclass(frozen=True, slots=True)
 class ApiCall:
@@ -54,7 +80,7 @@ class ApiCall:
 
     def path_text(self, name: str) -> str:
         """Return a path parameter."""
-        return self.request.path_params[name]
+        return get_path_text(self.request, name)
 
     def path_int(self, name: str) -> int:
         """Return a numeric path parameter."""

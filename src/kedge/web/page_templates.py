@@ -4,6 +4,7 @@ import hashlib
 from functools import cache
 from importlib.resources import files
 from typing import Any, cast
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
@@ -29,6 +30,9 @@ _FILTERS = {
     "short_id": text_format.shorten_id,
     "size": text_format.format_size,
     "stamp": text_format.format_timestamp,
+    "urlencode": lambda value: quote(
+        str(value), safe=""
+    ),  # a slash, too: it may be a part of an id
 }
 
 

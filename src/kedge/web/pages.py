@@ -23,7 +23,7 @@ from kedge.web.dashboard import (
     read_change_token,
     stream_figures,
 )
-from kedge.web.openapi import read_body
+from kedge.web.openapi import get_path_text, read_body
 from kedge.web.page_templates import render, render_page, serve_static
 from kedge.web.plan_card import MAX_BODY_CHARS
 from kedge.web.schemas import ListQuery
@@ -164,7 +164,7 @@ async def conversation(request: Request) -> Response:
     """Render a conversation: its chain, and the path to the chosen response."""
     query = request.query_params
     view = await get_service(request).load_view(
-        request.path_params["id"],
+        get_path_text(request, "id"),
         query.get("at", ""),
         frozenset(_parse_number(each) for each in query.getlist("unfold")),
         show_all="all" in query or "block" in query,
@@ -176,23 +176,23 @@ async def conversation(request: Request) -> Response:
 async def attachment(request: Request) -> Response:
     """Serve an attachment of a message."""
     service = get_service(request)
-    row = await service.store.conversation(request.path_params["id"])
-    blocks = await load_attached(service.store, row, request.path_params["block"])
-    return serve_attachment(blocks, request.path_params["block"], request.path_params["index"])
+    row = await service.store.conversation(get_path_text(request, "id"))
+    blocks = await load_attached(service.store, row, get_path_text(request, "block"))
+    return serve_attachment(blocks, get_path_text(request, "block"), request.path_params["index"])
 
 
 async def compare(request: Request) -> Response:
     """Render two branches side by side."""
     query = request.query_params
     view = await get_service(request).compare(
-        request.path_params["id"], query.get("left", ""), query.get("right", "")
+        get_path_text(request, "id"), query.get("left", ""), query.get("right", "")
     )
     return render_page(request, "compare.html", here="conversations", view=view)
 
 
 async def plan(request: Request) -> Response:
     """Render the plan of one request, as a page or as a part of one."""
-    name, node = request.path_params["id"], request.path_params["node"]
+    name, node = get_path_text(request, "id"), request.path_params["node"]
     card = await get_service(request).load_plan_card(name, node)
     if "part" in request.query_params:
         return HTMLResponse(render("plan.html", card=card))
@@ -237,7 +237,7 @@ async def workflows(request: Request) -> Response:
 
 async def workflow(request: Request) -> Response:
     """Render a workflow with its rounds and verdicts."""
-    loaded, run = await load_running(get_service(request), request.path_params["id"])
+    loaded, run = await load_running(get_service(request), get_path_text(request, "id"))
     view = replace(build_workflow_view(loaded), status=workflow_status(loaded, run))
     return render_page(
         request, "workflow.html", here="workflows", view=view, running=run is not None
