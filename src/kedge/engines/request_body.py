@@ -109,6 +109,20 @@ def check_params(params: Mapping[str, Any], *, known_options: frozenset[str] = f
         encode_param(name, value)
 
 
+def encode_params(params: Mapping[str, Any]) -> bytes:
+    """Return members of a body as JSON, in braces.
+
+    Raises:
+        InvalidSetting: A value is not JSON.
+    """
+    try:
+        return _PARAM_ENCODER.encode(params).encode()
+    except (TypeError, ValueError, RecursionError):
+        for name, value in params.items():
+            encode_param(name, value)  # raises an error that names the parameter
+        raise
+
+
 def encode_param(name: str, value: Any) -> bytes:
     """Return a member of a body as JSON, in braces.
 

@@ -50,6 +50,7 @@ _MAX_CACHED_CHARS = 1_024
 _MAX_CACHED_TEXTS = 4_096
 """The number of short texts whose counts are cached: at most 4 MB of ASCII."""
 
+_SETTINGS_ENCODER = json.JSONEncoder(default=str, sort_keys=True)
 _UNCOUNTED_MEMBERS = frozenset(
     {
         "background",
@@ -324,5 +325,5 @@ def _bound_from_below(measures: list[_TextMeasure], share: float) -> int:
 def hash_settings(body: Mapping[str, Any]) -> int:
     """Return a fingerprint of the members of a body that change how many tokens a server counts."""
     relevant = {name: body[name] for name in sorted(body) if name not in _UNCOUNTED_MEMBERS}
-    form = json.dumps(relevant, default=str, sort_keys=True).encode()
+    form = _SETTINGS_ENCODER.encode(relevant).encode()
     return int.from_bytes(hashlib.blake2b(form, digest_size=6).digest())

@@ -3,11 +3,12 @@
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from kedge.engines.evidence import read_identity
 from kedge.engines.http_errors import ErrorBuilder, get_request_id, parse_object
-from kedge.engines.request_body import encode_param
+from kedge.engines.request_body import encode_params
 from kedge.errors import EngineError, ServerFailed
 from kedge.event_loops import PerLoop
 from kedge.json_codec import encode
@@ -307,8 +308,9 @@ def encode_body(body: Mapping[str, Any]) -> bytes:
     Raises:
         InvalidSetting: A parameter is not JSON.
     """
-    members = [
-        encode({name: value}) if name in _ITEM_LISTS else encode_param(name, value)
-        for name, value in body.items()
+    groups = groupby(body.items(), key=lambda member: member[0] in _ITEM_LISTS)
+    forms = [
+        encode(dict(members)) if are_items else encode_params(dict(members))
+        for are_items, members in groups
     ]
-    return b"{%b}" % b",".join(member[1:-1] for member in members)
+    return b"{%b}" % b",".join(form[1:-1] for form in forms)

@@ -116,7 +116,7 @@ class PrefixIndex:
 
     def count(self, length: int) -> int:
         """Return the number of the first ``length`` blocks that the digests cover."""
-        return length - bisect_left(self.skipped, length)
+        return length - bisect_left(self.skipped, length) if self.skipped else length
 
     def uncovered_positions(self, start: int, stop: int) -> list[int]:
         """Return the positions from ``start`` up to ``stop`` that no digest covers: reasoning."""

@@ -89,19 +89,19 @@ def record_response(
     Returns:
         The Turn with the blocks and the record.
     """
-    was_sent = prefix_digest(turn) == plan.digest
+    was_sent = turn is plan.source or prefix_digest(turn) == plan.digest
     output = tag_blocks(blocks, response_id)
     turn = turn.append(*output)
     log.debug("tagged %d blocks", len(output), response_id=response_id, turn_id=turn.id)
     if not response_id or not was_sent:
         log.debug("no anchor: the response has no id, or another Turn was sent", turn_id=turn.id)
         return turn
-    parent = plan.anchor
+    parent, covered = plan.anchor, covered_count(turn)
     record = AnchorRecord(
         response_id=response_id,
         scope=conversation_scope(plan.scope, conversation_id) if conversation_id else plan.scope,
-        digest=prefix_digest(turn),
-        block_count=covered_count(turn),
+        digest=get_prefix_index(turn).digest(covered),
+        block_count=covered,
         depth=parent.depth + 1 if parent else 1,
         root_created_at=parent.root_created_at or parent.created_at if parent else created_at,
         status=status,

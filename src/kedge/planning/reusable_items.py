@@ -76,6 +76,8 @@ def find_reusable_ids(
     barrier: int | None,
 ) -> frozenset[str]:
     """Return the ids of the reasoning and compaction blocks from ``start`` on that may be sent."""
+    if barrier is None and not index.skipped:
+        return frozenset()
     found: set[str] = set()
     if barrier is not None and barrier == start:
         found.add(turn[turn.lead + start].id)

@@ -36,6 +36,8 @@ _PROBLEM_MESSAGES: dict[ProblemKind, str] = {
 }
 
 
+_CALL_TYPES = ToolCallBlock, ToolResultBlock
+
 CallKey = tuple[str, str]
 """A family of calls, and the id that connects a call and its result."""
 CallEffect = tuple[bool, tuple[CallKey, ...]]
@@ -72,7 +74,7 @@ class PairingIssue(NamedTuple):
 
 def call_effect(block: Block) -> CallEffect | None:
     """Return the call that a block opens or answers, if any."""
-    if isinstance(block, ToolCallBlock | ToolResultBlock):
+    if isinstance(block, _CALL_TYPES):
         key = "custom" if block.custom else "function", block.call_id
         return type(block) is ToolCallBlock, (key,)
     if isinstance(block, OpaqueBlock) and block.type in _OPAQUE_CALL_TYPES:
