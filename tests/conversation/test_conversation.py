@@ -12,7 +12,7 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from kedge import Conversation, assistant, system, user
+from kedge import Conversation, assistant, system, tool_result, user
 from kedge.conversation.conversation import open_or_create
 from kedge.engines import Engine, Events, Request
 from kedge.errors import (
@@ -25,7 +25,7 @@ from kedge.errors import (
 )
 from kedge.events import TextDelta
 from kedge.events.run import TurnFinished
-from kedge.middleware import BaseMiddleware, guard, redact
+from kedge.middleware import BaseMiddleware, find_open_calls, guard, redact
 from kedge.planning import get_state
 from kedge.planning.canonical import canonical_json
 from kedge.store import Store
@@ -404,6 +404,17 @@ async def test_regenerated_answer_is_streamed(conversation: Conversation) -> Non
         text = "".join([delta async for delta in stream.text_deltas()])
     assert text == stream.reply.text == "2+3 = 5."
     assert first != stream.reply.node == conversation.head
+
+
+async def test_calls_of_a_definition_are_left_to_the_caller(store: Store) -> None:
+    """A definition among the tools of a conversation is offered; its result is sent as a message."""
+    look_up = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
+    conversation = await Conversation.create(store, "practice", tools=[look_up])
+    reply = await conversation.send("Call look_up")
+    (call,) = find_open_calls(reply.turn)
+    again = await Conversation.open(store, conversation.id, "practice", tools=[look_up])
+    answer = await again.send(tool_result(call.call_id, "a cat"))
+    assert answer.text == "look_up says: a cat."
 
 
 async def test_edited_question_is_regenerated(

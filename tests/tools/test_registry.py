@@ -152,3 +152,27 @@ def test_descriptions_of_sources_are_edited() -> None:
     properties = theirs["parameters"]["properties"]
     assert properties["description"] == {"type": "string", "description": "*** a"}
     assert properties["list"]["anyOf"][0]["title"] == "*** b"
+
+
+def test_definitions_are_offered_and_not_run() -> None:
+    """A definition is offered after the tools; it is no tool of the toolbox, also in copies of it."""
+
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    search = {"type": "web_search"}
+    for box in (
+        Toolbox(add, search),
+        Toolbox(Toolbox(add, search)),
+        Toolbox(search).with_tools(add),
+    ):
+        assert list(box) == ["add"]
+        assert [each["type"] for each in box.definitions()] == ["function", "web_search"]
+    assert Toolbox(add, search).without("add").definitions() == [search]
+
+
+def test_a_definition_needs_a_type() -> None:
+    """A definition without a type is an error that shows its form."""
+    with pytest.raises(InvalidTool, match="look_up cannot be a tool: it has no type; write"):
+        Toolbox({"name": "look_up"})

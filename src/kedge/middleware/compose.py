@@ -14,7 +14,7 @@ The stack of Chat and Conversation has compaction outermost, then the caller's m
 repair next to the engine.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, cast
@@ -27,11 +27,11 @@ from kedge.events.run import TurnEdited, TurnFinished
 from kedge.middleware.base import BaseMiddleware
 from kedge.middleware.compact import compact
 from kedge.middleware.repair import repair as repairing
-from kedge.middleware.tools import ToolSelector, build_toolbox
+from kedge.middleware.tools import ToolSelector, Toolset, build_toolbox
 from kedge.middleware.tools import tools as tooling
 from kedge.planning import RequestPlan
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
-from kedge.tools import AnyTool, Approver, Tool, Toolbox
+from kedge.tools import Approver, Tool, Toolbox
 from kedge.turns import Turn, TurnDiff, diff
 from kedge.turns.turn import has_prefix
 
@@ -189,8 +189,8 @@ def _diff_turns(before: Turn, after: Turn) -> TurnDiff:
     return diff(before, after)
 
 
-Tools = Toolbox | Iterable[AnyTool | Callable[..., Any] | Toolbox] | ToolSelector
-"""A toolbox; tools, functions and toolboxes; or a function that returns them for a Turn."""
+Tools = Toolset | ToolSelector
+"""A toolbox; tools, functions, toolboxes and definitions; or a function that returns them for a Turn."""
 
 
 def with_default_middleware(
@@ -221,7 +221,12 @@ def with_default_middleware(
             0, compact(compactor, engine=engine, counter=counter, resend_limit=resend_limit)
         )
     # Without tools, an approver still decides about those that are passed with a single message.
-    if not isinstance(toolbox, Toolbox) or toolbox or toolbox.sources or approve is not None:
+    if (
+        not isinstance(toolbox, Toolbox)
+        or toolbox.definitions()
+        or toolbox.sources
+        or approve is not None
+    ):
         stack.append(tooling(toolbox=toolbox, approve=approve))
     if repair:
         stack.append(repairing())

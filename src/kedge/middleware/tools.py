@@ -25,7 +25,9 @@ from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, tool_result
 
 log = get_logger(__name__)
 
-ToolSelector = Callable[[Turn], Toolbox | Iterable[AnyTool | Callable[..., Any] | Toolbox]]
+Toolset = Toolbox | Iterable[AnyTool | Callable[..., Any] | Toolbox | Mapping[str, Any]]
+"""A toolbox, or tools, functions, toolboxes and definitions that are only offered."""
+ToolSelector = Callable[[Turn], Toolset]
 """Returns the tools to offer for a Turn."""
 
 NAME = "tools"
@@ -33,7 +35,7 @@ LIMIT_TEXT = "Not run: the limit of {rounds} rounds of tool calls is reached. An
 
 
 def tools(
-    *functions: AnyTool | Callable[..., Any],
+    *functions: AnyTool | Callable[..., Any] | Mapping[str, Any],
     toolbox: Toolbox | ToolSelector | None = None,
     approve: Approver | None = None,
     max_rounds: int = 16,
@@ -41,7 +43,7 @@ def tools(
     """Offer tools to the model, and run those it calls.
 
     Args:
-        *functions: Functions or tools to offer.
+        *functions: Functions or tools to offer; the calls of a definition are left to the caller.
         toolbox: A toolbox to offer in addition to ``functions``, or a function that returns the toolbox
             (or tools and functions) for a Turn, called before each request.
         approve: A function that is called before each call and may deny it or change its arguments.
@@ -95,7 +97,7 @@ def build_toolbox(toolset: object) -> Toolbox:
     kind = type(toolset).__name__
     if isinstance(toolset, str | Mapping) or not isinstance(toolset, Iterable):
         raise InvalidSetting(
-            f"tools must be a list of functions, tools and toolboxes, not {kind}; "
+            f"tools must be a list of functions, tools and toolboxes, not {kind}: tools=[function]; "
             "a toolbox, or a function that returns one of these for a Turn, is accepted too"
         )
     return Toolbox(*cast("Iterable[AnyTool]", toolset))
@@ -121,7 +123,8 @@ class _ToolsMiddleware(BaseMiddleware):
         for rounds in range(self.max_rounds + 1):
             # The tools may depend on the Turn, and those of a source may have changed.
             toolbox = self.select(turn)
-            foreign = {str(tool.get("name")) for tool in request.tools} - set(toolbox)
+            offered_only = (*request.tools, *toolbox.offered)
+            foreign = {str(tool.get("name")) for tool in offered_only} - set(toolbox)
             offered = _offer_tools(request, toolbox)
             async with aclosing(self.inner.events(turn, offered)) as events:
                 async for event in events:

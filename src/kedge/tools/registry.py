@@ -57,32 +57,37 @@ class Toolbox(Mapping[str, AnyTool]):
     """A mapping of names to tools, in the order of the arguments; tools of sources come last.
 
     Args:
-        *tools: Tools, plain functions, which become tools with default options, other toolboxes, or
-            sources of tools.
+        *tools: Tools, plain functions, which become tools with default options, other toolboxes,
+            sources of tools, or definitions that are only offered, such as ``{"type": "web_search"}``.
 
     Raises:
         InvalidTool: Two tools have the same name, or a function cannot be a tool.
     """
 
-    __slots__ = ("_merged", "functions", "sources")
+    __slots__ = ("_merged", "functions", "offered", "sources")
 
-    def __init__(self, *tools: "AnyTool | Callable[..., Any] | Toolbox | ToolSource") -> None:
+    def __init__(self, *tools: "Entry") -> None:
         self.functions: dict[str, AnyTool] = {}
         """The tools of the program."""
         self.sources: tuple[ToolSource, ...] = ()
         """The sources whose current tools belong to this toolbox."""
+        self.offered: tuple[Mapping[str, Any], ...] = ()
+        """Definitions that a model may use and this toolbox does not run: those of the provider or the caller."""
         self._merged = _Merged()
         for entry in tools:
             self._add(entry)
 
-    def _add(self, entry: "AnyTool | Callable[..., Any] | Toolbox | ToolSource") -> None:
+    def _add(self, entry: "Entry") -> None:
         match entry:
             case Toolbox():
                 self.sources += entry.sources
+                self.offered += entry.offered
                 for each in entry.functions.values():
                     self._add(each)
             case ToolSource():
                 self.sources += (entry,)
+            case Mapping():
+                self.offered += (_check_definition(entry),)
             case _:
                 added = cast("AnyTool", entry if isinstance(entry, Tool) else tool(entry))
                 if added.name in self.functions:
@@ -141,16 +146,15 @@ class Toolbox(Mapping[str, AnyTool]):
         Args:
             edit: A function that is applied to the descriptions of tools from sources, which are external text.
         """
-        return [
+        tools = [
             each.definition()
             if edit is None or each.name in self.functions
             else edit_descriptions(each.definition(), edit)
             for each in self._tools.values()
         ]
+        return [*tools, *map(dict[str, Any], self.offered)]
 
-    def with_tools(
-        self, *tools: "AnyTool | Callable[..., Any] | Toolbox | ToolSource"
-    ) -> "Toolbox":
+    def with_tools(self, *tools: "Entry") -> "Toolbox":
         """Return a toolbox with these tools added."""
         return Toolbox(self, *tools)
 
@@ -169,10 +173,23 @@ class Toolbox(Mapping[str, AnyTool]):
             for source in self.sources
         )
         remaining = (each for each in self.functions.values() if each.name not in removed)
-        return Toolbox(*remaining, *sources)
+        return Toolbox(*remaining, *sources, *self.offered)
 
     def __repr__(self) -> str:
         return f"<Toolbox {', '.join(self._tools) or 'empty'}>"
+
+
+Entry = AnyTool | Callable[..., Any] | Toolbox | ToolSource | Mapping[str, Any]
+"""What a toolbox accepts."""
+
+
+def _check_definition(definition: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a definition of the Responses API, or raise ``InvalidTool``."""
+    if not isinstance(definition.get("type"), str):
+        name = str(definition.get("name") or "a definition")
+        problem = "it has no type; write {'type': 'function', 'name': …, 'parameters': …}"
+        raise InvalidTool(name, problem)
+    return definition
 
 
 def edit_descriptions(value: Any, edit: TextEdit) -> Any:
