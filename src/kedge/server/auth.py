@@ -6,6 +6,7 @@ responses of its namespace, within its limits; the server's own token gives acce
 
 import logging
 import math
+from itertools import chain
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -85,7 +86,7 @@ class ServerAuthMiddleware:
         await self._app(scope, receive, send)
 
     def _find_error(self, scope: Scope) -> ApiError | None:
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > self._header_bytes:
+        if sum(map(len, chain.from_iterable(scope["headers"]))) > self._header_bytes:
             return HEADERS_TOO_LARGE(most=self._header_bytes)
         policy = self._policy
         if not policy.allows_host(scope):

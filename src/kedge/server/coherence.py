@@ -257,7 +257,7 @@ def check_encrypted_content(new: Sequence[Item], decrypt: Callable[[str], Any]) 
 
 def resolve_references(new: Sequence[Item], lookup: ItemLookup) -> Sequence[Item]:
     """Replace references by the stored items, and reject the first that is not found."""
-    if not any(is_reference(item) for item in new):
+    if not any(map(is_reference, new)):
         return new
     return [_find_referenced(item["id"], lookup) if is_reference(item) else item for item in new]
 

@@ -33,6 +33,7 @@ from kedge.server.prompt_cache import (
 )
 from kedge.server.state import ServerState
 from kedge.server.storage.context import (
+    EMPTY_CONTEXT,
     Context,
     ContextItems,
     UnstoredResponses,
@@ -75,6 +76,10 @@ class History(NamedTuple):
     node: int | None = None
     conversation: str | None = None
     in_memory: bool = False
+
+
+EMPTY_HISTORY = History(EMPTY_CONTEXT)
+"""The history of a request that continues nothing."""
 
 
 class ModelInput(NamedTuple):
@@ -210,7 +215,7 @@ def find_history(
     """Return the context that a request continues."""
     check_exclusive(body)
     conversation, previous = body.get("conversation"), body.get("previous_response_id")
-    history = History(service.nodes.load_context(None))
+    history = EMPTY_HISTORY
     if conversation is not None:
         history = _find_conversation_history(
             service, conversation if isinstance(conversation, str) else conversation["id"]

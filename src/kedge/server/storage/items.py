@@ -7,6 +7,7 @@ newest compaction item.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from kedge.server.json_codec import Item, decode, encode
@@ -54,6 +55,8 @@ ItemExpander = Callable[[Sequence[Item]], Sequence[Item]]
 """Returns items as a model sees them, with a compaction item replaced by the items in it."""
 
 ItemCounter = Callable[[Sequence[Item]], int]
+
+_get_type = itemgetter("type")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +229,7 @@ class NodeRepository:
 
 def has_compaction(items: Sequence[Item]) -> bool:
     """Return whether there is a compaction among the items."""
-    return any(item["type"] == "compaction" for item in items)
+    return "compaction" in map(_get_type, items)
 
 
 def slice_from_compaction(items: Sequence[Item]) -> list[Any]:
