@@ -47,6 +47,7 @@ class Upstream:
                 Route("/v1/wait", self.wait, methods=methods),
                 Route("/v1/responses", self.wait, methods=methods),
                 Route("/v1/cut", self.cut),
+                Route("/v1/redirects/{status:int}", self.redirect_request, methods=methods),
                 Route("/{path:path}", self.echo, methods=methods),
                 WebSocketRoute("/v1/denied", self.deny),
                 WebSocketRoute("/v1/moved", self.redirect),
@@ -83,6 +84,10 @@ class Upstream:
     async def deny(self, socket: WebSocket) -> None:
         rejection = JSONResponse({"error": "no key"}, 401, {"retry-after": "7"})
         await socket.send_denial_response(rejection)
+
+    async def redirect_request(self, request: Request) -> Response:
+        target = request.query_params["to"].replace("UPSTREAM", self.url)
+        return Response(status_code=request.path_params["status"], headers={"location": target})
 
     async def redirect(self, socket: WebSocket) -> None:
         await socket.send_denial_response(RedirectResponse(f"{self.url}/v1/realtime"))
@@ -161,6 +166,29 @@ def test_a_path_cannot_leave_the_base_url(upstream: Upstream, proxy: str, path: 
     """A path outside of the upstream's base URL is rejected with status 400."""
     assert request(proxy, "GET", path) == 400
     assert upstream.seen == []
+
+
+@pytest.mark.parametrize(
+    ("status", "target", "location"),
+    [
+        (307, "UPSTREAM/v1/files?a=b", "/v1/files?a=b"),
+        (301, "../files", "/v1/files"),
+        (302, "/v1/files", "/v1/files"),
+        (302, "/login", None),
+        (307, "UPSTREAM/v10/files", None),
+        (307, "https://other.example/v1/files", None),
+        (308, "//other.example/v1/files", None),
+        (302, "http://[/v1", None),
+        (201, "https://other.example/v1/files", "https://other.example/v1/files"),
+    ],
+)
+def test_a_redirect_does_not_leave_the_proxy(
+    proxy: str, status: int, target: str, location: str | None
+) -> None:
+    """Clients send their request and their keys again to the address of a redirect."""
+    answer = httpx2.post(f"{proxy}/v1/redirects/{status}", params={"to": target})
+    assert answer.status_code == status
+    assert answer.headers.get("location") == location
 
 
 @pytest.mark.parametrize("method", ["DELETE", "PROPFIND", "TRACE"])

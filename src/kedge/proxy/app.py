@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import cache, lru_cache, partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import unquote
+from urllib.parse import unquote, urljoin
 
 from anyio import CancelScope, Event, create_task_group
 from starlette.applications import Starlette
@@ -283,6 +283,8 @@ class _Proxy:
         # An error whose body was examined is passed on decoded.
         decoded = {b"content-encoding", b"content-length"} if incoming.is_stream_consumed else ()
         headers = _filter_headers(incoming.headers.raw, decoded)
+        if incoming.is_redirect:
+            headers = self._localize_redirect(str(outgoing.url), headers)
         exchange = incoming.extensions.get(EXCHANGE)
         if isinstance(exchange, Exchange) and exchange.pending is None:
             headers.append((PLAN_HEADER, _format_plan(exchange).encode()))
@@ -298,6 +300,23 @@ class _Proxy:
             response.on_usage = partial(self._guard.count_tokens, caller)
         response.raw_headers = headers
         return response
+
+    def _localize_redirect(
+        self, url: str, headers: list[tuple[bytes, bytes]]
+    ) -> list[tuple[bytes, bytes]]:
+        """Return the headers of a redirect with a `Location` below the proxy, or without one.
+
+        A client that followed another one would send its request, with the token of the proxy and keys that
+        clients do not remove from redirected requests, to that server.
+        """
+        kept = [pair for pair in headers if pair[0] != b"location"]
+        for name, value in headers:
+            with suppress(ValueError):
+                target = urljoin(url, value.decode("latin-1"))
+                if name == b"location" and target.startswith(f"{self._upstream}/"):
+                    path = target.removeprefix(self._upstream)
+                    kept.append((name, f"/v1{path}".encode("latin-1")))
+        return kept
 
     async def _send(
         self, request: Request, outgoing: "httpx2.Request", body_read: Event
