@@ -20,6 +20,12 @@ from kedge.web.security import SESSION_KEY
 STATIC_DIR = files("kedge.web") / "static"
 Names = dict[str, Any]
 
+
+def _quote(value: object) -> str:
+    """Encode a value for a URL, also a slash, which may be a part of an id."""
+    return quote(str(value), safe="")
+
+
 _FILTERS = {
     "ago": text_format.format_age,
     "duration": text_format.format_duration,
@@ -30,9 +36,7 @@ _FILTERS = {
     "short_id": text_format.shorten_id,
     "size": text_format.format_size,
     "stamp": text_format.format_timestamp,
-    "urlencode": lambda value: quote(
-        str(value), safe=""
-    ),  # a slash, too: it may be a part of an id
+    "urlencode": _quote,
 }
 
 
