@@ -19,6 +19,35 @@ def test_an_image_is_read_from_a_path(tmp_path: Path) -> None:
     assert image("https://kedge.example/a.png").url == "https://kedge.example/a.png"
 
 
+@pytest.mark.parametrize(
+    ("content", "media_type"),
+    [
+        (b"\xff\xd8\xff\xe0", "image/jpeg"),
+        (b"GIF89a", "image/gif"),
+        (b"RIFF1234WEBP", "image/webp"),
+    ],
+)
+def test_content_determines_the_type_of_an_image(
+    content: bytes, media_type: str, tmp_path: Path
+) -> None:
+    """A known image format is declared as such, whatever the file is called; an explicit type is used."""
+    path = tmp_path / "photo.png"
+    path.write_bytes(content)
+    assert image(path) == image(content) == turns.image(content, media_type=media_type)
+    assert image(path, media_type="image/png") == turns.image(content)
+    assert image(content, media_type="image/png") == turns.image(content)
+
+
+def test_a_file_from_bytes_has_a_name() -> None:
+    """Bytes and data URLs have a default name, which OpenAI requires; a URL has none."""
+    assert file(b"%PDF-1").filename == "file.pdf"
+    assert file(b"a", media_type="text/plain").filename == "file.txt"
+    assert file("data:text/csv;base64,YQ==").filename == "file.csv"
+    assert file(b"a", media_type="application/x-unknown").filename == "file"
+    assert file(b"a", filename="a.pdf").filename == "a.pdf"
+    assert file("https://kedge.example/a.pdf").filename == ""
+
+
 def test_a_file_is_read_from_a_path_and_has_its_name(tmp_path: Path) -> None:
     """The file name is the default for the name of the part."""
     path = tmp_path / "notes.md"

@@ -5,13 +5,14 @@ a Turn never depends on the file system.
 """
 
 import mimetypes
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
 from kedge import turns
 from kedge.errors import InvalidTurn
 from kedge.turns import FilePart, ImagePart, OpaquePart
-from kedge.turns.parts import AUDIO_FORMATS, Detail
+from kedge.turns.parts import AUDIO_FORMATS, Detail, detect_media_type
 
 MAX_FILE_BYTES = 32 << 20
 """The default maximum size of a local file: the largest request that every provider accepts."""
@@ -31,8 +32,8 @@ def image(
 
     Args:
         source: The URL or data URL of the image, its bytes, or the ``Path`` of a local file.
-        media_type: The media type of bytes or of a file; by default ``image/png`` for bytes, and
-            determined by the name of a file.
+        media_type: The media type of bytes or of a file; by default that of its content if it is a PNG, JPEG, GIF
+            or WebP image, otherwise ``image/png`` for bytes, and determined by the name of a file.
         detail: The resolution at which the model sees it.
         max_bytes: The maximum size of a local file.
 
@@ -47,10 +48,14 @@ def image(
         >>> user(["What is this?", image(Path("cat.png"))])
     """
     if isinstance(source, PathLike):
-        media_type = media_type or _guess_media_type(source)
-        if not media_type.startswith("image/"):
-            raise InvalidTurn(f"{source} is of type {media_type}; use kedge.file, or media_type=")
-        source = _read_file(source, max_bytes)
+        named_type = media_type or _guess_media_type(source)
+        if not named_type.startswith("image/"):
+            raise InvalidTurn(f"{source} is of type {named_type}; use kedge.file, or media_type=")
+        content = _read_file(source, max_bytes)
+        media_type = media_type or _detect_image_type(content) or named_type
+        source = content
+    elif isinstance(source, bytes):
+        media_type = media_type or _detect_image_type(source)
     return turns.image(source, media_type=media_type or "image/png", detail=detail)
 
 
@@ -65,7 +70,8 @@ def file(
 
     Args:
         source: The URL or data URL of the file, its bytes, or the ``Path`` of a local file.
-        filename: The name of the file; by default the name of a local file.
+        filename: The name of the file; by default the name of a local file, or ``file`` with the extension of the
+            type of bytes or of a data URL.
         media_type: The media type of bytes or of a file; by default ``application/pdf`` for bytes, and
             determined by the name of a file.
         max_bytes: The maximum size of a local file.
@@ -84,7 +90,8 @@ def file(
         filename = filename or Path(source).name
         media_type = media_type or _guess_media_type(source)
         source = _read_file(source, max_bytes)
-    return turns.file(source, filename=filename, media_type=media_type or "application/pdf")
+    part = turns.file(source, filename=filename, media_type=media_type or "application/pdf")
+    return replace(part, filename=_default_filename(part.data)) if _needs_name(part) else part
 
 
 def audio(
@@ -114,6 +121,24 @@ def audio(
             raise InvalidTurn(f"{source} is of type {media_type}; convert it to WAV or MP3")
         source = _read_file(source, max_bytes)
     return turns.audio(source, media_type=media_type or "audio/wav")
+
+
+def _needs_name(part: FilePart) -> bool:
+    """Return whether OpenAI would reject the part: content needs a name, a URL does not."""
+    return bool(part.data) and not part.filename
+
+
+def _default_filename(data: str) -> str:
+    """Return a name for the content of a data URL, by its type."""
+    media_type = data.removeprefix("data:").partition(",")[0].partition(";")[0]
+    # The built-in table, so that the name does not depend on the machine.
+    return f"file{mimetypes.MimeTypes().guess_extension(media_type) or ''}"
+
+
+def _detect_image_type(content: bytes) -> str:
+    """Return the type of an image by its content: Anthropic rejects an image with another type than declared."""
+    media_type = detect_media_type(content)
+    return media_type if media_type.startswith("image/") else ""
 
 
 def _guess_media_type(path: LocalPath) -> str:

@@ -16,10 +16,10 @@ from kedge.errors import KedgeError, ToolFailed
 from kedge.observe import get_logger
 from kedge.text_format import sanitize_text
 from kedge.tools import AnyTool, tool
-from kedge.tools.output import detect_media_type
 from kedge.tools.registry import edit_descriptions
 from kedge.tools.tool import MAX_NAME_CHARS
 from kedge.turns import Part, TextPart, image
+from kedge.turns.parts import detect_media_type
 
 log = get_logger("kedge.mcp")
 

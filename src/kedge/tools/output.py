@@ -26,6 +26,7 @@ from kedge.turns import (
     file,
     image,
 )
+from kedge.turns.parts import detect_media_type
 
 MAX_MESSAGE_CHARS = 2_000
 REDACTED = "[redacted]"
@@ -112,14 +113,6 @@ MAX_ATTACHMENT = 20_000_000
 """Maximum characters of an image or a file in its data URL."""
 PART_TYPES = (TextPart, RefusalPart, ImagePart, FilePart, OpaquePart)
 
-# The first bytes of image formats that models accept.
-IMAGE_SIGNATURES: tuple[tuple[bytes, str], ...] = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF87a", "image/gif"),
-    (b"GIF89a", "image/gif"),
-)
-
 
 def to_parts(value: object) -> tuple[Part, ...]:
     """Return the parts for a returned value."""
@@ -195,15 +188,6 @@ def _bytes_to_part(content: bytes) -> Part:
         return TextPart(content.decode())
     except UnicodeDecodeError:
         return TextPart(f"[{len(content):,} bytes, neither text nor an image]")
-
-
-def detect_media_type(content: bytes) -> str:
-    """Return the type of an image or a PDF by its first bytes, or nothing."""
-    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
-        return "image/webp"
-    if content.startswith(b"%PDF-"):
-        return "application/pdf"
-    return next((kind for start, kind in IMAGE_SIGNATURES if content.startswith(start)), "")
 
 
 def _to_json(value: Any) -> str:

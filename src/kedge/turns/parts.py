@@ -16,6 +16,14 @@ from kedge.turns.immutable import check_text_field, freeze_extra, immutable, set
 
 Detail = Literal["auto", "low", "high", "original"]
 
+# The first bytes of image formats that models accept.
+IMAGE_SIGNATURES: tuple[tuple[bytes, str], ...] = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+)
+
 
 def _format_part(part: "Part") -> str:
     from kedge.turns.text_format import format_part  # imports this module
@@ -280,6 +288,15 @@ def shorten_url(url: str) -> str:
 def data_url(content: bytes, media_type: str) -> str:
     """Return a data URL of these bytes."""
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+
+
+def detect_media_type(content: bytes) -> str:
+    """Return the type of an image or a PDF by its first bytes, or nothing."""
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        return "image/webp"
+    if content.startswith(b"%PDF-"):
+        return "application/pdf"
+    return next((kind for start, kind in IMAGE_SIGNATURES if content.startswith(start)), "")
 
 
 def check_parts(parts: Iterable[P], allowed: tuple[type[P], ...], subject: str) -> tuple[P, ...]:
