@@ -10,11 +10,20 @@ import pytest
 from openai import AsyncOpenAI
 
 import kedge.testing
-from kedge.errors import CannotServe
+from kedge.errors import CannotServe, InvalidScript, InvalidSetting
 from kedge.server.settings import Settings
 from kedge.testing import TestServer, serve
 
 TIMEOUT = 300.0
+
+
+class SilentModel:
+    """A model that is never asked."""
+
+    name, window, grace = "silent", 1000, 0.0
+
+    async def aclose(self) -> None:
+        """Do nothing."""
 
 
 def create_response(server: TestServer, **body: Any) -> dict[str, Any]:
@@ -57,6 +66,27 @@ async def test_it_can_be_used_in_async_tests(kedge_server: TestServer) -> None:
     ) as client:
         answer = await client.responses.create(model="practice", input="hello")
         assert answer.status == "completed"
+
+
+def test_a_test_can_set_fixed_answers(kedge_server: TestServer) -> None:
+    """Answers apply to the next requests, in order of their conditions, until they are removed."""
+    kedge_server.set_answers({"when": "weather", "say": "Sunny."}, {"say": "Pardon?"})
+    said = [create_response(kedge_server, input=text) for text in ("The weather?", "hello")]
+    assert [each["output"][0]["content"][0]["text"] for each in said] == ["Sunny.", "Pardon?"]
+    kedge_server.set_answers()
+    answer = create_response(kedge_server, input="What is 2+3?")
+    assert answer["output"][0]["content"][0]["text"] == "2+3 = 5."
+    with pytest.raises(InvalidScript, match=r"answers\[0\]"):
+        kedge_server.set_answers({"wen": "weather", "say": "Sunny."})
+
+
+def test_answers_need_the_practice_model() -> None:
+    """A server with another model has no fixed answers, and says so."""
+    with (
+        serve(model=SilentModel()) as server,
+        pytest.raises(InvalidSetting, match="needs the practice model"),
+    ):
+        server.set_answers({"say": "Hello"})
 
 
 def test_several_servers_can_run_at_once() -> None:

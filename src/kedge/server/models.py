@@ -173,9 +173,12 @@ class PracticeModel:
         self.window = window
         self.grace = 0.0
         self.pace = pace
-        self._answer: Callable[[PracticeRequest], PracticeOutput] = (
-            script.answer if script else answer
-        )
+        self._answer: Callable[[PracticeRequest], PracticeOutput] = answer
+        self.set_script(script)
+
+    def set_script(self, script: Script | None) -> None:
+        """Replace the script; without one the practice model answers."""
+        self._answer = script.answer if script else answer
 
     async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
         """Write the practice model's answer, in paced chunks if it is streamed or in the background."""

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["NetworkForbidden", "TestServer", "forbid_network", "serve"]
 
+if not TYPE_CHECKING:  # a type checker would accept every name
 
-def __getattr__(name: str) -> Any:
-    """Import the server on first use: pytest imports this package in every run."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from kedge.testing import server
+    def __getattr__(name: str) -> Any:
+        """Import the server on first use: pytest imports this package in every run."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from kedge.testing import server
 
-    return getattr(server, name)
+        return getattr(server, name)

@@ -1,12 +1,15 @@
 """Run a real server in a thread and record its requests."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kedge.errors import InvalidSetting
+from kedge.practice.script import Script
 from kedge.server.faults import Faults
+from kedge.server.models import PracticeModel
 from kedge.server.settings import Limits, Settings
 from kedge.server.thread_server import ServerThread
 
@@ -65,6 +68,21 @@ class TestServer(ServerThread):
     def running(self) -> int:
         """The number of responses in progress."""
         return self.call(lambda service: len(service.running))
+
+    def set_answers(self, *answers: Mapping[str, Any]) -> None:
+        """Set fixed answers; the practice model answers where none applies, and after a call without answers.
+
+        Args:
+            *answers: Entries of a script: ``{"when": "weather", "say": "Sunny."}``.
+
+        Raises:
+            InvalidScript: An entry is invalid.
+            InvalidSetting: The server has another model than the practice model.
+        """
+        model = self.settings.model
+        if not isinstance(model, PracticeModel):
+            raise InvalidSetting("set_answers needs the practice model; remove model= from serve")
+        model.set_script(Script.from_data({"answers": list(answers)}) if answers else None)
 
     def forget(self) -> None:
         """Delete every stored response, to simulate a server that lost its data."""
