@@ -117,8 +117,8 @@ def extract_text(content: object) -> str:
         case str():
             return content
         case list() | tuple():
-            texts = (extract_text(part) for part in cast("Sequence[object]", content))
-            return " ".join(text for text in texts if text)
+            texts = map(extract_text, cast("Sequence[object]", content))
+            return " ".join(filter(None, texts))
         case dict():
             return _part_text(cast("dict[str, Any]", content))
         case _:
@@ -156,7 +156,7 @@ class CountedItems(Sequence[Item]):
 
 def message_count(items: Sequence[Item]) -> int:
     """Return the number of messages."""
-    if not isinstance(items, list | tuple) and isinstance(items, CountedItems):
+    if not isinstance(items, (list, tuple)) and isinstance(items, CountedItems):
         return items.message_count
     return [item.get("type", "message") for item in items].count("message")
 
