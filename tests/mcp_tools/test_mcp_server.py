@@ -262,7 +262,7 @@ def test_command_offers_tools_allowed_by_options(
         async with Client(server) as client:
             served.append([each.name for each in (await client.list_tools()).tools])
 
-    async def serve_http(app: Any, listener: Any) -> None:
+    async def serve_http(app: Any, listener: Any, **_: Any) -> None:
         served.append(listener.getsockname()[0])
 
     monkeypatch.setattr("kedge.mcp.server.serve_stdio", serve)

@@ -51,10 +51,9 @@ def add(
     user: str | None,
     admin: bool,
     scopes: tuple[str, ...],
-    requests_per_minute: int | None,
-    tokens_per_minute: int | None,
     store: str,
     as_json: bool,
+    **limits: int | None,
 ) -> None:
     """Add a token with NAME and print it. It is not stored, so it cannot be printed again."""
     if admin and user is not None:
@@ -66,11 +65,7 @@ def add(
         from kedge.store import TokenRegistry
 
         return await TokenRegistry(opened).add(
-            name,
-            user="" if admin else user,
-            scopes=scopes or DEFAULT_SCOPES,
-            requests_per_minute=requests_per_minute,
-            tokens_per_minute=tokens_per_minute,
+            name, user="" if admin else user, scopes=scopes or DEFAULT_SCOPES, **limits
         )
 
     token, secret = run_with_store(work, address=store, make=True)

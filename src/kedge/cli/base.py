@@ -328,7 +328,7 @@ def _set_verbose(ctx: click.Context, _: click.Parameter, value: int) -> int:
     return value
 
 
-def setting_option(name: str, parameter: str = "", **attributes: Any) -> Callable[[F], F]:
+def setting_option(name: str, **attributes: Any) -> Callable[[F], F]:
     """Return an option for a setting, with the environment, the file and the default as fallbacks."""
     known = SETTINGS[name]
 
@@ -346,7 +346,7 @@ def setting_option(name: str, parameter: str = "", **attributes: Any) -> Callabl
     flags = (f"{known.flag}/--no-{known.flag[2:]}",) if known.kind == "switch" else (known.flag,)
     return click.option(
         *flags,
-        parameter or known.key,
+        known.key,
         default=None,
         type=_param_type(known),
         callback=find,

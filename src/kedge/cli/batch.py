@@ -4,6 +4,7 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
+from typing import Any
 
 import anyio
 import click
@@ -62,17 +63,12 @@ def command(
     *,
     prompts: str,
     out: str,
-    model: str,
     store: str,
-    name: str,
-    concurrency: int,
-    requests_per_minute: int,
-    tokens_per_minute: int,
-    attempts: int,
     runner: str,
     workers: int,
     mcp_servers: tuple[str, ...],
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Run the prompts of a JSONL file and append a result for each line to --out.
 
@@ -85,25 +81,14 @@ def command(
     async def work(watch: ProgressCallback | None) -> Summary:
         async with AsyncExitStack() as stack:
             boxes = await open_mcp_servers(mcp_servers, stack)
-            return await run_lines(_create_runner(runner, workers, boxes), watch)
+            lines = _create_runner(runner, workers, boxes)
+            return await run_batch(
+                prompts, out, store_url=url, runner=lines, watch=watch, **options
+            )
 
-    async def run_lines(batch_runner: Runner, watch: ProgressCallback | None) -> Summary:
-        return await run_batch(
-            prompts,
-            out,
-            store_url=store_url(store),
-            model=model,
-            name=name,
-            runner=batch_runner,
-            concurrency=concurrency,
-            requests_per_minute=requests_per_minute,
-            tokens_per_minute=tokens_per_minute,
-            attempts=attempts,
-            watch=watch,
-        )
-
+    url = store_url(store)
     try:
-        with store_practice_responses(store_url(store)), _show_progress() as watch:
+        with store_practice_responses(url), _show_progress() as watch:
             summary = anyio.run(work, watch)
     except KeyboardInterrupt:
         click.echo("Interrupted. Run the same command again to continue.", err=True)

@@ -4,6 +4,8 @@ Answers are streamed. After each turn one line shows the mode, the anchor, and h
 with a full request. On a terminal, and with ``--conversation``, the conversation is stored and can be continued.
 """
 
+from typing import Any
+
 import click
 
 from kedge.cli.base import SOURCES_KEY, setting_option
@@ -27,10 +29,10 @@ from kedge.cli.store_options import DurationParam, complete_names, store_option
     help="Let the conversation expire this long after its last change, such as 30d.",
 )
 @click.option("--no-save", is_flag=True, help="Do not store a chat without a name.")
-@setting_option("system", "system_text")
+@setting_option("system")
 @click.option(
     "--tool",
-    "tool_paths",
+    "tools",
     multiple=True,
     metavar="MODULE:FUNCTION",
     help="Offer a function as a tool. Repeatable.",
@@ -47,42 +49,15 @@ from kedge.cli.store_options import DurationParam, complete_names, store_option
 @setting_option("trace")
 @store_option
 @click.pass_context
-def command(
-    ctx: click.Context,
-    model: str,
-    conversation: str | None,
-    ttl: float | None,
-    no_save: bool,
-    system_text: str,
-    tool_paths: tuple[str, ...],
-    mcp_servers: tuple[str, ...],
-    schema_file: str | None,
-    approve: bool,
-    mode: str,
-    trace: bool,
-    store: str,
-    as_json: bool,
-) -> None:
+def command(ctx: click.Context, conversation: str | None, no_save: bool, **options: Any) -> None:
     """Chat with a model. Type /help in the chat for its commands."""
     from kedge.cli.chat_session import ChatOptions, run_chat
 
     if conversation is not None and not conversation.strip():
         raise click.BadParameter("the name is empty; give one, or omit the option", param_hint="-c")
+    is_model_given = ctx.meta[SOURCES_KEY]["model"] == "flag"
     run_chat(
         ChatOptions(
-            model=model,
-            is_model_given=ctx.meta[SOURCES_KEY]["model"] == "flag",
-            name=conversation or "",
-            ttl=ttl,
-            store=store,
-            system=system_text,
-            tools=tool_paths,
-            mcp=mcp_servers,
-            schema_file=schema_file or "",
-            approve=approve,
-            mode=mode,
-            trace=trace,
-            as_json=as_json,
-            save=not no_save,
+            **options, is_model_given=is_model_given, name=conversation or "", save=not no_save
         )
     )

@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import click
 from rich.console import Console
@@ -28,45 +28,6 @@ from kedge.planning import RequestPlan
 from kedge.text_format import HEALING_TEXTS, format_size, pluralize, sanitize_text, shorten_id
 
 MAX_RESULT_CHARS = 60
-
-
-class ChatOutput(Protocol):
-    """Shows the events of a turn and its result."""
-
-    def show_event(self, event: Event) -> None:
-        """Show an event."""
-        ...
-
-    def stop(self) -> None:
-        """Finish drawing."""
-        ...
-
-    def show_end(self, status: str, report: dict[str, Any]) -> None:
-        """Show the result of a turn."""
-        ...
-
-    def show_output(self, command: str, text: str) -> None:
-        """Show the output of a slash command."""
-        ...
-
-    def show_error(self, error: KedgeError) -> None:
-        """Show an error."""
-        ...
-
-    def show_interrupt(self, message: str) -> None:
-        """Show that the user interrupted the answer."""
-        ...
-
-
-def create_output(*, as_json: bool, is_typed: bool = False) -> ChatOutput:
-    """Return the output for scripts, for typed answers, for a terminal or for a pipe."""
-    if as_json:
-        return JsonOutput()
-    if is_typed:
-        return ValueOutput()
-    if sys.stdout.isatty():
-        return MarkdownOutput()
-    return TextOutput()
 
 
 class TextOutput:
@@ -323,3 +284,18 @@ class MarkdownOutput(TextOutput):
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+ChatOutput = TextOutput | JsonOutput
+"""Shows the events of a turn and its result."""
+
+
+def create_output(*, as_json: bool, is_typed: bool = False) -> ChatOutput:
+    """Return the output for scripts, for typed answers, for a terminal or for a pipe."""
+    if as_json:
+        return JsonOutput()
+    if is_typed:
+        return ValueOutput()
+    if sys.stdout.isatty():
+        return MarkdownOutput()
+    return TextOutput()

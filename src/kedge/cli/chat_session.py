@@ -59,8 +59,8 @@ class ChatOptions:
     store: str = ""
     system: str = ""
     tools: tuple[str, ...] = ()
-    mcp: tuple[str, ...] = ()
-    schema_file: str = ""
+    mcp_servers: tuple[str, ...] = ()
+    schema_file: str | None = None
     approve: bool = False
     mode: str = ""
     trace: bool = False
@@ -121,7 +121,7 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
     if options.trace and not options.as_json and not _has_exporter():
         click.echo(wrap_text(NO_EXPORTER_MESSAGE, err=True), err=True)
     functions = [load_tool(path) for path in options.tools]
-    boxes = await open_mcp_servers(options.mcp, stack)
+    boxes = await open_mcp_servers(options.mcp_servers, stack)
     settings: dict[str, Any] = {
         "tools": [*functions, *boxes] or chat_tools.DEFAULT_TOOLS,
         "approve": ask_approval if options.approve else None,
@@ -249,16 +249,13 @@ class ChatSession:
             self.output.stop()
             self.output.show_error(error)
             if isinstance(error, HeadConflict):
-                runner.run(self._refresh())
+                runner.run(self.conversation.refresh())
 
     async def aclose(self) -> None:
         """Close the engine; a conversation in which nothing was sent is not stored."""
         await self.conversation.aclose()
         if self.is_saved and self.is_new and len(await self.conversation.tree()) == 1:
             await self.conversation.delete()
-
-    async def _refresh(self) -> None:
-        await self.conversation.refresh()
 
     async def _send(self, line: str) -> None:
         await self._show_turn(self.conversation.stream(line, **self.send_options))

@@ -78,10 +78,6 @@ class Check:
     found: str
     advice: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the check as JSON values."""
-        return asdict(self)
-
 
 def check_versions() -> Iterator[Check]:
     """Check the versions of Python, Kedge and its dependencies."""
@@ -454,7 +450,7 @@ def command(online: bool, timeout: float | None, as_json: bool) -> None:
         checks += check_providers(os.environ, config["model"], timeout or config["timeout"])
     wrong = [check for check in checks if check.state == "wrong"]
     if as_json:
-        echo_json({"ok": not wrong, "checks": [check.to_json() for check in checks]})
+        echo_json({"ok": not wrong, "checks": [asdict(check) for check in checks]})
     else:
         _print_checks(checks)
         _print_summary(wrong, online)

@@ -223,7 +223,7 @@ def command(
     saved. Nothing is sent.
     """
 
-    async def work(opened: "Store") -> "Inspection":
+    async def work(opened: Store) -> Inspection:
         row = await find_conversation(opened, conversation)
         node = await find_node(opened, row, at)
         return await inspect_conversation(opened, row, node.id, resolve_model(row, model), text)
@@ -241,9 +241,7 @@ def command(
     echo(dim(wrap_text(_format_savings(found))))
 
 
-def _print_blocks(found: "Inspection") -> None:
-    from kedge.turns.text_format import describe
-
+def _print_blocks(found: Inspection) -> None:
     rows: list[tuple[Any, ...]] = []
     for number, (block, tokens) in enumerate(zip(found.turn.blocks, found.tokens, strict=True)):
         mark = "→" if block.id in found.sent_ids else "·"
@@ -265,7 +263,7 @@ def _print_blocks(found: "Inspection") -> None:
     print_table(("block", "kind", "origin", "tokens", "response", "content"), rows)
 
 
-def _format_savings(found: "Inspection") -> str:
+def _format_savings(found: Inspection) -> str:
     plan = found.plan
     saved = plan.full_bytes - plan.delta_bytes
     size = found.last_request_bytes

@@ -16,7 +16,7 @@ from kedge.cli.store_options import (
 from kedge.text_format import pluralize, sanitize_text
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from kedge.store import ConversationRow, Node, Store
 
@@ -80,33 +80,19 @@ def archive_command(conversation: str, restore: bool, store: str, as_json: bool)
     _print_row(row, "restored" if restore else "archived", as_json=as_json)
 
 
-def _move_head(
-    name: str, store: str, find: "Callable[[Store, ConversationRow], Awaitable[Node]]"
-) -> "tuple[ConversationRow, Node]":
+def _move_head(name: str, store: str, *, back: bool, as_json: bool) -> None:
     async def work(opened: "Store") -> "tuple[ConversationRow, Node]":
+        from kedge.conversation.navigation import find_redo_target, find_undo_target
+
         row = await find_conversation(opened, name)
-        node = await find(opened, row)
+        find = find_undo_target if back else find_redo_target
+        node = await find(opened, row, row.head)
         await opened.move_head(row, node, head=row.head)
         return await opened.conversation(row.id), node
 
-    return run_with_store(work, address=store)
-
-
-async def _find_undo(store: "Store", row: "ConversationRow") -> "Node":
-    from kedge.conversation.navigation import find_undo_target
-
-    return await find_undo_target(store, row, row.head)
-
-
-async def _find_redo(store: "Store", row: "ConversationRow") -> "Node":
-    from kedge.conversation.navigation import find_redo_target
-
-    return await find_redo_target(store, row, row.head)
-
-
-def _print_position(row: "ConversationRow", node: "Node", verb: str, *, as_json: bool) -> None:
-    text = f"{verb} node {node.id}, {pluralize(node.length, 'block')}"
-    _print_row(row, text, as_json=as_json)
+    row, node = run_with_store(work, address=store)
+    position = f"node {node.id}, {pluralize(node.length, 'block')}"
+    _print_row(row, f"{'back' if back else 'forward'} at {position}", as_json=as_json)
 
 
 @kedge_command("undo", short_help="Go back to before the last message.")
@@ -114,8 +100,7 @@ def _print_position(row: "ConversationRow", node: "Node", verb: str, *, as_json:
 @store_option
 def undo_command(conversation: str, store: str, as_json: bool) -> None:
     """Go back to before the last message or edit of CONVERSATION; it remains in the tree."""
-    row, node = _move_head(conversation, store, _find_undo)
-    _print_position(row, node, "back at", as_json=as_json)
+    _move_head(conversation, store, back=True, as_json=as_json)
 
 
 @kedge_command("redo", short_help="Go forward again to what was undone.")
@@ -123,8 +108,7 @@ def undo_command(conversation: str, store: str, as_json: bool) -> None:
 @store_option
 def redo_command(conversation: str, store: str, as_json: bool) -> None:
     """Go forward to the newest message below the head of CONVERSATION, with its answer."""
-    row, node = _move_head(conversation, store, _find_redo)
-    _print_position(row, node, "forward at", as_json=as_json)
+    _move_head(conversation, store, back=False, as_json=as_json)
 
 
 @kedge_command("fork", short_help="Continue from any position as a new conversation.")

@@ -10,13 +10,11 @@ import click
 
 from kedge.cli.base import SOURCES_KEY, setting_option
 from kedge.cli.base import command as kedge_command
-from kedge.cli.serve import is_loopback
+from kedge.cli.serve import bound_url, is_loopback, run_uvicorn
 from kedge.cli.store_options import resolve_model, store_option, use_store
 from kedge.mcp import require_mcp
 
 if TYPE_CHECKING:
-    import socket
-
     from mcp.server.lowlevel import Server
 
     from kedge.server.access import AccessPolicy
@@ -78,24 +76,8 @@ async def _serve_http(
     from kedge.server.uvicorn_server import bind
 
     with bind(host, port) as listener:
-        address, bound = listener.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
-        url = f"http://{shown}:{bound}/mcp"
+        url = f"{bound_url(listener)}/mcp"
         click.echo(json.dumps({"url": url}) if as_json else f"Serving {url}")
         sys.stdout.flush()
-        await run_uvicorn(create_http_app(server, policy), listener)
-
-
-async def run_uvicorn(app: Any, listener: "socket.socket") -> None:
-    """Serve an app on a bound socket until the process is interrupted."""
-    import uvicorn
-
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        lifespan="on",
-        timeout_graceful_shutdown=2,
-    )
-    await uvicorn.Server(config).serve(sockets=[listener])
+        app = create_http_app(server, policy)
+        await run_uvicorn(app, listener, lifespan="on", timeout_graceful_shutdown=2)

@@ -4,13 +4,13 @@ import asyncio
 import gc
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import setting_option
-from kedge.cli.serve import is_loopback
+from kedge.cli.serve import bound_url, is_loopback, run_uvicorn
 from kedge.config import data_dir, mask_url, store_url
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ def command(
         requires_token=requires_token,
     )
     with bind(host, port) as listener:
-        address, bound = listener.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
-        base_url = f"http://{shown}:{bound}/v1"
+        base_url = f"{bound_url(listener)}/v1"
         facts = {"base_url": base_url, "upstream": mask_url(upstream)}
         line = f"Forwarding {base_url} to {facts['upstream']}"
         click.echo(json.dumps(facts) if as_json else line)
@@ -84,23 +82,10 @@ def command(
         # Objects created at startup live as long as the process: exclude them from garbage collection.
         gc.collect()
         gc.freeze()
-        asyncio.run(_serve(app, listener))
+        # The date of the upstream server is forwarded.
+        asyncio.run(run_uvicorn(app, listener, date_header=False, ws="websockets-sansio"))
     if store is not None:
         store.database.close()
-
-
-async def _serve(app: Any, listener: Any) -> None:
-    import uvicorn
-
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,  # the header of the upstream server is forwarded
-        ws="websockets-sansio",
-    )
-    await uvicorn.Server(config).serve(sockets=[listener])
 
 
 def _has_tokens(store: "Store | None") -> bool:

@@ -134,11 +134,6 @@ def _workflow_options(function: F) -> F:
 def refine(
     *,
     file: str | None,
-    resume: str,
-    name: str,
-    store: str,
-    mcp_servers: tuple[str, ...],
-    as_json: bool,
     model: str | None,
     task: str | None,
     rounds: int | None,
@@ -146,11 +141,12 @@ def refine(
     schema: str | None,
     rubric: str | None,
     judge_model: str | None,
+    **options: Any,
 ) -> None:
     """Ask a model, judge its answer, and ask again with the critique until it passes."""
     judge = _drop_none(function=function, schema=schema, rubric=rubric, model=judge_model)
     spec = _build_spec(file, model=model, task=task, rounds=rounds, judge=judge or None)
-    _run_workflow("refine", spec, resume, name, store, mcp_servers, as_json=as_json)
+    _run_workflow("refine", spec, **options)
 
 
 @kedge_command("debate", short_help="Let models debate, and a judge decide.")
@@ -166,11 +162,6 @@ def refine(
 def debate(
     *,
     file: str | None,
-    resume: str,
-    name: str,
-    store: str,
-    mcp_servers: tuple[str, ...],
-    as_json: bool,
     model: str | None,
     question: str | None,
     rounds: int | None,
@@ -178,6 +169,7 @@ def debate(
     function: str | None,
     rubric: str | None,
     judge_model: str | None,
+    **options: Any,
 ) -> None:
     """Let two or more models debate, each in its own conversation, until a judge decides."""
     judge = _drop_none(function=function, rubric=rubric, model=judge_model)
@@ -190,7 +182,7 @@ def debate(
         sides=tables or None,
         judge=judge or None,
     )
-    _run_workflow("debate", spec, resume, name, store, mcp_servers, as_json=as_json)
+    _run_workflow("debate", spec, **options)
 
 
 @kedge_command("steps", short_help="Run prompts one after another.")
@@ -205,20 +197,16 @@ def debate(
 def steps(
     *,
     file: str | None,
-    resume: str,
-    name: str,
-    store: str,
-    mcp_servers: tuple[str, ...],
-    as_json: bool,
     model: str | None,
     inputs: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Run a pipeline of prompts in one conversation; prompts can use earlier results."""
     spec = _build_spec(file, model=model)
     if inputs:
         parsed = dict(_parse_input(each) for each in inputs)
         spec["inputs"] = {**spec.get("inputs", {}), **parsed}
-    _run_workflow("steps", spec, resume, name, store, mcp_servers, as_json=as_json)
+    _run_workflow("steps", spec, **options)
 
 
 for each in (refine, debate, steps):
@@ -277,11 +265,11 @@ def _as_table(value: object) -> dict[str, Any]:
 def _run_workflow(
     kind: WorkflowKind,
     spec: WorkflowSpec,
+    *,
     resume: str,
     name: str,
     store: str,
     mcp_servers: tuple[str, ...],
-    *,
     as_json: bool,
 ) -> None:
     if resume and (name or spec):
@@ -328,18 +316,15 @@ def _run_workflow(
 
 def _result_to_json(result: WorkflowResult) -> dict[str, Any]:
     if isinstance(result, StepsResult):
-        values = {each.name: to_json_value(each.value) for each in result.steps}
-        usage = asdict(result.usage)
-        steps = [
-            {"name": each.name, "question": each.question, "answer": each.answer}
-            for each in result.steps
-        ]
         return {
             "workflow": result.workflow,
             "conversation": result.conversation,
-            "results": values,
-            "steps": steps,
-            "usage": usage,
+            "results": {each.name: to_json_value(each.value) for each in result.steps},
+            "steps": [
+                {"name": each.name, "question": each.question, "answer": each.answer}
+                for each in result.steps
+            ],
+            "usage": asdict(result.usage),
         }
     return asdict(result)
 

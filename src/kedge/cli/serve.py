@@ -183,9 +183,7 @@ def run(
     from kedge.tokens import count_text
 
     with bind(host, port) as listener:
-        address, bound = listener.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
-        url = f"http://{shown}:{bound}"
+        url = bound_url(listener)
 
         def announce() -> None:
             # The vocabulary is slow to load: load it before the first request.
@@ -248,9 +246,21 @@ async def _open_tokens(tokens: _TokenSettings) -> "AsyncGenerator[TokenRegistry 
         yield TokenRegistry(store, required=tokens.required)
 
 
+def bound_url(listener: "socket.socket") -> str:
+    """Return the address to which a listener is bound."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def local_url(listener: "socket.socket") -> str:
     """Return the address of the listener for clients on this machine."""
-    address, port = listener.getsockname()[:2]
-    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - only compared
-    host = str(everywhere.get(address) or address)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    url = bound_url(listener)
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
+async def run_uvicorn(app: Any, listener: "socket.socket", **options: Any) -> None:
+    """Serve an app on a bound socket until the process is interrupted."""
+    import uvicorn
+
+    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, **options)
+    await uvicorn.Server(config).serve(sockets=[listener])

@@ -15,7 +15,7 @@ import click
 
 from kedge.cli.base import get_config, setting_option
 from kedge.cli.confirmations import model_references, remember, require_confirmed
-from kedge.config import mask_url, practice_file, store_file, store_url
+from kedge.config import load_config, mask_url, practice_file, store_file, store_url
 from kedge.errors import KedgeError, NotInStore
 
 if TYPE_CHECKING:
@@ -124,18 +124,12 @@ def complete_names(_: click.Context, __: click.Parameter, incomplete: str) -> li
     """Return titles and ids as completions; none if the store cannot be read."""
     try:
         rows = run_with_store(
-            lambda store: store.conversations(limit=MAX_COMPLETIONS), address=_configured_store()
+            lambda store: store.conversations(limit=MAX_COMPLETIONS), address=load_config()["store"]
         )
     except KedgeError:
         return []
     names = [name for row in rows for name in (row.title, row.id) if name]
     return [name for name in names if name.startswith(incomplete) and " " not in name]
-
-
-def _configured_store() -> str:
-    from kedge.config import load_config
-
-    return load_config()["store"]
 
 
 def conversation_argument(function: F) -> F:
