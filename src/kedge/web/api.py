@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import AsyncGenerator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib.metadata import version
 from typing import Any
 
@@ -131,28 +131,9 @@ async def undo_deletion(call: ApiCall) -> BaseModel:
 async def search_messages(call: ApiCall) -> BaseModel:
     """Search the text of all messages, forks included."""
     query: schemas.SearchQuery = call.query
-    hits = await call.service.store.search(
-        query.q,
-        role=query.role,
-        tag=query.tag,
-        since=query.since,
-        until=query.until,
-        order=query.order,
-        limit=query.limit,
-        offset=query.offset,
-    )
+    hits = await call.service.store.search(query.q, **query.model_dump(exclude={"q"}))
     data = [
-        schemas.HitShape(
-            conversation=hit.conversation,
-            node=hit.node,
-            block_id=hit.block_id,
-            kind=hit.kind,
-            excerpt=hit.excerpt,
-            matches=find_matches(hit.excerpt, query.q),
-            created_at=hit.created_at,
-            score=hit.score,
-        )
-        for hit in hits
+        schemas.HitShape(**asdict(hit), matches=find_matches(hit.excerpt, query.q)) for hit in hits
     ]
     return schemas.SearchPage(data=data, limit=query.limit, offset=query.offset)
 
@@ -300,7 +281,7 @@ async def read_plan(call: ApiCall) -> BaseModel:
         delta_bytes=row.sent_bytes,
         full_bytes=row.sent_bytes + row.saved_bytes,
         request_bytes=row.request_bytes,
-        rejected=[schemas.RejectedShape.model_validate(each) for each in card.refused],
+        rejected=list(card.refused),
         problems=[],
         explanation="\n".join((card.headline, *card.notes)),
     )
@@ -446,21 +427,13 @@ def _conversation_fields(row: ConversationRow) -> dict[str, Any]:
 def _to_overview(
     summary: ConversationSummary, service: ConversationService
 ) -> schemas.OverviewShape:
+    totals = {each.name: getattr(summary, each.name) for each in fields(summary)}
     return schemas.OverviewShape.model_validate(
         {
+            **totals,
             **_conversation_fields(summary.row),
-            "first_words": summary.first_words,
-            "last_answer": summary.last_answer,
             "status": service.status(summary),
-            "responses": summary.responses,
-            "forks": summary.forks,
-            "input_tokens": summary.input_tokens,
-            "cached_tokens": summary.cached_tokens,
-            "output_tokens": summary.output_tokens,
-            "cost": summary.cost,
             "median_seconds": summary.seconds,
-            "expires_at": summary.expires_at,
-            "model": summary.model,
         }
     )
 

@@ -114,7 +114,7 @@ class Operation:
     async def endpoint(self, request: Request) -> Response:
         """Validate a request, run the handler and build the response."""
         try:
-            query = self.query.model_validate(_read_query(request)) if self.query else None
+            query = self.query.model_validate(dict(request.query_params)) if self.query else None
             body = (
                 self.body.model_validate_json(await _read_json(request, self.max_bytes))
                 if self.body
@@ -156,10 +156,6 @@ _STATUSES: tuple[tuple[type[KedgeError], int, str], ...] = (
     (AnswerIncomplete, 422, "incomplete"),  # for example because of the request's max_output_tokens
     (EngineError, 502, "engine"),
 )
-
-
-def _read_query(request: Request) -> dict[str, str]:
-    return dict(request.query_params)
 
 
 async def _read_json(request: Request, max_bytes: int) -> bytes:

@@ -83,7 +83,7 @@ def render_page(
     return HTMLResponse(render(template, here=here, has_session=has_session, **values), status)
 
 
-def serve_static(request: Request) -> Response:
+async def serve_static(request: Request) -> Response:
     """Serve a static file; it is cached without a check if its URL has the tag of its content."""
     name = request.path_params["name"]
     if name not in _static_names():

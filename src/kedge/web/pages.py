@@ -140,21 +140,10 @@ def _build_row(
 ) -> ConversationListItem:
     hits = result.hits.get(overview.row.id, ())
     return ConversationListItem(
-        id=overview.row.id,
-        name=overview.row.title,
-        first_words=overview.first_words,
-        last_answer=overview.last_answer,
-        turns=overview.responses,
-        forks=overview.forks,
-        tokens=overview.input_tokens + overview.output_tokens,
-        cached_share=text_format.format_percent(overview.cached_tokens, overview.input_tokens),
-        cost=overview.cost,
-        latency=overview.seconds,
+        overview,
         status=service.status(overview),
-        expires_at=overview.expires_at,
-        updated_at=overview.row.updated_at,
+        cached_share=text_format.format_percent(overview.cached_tokens, overview.input_tokens),
         tags=tuple(map(build_tag, overview.row.tags)),
-        model=overview.model,
         excerpts=tuple(build_excerpt(hit, query) for hit in hits[:MAX_EXCERPTS]),
         more_hits=max(len(hits) - MAX_EXCERPTS, 0),
     )
@@ -336,11 +325,6 @@ async def log_out(request: Request) -> Response:
     return response
 
 
-async def static(request: Request) -> Response:
-    """Serve a static file."""
-    return serve_static(request)
-
-
 ROUTES = [
     Route("/", conversations),
     Route("/conversations/{id}", conversation),
@@ -356,6 +340,6 @@ ROUTES = [
     Route("/login", login, methods=["GET"]),
     Route("/login", submit_login, methods=["POST"]),
     Route("/logout", log_out, methods=["POST"]),
-    Route("/static/{name}", static),
+    Route("/static/{name}", serve_static),
 ]
 """All pages; the documentation has the same list."""

@@ -33,7 +33,8 @@ from kedge.text_format import (
 )
 from kedge.turns import Block, Turn
 from kedge.turns.text_format import describe
-from kedge.web.views import BlockMark, PlanCard, RawExchange, RejectedCandidate
+from kedge.web.schemas import RejectedShape
+from kedge.web.views import BlockMark, PlanCard, RawExchange
 
 MAX_REJECTED = 8
 """The maximum number of rejected candidates that are listed."""
@@ -111,9 +112,9 @@ def _format_headline(row: ResponseRow, reason: str) -> str:
     return f"Sent in full ({sent}){f': {reason}' if reason else ''}."
 
 
-def _to_rejected(rejected: RejectedAnchor, plan: RequestPlan) -> RejectedCandidate:
+def _to_rejected(rejected: RejectedAnchor, plan: RequestPlan) -> RejectedShape:
     text = describe_rejection(rejected, plan).removeprefix(f"{rejected.response_id}, because ")
-    return RejectedCandidate(rejected.response_id, rejected.reason, text)
+    return RejectedShape(response_id=rejected.response_id, reason=rejected.reason, words=text)
 
 
 def _iter_notes(plan: RequestPlan, row: ResponseRow) -> Iterable[str]:

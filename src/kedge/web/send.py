@@ -324,19 +324,13 @@ def _dump_plan(plan: RequestPlan) -> dict[str, Any]:
 
 def to_turn_shape(reply: Reply) -> TurnShape:
     """Convert a reply to its API form."""
-    usage = reply.usage
     return TurnShape(
         conversation=reply.conversation,
         node=reply.node,
         response_id=reply.response_id,
         provider_response_id=reply.response_id,
         text=reply.text,
-        usage=UsageShape(
-            input_tokens=usage.input_tokens,
-            cached_tokens=usage.cached_tokens,
-            output_tokens=usage.output_tokens,
-            reasoning_tokens=usage.reasoning_tokens,
-        ),
+        usage=UsageShape.model_validate(reply.usage),
         plan=to_plan_shape(reply.plan) if reply.plan else None,
         stored=reply.stored,
     )

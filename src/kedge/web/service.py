@@ -124,15 +124,7 @@ class ConversationService:
             by_title = await find_by_title(self.store, query.q.strip(), MAX_HITS)
             only = list(dict.fromkeys([*by_title, *hits]))
         rows, total = await list_summaries(
-            self.store,
-            show=query.show,
-            order=query.order,
-            ids=only,
-            tag=query.tag,
-            model=query.model,
-            started=True,
-            limit=query.limit,
-            offset=query.offset,
+            self.store, ids=only, started=True, **query.model_dump(exclude={"q"})
         )
         return FoundConversations(rows, total, hits)
 

@@ -6,8 +6,10 @@ from typing import Literal
 from markupsafe import Markup
 
 from kedge.store import ResponseRow
+from kedge.store.summaries import ConversationSummary
 from kedge.store.tree import Layout, Totals
 from kedge.web.runs import TurnRun
+from kedge.web.schemas import RejectedShape
 
 EMPTY_MARKUP = Markup("")
 
@@ -33,24 +35,12 @@ class TagView:
 class ConversationListItem:
     """One row of the list of conversations."""
 
-    id: str
-    name: str
-    first_words: str
-    last_answer: str
-    turns: int
-    forks: int
-    tokens: int
-    cached_share: str
-    cost: float | None
-    latency: float | None
-    """The median response time in seconds."""
+    totals: ConversationSummary
     status: str
-    expires_at: float | None
-    updated_at: float
-    tags: tuple[TagView, ...] = ()
-    model: str = ""
-    excerpts: tuple[Excerpt, ...] = ()
-    more_hits: int = 0
+    cached_share: str
+    tags: tuple[TagView, ...]
+    excerpts: tuple[Excerpt, ...]
+    more_hits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +133,6 @@ BLOCK_LABELS = {
 
 
 @dataclass(frozen=True, slots=True)
-class RejectedCandidate:
-    """A rejected candidate and the reason."""
-
-    response_id: str
-    reason: str
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
 class RawExchange:
     """The raw bodies of a request and its response."""
 
@@ -172,7 +153,7 @@ class PlanCard:
     changed: str = ""
     """The first changed block, if a change broke the chain."""
     blocks: tuple[BlockMark, ...] = ()
-    refused: tuple[RejectedCandidate, ...] = ()
+    refused: tuple[RejectedShape, ...] = ()
     notes: tuple[str, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     raw: tuple[RawExchange, ...] = ()
