@@ -35,7 +35,7 @@ from kedge.mcp import server as mcp_server
 from kedge.mcp import transports as mcp_transports
 from kedge.observe import metrics
 from kedge.planning import anchors
-from kedge.practice import echo_rules
+from kedge.practice import text_rules
 from kedge.proxy import create_proxy_app
 from kedge.server import prompt_cache as server_cache
 from kedge.server.settings import Settings
@@ -255,7 +255,7 @@ NUMBERS: dict[str, list[str]] = {
     ],
     "observability.md": [f"after the first {metrics.MAX_SERIES}"],
     "planning.md": [f"({anchors.DEFAULT_RETENTION / DAY:.0f} days by default)"],
-    "practice.md": [f"(up to {echo_rules.MAX_WORDS:,} words)"],
+    "practice.md": [f"(up to {text_rules.MAX_WORDS:,} words)"],
     "prompt-caching.md": [
         f"prompts from {server_cache.MIN_CACHED_TOKENS:,} tokens on",
         f"up to {WORDS[prompt_cache.MAX_BREAKPOINTS]} `cache_control` breakpoints",

@@ -7,16 +7,17 @@ from dataclasses import replace
 from kedge.analytics import queries
 from kedge.analytics.costs import (
     query_costs,
-    sum_by_group,
-    sum_by_model,
+    sum_by,
     sum_costs,
     sum_group_costs,
 )
-from kedge.analytics.filters import FALLBACK, SqlCondition, build_condition
 from kedge.analytics.groups import (
+    FALLBACK,
     DayRange,
     Model,
     ResponseGroup,
+    SqlCondition,
+    build_condition,
     count_conversations,
     measure_latencies,
     select_groups,
@@ -112,7 +113,9 @@ def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> A
         tokens=queries.sum_tokens(groups),
         cost=sum_costs(costs),
         latency=latencies.get(("", ""), Latency()),
-        models=_collect_models(groups, sum_by_model(costs), latencies),
+        models=_collect_models(
+            groups, sum_by(costs, lambda each: (each.provider, each.model)), latencies
+        ),
         cache=queries.sum_cache_use(groups),
     )
 
@@ -166,7 +169,7 @@ def _collect_buckets(
     empty = [Bucket(start + i * width, start + (i + 1) * width) for i in range(number)]
     filled = dict(enumerate(empty))
     column = _bucket_sql(tx, start, width, number - 1)
-    costs = sum_by_group(query_costs(tx, where, prices, column))
+    costs = sum_by(query_costs(tx, where, prices, column), lambda each: each.group)
     latencies = queries.measure_latencies(tx, where, column)
     for row in _query_counts(tx, where, column):
         position = row[0]
@@ -283,7 +286,7 @@ def _collect_conversations(
             listed.values,
         )
     }
-    costs = sum_by_group(query_costs(tx, selected, prices, "r.conversation"))
+    costs = sum_by(query_costs(tx, selected, prices, "r.conversation"), lambda each: each.group)
     return tuple(
         ConversationStats(
             id=names[row[0]][0],

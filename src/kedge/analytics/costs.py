@@ -1,11 +1,10 @@
 """Compute costs: the stored cost of a response, or an estimate where none was stored."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kedge.analytics.filters import SqlCondition, build_condition
-from kedge.analytics.groups import ResponseGroup
+from kedge.analytics.groups import ResponseGroup, SqlCondition, build_condition
 from kedge.analytics.queries import ROUND_DIGITS
 from kedge.analytics.results import Cost, Selection
 from kedge.events import Usage
@@ -101,17 +100,9 @@ def sum_costs(parts: Iterable[GroupCost]) -> Cost:
     )
 
 
-def sum_by_model(parts: Iterable[GroupCost]) -> dict[tuple[str, str], Cost]:
-    """Return the cost of each model."""
-    grouped: dict[tuple[str, str], list[GroupCost]] = {}
-    for part in parts:
-        grouped.setdefault((part.provider, part.model), []).append(part)
-    return {key: sum_costs(each) for key, each in grouped.items()}
-
-
-def sum_by_group(parts: Iterable[GroupCost]) -> dict[Any, Cost]:
-    """Return the cost of each group."""
+def sum_by(parts: Iterable[GroupCost], key: Callable[[GroupCost], Any]) -> dict[Any, Cost]:
+    """Return the cost of the parts with each key."""
     grouped: dict[Any, list[GroupCost]] = {}
     for part in parts:
-        grouped.setdefault(part.group, []).append(part)
-    return {key: sum_costs(each) for key, each in grouped.items()}
+        grouped.setdefault(key(part), []).append(part)
+    return {name: sum_costs(each) for name, each in grouped.items()}

@@ -8,14 +8,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kedge.analytics.filters import (
+from kedge.analytics.groups import (
     OWN_NUMBERS,
+    DayRange,
+    ResponseGroup,
     SqlCondition,
     build_condition,
     build_time_condition,
     has_response_filter,
+    iter_edges,
 )
-from kedge.analytics.groups import DayRange, ResponseGroup, iter_edges
 from kedge.analytics.results import (
     Branching,
     CacheUse,
@@ -51,6 +53,9 @@ CACHE_COLUMNS = (
 )
 
 
+_SIZES = ("sent_blocks", "sent_bytes", "saved_blocks", "saved_bytes")
+
+
 def count_requests(
     tx: Tx, selection: Selection, groups: Sequence[ResponseGroup], conversations: int
 ) -> Requests:
@@ -79,10 +84,7 @@ def count_requests(
         rejections=rejected + healed_count,
         forgotten=_count_forgotten(tx, build_condition(tx, selection)),
         without_id=sum(each.responses for each in answered if not each.has_id),
-        sent_blocks=sum(each.sent_blocks for each in groups),
-        sent_bytes=sum(each.sent_bytes for each in groups),
-        saved_blocks=sum(each.saved_blocks for each in groups),
-        saved_bytes=sum(each.saved_bytes for each in groups),
+        **{name: sum(getattr(each, name) for each in groups) for name in _SIZES},
     )
 
 

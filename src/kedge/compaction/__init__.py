@@ -12,8 +12,9 @@ from kedge.compaction.base import (
     Occasion,
     Replacement,
     TurnCompacted,
+    advance_to_first_user_message,
+    cut_points,
 )
-from kedge.compaction.boundaries import advance_to_first_user_message, cut_points
 from kedge.compaction.compactors import (
     CompositeCompactor,
     MessageLimitCompactor,

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from kedge.compaction.base import (
+    OVER_LIMIT_NOTE,
     CompactionRequest,
     CompactionResult,
     CompactionStrategy,
@@ -13,12 +14,9 @@ from kedge.compaction.base import (
     check_component,
     compact_if_triggered,
     component_name,
-    unchanged_result,
-)
-from kedge.compaction.boundaries import (
-    OVER_LIMIT_NOTE,
     cut_points,
     find_first_fit,
+    unchanged_result,
 )
 from kedge.compaction.provider import ProviderCounter
 from kedge.compaction.run import run_compactor

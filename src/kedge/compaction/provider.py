@@ -14,8 +14,8 @@ from kedge.compaction.base import (
     CompactionResult,
     Replacement,
     compact_if_triggered,
+    cut_points,
 )
-from kedge.compaction.boundaries import cut_points
 from kedge.engines import Engine, unwrap
 from kedge.errors import KedgeError
 from kedge.events import Usage

@@ -18,8 +18,9 @@ from kedge.compaction.base import (
     CompactionResult,
     Replacement,
     compact_if_triggered,
+    cut_points,
+    find_first_fit,
 )
-from kedge.compaction.boundaries import cut_points, find_first_fit
 from kedge.engines import Engine
 from kedge.errors import KedgeError
 from kedge.events import Usage

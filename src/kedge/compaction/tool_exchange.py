@@ -16,8 +16,8 @@ from kedge.compaction.base import (
     CompactionResult,
     Replacement,
     compact_if_triggered,
+    cut_points,
 )
-from kedge.compaction.boundaries import cut_points
 from kedge.planning.anchors import check_positive_int
 from kedge.turns import (
     Block,

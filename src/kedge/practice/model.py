@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-from kedge.practice import arithmetic, echo_rules, recall_rules, tool_rules
+from kedge.practice import arithmetic, text_rules, tool_rules
 from kedge.practice.context import (
     MessageOutput,
     OutputPart,
@@ -82,11 +82,11 @@ HELP_TEXT = (
 )
 
 RULES: tuple[PhraseRule, ...] = (
-    *echo_rules.LITERAL_RULES,
+    *text_rules.LITERAL_RULES,
     *tool_rules.RULES,
-    *recall_rules.RULES,
+    *text_rules.RECALL_RULES,
     *arithmetic.RULES,
-    *echo_rules.LOOSE_RULES,
+    *text_rules.LOOSE_RULES,
     prefix_rule("give help", r"(?:help|what can you do)\b", lambda _, __: TextResult(HELP_TEXT)),
     *tool_rules.IMPLIED_RULES,
 )
