@@ -26,10 +26,10 @@ from kedge.store.tree import GraphNode, Totals, build_response_graph, compute_la
 from kedge.turns import assistant, user
 from kedge.turns.block_codec import encode_block
 from kedge.web.app import PageSettings, open_page_server
-from kedge.web.chain_svg import draw_lanes
 from kedge.web.models import ModelSelector
 from kedge.web.page_templates import render
 from kedge.web.service import ConversationService
+from kedge.web.svg import draw_lanes
 
 if TYPE_CHECKING:
     from playwright.sync_api import CDPSession, Page

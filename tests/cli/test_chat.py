@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from kedge.cli.chat import command
 from kedge.cli.chat_session import ChatOptions
-from kedge.cli.delete import command as delete_command
 from kedge.cli.inspect import command as inspect_command
+from kedge.cli.maintenance import delete_command
 from kedge.testing import TestServer
 
 KEDGE = [sys.executable, "-m", "kedge"]

@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
 from kedge.chat.answer import Answer, ChatStream, StateWriter
-from kedge.chat.encryption import Key, StateCipher
 from kedge.chat.inspect import StateReport, build_report
 from kedge.chat.state import (
     ChatState,
     DiscardedState,
+    Key,
     RecentStates,
+    StateCipher,
     as_bytes,
     decode_state,
     encode_incrementally,

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.chat.encryption import StateCipher, is_encrypted
-from kedge.chat.state import DiscardedState, DiscardReason, decode_state
+from kedge.chat.state import DiscardedState, DiscardReason, StateCipher, decode_state, is_encrypted
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 

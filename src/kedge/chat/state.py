@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from kedge.chat.encryption import StateCipher, is_encrypted
 from kedge.chat.state_codec import (
     EncodedArray,
     Json,
@@ -23,12 +22,25 @@ from kedge.chat.state_codec import (
     encode_blocks,
 )
 from kedge.chat.state_upgrades import upgrade_members
+from kedge.encryption import FernetCipher as StateCipher
+from kedge.encryption import Key, new_key
 from kedge.errors import KedgeError
 from kedge.json_codec import decode, encode_text, quote, reject_constant
 from kedge.planning import ConversationState, get_state, set_state
 from kedge.planning.state import MODES, STATE_KEY
 from kedge.turns import Block, Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, thaw
+
+__all__ = ["ENCRYPTED_PREFIX", "Key", "StateCipher", "is_encrypted", "new_key"]
+
+ENCRYPTED_PREFIX = b"gAAAAA"
+"""The first bytes of every encrypted state: Fernet's version and the high bytes of its time."""
+
+
+def is_encrypted(data: bytes) -> bool:
+    """Return whether these bytes are an encrypted state."""
+    return data.startswith(ENCRYPTED_PREFIX)
+
 
 VERSION = 2
 FIRST_CHECKSUM_VERSION = 2

@@ -59,9 +59,8 @@ SYNONYMS = {
 _MODULES = {
     "completion": "config",
     "diff": "show",
-    "gc": "delete",
     "search": "conversations",
-    **dict.fromkeys(("export", "import"), "import_export"),
+    **dict.fromkeys(("delete", "export", "gc", "import", "verify"), "maintenance"),
     **dict.fromkeys(("archive", "fork", "redo", "rename", "tag", "undo"), "manage"),
 }
 """The modules of commands whose name differs from the module's."""

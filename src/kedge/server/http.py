@@ -12,8 +12,8 @@ from kedge.server.access import CALLER_KEY, read_header
 from kedge.server.deadline import Deadline
 from kedge.server.json_codec import Item, encode
 from kedge.server.request_log import RESPONSE_HEADERS_KEY, RecordedRequest
-from kedge.server.schema.base import ignore_unknown
 from kedge.server.schema.requests import INCLUDE
+from kedge.server.schema.validators import ignore_unknown
 from kedge.server.state import ServerState
 from kedge.server.validation import parse_body
 

@@ -4,8 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from starlette.requests import Request
+
 from kedge.server.errors import INTERNAL_ERROR, ApiError
 from kedge.server.generation import Emit, Generation, OnWait
+from kedge.server.http import get_recorded_request, get_service, respond_bytes, respond_json
 from kedge.server.item_forms import normalize_items
 from kedge.server.json_codec import Item
 from kedge.server.models import Model, ModelUsage, OutputEvent, Prompt
@@ -17,6 +20,7 @@ from kedge.server.prepare import (
     read_prompt_cache,
     truncate_to_window,
 )
+from kedge.server.sse import DisconnectWatcher, EventStream
 from kedge.server.state import ServerState
 from kedge.server.storage.context import EMPTY_CONTEXT
 from kedge.server.storage.ids import new_key
@@ -165,3 +169,23 @@ class StatelessRun(Generation[bytes]):
 
     def _count_usage(self) -> ModelUsage:
         return count_usage(self._writer, self._input_usage)
+
+
+async def respond(
+    request: Request,
+    prepared: PreparedRequest,
+    response_id: str,
+    writer: OutputWriter,
+    serializer: Serializer,
+) -> Any:
+    """Record the request and generate its response, complete or as a stream."""
+    recorded = get_recorded_request(request)
+    if recorded is not None:
+        recorded.context = tuple(prepared.prompt.ask.items)
+        recorded.response_id = response_id
+    run = StatelessRun(get_service(request), prepared, writer, serializer)
+    if prepared.prompt.stream:
+        return EventStream(run)
+    with DisconnectWatcher(run, request.receive) as watch:
+        response = await run.generate(watch.start)
+    return respond_bytes(b"") if response is None else respond_json(response)

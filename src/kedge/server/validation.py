@@ -21,8 +21,7 @@ from kedge.json_codec import decode, reject_constant
 from kedge.server import errors
 from kedge.server.json_codec import Item
 from kedge.server.schema import requests
-from kedge.server.schema.base import describe_json_type, is_ignoring_unknown
-from kedge.server.schema.containers import Object
+from kedge.server.schema.validators import Object, describe_json_type, is_ignoring_unknown
 
 ToolParam = Mapping[str, Any]
 

@@ -36,9 +36,9 @@ from kedge.text_format import (
     format_size,
     pluralize,
 )
-from kedge.web.charts import Chart, RankedBar, Series, ValueFormatter, draw_chart, draw_ranking
 from kedge.web.page_templates import render
 from kedge.web.service import ConversationService
+from kedge.web.svg import Chart, RankedBar, Series, ValueFormatter, draw_chart, draw_ranking
 from kedge.web.views import Breakdown, BreakdownRow, Dashboard, LinkChoice, Tile
 
 BUCKET_COUNT = 30

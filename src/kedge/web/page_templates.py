@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, Response
 
 from kedge import text_format
 from kedge.store.tree import MARK_DESCRIPTIONS
-from kedge.web import chain_svg, charts
+from kedge.web import svg
 from kedge.web.plan_card import summarize_request
 from kedge.web.security import SESSION_KEY
 
@@ -53,10 +53,10 @@ def get_environment() -> Environment:
     filters, names = cast("Names", environment.filters), cast("Names", environment.globals)
     filters.update(_FILTERS)
     names.update(
-        draw_lanes=chain_svg.draw_lanes,
-        draw_mark=chain_svg.draw_mark,
+        draw_lanes=svg.draw_lanes,
+        draw_mark=svg.draw_mark,
         marks=MARK_DESCRIPTIONS,
-        share_bar=charts.draw_share_bar,
+        share_bar=svg.draw_share_bar,
         static=static_url,
         summarize_request=summarize_request,
     )

@@ -7,7 +7,7 @@ from typing import Any
 from kedge.server.anthropic import errors, schema
 from kedge.server.encrypted_content import parse_reasoning_payload
 from kedge.server.json_codec import Item, encode
-from kedge.server.schema.containers import Object
+from kedge.server.schema.validators import Object
 from kedge.server.stateless_run import StatelessRequest, get_object
 from kedge.server.validation import RequestSchema, check_tool_choice
 

@@ -8,11 +8,21 @@ from dataclasses import dataclass
 from re import compile as pattern
 from typing import Any, cast
 
-from kedge.server.schema.base import JsonPath, Validator
-from kedge.server.schema.containers import Array, Nullable, Object, TaggedUnion, TypeUnion
 from kedge.server.schema.content import NULLABLE_STRING, STRING
-from kedge.server.schema.scalars import Integer, Number, String, StringEnum
 from kedge.server.schema.tools import ANY_OBJECT, BOOLEAN
+from kedge.server.schema.validators import (
+    Array,
+    Integer,
+    JsonPath,
+    Nullable,
+    Number,
+    Object,
+    String,
+    StringEnum,
+    TaggedUnion,
+    TypeUnion,
+    Validator,
+)
 
 NAME = String(min_length=1, max_length=128, pattern=pattern("^[a-zA-Z0-9_-]{1,128}$"))
 MIN_THINKING_BUDGET = 1024

@@ -7,7 +7,7 @@ from kedge.server import errors
 from kedge.server.chat_completions import schema
 from kedge.server.errors import ErrorTemplate
 from kedge.server.json_codec import Item
-from kedge.server.schema.containers import Object
+from kedge.server.schema.validators import Object
 from kedge.server.stateless_run import StatelessRequest, get_object
 from kedge.server.validation import RequestSchema, check_tool_choice
 

@@ -8,11 +8,22 @@ that replay messages send it back.
 from collections.abc import Mapping
 
 from kedge.server.schema import requests
-from kedge.server.schema.base import Validator
-from kedge.server.schema.containers import Array, Map, Nullable, Object, TaggedUnion, TypeUnion
 from kedge.server.schema.content import CACHE_BREAKPOINT, NULLABLE_STRING, REFUSAL, STRING
-from kedge.server.schema.scalars import AnyJson, Integer, Number, String, StringEnum
 from kedge.server.schema.tools import ANY_OBJECT, BOOLEAN, NAME, REASONING_EFFORTS, typed_object
+from kedge.server.schema.validators import (
+    AnyJson,
+    Array,
+    Integer,
+    Map,
+    Nullable,
+    Number,
+    Object,
+    String,
+    StringEnum,
+    TaggedUnion,
+    TypeUnion,
+    Validator,
+)
 
 NAMED_TOOL = Object({"name!": NAME})
 

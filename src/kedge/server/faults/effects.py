@@ -1,6 +1,6 @@
 """The effects of faults on requests, on the history that the model sees, and on responses.
 
-Faults of the connection are in ``connection``, those of the order of events in ``frames``.
+Faults of the connection are in ``middleware``, those of the order of events in ``frames``.
 """
 
 import re
@@ -17,8 +17,7 @@ from kedge.server.anthropic.parse import THINKING_TYPES
 from kedge.server.coherence import CALL_TYPES, OUTPUT_TYPES
 from kedge.server.error_response import render_error
 from kedge.server.faults.frames import DuplicateStep, ReorderStep, RepeatStep, StreamStep
-from kedge.server.faults.rejections import NOT_FOUND, UNSUPPORTED
-from kedge.server.faults.spec import Fault
+from kedge.server.faults.spec import NOT_FOUND, UNSUPPORTED, Fault
 from kedge.server.json_codec import encode
 from kedge.server.request_log import RecordedRequest
 from kedge.tokens import count_items

@@ -2,7 +2,8 @@
 
 The body of a request (for a response, a chat completion or a message) is read first. A fault may
 respond instead of the server, limit the history that the server uses, change the response or cut the
-connection. No other part of the server handles faults, and without an active fault a request is passed on
+connection. A stream is forwarded event by event and may be cut; any other response is forwarded when it is
+complete. No other part of the server handles faults, and without an active fault a request is passed on
 unchanged.
 """
 
@@ -12,22 +13,181 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any, cast
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kedge.server import errors
 from kedge.server.error_response import render_error
-from kedge.server.faults.connection import FaultyConnection, send_response
 from kedge.server.faults.effects import (
+    EVENT_EDITS,
     HISTORY_LIMITS,
     RESPONSE_OVERRIDES,
     RESPONSES_PATH,
+    STREAM_STEPS,
     Body,
     FaultedRequest,
     FaultResponse,
+    translate_not_found,
+)
+from kedge.server.faults.frames import (
+    EditStep,
+    FrameRewriter,
+    StreamStep,
+    encode_frame,
+    encode_json,
 )
 from kedge.server.faults.spec import Fault, Faults
 from kedge.server.json_codec import decode
 from kedge.server.storage.context import limit_history
+
+DISCONNECT: Message = {"type": "http.disconnect"}
+
+
+class FaultyConnection:
+    """The ``receive`` and ``send`` of one request."""
+
+    def __init__(
+        self, armed: Mapping[str, Fault], request: FaultedRequest, receive: Receive, send: Send
+    ) -> None:
+        self._armed = armed
+        self._faulted_request = request
+        self._receive = receive
+        self._send = send
+        self._request_body: bytes | None = request.build_request_body()
+        self._is_cut = asyncio.Event()
+        self._status = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._response_body = b""
+        self._frames: FrameRewriter | None = None
+        self._sent_events = 0
+
+    async def receive(self) -> Message:
+        """Return the request once, then wait until the client disconnects or is cut off."""
+        if self._request_body is not None:
+            request, self._request_body = self._request_body, None
+            return {"type": "http.request", "body": request, "more_body": False}
+        ends = [asyncio.ensure_future(self._receive()), asyncio.ensure_future(self._is_cut.wait())]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+        return DISCONNECT
+
+    async def send(self, message: Message) -> None:
+        """Forward the response: a stream event by event, any other when it is complete."""
+        if self._is_cut.is_set():
+            return
+        if message["type"] == "http.response.start":
+            await self._start_response(message)
+        elif self._frames is not None:
+            await self._forward_events(self._frames, message)
+        else:
+            self._response_body += message.get("body", b"")
+            if not message.get("more_body"):
+                await self._finish_response()
+
+    async def _start_response(self, message: Message) -> None:
+        self._faulted_request.update_access_record()
+        self._status, self._headers = message["status"], message["headers"]
+        if dict(self._headers).get(b"content-type", b"").startswith(b"text/event-stream"):
+            self._frames = FrameRewriter(self._build_steps())
+            await self._send({**message, "headers": self._change_content_type()})
+            self._cut_if_due("cut_after_events")
+            await self._fail_if_due()
+
+    def _change_content_type(self) -> list[tuple[bytes, bytes]]:
+        fault = self._armed.get("stream_content_type")
+        if fault is None:
+            return self._headers
+        self._faulted_request.record_fault(fault)
+        others = [pair for pair in self._headers if pair[0] != b"content-type"]
+        return others if fault.value == "none" else [*others, (b"content-type", b"text/plain")]
+
+    def _build_steps(self) -> list[StreamStep]:
+        steps: list[StreamStep] = (
+            [EditStep(self._edit_event)] if self._armed.keys() & EVENT_EDITS.keys() else []
+        )
+        for name, make in STREAM_STEPS.items():
+            if name in self._armed:
+                steps.append(make(self._faulted_request.record_fault(self._armed[name])))
+        return steps
+
+    def _edit_event(self, event: Body) -> None:
+        for name, edit in EVENT_EDITS.items():
+            fault = self._armed.get(name)
+            if fault is not None and edit(fault, self._faulted_request, event):
+                self._faulted_request.record_fault(fault)
+
+    async def _forward_events(self, frames: FrameRewriter, message: Message) -> None:
+        for frame in frames.feed(message.get("body", b"")):
+            if self._cut_if_due("cut_in_event"):
+                await self._send_chunk(frame[: len(frame) // 2])
+                return
+            await self._send_chunk(frame)
+            self._sent_events += 1
+            if self._cut_if_due("cut_after_events") or await self._fail_if_due():
+                return
+        if not message.get("more_body"):
+            for frame in frames.flush():
+                await self._send_chunk(frame)
+            await self._send({"type": "http.response.body", "body": b""})
+
+    async def _send_chunk(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def _cut_if_due(self, name: str) -> bool:
+        """Cut the connection if this fault applies now, so that the response has no end."""
+        fault = self._armed.get(name)
+        if fault is None or fault.value != self._sent_events:
+            return False
+        self._faulted_request.record_fault(fault)
+        self._is_cut.set()
+        return True
+
+    async def _fail_if_due(self) -> bool:
+        """End the stream with an error event, if a fault applies now."""
+        if not self._cut_if_due("fail_after_events"):
+            return False
+        await self._send({"type": "http.response.body", "body": self._encode_failure()})
+        return True
+
+    def _encode_failure(self) -> bytes:
+        error = errors.OVERLOADED()
+        body = dict(render_error(self._faulted_request.scope, error)[1])
+        if self._faulted_request.is_stateful:
+            body = {**body["error"], "type": "error", "sequence_number": self._sent_events}
+        return encode_frame(body)
+
+    async def _finish_response(self) -> None:
+        headers = [pair for pair in self._headers if pair[0] != b"content-length"]
+        await send_response(self._build_response(), self._send, headers)
+
+    def _build_response(self) -> FaultResponse:
+        body: Body = decode(self._response_body)
+        other = translate_not_found(self._armed.get("not_found"), self._faulted_request, body)
+        if other is not None:
+            return other
+        event: Body = {"type": "", "response": body}
+        if self._status == 200:
+            self._edit_event(event)
+        return FaultResponse(self._status, event["response"])
+
+
+async def send_response(
+    response: FaultResponse, send: Send, headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    """Send a JSON response."""
+    body = encode_json(response.body)
+    base = [(b"content-type", b"application/json")] if headers is None else headers
+    await send(
+        {
+            "type": "http.response.start",
+            "status": response.status,
+            "headers": [*base, *response.headers, (b"content-length", str(len(body)).encode())],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
 
 FAULT_PATHS = frozenset({RESPONSES_PATH, "/v1/chat/completions", "/v1/messages"})
 """The endpoints to which faults apply."""

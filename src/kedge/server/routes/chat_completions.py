@@ -9,9 +9,14 @@ from kedge.server.chat_completions.parse import CONTEXT_LENGTH_EXCEEDED, parse_r
 from kedge.server.chat_completions.serialize import CompletionSerializer
 from kedge.server.http import get_service, read_json, validate
 from kedge.server.output_writer import OutputWriter
-from kedge.server.routes.stateless import respond
 from kedge.server.state import ServerState
-from kedge.server.stateless_run import PreparedRequest, StatelessRequest, get_object, prepare
+from kedge.server.stateless_run import (
+    PreparedRequest,
+    StatelessRequest,
+    get_object,
+    prepare,
+    respond,
+)
 
 
 async def create(request: Request) -> Any:

@@ -19,8 +19,7 @@ from kedge.server.anthropic.serialize import MessageSerializer
 from kedge.server.http import get_service, read_json, respond_json, validate
 from kedge.server.models import PracticeModel
 from kedge.server.output_writer import OutputWriter
-from kedge.server.routes.stateless import respond
-from kedge.server.stateless_run import prepare
+from kedge.server.stateless_run import prepare, respond
 
 
 async def create(request: Request) -> Any:

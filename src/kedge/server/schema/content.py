@@ -8,9 +8,19 @@ lists the types that are valid here.
 
 from collections.abc import Mapping
 
-from kedge.server.schema.base import Validator
-from kedge.server.schema.containers import Array, Nullable, Object, TaggedUnion, TypeUnion
-from kedge.server.schema.scalars import AnyJson, Integer, Number, String, StringEnum
+from kedge.server.schema.validators import (
+    AnyJson,
+    Array,
+    Integer,
+    Nullable,
+    Number,
+    Object,
+    String,
+    StringEnum,
+    TaggedUnion,
+    TypeUnion,
+    Validator,
+)
 
 STRING = String()
 STRING_ARRAY = Array(STRING, of="strings")

@@ -11,37 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from kedge.server.schema.base import JsonPath, Validator
-from kedge.server.schema.client_calls import (
+from kedge.server.schema.calls import (
+    AGENT_MESSAGE,
     APPLY_PATCH_CALL,
     APPLY_PATCH_CALL_OUTPUT,
+    CODE_INTERPRETER_CALL,
     COMPUTER_CALL,
     COMPUTER_CALL_OUTPUT,
     CUSTOM_TOOL_CALL,
     CUSTOM_TOOL_CALL_OUTPUT,
+    FILE_SEARCH_CALL,
     FUNCTION_CALL,
     FUNCTION_CALL_OUTPUT,
+    IMAGE_GENERATION_CALL,
     LOCAL_SHELL_CALL,
     LOCAL_SHELL_CALL_OUTPUT,
-    SHELL_CALL,
-    SHELL_CALL_OUTPUT,
-    STATUS,
-    item_object,
-)
-from kedge.server.schema.containers import Array, Nullable, Object, TaggedUnion
-from kedge.server.schema.content import (
-    INPUT_CONTENT,
-    NULLABLE_STRING,
-    OUTPUT_CONTENT,
-    REASONING_PART,
-    STRING,
-    SUMMARY_PART,
-)
-from kedge.server.schema.hosted_calls import (
-    AGENT_MESSAGE,
-    CODE_INTERPRETER_CALL,
-    FILE_SEARCH_CALL,
-    IMAGE_GENERATION_CALL,
     MCP_APPROVAL_REQUEST,
     MCP_APPROVAL_RESPONSE,
     MCP_CALL,
@@ -50,11 +34,22 @@ from kedge.server.schema.hosted_calls import (
     MULTI_AGENT_CALL_OUTPUT,
     PROGRAM,
     PROGRAM_OUTPUT,
+    SHELL_CALL,
+    SHELL_CALL_OUTPUT,
+    STATUS,
     TOOL_SEARCH_CALL,
     TOOL_SEARCH_OUTPUT,
     WEB_SEARCH_CALL,
+    item_object,
 )
-from kedge.server.schema.scalars import Identifier, StringEnum
+from kedge.server.schema.content import (
+    INPUT_CONTENT,
+    NULLABLE_STRING,
+    OUTPUT_CONTENT,
+    REASONING_PART,
+    STRING,
+    SUMMARY_PART,
+)
 from kedge.server.schema.tools import (
     ANY_OBJECT,
     BOOLEAN,
@@ -62,6 +57,16 @@ from kedge.server.schema.tools import (
     REASONING_EFFORTS,
     TOOLS,
     typed_object,
+)
+from kedge.server.schema.validators import (
+    Array,
+    Identifier,
+    JsonPath,
+    Nullable,
+    Object,
+    StringEnum,
+    TaggedUnion,
+    Validator,
 )
 
 MESSAGE_MEMBERS: dict[str, Validator] = {

@@ -9,12 +9,23 @@ allows it.
 
 from collections.abc import Mapping
 
-from kedge.server.schema.base import Validator
-from kedge.server.schema.containers import Array, Map, NonNull, Nullable, Object, TypeUnion
 from kedge.server.schema.content import INPUT_PART, NULLABLE_STRING, STRING, TEXT
 from kedge.server.schema.items import ITEMS, TEXT_FORMAT
-from kedge.server.schema.scalars import Identifier, Integer, Number, String, StringEnum
 from kedge.server.schema.tools import BOOLEAN, REASONING_EFFORTS, TOOL_CHOICE, TOOLS
+from kedge.server.schema.validators import (
+    Array,
+    Identifier,
+    Integer,
+    Map,
+    NonNull,
+    Nullable,
+    Number,
+    Object,
+    String,
+    StringEnum,
+    TypeUnion,
+    Validator,
+)
 
 MOVED_PARAMETERS: Mapping[str, str] = {
     "messages": "input",

@@ -6,10 +6,21 @@ never runs them, but a request with one is valid.
 
 from re import compile as pattern
 
-from kedge.server.schema.base import Validator
-from kedge.server.schema.containers import Array, Nullable, Object, TaggedUnion, TypeUnion
 from kedge.server.schema.content import NULLABLE_STRING, STRING, STRING_ARRAY
-from kedge.server.schema.scalars import AnyJson, Boolean, Integer, Number, String, StringEnum
+from kedge.server.schema.validators import (
+    AnyJson,
+    Array,
+    Boolean,
+    Integer,
+    Nullable,
+    Number,
+    Object,
+    String,
+    StringEnum,
+    TaggedUnion,
+    TypeUnion,
+    Validator,
+)
 
 BOOLEAN = Boolean()
 ANY_OBJECT = AnyJson(only_objects=True)

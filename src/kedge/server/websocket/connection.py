@@ -16,7 +16,7 @@ from typing import Any, cast
 from starlette.types import Receive, Scope, Send
 
 from kedge.server import errors
-from kedge.server.schema.base import describe_json_type
+from kedge.server.schema.validators import describe_json_type
 from kedge.server.state import ServerState
 from kedge.server.validation import parse_body
 from kedge.server.websocket.asgi_bridge import AsgiBridge, encode_error

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.event_loops import run_sync
+from kedge.server.generation import apply_stop_sequences
 from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, OutputEvent
-from kedge.server.stop_sequences import apply_stop_sequences
 
 
 async def stream_text(text: str, size: int) -> AsyncIterator[OutputEvent]:

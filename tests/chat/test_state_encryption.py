@@ -2,7 +2,7 @@
 
 import pytest
 
-from kedge.chat.encryption import ENCRYPTED_PREFIX, StateCipher, is_encrypted, new_key
+from kedge.chat.state import ENCRYPTED_PREFIX, StateCipher, is_encrypted, new_key
 from kedge.errors import InvalidSetting
 
 SECRET = b'{"version": 2, "blocks": ["my name is Ada Lovelace"]}'

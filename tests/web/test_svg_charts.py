@@ -15,7 +15,8 @@ from kedge.analytics import (
     Tokens,
 )
 from kedge.text_format import NO_VALUE
-from kedge.web.charts import (
+from kedge.web.dashboard import build_breakdowns
+from kedge.web.svg import (
     Chart,
     RankedBar,
     Series,
@@ -24,7 +25,6 @@ from kedge.web.charts import (
     draw_ranking,
     draw_share_bar,
 )
-from kedge.web.dashboard import build_breakdowns
 
 LABELS = ("09:00", "10:00", "11:00")
 

@@ -1,7 +1,7 @@
 """Tests of the SVG drawing of a tree."""
 
 from kedge.store.tree import GraphNode, Mark, compute_layout
-from kedge.web.chain_svg import draw_lanes
+from kedge.web.svg import draw_lanes
 
 
 def test_lanes_have_two_paths_and_a_shape_per_row() -> None:

@@ -1,0 +1,258 @@
+"""``kedge export``, ``import``, ``delete``, ``gc`` and ``verify``: maintain the conversations of a store."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kedge.cli.base import command as kedge_command
+from kedge.cli.base import echo, echo_json
+from kedge.cli.store_options import (
+    MAX_CONVERSATIONS,
+    DurationParam,
+    complete_names,
+    erase_practice_responses,
+    find_conversation,
+    model_option,
+    resolve_model,
+    run_with_store,
+    store_option,
+)
+from kedge.config import mask_url, store_file, store_url
+from kedge.errors import KedgeError
+from kedge.text_format import format_size, pluralize, sanitize_text
+
+if TYPE_CHECKING:
+    from kedge.store import ConversationRow, Damage, Store
+
+
+@kedge_command("export", short_help="Export conversations as JSON lines.")
+@click.argument(
+    "conversations", nargs=-1, metavar="[CONVERSATION]...", shell_complete=complete_names
+)
+@click.option("--out", type=click.Path(path_type=Path), help="A file.  [default: standard output]")
+@store_option
+def export_command(
+    conversations: tuple[str, ...], out: Path | None, store: str, as_json: bool
+) -> None:
+    """Write conversations (default: all) as JSON lines, with trees, anchors and statistics.
+
+    'kedge import' restores them. With --json and --out a summary is printed.
+    """
+    if as_json and out is None:
+        raise click.UsageError(
+            "the output is JSON already; --json prints a summary of a file, so it needs --out"
+        )
+
+    async def work(opened: "Store") -> list[str]:
+        if conversations:
+            rows = [await find_conversation(opened, name) for name in conversations]
+        else:
+            rows = await opened.conversations(archived=None, limit=MAX_CONVERSATIONS)
+        return [await opened.export(row) for row in rows]
+
+    written = run_with_store(work, address=store)
+    if out is None:
+        click.echo("".join(written).encode(), nl=False)  # UTF-8, so that it can be imported
+        return
+    out.write_text("".join(written), encoding="utf-8", newline="\n")
+    lines = sum(text.count("\n") for text in written)
+    if as_json:
+        echo_json({"file": str(out), "conversations": len(written), "lines": lines})
+    else:
+        click.echo(
+            f"{pluralize(len(written), 'conversation')}, {pluralize(lines, 'line')} in {out}",
+            err=True,
+        )
+
+
+@kedge_command("import", short_help="Import exported conversations.")
+@click.argument(
+    "file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+)
+@store_option
+def import_command(file: Path, store: str, as_json: bool) -> None:
+    """Import the conversations of FILE ('-' for standard input), all or none."""
+    with click.open_file(str(file), encoding="utf-8", errors="strict") as stream:
+        # Not splitlines: it also splits at other characters, which JSON strings may contain.
+        lines = [line for line in stream.read().removeprefix("\ufeff").split("\n") if line.strip()]
+
+    async def work(opened: "Store") -> "list[ConversationRow]":
+        return await opened.import_(lines)
+
+    rows = run_with_store(work, address=store, make=True)
+    if as_json:
+        echo_json([{"id": row.id, "title": row.title} for row in rows])
+        return
+    for row in rows:
+        echo(f"{row.id}  {sanitize_text(row.title)}".rstrip())
+
+
+@kedge_command("delete", short_help="Delete a conversation permanently.")
+@click.argument("conversation", required=False, shell_complete=complete_names)
+@click.option(
+    "--older-than",
+    type=DurationParam(),
+    help="Delete all conversations that did not change for this long, such as 30d.",
+)
+@click.option("--tag", help="With --older-than: only conversations with this tag.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@store_option
+def delete_command(
+    conversation: str | None,
+    older_than: float | None,
+    tag: str | None,
+    yes: bool,
+    store: str,
+    as_json: bool,
+) -> None:
+    """Delete a conversation: its rows, and the blocks that no other conversation uses.
+
+    With --older-than, delete all that did not change for a time, archived ones included. The practice
+    model's memory of them is erased, too. Responses stored by other providers remain there until they expire.
+    """
+    if (conversation is None) == (older_than is None):
+        raise click.UsageError("give either a CONVERSATION or --older-than")
+    if older_than is not None:
+        _delete_older(older_than, tag, yes=yes, store=store, as_json=as_json)
+        return
+    if tag is not None:
+        raise click.UsageError("--tag is used with --older-than")
+    _delete_one(conversation or "", yes=yes, store=store, as_json=as_json)
+
+
+def _delete_one(conversation: str, *, yes: bool, store: str, as_json: bool) -> None:
+    async def find(opened: "Store") -> "ConversationRow":
+        return await find_conversation(opened, conversation)
+
+    row = run_with_store(find, address=store)
+    name = sanitize_text(row.title or row.id)
+    if not yes:
+        click.confirm(f"Delete {name} permanently?", abort=True, err=True)
+
+    async def work(opened: "Store") -> None:
+        await opened.delete(row)
+        await erase_practice_responses(opened, store)
+
+    run_with_store(work, address=store)
+    if as_json:
+        echo_json({"id": row.id, "deleted": True})
+    else:
+        echo(f"{name} deleted; 'kedge gc' reclaims its space")
+
+
+def _delete_older(age: float, tag: str | None, *, yes: bool, store: str, as_json: bool) -> None:
+    async def count(opened: "Store") -> int:
+        return len(await opened.list_older(age, tag=tag))
+
+    if not yes:
+        found = pluralize(run_with_store(count, address=store), "conversation")
+        click.confirm(f"Delete {found} permanently?", abort=True, err=True)
+
+    async def work(opened: "Store") -> list[str]:
+        deleted = await opened.delete_older(age, tag=tag)
+        await erase_practice_responses(opened, store)
+        return deleted
+
+    deleted = run_with_store(work, address=store)
+    if as_json:
+        echo_json({"deleted": deleted})
+    else:
+        echo(f"{pluralize(len(deleted), 'conversation')} deleted; 'kedge gc' reclaims the space")
+
+
+@kedge_command("gc", short_help="Delete expired conversations and reclaim space.")
+@store_option
+def gc_command(store: str, as_json: bool) -> None:
+    """Delete expired conversations permanently, and reclaim the space of deleted data.
+
+    Conversations expire if they were created with a time to live (kedge chat --ttl). Branches that were
+    undone or regenerated are history and remain.
+    """
+
+    async def work(opened: "Store") -> int:
+        swept = await opened.gc()  # deletes expired conversations, too
+        await erase_practice_responses(opened, store)
+        return swept
+
+    file = store_file(store_url(store, create=False))
+    before = file.stat().st_size if file and file.exists() else 0
+    swept = run_with_store(work, address=store)
+    freed = max(before - file.stat().st_size, 0) if file else None
+    if as_json:
+        echo_json({"blocks": swept, "freed_bytes": freed})
+    else:
+        space = "" if freed is None else f", {format_size(freed)} reclaimed"
+        echo(f"{pluralize(swept, 'block')} removed{space}")
+
+
+AuditReport = dict[str, Any]
+
+
+@kedge_command("verify", short_help="Check the store; with --server also the provider's data.")
+@click.argument(
+    "conversations", nargs=-1, metavar="[CONVERSATION]...", shell_complete=complete_names
+)
+@click.option("--server", is_flag=True, help="Also compare with what the provider holds.")
+@model_option
+@store_option
+def verify_command(
+    conversations: tuple[str, ...], server: bool, model: str | None, store: str, as_json: bool
+) -> None:
+    """Recompute every digest of the complete store and report damage.
+
+    With --server, also fetch what the provider holds for the anchor of each CONVERSATION (default: all)
+    and compare. The exit code is 1 if something differs.
+    """
+
+    async def work(opened: "Store") -> "tuple[list[Damage], list[AuditReport]]":
+        rows = [await find_conversation(opened, name) for name in conversations]
+        damage = await opened.verify()
+        if not server:
+            return damage, []
+        if not rows:
+            rows = await opened.conversations(archived=None, limit=MAX_CONVERSATIONS)
+        return damage, [await _audit(opened, row, model) for row in rows]
+
+    damage, audits = run_with_store(work, address=store, connects=server)
+    wrong = bool(damage) or any(audit["agrees"] is False for audit in audits)
+    if as_json:
+        found = [{"where": each.where, "problem": each.problem} for each in damage]
+        echo_json({"ok": not wrong, "damage": found, "audits": audits})
+    else:
+        _print_report(damage, audits)
+    if wrong:
+        sys.exit(1)
+
+
+async def _audit(store: "Store", row: "ConversationRow", requested: str | None) -> AuditReport:
+    """Compare a conversation's anchor with the provider's data; ``agrees`` is None if unknown."""
+    from kedge.providers import connect
+
+    turn = (await store.load(row)).turn(row.id)
+    report: AuditReport = {"conversation": row.id, "title": row.title}
+    try:
+        model = resolve_model(row, requested)
+        report["model"] = mask_url(model)
+        async with connect(model) as engine:
+            audit: Any = getattr(engine, "verify", None)
+            if audit is None:
+                return {**report, "agrees": None, "words": "this provider stores no responses"}
+            found = await audit(turn)
+    except KedgeError as error:
+        return {**report, "agrees": None, "words": str(error)}
+    text = found.difference if found.agrees is None else str(found)
+    return {**report, "agrees": found.agrees, "words": text}
+
+
+def _print_report(damage: "list[Damage]", audits: list[AuditReport]) -> None:
+    for each in damage:
+        echo(f"{click.style('damaged', fg='red')}  {each}")
+    if not damage:
+        echo("No damage found: every digest is correct.")
+    labels = {True: ("agrees", "green"), False: ("differs", "red"), None: ("unknown", "yellow")}
+    for audit in audits:
+        label, color = labels[audit["agrees"]]
+        name = sanitize_text(audit["title"] or audit["conversation"])
+        echo(f"{click.style(label, fg=color)}  {name}: {audit['words']}")

@@ -1,0 +1,532 @@
+"""Validators of JSON values, each of which checks a value at a path and raises the ``ApiError`` of the first violation.
+
+Paths are linked pairs that are formatted only for an error: a valid body costs one tuple per member. An object
+is checked in the order observed at the live API: missing members, then unknown ones, then each member in the
+order of its table.
+"""
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from re import Pattern
+from re import compile as pattern
+from typing import Any, Protocol, cast
+
+from kedge.server import errors
+
+JsonPath = tuple[Any, str | int] | None
+"""The path of a value: the path of its parent, and its name or index; None is the body."""
+
+MAX_DEPTH = 100
+"""The maximum nesting of free-form JSON, such as a tool's parameters."""
+
+
+class Validator(Protocol):
+    """Protocol of validators, each of which checks one kind of value."""
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Raise the ApiError of the first violation."""
+
+    @property
+    def expected(self) -> str:
+        """The expected value for an error message: ``a string``, ``an object``."""
+        ...
+
+
+def format_path(path: JsonPath) -> str:
+    """Format a path as the API does: ``input[0].content[1].text``."""
+    steps: list[str] = []
+    while path is not None:
+        path, key = path
+        steps.append(f"[{key}]" if isinstance(key, int) else f".{key}")
+    return "".join(reversed(steps)).removeprefix(".")
+
+
+MAX_IGNORED_PATHS = 32
+"""The maximum number of ignored members of one request that are listed."""
+MAX_IGNORED_PATH_CHARS = 100
+
+_ignored_paths: ContextVar[dict[str, None] | None] = ContextVar("kedge_ignored_paths", default=None)
+
+
+@contextmanager
+def ignore_unknown() -> Generator[Mapping[str, None]]:
+    """Accept unknown members inside the block: remove them from the value instead of raising.
+
+    Whether to ignore them is a setting of the server, not of a schema, and the tables of schemas are shared
+    by all servers of a process. A context variable passes the setting to the one check that needs it, so
+    that a valid body has no additional cost.
+
+    Yields:
+        The paths of the removed members, with ``[]`` for every index: ``tools[].search_content_types``.
+    """
+    paths: dict[str, None] = {}
+    token = _ignored_paths.set(paths)
+    try:
+        yield paths
+    finally:
+        _ignored_paths.reset(token)
+
+
+def is_ignoring_unknown() -> bool:
+    """Return whether unknown members are ignored here."""
+    return _ignored_paths.get() is not None
+
+
+def reject_or_remove_unknown(
+    value: dict[str, Any], known: Mapping[str, Any], path: JsonPath
+) -> None:
+    """Raise the error of the first unknown member, or remove all of them where they are ignored."""
+    unknown = [name for name in value if name not in known]
+    paths = _ignored_paths.get()
+    if paths is None:
+        raise errors.UNKNOWN_PARAMETER(path=format_path((path, unknown[0])))
+    for name in unknown:
+        del value[name]
+        if len(paths) < MAX_IGNORED_PATHS:
+            paths[_generalize_path((path, name))] = None
+
+
+def _generalize_path(path: JsonPath) -> str:
+    """Format a path without indexes and without characters that no HTTP header may contain."""
+    steps: list[str] = []
+    while path is not None:
+        path, key = path
+        steps.append("[]" if isinstance(key, int) else f".{key[:MAX_IGNORED_PATH_CHARS]}")
+    text = "".join(reversed(steps)).removeprefix(".")
+    safe = (char if "!" <= char <= "~" and char != "," else "?" for char in text)
+    return "".join(safe)[:MAX_IGNORED_PATH_CHARS]
+
+
+JSON_TYPE_NAMES: Mapping[type, str] = {
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a decimal number",
+    list: "an array",
+    dict: "an object",
+    type(None): "null",
+}
+"""The API's name of each JSON type in error messages."""
+
+
+def describe_json_type(value: object) -> str:
+    """Return the API's name of the value's JSON type."""
+    return JSON_TYPE_NAMES.get(type(value), f"a {type(value).__name__}")
+
+
+def join_quoted(values: Sequence[str], conjunction: str) -> str:
+    """List values as the API does: ``'a'``, ``'a' and 'b'``, ``'a', 'b', and 'c'``."""
+    names = [f"'{value}'" for value in values]
+    if len(names) < 3:
+        return f" {conjunction} ".join(names)
+    return f"{', '.join(names[:-1])}, {conjunction} {names[-1]}"
+
+
+def shorten_name(name: str) -> str:
+    """Shorten a long name as the API does where it lists many: ``fil...lts``."""
+    return name if len(name) <= 16 else f"{name[:3]}...{name[-3:]}"
+
+
+def invalid_type_error(validator: Validator, value: object, path: JsonPath) -> errors.ApiError:
+    """Build the error of a value of the wrong JSON type."""
+    return errors.INVALID_TYPE(
+        path=format_path(path), expected=validator.expected, got=describe_json_type(value)
+    )
+
+
+def invalid_value_error(value: object, supported: Sequence[str], path: JsonPath) -> errors.ApiError:
+    """Build the error of a string that is not one of the supported values."""
+    text = value if isinstance(value, str) else ""
+    return errors.INVALID_VALUE(
+        path=format_path(path), value=text, supported=join_quoted(supported, "and")
+    )
+
+
+def check_unicode(value: str, path: JsonPath) -> None:
+    """Reject a lone surrogate: JSON can escape one, but UTF-8 cannot encode it."""
+    if value.isascii():
+        return
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise errors.LONE_SURROGATE(path=format_path(path)) from None
+
+
+def check_finite(value: float, path: JsonPath) -> None:
+    """Reject NaN and the infinities, which JSON does not have but Python's parser accepts."""
+    if type(value) is float and not math.isfinite(value):
+        raise errors.INVALID_NUMBER(path=format_path(path), value=value)
+
+
+def check_storable(value: Any, path: JsonPath, depth: int) -> None:
+    """Reject a value that cannot be stored or sent again, at any depth."""
+    if depth == 0:
+        raise errors.NESTING_TOO_DEEP(path=format_path(path), most=MAX_DEPTH)
+    match value:
+        case str():
+            check_unicode(value, path)
+        case float():
+            check_finite(value, path)
+        case dict():
+            for key, member in cast("dict[str, Any]", value).items():
+                check_unicode(key, path)
+                check_storable(member, path, depth - 1)
+        case list():
+            for item in cast("list[Any]", value):
+                check_storable(item, path, depth - 1)
+        case _:
+            pass
+
+
+MAX_INTEGER = 2**63 - 1
+"""The largest integer that every database and client supports."""
+
+ID_PATTERN = pattern("[A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class String:
+    """A string, optionally with bounds on its length and a pattern."""
+
+    min_length: int = 0
+    max_length: int | None = None
+    pattern: Pattern[str] | None = None
+    expected: str = "a string"
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Check the type, the characters, the length, the pattern."""
+        if type(value) is not str:
+            raise invalid_type_error(self, value, path)
+        check_unicode(value, path)
+        if len(value) < self.min_length:
+            template = errors.STRING_TOO_SHORT if value else errors.STRING_EMPTY
+            raise template(path=format_path(path), least=self.min_length, length=len(value))
+        if self.max_length is not None and len(value) > self.max_length:
+            raise errors.STRING_TOO_LONG(
+                path=format_path(path), most=self.max_length, length=len(value)
+            )
+        if self.pattern is not None and self.pattern.fullmatch(value) is None:
+            raise errors.STRING_PATTERN_MISMATCH(
+                path=format_path(path), pattern=self.pattern.pattern
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Identifier:
+    """An identifier of letters, digits, underscores and dashes, optionally with a prefix."""
+
+    prefix: str = ""
+    max_length: int = 64
+    expected: str = "a string"
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Check the type, the length, the characters, the prefix."""
+        if type(value) is not str:
+            raise invalid_type_error(self, value, path)
+        if not value:
+            raise errors.STRING_EMPTY(path=format_path(path), least=1)
+        if len(value) > self.max_length:
+            raise errors.STRING_TOO_LONG(
+                path=format_path(path), most=self.max_length, length=len(value)
+            )
+        if ID_PATTERN.fullmatch(value) is None:
+            raise errors.INVALID_ID_CHARACTERS(path=format_path(path), value=value)
+        if not value.startswith(self.prefix):
+            raise errors.INVALID_ID_PREFIX(path=format_path(path), value=value, prefix=self.prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """An integer within bounds; ``true`` and ``1.0`` are rejected."""
+
+    minimum: int = -MAX_INTEGER
+    maximum: int = MAX_INTEGER
+    expected: str = "an integer"
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Check the type and the bounds."""
+        if type(value) is not int:
+            raise invalid_type_error(self, value, path)
+        if value < self.minimum:
+            raise errors.INTEGER_TOO_SMALL(
+                path=format_path(path), least=self.minimum, value=format_number(value)
+            )
+        if value > self.maximum:
+            raise errors.INTEGER_TOO_LARGE(
+                path=format_path(path), most=self.maximum, value=format_number(value)
+            )
+
+
+def format_number(value: float) -> str:
+    """Format a number for an error; for a number of thousands of digits, only its size."""
+    if type(value) is int and value.bit_length() > 4096:
+        return "a number of more than a thousand digits"
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A finite number within bounds."""
+
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    expected: str = "a decimal"
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Check the type, that it is finite, and the bounds."""
+        if type(value) is not float and type(value) is not int:
+            raise invalid_type_error(self, value, path)
+        check_finite(value, path)
+        if value < self.minimum:
+            raise errors.DECIMAL_TOO_SMALL(
+                path=format_path(path), least=self.minimum, value=format_number(value)
+            )
+        if value > self.maximum:
+            raise errors.DECIMAL_TOO_LARGE(
+                path=format_path(path), most=self.maximum, value=format_number(value)
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean:
+    """``true`` or ``false``."""
+
+    expected: str = "a boolean"
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Check the type."""
+        if type(value) is not bool:
+            raise invalid_type_error(self, value, path)
+
+
+@dataclass(frozen=True, slots=True)
+class StringEnum:
+    """One of several strings; ``unlisted`` ones are accepted but not listed in errors."""
+
+    values: tuple[str, ...]
+    unlisted: tuple[str, ...] = ()
+    accepted: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "accepted", frozenset(self.values + self.unlisted))
+
+    @property
+    def expected(self) -> str:
+        """For example ``one of 'auto' or 'disabled'``."""
+        return f"one of {join_quoted([shorten_name(value) for value in self.values], 'or')}"
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Check the type, then that the value is one of them."""
+        if type(value) is not str:
+            raise invalid_type_error(self, value, path)
+        if value not in self.accepted:
+            raise invalid_value_error(value, self.values, path)
+
+
+@dataclass(frozen=True, slots=True)
+class AnyJson:
+    """Any JSON value or object that can be stored: finite, valid Unicode, bounded nesting."""
+
+    only_objects: bool = False
+    expected: str = "an object"
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Check that the value can be stored and sent again."""
+        if self.only_objects and type(value) is not dict:
+            raise invalid_type_error(self, value, path)
+        check_storable(value, path, MAX_DEPTH)
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A list of values of one kind; ``of`` names them in the plural."""
+
+    item: Validator
+    of: str = "objects"
+    min_length: int = 0
+    max_length: int | None = None
+
+    @property
+    def expected(self) -> str:
+        """For example ``an array of objects``."""
+        return f"an array of {self.of}"
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Check the type, the length, each item."""
+        if type(value) is not list:
+            raise invalid_type_error(self, value, path)
+        items = cast("list[Any]", value)
+        if len(items) < self.min_length:
+            raise errors.ARRAY_EMPTY(path=format_path(path), least=self.min_length)
+        if self.max_length is not None and len(items) > self.max_length:
+            raise errors.ARRAY_TOO_LONG(
+                path=format_path(path), most=self.max_length, length=len(items)
+            )
+        check = self.item.check
+        for index, item in enumerate(items):
+            check(item, (path, index))
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """An object with known members; those whose names end with ``!`` in the table are required."""
+
+    members: Mapping[str, Validator]
+    expected: str = "an object"
+    required: tuple[str, ...] = field(init=False)
+    order: Mapping[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        members = {name.removesuffix("!"): validator for name, validator in self.members.items()}
+        required = dict.fromkeys(name[:-1] for name in self.members if name.endswith("!"))
+        object.__setattr__(self, "members", members)
+        object.__setattr__(self, "required", tuple(required))
+        object.__setattr__(self, "order", {name: index for index, name in enumerate(members)})
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Check the type, then missing members, unknown members, each member."""
+        if type(value) is not dict:
+            raise invalid_type_error(self, value, path)
+        members = cast("dict[str, Any]", value)
+        for name in self.required:
+            if name not in members:
+                raise errors.MISSING_PARAMETER(path=format_path((path, name)))
+        if not members.keys() <= self.members.keys():
+            reject_or_remove_unknown(members, self.members, path)
+        for name in sorted(members, key=self.order.__getitem__):
+            self.members[name].check(members[name], (path, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """An object with keys chosen by the client and values of one kind."""
+
+    value: Validator
+    max_properties: int | None = None
+    max_key_length: int | None = None
+    expected: str = "an object"
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Check the type, the number of properties, each key and value."""
+        if type(value) is not dict:
+            raise invalid_type_error(self, value, path)
+        members = cast("dict[str, Any]", value)
+        if self.max_properties is not None and len(members) > self.max_properties:
+            raise errors.OBJECT_TOO_LARGE(
+                path=format_path(path), most=self.max_properties, length=len(members)
+            )
+        for key, member in members.items():
+            check_unicode(key, path)
+            if self.max_key_length is not None and len(key) > self.max_key_length:
+                raise errors.STRING_TOO_LONG(
+                    path=format_path((path, key)), most=self.max_key_length, length=len(key)
+                )
+            self.value.check(member, (path, key))
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedUnion:
+    """One of several objects, distinguished by the string in one of their members.
+
+    The error of an unknown tag names the tag (``tools[0].type``, as almost everywhere) or, with
+    ``error_on_object``, the object itself (``input[0]``). If the same tags are used in several unions,
+    ``all_tags`` lists them: the error of a tag that is valid elsewhere names the object. ``unlisted``
+    tags are accepted but not listed in errors.
+    """
+
+    variants: Mapping[str, Validator]
+    tag: str = "type"
+    error_on_object: bool = False
+    all_tags: tuple[str, ...] = ()
+    unlisted: tuple[str, ...] = ()
+    expected: str = "an object"
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Check the type, find the tag, check the object that it selects."""
+        if type(value) is not dict:
+            raise invalid_type_error(self, value, path)
+        members = cast("dict[str, Any]", value)
+        tag = members.get(self.tag)
+        variant = self.variants.get(tag) if type(tag) is str else None
+        if variant is None:
+            raise self._tag_error(members, path)
+        variant.check(members, path)
+
+    def _tag_error(self, value: Mapping[str, Any], path: JsonPath) -> errors.ApiError:
+        tag = value.get(self.tag)
+        belonging = tuple(name for name in self.variants if name not in self.unlisted)
+        if self.error_on_object or tag in self.all_tags:
+            return invalid_value_error(tag, belonging, path)
+        if self.tag not in value:
+            return errors.MISSING_PARAMETER(path=format_path((path, self.tag)))
+        return invalid_value_error(tag, self.all_tags or belonging, (path, self.tag))
+
+
+@dataclass(frozen=True, slots=True)
+class TypeUnion:
+    """A value of one of several JSON types, each with its own validator."""
+
+    expected: str
+    string: Validator | None = None
+    array: Validator | None = None
+    record: Validator | None = None
+    number: Validator | None = None
+    boolean: Validator | None = None
+    by_type: Mapping[type, Validator] = field(init=False)
+
+    def __post_init__(self) -> None:
+        validators = {
+            str: self.string,
+            list: self.array,
+            dict: self.record,
+            int: self.number,
+            float: self.number,
+            bool: self.boolean,
+        }
+        by_type = {kind: validator for kind, validator in validators.items() if validator}
+        object.__setattr__(self, "by_type", by_type)
+
+    def check(self, value: object, path: JsonPath) -> None:
+        """Check the value with the validator of its JSON type."""
+        validator = self.by_type.get(type(value))
+        if validator is None:
+            raise invalid_type_error(self, value, path)
+        validator.check(value, path)
+
+
+@dataclass(frozen=True, slots=True)
+class Nullable:
+    """A value of some kind, or null."""
+
+    inner: Validator
+
+    @property
+    def expected(self) -> str:
+        """That of the inner validator, because the API does not mention null."""
+        return self.inner.expected
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Check a value that is not null."""
+        if value is not None:
+            self.inner.check(value, path)
+
+
+@dataclass(frozen=True, slots=True)
+class NonNull:
+    """A value that must not be null; the live API has a special message for two parameters."""
+
+    inner: Validator
+
+    @property
+    def expected(self) -> str:
+        """That of the inner validator."""
+        return self.inner.expected
+
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Reject null as the live API does, and check everything else."""
+        if value is None:
+            raise errors.INVALID_TYPE(path=format_path(path), expected="a string", got="an object")
+        self.inner.check(value, path)
