@@ -186,8 +186,7 @@ class Prices:
         Returns:
             Dollars, or None if the price is unknown.
         """
-        day = None if at is None else datetime.fromtimestamp(at, UTC).date()
-        price = self.find(provider, model, input_tokens=usage.input_tokens, on=day)
+        price = self._find_at(usage, provider, model, at)
         return None if price is None else _compute_cost(usage, price)
 
     def cache_savings(
@@ -204,10 +203,16 @@ class Prices:
         Returns:
             Dollars, which are negative if writing cost more; None if the price is unknown.
         """
-        paid = self.cost(usage, provider, model, at=at)
+        price = self._find_at(usage, provider, model, at)
+        if price is None:
+            return None
         uncached = replace(usage, cached_tokens=0, cache_write_tokens=0)
-        full_cost = self.cost(uncached, provider, model, at=at)
-        return None if paid is None or full_cost is None else full_cost - paid
+        return _compute_cost(uncached, price) - _compute_cost(usage, price)
+
+    def _find_at(self, usage: Usage, provider: str, model: str, at: float | None) -> Price | None:
+        """Return the price of a response at a time; now by default."""
+        day = None if at is None else datetime.fromtimestamp(at, UTC).date()
+        return self.find(provider, model, input_tokens=usage.input_tokens, on=day)
 
 
 def load_prices(path: str | Path | None = None) -> Prices:

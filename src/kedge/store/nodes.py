@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from operator import itemgetter
 from typing import Any, cast
 
@@ -40,7 +41,7 @@ from kedge.store.records import (
 )
 from kedge.store.responses import (
     ANCHOR_COLUMNS,
-    anchor_from_row,
+    anchors_from_rows,
     encode_response,
     insert_response,
     intern_scope,
@@ -440,7 +441,7 @@ def _load_records(
     """Return the anchors in rows, and add the names of their scopes to ``scopes``."""
     if any(row[1] not in scopes for row in rows):
         scopes.update(tx.rows("SELECT number, name FROM scopes"))
-    return [anchor_from_row(row, scopes, retention) for row in rows]
+    return anchors_from_rows(rows, scopes, repeat(retention))
 
 
 def load_path_change(
