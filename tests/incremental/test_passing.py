@@ -566,3 +566,46 @@ async def test_the_event_loop_does_not_wait_for_evidence_that_is_being_written()
             *(http.post("/responses", json={"input": text}) for text in ("first", "second"))
         )
     assert was_released[0]
+
+
+class CutChunks(Chunks):
+    """The body of a response whose connection breaks after some chunks."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self.chunks
+        raise httpx2.ReadError("cut")
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self.chunks:
+            yield chunk
+        raise httpx2.ReadError("cut")
+
+
+@pytest.mark.parametrize("status", [200, 500])
+async def test_a_body_that_breaks_before_its_output_fails_where_it_is_read(status: int) -> None:
+    """A stream starts and then fails, as without Kedge, so that clients do not repeat the request."""
+    event = {"type": "response.created", "response": {**ANSWER, "previous_response_id": "resp_1"}}
+    data = f"data: {json.dumps(event)}\n\n".encode()
+    headers = {"content-type": "text/event-stream"}
+    body = {"input": HISTORY, "stream": True}
+
+    def make_transport() -> httpx2.MockTransport:
+        return respond_to_chained(status, stream=CutChunks(data), headers=headers)
+
+    with chain(httpx2.Client(transport=make_transport(), base_url=URL)) as http:
+        http.post("/responses", json={"input": HISTORY[:1]})
+        with http.stream("POST", "/responses", json=body) as response:
+            chunks = response.iter_raw()
+            assert next(chunks) == data
+            with pytest.raises(httpx2.ReadError) as exc_info:
+                next(chunks)
+        assert json.loads(exc_info.value.request.content) == body
+        assert chain_report(http).requests == 2
+    async with chain(httpx2.AsyncClient(transport=make_transport(), base_url=URL)) as client:
+        await client.post("/responses", json={"input": HISTORY[:1]})
+        async with client.stream("POST", "/responses", json=body) as response:
+            received = response.aiter_raw()
+            assert await anext(received) == data
+            with pytest.raises(httpx2.ReadError):
+                await anext(received)
+        assert chain_report(client).requests == 2

@@ -252,7 +252,10 @@ def _perform(send: Any, action: "Action", target: Any) -> Any:
         case "open":
             return iter(target)
         case "next":
-            return next(target, None)
+            try:
+                return next(target, None)
+            except Exception as error:  # noqa: BLE001 - raised where the program reads the body
+                return error
         case _:
             return target.close()
 
@@ -300,7 +303,10 @@ async def _perform_async(send: Any, chainer: Chainer | None, action: "Action", t
         case "open":
             return aiter(target)
         case "next":
-            return await anext(target, None)
+            try:
+                return await anext(target, None)
+            except Exception as error:  # noqa: BLE001 - raised where the program reads the body
+                return error
         case _:
             return await target.aclose()
 
@@ -413,8 +419,11 @@ def _describes_account(header: str) -> bool:
     )
 
 
-def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
-    """Send once, and return the response, or None if the original request must be sent instead."""
+def _receive_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
+    """Send once, and return the response and the error of an event hook, if any.
+
+    The response is None if an event hook sent a request on an anchor to another account.
+    """
     sent = _rebuild(library, request, exchange.content)
     planned = sent.url, sent.headers.raw
     sent.extensions[_RECEIVED] = []
@@ -435,7 +444,15 @@ def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
         exchange.detach()
         if was_chained:
             yield "close", response
-            return None
+            return None, None
+    return response, hook_error
+
+
+def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
+    """Send once, and return the response, or None if the original request must be sent instead."""
+    response, hook_error = yield from _receive_steps(library, request, exchange)
+    if response is None:
+        return None
     if response.status_code >= 400:
         return (yield from _read_error_steps(library, response, exchange, hook_error))
     if hook_error:
@@ -451,6 +468,9 @@ def _attempt_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
         if chunk is None:
             yield "call", partial(_finish, exchange, observer)
             response.extensions[BODY] = b"".join(buffered)
+            break
+        if isinstance(chunk, Exception):
+            chunks = _FailedChunks(chunk)
             break
         buffered.append(chunk)
         is_last = _feed(observer, chunk)
@@ -482,9 +502,12 @@ def _read_error_steps(
         source, chunks, buffered = response.stream, None, list[bytes]()
         if not response.is_closed:
             chunks = yield "open", source
-            while (chunk := (yield "next", chunks)) is not None:
+            while isinstance(chunk := (yield "next", chunks), bytes):
                 buffered.append(chunk)
-            response.extensions[BODY] = b"".join(buffered)
+            if chunk is None:
+                response.extensions[BODY] = b"".join(buffered)
+            else:
+                chunks = _FailedChunks(chunk)
         body = _decode_body(library, response)
         if (yield "call", partial(_is_chain_error, exchange, response.status_code, body)):
             yield "close", response
@@ -516,6 +539,19 @@ def _make_stream_class(library: Any) -> Any:
     """Return the class of response bodies that are observed while they are passed on."""
     bases = (_ObservedBody, library.AsyncByteStream, library.SyncByteStream)
     return type("ObservedStream", bases, {})
+
+
+class _FailedChunks:
+    """The rest of a body that could not be read: an iterator that raises the error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __iter__(self) -> Iterator[bytes]:
+        raise self._error
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        raise self._error
 
 
 class _ObservedBody:
