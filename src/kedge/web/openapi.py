@@ -46,7 +46,7 @@ class _NumberConvertor(IntegerConvertor):
 register_url_convertor("number", _NumberConvertor())
 
 _ENCODED_SLASH = "\ufdd0"
-"""The character that stands for an encoded slash while a path is matched; no text contains it."""
+"""The character that replaces an encoded slash while a path is matched; no text contains it."""
 
 
 class EncodedSlashMiddleware:
