@@ -134,6 +134,21 @@ def test_tool_calls_with_other_whitespace_match(server: TestServer, client: Open
     assert len(bodies(server)[-1]["input"]) == 1
 
 
+def test_items_of_a_response_with_the_same_text_are_sent(
+    server: TestServer, client: OpenAI
+) -> None:
+    """A response whose context equals a prefix of the input, and whose items follow it, is no anchor."""
+    answers = [client.responses.create(model="practice", input="Hello") for _ in range(2)]
+    history: list[Any] = []
+    for answer in answers:
+        history += [message("Hello"), *replay(answer)]
+    ask(client, history, "What did I say first?")
+    assert chain_report(client).healed == {"rejected": 1}
+    ask(client, history, "What did I say first?")
+    assert chain_report(client).chained == 1
+    check_contexts(server, [[message("Hello")], [message("Hello")], history[:5], history[:7]])
+
+
 def test_resent_reasoning_is_not_sent_again(server: TestServer, client: OpenAI) -> None:
     """The server has the reasoning of its response already and would reject the duplicate."""
     history: list[Any] = []

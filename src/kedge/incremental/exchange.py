@@ -11,6 +11,7 @@ The entry points (the chained client and the proxy) own the connection; this mod
 """
 
 import hashlib
+import re
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -100,6 +101,9 @@ ACCOUNT_HEADERS = ("openai-organization", "openai-project")
 
 READABLE_CODINGS = ("identity", "gzip", "x-gzip", "deflate")
 """The compressions of responses that can be read."""
+
+_DUPLICATE_PATTERN = re.compile(r"\bduplicate item\b", re.IGNORECASE)
+"""The rejection of an item that the context already contains, by its id."""
 
 Verdict = Literal["waiting", "release", "resend"]
 
@@ -349,6 +353,9 @@ class Exchange:
         )
         summary = RequestSummary(previous_response_id=self.rewritten.anchor.record.response_id)
         self._rejection = classify_error(error, summary) or ""
+        # Two responses with the same text have other ids: one may be the anchor, the other a new item.
+        if not self._rejection and _DUPLICATE_PATTERN.search(error.message):
+            self._rejection = "duplicate"
         if self.check and not self._rejection and is_server_error(status):
             self.check.record_error()
         return bool(self._rejection)
