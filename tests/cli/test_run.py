@@ -112,13 +112,16 @@ def test_steps_from_a_file(folder: Path) -> None:
     assert "more  10 + 1 = 11." in invoke_run("steps", "steps.toml").stdout
 
 
-def test_failed_workflow_can_be_resumed(folder: Path, kedge_server: TestServer) -> None:
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_failed_workflow_can_be_resumed(
+    folder: Path, kedge_server: TestServer, options: list[str]
+) -> None:
     """The error names the command that continues, which sends only the remaining requests."""
     (folder / "steps.toml").write_text(
         '[[steps]]\nname = "a"\nprompt = "Hi"\n[[steps]]\nname = "b"\nprompt = "{a} Call it."\n'
     )
     kedge_server.faults.set("status=400", times=1)
-    done = invoke_run("steps", "steps.toml", "--id", "wf_two")
+    done = invoke_run("steps", "steps.toml", "--id", "wf_two", *options)
     assert done.exit_code == 1
     assert "Continue with: kedge run steps --resume wf_two" in done.stderr
     assert run_json("steps", "--resume", "wf_two")["workflow"] == "wf_two"

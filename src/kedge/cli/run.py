@@ -302,7 +302,7 @@ def _run_workflow(
         try:
             result = anyio.run(work)
         except (KedgeError, KeyboardInterrupt) as error:
-            if started and not as_json:
+            if started:
                 advice = f"Continue with: kedge run {kind} --resume {started[0]}"
                 click.echo(dim(advice), err=True)
             if isinstance(error, KeyboardInterrupt):

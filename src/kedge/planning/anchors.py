@@ -6,8 +6,7 @@ record show whether the response is still available on the server.
 """
 
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from kedge.errors import InvalidSetting
@@ -126,17 +125,6 @@ class AnchorRecord:
 
     def __post_init__(self) -> None:
         """Check nothing, because a record with wrong values matches no Turn."""
-
-
-_SETTERS = tuple(vars(AnchorRecord)[each.name].__set__ for each in fields(AnchorRecord))
-
-
-def build_record(values: Iterable[object]) -> AnchorRecord:
-    """Return the record with these values of all fields in order, which is faster than its constructor."""
-    record = object.__new__(AnchorRecord)
-    for set_value, value in zip(_SETTERS, values, strict=True):
-        set_value(record, value)
-    return record
 
 
 @dataclass(frozen=True, slots=True)
