@@ -396,6 +396,21 @@ async def test_goto_moves_head_to_any_position(conversation: Conversation) -> No
             await conversation.goto(position)
 
 
+async def test_address_of_a_store_is_not_a_store() -> None:
+    """An address, or arguments in another order, are an error that shows how to open a store."""
+    address: Any = "sqlite://:memory:"
+    with pytest.raises(InvalidSetting, match=r"must be a store, not str: await kedge\.open_store"):
+        await Conversation.create(address, "practice")
+    with pytest.raises(InvalidSetting, match="must be a store, not str"):
+        await Conversation.open(address, "conv_1", "practice")
+
+
+async def test_one_function_is_not_a_list_of_tools(conversation: Conversation) -> None:
+    """A function passed as the tools of a message is an error that shows the list."""
+    with pytest.raises(InvalidSetting, match=r"not builtin_function_or_method: tools=\[function\]"):
+        await conversation.send("hello", tools=len)
+
+
 async def test_regenerated_answer_is_streamed(conversation: Conversation) -> None:
     """`stream_regenerate` returns the events of another answer, which becomes the head."""
     await conversation.send("What is 2+3?")

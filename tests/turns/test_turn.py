@@ -296,6 +296,11 @@ INVALID_CALLS: list[tuple[Any, str]] = [
     (lambda _: untyped.Turn([], extra={"blocks": []}), "extra holds 'blocks'"),
     (lambda turn: turn.append([user("a")]), "a Turn must have blocks, not list"),
     (lambda turn: turn.append("text"), "a Turn must have blocks, not str; use kedge.user"),
+    (
+        lambda turn: turn.append(untyped.image("https://a.example/b.png")),
+        "put it into a message: user",
+    ),
+    (lambda turn: turn.append({"role": "user"}), "not dict; use kedge.turns.blocks_from_messages"),
     (lambda turn: turn.insert(0, None), "a Turn must have blocks, not NoneType"),
     (lambda turn: turn.replace("a", "text"), "a Turn must have blocks, not str"),
     (lambda turn: turn.replace("zz", user("b")), "no block with the id 'zz' in turn_1"),

@@ -210,6 +210,7 @@ class Conversation:
             InvalidSetting: The mode, the retention or another setting has an invalid value.
             Blocked: A guard rejects one of the blocks.
         """
+        _check_store(store)
         engine = connect(engine) if isinstance(engine, str) else engine
         guarded = with_middleware(engine, *settings.get("middleware", ()))
         messages = [blocks] if isinstance(blocks, str | Block) else blocks
@@ -251,6 +252,7 @@ class Conversation:
         Raises:
             NotInStore: The store has no conversation with this id.
         """
+        _check_store(store)
         return await cls._load(store, await store.conversation(id), engine, settings)
 
     @classmethod
@@ -1102,6 +1104,14 @@ async def open_or_create(
         with suppress(NotInStore):  # unless another process created it meanwhile
             return await Conversation.open(store, name, engine, **settings)
         raise
+
+
+def _check_store(store: object) -> None:
+    if isinstance(store, str):
+        raise InvalidSetting(
+            "the first argument must be a store, not str: "
+            'await kedge.open_store("sqlite:///chat.db")'
+        )
 
 
 def _as_block(message: Block | str) -> Block:

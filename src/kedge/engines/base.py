@@ -37,7 +37,7 @@ from kedge.engines.reply import (
 )
 from kedge.engines.request_body import check_params, combine_params
 from kedge.engines.stream import Stream
-from kedge.errors import InvalidTurn, UnsupportedParameter
+from kedge.errors import InvalidSetting, InvalidTurn, UnsupportedParameter
 from kedge.events import Event
 from kedge.events.run import TurnEdited
 from kedge.planning import AnchorRecord, Mode, RequestPlan
@@ -215,6 +215,8 @@ def _split_tools(tools: OfferedTools) -> tuple[list[Any], tuple[Mapping[str, Any
     """Return the tools and functions that a run calls, and the definitions that it only offers."""
     functions: list[Any] = []
     definitions: list[Mapping[str, Any]] = []
+    if not isinstance(tools, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidSetting(f"tools must be a list, not {type(tools).__name__}: tools=[function]")
     offered: Iterable[Any] = [tools] if isinstance(tools, Mapping) else tools
     for each in offered:
         if not hasattr(each, "definitions") and isinstance(each, Mapping):

@@ -31,6 +31,7 @@ from kedge.errors import InvalidTurn
 from kedge.turns.blocks import Block, SystemBlock
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
 from kedge.turns.immutable import new_id, set_field
+from kedge.turns.parts import FilePart, ImagePart, OpaquePart
 from kedge.turns.text_format import DEFAULT_WIDTH, format_table, shorten
 
 TURN_MEMBERS = frozenset({"format", "version", "id", "data", "blocks"})
@@ -467,9 +468,15 @@ def count_leading(blocks: Sequence[Block]) -> int:
 def _check_blocks(blocks: Iterable[object]) -> None:
     for block in blocks:
         if not isinstance(block, Block):
-            raise InvalidTurn(
-                f"a Turn must have blocks, not {type(block).__name__}; use kedge.user(...)"
-            )
+            kind = type(block).__name__
+            match block:
+                case ImagePart() | FilePart() | OpaquePart():
+                    remedy = 'put it into a message: user(["text", part])'
+                case dict():
+                    remedy = "use kedge.turns.blocks_from_messages(...)"
+                case _:
+                    remedy = "use kedge.user(...)"
+            raise InvalidTurn(f"a Turn must have blocks, not {kind}; {remedy}")
 
 
 def _collect_unique_ids(blocks: tuple[Block, ...]) -> set[str]:
