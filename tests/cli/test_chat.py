@@ -51,6 +51,41 @@ def invoke_chat(lines: str, *options: str, code: int = 0) -> Result:
     return result
 
 
+def test_message_argument_is_answered_and_nothing_is_read() -> None:
+    """With a message, the chat sends it alone: the input is not read, and nothing is stored."""
+    result = invoke_chat("What is 7+7?\n", "What is 2+3?")
+    assert "2+3 = 5." in result.stdout
+    assert "14" not in result.stdout
+    assert not result.stdout.startswith(">")
+
+
+def test_message_argument_continues_a_named_conversation() -> None:
+    """Each command with the same name sends the next message of one conversation."""
+    invoke_chat("", "-c", "notes", "What is 2+3?")
+    result = invoke_chat("", "-c", "notes", "--json", "What did I say first?")
+    reply = json.loads(result.stdout)
+    assert 'You said first: "What is 2+3?"' in reply["text"]
+
+
+def test_dash_reads_the_complete_input_as_one_message() -> None:
+    """A file of several lines is one message."""
+    result = invoke_chat("What is 2+3?\nExplain it.\n", "-", "--json")
+    assert len(result.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("message", ["", " ", "-"])
+def test_empty_message_argument_is_rejected(message: str) -> None:
+    """An empty message, given or read, is an error of usage."""
+    assert "the message is empty" in invoke_chat("", message, code=2).output
+
+
+def test_failed_message_argument_exits_with_1(kedge_server: TestServer) -> None:
+    """A script sees by the exit code that there is no answer."""
+    kedge_server.faults.set("status=400", times=1)
+    model = f"responses:{kedge_server.base_url}#practice"
+    invoke_chat("", "--model", model, "Hello", code=1)
+
+
 def test_piped_chat_is_chained_and_prints_status() -> None:
     """Answers are printed on standard output, each followed by a line about what was sent."""
     done = run_chat("What is 2+3?\nWhat did I say first?\n")

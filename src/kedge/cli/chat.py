@@ -4,6 +4,7 @@ Answers are streamed. After each turn one line shows the mode, the anchor, and h
 with a full request. On a terminal, and with ``--conversation``, the conversation is stored and can be continued.
 """
 
+import sys
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from kedge.cli.store_options import DurationParam, complete_names, store_option
 
 
 @kedge_command("chat", short_help="Chat with a model; see what was sent, and why.")
+@click.argument("message", required=False)
 @setting_option("model")
 @click.option(
     "--conversation",
@@ -49,15 +51,33 @@ from kedge.cli.store_options import DurationParam, complete_names, store_option
 @setting_option("trace")
 @store_option
 @click.pass_context
-def command(ctx: click.Context, conversation: str | None, no_save: bool, **options: Any) -> None:
-    """Chat with a model. Type /help in the chat for its commands."""
+def command(
+    ctx: click.Context,
+    message: str | None,
+    conversation: str | None,
+    no_save: bool,
+    **options: Any,
+) -> None:
+    """Chat with a model. Type /help in the chat for its commands.
+
+    With MESSAGE, send this message, print the answer and exit; if it is "-", the complete standard input is the
+    message. Such a chat is stored only under a name (-c).
+    """
     from kedge.cli.chat_session import ChatOptions, run_chat
 
+    if message == "-":
+        message = sys.stdin.read()
+    if message is not None and not message.strip():
+        raise click.BadParameter("the message is empty", param_hint="MESSAGE")
     if conversation is not None and not conversation.strip():
         raise click.BadParameter("the name is empty; give one, or omit the option", param_hint="-c")
     is_model_given = ctx.meta[SOURCES_KEY]["model"] == "flag"
     run_chat(
         ChatOptions(
-            **options, is_model_given=is_model_given, name=conversation or "", save=not no_save
+            **options,
+            message=(message or "").strip(),
+            is_model_given=is_model_given,
+            name=conversation or "",
+            save=not no_save,
         )
     )

@@ -9,7 +9,7 @@ import asyncio
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -53,6 +53,8 @@ class ChatOptions:
     """Options of a chat; ``is_model_given`` is whether ``--model`` was passed."""
 
     model: str
+    message: str = ""
+    """The only message of the chat; if it is empty, messages are read from the input."""
     is_model_given: bool = False
     name: str = ""
     ttl: float | None = None
@@ -68,10 +70,14 @@ class ChatOptions:
     save: bool = True
 
     @property
+    def is_typed(self) -> bool:
+        """Whether a person types the messages on a terminal."""
+        return sys.stdin.isatty() and not self.as_json and not self.message
+
+    @property
     def is_saved(self) -> bool:
-        """Whether the conversation is stored: if it has a name, or if the input is a terminal."""
-        typed = sys.stdin.isatty() and not self.as_json
-        return bool(self.name) or (self.save and typed)
+        """Whether the conversation is stored: if it has a name, or if its messages are typed."""
+        return bool(self.name) or (self.save and self.is_typed)
 
 
 INTERRUPTED_MESSAGE = (
@@ -96,22 +102,27 @@ def run_chat(options: ChatOptions) -> None:
         stack = AsyncExitStack()
         try:
             session = runner.run(_open_session(options, stack))
-            typed = sys.stdin.isatty() and not options.as_json
-            if typed:
+            if options.is_typed:
                 click.echo(wrap_text(session.format_greeting()))
             with suppress(Quit):
-                commands = tuple(SLASH_COMMANDS)
-                echo = not (options.as_json or options.schema_file)
-                for line in read_messages(
-                    runner, echo=echo, completions=commands, remember=session.is_saved
-                ):
+                for line in _read_input(options, session, runner):
                     session.handle_line(line, runner)
-            if typed and session.is_saved and len(session.conversation.turn):
+            if options.is_typed and session.is_saved and len(session.conversation.turn):
                 click.echo(wrap_text(session.format_farewell()))
-            if session.failed and not sys.stdin.isatty():
+            if session.failed and (options.message or not sys.stdin.isatty()):
                 raise click.exceptions.Exit(1)
         finally:
             runner.run(stack.aclose())
+
+
+def _read_input(
+    options: ChatOptions, session: "ChatSession", runner: asyncio.Runner
+) -> Iterable[str]:
+    if options.message:
+        return [options.message]
+    echo = not (options.as_json or options.schema_file)
+    commands = tuple(SLASH_COMMANDS)
+    return read_messages(runner, echo=echo, completions=commands, remember=session.is_saved)
 
 
 async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSession":
