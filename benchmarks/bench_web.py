@@ -125,7 +125,8 @@ async def _measure_pages(url: str, name: str) -> list[Row]:
         chain = cpu_seconds(lambda: build_response_graph(tree, 0.0), repeat=3)
         view = await service.load_view(name)
         drawn = cpu_seconds(
-            lambda: render("conversation.html", here="conversations", view=view), repeat=3
+            lambda: render("conversation.html", here="conversations", has_session=False, view=view),
+            repeat=3,
         )
         start = time.perf_counter()
         await service.load_view(name)
