@@ -81,12 +81,13 @@ async def test_headers_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     received: dict[str, str] = {}
 
     async def refuse(request: Request) -> Response:
+        assert len(request.headers.getlist("user-agent")) == 1
         received.update(request.headers)
         return json_response({"error": {"message": "no"}}, 400)
 
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Team: red\nX-Gone: yes\nnonsense")
     monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
-    headers = {"x-team": "blue", "X-Gone": None}
+    headers = {"x-team": "blue", "X-Gone": None, "user-agent": "mine/1"}
     with serve_handler(refuse) as url:
         settings = {"base_url": url, "api_key": "sk-1", "default_headers": headers}
         async with connect("openai:gpt-5.1", **settings) as engine:
@@ -95,7 +96,7 @@ async def test_headers_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert received["authorization"] == "Bearer sk-1"
     assert received["openai-organization"] == "org-1"
     assert received["x-team"] == "blue"
-    assert received["user-agent"].startswith("kedge/")
+    assert received["user-agent"] == "mine/1"
     assert "x-gone" not in received
 
 

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from kedge.engines.http_errors import PLACEHOLDER_KEY, ErrorBuilder
 from kedge.errors import CannotConnect, InvalidSetting
+from kedge.planning.anchors import validate_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +102,7 @@ def _make_client(
 
     return HttpClient(
         errors,
-        {"User-Agent": f"kedge/{version('kedge')}", **headers},
+        _merge_headers({"User-Agent": f"kedge/{version('kedge')}"}, headers),
         timeouts=Timeouts.of(settings["timeout"]) if "timeout" in settings else DEFAULT_TIMEOUTS,
         max_retries=settings.get("max_retries", DEFAULT_MAX_RETRIES),
     )
@@ -162,15 +163,9 @@ def _split_settings(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[
 def _check_settings(settings: Mapping[str, Any]) -> None:
     timeout, retries = settings.get("timeout"), settings.get("max_retries", 0)
     for name in ("connect", "read"):
-        seconds = getattr(timeout, name, timeout)
-        if not (seconds is None or (_is_number(seconds, int | float) and seconds > 0)):
-            raise InvalidSetting(f"timeout must be a positive number of seconds, not {timeout!r}")
-    if not (_is_number(retries, int) and retries >= 0):
-        raise InvalidSetting(f"max_retries must be 0 or a positive integer, not {retries!r}")
-
-
-def _is_number(value: object, kind: Any) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
+        validate_seconds(getattr(timeout, name, timeout), "timeout")
+    if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
+        raise InvalidSetting(f"max_retries must be an integer of at least 0, not {retries!r}")
 
 
 def _resolve_scope(
