@@ -89,13 +89,12 @@ def parse_body(raw: bytes) -> object:
 
 @dataclass(frozen=True, slots=True)
 class RequestSchema:
-    """The body of one endpoint: its parameters, those that are required, and those that were moved.
+    """The body of one endpoint: its parameters, and those that were moved.
 
     ``legacy`` parameters are not supported and never ignored, because the answer would be wrong without them.
     """
 
     params: Object
-    required: tuple[str, ...] = ()
     moved: Mapping[str, str] = field(default_factory=dict[str, str])
     legacy: tuple[str, ...] = ()
 
@@ -104,7 +103,7 @@ class RequestSchema:
         if type(body) is not dict:
             raise errors.BODY_NOT_OBJECT(got=describe_json_type(body))
         fields = cast("dict[str, Any]", body)
-        for name in self.required:
+        for name in self.params.required:
             if name not in fields:
                 raise self._missing_error(name, fields)
         if not fields.keys() <= self.params.members.keys():
@@ -137,19 +136,13 @@ class RequestSchema:
         return errors.UNKNOWN_PARAMETER(path=name)
 
 
-_CREATE = RequestSchema(
-    Object(requests.CREATE_RESPONSE),
-    required=("model", "input"),
-    moved=requests.MOVED_PARAMETERS,
-)
-_SOCKET_CREATE = RequestSchema(
-    Object(requests.SOCKET_CREATE), required=("model", "input"), moved=requests.MOVED_PARAMETERS
-)
-_INPUT_TOKENS = RequestSchema(Object(requests.INPUT_TOKENS))
-_COMPACT = RequestSchema(Object(requests.COMPACT_RESPONSE), required=("model",))
-_CONVERSATION_CREATE = RequestSchema(Object(requests.CONVERSATION_CREATE))
-_CONVERSATION_UPDATE = RequestSchema(Object(requests.CONVERSATION_UPDATE), required=("metadata",))
-_CONVERSATION_ITEMS = RequestSchema(Object(requests.CONVERSATION_ITEMS), required=("items",))
+_CREATE = RequestSchema(Object(requests.CREATE_RESPONSE), requests.MOVED_PARAMETERS)
+_SOCKET_CREATE = RequestSchema(Object(requests.SOCKET_CREATE), requests.MOVED_PARAMETERS)
+check_input_tokens = RequestSchema(Object(requests.INPUT_TOKENS)).check
+check_compact = RequestSchema(Object(requests.COMPACT_RESPONSE)).check
+check_conversation_create = RequestSchema(Object(requests.CONVERSATION_CREATE)).check
+check_conversation_update = RequestSchema(Object(requests.CONVERSATION_UPDATE)).check
+check_conversation_items = RequestSchema(Object(requests.CONVERSATION_ITEMS)).check
 
 
 def check_create(body: object, *, on_socket: bool = False) -> None:
@@ -158,31 +151,6 @@ def check_create(body: object, *, on_socket: bool = False) -> None:
     for entry in fields.get("context_management") or ():
         if entry["type"] != "compaction":
             raise errors.CONTEXT_MANAGEMENT_UNSUPPORTED(type=entry["type"])
-
-
-def check_input_tokens(body: object) -> None:
-    """Check a request to ``POST /v1/responses/input_tokens``."""
-    _INPUT_TOKENS.check(body)
-
-
-def check_compact(body: object) -> None:
-    """Check a request to ``POST /v1/responses/compact``."""
-    _COMPACT.check(body)
-
-
-def check_conversation_create(body: object) -> None:
-    """Check a request to ``POST /v1/conversations``."""
-    _CONVERSATION_CREATE.check(body)
-
-
-def check_conversation_update(body: object) -> None:
-    """Check a request to ``POST /v1/conversations/{id}``."""
-    _CONVERSATION_UPDATE.check(body)
-
-
-def check_conversation_items(body: object) -> None:
-    """Check a request to ``POST /v1/conversations/{id}/items``."""
-    _CONVERSATION_ITEMS.check(body)
 
 
 def check_exclusive(body: Mapping[str, Any]) -> None:

@@ -124,12 +124,11 @@ def check_thinking(merged: Sequence[MergedMessage]) -> None:
 Body = Mapping[str, Any]
 Decrypt = Callable[[str], Any]
 
-_REQUIRED = ("model", "max_tokens", "messages")
-_CREATE = RequestSchema(Object(schema.CREATE_MESSAGE), _REQUIRED)
+_CREATE = RequestSchema(Object(schema.CREATE_MESSAGE))
 _CREATE_WITH_SAMPLING = RequestSchema(
-    Object({**schema.CREATE_MESSAGE, **schema.SAMPLING_PARAMETERS}), _REQUIRED
+    Object({**schema.CREATE_MESSAGE, **schema.SAMPLING_PARAMETERS})
 )
-_COUNT_TOKENS = RequestSchema(Object(schema.COUNT_TOKENS), required=("model", "messages"))
+_COUNT_TOKENS = RequestSchema(Object(schema.COUNT_TOKENS))
 
 DEFAULT_EFFORT = "medium"
 """The reasoning effort if thinking is enabled without one."""

@@ -14,6 +14,7 @@ from kedge.server.schema.validators import (
     Array,
     Integer,
     JsonPath,
+    Members,
     Nullable,
     Number,
     Object,
@@ -28,7 +29,7 @@ NAME = String(min_length=1, max_length=128, pattern=pattern("^[a-zA-Z0-9_-]{1,12
 MIN_THINKING_BUDGET = 1024
 
 
-def block_object(members: dict[str, Validator]) -> Object:
+def block_object(members: Members) -> Object:
     """Build the schema of a block with these members, its type and its cache control."""
     return Object({"type": STRING, "cache_control": CACHE_CONTROL} | members)
 
@@ -39,7 +40,7 @@ CACHE_CONTROL = Nullable(
 TEXT_BLOCK = block_object({"text!": STRING, "citations": Nullable(Array(ANY_OBJECT))})
 
 
-def source_object(members: dict[str, Validator]) -> Object:
+def source_object(members: Members) -> Object:
     """Build the schema of a source, all of whose members are required."""
     return Object({"type": STRING} | {f"{name}!": members[name] for name in members})
 
@@ -131,8 +132,8 @@ BLOCK = TaggedUnion(
         "search_result": SEARCH_RESULT_BLOCK,
         "tool_use": TOOL_USE_BLOCK,
         "tool_result": TOOL_RESULT_BLOCK,
-        "thinking": Object({"type": STRING, "thinking!": STRING, "signature!": STRING}),
-        "redacted_thinking": Object({"type": STRING, "data!": STRING}),
+        "thinking": {"thinking!": STRING, "signature!": STRING},
+        "redacted_thinking": {"data!": STRING},
     }
 )
 MESSAGE = Object(
@@ -173,42 +174,37 @@ class ToolDefinition:
             self.union.check(value, path)
 
 
-PARALLEL_MEMBERS: dict[str, Validator] = {"type": STRING, "disable_parallel_tool_use": BOOLEAN}
+PARALLEL_MEMBERS: Members = {"type": STRING, "disable_parallel_tool_use": BOOLEAN}
 TOOL_CHOICE = TaggedUnion(
     {
         "auto": Object(PARALLEL_MEMBERS),
         "any": Object(PARALLEL_MEMBERS),
         "tool": Object(PARALLEL_MEMBERS | {"name!": STRING}),
-        "none": Object({"type": STRING}),
+        "none": {},
     }
 )
 THINKING_DISPLAY = Nullable(StringEnum(("summarized", "omitted")))
 THINKING = TaggedUnion(
     {
-        "enabled": Object(
-            {
-                "type": STRING,
-                "budget_tokens!": Integer(minimum=MIN_THINKING_BUDGET),
-                "display": THINKING_DISPLAY,
-            }
-        ),
-        "adaptive": Object({"type": STRING, "display": THINKING_DISPLAY}),
-        "between_tools": Object({"type": STRING}),
-        "disabled": Object({"type": STRING}),
+        "enabled": {
+            "budget_tokens!": Integer(minimum=MIN_THINKING_BUDGET),
+            "display": THINKING_DISPLAY,
+        },
+        "adaptive": {"display": THINKING_DISPLAY},
+        "between_tools": {},
+        "disabled": {},
     }
 )
 OUTPUT_CONFIG = Object(
     {
         "effort": Nullable(StringEnum(("low", "medium", "high", "xhigh", "max"))),
-        "format": Nullable(
-            TaggedUnion({"json_schema": Object({"type": STRING, "schema!": ANY_OBJECT})})
-        ),
+        "format": Nullable(TaggedUnion({"json_schema": {"schema!": ANY_OBJECT}})),
     }
 )
 
 COUNT_TOKENS: Mapping[str, Validator] = {
-    "model": String(min_length=1),
-    "messages": Array(MESSAGE),
+    "model!": String(min_length=1),
+    "messages!": Array(MESSAGE),
     "system": TypeUnion(
         "a string or list", string=STRING, array=Array(TaggedUnion({"text": TEXT_BLOCK}))
     ),
@@ -223,7 +219,7 @@ COUNT_TOKENS: Mapping[str, Validator] = {
 
 CREATE_MESSAGE: Mapping[str, Validator] = {
     **COUNT_TOKENS,
-    "max_tokens": Integer(minimum=1),
+    "max_tokens!": Integer(minimum=1),
     "stream": BOOLEAN,
     "stop_sequences": Array(String(min_length=1), of="strings"),
     "metadata": Object({"user_id": NULLABLE_STRING}),

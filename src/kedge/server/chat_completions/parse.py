@@ -113,11 +113,7 @@ def _check_assistant(message: Message, index: int) -> None:
 
 Body = Mapping[str, Any]
 
-_CREATE = RequestSchema(
-    Object(schema.CREATE_COMPLETION),
-    required=("model", "messages"),
-    legacy=("functions", "function_call"),
-)
+_CREATE = RequestSchema(Object(schema.CREATE_COMPLETION), legacy=("functions", "function_call"))
 
 SHARED_PARAMETERS = (
     "model",

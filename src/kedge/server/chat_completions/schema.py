@@ -9,12 +9,13 @@ from collections.abc import Mapping
 
 from kedge.server.schema import requests
 from kedge.server.schema.content import CACHE_BREAKPOINT, NULLABLE_STRING, REFUSAL, STRING
-from kedge.server.schema.tools import ANY_OBJECT, BOOLEAN, NAME, REASONING_EFFORTS, typed_object
+from kedge.server.schema.tools import ANY_OBJECT, BOOLEAN, NAME, REASONING_EFFORTS
 from kedge.server.schema.validators import (
     AnyJson,
     Array,
     Integer,
     Map,
+    Members,
     Nullable,
     Number,
     Object,
@@ -27,27 +28,21 @@ from kedge.server.schema.validators import (
 
 NAMED_TOOL = Object({"name!": NAME})
 
-TEXT_PART = Object({"type": STRING, "text!": STRING, "prompt_cache_breakpoint": CACHE_BREAKPOINT})
-IMAGE_PART = typed_object(
-    {
-        "image_url!": Object(
-            {"url!": STRING, "detail": StringEnum(("auto", "low", "high", "original"))}
-        ),
-        "prompt_cache_breakpoint": CACHE_BREAKPOINT,
-    }
-)
-AUDIO_PART = typed_object(
-    {
-        "input_audio!": Object({"data!": STRING, "format!": StringEnum(("wav", "mp3"))}),
-        "prompt_cache_breakpoint": CACHE_BREAKPOINT,
-    }
-)
-FILE_PART = typed_object(
-    {
-        "file!": Object({"file_data": STRING, "file_id": STRING, "filename": STRING}),
-        "prompt_cache_breakpoint": CACHE_BREAKPOINT,
-    }
-)
+TEXT_PART: Members = {"text!": STRING, "prompt_cache_breakpoint": CACHE_BREAKPOINT}
+IMAGE_PART: Members = {
+    "image_url!": Object(
+        {"url!": STRING, "detail": StringEnum(("auto", "low", "high", "original"))}
+    ),
+    "prompt_cache_breakpoint": CACHE_BREAKPOINT,
+}
+AUDIO_PART: Members = {
+    "input_audio!": Object({"data!": STRING, "format!": StringEnum(("wav", "mp3"))}),
+    "prompt_cache_breakpoint": CACHE_BREAKPOINT,
+}
+FILE_PART: Members = {
+    "file!": Object({"file_data": STRING, "file_id": STRING, "filename": STRING}),
+    "prompt_cache_breakpoint": CACHE_BREAKPOINT,
+}
 
 TEXT_OR_PARTS = "one of a string or array of objects"
 TEXT_CONTENT = TypeUnion(
@@ -93,7 +88,7 @@ CUSTOM_CALL = Object(
 )
 
 
-def message_object(members: dict[str, Validator]) -> Object:
+def message_object(members: Members) -> Object:
     """Build the schema of a message with these members, its role and its name."""
     return Object({"role": STRING, "name": STRING} | members)
 
@@ -124,49 +119,43 @@ MESSAGE = TaggedUnion(
     tag="role",
 )
 
-FUNCTION_TOOL = typed_object(
-    {
-        "function!": Object(
-            {
-                "name!": NAME,
-                "description": STRING,
-                "parameters": ANY_OBJECT,
-                "strict": Nullable(BOOLEAN),
-            }
-        )
-    }
-)
+FUNCTION_TOOL: Members = {
+    "function!": Object(
+        {
+            "name!": NAME,
+            "description": STRING,
+            "parameters": ANY_OBJECT,
+            "strict": Nullable(BOOLEAN),
+        }
+    )
+}
 GRAMMAR = Object({"definition!": STRING, "syntax!": StringEnum(("lark", "regex"))})
-CUSTOM_TOOL = typed_object(
-    {
-        "custom!": Object(
-            {
-                "name!": NAME,
-                "description": STRING,
-                "format": TaggedUnion(
-                    {
-                        "text": typed_object(),
-                        "grammar": typed_object({"grammar!": GRAMMAR}),
-                    }
-                ),
-            }
-        )
-    }
-)
+CUSTOM_TOOL: Members = {
+    "custom!": Object(
+        {
+            "name!": NAME,
+            "description": STRING,
+            "format": TaggedUnion(
+                {
+                    "text": {},
+                    "grammar": {"grammar!": GRAMMAR},
+                }
+            ),
+        }
+    )
+}
 TOOL_CHOICE = TypeUnion(
     "one of an object or 'none', 'auto', or 'required'",
     string=StringEnum(("none", "auto", "required")),
     record=TaggedUnion(
         {
-            "function": typed_object({"function!": NAMED_TOOL}),
-            "custom": typed_object({"custom!": NAMED_TOOL}),
-            "allowed_tools": typed_object(
-                {
-                    "allowed_tools!": Object(
-                        {"mode!": StringEnum(("auto", "required")), "tools!": Array(ANY_OBJECT)}
-                    )
-                }
-            ),
+            "function": {"function!": NAMED_TOOL},
+            "custom": {"custom!": NAMED_TOOL},
+            "allowed_tools": {
+                "allowed_tools!": Object(
+                    {"mode!": StringEnum(("auto", "required")), "tools!": Array(ANY_OBJECT)}
+                )
+            },
         }
     ),
 )
@@ -175,9 +164,9 @@ JSON_SCHEMA = Object(
 )
 RESPONSE_FORMAT = TaggedUnion(
     {
-        "text": typed_object(),
-        "json_object": typed_object(),
-        "json_schema": typed_object({"json_schema!": JSON_SCHEMA}),
+        "text": {},
+        "json_object": {},
+        "json_schema": {"json_schema!": JSON_SCHEMA},
     }
 )
 STOP = TypeUnion(
@@ -185,11 +174,11 @@ STOP = TypeUnion(
     string=String(min_length=1),
     array=Array(String(min_length=1), of="strings", max_length=4),
 )
-PREDICTION = TaggedUnion({"content": typed_object({"content!": TEXT_CONTENT})})
+PREDICTION = TaggedUnion({"content": {"content!": TEXT_CONTENT}})
 
 CREATE_COMPLETION: Mapping[str, Validator] = {
-    "model": STRING,
-    "messages": Array(MESSAGE, min_length=1),
+    "model!": STRING,
+    "messages!": Array(MESSAGE, min_length=1),
     "tools": Array(TaggedUnion({"function": FUNCTION_TOOL, "custom": CUSTOM_TOOL}), of="objects"),
     "tool_choice": TOOL_CHOICE,
     "parallel_tool_calls": BOOLEAN,

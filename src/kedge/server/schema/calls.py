@@ -23,7 +23,6 @@ from kedge.server.schema.tools import (
     LOCAL_ENVIRONMENT,
     NAME,
     TOOLS,
-    typed_object,
 )
 from kedge.server.schema.validators import (
     AnyJson,
@@ -31,6 +30,7 @@ from kedge.server.schema.validators import (
     Identifier,
     Integer,
     Map,
+    Members,
     Nullable,
     Number,
     Object,
@@ -38,7 +38,6 @@ from kedge.server.schema.validators import (
     StringEnum,
     TaggedUnion,
     TypeUnion,
-    Validator,
 )
 
 CALL_ID = String(min_length=1, max_length=64)
@@ -46,24 +45,54 @@ STATUS = Nullable(StringEnum(("in_progress", "completed", "incomplete")))
 CALLER = Nullable(
     TaggedUnion(
         {
-            "direct": typed_object(),
-            "program": typed_object({"caller_id!": STRING}),
+            "direct": {},
+            "program": {"caller_id!": STRING},
         }
     )
 )
 
 
-def item_object(
-    prefix: str | None, members: Mapping[str, Validator], *, needs_id: bool = False
-) -> Object:
-    """Build the schema of an item whose id, if it has one, starts with ``prefix``."""
-    item_id = Nullable(Identifier(prefix or ""))
-    return Object({"type": STRING, "id!" if needs_id else "id": item_id} | dict(members))
+def item_id(prefix: str) -> Nullable:
+    """Build the schema of an item's id, which starts with ``prefix``."""
+    return Nullable(Identifier(prefix))
 
 
-FUNCTION_CALL = item_object(
-    "fc",
+ITEM_ID = item_id("")
+FILE_DIFF: Members = {"path!": STRING, "diff!": STRING}
+SAFETY_CHECKS = Array(Object({"id!": STRING, "code": NULLABLE_STRING, "message": NULLABLE_STRING}))
+POINT_MEMBERS: Members = {"x!": Integer(), "y!": Integer()}
+KEYS_MEMBER: Members = {"keys": Nullable(STRING_ARRAY)}
+COMPUTER_ACTION = TaggedUnion(
     {
+        "click": {"button!": StringEnum(("left", "right", "wheel", "back", "forward"))}
+        | POINT_MEMBERS
+        | KEYS_MEMBER,
+        "double_click": POINT_MEMBERS | KEYS_MEMBER,
+        "drag": {"path!": Array(Object(POINT_MEMBERS))} | KEYS_MEMBER,
+        "keypress": {"keys!": STRING_ARRAY},
+        "move": POINT_MEMBERS | KEYS_MEMBER,
+        "screenshot": {},
+        "scroll": {"scroll_x!": Integer(), "scroll_y!": Integer()} | POINT_MEMBERS | KEYS_MEMBER,
+        "type": {"text!": STRING},
+        "wait": {},
+    }
+)
+SEARCH_STATUS = StringEnum(("in_progress", "searching", "completed", "incomplete", "failed"))
+AGENT = Nullable(Object({"agent_name!": STRING}))
+CODED_ERROR: Members = {"code!": Integer(), "message!": STRING}
+AGENT_ACTION = StringEnum(
+    (
+        "spawn_agent",
+        "interrupt_agent",
+        "list_agents",
+        "send_message",
+        "followup_task",
+        "wait_agent",
+    )
+)
+CALL_TYPES: Mapping[str, Members] = {
+    "function_call": {
+        "id": item_id("fc"),
         "call_id!": CALL_ID,
         "name!": NAME,
         "arguments!": STRING,
@@ -72,10 +101,8 @@ FUNCTION_CALL = item_object(
         "caller": CALLER,
         "status": STATUS,
     },
-)
-FUNCTION_CALL_OUTPUT = item_object(
-    "fc",
-    {
+    "function_call_output": {
+        "id": item_id("fc"),
         "call_id!": CALL_ID,
         "output!": TOOL_OUTPUT,
         "name": NULLABLE_STRING,
@@ -83,10 +110,8 @@ FUNCTION_CALL_OUTPUT = item_object(
         "caller": CALLER,
         "status": STATUS,
     },
-)
-CUSTOM_TOOL_CALL = item_object(
-    "ctc",
-    {
+    "custom_tool_call": {
+        "id": item_id("ctc"),
         "call_id!": CALL_ID,
         "name!": STRING,
         "input!": STRING,
@@ -95,35 +120,32 @@ CUSTOM_TOOL_CALL = item_object(
         "caller": CALLER,
         "status": STATUS,
     },
-)
-CUSTOM_TOOL_CALL_OUTPUT = item_object(
-    "ctc", {"call_id!": CALL_ID, "output!": TOOL_OUTPUT, "caller": CALLER, "status": STATUS}
-)
-
-LOCAL_SHELL_CALL = item_object(
-    "lsh",
-    {
+    "custom_tool_call_output": {
+        "id": item_id("ctc"),
+        "call_id!": CALL_ID,
+        "output!": TOOL_OUTPUT,
+        "caller": CALLER,
+        "status": STATUS,
+    },
+    "local_shell_call": {
+        "id": item_id("lsh"),
         "call_id!": CALL_ID,
         "action!": TaggedUnion(
             {
-                "exec": typed_object(
-                    {
-                        "command!": STRING_ARRAY,
-                        "env!": Map(STRING),
-                        "timeout_ms": Nullable(Integer()),
-                        "user": NULLABLE_STRING,
-                        "working_directory": NULLABLE_STRING,
-                    }
-                )
+                "exec": {
+                    "command!": STRING_ARRAY,
+                    "env!": Map(STRING),
+                    "timeout_ms": Nullable(Integer()),
+                    "user": NULLABLE_STRING,
+                    "working_directory": NULLABLE_STRING,
+                }
             }
         ),
         "status!": STATUS,
     },
-)
-LOCAL_SHELL_CALL_OUTPUT = item_object(None, {"id!": CALL_ID, "output!": STRING, "status": STATUS})
-SHELL_CALL = item_object(
-    "sh",
-    {
+    "local_shell_call_output": {"id": ITEM_ID, "id!": CALL_ID, "output!": STRING, "status": STATUS},
+    "shell_call": {
+        "id": item_id("sh"),
         "call_id!": CALL_ID,
         "action!": Object(
             {
@@ -138,10 +160,8 @@ SHELL_CALL = item_object(
         "caller": CALLER,
         "status": STATUS,
     },
-)
-SHELL_CALL_OUTPUT = item_object(
-    "sh",
-    {
+    "shell_call_output": {
+        "id": item_id("sh"),
         "call_id!": CALL_ID,
         "output!": Array(
             Object(
@@ -150,8 +170,8 @@ SHELL_CALL_OUTPUT = item_object(
                     "stderr!": STRING,
                     "outcome!": TaggedUnion(
                         {
-                            "timeout": typed_object(),
-                            "exit": typed_object({"exit_code!": Integer()}),
+                            "timeout": {},
+                            "exit": {"exit_code!": Integer()},
                         }
                     ),
                 }
@@ -161,106 +181,66 @@ SHELL_CALL_OUTPUT = item_object(
         "caller": CALLER,
         "status": STATUS,
     },
-)
-FILE_DIFF = typed_object({"path!": STRING, "diff!": STRING})
-APPLY_PATCH_CALL = item_object(
-    "apc",
-    {
+    "apply_patch_call": {
+        "id": item_id("apc"),
         "call_id!": CALL_ID,
         "operation!": TaggedUnion(
             {
                 "create_file": FILE_DIFF,
-                "delete_file": typed_object({"path!": STRING}),
+                "delete_file": {"path!": STRING},
                 "update_file": FILE_DIFF,
             }
         ),
         "caller": CALLER,
         "status!": StringEnum(("in_progress", "completed")),
     },
-)
-APPLY_PATCH_CALL_OUTPUT = item_object(
-    "apc",
-    {
+    "apply_patch_call_output": {
+        "id": item_id("apc"),
         "call_id!": CALL_ID,
         "output": NULLABLE_STRING,
         "caller": CALLER,
         "status!": StringEnum(("completed", "failed")),
     },
-)
-
-SAFETY_CHECKS = Array(Object({"id!": STRING, "code": NULLABLE_STRING, "message": NULLABLE_STRING}))
-POINT_MEMBERS: dict[str, Validator] = {"x!": Integer(), "y!": Integer()}
-KEYS_MEMBER: dict[str, Validator] = {"keys": Nullable(STRING_ARRAY)}
-COMPUTER_ACTION = TaggedUnion(
-    {
-        "click": typed_object(
-            {"button!": StringEnum(("left", "right", "wheel", "back", "forward"))}
-            | POINT_MEMBERS
-            | KEYS_MEMBER
-        ),
-        "double_click": typed_object(POINT_MEMBERS | KEYS_MEMBER),
-        "drag": typed_object({"path!": Array(Object(POINT_MEMBERS))} | KEYS_MEMBER),
-        "keypress": typed_object({"keys!": STRING_ARRAY}),
-        "move": typed_object(POINT_MEMBERS | KEYS_MEMBER),
-        "screenshot": typed_object(),
-        "scroll": typed_object(
-            {"scroll_x!": Integer(), "scroll_y!": Integer()} | POINT_MEMBERS | KEYS_MEMBER
-        ),
-        "type": typed_object({"text!": STRING}),
-        "wait": typed_object(),
-    }
-)
-COMPUTER_CALL = item_object(
-    "cu",
-    {
+    "computer_call": {
+        "id": item_id("cu"),
         "call_id!": CALL_ID,
         "action": Nullable(COMPUTER_ACTION),
         "actions": Nullable(Array(COMPUTER_ACTION)),
         "pending_safety_checks!": SAFETY_CHECKS,
         "status": STATUS,
     },
-)
-COMPUTER_CALL_OUTPUT = item_object(
-    None,
-    {
+    "computer_call_output": {
+        "id": ITEM_ID,
         "call_id!": CALL_ID,
-        "output!": typed_object(
-            {"type!": StringEnum(("computer_screenshot",)), "file_id": STRING, "image_url": STRING}
+        "output!": Object(
+            {
+                "type!": StringEnum(("computer_screenshot",)),
+                "file_id": STRING,
+                "image_url": STRING,
+            }
         ),
         "acknowledged_safety_checks": Nullable(SAFETY_CHECKS),
         "status": STATUS,
     },
-)
-
-
-SEARCH_STATUS = StringEnum(("in_progress", "searching", "completed", "incomplete", "failed"))
-AGENT = Nullable(Object({"agent_name!": STRING}))
-
-
-WEB_SEARCH_CALL = item_object(
-    "ws",
-    {
+    "web_search_call": {
+        "id": item_id("ws"),
         "action": Nullable(
             TaggedUnion(
                 {
-                    "search": typed_object(
-                        {
-                            "query": STRING,
-                            "queries": STRING_ARRAY,
-                            "sources": Array(Object({"type!": STRING, "url!": STRING})),
-                        }
-                    ),
-                    "open_page": typed_object({"url": NULLABLE_STRING}),
-                    "find_in_page": typed_object({"pattern!": STRING, "url!": STRING}),
+                    "search": {
+                        "query": STRING,
+                        "queries": STRING_ARRAY,
+                        "sources": Array(Object({"type!": STRING, "url!": STRING})),
+                    },
+                    "open_page": {"url": NULLABLE_STRING},
+                    "find_in_page": {"pattern!": STRING, "url!": STRING},
                 }
             )
         ),
         "status": SEARCH_STATUS,
     },
-)
-FILE_SEARCH_CALL = item_object(
-    "fs",
-    {
+    "file_search_call": {
+        "id!": item_id("fs"),
         "queries!": STRING_ARRAY,
         "status!": SEARCH_STATUS,
         "results": Nullable(
@@ -277,30 +257,24 @@ FILE_SEARCH_CALL = item_object(
             )
         ),
     },
-    needs_id=True,
-)
-CODE_INTERPRETER_CALL = item_object(
-    "ci",
-    {
+    "code_interpreter_call": {
+        "id!": item_id("ci"),
         "code": NULLABLE_STRING,
         "container_id!": STRING,
         "outputs": Nullable(
             Array(
                 TaggedUnion(
                     {
-                        "logs": typed_object({"logs!": STRING}),
-                        "image": typed_object({"url!": STRING}),
+                        "logs": {"logs!": STRING},
+                        "image": {"url!": STRING},
                     }
                 )
             )
         ),
         "status!": StringEnum(("in_progress", "completed", "incomplete", "interpreting", "failed")),
     },
-    needs_id=True,
-)
-IMAGE_GENERATION_CALL = item_object(
-    "ig",
-    {
+    "image_generation_call": {
+        "id!": item_id("ig"),
         "result!": NULLABLE_STRING,
         "status!": StringEnum(("in_progress", "completed", "generating", "failed")),
         "action": Nullable(StringEnum(("generate", "edit", "auto"))),
@@ -333,12 +307,8 @@ IMAGE_GENERATION_CALL = item_object(
             }
         ),
     },
-    needs_id=True,
-)
-
-MCP_LIST_TOOLS = item_object(
-    "mcpl",
-    {
+    "mcp_list_tools": {
+        "id!": item_id("mcpl"),
         "server_label!": STRING,
         "tools!": Array(
             Object(
@@ -352,18 +322,20 @@ MCP_LIST_TOOLS = item_object(
         ),
         "error": NULLABLE_STRING,
     },
-    needs_id=True,
-)
-MCP_APPROVAL_REQUEST = item_object(
-    "mcpr", {"server_label!": STRING, "name!": STRING, "arguments!": STRING}, needs_id=True
-)
-MCP_APPROVAL_RESPONSE = item_object(
-    "mcpr", {"approval_request_id!": Identifier(), "approve!": BOOLEAN, "reason": NULLABLE_STRING}
-)
-CODED_ERROR = typed_object({"code!": Integer(), "message!": STRING})
-MCP_CALL = item_object(
-    "mcp",
-    {
+    "mcp_approval_request": {
+        "id!": item_id("mcpr"),
+        "server_label!": STRING,
+        "name!": STRING,
+        "arguments!": STRING,
+    },
+    "mcp_approval_response": {
+        "id": item_id("mcpr"),
+        "approval_request_id!": Identifier(),
+        "approve!": BOOLEAN,
+        "reason": NULLABLE_STRING,
+    },
+    "mcp_call": {
+        "id!": item_id("mcp"),
         "server_label!": STRING,
         "name!": STRING,
         "arguments!": STRING,
@@ -376,7 +348,7 @@ MCP_CALL = item_object(
                 record=TaggedUnion(
                     {
                         "mcp_protocol_error": CODED_ERROR,
-                        "mcp_tool_execution_error": typed_object({"content!": AnyJson()}),
+                        "mcp_tool_execution_error": {"content!": AnyJson()},
                         "http_error": CODED_ERROR,
                     }
                 ),
@@ -384,52 +356,47 @@ MCP_CALL = item_object(
         ),
         "status": StringEnum(("in_progress", "completed", "incomplete", "calling", "failed")),
     },
-    needs_id=True,
-)
-
-TOOL_SEARCH_CALL = item_object(
-    None,
-    {
+    "tool_search_call": {
+        "id": ITEM_ID,
         "call_id": Nullable(CALL_ID),
         "arguments!": AnyJson(),
         "execution": EXECUTION,
         "status": STATUS,
     },
-)
-TOOL_SEARCH_OUTPUT = item_object(
-    None, {"call_id": Nullable(CALL_ID), "tools!": TOOLS, "execution": EXECUTION, "status": STATUS}
-)
-AGENT_MESSAGE = item_object(
-    None, {"author!": STRING, "recipient!": STRING, "content!": Array(AGENT_PART), "agent": AGENT}
-)
-AGENT_ACTION = StringEnum(
-    (
-        "spawn_agent",
-        "interrupt_agent",
-        "list_agents",
-        "send_message",
-        "followup_task",
-        "wait_agent",
-    )
-)
-MULTI_AGENT_CALL = item_object(
-    None, {"call_id!": CALL_ID, "action!": AGENT_ACTION, "arguments!": STRING, "agent": AGENT}
-)
-MULTI_AGENT_CALL_OUTPUT = item_object(
-    None,
-    {
+    "tool_search_output": {
+        "id": ITEM_ID,
+        "call_id": Nullable(CALL_ID),
+        "tools!": TOOLS,
+        "execution": EXECUTION,
+        "status": STATUS,
+    },
+    "agent_message": {
+        "id": ITEM_ID,
+        "author!": STRING,
+        "recipient!": STRING,
+        "content!": Array(AGENT_PART),
+        "agent": AGENT,
+    },
+    "multi_agent_call": {
+        "id": ITEM_ID,
+        "call_id!": CALL_ID,
+        "action!": AGENT_ACTION,
+        "arguments!": STRING,
+        "agent": AGENT,
+    },
+    "multi_agent_call_output": {
+        "id": ITEM_ID,
         "call_id!": CALL_ID,
         "action!": AGENT_ACTION,
         "output!": Array(AGENT_OUTPUT_PART),
         "agent": AGENT,
     },
-)
-
-PROGRAM = item_object(
-    None, {"call_id!": CALL_ID, "code!": STRING, "fingerprint!": STRING}, needs_id=True
-)
-PROGRAM_OUTPUT = item_object(
-    None,
-    {"call_id!": CALL_ID, "result!": STRING, "status!": StringEnum(("completed", "incomplete"))},
-    needs_id=True,
-)
+    "program": {"id!": ITEM_ID, "call_id!": CALL_ID, "code!": STRING, "fingerprint!": STRING},
+    "program_output": {
+        "id!": ITEM_ID,
+        "call_id!": CALL_ID,
+        "result!": STRING,
+        "status!": StringEnum(("completed", "incomplete")),
+    },
+}
+"""Calls, their outputs and what agents exchange, by the type of the item."""

@@ -12,6 +12,7 @@ from kedge.server.schema.validators import (
     AnyJson,
     Array,
     Integer,
+    Members,
     Nullable,
     Number,
     Object,
@@ -44,7 +45,7 @@ PART_TYPES = (
 """Every part type, in the order of the live API."""
 
 
-def content_part(variants: Mapping[str, Validator]) -> TaggedUnion:
+def content_part(variants: Mapping[str, Validator | Members]) -> TaggedUnion:
     """Build the schema of a content part of one of these types."""
     return TaggedUnion(variants, all_tags=PART_TYPES)
 
@@ -53,59 +54,42 @@ CACHE_BREAKPOINT = Nullable(
     Object({"mode!": StringEnum(("explicit",)), "ttl": StringEnum(("30m", "12h"))})
 )
 
-INPUT_TEXT = Object({"type": STRING, "text!": TEXT, "prompt_cache_breakpoint": CACHE_BREAKPOINT})
-INPUT_IMAGE = Object(
-    {
-        "type": STRING,
-        "detail": Nullable(StringEnum(("low", "high", "auto", "original"))),
-        "file_id": NULLABLE_STRING,
-        "image_url": NULLABLE_STRING,
-        "prompt_cache_breakpoint": CACHE_BREAKPOINT,
-    }
-)
-INPUT_FILE = Object(
-    {
-        "type": STRING,
-        "detail": StringEnum(("auto", "low", "high")),
-        "file_data": NULLABLE_STRING,
-        "file_id": NULLABLE_STRING,
-        "file_url": NULLABLE_STRING,
-        "filename": NULLABLE_STRING,
-        "prompt_cache_breakpoint": CACHE_BREAKPOINT,
-    }
-)
-INPUT_AUDIO = Object(
-    {
-        "type": STRING,
-        "input_audio!": Object({"data!": STRING, "format!": StringEnum(("mp3", "wav"))}),
-    }
-)
+INPUT_TEXT: Members = {"text!": TEXT, "prompt_cache_breakpoint": CACHE_BREAKPOINT}
+INPUT_IMAGE: Members = {
+    "detail": Nullable(StringEnum(("low", "high", "auto", "original"))),
+    "file_id": NULLABLE_STRING,
+    "image_url": NULLABLE_STRING,
+    "prompt_cache_breakpoint": CACHE_BREAKPOINT,
+}
+INPUT_FILE: Members = {
+    "detail": StringEnum(("auto", "low", "high")),
+    "file_data": NULLABLE_STRING,
+    "file_id": NULLABLE_STRING,
+    "file_url": NULLABLE_STRING,
+    "filename": NULLABLE_STRING,
+    "prompt_cache_breakpoint": CACHE_BREAKPOINT,
+}
+INPUT_AUDIO: Members = {
+    "input_audio!": Object({"data!": STRING, "format!": StringEnum(("mp3", "wav"))}),
+}
 
 ANNOTATION = TaggedUnion(
     {
-        "file_citation": Object(
-            {"type": STRING, "file_id!": STRING, "filename": STRING, "index!": Integer()}
-        ),
-        "url_citation": Object(
-            {
-                "type": STRING,
-                "start_index!": Integer(),
-                "end_index!": Integer(),
-                "title": STRING,
-                "url!": STRING,
-            }
-        ),
-        "container_file_citation": Object(
-            {
-                "type": STRING,
-                "container_id!": STRING,
-                "file_id!": STRING,
-                "filename": STRING,
-                "start_index": Integer(),
-                "end_index": Integer(),
-            }
-        ),
-        "file_path": Object({"type": STRING, "file_id!": STRING, "index": Integer()}),
+        "file_citation": {"file_id!": STRING, "filename": STRING, "index!": Integer()},
+        "url_citation": {
+            "start_index!": Integer(),
+            "end_index!": Integer(),
+            "title": STRING,
+            "url!": STRING,
+        },
+        "container_file_citation": {
+            "container_id!": STRING,
+            "file_id!": STRING,
+            "filename": STRING,
+            "start_index": Integer(),
+            "end_index": Integer(),
+        },
+        "file_path": {"file_id!": STRING, "index": Integer()},
     }
 )
 TOKEN_MEMBERS = {
@@ -114,16 +98,13 @@ TOKEN_MEMBERS = {
     "logprob!": Number(),
 }
 LOGPROB = Object(TOKEN_MEMBERS | {"top_logprobs": Array(Object(TOKEN_MEMBERS))})
-OUTPUT_TEXT = Object(
-    {
-        "type": STRING,
-        "text!": STRING,
-        "annotations": Nullable(Array(ANNOTATION)),
-        "logprobs": Nullable(Array(LOGPROB)),
-    }
-)
-REFUSAL = Object({"type": STRING, "refusal!": STRING})
-ENCRYPTED_PART = Object({"type": STRING, "encrypted_content!": STRING})
+OUTPUT_TEXT: Members = {
+    "text!": STRING,
+    "annotations": Nullable(Array(ANNOTATION)),
+    "logprobs": Nullable(Array(LOGPROB)),
+}
+REFUSAL: Members = {"refusal!": STRING}
+ENCRYPTED_PART: Members = {"encrypted_content!": STRING}
 
 INPUT_PART = content_part(
     {
@@ -143,8 +124,8 @@ AGENT_PART = content_part(
     {"input_text": INPUT_TEXT, "input_image": INPUT_IMAGE, "encrypted_content": ENCRYPTED_PART}
 )
 AGENT_OUTPUT_PART = content_part({"output_text": OUTPUT_TEXT})
-SUMMARY_PART = TaggedUnion({"summary_text": Object({"type": STRING, "text!": STRING})})
-REASONING_PART = TaggedUnion({"reasoning_text": Object({"type": STRING, "text!": STRING})})
+SUMMARY_PART = TaggedUnion({"summary_text": {"text!": STRING}})
+REASONING_PART = TaggedUnion({"reasoning_text": {"text!": STRING}})
 
 TEXT_OR_OBJECTS = "one of an array of objects or string"
 

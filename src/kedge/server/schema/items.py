@@ -11,37 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from kedge.server.schema.calls import (
-    AGENT_MESSAGE,
-    APPLY_PATCH_CALL,
-    APPLY_PATCH_CALL_OUTPUT,
-    CODE_INTERPRETER_CALL,
-    COMPUTER_CALL,
-    COMPUTER_CALL_OUTPUT,
-    CUSTOM_TOOL_CALL,
-    CUSTOM_TOOL_CALL_OUTPUT,
-    FILE_SEARCH_CALL,
-    FUNCTION_CALL,
-    FUNCTION_CALL_OUTPUT,
-    IMAGE_GENERATION_CALL,
-    LOCAL_SHELL_CALL,
-    LOCAL_SHELL_CALL_OUTPUT,
-    MCP_APPROVAL_REQUEST,
-    MCP_APPROVAL_RESPONSE,
-    MCP_CALL,
-    MCP_LIST_TOOLS,
-    MULTI_AGENT_CALL,
-    MULTI_AGENT_CALL_OUTPUT,
-    PROGRAM,
-    PROGRAM_OUTPUT,
-    SHELL_CALL,
-    SHELL_CALL_OUTPUT,
-    STATUS,
-    TOOL_SEARCH_CALL,
-    TOOL_SEARCH_OUTPUT,
-    WEB_SEARCH_CALL,
-    item_object,
-)
+from kedge.server.schema.calls import CALL_TYPES, ITEM_ID, STATUS, item_id
 from kedge.server.schema.content import (
     INPUT_CONTENT,
     NULLABLE_STRING,
@@ -50,18 +20,12 @@ from kedge.server.schema.content import (
     STRING,
     SUMMARY_PART,
 )
-from kedge.server.schema.tools import (
-    ANY_OBJECT,
-    BOOLEAN,
-    NAME,
-    REASONING_EFFORTS,
-    TOOLS,
-    typed_object,
-)
+from kedge.server.schema.tools import ANY_OBJECT, BOOLEAN, NAME, REASONING_EFFORTS, TOOLS
 from kedge.server.schema.validators import (
     Array,
     Identifier,
     JsonPath,
+    Members,
     Nullable,
     Object,
     StringEnum,
@@ -69,17 +33,16 @@ from kedge.server.schema.validators import (
     Validator,
 )
 
-MESSAGE_MEMBERS: dict[str, Validator] = {
-    "role": STRING,
+INPUT_MESSAGE: Members = {
+    "type": STRING,
+    "id": item_id("msg"),
     "content!": INPUT_CONTENT,
     "status": STATUS,
 }
-INPUT_MESSAGE = item_object("msg", MESSAGE_MEMBERS)
-ASSISTANT_MESSAGE = item_object(
-    "msg",
-    MESSAGE_MEMBERS
-    | {"content!": OUTPUT_CONTENT, "phase": Nullable(StringEnum(("commentary", "final_answer")))},
-)
+ASSISTANT_MESSAGE = INPUT_MESSAGE | {
+    "content!": OUTPUT_CONTENT,
+    "phase": Nullable(StringEnum(("commentary", "final_answer"))),
+}
 MESSAGE = TaggedUnion(
     {
         "assistant": ASSISTANT_MESSAGE,
@@ -92,70 +55,34 @@ MESSAGE = TaggedUnion(
 )
 ITEM_REFERENCE = Object({"type": Nullable(STRING), "id!": Identifier()})
 
-REASONING = item_object(
-    "rs",
+JSON_SCHEMA_FORMAT: Members = {
+    "name!": NAME,
+    "schema!": ANY_OBJECT,
+    "description": STRING,
+    "strict": Nullable(BOOLEAN),
+}
+TEXT_FORMAT = TaggedUnion({"json_object": {}, "text": {}, "json_schema": JSON_SCHEMA_FORMAT})
+
+OTHER_TYPES: Mapping[str, Validator | Members] = {
+    "message": MESSAGE,
+    "item_reference": ITEM_REFERENCE,
     # No status: the live API sends one with reasoning items and rejects it as input.
-    {
+    "reasoning": {
+        "id": item_id("rs"),
         "summary!": Array(SUMMARY_PART),
         "content": Nullable(Array(REASONING_PART)),
         "encrypted_content": NULLABLE_STRING,
     },
-)
-
-ADDITIONAL_TOOLS = item_object(None, {"role!": StringEnum(("developer",)), "tools!": TOOLS})
-
-JSON_SCHEMA_FORMAT = typed_object(
-    {"name!": NAME, "schema!": ANY_OBJECT, "description": STRING, "strict": Nullable(BOOLEAN)}
-)
-TEXT_FORMAT = TaggedUnion(
-    {"json_object": typed_object(), "text": typed_object(), "json_schema": JSON_SCHEMA_FORMAT}
-)
-CONFIGURATION_UPDATE = item_object(
-    None,
-    {
+    "compaction": {"id": item_id("cmp"), "encrypted_content!": STRING},
+    "compaction_trigger": {"id": ITEM_ID},
+    "additional_tools": {"id": ITEM_ID, "role!": StringEnum(("developer",)), "tools!": TOOLS},
+    "configuration_update": {
+        "id": ITEM_ID,
         "reasoning": Object({"effort": Nullable(StringEnum(REASONING_EFFORTS))}),
-        "text": Object(
-            {"format!": TaggedUnion({"text": typed_object(), "json_schema": JSON_SCHEMA_FORMAT})}
-        ),
+        "text": Object({"format!": TaggedUnion({"text": {}, "json_schema": JSON_SCHEMA_FORMAT})}),
     },
-)
-
-ITEM_TYPES: Mapping[str, Validator] = {
-    "additional_tools": ADDITIONAL_TOOLS,
-    "agent_message": AGENT_MESSAGE,
-    "apply_patch_call": APPLY_PATCH_CALL,
-    "apply_patch_call_output": APPLY_PATCH_CALL_OUTPUT,
-    "code_interpreter_call": CODE_INTERPRETER_CALL,
-    "compaction": item_object("cmp", {"encrypted_content!": STRING}),
-    "compaction_trigger": item_object(None, {}),
-    "computer_call": COMPUTER_CALL,
-    "computer_call_output": COMPUTER_CALL_OUTPUT,
-    "configuration_update": CONFIGURATION_UPDATE,
-    "custom_tool_call": CUSTOM_TOOL_CALL,
-    "custom_tool_call_output": CUSTOM_TOOL_CALL_OUTPUT,
-    "file_search_call": FILE_SEARCH_CALL,
-    "function_call": FUNCTION_CALL,
-    "function_call_output": FUNCTION_CALL_OUTPUT,
-    "image_generation_call": IMAGE_GENERATION_CALL,
-    "item_reference": ITEM_REFERENCE,
-    "local_shell_call": LOCAL_SHELL_CALL,
-    "local_shell_call_output": LOCAL_SHELL_CALL_OUTPUT,
-    "mcp_approval_request": MCP_APPROVAL_REQUEST,
-    "mcp_approval_response": MCP_APPROVAL_RESPONSE,
-    "mcp_call": MCP_CALL,
-    "mcp_list_tools": MCP_LIST_TOOLS,
-    "message": MESSAGE,
-    "multi_agent_call": MULTI_AGENT_CALL,
-    "multi_agent_call_output": MULTI_AGENT_CALL_OUTPUT,
-    "program": PROGRAM,
-    "program_output": PROGRAM_OUTPUT,
-    "reasoning": REASONING,
-    "shell_call": SHELL_CALL,
-    "shell_call_output": SHELL_CALL_OUTPUT,
-    "tool_search_call": TOOL_SEARCH_CALL,
-    "tool_search_output": TOOL_SEARCH_OUTPUT,
-    "web_search_call": WEB_SEARCH_CALL,
 }
+ITEM_TYPES = dict(sorted({**CALL_TYPES, **OTHER_TYPES}.items()))
 """Every item type, in the order of the live API's own list."""
 
 

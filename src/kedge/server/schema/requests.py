@@ -115,8 +115,8 @@ TRUNCATION = Nullable(StringEnum(("auto", "disabled")))
 CREATE_RESPONSE: Mapping[str, Validator] = {
     "moderation": Nullable(MODERATION),
     "include": Nullable(INCLUDE),
-    "model": NonNull(MODEL),
-    "input": NonNull(INPUT),
+    "model!": NonNull(MODEL),
+    "input!": NonNull(INPUT),
     "previous_response_id": PREVIOUS_RESPONSE_ID,
     "conversation": Nullable(CONVERSATION),
     "prompt": Nullable(PROMPT),
@@ -172,7 +172,7 @@ INPUT_TOKENS: Mapping[str, Validator] = {
 """``POST /v1/responses/input_tokens``."""
 
 COMPACT_RESPONSE: Mapping[str, Validator] = {
-    "model": Nullable(MODEL),
+    "model!": Nullable(MODEL),
     "input": Nullable(INPUT),
     "previous_response_id": PREVIOUS_RESPONSE_ID,
     "instructions": NULLABLE_STRING,
@@ -190,11 +190,11 @@ CONVERSATION_CREATE: Mapping[str, Validator] = {
 }
 """``POST /v1/conversations``."""
 
-CONVERSATION_UPDATE: Mapping[str, Validator] = {"metadata": Nullable(METADATA)}
+CONVERSATION_UPDATE: Mapping[str, Validator] = {"metadata!": Nullable(METADATA)}
 """``POST /v1/conversations/{id}``."""
 
 CONVERSATION_ITEMS: Mapping[str, Validator] = {
-    "items": Array(ITEMS.item, of="input items", max_length=MAX_ITEMS_PER_REQUEST),
+    "items!": Array(ITEMS.item, of="input items", max_length=MAX_ITEMS_PER_REQUEST),
     "include": Nullable(INCLUDE),
 }
 """``POST /v1/conversations/{id}/items``."""

@@ -12,6 +12,7 @@ from kedge.server.schema.validators import (
     Array,
     Boolean,
     Integer,
+    Members,
     Nullable,
     Number,
     Object,
@@ -19,7 +20,6 @@ from kedge.server.schema.validators import (
     StringEnum,
     TaggedUnion,
     TypeUnion,
-    Validator,
 )
 
 BOOLEAN = Boolean()
@@ -30,66 +30,50 @@ ALLOWED_CALLERS = Nullable(Array(StringEnum(("direct", "programmatic")), of="str
 EXECUTION = StringEnum(("server", "client"))
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
+FUNCTION: Members = {
+    "name!": NAME,
+    "description": NULLABLE_STRING,
+    "parameters": Nullable(ANY_OBJECT),
+    "strict": Nullable(BOOLEAN),
+    "async": BOOLEAN,
+    "allowed_callers": ALLOWED_CALLERS,
+    "defer_loading": BOOLEAN,
+    "output_schema": Nullable(ANY_OBJECT),
+}
 
-def typed_object(members: dict[str, Validator] | None = None) -> Object:
-    """Build the schema of a tool with these members and its type."""
-    return Object({"type": STRING} | (members or {}))
+CUSTOM: Members = {
+    "name!": NAME,
+    "description": STRING,
+    "format": TaggedUnion(
+        {
+            "text": {},
+            "grammar": {"definition!": STRING, "syntax!": StringEnum(("lark", "regex"))},
+        }
+    ),
+    "async": BOOLEAN,
+    "allowed_callers": ALLOWED_CALLERS,
+    "defer_loading": BOOLEAN,
+}
 
+NAMESPACE: Members = {
+    "name!": STRING,
+    "description!": STRING,
+    "tools!": Array(TaggedUnion({"function": FUNCTION, "custom": CUSTOM})),
+}
 
-FUNCTION = typed_object(
-    {
-        "name!": NAME,
-        "description": NULLABLE_STRING,
-        "parameters": Nullable(ANY_OBJECT),
-        "strict": Nullable(BOOLEAN),
-        "async": BOOLEAN,
-        "allowed_callers": ALLOWED_CALLERS,
-        "defer_loading": BOOLEAN,
-        "output_schema": Nullable(ANY_OBJECT),
-    }
-)
-
-CUSTOM = typed_object(
-    {
-        "name!": NAME,
-        "description": STRING,
-        "format": TaggedUnion(
-            {
-                "text": typed_object(),
-                "grammar": typed_object(
-                    {"definition!": STRING, "syntax!": StringEnum(("lark", "regex"))}
-                ),
-            }
-        ),
-        "async": BOOLEAN,
-        "allowed_callers": ALLOWED_CALLERS,
-        "defer_loading": BOOLEAN,
-    }
-)
-
-NAMESPACE = typed_object(
-    {
-        "name!": STRING,
-        "description!": STRING,
-        "tools!": Array(TaggedUnion({"function": FUNCTION, "custom": CUSTOM})),
-    }
-)
-
-FILE_SEARCH = typed_object(
-    {
-        "vector_store_ids!": STRING_ARRAY,
-        # A compound filter contains filters: only its nesting is bounded.
-        "filters": Nullable(ANY_OBJECT),
-        "max_num_results": Integer(minimum=1, maximum=50),
-        "ranking_options": Object(
-            {
-                "hybrid_search": Object({"embedding_weight!": Number(), "text_weight!": Number()}),
-                "ranker": StringEnum(("auto", "default-2024-11-15")),
-                "score_threshold": Number(minimum=0, maximum=1),
-            }
-        ),
-    }
-)
+FILE_SEARCH: Members = {
+    "vector_store_ids!": STRING_ARRAY,
+    # A compound filter contains filters: only its nesting is bounded.
+    "filters": Nullable(ANY_OBJECT),
+    "max_num_results": Integer(minimum=1, maximum=50),
+    "ranking_options": Object(
+        {
+            "hybrid_search": Object({"embedding_weight!": Number(), "text_weight!": Number()}),
+            "ranker": StringEnum(("auto", "default-2024-11-15")),
+            "score_threshold": Number(minimum=0, maximum=1),
+        }
+    ),
+}
 
 USER_LOCATION = Nullable(
     Object(
@@ -103,21 +87,17 @@ USER_LOCATION = Nullable(
     )
 )
 CONTEXT_SIZE = StringEnum(("low", "medium", "high"))
-WEB_SEARCH = typed_object(
-    {
-        "external_web_access": BOOLEAN,
-        "filters": Nullable(Object({"allowed_domains": Nullable(STRING_ARRAY)})),
-        "search_context_size": CONTEXT_SIZE,
-        "user_location": USER_LOCATION,
-    }
-)
-WEB_SEARCH_PREVIEW = typed_object(
-    {
-        "search_content_types": Array(StringEnum(("text", "image")), of="strings"),
-        "search_context_size": CONTEXT_SIZE,
-        "user_location": USER_LOCATION,
-    }
-)
+WEB_SEARCH: Members = {
+    "external_web_access": BOOLEAN,
+    "filters": Nullable(Object({"allowed_domains": Nullable(STRING_ARRAY)})),
+    "search_context_size": CONTEXT_SIZE,
+    "user_location": USER_LOCATION,
+}
+WEB_SEARCH_PREVIEW: Members = {
+    "search_content_types": Array(StringEnum(("text", "image")), of="strings"),
+    "search_context_size": CONTEXT_SIZE,
+    "user_location": USER_LOCATION,
+}
 
 TOOL_FILTER = Object({"read_only": BOOLEAN, "tool_names": STRING_ARRAY})
 CONNECTORS = tuple(
@@ -133,153 +113,133 @@ CONNECTORS = tuple(
         "sharepoint",
     )
 )
-MCP = typed_object(
-    {
-        "server_label!": STRING,
-        "server_url": STRING,
-        "server_description": STRING,
-        "connector_id": StringEnum(CONNECTORS),
-        "tunnel_id": STRING,
-        "authorization": STRING,
-        "headers": Nullable(ANY_OBJECT),
-        "allowed_callers": ALLOWED_CALLERS,
-        "allowed_tools": Nullable(
-            TypeUnion(
-                "one of an array of strings or object", array=STRING_ARRAY, record=TOOL_FILTER
-            )
-        ),
-        "require_approval": Nullable(
-            TypeUnion(
-                "one of an object or 'always' or 'never'",
-                string=StringEnum(("always", "never")),
-                record=Object({"always": TOOL_FILTER, "never": TOOL_FILTER}),
-            )
-        ),
-        "defer_loading": BOOLEAN,
-    }
-)
+MCP: Members = {
+    "server_label!": STRING,
+    "server_url": STRING,
+    "server_description": STRING,
+    "connector_id": StringEnum(CONNECTORS),
+    "tunnel_id": STRING,
+    "authorization": STRING,
+    "headers": Nullable(ANY_OBJECT),
+    "allowed_callers": ALLOWED_CALLERS,
+    "allowed_tools": Nullable(
+        TypeUnion("one of an array of strings or object", array=STRING_ARRAY, record=TOOL_FILTER)
+    ),
+    "require_approval": Nullable(
+        TypeUnion(
+            "one of an object or 'always' or 'never'",
+            string=StringEnum(("always", "never")),
+            record=Object({"always": TOOL_FILTER, "never": TOOL_FILTER}),
+        )
+    ),
+    "defer_loading": BOOLEAN,
+}
 
 NETWORK_POLICY = TaggedUnion(
     {
-        "disabled": typed_object(),
-        "allowlist": typed_object(
-            {
-                "allowed_domains!": STRING_ARRAY,
-                "domain_secrets": Array(
-                    Object({"domain!": STRING, "name!": STRING, "value!": STRING})
-                ),
-            }
-        ),
+        "disabled": {},
+        "allowlist": {
+            "allowed_domains!": STRING_ARRAY,
+            "domain_secrets": Array(Object({"domain!": STRING, "name!": STRING, "value!": STRING})),
+        },
     }
 )
-CONTAINER_MEMBERS: dict[str, Validator] = {
+CONTAINER_MEMBERS: Members = {
     "file_ids": STRING_ARRAY,
     "memory_limit": Nullable(StringEnum(("1g", "4g", "16g", "64g"))),
     "network_policy": NETWORK_POLICY,
 }
-CODE_INTERPRETER = typed_object(
-    {
-        "container!": TypeUnion(
-            "one of a string or object",
-            string=STRING,
-            record=TaggedUnion({"auto": typed_object(CONTAINER_MEMBERS)}),
-        ),
-        "allowed_callers": ALLOWED_CALLERS,
-    }
-)
+CODE_INTERPRETER: Members = {
+    "container!": TypeUnion(
+        "one of a string or object",
+        string=STRING,
+        record=TaggedUnion({"auto": CONTAINER_MEMBERS}),
+    ),
+    "allowed_callers": ALLOWED_CALLERS,
+}
 
-LOCAL_ENVIRONMENT = typed_object(
-    {"skills": Array(Object({"name!": STRING, "description!": STRING, "path!": STRING}))}
-)
-CONTAINER_REFERENCE = typed_object({"container_id!": STRING})
+LOCAL_ENVIRONMENT: Members = {
+    "skills": Array(Object({"name!": STRING, "description!": STRING, "path!": STRING}))
+}
+CONTAINER_REFERENCE: Members = {"container_id!": STRING}
 SKILL = TaggedUnion(
     {
-        "skill_reference": typed_object({"skill_id!": STRING, "version": STRING}),
-        "inline": typed_object(
-            {
-                "name!": STRING,
-                "description!": STRING,
-                "source!": Object(
-                    {
-                        "type!": STRING,
-                        "data!": STRING,
-                        "media_type!": StringEnum(("application/zip",)),
-                    }
-                ),
-            }
-        ),
-    }
-)
-SHELL = typed_object(
-    {
-        "environment": Nullable(
-            TaggedUnion(
+        "skill_reference": {"skill_id!": STRING, "version": STRING},
+        "inline": {
+            "name!": STRING,
+            "description!": STRING,
+            "source!": Object(
                 {
-                    "container_auto": typed_object(CONTAINER_MEMBERS | {"skills": Array(SKILL)}),
-                    "local": LOCAL_ENVIRONMENT,
-                    "container_reference": CONTAINER_REFERENCE,
+                    "type!": STRING,
+                    "data!": STRING,
+                    "media_type!": StringEnum(("application/zip",)),
                 }
-            )
-        ),
-        "allowed_callers": ALLOWED_CALLERS,
+            ),
+        },
     }
 )
-
-IMAGE_GENERATION = typed_object(
-    {
-        "action": StringEnum(("generate", "edit", "auto")),
-        "background": StringEnum(("transparent", "opaque", "auto")),
-        "complexity": StringEnum(("low", "medium", "high")),
-        "frame_count": Integer(minimum=1),
-        "frame_duration_ms": Integer(minimum=1),
-        "input_fidelity": Nullable(StringEnum(("high", "low"))),
-        "input_image_mask": Object({"file_id": STRING, "image_url": STRING}),
-        "model": STRING,
-        "moderation": StringEnum(("auto", "low")),
-        "output_compression": Integer(minimum=0, maximum=100),
-        "output_format": StringEnum(("png", "webp", "jpeg", "gif", "svg")),
-        "partial_images": Integer(minimum=0, maximum=3),
-        "quality": StringEnum(("low", "medium", "high", "xhigh", "max", "auto")),
-        "size": STRING,
-        "svg": Object(
+SHELL: Members = {
+    "environment": Nullable(
+        TaggedUnion(
             {
-                "model": STRING,
-                "reasoning": Nullable(Object({"effort": StringEnum(REASONING_EFFORTS)})),
+                "container_auto": CONTAINER_MEMBERS | {"skills": Array(SKILL)},
+                "local": LOCAL_ENVIRONMENT,
+                "container_reference": CONTAINER_REFERENCE,
             }
-        ),
-    }
-)
+        )
+    ),
+    "allowed_callers": ALLOWED_CALLERS,
+}
 
-COMPUTER_USE_PREVIEW = typed_object(
-    {
-        "display_height!": Integer(minimum=1),
-        "display_width!": Integer(minimum=1),
-        "environment!": StringEnum(("windows", "mac", "linux", "ubuntu", "browser")),
-    }
-)
+IMAGE_GENERATION: Members = {
+    "action": StringEnum(("generate", "edit", "auto")),
+    "background": StringEnum(("transparent", "opaque", "auto")),
+    "complexity": StringEnum(("low", "medium", "high")),
+    "frame_count": Integer(minimum=1),
+    "frame_duration_ms": Integer(minimum=1),
+    "input_fidelity": Nullable(StringEnum(("high", "low"))),
+    "input_image_mask": Object({"file_id": STRING, "image_url": STRING}),
+    "model": STRING,
+    "moderation": StringEnum(("auto", "low")),
+    "output_compression": Integer(minimum=0, maximum=100),
+    "output_format": StringEnum(("png", "webp", "jpeg", "gif", "svg")),
+    "partial_images": Integer(minimum=0, maximum=3),
+    "quality": StringEnum(("low", "medium", "high", "xhigh", "max", "auto")),
+    "size": STRING,
+    "svg": Object(
+        {
+            "model": STRING,
+            "reasoning": Nullable(Object({"effort": StringEnum(REASONING_EFFORTS)})),
+        }
+    ),
+}
+
+COMPUTER_USE_PREVIEW: Members = {
+    "display_height!": Integer(minimum=1),
+    "display_width!": Integer(minimum=1),
+    "environment!": StringEnum(("windows", "mac", "linux", "ubuntu", "browser")),
+}
 
 TOOL = TaggedUnion(
     {
-        "apply_patch": typed_object({"allowed_callers": ALLOWED_CALLERS}),
+        "apply_patch": {"allowed_callers": ALLOWED_CALLERS},
         "code_interpreter": CODE_INTERPRETER,
-        "computer": typed_object(),
+        "computer": {},
         "computer_use_preview": COMPUTER_USE_PREVIEW,
         "custom": CUSTOM,
         "file_search": FILE_SEARCH,
         "function": FUNCTION,
         "image_generation": IMAGE_GENERATION,
-        "local_shell": typed_object(),
+        "local_shell": {},
         "mcp": MCP,
         "namespace": NAMESPACE,
-        "programmatic_tool_calling": typed_object(),
+        "programmatic_tool_calling": {},
         "shell": SHELL,
-        "tool_search": typed_object(
-            {
-                "description": NULLABLE_STRING,
-                "execution": EXECUTION,
-                "parameters": Nullable(ANY_OBJECT),
-            }
-        ),
+        "tool_search": {
+            "description": NULLABLE_STRING,
+            "execution": EXECUTION,
+            "parameters": Nullable(ANY_OBJECT),
+        },
         "web_search": WEB_SEARCH,
         "web_search_2025_08_26": WEB_SEARCH,
         "web_search_preview": WEB_SEARCH_PREVIEW,
@@ -289,34 +249,35 @@ TOOL = TaggedUnion(
 )
 TOOLS = Array(TOOL, of="tools")
 
-NAMED_TOOL_CHOICE = typed_object({"name!": STRING})
+NAMED_TOOL_CHOICE: Members = {"name!": STRING}
 TOOL_CHOICE = TypeUnion(
     "one of an object or 'none', 'auto', or 'required'",
     string=StringEnum(("none", "auto", "required")),
     record=TaggedUnion(
         {
-            "allowed_tools": typed_object(
-                {"mode!": StringEnum(("auto", "required")), "tools!": Array(ANY_OBJECT)}
-            ),
+            "allowed_tools": {
+                "mode!": StringEnum(("auto", "required")),
+                "tools!": Array(ANY_OBJECT),
+            },
             "function": NAMED_TOOL_CHOICE,
             "custom": NAMED_TOOL_CHOICE,
-            "mcp": typed_object({"server_label!": STRING, "name": NULLABLE_STRING}),
-        }
-        | dict.fromkeys(
-            (
-                "apply_patch",
-                "code_interpreter",
-                "computer",
-                "computer_use",
-                "computer_use_preview",
-                "file_search",
-                "image_generation",
-                "programmatic_tool_calling",
-                "shell",
-                "web_search_preview",
-                "web_search_preview_2025_03_11",
+            "mcp": {"server_label!": STRING, "name": NULLABLE_STRING},
+            **dict.fromkeys(
+                (
+                    "apply_patch",
+                    "code_interpreter",
+                    "computer",
+                    "computer_use",
+                    "computer_use_preview",
+                    "file_search",
+                    "image_generation",
+                    "programmatic_tool_calling",
+                    "shell",
+                    "web_search_preview",
+                    "web_search_preview_2025_03_11",
+                ),
+                Members(),
             ),
-            typed_object(),
-        )
+        }
     ),
 )

@@ -427,22 +427,35 @@ class Map:
             self.value.check(member, (path, key))
 
 
+Members = dict[str, Validator]
+"""The members of an object, as in the table of an ``Object``."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaggedUnion:
     """One of several objects, distinguished by the string in one of their members.
 
-    The error of an unknown tag names the tag (``tools[0].type``, as almost everywhere) or, with
-    ``error_on_object``, the object itself (``input[0]``). If the same tags are used in several unions,
-    ``all_tags`` lists them: the error of a tag that is valid elsewhere names the object. ``unlisted``
-    tags are accepted but not listed in errors.
+    A variant is a validator or a table of its members other than the tag. The error of an unknown tag
+    names the tag (``tools[0].type``, as almost everywhere) or, with ``error_on_object``, the object itself
+    (``input[0]``). If the same tags are used in several unions, ``all_tags`` lists them: the error of a tag
+    that is valid elsewhere names the object. ``unlisted`` tags are accepted but not listed in errors.
     """
 
-    variants: Mapping[str, Validator]
+    variants: Mapping[str, Validator | Members]
     tag: str = "type"
     error_on_object: bool = False
     all_tags: tuple[str, ...] = ()
     unlisted: tuple[str, ...] = ()
     expected: str = "an object"
+    by_tag: Mapping[str, Validator] = field(init=False)
+
+    def __post_init__(self) -> None:
+        tag: Members = {self.tag: String()}
+        by_tag = {
+            name: Object(tag | variant) if isinstance(variant, dict) else variant
+            for name, variant in self.variants.items()
+        }
+        object.__setattr__(self, "by_tag", by_tag)
 
     def check(self, value: Any, path: JsonPath) -> None:
         """Check the type, find the tag, check the object that it selects."""
@@ -450,7 +463,7 @@ class TaggedUnion:
             raise invalid_type_error(self, value, path)
         members = cast("dict[str, Any]", value)
         tag = members.get(self.tag)
-        variant = self.variants.get(tag) if type(tag) is str else None
+        variant = self.by_tag.get(tag) if type(tag) is str else None
         if variant is None:
             raise self._tag_error(members, path)
         variant.check(members, path)
