@@ -596,3 +596,14 @@ async def test_stream_of_a_typed_answer_has_partial_values(open_chat: OpenChat) 
         assert_type(stream, ChatStream[list[int]])
         values = [value async for value in stream.partial_outputs()]
     assert values[-1] == stream.answer.output == [5, 2, 3]
+
+
+async def test_instructions_are_sent_with_every_call() -> None:
+    """``system=`` is sent with every call and is not part of the state."""
+    async with Chat("practice", system="Be brief.") as chat:
+        answer = await chat.chat_with_state(None, "Hello")
+        answer = await chat.chat_with_state(answer.state, "What are your instructions?")
+    assert answer.text == 'My instructions are: "Be brief."'
+    assert answer.plan is not None
+    assert not answer.plan.is_full
+    assert b"Be brief." not in answer.state.partition(b"instructions")[0]

@@ -13,7 +13,6 @@ import anyio
 import pytest
 
 from kedge import Conversation, assistant, system, tool_result, user
-from kedge.conversation.conversation import open_or_create
 from kedge.engines import Engine, Events, Request
 from kedge.errors import (
     HeadConflict,
@@ -890,7 +889,27 @@ async def test_two_processes_may_create_one_conversation(
         return await real(*args, **settings)
 
     monkeypatch.setattr(Conversation, "open", open_late)
-    assert (await open_or_create(store, "c1", connected(), {})).id == first.id
-    assert (await open_or_create(store, "c2", connected(), {}, title="new")).title == "new"
+    assert (await Conversation.open_or_create(store, "c1", connected())).id == first.id
+    second = await Conversation.open_or_create(store, "c2", connected(), title="new", blocks="Hi")
+    assert (second.title, second.turn[0].text) == ("new", "Hi")
     with pytest.raises(InvalidSetting, match="NUL"):
-        await open_or_create(store, "c3", connected(), {}, title="\0")
+        await Conversation.open_or_create(store, "c3", connected(), title="\0")
+
+
+async def test_instructions_are_sent_with_every_request(store: Store) -> None:
+    """``system=`` sets the instructions of a new and of an opened conversation; they may be a function."""
+    question = "What are your instructions?"
+    first = await Conversation.create(store, "practice", id="c", system="Be brief.")
+    assert (await first.send(question)).text == 'My instructions are: "Be brief."'
+    again = await Conversation.open(store, "c", "practice", system=lambda turn: f"{len(turn)}.")
+    assert (await again.send(question)).text == 'My instructions are: "4."'
+
+
+async def test_unknown_settings_are_rejected(store: Store) -> None:
+    """A setting with an unknown name is an error that names the settings, and nothing is stored."""
+    wrong: Any = {"instructions": "Be brief."}
+    with pytest.raises(TypeError, match=r"'instructions'; instructions are system=.*, tools"):
+        await Conversation.create(store, "practice", **wrong)
+    with pytest.raises(TypeError, match="'instructions'"):
+        await Conversation.open_or_create(store, "c", "practice", **wrong)
+    assert not await Conversation.list(store)

@@ -14,11 +14,10 @@ from typing import Any
 from kedge.batch.input_file import BatchLine
 from kedge.batch.rate_limit import RateLimiter
 from kedge.batch.results import LineResult
-from kedge.conversation import Conversation
-from kedge.conversation.conversation import ConversationSettings, open_or_create
+from kedge.conversation import Conversation, ConversationSettings
 from kedge.engines import Engine
 from kedge.errors import KedgeError, KeyReused
-from kedge.middleware import retry, system_prompt
+from kedge.middleware import retry
 from kedge.providers import connect
 from kedge.store import Store, open_store
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
@@ -105,24 +104,23 @@ class BatchContext:
         """Open the conversation of a line, or create it."""
         name = self.conversation_id(line)
         layers = [retry(self.work.attempts), self.rate_limiter]
-        if line.system:
-            layers.insert(0, system_prompt(line.system))
         settings: ConversationSettings = {
             **self.settings,
+            "system": line.system,
             "middleware": layers,
             "lease": self.work.lease,
         }
         engine = self._get_engine(line.model or self.work.model)
         fingerprint = self.work.fingerprint(line)
         data = {"name": self.work.name, "line": line.id, "fingerprint": fingerprint}
-        conversation = await open_or_create(
+        conversation = await Conversation.open_or_create(
             self.store,
             name,
             engine,
-            settings,
             title=line.prompts[0][:80],
             tags=(BATCH_KEY, f"{BATCH_KEY}:{self.work.name}"),
             data={BATCH_KEY: data},
+            **settings,
         )
         # Conversations of version 0.1 have no fingerprint; their keys still cover the prompts.
         recorded: Mapping[str, Any] = conversation.row.data.get(BATCH_KEY) or {}

@@ -25,7 +25,7 @@ from kedge.chat.state import (
 from kedge.compaction import Compactor, compact_turn
 from kedge.engines import ContentFilters, Engine, Middleware, OutputSchema, find_filters, unwrap
 from kedge.engines.sync import SyncFacade, wrap_method, wrap_stream
-from kedge.middleware.compose import Tools, with_default_middleware
+from kedge.middleware.compose import SystemText, Tools, with_default_middleware
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan
 from kedge.planning.anchor_lookup import drop_changed_anchors
@@ -61,6 +61,7 @@ class Chat:
 
     Args:
         engine: An engine or a model string.
+        system: Instructions that are sent with every request, or a function that returns them for a Turn.
         tools: Functions that the model may call, a toolbox, or a function that returns them for a Turn.
         approve: A function that is called before each tool call and may deny it or change its arguments.
         middleware: Middleware around the engine, the first one outermost.
@@ -83,6 +84,7 @@ class Chat:
         self,
         engine: Engine | str,
         *,
+        system: SystemText = "",
         tools: Tools = (),
         approve: Approver | None = None,
         middleware: Sequence[Middleware] = (),
@@ -100,6 +102,7 @@ class Chat:
         self._counter = counter
         self.engine = with_default_middleware(
             self._base_engine,
+            system=system,
             tools=tools,
             approve=approve,
             middleware=middleware,

@@ -1,12 +1,13 @@
 """Durable conversations: an engine with its middleware, and a position in a store."""
 
 from kedge.conversation.anchor_index import find_anchors, with_stored_anchors
-from kedge.conversation.conversation import Conversation
+from kedge.conversation.conversation import Conversation, ConversationSettings
 from kedge.conversation.recorder import CostFunction
 from kedge.conversation.run import ConversationStream, Reply
 
 __all__ = [
     "Conversation",
+    "ConversationSettings",
     "ConversationStream",
     "CostFunction",
     "Reply",

@@ -55,7 +55,7 @@ from kedge.errors import HeadConflict, InvalidSetting, KeyReused, NotInStore, Ou
 from kedge.events import Usage
 from kedge.events.run import TurnFinished
 from kedge.middleware import with_middleware
-from kedge.middleware.compose import Tools, with_default_middleware
+from kedge.middleware.compose import SystemText, Tools, with_default_middleware
 from kedge.planning import Mode, RequestPlan
 from kedge.planning.anchors import validate_seconds
 from kedge.planning.canonical import canonical_json
@@ -88,6 +88,7 @@ Concurrency = Literal["conflict", "queue"]
 class ConversationSettings(TypedDict, total=False):
     """The keyword arguments of ``Conversation``, for ``create`` and ``open``."""
 
+    system: SystemText
     tools: Tools
     approve: Approver | None
     middleware: Sequence[Middleware]
@@ -101,7 +102,7 @@ class ConversationSettings(TypedDict, total=False):
 
 
 class Conversation:
-    """A conversation in a store. Create one with ``create``, ``open`` or ``fork``.
+    """A conversation in a store. Make one with ``create``, ``open``, ``open_or_create`` or ``fork``.
 
     Args:
         store: The store of the conversation.
@@ -109,6 +110,7 @@ class Conversation:
         node: The node at its head.
         turn: The Turn at that node.
         engine: An engine or a model string.
+        system: Instructions that are sent with every request, or a function that returns them for a Turn.
         tools: Functions that the model may call, a toolbox, or a function that returns them for a Turn.
         approve: A function that is called before each tool call and may deny it or change its arguments.
         middleware: Middleware around the engine, the first one outermost.
@@ -135,6 +137,7 @@ class Conversation:
         turn: Turn,
         engine: Engine | str,
         *,
+        system: SystemText = "",
         tools: Tools = (),
         approve: Approver | None = None,
         middleware: Sequence[Middleware] = (),
@@ -156,6 +159,7 @@ class Conversation:
         self._base_engine = connect(engine) if isinstance(engine, str) else engine
         self.engine = with_default_middleware(
             self._base_engine,
+            system=system,
             tools=tools,
             approve=approve,
             middleware=middleware,
@@ -207,10 +211,12 @@ class Conversation:
             The conversation, at its head.
 
         Raises:
-            InvalidSetting: The mode, the retention or another setting has an invalid value.
+            InvalidSetting: The mode, the retention or another setting has an invalid value, or a conversation
+                with this id exists.
+            TypeError: There is no setting with this name.
             Blocked: A guard rejects one of the blocks.
         """
-        _check_store(store)
+        _check_arguments(store, settings)
         engine = connect(engine) if isinstance(engine, str) else engine
         guarded = with_middleware(engine, *settings.get("middleware", ()))
         messages = [blocks] if isinstance(blocks, str | Block) else blocks
@@ -251,9 +257,74 @@ class Conversation:
 
         Raises:
             NotInStore: The store has no conversation with this id.
+            TypeError: There is no setting with this name.
         """
-        _check_store(store)
+        _check_arguments(store, settings)
         return await cls._load(store, await store.conversation(id), engine, settings)
+
+    @classmethod
+    async def open_or_create(
+        cls,
+        store: Store,
+        id: str,  # noqa: A002 - the name in the public contract
+        engine: Engine | str,
+        *,
+        title: str = "",
+        tags: Iterable[str] = (),
+        blocks: Block | str | Iterable[Block | str] = (),
+        mode: Mode | None = None,
+        retention: float | None = None,
+        ttl: float | None = None,
+        data: Mapping[str, Any] = EMPTY,
+        **settings: Unpack[ConversationSettings],
+    ) -> Self:
+        """Open a conversation, or create it if the store does not have it.
+
+        Several tasks and processes may do this at the same time: one of them creates the conversation, the others
+        open it. The arguments from ``title`` to ``data`` are those of ``create`` and have no effect on a
+        conversation that exists.
+
+        Args:
+            store: The store of the conversation.
+            id: Its id, for example that of a session.
+            engine: An engine or a model string.
+            title: The title of a new conversation.
+            tags: Its tags.
+            blocks: The block or blocks that it starts with.
+            mode: The mode of its requests.
+            retention: Seconds for which the provider is assumed to store a response.
+            ttl: Seconds after its last change at which it expires.
+            data: Further data to store with it.
+            **settings: The keyword arguments of ``Conversation``.
+
+        Returns:
+            The conversation, at its head.
+
+        Raises:
+            InvalidSetting: The id or a setting has an invalid value.
+            TypeError: There is no setting with this name.
+            Blocked: A guard rejects one of the blocks.
+        """
+        with suppress(NotInStore):
+            return await cls.open(store, id, engine, **settings)
+        try:
+            return await cls.create(
+                store,
+                engine,
+                title=title,
+                tags=tags,
+                blocks=blocks,
+                mode=mode,
+                retention=retention,
+                ttl=ttl,
+                data=data,
+                id=id,
+                **settings,
+            )
+        except InvalidSetting:
+            with suppress(NotInStore):  # unless another process created it meanwhile
+                return await cls.open(store, id, engine, **settings)
+            raise
 
     @classmethod
     async def _load(
@@ -1077,40 +1148,17 @@ class Conversation:
         return other
 
 
-async def open_or_create(
-    store: Store,
-    name: str,
-    engine: Engine | str,
-    settings: ConversationSettings,
-    **new: Any,
-) -> Conversation:
-    """Open a conversation, or create it; other processes may do the same at the same time.
-
-    Args:
-        store: The store of the conversation.
-        name: Its id.
-        engine: An engine or a model string.
-        settings: The keyword arguments of ``Conversation``.
-        **new: Further arguments of ``Conversation.create``.
-
-    Returns:
-        The conversation, at its head.
-    """
-    with suppress(NotInStore):
-        return await Conversation.open(store, name, engine, **settings)
-    try:
-        return await Conversation.create(store, engine, id=name, **new, **settings)
-    except InvalidSetting:
-        with suppress(NotInStore):  # unless another process created it meanwhile
-            return await Conversation.open(store, name, engine, **settings)
-        raise
-
-
-def _check_store(store: object) -> None:
+def _check_arguments(store: object, settings: Mapping[str, Any]) -> None:
     if isinstance(store, str):
         raise InvalidSetting(
             "the first argument must be a store, not str: "
             'await kedge.open_store("sqlite:///chat.db")'
+        )
+    names = ConversationSettings.__optional_keys__
+    for name in settings.keys() - names:
+        raise TypeError(
+            f"a conversation has no setting {name!r}; instructions are system=…, the first messages "
+            f"blocks=[…], options of single requests arguments of send(). Settings: {', '.join(sorted(names))}"
         )
 
 

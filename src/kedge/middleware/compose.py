@@ -14,7 +14,7 @@ The stack of Chat and Conversation has compaction outermost, then the caller's m
 repair next to the engine.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, cast
@@ -27,6 +27,7 @@ from kedge.events.run import TurnEdited, TurnFinished
 from kedge.middleware.base import BaseMiddleware
 from kedge.middleware.compact import compact
 from kedge.middleware.repair import repair as repairing
+from kedge.middleware.system_prompt import system_prompt
 from kedge.middleware.tools import ToolSelector, Toolset, build_toolbox
 from kedge.middleware.tools import tools as tooling
 from kedge.planning import RequestPlan
@@ -193,9 +194,14 @@ Tools = Toolset | ToolSelector
 """A toolbox; tools, functions, toolboxes and definitions; or a function that returns them for a Turn."""
 
 
+SystemText = str | Callable[[Turn], str]
+"""Instructions, or a function that returns them for a Turn."""
+
+
 def with_default_middleware(
     engine: Engine,
     *,
+    system: SystemText = "",
     tools: Tools = (),
     approve: Approver | None = None,
     middleware: Sequence[Middleware] = (),
@@ -215,7 +221,7 @@ def with_default_middleware(
         raise InvalidSetting(
             f"middleware must be a list, not {type(middleware).__name__}: middleware=[guard(…)]"
         )
-    stack = [*middleware]
+    stack = [*([system_prompt(system)] if system else []), *middleware]
     if compactor is not None:
         stack.insert(
             0, compact(compactor, engine=engine, counter=counter, resend_limit=resend_limit)

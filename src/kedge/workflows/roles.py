@@ -12,8 +12,7 @@ from copy import deepcopy
 from dataclasses import asdict, replace
 from typing import Any, Self, cast
 
-from kedge.conversation import Conversation, Reply
-from kedge.conversation.conversation import ConversationSettings, open_or_create
+from kedge.conversation import Conversation, ConversationSettings, Reply
 from kedge.conversation.navigation import find_redo_target
 from kedge.engines import Engine, OutputSchema, to_output_schema
 from kedge.engines.output_schema import CORRECTION_PROMPT, SchemaMismatch
@@ -108,14 +107,14 @@ class Role:
         """Open the conversation of a role, or create it."""
         name = role_conversation_id(workflow, role)
         new = _new_notes(workflow, kind, role, lead=lead, spec=spec)
-        conversation = await open_or_create(
+        conversation = await Conversation.open_or_create(
             store,
             name,
             engine,
-            cast("ConversationSettings", dict(settings or {})),
             title=title,
             tags=_chain_tags(workflow, kind, lead=lead),
             data={WORKFLOW_KEY: new},
+            **cast("ConversationSettings", dict(settings or {})),
         )
         notes = _check_notes(find_notes(conversation.row, workflow), workflow, kind)
         return cls(workflow, role, conversation, notes, watch, owned=isinstance(engine, str))
