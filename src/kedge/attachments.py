@@ -51,7 +51,7 @@ def image(
         named_type = media_type or _guess_media_type(source)
         if not named_type.startswith("image/"):
             raise InvalidTurn(f"{source} is of type {named_type}; use kedge.file, or media_type=")
-        content = _read_file(source, max_bytes)
+        content = read_file(source, max_bytes)
         media_type = media_type or _detect_image_type(content) or named_type
         source = content
     elif isinstance(source, bytes):
@@ -89,7 +89,7 @@ def file(
     if isinstance(source, PathLike):
         filename = filename or Path(source).name
         media_type = media_type or _guess_media_type(source)
-        source = _read_file(source, max_bytes)
+        source = read_file(source, max_bytes)
     part = turns.file(source, filename=filename, media_type=media_type or "application/pdf")
     return replace(part, filename=_default_filename(part.data)) if _needs_name(part) else part
 
@@ -119,7 +119,7 @@ def audio(
         media_type = media_type or _guess_media_type(source)
         if media_type not in AUDIO_FORMATS:
             raise InvalidTurn(f"{source} is of type {media_type}; convert it to WAV or MP3")
-        source = _read_file(source, max_bytes)
+        source = read_file(source, max_bytes)
     return turns.audio(source, media_type=media_type or "audio/wav")
 
 
@@ -148,8 +148,12 @@ def _guess_media_type(path: LocalPath) -> str:
     return media_type
 
 
-def _read_file(path: LocalPath, max_bytes: int) -> bytes:
-    """Return the content of a regular file, reading at most one byte more than the maximum."""
+def read_file(path: LocalPath, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        InvalidTurn: If there is no such file, it cannot be read, or it is larger than ``max_bytes``.
+    """
     try:
         if not Path(path).is_file():
             raise InvalidTurn(f"there is no file {path}")

@@ -16,8 +16,10 @@ from kedge.cli.chat import command
 from kedge.cli.chat_session import ChatOptions
 from kedge.cli.inspect import command as inspect_command
 from kedge.cli.maintenance import delete_command
+from kedge.cli.show import command as show_command
 from kedge.testing import TestServer
 
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 KEDGE = [sys.executable, "-m", "kedge"]
 TIMEOUT = 300
 
@@ -71,6 +73,66 @@ def test_dash_reads_the_complete_input_as_one_message() -> None:
     """A file of several lines is one message."""
     result = invoke_chat("What is 2+3?\nExplain it.\n", "-", "--json")
     assert len(result.stdout.splitlines()) == 1
+
+
+def test_message_argument_is_never_a_command() -> None:
+    """A path as the message is sent: commands are for chats with several messages."""
+    assert 'You said: "/etc/hosts"' in invoke_chat("", "/etc/hosts").stdout
+
+
+def read_last_question(name: str) -> list[dict[str, Any]]:
+    """Return the content of the newest message of a user in a stored conversation."""
+    result = CliRunner().invoke(show_command, [name, "--json"])
+    blocks = json.loads(result.stdout)["blocks"]
+    return [each for each in blocks if each["kind"] == "user"][-1]["parts"]
+
+
+def test_attached_files_are_parts_of_the_first_message(tmp_path: Path) -> None:
+    """An image becomes an image part, and text becomes a text part under its name."""
+    (tmp_path / "dot.png").write_bytes(PNG)
+    (tmp_path / "notes.txt").write_text("Zürich\n", encoding="utf-8")
+    files = [f"--attach={tmp_path / name}" for name in ("dot.png", "notes.txt")]
+    invoke_chat("", "What is this?", "-c", "pictures", *files)
+    question, picture, notes = read_last_question("pictures")
+    assert (question["text"], notes["text"]) == ("What is this?", "notes.txt:\n\nZürich\n")
+    assert picture["type"] == "image"
+
+
+def test_standard_input_is_attached_to_a_message() -> None:
+    """The output of another command is content, and the message says what to do with it."""
+    invoke_chat("+ added\n", "Summarize the change", "-a", "-", "-c", "diff")
+    assert [part["text"] for part in read_last_question("diff")] == [
+        "Summarize the change",
+        "standard input:\n\n+ added\n",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["hello", "-a", "missing.png"], "there is no file missing.png"),
+        (["-a", "-"], "needs a MESSAGE"),
+        (["-", "-a", "-"], "needs a MESSAGE"),
+        (["hello", "-a", "-", "-a", "-"], "can be given once"),
+    ],
+)
+def test_attachment_that_cannot_be_read_is_an_error_of_usage(
+    options: list[str], problem: str
+) -> None:
+    """The error is reported before anything is sent."""
+    assert problem in invoke_chat("", *options, code=2).output
+
+
+def test_attach_command_adds_to_the_next_message_only(tmp_path: Path) -> None:
+    """A chat attaches files to its next message, and an edited message retains them."""
+    picture = tmp_path / "dot.png"
+    picture.write_bytes(PNG)
+    lines = [f"/attach {picture}", "look", "no picture", "/undo", "/edit look again", "/attach"]
+    result = invoke_chat("\n".join(lines), "-c", "pictures")
+    assert "1 file attached to your next message" in result.stdout
+    assert "usage: /attach FILE" in result.stdout
+    question, image = read_last_question("pictures")
+    assert (question["text"], image["type"]) == ("look again", "image")
 
 
 @pytest.mark.parametrize("message", ["", " ", "-"])

@@ -31,6 +31,14 @@ from kedge.cli.store_options import DurationParam, complete_names, store_option
     help="Let the conversation expire this long after its last change, such as 30d.",
 )
 @click.option("--no-save", is_flag=True, help="Do not store a chat without a name.")
+@click.option(
+    "--attach",
+    "-a",
+    "attachments",
+    multiple=True,
+    metavar="FILE|URL",
+    help='Attach a file to the first message; "-" is the standard input. Repeatable.',
+)
 @setting_option("system")
 @click.option(
     "--tool",
@@ -56,6 +64,7 @@ def command(
     message: str | None,
     conversation: str | None,
     no_save: bool,
+    attachments: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Chat with a model. Type /help in the chat for its commands.
@@ -65,6 +74,10 @@ def command(
     """
     from kedge.cli.chat_session import ChatOptions, run_chat
 
+    if "-" in attachments and (message in (None, "-") or attachments.count("-") > 1):
+        raise click.BadParameter(
+            '"-" needs a MESSAGE, and can be given once', param_hint="--attach"
+        )
     if message == "-":
         message = sys.stdin.read()
     if message is not None and not message.strip():
@@ -76,6 +89,7 @@ def command(
         ChatOptions(
             **options,
             message=(message or "").strip(),
+            attachments=attachments,
             is_model_given=is_model_given,
             name=conversation or "",
             save=not no_save,

@@ -1,4 +1,4 @@
-"""Input of a chat: messages of one or more lines on a terminal, lines of a pipe.
+"""Input of a chat: messages of one or more lines on a terminal, lines of a pipe, and attached files.
 
 On a terminal, a paste is one message, Alt+Enter or a backslash at the end of a line continues the message, and
 Ctrl-C clears it. prompt-toolkit is imported for terminals only, because its import takes longer than the rest
@@ -6,6 +6,7 @@ of a command's start.
 """
 
 import asyncio
+import mimetypes
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -14,8 +15,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kedge.attachments import MAX_FILE_BYTES, audio, file, image, read_file
 from kedge.cli.base import wrap_text
 from kedge.config import data_dir
+from kedge.errors import InvalidTurn
+from kedge.turns import Part, TextPart
+from kedge.turns.parts import AUDIO_FORMATS, detect_media_type
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -54,6 +59,37 @@ def read_messages(
     for message in source:
         if text := message.strip():
             yield text
+
+
+def read_attachment(source: str) -> Part:
+    """Return the part of a message with an attached file.
+
+    Text becomes a text part, because several providers accept files only if they are PDF documents.
+
+    Args:
+        source: The path of a file, the URL of an image or a file, or "-" for the standard input.
+
+    Raises:
+        InvalidTurn: If the file cannot be read, is too large, or is neither text nor of a known type.
+    """
+    if source.startswith(("https://", "http://")):
+        media_type, _ = mimetypes.guess_type(source.partition("?")[0])
+        return image(source) if (media_type or "").startswith("image/") else file(source)
+    path = Path("standard input" if source == "-" else source).expanduser()
+    content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if source == "-" else read_file(path)
+    if len(content) > MAX_FILE_BYTES:
+        raise InvalidTurn(f"{path} has more than {MAX_FILE_BYTES:,} bytes")
+    named_type, _ = mimetypes.guess_type(path.name, strict=False)
+    media_type = detect_media_type(content) or named_type or ""
+    if media_type.startswith("image/") and media_type != "image/svg+xml":
+        return image(content, media_type=media_type)
+    if media_type in AUDIO_FORMATS:
+        return audio(content, media_type=media_type)
+    with suppress(UnicodeDecodeError):
+        return TextPart(f"{path.name}:\n\n{content.decode()}")
+    if not media_type:
+        raise InvalidTurn(f"{path} is neither text nor of a known type")
+    return file(content, filename=path.name, media_type=media_type)
 
 
 def _read_lines(*, echo: bool) -> Iterator[str]:

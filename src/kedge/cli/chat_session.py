@@ -20,7 +20,7 @@ import click
 
 from kedge.cli import chat_tools
 from kedge.cli.base import wrap_text
-from kedge.cli.chat_input import read_messages
+from kedge.cli.chat_input import read_attachment, read_messages
 from kedge.cli.chat_output import (
     ChatOutput,
     SentRequest,
@@ -41,11 +41,12 @@ from kedge.cli.store_options import (
 from kedge.config import mask_url
 from kedge.conversation import Conversation, ConversationStream
 from kedge.engines import Middleware, OutputSchema, to_output_schema
-from kedge.errors import HeadConflict, KedgeError, StoreError
+from kedge.errors import HeadConflict, InvalidTurn, KedgeError, StoreError
 from kedge.middleware import system_prompt
 from kedge.middleware import trace as tracing
 from kedge.store import Store
 from kedge.text_format import pluralize, sanitize_text, shorten_id
+from kedge.turns import Part, UserBlock, user
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ class ChatOptions:
     model: str
     message: str = ""
     """The only message of the chat; if it is empty, messages are read from the input."""
+    attachments: tuple[str, ...] = ()
+    """The files of the first message."""
     is_model_given: bool = False
     name: str = ""
     ttl: float | None = None
@@ -106,7 +109,8 @@ def run_chat(options: ChatOptions) -> None:
                 click.echo(wrap_text(session.format_greeting()))
             with suppress(Quit):
                 for line in _read_input(options, session, runner):
-                    session.handle_line(line, runner)
+                    is_command = line.startswith("/") and not options.message
+                    session.handle_line(line, runner, is_command=is_command)
             if options.is_typed and session.is_saved and len(session.conversation.turn):
                 click.echo(wrap_text(session.format_farewell()))
             if session.failed and (options.message or not sys.stdin.isatty()):
@@ -126,6 +130,7 @@ def _read_input(
 
 
 async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSession":
+    attached = [_load_attachment(source) for source in options.attachments]
     store, is_saved = await _open_store(options, stack)
     row = await lookup_conversation(store, options.name) if options.name else None
     model = resolve_model(row, options.model if options.is_model_given else None)
@@ -149,6 +154,7 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
         conversation = await Conversation.open(store, row.id, model, **settings)
     session = ChatSession(store, conversation, model, settings, options, stack)
     session.is_saved, session.is_new = is_saved, row is None
+    session.attached = attached
     stack.push_async_callback(session.aclose)
     return session
 
@@ -180,6 +186,13 @@ def load_schema(file: str) -> OutputSchema[Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise click.BadParameter(f"{file}: {error}", param_hint="--schema") from error
     raise click.BadParameter(f"{file} must contain a JSON object", param_hint="--schema")
+
+
+def _load_attachment(source: str) -> Part:
+    try:
+        return read_attachment(source)
+    except InvalidTurn as error:
+        raise click.BadParameter(str(error), param_hint="--attach") from error
 
 
 def _has_exporter() -> bool:
@@ -222,6 +235,8 @@ class ChatSession:
         self.failed = False
         self.is_saved = False
         self.is_new = True
+        self.attached: list[Part] = []
+        """The attachments of the next message."""
         self._stack = stack
 
     def format_greeting(self) -> str:
@@ -245,10 +260,10 @@ class ChatSession:
     def _short_name(self) -> str:
         return sanitize_text(self.conversation.title) or shorten_id(self.conversation.id)
 
-    def handle_line(self, line: str, runner: asyncio.Runner) -> None:
+    def handle_line(self, line: str, runner: asyncio.Runner, *, is_command: bool) -> None:
         """Handle one input line; errors are shown and do not end the chat."""
         try:
-            if line.startswith("/"):
+            if is_command:
                 runner.run(self._run_command(line))
             else:
                 runner.run(self._send(line))
@@ -256,7 +271,7 @@ class ChatSession:
             self.output.stop()
             self.output.show_interrupt(INTERRUPTED_MESSAGE)
         except KedgeError as error:
-            self.failed |= not line.startswith("/")
+            self.failed |= not is_command
             self.output.stop()
             self.output.show_error(error)
             if isinstance(error, HeadConflict):
@@ -268,8 +283,10 @@ class ChatSession:
         if self.is_saved and self.is_new and len(await self.conversation.tree()) == 1:
             await self.conversation.delete()
 
-    async def _send(self, line: str) -> None:
-        await self._show_turn(self.conversation.stream(line, **self.send_options))
+    async def _send(self, text: str) -> None:
+        attached, self.attached = self.attached, []
+        message = user([text, *attached]) if attached else text
+        await self._show_turn(self.conversation.stream(message, **self.send_options))
 
     async def _show_turn(self, turn: ConversationStream[Any]) -> None:
         requests: list[SentRequest] = []
@@ -293,9 +310,17 @@ class ChatSession:
         if text:
             self.output.show_output(name, text)
 
+    async def attach(self, source: str) -> str:
+        """Attach a file to the next message."""
+        if source in ("", "-"):  # the standard input has the messages
+            return "usage: /attach FILE, or /attach URL"
+        self.attached.append(read_attachment(source))
+        return f"{pluralize(len(self.attached), 'file')} attached to your next message"
+
     async def plan(self, text: str) -> str:
         """Return the plan of the next request."""
-        return self.conversation.plan(*([text] if text else []), **self.send_options).explain()
+        messages = [user([text, *self.attached])] if text else []
+        return self.conversation.plan(*messages, **self.send_options).explain()
 
     async def show(self, _: str) -> str:
         """Return the conversation, one line per block."""
@@ -357,7 +382,10 @@ class ChatSession:
         """Replace the last question and ask again; the old one remains in the tree."""
         if not text:
             return "usage: /edit TEXT, with the new text of your last message"
+        blocks = self.conversation.turn.blocks
+        question = next((each for each in reversed(blocks) if isinstance(each, UserBlock)), None)
         await self.conversation.undo()
+        self.attached = [*(question.parts[1:] if question else ()), *self.attached]
         await self._send(text)
         return ""
 
@@ -429,6 +457,9 @@ SLASH_COMMANDS: dict[str, SlashCommand] = {
     ),
     "/edit": SlashCommand(
         "/edit TEXT", "replace your last message and ask again", ChatSession.edit
+    ),
+    "/attach": SlashCommand(
+        "/attach FILE", "attach a file or a URL to your next message", ChatSession.attach
     ),
     "/resume": SlashCommand(
         "/resume", "answer your last message if it has no answer", ChatSession.resume
