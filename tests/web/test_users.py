@@ -17,8 +17,8 @@ from kedge.web import dashboard, security
 from kedge.web.api import OPERATIONS
 from kedge.web.app import PageSettings
 from kedge.web.pages import ROUTES
+from kedge.web.security import DelegatedTokens
 from kedge.web.service import ConversationService
-from kedge.web.users import DelegatedTokens
 from web.conftest import TIMEOUT, PageServer
 
 ADMIN = "admin-secret"

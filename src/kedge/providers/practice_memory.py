@@ -19,7 +19,7 @@ from kedge.errors import CannotServe
 from kedge.server.settings import Settings
 from kedge.server.state import ServerState
 from kedge.server.storage.database import IN_MEMORY
-from kedge.server.thread_server import ServerThread
+from kedge.server.uvicorn_server import ServerThread
 from kedge.store import Store
 from kedge.store.responses import select_response_ids
 

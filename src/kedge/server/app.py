@@ -17,8 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from kedge.errors import StoreError
+from kedge.server.anthropic import endpoint as messages
 from kedge.server.auth import ServerAuthMiddleware
 from kedge.server.background import BackgroundJobs
+from kedge.server.chat_completions import endpoint as chat_completions
 from kedge.server.error_response import build_error_response, format_allowed_methods
 from kedge.server.errors import (
     DATABASE_UNAVAILABLE,
@@ -37,11 +39,11 @@ from kedge.server.request_log import (
     Listener,
     log_failure,
 )
-from kedge.server.routes import chat_completions, conversations, messages, models, responses
+from kedge.server.routes import conversations, models, responses
 from kedge.server.settings import Settings
 from kedge.server.state import ServerState
 from kedge.server.storage.claims import ReplicaClaims
-from kedge.server.websocket.connection import ServerConnection
+from kedge.server.websocket import ServerConnection
 
 log = logging.getLogger("kedge.server")
 

@@ -11,7 +11,7 @@ from kedge.practice.script import Script
 from kedge.server.faults import Faults
 from kedge.server.models import PracticeModel
 from kedge.server.settings import Limits, Settings
-from kedge.server.thread_server import ServerThread
+from kedge.server.uvicorn_server import ServerThread
 
 if TYPE_CHECKING:
     from kedge.server.request_log import RecordedRequest

@@ -34,10 +34,15 @@ from kedge.web import api, pages
 from kedge.web.models import ModelSelector
 from kedge.web.openapi import EncodedSlashMiddleware, RequestError, map_error
 from kedge.web.page_templates import render_page
-from kedge.web.security import LoginThrottle, PageAuth, PageAuthMiddleware, error_response
+from kedge.web.security import (
+    DelegatedTokens,
+    LoginThrottle,
+    PageAuth,
+    PageAuthMiddleware,
+    error_response,
+)
 from kedge.web.server_requests import PAGE_HEADER, PAGE_KEY, ServerRequests
-from kedge.web.service import ConversationService
-from kedge.web.users import DelegatedTokens, UserServices
+from kedge.web.service import ConversationService, UserServices
 
 ROUTES = [
     *pages.ROUTES,

@@ -30,8 +30,7 @@ from kedge.errors import (
 )
 from kedge.web.schemas import ErrorResponse
 from kedge.web.security import SESSION_COOKIE, error_response, is_json
-from kedge.web.service import ConversationService
-from kedge.web.users import get_service
+from kedge.web.service import ConversationService, get_service
 
 MAX_BODY_BYTES = 2_000_000
 """The maximum size of a request body."""

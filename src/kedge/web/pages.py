@@ -35,9 +35,8 @@ from kedge.web.security import (
     read_session_cookie,
 )
 from kedge.web.server_requests import DIRECT, find_chain, flush_requests
-from kedge.web.service import ConversationService, FoundConversations, build_tag
+from kedge.web.service import ConversationService, FoundConversations, build_tag, get_service
 from kedge.web.transcript import MAX_EXCERPTS, build_excerpt
-from kedge.web.users import get_service
 from kedge.web.views import ConversationList, ConversationListItem, LinkChoice
 from kedge.web.workflows import build_workflow_view, load_running, workflow_status
 from kedge.workflows import list_workflows

@@ -15,7 +15,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -28,7 +28,7 @@ from kedge.observe import get_logger
 from kedge.server.access import CALLER_KEY, AccessPolicy, is_same_origin, read_bearer_token
 from kedge.server.auth import find_exceeded_limit, has_limits, rate_limit_headers
 from kedge.server.request_log import log_failure
-from kedge.store import AccessToken, TokenRegistry
+from kedge.store import AccessToken, TokenRegistry, TokenUse
 
 log = get_logger("kedge.server")
 
@@ -129,6 +129,42 @@ class PageAuth(AccessPolicy):
         if not self.is_signed_session(value):
             return False
         return self.registry is None or not await self.registry.is_ended(value)
+
+
+class DelegatedTokens:
+    """The named tokens of a store, and the tokens with which a page calls the server for their owners.
+
+    Args:
+        registry: The named tokens.
+    """
+
+    def __init__(self, registry: TokenRegistry) -> None:
+        self._registry = registry
+        self._callers: dict[str, AccessToken] = {}
+
+    def issue(self, caller: AccessToken) -> str:
+        """Return a token for requests of the page on behalf of a caller."""
+        secret = secrets.token_urlsafe(32)
+        self._callers[secret] = caller
+        return secret
+
+    async def is_required(self) -> bool:
+        """Return whether requests need a token."""
+        return await self._registry.is_required()
+
+    async def find(self, token: str) -> AccessToken | None:
+        """Return the caller of a token, unless it was revoked."""
+        caller = self._callers.get(token)
+        if caller is None:
+            return await self._registry.find(token)
+        if not await self._registry.is_valid(caller):
+            return None
+        # The request to the page was counted; its scopes were checked there.
+        return replace(caller, requests_per_minute=None, scopes=frozenset({"server"}))
+
+    async def count(self, name: str, *, requests: int = 0, tokens: int = 0) -> TokenUse:
+        """Add to the counts of a token in the current minute, and return them."""
+        return await self._registry.count(name, requests=requests, tokens=tokens)
 
 
 class LoginThrottle:

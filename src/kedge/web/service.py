@@ -1,21 +1,25 @@
 """The service layer of the page and the API: reading conversations and opening them for a turn.
 
-Every view is read in a few queries; requests to a model are in ``send``.
+Every view is read in a few queries; requests to a model are in ``send``. Every request is answered by the service of
+its caller, with the store and the runs of one user.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from starlette.requests import HTTPConnection
+
 from kedge.conversation import Conversation
-from kedge.engines import Middleware
-from kedge.errors import KedgeError, NotInStore
+from kedge.engines import Engine, Middleware
+from kedge.errors import CannotConnect, KedgeError, NotInStore
 from kedge.planning import RequestPlan
 from kedge.planning.anchors import relied_until
-from kedge.store import ConversationRow, Hit, Node, ResponseRow, Store
+from kedge.server.access import CALLER_KEY
+from kedge.store import AccessToken, ConversationRow, Hit, Node, ResponseRow, Store
 from kedge.store.summaries import (
     ConversationSummary,
     find_by_title,
@@ -438,3 +442,56 @@ def _own_totals(tree: StoredTree, end: int, other: int) -> Totals:
         tree.responses.get(each.id) for each in path_to(tree, end) if each.id not in shared
     )
     return sum((response_totals(each) for each in responses if each), Totals())
+
+
+class UserServices:
+    """The services of all users.
+
+    Args:
+        service: The service of the administrator.
+        connect: Returns an engine that calls the server of this process for a caller.
+    """
+
+    def __init__(
+        self,
+        service: ConversationService,
+        connect: Callable[[AccessToken], Engine] | None = None,
+    ) -> None:
+        self._connect = connect
+        self._services = {"": service}
+        self._models: dict[AccessToken, ModelSelector] = {}
+
+    def get(self, caller: AccessToken | None) -> ConversationService:
+        """Return the service of a caller, which is None for the administrator."""
+        admin = self._services[""]
+        if caller is None or self._connect is None:
+            return admin
+        service = self._services.get(caller.namespace)
+        if service is None:
+            store = admin.store.use_namespace(caller.namespace)
+            service = replace(admin, store=store, runs=RunRegistry())
+            self._services[caller.namespace] = service
+        if caller not in self._models:
+            reject = {} if not caller.namespace else {"connect": _reject_provider}
+            self._models[caller] = admin.models.with_engine(self._connect(caller), **reject)
+        return replace(service, models=self._models[caller])
+
+    async def aclose(self) -> None:
+        """Stop all runs, complete the scheduled deletions, and close the connections."""
+        for service in list(self._services.values()):
+            await service.runs.stop_all()
+        await self._services[""].deletions.aclose()
+        for models in list(self._models.values()):
+            await models.aclose()
+            await models.engine.aclose()
+
+
+def get_service(request: HTTPConnection) -> ConversationService:
+    """Return the service of the user who sent a request."""
+    services: UserServices = request.app.state.services
+    return services.get(request.scope.get(CALLER_KEY))
+
+
+def _reject_provider(name: str) -> Engine:
+    """Reject a provider that would use this machine's keys, which belong to the administrator."""
+    raise CannotConnect(f"{name} is not available to users; choose a model of this server")

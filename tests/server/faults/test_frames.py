@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kedge.server.faults.frames import (
+from kedge.server.faults.effects import (
     DONE,
     DuplicateStep,
     EditStep,

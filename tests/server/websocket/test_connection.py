@@ -599,7 +599,7 @@ async def test_unexpected_error_closes_only_the_connection(
     def broken(*_: object) -> None:
         raise ValueError("the words of a conversation")
 
-    monkeypatch.setattr("kedge.server.websocket.connection.QueuedRequest", broken)
+    monkeypatch.setattr("kedge.server.websocket.QueuedRequest", broken)
     async with connect_client(server) as ws_client:
         await ws_client.create()
         await ws_client.wait_closed()

@@ -24,16 +24,14 @@ from kedge.server.faults.effects import (
     RESPONSES_PATH,
     STREAM_STEPS,
     Body,
+    EditStep,
     FaultedRequest,
     FaultResponse,
-    translate_not_found,
-)
-from kedge.server.faults.frames import (
-    EditStep,
     FrameRewriter,
     StreamStep,
     encode_frame,
     encode_json,
+    translate_not_found,
 )
 from kedge.server.faults.spec import Fault, Faults
 from kedge.server.json_codec import decode

@@ -1,0 +1,418 @@
+"""WebSocket mode: many responses over one connection, which also has unstored responses in memory.
+
+A connection receives requests and sends events, within its limits. A lane (``stream_id``) is a queue: its requests run
+one after the other, those of different lanes at the same time, up to a limit. Each request is sent through the same app
+as over HTTP, and its response is sent back as messages. After its lifetime, or when the server stops, the connection is
+closed as soon as its running requests have ended.
+"""
+
+import asyncio
+import json
+import re
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kedge.server import errors
+from kedge.server.json_codec import decode, encode
+from kedge.server.request_log import WEBSOCKET_SCOPE_KEY
+from kedge.server.schema.validators import describe_json_type
+from kedge.server.state import ServerState
+from kedge.server.storage.context import Context
+from kedge.server.validation import parse_body
+
+
+@dataclass(frozen=True, slots=True)
+class UnstoredResponse:
+    """The id of a response, and the context that ends with it."""
+
+    id: str
+    context: Context
+    size: int
+
+
+class SocketMemory:
+    """The newest unstored response of each lane, in about ``max_bytes``, until the connection is closed.
+
+    Stored responses are in the database and not here. Above the size limit the response of the least
+    recently used lane is dropped first, the newest response never.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._size = 0
+        self._lanes: OrderedDict[str, UnstoredResponse] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def find(self, id: str) -> Context | None:
+        """Return the context of a response of any lane, or None."""
+        return next((each.context for each in self._lanes.values() if each.id == id), None)
+
+    def store(self, lane: str, id: str, context: Context) -> None:
+        """Store a response instead of the lane's previous one."""
+        self.forget(lane)
+        response = self._lanes[lane] = UnstoredResponse(id, context, context.total_size())
+        self._size += response.size
+        while self._size > self._max_bytes and len(self._lanes) > 1:
+            self.forget(next(iter(self._lanes)))
+
+    def forget(self, lane: str, id: str | None = None) -> None:
+        """Delete the response of a lane; with an id, only if it is that response."""
+        response = self._lanes.get(lane)
+        if response is not None and id in (None, response.id):
+            del self._lanes[lane]
+            self._size -= response.size
+
+    def clear(self) -> None:
+        """Delete all responses."""
+        self._lanes.clear()
+        self._size = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LaneMemory:
+    """The unstored responses of a connection, for a request on one lane."""
+
+    memory: SocketMemory
+    lane: str
+
+    def find(self, id: str) -> Context | None:
+        """Return the context of a response of this connection, or None."""
+        return self.memory.find(id)
+
+    def store(self, id: str, context: Context | None) -> None:
+        """Store the lane's newest response; one without a context is in the database."""
+        if context is None:
+            self.memory.forget(self.lane)
+        else:
+            self.memory.store(self.lane, id, context)
+
+
+RESPONSES_PATH = "/v1/responses"
+FRAME_END = b"\n\n"
+DONE = b"data: [DONE]"
+FORWARDED_HEADERS = (b"retry-after", b"x-request-id")
+"""Headers of an error response that are included in the message."""
+FAILURE_EVENTS = frozenset({"error", "response.failed"})
+HOP_HEADERS = frozenset({b"connection", b"upgrade", b"content-length", b"content-type"})
+
+SendMessage = Callable[[bytes], Awaitable[None]]
+"""Sends one message to the client."""
+
+
+class AsgiBridge:
+    """One request of a WebSocket connection, sent through the app, and its response, sent as messages.
+
+    The request passes the same middleware as one over HTTP (request id, access log, authentication, fault
+    injection), so its response is the same. Only the format differs: events are sent as messages, and an
+    error is an event, too.
+    """
+
+    def __init__(
+        self, stream_id: str | None, closed: asyncio.Event, send_message: SendMessage
+    ) -> None:
+        self._suffix = b"" if stream_id is None else b',"stream_id":' + encode(stream_id) + b"}"
+        self._stream_id = stream_id
+        self._closed = closed
+        self._send_message = send_message
+        self._status = 0
+        self._headers: dict[bytes, bytes] = {}
+        self._buffer = b""
+        self.has_failed = False
+        self.is_complete = False
+        """Whether the response is complete; if not, the connection must be closed, as with HTTP."""
+
+    async def handle(
+        self, app: ASGIApp, outer: Scope, body: Mapping[str, Any], memory: LaneMemory
+    ) -> None:
+        """Send a request through the app, and its response to the client."""
+        # Escaped to ASCII, so that lone surrogates reach the validation and are rejected there.
+        self._body: bytes | None = json.dumps(body).encode()
+        await app(_build_scope(outer, memory), self._receive, self._send)
+
+    async def _receive(self) -> Message:
+        body, self._body = self._body, None
+        if body is not None:
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._closed.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._headers = dict(message["headers"])
+            return
+        self._buffer += message.get("body", b"")
+        self.is_complete = not message.get("more_body")
+        if self._status == 200:
+            await self._forward_events()
+        elif self.is_complete:
+            await self._forward_error()
+
+    async def _forward_events(self) -> None:
+        *frames, self._buffer = self._buffer.split(FRAME_END)
+        for frame in frames:
+            if frame != DONE:
+                await self._forward_event(frame)
+
+    async def _forward_event(self, frame: bytes) -> None:
+        name, _, data = frame.partition(b"\ndata: ")
+        kind = name.removeprefix(b"event: ").decode()
+        self.has_failed = self.has_failed or kind in FAILURE_EVENTS
+        if kind == "error":
+            data = encode(_nest_error(decode(data)))
+        await self._send_message(data[:-1] + self._suffix if self._suffix else data)
+
+    async def _forward_error(self) -> None:
+        self.has_failed = True
+        body: dict[str, Any] = decode(self._buffer)
+        # Injected faults may have the error format of another server, which is sent unchanged.
+        error = body.get("error")
+        fields = cast("dict[str, Any]", error) if isinstance(error, dict) else body
+        headers = {
+            name.decode(): self._headers[name].decode()
+            for name in FORWARDED_HEADERS
+            if name in self._headers
+        }
+        await self._send_message(
+            encode_error(self._status, {**fields, "headers": headers}, self._stream_id)
+        )
+
+
+def encode_error(status: int, error: Mapping[str, Any], stream_id: str | None) -> bytes:
+    """Encode an error as a WebSocket message."""
+    lane = {} if stream_id is None else {"stream_id": stream_id}
+    return encode({"type": "error", "status": status, **lane, "error": error})
+
+
+def _nest_error(event: dict[str, Any]) -> dict[str, Any]:
+    """Convert the error event of a stream to that of a WebSocket, with the error in its own member."""
+    outside = {"type": event.pop("type"), "sequence_number": event.pop("sequence_number")}
+    return {**outside, "error": {"type": "server_error", **event}}
+
+
+def _build_scope(outer: Scope, memory: LaneMemory) -> Scope:
+    headers = [pair for pair in outer["headers"] if not _is_socket_header(pair[0])]
+    return {
+        "type": "http",
+        "asgi": outer["asgi"],
+        "http_version": outer["http_version"],
+        "method": "POST",
+        "scheme": {"ws": "http", "wss": "https"}[outer["scheme"]],
+        "path": RESPONSES_PATH,
+        "raw_path": RESPONSES_PATH.encode(),
+        "query_string": b"",
+        "root_path": outer["root_path"],
+        "headers": [*headers, (b"content-type", b"application/json")],
+        "client": outer["client"],
+        "server": outer["server"],
+        "state": outer.get("state", {}),
+        WEBSOCKET_SCOPE_KEY: memory,
+    }
+
+
+def _is_socket_header(name: bytes) -> bool:
+    return name in HOP_HEADERS or name.startswith(b"sec-websocket-")
+
+
+DEFAULT_LANE = ""
+"""The internal name of the lane without a ``stream_id``; clients cannot send it."""
+
+STREAM_ID_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+CREATE_TYPE = "response.create"
+
+GOING_AWAY, SERVICE_RESTART, INTERNAL_ERROR, UNSUPPORTED_DATA = 1001, 1012, 1011, 1003
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRequest:
+    """A queued request."""
+
+    stream_id: str | None
+    body: dict[str, Any]
+    size: int
+
+
+class ServerConnection:
+    """One WebSocket connection."""
+
+    def __init__(self, service: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
+        self._service = service
+        self._limits = service.settings.limits
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._memory = SocketMemory(self._limits.socket_memory_bytes)
+        self._lanes: dict[str, deque[QueuedRequest]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._queued = 0
+        self._queued_bytes = 0
+        self._slots = asyncio.Semaphore(self._limits.socket_in_flight)
+        self._closed = asyncio.Event()
+        self._opened_at = service.clock()
+        self._close_error: errors.ApiError | None = None
+        self._close_code = 0
+
+    async def serve(self) -> None:
+        """Accept the connection and serve its requests until it is closed."""
+        await self._receive()  # websocket.connect
+        await self._send({"type": "websocket.accept"})
+        self._service.sockets.add(self)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._limits.socket_seconds, self._expire)
+        try:
+            await self._read_messages()
+        finally:
+            timer.cancel()
+            self._closed.set()
+            self._service.sockets.discard(self)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    def finish(self) -> None:
+        """Accept no more requests, because the server stops."""
+        self._begin_close(SERVICE_RESTART, errors.SERVER_STOPPING())
+
+    def _begin_close(self, code: int, error: errors.ApiError) -> None:
+        """Close with this code and error as soon as all accepted requests have ended."""
+        self._close_code = self._close_code or code
+        self._close_error = self._close_error or error
+        if not self._tasks:
+            self._start_task(self._close())
+
+    def hang_up(self) -> None:
+        """Close the connection at once."""
+        self._start_task(self._close(INTERNAL_ERROR))
+
+    def forget(self) -> None:
+        """Forget the unstored responses of this connection."""
+        self._memory.clear()
+
+    async def _read_messages(self) -> None:
+        while True:
+            message = await self._receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            text = message.get("text")
+            if text is None:
+                await self._close(UNSUPPORTED_DATA)
+            else:
+                await self._handle_message(text)
+
+    async def _handle_message(self, text: str) -> None:
+        stream_id: str | None = None
+        try:
+            body = _parse_message(text)
+            stream_id = _parse_stream_id(body)
+            self._enqueue(QueuedRequest(stream_id, body, len(text)))
+        except errors.ApiError as error:
+            await self._send_error(error, stream_id)
+
+    def _enqueue(self, request: QueuedRequest) -> None:
+        if self._close_error is None and self._age() >= self._limits.socket_seconds:
+            self._expire()
+        if self._close_error is not None:
+            raise self._close_error
+        lane = DEFAULT_LANE if request.stream_id is None else request.stream_id
+        if lane not in self._lanes and lane is not DEFAULT_LANE:
+            lane_count = len(self._lanes.keys() - {DEFAULT_LANE})
+            if lane_count >= self._limits.socket_lanes:
+                raise errors.TOO_MANY_LANES(most=self._limits.socket_lanes)
+        size = self._queued_bytes + request.size
+        if self._queued >= self._limits.socket_waiting or size > self._limits.body_bytes:
+            raise errors.WEBSOCKET_QUEUE_FULL()
+        self._queued += 1
+        self._queued_bytes = size
+        queue = self._lanes.setdefault(lane, deque())
+        queue.append(request)
+        if len(queue) == 1:
+            self._start_task(self._run_lane(lane, queue))
+
+    async def _run_lane(self, lane: str, queue: deque[QueuedRequest]) -> None:
+        """Run the requests of a lane, one after the other, until none is left."""
+        while queue and not self._closed.is_set():
+            async with self._slots:
+                request = queue[0]
+                self._queued -= 1
+                self._queued_bytes -= request.size
+                if not self._closed.is_set():
+                    await self._run_request(request, lane)
+            queue.popleft()
+
+    async def _run_request(self, request: QueuedRequest, lane: str) -> None:
+        bridge = AsgiBridge(request.stream_id, self._closed, self._send_message)
+        body = {name: value for name, value in request.body.items() if name not in ENVELOPE_MEMBERS}
+        memory = LaneMemory(self._memory, lane)
+        await bridge.handle(self._scope["app"], self._scope, {**body, "stream": True}, memory)
+        previous = body.get("previous_response_id")
+        if bridge.has_failed and isinstance(previous, str):
+            self._memory.forget(lane, previous)
+        if not bridge.is_complete:
+            await self._close(INTERNAL_ERROR)
+
+    def _expire(self) -> None:
+        minutes = f"{self._limits.socket_seconds / 60:g}"
+        self._begin_close(GOING_AWAY, errors.CONNECTION_EXPIRED(minutes=minutes))
+
+    def _age(self) -> float:
+        return self._service.clock() - self._opened_at
+
+    def _start_task(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._close_code = self._close_code or INTERNAL_ERROR  # the error has been logged
+        if self._close_code and not self._tasks and not self._closed.is_set():
+            self._start_task(self._close())
+
+    async def _close(self, code: int = 0) -> None:
+        if self._closed.is_set():
+            return
+        if self._close_error is not None and not code:
+            await self._send_error(self._close_error, None)
+        self._closed.set()
+        with suppress(OSError, RuntimeError):  # already closed
+            await self._send({"type": "websocket.close", "code": code or self._close_code})
+
+    async def _send_error(self, error: errors.ApiError, stream_id: str | None) -> None:
+        await self._send_message(encode_error(error.status, error.body()["error"], stream_id))
+
+    async def _send_message(self, message: bytes) -> None:
+        if not self._closed.is_set():
+            with suppress(OSError):  # the client is gone, and the reading task will notice
+                await self._send({"type": "websocket.send", "text": message.decode()})
+
+
+ENVELOPE_MEMBERS = frozenset({"type", "stream_id"})
+"""Members of a message that are not part of the request."""
+
+
+def _parse_message(text: str) -> dict[str, Any]:
+    body = parse_body(text.encode())
+    if type(body) is not dict:
+        raise errors.BODY_NOT_OBJECT(got=describe_json_type(body))
+    fields = cast("dict[str, Any]", body)
+    if "type" not in fields:
+        raise errors.MISSING_PARAMETER(path="type")
+    if fields["type"] != CREATE_TYPE:
+        raise errors.INVALID_VALUE(path="type", value=fields["type"], supported=f"'{CREATE_TYPE}'")
+    return fields
+
+
+def _parse_stream_id(body: Mapping[str, Any]) -> str | None:
+    if "stream_id" not in body:
+        return None
+    stream_id = body["stream_id"]
+    if not isinstance(stream_id, str) or not STREAM_ID_PATTERN.fullmatch(stream_id):
+        raise errors.INVALID_STREAM_ID()
+    return stream_id
