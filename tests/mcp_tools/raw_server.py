@@ -54,6 +54,17 @@ def list_tools() -> list[dict[str, Any]]:
             hidden = "echo\x1b]0;x\x07 \U000e0041\U000e0042 \x00end"
             named = {"type": "object", "properties": {"text": {"description": "a\x1bb"}}}
             return [{"name": "e\x1bcho", "description": hidden, "inputSchema": named}]
+        case "untyped":
+            properties = {"text": {"type": "string"}}
+            return [
+                {"name": "untyped", "inputSchema": {"properties": properties}, "icons": 5},
+                {"name": "missing", "description": None},
+                {"name": "text", "inputSchema": "object"},
+                {"name": "wrong", "inputSchema": {"properties": [1]}},
+                {"inputSchema": SCHEMA},
+                "echo",  # type: ignore[list-item]
+                {"name": "echo", "inputSchema": SCHEMA},
+            ]
         case "propertyless":
             return [
                 {"name": "bare", "inputSchema": {"type": "object"}},
@@ -119,14 +130,14 @@ def answer(request: dict[str, Any]) -> None:
             cursor = int(params.get("cursor", 0))
             tools = [{"name": f"t{cursor}", "inputSchema": SCHEMA}]
             result = {"tools": tools, "nextCursor": str(cursor + 1)}
-        case "tools/list" if len(CALLS) < 2 and MODE != "untyped":
+        case "tools/list" if len(CALLS) < 2 and MODE != "unlisted":
             result = {"tools": list_tools(), **COMPLETE}
         case "tools/call" if MODE == "code" and not CALLS:
             CALLS.append(params["name"])
             write({"id": number, "error": {"code": -32000, "message": "rate limited"}})
             return
-        case "tools/list" if MODE == "untyped":
-            result = {"tools": [{"name": "echo", "inputSchema": {}}]}
+        case "tools/list" if MODE == "unlisted":
+            result = {"tools": "echo"}
         case "tools/call" if MODE != "reject":
             result = call_tool(params)
         case _:

@@ -217,9 +217,20 @@ async def test_schemas_have_properties(open_raw: OpenRaw) -> None:
 
 async def test_invalid_listing_is_described(open_raw: OpenRaw) -> None:
     """The error of a server with an invalid list of tools names the place of the problem."""
-    with pytest.raises(CannotConnect, match=r"tools\.0\.inputSchema\.type: Field required"):
-        async with open_raw("untyped"):
+    with pytest.raises(CannotConnect, match=r"tools: Input should be a valid list"):
+        async with open_raw("unlisted"):
             pass
+
+
+async def test_invalid_tools_are_left_out(
+    open_raw: OpenRaw, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A schema without a type is that of an object; an invalid tool is reported, and the others work."""
+    async with open_raw("untyped") as toolbox:
+        assert list(toolbox) == ["untyped", "missing", "echo"]
+        assert toolbox["untyped"].parameters["type"] == "object"
+        assert (await call(toolbox)).metadata["outcome"] == "ok"
+    assert caplog.text.count("is left out, because it is invalid") == 4
 
 
 async def test_failed_listing_retains_the_tools(

@@ -88,11 +88,12 @@ async def test_a_run_with_tools_is_a_tree_of_spans(
     assert first.attributes[otel.PROVIDER] == "responses"
     assert first.attributes[otel.REQUEST_MODEL] == "practice"
     assert str(first.attributes[otel.RESPONSE_ID]).startswith("resp_")
-    assert first.attributes[otel.FINISH_REASONS] == ("stop",)
+    assert first.attributes[otel.FINISH_REASONS] == ("tool_call",)
     assert int(str(first.attributes[otel.INPUT_TOKENS])) > 0
     assert second.attributes is not None
     assert second.attributes[otel.ANCHOR] == first.attributes[otel.RESPONSE_ID]
     assert second.attributes[otel.DELTA_BLOCKS] == 1
+    assert second.attributes[otel.FINISH_REASONS] == ("stop",)
     assert tool.attributes is not None
     assert tool.attributes[otel.TOOL_NAME] == "add"
     assert str(tool.attributes[otel.TOOL_CALL_ID]).startswith("call_")

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import mcp_types as types
+from mcp_types.methods import validate_server_result
+from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 from kedge.errors import KedgeError, ToolFailed
 from kedge.observe import get_logger
@@ -36,6 +38,35 @@ IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\U000e0000-\U000e007f]")
 
 CallFunction = Callable[[str, Mapping[str, Any]], Awaitable[list[Part]]]
+
+
+def repair_tool_list(result: dict[str, Any]) -> None:
+    """Change a list of tools so that one tool does not make the official client reject the whole list.
+
+    A schema without the type that the protocol requires gets it; a tool that cannot be used is left out; members
+    that Kedge does not use are removed.
+
+    Args:
+        result: The result of a request, which may have a list of tools.
+    """
+    listed: Any = result.get("tools")
+    if isinstance(listed, list):
+        result["tools"] = [
+            tool for each in cast("list[Any]", listed) for tool in _repair_tool(each)
+        ]
+
+
+def _repair_tool(listed: Any) -> Iterator[dict[str, Any]]:
+    try:
+        texts = {name: listed.get(name) for name in ("name", "title", "description")}
+        schema: dict[str, Any] = listed.get("inputSchema") or {}
+        tool = {**texts, "inputSchema": {**schema, "type": "object"}}
+        validate_server_result("tools/list", LATEST_HANDSHAKE_VERSION, {"tools": [tool]})
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        start = sanitize_text(repr(listed)[:MAX_LINK_CHARS])
+        log.warning("a tool of an MCP server is left out, because it is invalid: %s", start)
+    else:
+        yield tool
 
 
 def convert_tools(

@@ -26,9 +26,10 @@ from mcp.client._transport import ReadStream, TransportStreams
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCMessage, jsonrpc_message_adapter
+from mcp_types import JSONRPCMessage, JSONRPCResponse, jsonrpc_message_adapter
 
 from kedge.errors import InvalidSetting
+from kedge.mcp.content import repair_tool_list
 from kedge.observe import get_logger
 from kedge.text_format import sanitize_text
 from kedge.tools.output import redact_secrets, replace_surrogates
@@ -283,7 +284,13 @@ def _parse_message(line: bytes, notes: ConnectionNotes) -> SessionMessage | None
         notes.stray_output = notes.stray_output or line[:MAX_NOTE_CHARS].decode(errors="replace")
         log.debug("an MCP server wrote a line that is not a message, %d bytes", len(line))
         return None
-    return SessionMessage(message)
+    return _repair_message(SessionMessage(message))
+
+
+def _repair_message(message: SessionMessage) -> SessionMessage:
+    if isinstance(message.message, JSONRPCResponse):
+        repair_tool_list(message.message.result)
+    return message
 
 
 def _validate_message(line: bytes) -> JSONRPCMessage:
@@ -402,7 +409,8 @@ async def _forward_messages(
         try:
             with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                 async for message in source:
-                    await received.send(message)
+                    is_message = isinstance(message, SessionMessage)
+                    await received.send(_repair_message(message) if is_message else message)
         finally:
             notes.ended = not notes.stopping
     notes.on_end()

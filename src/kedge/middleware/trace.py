@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
 from kedge.errors import Blocked, CannotConnect, EngineError
-from kedge.events import Event
+from kedge.events import Event, Outcome
 from kedge.events.run import (
     VISIBLE_EVENTS,
     AnswerFinished,
@@ -35,7 +35,7 @@ from kedge.observe import otel
 from kedge.observe.logs import BOUND_FIELDS
 from kedge.observe.otel import system_parts, to_messages
 from kedge.planning import RequestPlan, get_state
-from kedge.turns import Block, Turn
+from kedge.turns import Block, ToolCallBlock, Turn
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
@@ -227,7 +227,7 @@ class _RunSpans:
         attributes: dict[str, Any] = {
             otel.RESPONSE_ID: outcome.response_id,
             otel.RESPONSE_MODEL: outcome.model,
-            otel.FINISH_REASONS: [_FINISH_REASONS[outcome.status]],
+            otel.FINISH_REASONS: [_find_finish_reason(outcome)],
         }
         if usage:
             attributes |= {
@@ -299,6 +299,12 @@ class _RunSpans:
         context = set_span_in_context(self.run) if hasattr(self, "run") else None
         present = _drop_empty({**self.common, **attributes})
         return self.tracer.start_span(name, context, attributes=present, **options)
+
+
+def _find_finish_reason(outcome: Outcome) -> str:
+    if outcome.completed and any(isinstance(block, ToolCallBlock) for block in outcome.blocks):
+        return "tool_call"
+    return _FINISH_REASONS[outcome.status]
 
 
 def get_conversation_id(turn: Turn) -> str:
