@@ -76,7 +76,6 @@ def _build_upstream_error(error: KedgeError, status: int, code: str, detail: str
     return ApiError(
         f"The model behind this server ({provider}) {detail.rstrip('.')}.",
         status=status,
-        type="server_error",
         code=code,
         headers={} if after is None else {"retry-after": f"{after:g}"},
     )

@@ -22,7 +22,7 @@ class ApiError(Exception):
     Args:
         message: The message.
         status: The HTTP status of the response.
-        type: The ``type`` in the response body.
+        type: The ``type`` in the response body; by default that of the status.
         param: The invalid parameter, if there is one.
         code: The ``code`` in the response body.
         headers: Further headers of the response.
@@ -33,7 +33,7 @@ class ApiError(Exception):
         message: str,
         *,
         status: int = 400,
-        type: str = "invalid_request_error",
+        type: str | None = None,
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -41,7 +41,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.message = _escape_surrogates(message)
         self.status = status
-        self.type = type
+        self.type = type or find_error_type(status)
         self.param = None if param is None else _escape_surrogates(param)
         self.code = code
         self.headers = dict(headers or {})
@@ -60,6 +60,13 @@ class ApiError(Exception):
         }
 
 
+def find_error_type(status: int) -> str:
+    """Return the usual ``type`` of errors with an HTTP status."""
+    if status == 429:
+        return "requests"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
 def _escape_surrogates(text: str) -> str:
     """Escape lone surrogates, which a request may contain and a response cannot."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -73,7 +80,7 @@ class ErrorTemplate:
     param: str | None = None
     code: str | None = None
     status: int = 400
-    type: str = "invalid_request_error"
+    type: str | None = None
 
     def __call__(self, **values: object) -> ApiError:
         """Return the error for these values."""
@@ -103,6 +110,14 @@ def _path_error(message: str, code: str) -> ErrorTemplate:
     return ErrorTemplate(message, "{path}", code)
 
 
+def _range_error(problem: str, bound: str) -> ErrorTemplate:
+    """Return the template of an error of the number at ``path``, which is out of its range."""
+    code = problem.replace(" ", "_").replace("minimum", "min").replace("maximum", "max")
+    return _path_error(
+        f"Invalid '{{path}}': {problem}. Expected a value {bound}, but got {{value}} instead.", code
+    )
+
+
 # The format of a request.
 MISSING_PARAMETER = _path_error(
     "Missing required parameter: '{path}'.", "missing_required_parameter"
@@ -123,26 +138,10 @@ INVALID_TYPE = _path_error(
 INVALID_VALUE = _path_error(
     "Invalid value: '{value}'. Supported values are: {supported}.", "invalid_value"
 )
-INTEGER_TOO_SMALL = _path_error(
-    "Invalid '{path}': integer below minimum value. Expected a value >= {least}, "
-    "but got {value} instead.",
-    "integer_below_min_value",
-)
-INTEGER_TOO_LARGE = _path_error(
-    "Invalid '{path}': integer above maximum value. Expected a value <= {most}, "
-    "but got {value} instead.",
-    "integer_above_max_value",
-)
-DECIMAL_TOO_SMALL = _path_error(
-    "Invalid '{path}': decimal below minimum value. Expected a value >= {least}, "
-    "but got {value} instead.",
-    "decimal_below_min_value",
-)
-DECIMAL_TOO_LARGE = _path_error(
-    "Invalid '{path}': decimal above maximum value. Expected a value <= {most}, "
-    "but got {value} instead.",
-    "decimal_above_max_value",
-)
+INTEGER_TOO_SMALL = _range_error("integer below minimum value", ">= {least}")
+INTEGER_TOO_LARGE = _range_error("integer above maximum value", "<= {most}")
+DECIMAL_TOO_SMALL = _range_error("decimal below minimum value", ">= {least}")
+DECIMAL_TOO_LARGE = _range_error("decimal above maximum value", "<= {most}")
 STRING_EMPTY = _path_error(
     "Invalid '{path}': empty string. Expected a string with minimum length {least}, "
     "but got an empty string instead.",
@@ -327,7 +326,6 @@ API_KEY_INVALID = ErrorTemplate("Incorrect API key provided.", status=401, code=
 RATE_LIMITED = ErrorTemplate(
     "Rate limit reached for requests. Please try again in {seconds}s.",
     status=429,
-    type="requests",
     code="rate_limit_exceeded",
 )
 TOKENS_LIMITED = ErrorTemplate(
@@ -340,13 +338,11 @@ OVERLOADED = ErrorTemplate(
     "The server is currently overloaded with other requests. Sorry about that! You can retry your "
     "request, or contact us through our help center at help.openai.com if the error persists.",
     status=503,
-    type="server_error",
     code="server_is_overloaded",
 )
 INTERNAL_ERROR = ErrorTemplate(
     "The server had an error while processing your request. Sorry about that!",
     status=500,
-    type="server_error",
 )
 
 # Messages of the local server: the hosted API has no published message for these.
@@ -378,13 +374,11 @@ WEBSOCKET_QUEUE_FULL = ErrorTemplate(
     "Too many requests are queued on this WebSocket connection. Wait for responses, or open "
     "another connection.",
     status=429,
-    type="requests",
     code="websocket_queue_full",
 )
 SERVER_STOPPING = ErrorTemplate(
     "The server is shutting down. Open a new WebSocket connection in a moment.",
     status=503,
-    type="server_error",
     code="server_stopping",
 )
 ORIGIN_NOT_ALLOWED = ErrorTemplate(
@@ -405,7 +399,6 @@ BACKGROUND_UNSTORED = ErrorTemplate(
 BACKGROUND_QUEUE_FULL = ErrorTemplate(
     "Too many background responses are queued. Please try again in a moment.",
     status=429,
-    type="requests",
     code="rate_limit_exceeded",
 )
 HISTORY_DELETED = ErrorTemplate(
@@ -418,7 +411,6 @@ RESPONSE_LOST = ErrorTemplate(
     "This response was deleted, or this server was too slow to renew its claim on it. Please try "
     "again in a moment.",
     status=503,
-    type="server_error",
     code="response_lost",
 )
 IDEMPOTENCY_KEY_REUSED = ErrorTemplate(
@@ -437,7 +429,6 @@ IDEMPOTENCY_KEY_IN_USE = ErrorTemplate(
 DATABASE_UNAVAILABLE = ErrorTemplate(
     "The database of the server is not available. Please try again in a moment.",
     status=503,
-    type="server_error",
     code="database_unavailable",
 )
 CONVERSATION_ITEM_NOT_FOUND = ErrorTemplate(

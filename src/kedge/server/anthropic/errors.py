@@ -77,7 +77,6 @@ DUPLICATE_TOOL = ErrorTemplate("tools: Tool names must be unique.")
 ARGUMENTS_NOT_OBJECT = ErrorTemplate(
     "The model called {name} with arguments that are no JSON object, which this API cannot express.",
     status=502,
-    type="server_error",
 )
 
 

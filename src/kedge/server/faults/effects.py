@@ -248,7 +248,6 @@ def _status_response(fault: Fault, request: FaultedRequest) -> FaultResponse:
     error = templates.get(fault.value) or errors.ApiError(
         "The server rejects this request because a fault is active.",
         status=fault.value,
-        type="server_error" if fault.value >= 500 else "invalid_request_error",
     )
     headers = [] if after is None else [(b"retry-after", f"{after:g}".encode())]
     return FaultResponse(fault.value, render_error(request.scope, error)[1], headers)

@@ -132,13 +132,13 @@ def _parse_seconds(text: str) -> float:
     return seconds
 
 
-def _choice_parser(*choices: str) -> Callable[[str], str]:
+def _choice_argument(*choices: str, default: str | None = None) -> FaultArgument:
     def parse_choice(text: str) -> str:
         if text not in choices:
             raise ValueError(f"one of {', '.join(choices)}")
         return text
 
-    return parse_choice
+    return FaultArgument("|".join(choices), parse_choice, default)
 
 
 COUNT_ARGUMENT = FaultArgument("N", _integer_parser(0, inf, "an integer, 0 or more"))
@@ -168,11 +168,7 @@ KINDS: Mapping[str, FaultKind] = {
         "The model sees no earlier response, yet the status is 200; with echo=no the response does "
         "not name the previous response or conversation either, with echo=late it does at its start "
         "only, with echo=missing the member is absent.",
-        options={
-            "echo": FaultArgument(
-                "yes|no|late|missing", _choice_parser("yes", "no", "late", "missing"), "yes"
-            )
-        },
+        options={"echo": _choice_argument("yes", "no", "late", "missing", default="yes")},
     ),
     "remember": FaultKind(
         "The model sees only the last N responses of the chain; the status is 200.",
@@ -182,10 +178,7 @@ KINDS: Mapping[str, FaultKind] = {
     "report_usage": FaultKind(
         "The usage is left out, is always the same, counts only the tokens of the request itself, "
         "counts cached tokens apart from the others, or does not count whitespace in the request.",
-        FaultArgument(
-            "none|constant|new|uncached|trimmed",
-            _choice_parser("none", "constant", "new", "uncached", "trimmed"),
-        ),
+        _choice_argument("none", "constant", "new", "uncached", "trimmed"),
     ),
     "report_unstored": FaultKind("The response has store: false, whatever was requested."),
     "reuse_response_id": FaultKind(
@@ -195,12 +188,12 @@ KINDS: Mapping[str, FaultKind] = {
     "change_completed": FaultKind(
         "The completed event of a stream has another text, other arguments of calls, or one output "
         "item less than the events before it.",
-        FaultArgument("text|arguments|missing", _choice_parser("text", "arguments", "missing")),
+        _choice_argument("text", "arguments", "missing"),
     ),
     "omit_output_index": FaultKind("The events of a stream have no output_index."),
     "stream_content_type": FaultKind(
         "A stream is sent without a content type, or as text/plain.",
-        FaultArgument("none|plain", _choice_parser("none", "plain")),
+        _choice_argument("none", "plain"),
     ),
     "repeat_after_finish": FaultKind(
         "The deltas of a chat completion are sent again after its finish_reason."
@@ -225,7 +218,7 @@ KINDS: Mapping[str, FaultKind] = {
     "refuse_encrypted_reasoning": FaultKind("A request with encrypted reasoning is rejected."),
     "refuse_previous_response_id": FaultKind(
         "A request with a previous_response_id is rejected with the message of this server.",
-        FaultArgument("|".join(UNSUPPORTED), _choice_parser(*UNSUPPORTED)),
+        _choice_argument(*UNSUPPORTED),
     ),
     "refuse_empty_input": FaultKind(
         "A request with empty input is rejected, also if it continues a response."
@@ -235,7 +228,7 @@ KINDS: Mapping[str, FaultKind] = {
     ),
     "not_found": FaultKind(
         "An unknown previous response is rejected with the message and body of this server.",
-        FaultArgument("|".join(NOT_FOUND), _choice_parser(*NOT_FOUND)),
+        _choice_argument(*NOT_FOUND),
     ),
 }
 """Every kind of fault, by name."""

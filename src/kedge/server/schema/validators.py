@@ -238,28 +238,6 @@ class Identifier:
             raise errors.INVALID_ID_PREFIX(path=format_path(path), value=value, prefix=self.prefix)
 
 
-@dataclass(frozen=True, slots=True)
-class Integer:
-    """An integer within bounds; ``true`` and ``1.0`` are rejected."""
-
-    minimum: int = -MAX_INTEGER
-    maximum: int = MAX_INTEGER
-    expected: str = "an integer"
-
-    def check(self, value: Any, path: JsonPath) -> None:
-        """Check the type and the bounds."""
-        if type(value) is not int:
-            raise invalid_type_error(self, value, path)
-        if value < self.minimum:
-            raise errors.INTEGER_TOO_SMALL(
-                path=format_path(path), least=self.minimum, value=format_number(value)
-            )
-        if value > self.maximum:
-            raise errors.INTEGER_TOO_LARGE(
-                path=format_path(path), most=self.maximum, value=format_number(value)
-            )
-
-
 def format_number(value: float) -> str:
     """Format a number for an error; for a number of thousands of digits, only its size."""
     if type(value) is int and value.bit_length() > 4096:
@@ -274,20 +252,31 @@ class Number:
     minimum: float = -math.inf
     maximum: float = math.inf
     expected: str = "a decimal"
+    types: tuple[type, ...] = (float, int)
+    too_small: errors.ErrorTemplate = errors.DECIMAL_TOO_SMALL
+    too_large: errors.ErrorTemplate = errors.DECIMAL_TOO_LARGE
 
     def check(self, value: Any, path: JsonPath) -> None:
         """Check the type, that it is finite, and the bounds."""
-        if type(value) is not float and type(value) is not int:
+        if type(value) not in self.types:
             raise invalid_type_error(self, value, path)
         check_finite(value, path)
-        if value < self.minimum:
-            raise errors.DECIMAL_TOO_SMALL(
-                path=format_path(path), least=self.minimum, value=format_number(value)
-            )
-        if value > self.maximum:
-            raise errors.DECIMAL_TOO_LARGE(
-                path=format_path(path), most=self.maximum, value=format_number(value)
-            )
+        if not self.minimum <= value <= self.maximum:
+            template = self.too_small if value < self.minimum else self.too_large
+            bounds = {"least": self.minimum, "most": self.maximum}
+            raise template(path=format_path(path), value=format_number(value), **bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Integer(Number):
+    """An integer within bounds; ``true`` and ``1.0`` are rejected."""
+
+    minimum: float = -MAX_INTEGER
+    maximum: float = MAX_INTEGER
+    expected: str = "an integer"
+    types: tuple[type, ...] = (int,)
+    too_small: errors.ErrorTemplate = errors.INTEGER_TOO_SMALL
+    too_large: errors.ErrorTemplate = errors.INTEGER_TOO_LARGE
 
 
 @dataclass(frozen=True, slots=True)
