@@ -409,3 +409,22 @@ def test_tables_are_aligned_and_not_truncated_in_pipes(capsys: pytest.CaptureFix
     assert third == "22  multi line"
     print_table(("a", "b"), [("1", "x" * 200)], width=40)
     assert capsys.readouterr().out.splitlines()[1].endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["batch", "in.jsonl", "--out", "o"],
+            "Interrupted. Run the same command again to continue.",
+        ),
+        (["run", "steps", "file.toml"], "Interrupted."),
+    ],
+)
+def test_ctrl_c_during_the_import_of_a_command(
+    arguments: list[str], expected: str, tmp_path: Path
+) -> None:
+    """Ctrl-C before a command has started ends it as later: with a message and exit code 130."""
+    (tmp_path / "anyio.py").write_text("raise KeyboardInterrupt")
+    done = run_kedge(*arguments, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr.strip()) == (130, expected)

@@ -97,7 +97,17 @@ class LazyGroup(click.Group):
             close = [known] if known else get_close_matches(name, COMMANDS, n=1)
             hint = f"did you mean {close[0]}?" if close else "'kedge --help' lists the commands"
             ctx.fail(f"there is no command {name!r}; {hint}")
+        ctx.invoked_subcommand = name
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Import and run a command; Ctrl-C ends it with the exit code of a shell, also during the import."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            hint = " Run the same command again to continue." * (ctx.invoked_subcommand == "batch")
+            click.echo(f"Interrupted.{hint}", err=True)
+            raise click.exceptions.Exit(130) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""

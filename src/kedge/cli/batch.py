@@ -87,12 +87,8 @@ def command(
             )
 
     url = store_url(store)
-    try:
-        with store_practice_responses(url), _show_progress() as watch:
-            summary = anyio.run(work, watch)
-    except KeyboardInterrupt:
-        click.echo("Interrupted. Run the same command again to continue.", err=True)
-        raise click.exceptions.Exit(130) from None
+    with store_practice_responses(url), _show_progress() as watch:
+        summary = anyio.run(work, watch)
     if as_json:
         echo_json(asdict(summary))
     else:

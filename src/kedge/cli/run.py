@@ -301,12 +301,10 @@ def _run_workflow(
 
         try:
             result = anyio.run(work)
-        except (KedgeError, KeyboardInterrupt) as error:
+        except (KedgeError, KeyboardInterrupt):
             if started:
                 advice = f"Continue with: kedge run {kind} --resume {started[0]}"
                 click.echo(dim(advice), err=True)
-            if isinstance(error, KeyboardInterrupt):
-                raise click.exceptions.Exit(130) from None
             raise
     if as_json:
         echo_json(_result_to_json(result))
