@@ -14,6 +14,7 @@ from openai import (
     AzureOpenAI,
     BadRequestError,
     InternalServerError,
+    NotFoundError,
     OpenAI,
 )
 
@@ -491,3 +492,32 @@ def test_random_edits_are_coherent(server: TestServer, client: OpenAI, seed: int
         history += replay(client.responses.create(model="practice", input=history))
     check_contexts(server, expected)
     assert chain_report(client).chained > 5
+
+
+def test_an_invalid_request_of_the_program_is_not_evidence(
+    server: TestServer, client: OpenAI
+) -> None:
+    """Calls without outputs are rejected as without Kedge, and valid requests are still chained."""
+    history: list[Any] = []
+    ask(client, history, "My name is Ada.")
+    call = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": "{}"}
+    items: Any = [*history, call, message("And?")]
+    for _ in range(3):
+        with pytest.raises(BadRequestError, match="No tool output found for function call call_1"):
+            client.responses.create(model="practice", input=items)
+    assert ask(client, history, "What is my name?").output_text == "Your name is Ada."
+    assert bodies(server)[-1]["previous_response_id"]
+
+
+def test_a_missing_item_of_the_program_is_not_evidence(server: TestServer, client: OpenAI) -> None:
+    """The error reaches the program as without Kedge, and valid requests are still chained."""
+    history: list[Any] = []
+    ask(client, history, "My name is Ada.")
+    missing = {"type": "reasoning", "id": "rs_1", "summary": []}
+    items: Any = [*history, missing, message("Hello", "assistant"), message("And?")]
+    for _ in range(3):
+        with pytest.raises(NotFoundError, match="Item with id 'rs_1' not found"):
+            client.responses.create(model="practice", input=items)
+    assert ask(client, history, "What is my name?").output_text == "Your name is Ada."
+    assert bodies(server)[-1]["previous_response_id"]
+    assert not chain_report(client).healed

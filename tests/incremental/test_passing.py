@@ -3,12 +3,14 @@
 import asyncio
 import gzip
 import json
+import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx2
 import pytest
+from anyio import CancelScope
 
 from kedge.incremental import AnchorIndex, IndexedResponse, MemoryIndex, chain, chain_report
 
@@ -609,3 +611,103 @@ async def test_a_body_that_breaks_before_its_output_fails_where_it_is_read(statu
             with pytest.raises(httpx2.ReadError):
                 await anext(received)
         assert chain_report(client).requests == 2
+
+
+def break_chained_streams(code: str) -> httpx2.MockTransport:
+    """Return a transport whose chained streams end with an error after their first output."""
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        anchor = json.loads(request.content).get("previous_response_id")
+        names = {"id": f"resp_{os.urandom(4).hex()}", "previous_response_id": anchor}
+        content = make_events({**ANSWER, **names, "output": OUTPUT})
+        if anchor:
+            error = {"type": "error", "code": code, "message": "The request failed."}
+            failed = {**ANSWER, **names, "status": "failed", "output": [], "error": None}
+            last: list[Any] = [error, {"type": "response.failed", "response": failed}]
+            events = content.split(b"\n\n")[:-2]
+            events += [f"data: {json.dumps(event)}".encode() for event in last]
+            content = b"\n\n".join([*events, b""])
+        headers = {"content-type": "text/event-stream"}
+        return httpx2.Response(200, stream=Chunks(content), headers=headers)
+
+    return httpx2.MockTransport(respond)
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+@pytest.mark.parametrize(
+    ("code", "attempts"), [("previous_response_not_found", 1), ("server_error", 2)]
+)
+async def test_a_chain_that_fails_after_its_first_output_is_not_repeated(
+    code: str, attempts: int, is_read: bool
+) -> None:
+    """The program gets the error, and its next attempts are sent as written."""
+    async with chain(
+        httpx2.AsyncClient(transport=break_chained_streams(code), base_url=URL)
+    ) as http:
+        await http.post("/responses", json={"input": HISTORY[:1], "stream": True})
+        for number in range(3):
+            body = {"input": HISTORY, "stream": True}
+            async with http.stream("POST", "/responses", json=body) as response:
+                received = b""
+                async for chunk in response.aiter_raw():
+                    received += chunk
+                    if not is_read:
+                        break
+            assert (code.encode() in received) == (number < attempts)
+        assert chain_report(http).chained == attempts
+
+
+async def test_a_cancelled_stream_is_closed_and_reported() -> None:
+    """Waiting for the index in a cancelled scope does not leave the connection open."""
+    is_closed = asyncio.Event()
+
+    class Endless(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"data: {}\n\n"
+            await asyncio.Event().wait()
+
+        async def aclose(self) -> None:
+            is_closed.set()
+
+    def respond(_: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, stream=Endless(), headers={"content-type": "text/event-stream"})
+
+    async with chain(
+        httpx2.AsyncClient(transport=httpx2.MockTransport(respond), base_url=URL),
+        index=BlockingIndex(),
+    ) as http:
+        with CancelScope() as scope:
+            async with http.stream("POST", "/responses", json={"input": "One"}) as response:
+                async for _ in response.aiter_raw():
+                    scope.cancel()
+        assert is_closed.is_set()
+        assert chain_report(http).requests == 1
+
+
+@pytest.mark.parametrize("content_type", ["", "text/plain"])
+def test_a_stream_without_its_content_type_is_chained(content_type: str) -> None:
+    """The stream is recorded, and a chained one is passed on before it is complete."""
+    received: list[str] = []
+
+    class Paced(httpx2.SyncByteStream):
+        def __init__(self, anchor: str | None) -> None:
+            self.anchor = anchor
+
+        def __iter__(self) -> Iterator[bytes]:
+            names = {"id": f"resp_{len(received)}", "previous_response_id": self.anchor}
+            yield from make_events({**ANSWER, **names, "output": OUTPUT}).splitlines(keepends=True)
+            received.append("end")
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        anchor = json.loads(request.content).get("previous_response_id")
+        headers = {"content-type": content_type} if content_type else {}
+        return httpx2.Response(200, stream=Paced(anchor), headers=headers)
+
+    with chain(httpx2.Client(transport=httpx2.MockTransport(respond), base_url=URL)) as http:
+        for count in (1, 3):
+            body = {"input": HISTORY[:count], "stream": True}
+            with http.stream("POST", "/responses", json=body) as response:
+                received.append("start")
+                list(response.iter_raw())
+        assert chain_report(http).chained == 1
+    assert received == ["start", "end", "start", "end"]

@@ -15,7 +15,7 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Any, Literal, TypeVar
 
-from anyio import to_thread
+from anyio import CancelScope, to_thread
 
 from kedge.engines.evidence import Trust
 from kedge.errors import InvalidSetting, RequestRefused, ServerFailed
@@ -587,8 +587,11 @@ class _ObservedBody:
         self.source.close()
 
     async def aclose(self) -> None:
-        await self._call(_finish_early, self.exchange)
-        await self.source.aclose()
+        try:
+            with CancelScope(shield=True):  # a cancelled request is reported, too
+                await self._call(_finish_early, self.exchange)
+        finally:
+            await self.source.aclose()
 
     async def _call(self, work: Callable[..., None], *values: Any) -> None:
         if not self.exchange.is_finished:

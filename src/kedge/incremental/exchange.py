@@ -102,8 +102,13 @@ ACCOUNT_HEADERS = ("openai-organization", "openai-project")
 READABLE_CODINGS = ("identity", "gzip", "x-gzip", "deflate")
 """The compressions of responses that can be read."""
 
+SERVER_ERROR_CODES = frozenset({"server_error", "internal_error", "internal_server_error"})
+"""The codes with which a stream reports an error of the server, which has no HTTP status there."""
+
 _DUPLICATE_PATTERN = re.compile(r"\bduplicate item\b", re.IGNORECASE)
 """The rejection of an item that the context already contains, by its id."""
+_MISSING_ITEM_PATTERN = re.compile(r"\bitem with id '?([\w-]+)'? not found", re.IGNORECASE)
+"""The rejection of an item that is neither complete nor stored."""
 
 Verdict = Literal["waiting", "release", "resend"]
 
@@ -353,6 +358,10 @@ class Exchange:
         )
         summary = RequestSummary(previous_response_id=self.rewritten.anchor.record.response_id)
         self._rejection = classify_error(error, summary) or ""
+        # An item of the program that the server does not have is also missing for the original request.
+        missing = _MISSING_ITEM_PATTERN.search(error.message)
+        if missing and missing[1] in {block.item_id for block in self.rewritten.sent}:
+            self._rejection = ""
         # Two responses with the same text have other ids: one may be the anchor, the other a new item.
         if not self._rejection and _DUPLICATE_PATTERN.search(error.message):
             self._rejection = "duplicate"
@@ -372,32 +381,46 @@ class Exchange:
         rewritten, check, was_judged = self.rewritten, self.check, self._is_judged
         self.healed, self.observer, self._is_judged = reason, None, False
         if rewritten and check:
-            lost = [rewritten.anchor.record.response_id]
-            record_healing(reason, lost[0])
+            response_id = rewritten.anchor.record.response_id
+            record_healing(reason, response_id)
             if reason == "rejected":
-                # After a total loss, each older response would cost another rejected request.
-                if rejection == "gone" and self.parsed:
-                    lost += find_shorter(self.parsed, self.chainer.index, rewritten.anchor)
-                check.record_rejection(rejection)
-            elif reason == "forgot" and not was_judged:
-                check.record_forgotten()
-            if reason != "unproven":
-                self.chainer.index.mark_lost(self.scope, *lost)
+                self._record_rejection(rewritten, rejection)
+            elif reason == "forgot":
+                if not was_judged:
+                    check.record_forgotten()
+                self.chainer.index.mark_lost(self.scope, response_id)
         return self.original
+
+    def _record_rejection(self, rewritten: Rewritten, rejection: str) -> None:
+        """Record that the server rejected the anchor, unless the request itself is invalid."""
+        parsed, check, index = self.parsed, self.check, self.chainer.index
+        if parsed is None or check is None:
+            return
+        # Servers report a call without an output in the same way, whether they lost it or the program did.
+        if rejection == "gone" and parsed.has_unmatched_calls:
+            return
+        lost = [rewritten.anchor.record.response_id]
+        # After a total loss, each older response would cost another rejected request.
+        if rejection == "gone":
+            lost += find_shorter(parsed, index, rewritten.anchor)
+        check.record_rejection(rejection)
+        index.mark_lost(self.scope, *lost)
 
     def observe(self, headers: Mapping[str, str]) -> "ResponseObserver":
         """Return an observer for a successful response with these headers (lower-case names)."""
         if self.check:
             self.check.identify(headers)
+        streaming = self.parsed is not None and self.parsed.streaming
         if self.rewritten and self.check:
             self.observer = ResponseObserver(
                 headers,
                 self.rewritten.anchor.record.response_id,
                 judge=self._judge,
                 must_judge=self.check.way == "judged",
+                streaming=streaming,
             )
         else:
-            self.observer = ResponseObserver(headers)
+            self.observer = ResponseObserver(headers, streaming=streaming)
         return self.observer
 
     def _judge(self, outcome: Outcome) -> Problem:
@@ -433,6 +456,15 @@ class Exchange:
             is_lost=is_lost,
         )
         self.chainer.complete(self.result)
+        if rewritten and self.observer:
+            self._record_failure(rewritten, self.observer)
+
+    def _record_failure(self, rewritten: Rewritten, observer: "ResponseObserver") -> None:
+        """Record a failure that the program received, because a part of the response was passed on before."""
+        if observer.rejection:
+            self._record_rejection(rewritten, observer.rejection)
+        elif observer.has_server_error and self.check:
+            self.check.record_error()
 
     def _record(self, outcome: Outcome) -> bool:
         """Index the response and evaluate its token counts; return False if its context was lost."""
@@ -474,12 +506,14 @@ class ResponseObserver:
         expected: The `previous_response_id` that was sent instead of the program's history, if any.
         judge: Returns the reason why a complete response is not relied on, or an empty string.
         must_judge: Whether the response must be judged before any of it is passed on.
+        streaming: Whether a stream was requested; some servers send it without its content type.
 
     Attributes:
         verdict: `waiting` while nothing may be passed on, `release` when it may be, `resend` if the
             original request must be sent instead.
         reason: The reason for sending it: `rejected`, `forgot` or `unproven`.
         rejection: How the server rejected the anchor; see `kedge.engines.heal_rules`.
+        has_server_error: Whether the response reports an error of the server.
         is_partial: Whether this is the rest of a stream whose end does not list the complete output.
     """
 
@@ -490,11 +524,16 @@ class ResponseObserver:
         *,
         judge: Callable[[Outcome], Problem] | None = None,
         must_judge: bool = False,
+        streaming: bool = False,
     ) -> None:
-        self.is_stream = "text/event-stream" in headers.get("content-type", "")
+        content_type = headers.get("content-type", "")
+        self.is_stream = "text/event-stream" in content_type or (
+            streaming and "json" not in content_type
+        )
         self.verdict: Verdict = "waiting" if expected else "release"
         self.reason = ""
         self.rejection = ""
+        self.has_server_error = False
         self.is_partial = False
         self._has_start = False
         self._expected = expected
@@ -586,8 +625,11 @@ class ResponseObserver:
         error = RequestRefused(event.message, code=event.code)
         if isinstance(event, StreamFailed):
             error.status, error.param = event.status, event.param
+        self.has_server_error |= is_server_error(error.status) or event.code in SERVER_ERROR_CODES
         summary = RequestSummary(previous_response_id=self._expected)
-        self.rejection = (classify_error(error, summary) or "") if self._expected else ""
+        # An `error` event may be followed by a `response.failed` event with less information.
+        if self._expected and not self.rejection:
+            self.rejection = classify_error(error, summary) or ""
         return bool(self.rejection)
 
     def _release(self) -> None:
