@@ -1,5 +1,6 @@
 """``steps``: prompts on one chain, with typed results between them."""
 
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from kedge.errors import InvalidWorkflow, WorkflowFailed
 from kedge.store import Store
 from kedge.workflows import Step, load_workflow, refine, steps
 from kedge.workflows.events import AnswerJudged, QuestionAnswered, QuestionAsked, ignore_event
-from kedge.workflows.roles import Role
+from kedge.workflows.roles import WorkflowRun
 
 
 class Voyage(BaseModel):
@@ -111,16 +112,8 @@ async def test_attempts_of_version_0_1_are_continued(
     """Attempts stored by version 0.1, with one key per correction over only the messages, are continued."""
     step = Step("voyage", "Plan a voyage.", Voyage)
     engine = connected(scripted({"say": "No."}))
-    role = await Role.open(
-        "wf_old",
-        "steps",
-        "steps",
-        store=store,
-        engine=engine,
-        lead=True,
-        spec={},
-        watch=ignore_event,
-    )
+    run = WorkflowRun("wf_old", "steps", {}, ignore_event, {}, AsyncExitStack())
+    role = await run.open_lead("steps", None, store, engine, "")
     with monkeypatch.context() as patch:
         patch.setattr(conversation, "_hash_request", lambda blocks, _: _hash_blocks(blocks))
         await role.ask(1, step.prompt)

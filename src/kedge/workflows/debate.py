@@ -4,9 +4,9 @@ Only text is exchanged: each side has a separate conversation, engine and provid
 response of another server. The prompts are part of stored idempotency keys and must not change.
 """
 
-import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any, cast
 
 import anyio
@@ -22,10 +22,16 @@ from kedge.workflows.events import (
     WorkflowStarted,
     ignore_event,
 )
-from kedge.workflows.judges import JUDGE_ROLE, ModelJudge, ask_structured, open_judge_role
+from kedge.workflows.judges import (
+    JUDGE_ROLE,
+    ModelJudge,
+    ask_structured,
+    call_judge,
+    open_judge_role,
+)
 from kedge.workflows.refine import make_title
 from kedge.workflows.results import DebateArgument, DebateResult, Ruling, Side
-from kedge.workflows.roles import Role, load_schema, new_workflow_id
+from kedge.workflows.roles import Role, WorkflowRun, load_schema, new_workflow_id
 
 OPENING_PROMPT = """\
 You take part in a debate, as {name}. The question:
@@ -85,34 +91,22 @@ async def debate(
         WorkflowFailed: A side or the judge gave no usable answer.
     """
     _validate_debate(sides, rounds, judge)
-    workflow = workflow or new_workflow_id()
     stored_spec = {
         "question": question,
         "rounds": rounds,
         "sides": [{"name": side.name, "brief": side.brief} for side in sides],
         **(spec or {}),
     }
-    async with AsyncExitStack() as open_roles:
+    async with AsyncExitStack() as stack:
+        name = workflow or new_workflow_id()
+        run = WorkflowRun(name, "debate", stored_spec, watch, settings, stack)
         roles: list[Role] = []
-        for number, side in enumerate(sides):
-            role = await Role.open(
-                workflow,
-                "debate",
-                side.name,
-                store=store,
-                engine=side.engine,
-                lead=number == 0,
-                spec=stored_spec,
-                watch=watch,
-                title=f"{side.name}: {make_title(question)}",
-                settings=settings,
-            )
-            open_roles.push_async_callback(role.aclose)
-            roles.append(role)
-        judge_role = await open_judge_role(workflow, "debate", judge, store, watch, settings)
-        if judge_role:
-            open_roles.push_async_callback(judge_role.aclose)
-        watch(WorkflowStarted(workflow, "debate", rounds, roles[0].is_resumed))
+        for side in sides:
+            title = f"{side.name}: {make_title(question)}"
+            is_lead = not roles
+            roles.append(await run.open_role(side.name, store, side.engine, title, lead=is_lead))
+        judge_role = await open_judge_role(run, judge, store)
+        watch(WorkflowStarted(name, "debate", rounds, roles[0].is_resumed))
         return await _Debate(sides, roles, judge_role, judge, question, rounds).run()
 
 
@@ -130,25 +124,21 @@ def _validate_debate(sides: Sequence[Side], rounds: int, judge: object) -> None:
         raise InvalidWorkflow("the judge of a debate must be a function or a ModelJudge")
 
 
+@dataclass(frozen=True, slots=True)
 class _Debate:
     """A running debate."""
 
-    def __init__(
-        self,
-        sides: Sequence[Side],
-        roles: list[Role],
-        judge_role: Role | None,
-        judge: DebateJudge,
-        question: str,
-        rounds: int,
-    ) -> None:
-        self.sides = sides
-        self.roles = roles
-        self.judge_role = judge_role
-        self.judge = judge
-        self.question = question
-        self.rounds = rounds
-        self.lead = roles[0]
+    sides: Sequence[Side]
+    roles: list[Role]
+    judge_role: Role | None
+    judge: DebateJudge
+    question: str
+    rounds: int
+
+    @property
+    def lead(self) -> Role:
+        """The role with the record of the workflow."""
+        return self.roles[0]
 
     async def run(self) -> DebateResult:
         """Run the rounds."""
@@ -216,10 +206,7 @@ class _Debate:
             return await self._judge_with_model(
                 self.judge_role, self.judge.rubric, number, arguments
             )
-        opinion = cast("DebateJudgeFunction", self.judge)(arguments)
-        if inspect.isawaitable(opinion):
-            opinion = await opinion
-        return _to_ruling(opinion)
+        return _to_ruling(await call_judge(cast("DebateJudgeFunction", self.judge), arguments))
 
     async def _judge_with_model(
         self, judge_role: Role, rubric: str, number: int, arguments: tuple[DebateArgument, ...]

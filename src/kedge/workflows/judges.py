@@ -2,16 +2,15 @@
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kedge.engines import Engine, OutputSchema
 from kedge.engines.output_schema import SchemaMismatch
 from kedge.errors import InvalidWorkflow, WorkflowFailed
 from kedge.store import Store
-from kedge.workflows.events import WorkflowCallback, WorkflowKind
 from kedge.workflows.results import Verdict
-from kedge.workflows.roles import Role, load_schema
+from kedge.workflows.roles import Role, WorkflowRun, load_schema
 
 VerdictValue = Verdict | bool | float | str
 JudgeFunction = Callable[[str], VerdictValue | Awaitable[VerdictValue]]
@@ -74,34 +73,13 @@ Write only the JSON object."""
 """The correction in workflows that version 0.1 stored."""
 
 
-def _judge_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a judge's conversation: those of the workflow, without tools."""
-    return {name: settings[name] for name in ("lease", "price") if name in settings}
-
-
-async def open_judge_role(
-    workflow: str,
-    kind: WorkflowKind,
-    judge: object,
-    store: Store,
-    watch: WorkflowCallback,
-    settings: Mapping[str, Any],
-) -> Role | None:
-    """Open the chain of a judge that is a model; return None for any other judge."""
+async def open_judge_role(run: WorkflowRun, judge: object, store: Store) -> Role | None:
+    """Open the chain of a judge that is a model, without tools; return None for any other judge."""
     if not isinstance(judge, ModelJudge):
         return None
-    return await Role.open(
-        workflow,
-        kind,
-        JUDGE_ROLE,
-        store=store,
-        engine=judge.engine,
-        lead=False,
-        spec={},
-        watch=watch,
-        title=f"The judge of {workflow}",
-        settings=_judge_settings(settings),
-    )
+    settings = {name: run.settings[name] for name in ("lease", "price") if name in run.settings}
+    title = f"The judge of {run.workflow}"
+    return await replace(run, settings=settings).open_role(JUDGE_ROLE, store, judge.engine, title)
 
 
 def find_judge_schema(judge: Any) -> OutputSchema[Any] | None:
@@ -112,12 +90,20 @@ def find_judge_schema(judge: Any) -> OutputSchema[Any] | None:
     return load_schema(judge) if is_form else None
 
 
-async def judge_with_function(judge: JudgeFunction, answer: str) -> Verdict:
-    """Return the verdict of a function."""
-    judgment = judge(answer)
-    if inspect.isawaitable(judgment):
-        judgment = await judgment
-    return _to_verdict(judgment)
+async def call_judge(judge: Callable[..., Any], subject: object) -> object:
+    """Return what the function of a judge returns, sync or async."""
+    judgment = judge(subject)
+    return await judgment if inspect.isawaitable(judgment) else judgment
+
+
+async def judge_with_function(judge: Any, answer: str) -> Verdict:
+    """Return the verdict of a function; raise ``InvalidWorkflow`` if the judge is none."""
+    if not callable(judge):
+        raise InvalidWorkflow(
+            "a judge must be a function, a JSON schema, a pydantic model or a ModelJudge, "
+            f"not a {type(judge).__name__}"
+        )
+    return _to_verdict(await call_judge(judge, answer))
 
 
 def _to_verdict(value: object) -> Verdict:
@@ -169,13 +155,3 @@ async def ask_structured(role: Role, number: int, text: str, schema: OutputSchem
             f"the {role.role} did not answer in the requested format, {ATTEMPTS} times",
         )
     return found[0].output
-
-
-def check_judge_function(judge: Any) -> JudgeFunction:
-    """Return the judge as a function, or raise ``InvalidWorkflow``."""
-    if not callable(judge):
-        raise InvalidWorkflow(
-            "a judge must be a function, a JSON schema, a pydantic model or a ModelJudge, "
-            f"not a {type(judge).__name__}"
-        )
-    return cast("JudgeFunction", judge)

@@ -4,10 +4,11 @@ The prompts are part of stored idempotency keys and must not change.
 """
 
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from kedge.conversation import Conversation
-from kedge.engines import Engine
+from kedge.engines import Engine, OutputSchema
 from kedge.errors import InvalidWorkflow
 from kedge.store import Store
 from kedge.workflows.events import (
@@ -20,7 +21,6 @@ from kedge.workflows.events import (
 from kedge.workflows.judges import (
     Judge,
     ModelJudge,
-    check_judge_function,
     find_judge_schema,
     judge_with_function,
     judge_with_model,
@@ -28,7 +28,7 @@ from kedge.workflows.judges import (
     open_judge_role,
 )
 from kedge.workflows.results import RefineResult, Round, Verdict
-from kedge.workflows.roles import Role, new_workflow_id
+from kedge.workflows.roles import Role, WorkflowRun, new_workflow_id
 
 AUTHOR_ROLE = "author"
 RETRY_PROMPT = """\
@@ -77,50 +77,28 @@ async def refine(
     """
     if rounds < 1:
         raise InvalidWorkflow("a refinement needs at least one round")
-    workflow = workflow or new_workflow_id()
     stored_spec = {"task": task, "rounds": rounds, **(spec or {})}
-    async with AsyncExitStack() as open_roles:
-        author = await Role.open_lead(
-            workflow,
-            "refine",
-            AUTHOR_ROLE,
-            conversation,
-            store=store,
-            engine=engine,
-            spec=stored_spec,
-            watch=watch,
-            title=make_title(task),
-            settings=settings,
-        )
-        open_roles.push_async_callback(author.aclose)
-        judge_role = await open_judge_role(
-            workflow, "refine", judge, author.conversation.store, watch, settings
-        )
-        if judge_role:
-            open_roles.push_async_callback(judge_role.aclose)
-        watch(WorkflowStarted(workflow, "refine", rounds, author.is_resumed))
-        return await _Refinement(author, judge_role, judge, task, rounds, again).run()
+    async with AsyncExitStack() as stack:
+        name = workflow or new_workflow_id()
+        run = WorkflowRun(name, "refine", stored_spec, watch, settings, stack)
+        author = await run.open_lead(AUTHOR_ROLE, conversation, store, engine, make_title(task))
+        judge_role = await open_judge_role(run, judge, author.conversation.store)
+        watch(WorkflowStarted(name, "refine", rounds, author.is_resumed))
+        schema = find_judge_schema(judge)
+        return await _Refinement(author, judge_role, judge, schema, task, rounds, again).run()
 
 
+@dataclass(frozen=True, slots=True)
 class _Refinement:
     """A running refinement."""
 
-    def __init__(
-        self,
-        author: Role,
-        judge_role: Role | None,
-        judge: Judge,
-        task: str,
-        rounds: int,
-        retry_prompt: str,
-    ) -> None:
-        self.author = author
-        self.judge_role = judge_role
-        self.judge = judge
-        self.schema = None if isinstance(judge, ModelJudge) else find_judge_schema(judge)
-        self.task = task
-        self.rounds = rounds
-        self.retry_prompt = retry_prompt
+    author: Role
+    judge_role: Role | None
+    judge: Judge
+    schema: OutputSchema[Any] | None
+    task: str
+    rounds: int
+    retry_prompt: str
 
     async def run(self) -> RefineResult:
         """Run the rounds."""
@@ -153,7 +131,7 @@ class _Refinement:
             )
         if self.schema:
             return judge_with_schema(self.schema, answer)
-        return await judge_with_function(check_judge_function(self.judge), answer)
+        return await judge_with_function(self.judge, answer)
 
     async def _build_result(self, rounds: tuple[Round, ...]) -> RefineResult:
         last = rounds[-1]

@@ -7,10 +7,10 @@ per workflow, because several workflows may use a caller's conversation one afte
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from copy import deepcopy
-from dataclasses import asdict, replace
-from typing import Any, Self, cast
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, cast
 
 from kedge.conversation import Conversation, ConversationSettings, Reply
 from kedge.conversation.navigation import find_redo_target
@@ -65,117 +65,19 @@ def role_conversation_id(workflow: str, role: str) -> str:
     return f"{workflow}.{role}"
 
 
+@dataclass(slots=True)
 class Role:
     """A role of a workflow with its conversation.
 
     ``notes`` is the workflow's record in the conversation's data: spec, verdicts, status.
     """
 
-    def __init__(
-        self,
-        workflow: str,
-        role: str,
-        conversation: Conversation,
-        notes: dict[str, Any],
-        watch: WorkflowCallback,
-        *,
-        owned: bool = False,
-    ) -> None:
-        self.workflow = workflow
-        self.role = role
-        self.conversation = conversation
-        self.notes = notes
-        self.watch = watch
-        self.usage = Usage()
-        self._owned = owned
-
-    @classmethod
-    async def open(
-        cls,
-        workflow: str,
-        kind: WorkflowKind,
-        role: str,
-        *,
-        store: Store,
-        engine: Engine | str,
-        lead: bool,
-        spec: Mapping[str, Any],
-        watch: WorkflowCallback,
-        title: str = "",
-        settings: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """Open the conversation of a role, or create it."""
-        name = role_conversation_id(workflow, role)
-        new = _new_notes(workflow, kind, role, lead=lead, spec=spec)
-        conversation = await Conversation.open_or_create(
-            store,
-            name,
-            engine,
-            title=title,
-            tags=_chain_tags(workflow, kind, lead=lead),
-            data={WORKFLOW_KEY: new},
-            **cast("ConversationSettings", dict(settings or {})),
-        )
-        notes = _check_notes(find_notes(conversation.row, workflow), workflow, kind)
-        return cls(workflow, role, conversation, notes, watch, owned=isinstance(engine, str))
-
-    @classmethod
-    async def adopt(
-        cls,
-        workflow: str,
-        kind: WorkflowKind,
-        role: str,
-        conversation: Conversation,
-        *,
-        spec: Mapping[str, Any],
-        watch: WorkflowCallback,
-    ) -> Self:
-        """Use a conversation of the caller's as the lead of a workflow."""
-        row = await conversation.store.conversation(conversation.row)
-        notes = find_notes(row, workflow)
-        adopted = cls(workflow, role, conversation, notes, watch)
-        if not notes:
-            await conversation.tag(*_chain_tags(workflow, kind, lead=True))
-            await adopted.update_notes(**_new_notes(workflow, kind, role, lead=True, spec=spec))
-        _check_notes(adopted.notes, workflow, kind)
-        return adopted
-
-    @classmethod
-    async def open_lead(
-        cls,
-        workflow: str,
-        kind: WorkflowKind,
-        role: str,
-        conversation: Conversation | None,
-        *,
-        store: Store | None,
-        engine: Engine | str | None,
-        spec: Mapping[str, Any],
-        watch: WorkflowCallback,
-        title: str,
-        settings: Mapping[str, Any],
-    ) -> Self:
-        """Open the lead of a workflow: a caller's conversation, or one in a store.
-
-        Raises:
-            InvalidWorkflow: There is neither a conversation nor a store with an engine.
-        """
-        if conversation is not None:
-            return await cls.adopt(workflow, kind, role, conversation, spec=spec, watch=watch)
-        if store is None or engine is None:
-            raise InvalidWorkflow("a workflow needs a conversation, or a store and an engine")
-        return await cls.open(
-            workflow,
-            kind,
-            role,
-            store=store,
-            engine=engine,
-            lead=True,
-            spec=spec,
-            watch=watch,
-            title=title,
-            settings=settings,
-        )
+    workflow: str
+    role: str
+    conversation: Conversation
+    notes: dict[str, Any]
+    watch: WorkflowCallback
+    usage: Usage = field(default_factory=Usage)
 
     @property
     def is_resumed(self) -> bool:
@@ -316,10 +218,88 @@ class Role:
         self.notes = find_notes(row, self.workflow)
         self.conversation.row = replace(row, head=self.conversation.head)
 
-    async def aclose(self) -> None:
-        """Close the engine if it was connected here; a caller's engine stays open."""
-        if self._owned:
-            await self.conversation.aclose()
+
+@dataclass(frozen=True, slots=True)
+class WorkflowRun:
+    """A running workflow, which opens its roles.
+
+    Attributes:
+        workflow: Its id.
+        spec: Data to store with its first role, the lead.
+        watch: A function that is called with every event.
+        settings: Settings of the conversations of its roles.
+        stack: Closes the engines that are connected here; those of the caller stay open.
+    """
+
+    workflow: str
+    kind: WorkflowKind
+    spec: Mapping[str, Any]
+    watch: WorkflowCallback
+    settings: Mapping[str, Any]
+    stack: AsyncExitStack
+
+    async def open_role(
+        self, role: str, store: Store, engine: Engine | str, title: str = "", *, lead: bool = False
+    ) -> Role:
+        """Open the conversation of a role, or create it."""
+        conversation = await Conversation.open_or_create(
+            store,
+            role_conversation_id(self.workflow, role),
+            engine,
+            title=title,
+            tags=self._build_tags(lead=lead),
+            data={WORKFLOW_KEY: self._build_notes(role, lead=lead)},
+            **cast("ConversationSettings", dict(self.settings)),
+        )
+        if isinstance(engine, str):
+            self.stack.push_async_callback(conversation.aclose)
+        return self._check_role(role, conversation, conversation.row)
+
+    async def open_lead(
+        self,
+        role: str,
+        conversation: Conversation | None,
+        store: Store | None,
+        engine: Engine | str | None,
+        title: str,
+    ) -> Role:
+        """Open the lead of a workflow: a caller's conversation, or one in a store.
+
+        Raises:
+            InvalidWorkflow: Neither is given, or the conversation is part of a workflow of another kind.
+        """
+        if conversation is None:
+            if store is None or engine is None:
+                raise InvalidWorkflow("a workflow needs a conversation, or a store and an engine")
+            return await self.open_role(role, store, engine, title, lead=True)
+        row = await conversation.store.conversation(conversation.row)
+        if find_notes(row, self.workflow):
+            return self._check_role(role, conversation, row)
+        lead = Role(self.workflow, role, conversation, {}, self.watch)
+        await conversation.tag(*self._build_tags(lead=True))
+        await lead.update_notes(**self._build_notes(role, lead=True))
+        return lead
+
+    def _build_tags(self, *, lead: bool) -> Sequence[str]:
+        tags = (WORKFLOW_KEY, f"{WORKFLOW_KEY}:{self.kind}") if lead else ()
+        return (workflow_tag(self.workflow), *tags)
+
+    def _build_notes(self, role: str, *, lead: bool) -> dict[str, Any]:
+        notes: dict[str, Any] = {"id": self.workflow, "kind": self.kind, "role": role}
+        if lead:
+            notes |= {"lead": True, "status": "running", "spec": dict(self.spec)}
+        return notes
+
+    def _check_role(self, role: str, conversation: Conversation, row: ConversationRow) -> Role:
+        """Return a role, or raise ``InvalidWorkflow`` if its conversation is part of another workflow."""
+        notes = find_notes(row, self.workflow)
+        if notes.get("kind") != self.kind:
+            found = f"a {notes['kind']} workflow" if "kind" in notes else "not a workflow"
+            raise InvalidWorkflow(
+                f"{self.workflow} is {found}, not a {self.kind} workflow; resume it as what it is, "
+                "or use another id"
+            )
+        return Role(self.workflow, role, conversation, notes, self.watch)
 
 
 def _count_corrections(turn: Turn) -> int:
@@ -330,17 +310,6 @@ def _count_corrections(turn: Turn) -> int:
             break
         count += block.origin == CORRECTION_ORIGIN
     return count
-
-
-def _new_notes(
-    workflow: str, kind: WorkflowKind, role: str, *, lead: bool, spec: Mapping[str, Any]
-) -> dict[str, Any]:
-    notes: dict[str, Any] = {"id": workflow, "kind": kind, "role": role}
-    return {**notes, "lead": True, "status": "running", "spec": dict(spec)} if lead else notes
-
-
-def _chain_tags(workflow: str, kind: WorkflowKind, *, lead: bool) -> Sequence[str]:
-    return (workflow_tag(workflow), *((WORKFLOW_KEY, f"{WORKFLOW_KEY}:{kind}") if lead else ()))
 
 
 def _is_record(value: object) -> bool:
@@ -362,12 +331,3 @@ def find_notes(row: ConversationRow, workflow: str) -> dict[str, Any]:
     return next(
         (notes for notes in list_notes(row) if notes.get("id") == workflow), dict[str, Any]()
     )
-
-
-def _check_notes(notes: dict[str, Any], workflow: str, kind: WorkflowKind) -> dict[str, Any]:
-    if notes.get("kind") != kind:
-        found = f"a {notes['kind']} workflow" if "kind" in notes else "not a workflow"
-        raise InvalidWorkflow(
-            f"{workflow} is {found}, not a {kind} workflow; resume it as what it is, or use another id"
-        )
-    return notes

@@ -6,6 +6,7 @@ The prompts are part of stored idempotency keys and must not change.
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, cast
 
 from kedge.conversation import Conversation, Reply
@@ -21,7 +22,7 @@ from kedge.workflows.events import (
     ignore_event,
 )
 from kedge.workflows.results import Step, StepResult, StepsResult, Verdict
-from kedge.workflows.roles import Role, load_schema, new_workflow_id
+from kedge.workflows.roles import Role, WorkflowRun, load_schema, new_workflow_id
 
 STEPS_ROLE = "steps"
 
@@ -60,25 +61,14 @@ async def steps(
     """
     values = dict(inputs or {})
     _validate_pipeline(pipeline, values)
-    workflow = workflow or new_workflow_id()
     stored_spec = {"steps": [step.name for step in pipeline], "inputs": values, **(spec or {})}
-    role = await Role.open_lead(
-        workflow,
-        "steps",
-        STEPS_ROLE,
-        conversation,
-        store=store,
-        engine=engine,
-        spec=stored_spec,
-        watch=watch,
-        title=" → ".join(step.name for step in pipeline),
-        settings=settings,
-    )
-    watch(WorkflowStarted(workflow, "steps", len(pipeline), role.is_resumed))
-    try:
+    async with AsyncExitStack() as stack:
+        name = workflow or new_workflow_id()
+        run = WorkflowRun(name, "steps", stored_spec, watch, settings, stack)
+        title = " → ".join(step.name for step in pipeline)
+        role = await run.open_lead(STEPS_ROLE, conversation, store, engine, title)
+        watch(WorkflowStarted(name, "steps", len(pipeline), role.is_resumed))
         return await _run_pipeline(role, pipeline, values)
-    finally:
-        await role.aclose()
 
 
 def _validate_pipeline(pipeline: Sequence[Step], inputs: Mapping[str, Any]) -> None:
