@@ -110,6 +110,12 @@ def shorten_id(name: str, length: int = 6) -> str:
     return f"{head}_…{tail[-length:]}"
 
 
+def first_line(text: str, width: int) -> str:
+    """Return the first line of a text, shortened to a width."""
+    line = next(iter(text.strip().splitlines()), "")
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
 def pluralize(count: int, one: str, many: str = "") -> str:
     """Format a count with its noun, such as ``2 blocks``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

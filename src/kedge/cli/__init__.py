@@ -69,7 +69,9 @@ _MODULES = {
 def load_command(name: str) -> click.Command:
     """Import a command."""
     module = import_module(f"kedge.cli.{_MODULES.get(name, name)}")
-    return getattr(module, f"{name}_command", None) or module.command
+    command: click.Command = getattr(module, f"{name}_command", None) or module.command
+    command.short_help = COMMANDS[name]
+    return command
 
 
 class LazyGroup(click.Group):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kedge.cli.base import command as kedge_command
-from kedge.cli.base import echo, echo_json, print_table
+from kedge.cli.base import echo, echo_json, echo_result, print_table
 from kedge.cli.store_options import run_with_store, store_option
 from kedge.text_format import format_age, sanitize_text
 
@@ -18,7 +18,7 @@ DEFAULT_SCOPES = ("server", "page", "api")
 NO_LIMIT = "none"
 
 
-@click.group("auth", short_help="Manage the tokens of users: add, list, revoke.")
+@click.group("auth")
 def command() -> None:
     """Manage the named tokens with which users may use 'kedge serve' and its page.
 
@@ -124,10 +124,7 @@ def revoke(name: str, store: str, as_json: bool) -> None:
         await TokenRegistry(opened).revoke(name)
 
     run_with_store(work, address=store)
-    if as_json:
-        echo_json({"name": name, "revoked": True})
-    else:
-        echo(f"{sanitize_text(name)}: revoked")
+    echo_result({"name": name, "revoked": True}, f"{sanitize_text(name)}: revoked", as_json=as_json)
 
 
 for each in (add, list_tokens, revoke):

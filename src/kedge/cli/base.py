@@ -96,6 +96,14 @@ def echo_json(value: Any) -> None:
     click.echo(format_json(value, indent=indent, default=_encode_other))
 
 
+def echo_result(value: Any, text: str, *, as_json: bool) -> None:
+    """Print the result of a command: as JSON with ``--json``, else as text."""
+    if as_json:
+        echo_json(value)
+    else:
+        echo(text)
+
+
 def _encode_other(value: object) -> Any:
     """Return a value that ``json`` cannot encode as a dict if it is a mapping, or else as text."""
     return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else str(value)
@@ -343,7 +351,7 @@ def setting_option(name: str, **attributes: Any) -> Callable[[F], F]:
 
     default = f"default: {known.default_text}; " if known.default_text else ""
     text = f"{attributes.pop('help', known.help)}  [{default}{known.env}]"
-    flags = (f"{known.flag}/--no-{known.flag[2:]}",) if known.kind == "switch" else (known.flag,)
+    flags = (f"{known.flag}/--no-{known.flag[2:]}",) if known.type is bool else (known.flag,)
     return click.option(
         *flags,
         known.key,
@@ -358,15 +366,13 @@ def setting_option(name: str, **attributes: Any) -> Callable[[F], F]:
 def _param_type(setting: Setting) -> Any:
     if setting.choices:
         return click.Choice(setting.choices)
-    match setting.kind:
-        case "integer":
-            return click.IntRange(_to_int(setting.minimum), _to_int(setting.maximum))
-        case "number":
-            return click.FloatRange(setting.minimum, setting.maximum)
-        case "switch":
-            return bool
-        case "text":
-            return str
+    if setting.type is int:
+        return click.IntRange(_to_int(setting.minimum), _to_int(setting.maximum))
+    return (
+        click.FloatRange(setting.minimum, setting.maximum)
+        if setting.type is float
+        else setting.type
+    )
 
 
 def _to_int(bound: float | None) -> int | None:

@@ -20,7 +20,7 @@ from kedge.text_format import pluralize
 from kedge.tools import Toolbox
 
 
-@kedge_command("batch", short_help="Run prompts from a file; resumable.")
+@kedge_command("batch")
 @click.argument("prompts", type=click.Path())
 @click.option(
     "--out", required=True, type=click.Path(), help="The file to which results are appended."

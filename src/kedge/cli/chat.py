@@ -15,7 +15,7 @@ from kedge.cli.chat_tools import mcp_option
 from kedge.cli.store_options import DurationParam, complete_names, store_option
 
 
-@kedge_command("chat", short_help="Chat with a model; see what was sent, and why.")
+@kedge_command("chat")
 @click.argument("message", required=False)
 @setting_option("model")
 @click.option(

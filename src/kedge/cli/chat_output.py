@@ -25,7 +25,14 @@ from kedge.events.run import (
     ToolFinished,
 )
 from kedge.planning import RequestPlan
-from kedge.text_format import HEALING_TEXTS, format_size, pluralize, sanitize_text, shorten_id
+from kedge.text_format import (
+    HEALING_TEXTS,
+    first_line,
+    format_size,
+    pluralize,
+    sanitize_text,
+    shorten_id,
+)
 
 MAX_RESULT_CHARS = 60
 
@@ -132,7 +139,7 @@ def format_event(event: Event) -> str:
     match event:
         case ToolFinished():
             call = event.call
-            text = _shorten_line(event.result.text)
+            text = first_line(event.result.text, MAX_RESULT_CHARS)
             return sanitize_text(f"[{call.name} {call.arguments} -> {text}]")
         case Healed():
             return f"[{HEALING_TEXTS.get(event.reason, f'resent: {event.reason}')}]"
@@ -144,11 +151,6 @@ def format_event(event: Event) -> str:
             return "[the server answered without the earlier context]"
         case _:
             return ""
-
-
-def _shorten_line(text: str) -> str:
-    line = text.strip().splitlines()[0] if text.strip() else ""
-    return line if len(line) <= MAX_RESULT_CHARS else line[: MAX_RESULT_CHARS - 1] + "…"
 
 
 @dataclass(slots=True)

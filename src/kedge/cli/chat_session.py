@@ -9,7 +9,7 @@ import asyncio
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -40,9 +40,8 @@ from kedge.cli.store_options import (
 )
 from kedge.config import mask_url
 from kedge.conversation import Conversation, ConversationStream
-from kedge.engines import Middleware, OutputSchema, to_output_schema
+from kedge.engines import OutputSchema, to_output_schema
 from kedge.errors import HeadConflict, InvalidTurn, KedgeError, StoreError
-from kedge.middleware import system_prompt
 from kedge.middleware import trace as tracing
 from kedge.store import Store
 from kedge.text_format import pluralize, sanitize_text, shorten_id
@@ -141,7 +140,8 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
     settings: dict[str, Any] = {
         "tools": [*functions, *boxes] or chat_tools.DEFAULT_TOOLS,
         "approve": ask_approval if options.approve else None,
-        "middleware": _build_middleware(options),
+        "system": options.system,
+        "middleware": [tracing(agent=options.name)] if options.trace else [],
     }
     if row is None:
         data = model_data(model)
@@ -202,11 +202,6 @@ def _has_exporter() -> bool:
     except ImportError:
         return True
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
-
-
-def _build_middleware(options: ChatOptions) -> Sequence[Middleware]:
-    layers: list[Middleware] = [tracing(agent=options.name)] if options.trace else []
-    return [*layers, *([system_prompt(options.system)] if options.system else [])]
 
 
 class ChatSession:

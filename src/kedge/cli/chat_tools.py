@@ -5,14 +5,12 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, date, datetime
-from difflib import get_close_matches
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
-from kedge.errors import ToolFailed
+from kedge.errors import InvalidWorkflow, ToolFailed
 from kedge.text_format import sanitize_text
 
 if TYPE_CHECKING:
@@ -73,27 +71,14 @@ async def _read_line() -> str:
 
 def load_tool(path: str) -> Callable[..., Any]:
     """Return the function at ``module:function``; modules in the current folder are found."""
-    module_name, _, function_name = path.partition(":")
-    if not module_name or not function_name:
-        raise _invalid_tool(f"{path!r} does not name a tool; write module:function")
+    from kedge.workflows.specs import load_function
+
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        module = import_module(module_name)
-    except Exception as error:
-        problem = f"cannot import {module_name!r}: {type(error).__name__}: {error}"
-        raise _invalid_tool(problem) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        names = [name for name, each in vars(module).items() if callable(each) and name[0] != "_"]
-        close = get_close_matches(function_name, names, 1)
-        advice = f"; did you mean {close[0]!r}?" if close else ""
-        raise _invalid_tool(f"{module_name!r} has no function named {function_name!r}{advice}")
-    return function
-
-
-def _invalid_tool(message: str) -> click.BadParameter:
-    return click.BadParameter(message, param_hint="--tool")
+        return load_function(path)
+    except InvalidWorkflow as error:
+        raise click.BadParameter(str(error), param_hint="--tool") from error
 
 
 def clock(zone: Annotated[str, "An IANA time zone such as Europe/Paris"] = "UTC") -> str:

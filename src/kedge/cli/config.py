@@ -6,11 +6,11 @@ from typing import Any
 import click
 
 from kedge.cli.base import command as kedge_command
-from kedge.cli.base import dim, echo, echo_json, get_config, print_table
+from kedge.cli.base import dim, echo, echo_json, echo_result, get_config, print_table
 from kedge.config import SettingValue
 
 
-@kedge_command("config", short_help="Show the settings in effect and where each came from.")
+@kedge_command("config")
 def command(as_json: bool) -> None:
     """Show the settings in effect and where each came from.
 
@@ -56,7 +56,7 @@ COMPLETE_VARIABLE = "_KEDGE_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 
 
-@kedge_command("completion", short_help="Print the completion script for a shell.")
+@kedge_command("completion")
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion_command(shell: str, as_json: bool) -> None:
     """Print the completion script for a shell.
@@ -65,10 +65,7 @@ def completion_command(shell: str, as_json: bool) -> None:
     kedge completion fish > ~/.config/fish/completions/kedge.fish
     """
     script = build_script(shell)
-    if as_json:
-        echo_json({"shell": shell, "script": script})
-    else:
-        echo(script)
+    echo_result({"shell": shell, "script": script}, script, as_json=as_json)
 
 
 def build_script(shell: str) -> str:

@@ -24,7 +24,7 @@ ORDERS = ("newest", "oldest", "turns", "tokens", "cost", "title")
 NO_CONVERSATIONS = "There are no conversations yet. Start one: kedge chat --conversation NAME"
 
 
-@kedge_command("conversations", short_help="List the conversations in the store.")
+@kedge_command("conversations")
 @store_option
 @click.option("--tag", help="Only conversations with this tag.")
 @click.option("--model", help="Only conversations in which this model answered.")
@@ -132,7 +132,7 @@ def _format_marks(row: dict[str, Any]) -> str:
 ROLES = ("user", "assistant", "system", "reasoning", "tool_call", "tool_result")
 
 
-@kedge_command("search", short_help="Search all conversations.")
+@kedge_command("search")
 @click.argument("words", nargs=-1, required=True)
 @click.option("--role", type=click.Choice(ROLES), help="Only blocks of this kind.")
 @click.option("--tag", help="Only conversations with this tag.")

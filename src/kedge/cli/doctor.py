@@ -4,6 +4,7 @@ Without ``--online`` nothing is sent anywhere. Keys are masked. The exit code is
 and 0 if there are only notes.
 """
 
+import asyncio
 import os
 import platform
 import shutil
@@ -11,17 +12,13 @@ import sqlite3
 import stat
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Literal
-from urllib.parse import urlsplit, urlunsplit
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -40,6 +37,9 @@ from kedge.config import (
 from kedge.config.settings import CHAINING_ENV, is_chaining_enabled
 from kedge.errors import InvalidSetting, KedgeError
 from kedge.text_format import format_size, pluralize, sanitize_text
+
+if TYPE_CHECKING:
+    from kedge.engines.transport import Client
 
 CheckState = Literal["ok", "note", "wrong"]
 
@@ -60,13 +60,15 @@ OPTIONAL_PACKAGES = {
     "dbos": ("dbos", "batches in worker processes"),
     "mcp": ("mcp", "tools of MCP servers"),
 }
+SERVER_KEY = "KEDGE_API_KEY"
 KEY_VARIABLES = {
     "OPENAI_API_KEY": "openai:…",
     "XAI_API_KEY": "xai:…",
     "AZURE_OPENAI_API_KEY": "azure:…",
     "ANTHROPIC_API_KEY": "anthropic:…",
-    "KEDGE_API_KEY": "responses:<url>#model",
+    SERVER_KEY: "responses:<url>#model",
 }
+"""The variables of keys, and the model strings that they are for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,98 +329,47 @@ def _check_version(address: str, shown: str) -> Check:
     return Check("store", "ok", f"{shown}, schema {found}{older}")
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderEndpoint:
-    """The address of a provider's ``GET /models``, and the header of the key."""
+def check_providers(environ: Mapping[str, str], model: str, timeout: float) -> list[Check]:
+    """Contact every provider whose key is set, and the configured server, at the same time."""
+    models = {
+        serves: variable
+        for variable, serves in KEY_VARIABLES.items()
+        if variable != SERVER_KEY and environ.get(variable, "").strip()
+    }
+    if model.partition(":")[0] in ("responses", "chat", "ollama"):
+        models[model] = SERVER_KEY
 
-    provider: str
-    key_variable: str
-    base_url: str = ""
-    url_variable: str = ""
-    header: str = "Authorization"
-    key_prefix: str = "Bearer "
-    path: str = ""
-    """The path that follows the address in the variable."""
-    extra_headers: tuple[tuple[str, str], ...] = ()
+    async def check_all() -> list[Check]:
+        return await asyncio.gather(*(check_provider(*each, timeout) for each in models.items()))
 
-
-ENDPOINTS = (
-    ProviderEndpoint("openai", "OPENAI_API_KEY", "https://api.openai.com/v1", "OPENAI_BASE_URL"),
-    ProviderEndpoint("xai", "XAI_API_KEY", "https://api.x.ai/v1"),
-    ProviderEndpoint(
-        "azure",
-        "AZURE_OPENAI_API_KEY",
-        url_variable="AZURE_OPENAI_ENDPOINT",
-        header="api-key",
-        key_prefix="",
-        path="/openai/v1",
-    ),
-    ProviderEndpoint(
-        "anthropic",
-        "ANTHROPIC_API_KEY",
-        "https://api.anthropic.com/v1",
-        "ANTHROPIC_BASE_URL",
-        header="x-api-key",
-        key_prefix="",
-        path="/v1",
-        extra_headers=(("anthropic-version", "2023-06-01"),),
-    ),
-)
+    return asyncio.run(check_all()) or [
+        Check("online", "note", "no key is set and no server is configured")
+    ]
 
 
-def check_providers(environ: Mapping[str, str], model: str, timeout: float) -> Iterator[Check]:
-    """Contact every provider whose key is set, and the configured server, in parallel."""
-    endpoints = [each for each in ENDPOINTS if environ.get(each.key_variable)]
-    endpoints += _configured_endpoint(model, environ)
-    if not endpoints:
-        yield Check("online", "note", "no key is set and no server is configured")
-        return
-    with ThreadPoolExecutor(len(endpoints)) as threads:
-        running = [threads.submit(check_endpoint, each, environ, timeout) for each in endpoints]
-        yield from (each.result() for each in running)
+async def check_provider(model: str, key_variable: str, seconds: float) -> Check:
+    """Request the list of models, the smallest request that requires a key, as an engine would send it."""
+    from kedge.engines import AnthropicEngine, unwrap
+    from kedge.providers import connect
 
-
-def _configured_endpoint(model: str, environ: Mapping[str, str]) -> list[ProviderEndpoint]:
-    """Return the server of the configured model, unless it is one of the providers above."""
-    kind, _, rest = model.partition(":")
-    if kind == "ollama":
-        from kedge.providers.registry import resolve_ollama_url
-
-        return [ProviderEndpoint("ollama", "", resolve_ollama_url(environ.get("OLLAMA_HOST", "")))]
-    address = rest.rpartition("#")[0]
-    return [ProviderEndpoint(kind, "KEDGE_API_KEY", address)] if "://" in address else []
-
-
-def check_endpoint(endpoint: ProviderEndpoint, environ: Mapping[str, str], timeout: float) -> Check:
-    """Request the list of models, the smallest request that requires a key."""
-    url = environ.get(endpoint.url_variable, "").rstrip("/") if endpoint.url_variable else ""
-    base = url.removesuffix(endpoint.path) + endpoint.path if url else endpoint.base_url
-    address = f"{base.rstrip('/')}/models"
-    name, shown = f"reach {endpoint.provider}", mask_url(address)
-    request = urllib.request.Request(  # noqa: S310 - an address from our table or the user's settings
-        _strip_credentials(address), headers=dict(endpoint.extra_headers)
-    )
-    key = environ.get(endpoint.key_variable, "").strip() if endpoint.key_variable else ""
-    if key:
-        request.add_header(endpoint.header, f"{endpoint.key_prefix}{key}")
-    started = time.perf_counter()
+    name, shown = f"reach {model.partition(':')[0]}", "the server"
+    advice = "Check the address, the network and the proxy, or increase --timeout."
     try:
-        with urllib.request.urlopen(request, timeout=timeout):  # noqa: S310 - the same
+        async with connect(model, timeout=seconds, max_retries=0) as engine:
+            inner: Any = unwrap(engine)
+            client: Client = inner.transport.client
+            path = "/v1/models" if isinstance(inner, AnthropicEngine) else "/models"
+            shown = mask_url(client.errors.base_url.rstrip("/") + path)
+            started = time.perf_counter()
+            reply = await client.send("GET", path, headers={})
             took = (time.perf_counter() - started) * 1000
-            return Check(name, "ok", f"{shown} answered in {took:.0f} ms")
-    except urllib.error.HTTPError as error:
-        error.close()
-        return _describe_status(name, shown, endpoint.key_variable, error.code)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or type(error).__name__
-        advice = "Check the address, the network and the proxy, or increase --timeout."
+            await reply.aclose()
+    except KedgeError as error:
+        if status := getattr(error, "status", None):
+            return _describe_status(name, shown, key_variable, status)
+        reason = mask_url(str(error.__cause__ or error))
         return Check(name, "wrong", f"{shown} cannot be reached: {reason}", advice)
-
-
-def _strip_credentials(address: str) -> str:
-    """Remove user name and password, which ``urlopen`` would use as the host."""
-    parts = urlsplit(address)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return Check(name, "ok", f"{shown} answered in {took:.0f} ms")
 
 
 def _describe_status(name: str, shown: str, key: str, status: int) -> Check:
@@ -434,7 +385,7 @@ def _describe_status(name: str, shown: str, key: str, status: int) -> Check:
 STATE_MARKS = {"ok": ("✓", "green"), "note": ("!", "yellow"), "wrong": ("✗", "red")}
 
 
-@kedge_command("doctor", tolerant=True, short_help="Check the installation and the configuration.")
+@kedge_command("doctor", tolerant=True)
 @click.option("--online", is_flag=True, help="Also contact the providers whose keys are set.")
 @click.option(
     "--timeout", type=click.FloatRange(0.1), help="Seconds to wait for a provider.  [default: 10]"

@@ -205,7 +205,7 @@ def _is_file(name: str) -> bool:
     return (name.endswith(".json") or "/" in name) and Path(name).is_file()
 
 
-@kedge_command("inspect", short_help="List the blocks and the plan of the next request.")
+@kedge_command("inspect")
 @conversation_argument
 @click.option("--at", default="head", help="A node number or a response id.  [default: the head]")
 @click.option("--say", "text", default="", help="Plan as if this message were sent.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kedge.cli.base import command as kedge_command
-from kedge.cli.base import echo, echo_json
+from kedge.cli.base import echo, echo_json, echo_result
 from kedge.cli.store_options import (
     MAX_CONVERSATIONS,
     DurationParam,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kedge.store import ConversationRow, Damage, Store
 
 
-@kedge_command("export", short_help="Export conversations as JSON lines.")
+@kedge_command("export")
 @click.argument(
     "conversations", nargs=-1, metavar="[CONVERSATION]...", shell_complete=complete_names
 )
@@ -67,7 +67,7 @@ def export_command(
         )
 
 
-@kedge_command("import", short_help="Import exported conversations.")
+@kedge_command("import")
 @click.argument(
     "file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
 )
@@ -89,7 +89,7 @@ def import_command(file: Path, store: str, as_json: bool) -> None:
         echo(f"{row.id}  {sanitize_text(row.title)}".rstrip())
 
 
-@kedge_command("delete", short_help="Delete a conversation permanently.")
+@kedge_command("delete")
 @click.argument("conversation", required=False, shell_complete=complete_names)
 @click.option(
     "--older-than",
@@ -136,10 +136,8 @@ def _delete_one(conversation: str, *, yes: bool, store: str, as_json: bool) -> N
         await erase_practice_responses(opened, store)
 
     run_with_store(work, address=store)
-    if as_json:
-        echo_json({"id": row.id, "deleted": True})
-    else:
-        echo(f"{name} deleted; 'kedge gc' reclaims its space")
+    text = f"{name} deleted; 'kedge gc' reclaims its space"
+    echo_result({"id": row.id, "deleted": True}, text, as_json=as_json)
 
 
 def _delete_older(age: float, tag: str | None, *, yes: bool, store: str, as_json: bool) -> None:
@@ -156,13 +154,11 @@ def _delete_older(age: float, tag: str | None, *, yes: bool, store: str, as_json
         return deleted
 
     deleted = run_with_store(work, address=store)
-    if as_json:
-        echo_json({"deleted": deleted})
-    else:
-        echo(f"{pluralize(len(deleted), 'conversation')} deleted; 'kedge gc' reclaims the space")
+    text = f"{pluralize(len(deleted), 'conversation')} deleted; 'kedge gc' reclaims the space"
+    echo_result({"deleted": deleted}, text, as_json=as_json)
 
 
-@kedge_command("gc", short_help="Delete expired conversations and reclaim space.")
+@kedge_command("gc")
 @store_option
 def gc_command(store: str, as_json: bool) -> None:
     """Delete expired conversations permanently, and reclaim the space of deleted data.
@@ -180,17 +176,15 @@ def gc_command(store: str, as_json: bool) -> None:
     before = file.stat().st_size if file and file.exists() else 0
     swept = run_with_store(work, address=store)
     freed = max(before - file.stat().st_size, 0) if file else None
-    if as_json:
-        echo_json({"blocks": swept, "freed_bytes": freed})
-    else:
-        space = "" if freed is None else f", {format_size(freed)} reclaimed"
-        echo(f"{pluralize(swept, 'block')} removed{space}")
+    space = "" if freed is None else f", {format_size(freed)} reclaimed"
+    text = f"{pluralize(swept, 'block')} removed{space}"
+    echo_result({"blocks": swept, "freed_bytes": freed}, text, as_json=as_json)
 
 
 AuditReport = dict[str, Any]
 
 
-@kedge_command("verify", short_help="Check the store; with --server also the provider's data.")
+@kedge_command("verify")
 @click.argument(
     "conversations", nargs=-1, metavar="[CONVERSATION]...", shell_complete=complete_names
 )

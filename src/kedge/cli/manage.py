@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kedge.cli.base import command as kedge_command
-from kedge.cli.base import echo, echo_json
+from kedge.cli.base import echo_result
 from kedge.cli.store_options import (
     conversation_argument,
     find_conversation,
@@ -34,14 +34,12 @@ def _update(
 
 
 def _print_row(row: "ConversationRow", text: str, *, as_json: bool) -> None:
-    if as_json:
-        facts = {"id": row.id, "title": row.title, "tags": list(row.tags)}
-        echo_json({**facts, "archived": row.archived, "head": row.head})
-    else:
-        echo(f"{sanitize_text(row.title or row.id)}: {text}")
+    facts = {"id": row.id, "title": row.title, "tags": list(row.tags)}
+    facts |= {"archived": row.archived, "head": row.head}
+    echo_result(facts, f"{sanitize_text(row.title or row.id)}: {text}", as_json=as_json)
 
 
-@kedge_command("rename", short_help="Change the title of a conversation.")
+@kedge_command("rename")
 @conversation_argument
 @click.argument("title")
 @store_option
@@ -51,7 +49,7 @@ def rename_command(conversation: str, title: str, store: str, as_json: bool) -> 
     _print_row(row, f"renamed, was {sanitize_text(conversation)}", as_json=as_json)
 
 
-@kedge_command("tag", short_help="Add or remove tags of a conversation.")
+@kedge_command("tag")
 @conversation_argument
 @click.argument("tags", nargs=-1, required=True)
 @click.option("--remove", is_flag=True, help="Remove the tags instead.")
@@ -70,7 +68,7 @@ def tag_command(
     _print_row(row, listed or "no tags", as_json=as_json)
 
 
-@kedge_command("archive", short_help="Archive a conversation, or restore it.")
+@kedge_command("archive")
 @conversation_argument
 @click.option("--restore", is_flag=True, help="Restore it from the archive.")
 @store_option
@@ -95,7 +93,7 @@ def _move_head(name: str, store: str, *, back: bool, as_json: bool) -> None:
     _print_row(row, f"{'back' if back else 'forward'} at {position}", as_json=as_json)
 
 
-@kedge_command("undo", short_help="Go back to before the last message.")
+@kedge_command("undo")
 @conversation_argument
 @store_option
 def undo_command(conversation: str, store: str, as_json: bool) -> None:
@@ -103,7 +101,7 @@ def undo_command(conversation: str, store: str, as_json: bool) -> None:
     _move_head(conversation, store, back=True, as_json=as_json)
 
 
-@kedge_command("redo", short_help="Go forward again to what was undone.")
+@kedge_command("redo")
 @conversation_argument
 @store_option
 def redo_command(conversation: str, store: str, as_json: bool) -> None:
@@ -111,7 +109,7 @@ def redo_command(conversation: str, store: str, as_json: bool) -> None:
     _move_head(conversation, store, back=False, as_json=as_json)
 
 
-@kedge_command("fork", short_help="Continue from any position as a new conversation.")
+@kedge_command("fork")
 @conversation_argument
 @click.option("--at", default="head", help="A node number or a response id.  [default: the head]")
 @click.option("--title", default="", help="The title of the fork.  [default: the same title]")
@@ -125,9 +123,6 @@ def fork_command(conversation: str, at: str, title: str, store: str, as_json: bo
         return row, await opened.fork(row, node.id, title or row.title), node.id
 
     row, forked, node = run_with_store(work, address=store)
-    if as_json:
-        facts = {"id": forked.id, "title": forked.title, "forked_from": row.id, "node": node}
-        echo_json(facts)
-    else:
-        echo(f"{forked.id} continues from node {node} of {sanitize_text(row.title or row.id)}")
-        echo(f"kedge chat --conversation {forked.id}")
+    facts = {"id": forked.id, "title": forked.title, "forked_from": row.id, "node": node}
+    text = f"{forked.id} continues from node {node} of {sanitize_text(row.title or row.id)}"
+    echo_result(facts, f"{text}\nkedge chat --conversation {forked.id}", as_json=as_json)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kedge.server.access import AccessPolicy
 
 
-@kedge_command("mcp", short_help="Serve the conversations as an MCP server.")
+@kedge_command("mcp")
 @setting_option("model")
 @store_option
 @click.option("--allow-write", is_flag=True, help="Also offer ask and fork.")

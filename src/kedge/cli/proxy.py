@@ -21,11 +21,7 @@ WAIT_SECONDS = 2.0
 """Seconds for which a request waits for a lock or a connection of the store."""
 
 
-@kedge_command(
-    "proxy",
-    log_level="info",
-    short_help="Forward requests to a Responses server, sending only what is new.",
-)
+@kedge_command("proxy", log_level="info")
 @setting_option("proxy.upstream", metavar="URL")
 @setting_option("proxy.host")
 @setting_option("proxy.port")

@@ -18,7 +18,7 @@ from kedge.cli.store_options import use_store
 from kedge.engines.output_schema import to_json_value
 from kedge.errors import InvalidWorkflow, KedgeError
 from kedge.store import Store
-from kedge.text_format import pluralize
+from kedge.text_format import first_line, pluralize
 from kedge.workflows import DebateResult, RefineResult, StepsResult, load_workflow
 from kedge.workflows.events import (
     AnswerJudged,
@@ -91,14 +91,13 @@ def _format_winner(winner: str | None) -> str:
 
 def shorten_text(text: str) -> str:
     """Shorten a text to one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= LINE_WIDTH else line[: LINE_WIDTH - 1] + "…"
+    return first_line(" ".join(text.split()), LINE_WIDTH)
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.group("run", short_help="Run a workflow: refine, debate or steps.")
+@click.group("run")
 def command() -> None:
     """Run a workflow from a TOML file or from options.
 

@@ -49,11 +49,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-@kedge_command(
-    "serve",
-    log_level="info",
-    short_help="Serve the Responses API and a web page.",
-)
+@kedge_command("serve", log_level="info")
 @setting_option("serve.host")
 @setting_option("serve.port")
 @setting_option("serve.db", metavar="FILE|URL")

@@ -34,7 +34,7 @@ HEADINGS = {
 }
 
 
-@kedge_command("show", short_help="Print a conversation.")
+@kedge_command("show")
 @conversation_argument
 @click.option("--at", default="head", help="A node number or a response id.  [default: the head]")
 @click.option("--last", type=click.IntRange(1), help="Only this number of blocks at the end.")
@@ -162,7 +162,7 @@ def _full_text(block: "Block") -> str:
 LINE_WIDTH = 100
 
 
-@kedge_command("diff", short_help="Compare two branches or two positions.")
+@kedge_command("diff")
 @conversation_argument
 @click.argument("left")
 @click.argument("right", default="head")

@@ -172,7 +172,7 @@ def _format_cost(dollars: float, unpriced: int) -> str:
     return f"{known} + {unpriced} unpriced" if unpriced else known
 
 
-@kedge_command("stats", short_help="Show requests, tokens, cost and latency.")
+@kedge_command("stats")
 @time_options
 @click.option("--model", default="", help="Only this model.")
 @click.option("--provider", default="", help="Only this provider.")

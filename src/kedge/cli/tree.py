@@ -143,7 +143,7 @@ def draw_graph(tree: StoredTree, limit: int = 0) -> Iterator[GraphLine]:
             yield GraphLine("│ " * (row.lane - 1) + "├─┘")
 
 
-@kedge_command("tree", short_help="Print the tree of a conversation as a graph.")
+@kedge_command("tree")
 @conversation_argument
 @click.option(
     "--limit",

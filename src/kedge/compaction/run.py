@@ -21,7 +21,9 @@ from kedge.engines.content_filter import ContentFilters, Phase
 from kedge.errors import Blocked
 from kedge.events import Usage
 from kedge.observe import count, get_logger
-from kedge.planning import ConversationState, covered_count, get_state, prefix_digest, set_state
+from kedge.planning import ConversationState, covered_count, get_state, set_state
+from kedge.planning.anchors import matches_prefix
+from kedge.planning.digests import get_prefix_index
 from kedge.planning.tool_calls import ToolPairing
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Block, SystemBlock, Turn, diff
@@ -131,13 +133,8 @@ def _filter_result(
 
 def prune_anchors(turn: Turn) -> ConversationState:
     """Return the Turn's state with only the anchors that are still valid, because a cut cannot be undone."""
-    state, covered = get_state(turn), covered_count(turn)
-    valid = tuple(
-        record
-        for record in state.anchors
-        if 0 < record.block_count <= covered
-        and prefix_digest(turn, record.block_count) == record.digest
-    )
+    state, index, covered = get_state(turn), get_prefix_index(turn), covered_count(turn)
+    valid = tuple(record for record in state.anchors if matches_prefix(record, index, covered))
     if any(record.response_id == state.previous_response_id for record in valid):
         return replace(state, anchors=valid)
     return replace(state, anchors=valid, previous_response_id="", conversation_id="")

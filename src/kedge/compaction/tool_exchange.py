@@ -9,7 +9,7 @@ and the end remain. A note with the length of the removed text replaces it.
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from kedge.compaction.base import (
     CompactionRequest,
@@ -18,6 +18,7 @@ from kedge.compaction.base import (
     compact_if_triggered,
     cut_points,
 )
+from kedge.json_codec import reject_constant
 from kedge.planning.anchors import check_positive_int
 from kedge.turns import (
     Block,
@@ -85,7 +86,7 @@ def _shrink_json(text: str, max_chars: int) -> str | None:
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
-        value = json.loads(text, parse_constant=_reject_constant)
+        value = json.loads(text, parse_constant=reject_constant)
     except (ValueError, RecursionError):
         return None
     written = ""
@@ -128,10 +129,6 @@ def _dump_json(value: object) -> str:
     except UnicodeEncodeError:  # half a character, which only an escape can represent
         return json.dumps(value, separators=(",", ":"))
     return text
-
-
-def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(name)
 
 
 SHORTENED_KEY = "shortened"

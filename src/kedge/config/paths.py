@@ -23,18 +23,18 @@ def data_dir() -> Path:
     return folder / "kedge"
 
 
-def store_url(given: str = "", *, create: bool = True) -> str:
+def store_url(address: str = "", *, create: bool = True) -> str:
     """Return the address of the store.
 
     Args:
-        given: A file, an address, or empty for the default file.
+        address: A file, an address, or empty for the default file.
         create: Whether to create the folder of the default file.
     """
-    if "://" in given:
-        return given
-    if not given and create:
+    if "://" in address:
+        return address
+    if not address and create:
         data_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = Path(given).expanduser() if given else data_dir() / "kedge.db"
+    path = Path(address).expanduser() if address else data_dir() / "kedge.db"
     return f"sqlite:///{quote(str(path))}"
 
 

@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from kedge.engines import Engine, Events, Middleware, Request, unwrap
 from kedge.middleware import BaseMiddleware
-from kedge.planning import AnchorRecord, covered_count, get_state, prefix_digest
+from kedge.planning import AnchorRecord, covered_count, get_state
+from kedge.planning.anchors import matches_prefix
+from kedge.planning.digests import get_prefix_index
 from kedge.store import Store
 from kedge.turns import Turn
 
@@ -72,18 +74,13 @@ async def find_anchors(
     Returns:
         The records of the longest prefixes found.
     """
-    covered = covered_count(turn)
-    if not scope or not covered or _has_valid_anchor(turn, scope, covered):
-        return []
-    digests = [prefix_digest(turn, count) for count in range(covered, 0, -1)]
-    return await store.candidates(scope, digests, retention=retention)
-
-
-def _has_valid_anchor(turn: Turn, scope: str, covered: int) -> bool:
-    return any(
+    covered, index = covered_count(turn), get_prefix_index(turn)
+    if not scope or any(
         record.scope == scope
         and record.status == "completed"
-        and 0 < record.block_count <= covered
-        and prefix_digest(turn, record.block_count) == record.digest
+        and matches_prefix(record, index, covered)
         for record in reversed(get_state(turn).anchors)
-    )
+    ):
+        return []
+    digests = [index.digest(count) for count in range(covered, 0, -1)]
+    return await store.candidates(scope, digests, retention=retention)

@@ -4,10 +4,10 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mappi
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
 from kedge.engines.evidence import read_identity
-from kedge.engines.http_errors import ErrorBuilder, get_request_id, parse_object
+from kedge.engines.http_errors import get_request_id, parse_object
 from kedge.engines.request_body import encode_params
 from kedge.errors import EngineError, ServerFailed
 from kedge.event_loops import PerLoop
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
     from kedge.engines.base import WireTap
-    from kedge.engines.sdk_client import Sdk
+    from kedge.engines.http_client import HttpClient
+    from kedge.engines.sdk_client import Sdk, SdkClient
 
-    AnyClient: TypeAlias = "Client | AsyncOpenAI | AsyncAnthropic"
+    Client: TypeAlias = HttpClient | SdkClient
+    AnyClient: TypeAlias = HttpClient | AsyncOpenAI | AsyncAnthropic
 
 EVENT_STREAM = "text/event-stream"
 _ITEM_LISTS = frozenset({"input", "messages"})
@@ -53,40 +55,6 @@ class ClientReply(Protocol):
 
     async def aclose(self) -> None:
         """Release the connection."""
-        ...
-
-
-@runtime_checkable
-class Client(Protocol):
-    """What a transport needs of a client."""
-
-    read_errors: tuple[type[Exception], ...]
-    """The exceptions of a response that breaks off."""
-
-    @property
-    def errors(self) -> ErrorBuilder:
-        """Builds the errors of requests."""
-        ...
-
-    async def send(
-        self,
-        method: str,
-        path: str,
-        content: bytes | None = None,
-        *,
-        headers: Mapping[str, str],
-        query: Mapping[str, Any] | None = None,
-        retry: bool = True,
-    ) -> ClientReply:
-        """Send a request and return the response, which has a status of success.
-
-        Raises:
-            EngineError: The server cannot be reached, or answered with an error.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Close the connections."""
         ...
 
 
@@ -126,7 +94,7 @@ class HttpResponse:
     """A response whose body is not read yet; it must be closed."""
 
     reply: ClientReply
-    client: Client
+    client: "Client"
     streaming: bool
     """Whether a stream was requested."""
     request_body: bytes = b""
@@ -213,7 +181,7 @@ class Transport:
         await self._clients.aclose()
 
     @property
-    def client(self) -> Client:
+    def client(self) -> "Client":
         """The client of the running loop."""
         return self._clients.get()
 
@@ -280,12 +248,12 @@ class Transport:
         return self.client.errors.build_error(status, text, headers)
 
 
-def _adapt_client(client: "AnyClient", provider: str, sdk: "Sdk") -> Client:
-    if isinstance(client, Client):
-        return client
+def _adapt_client(client: "AnyClient", provider: str, sdk: "Sdk") -> "Client":
+    if hasattr(client, "read_errors"):  # an HttpClient, whose module takes time to import
+        return cast("HttpClient", client)
     from kedge.engines.sdk_client import SdkClient
 
-    return SdkClient(client, provider, sdk)
+    return SdkClient(cast("AsyncOpenAI | AsyncAnthropic", client), provider, sdk)
 
 
 @contextmanager

@@ -25,11 +25,12 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
 from kedge.errors import CannotConnect, InvalidSetting, ToolFailed
+from kedge.events.fields import repair_surrogates
 from kedge.mcp.content import MAX_TOOLS, clean_text, convert_result, convert_tools
 from kedge.mcp.transports import ConnectionNotes, ServerAddress
 from kedge.observe import get_logger
 from kedge.tools import Toolbox, ToolSource
-from kedge.tools.output import redact_secrets, replace_surrogates
+from kedge.tools.output import redact_secrets
 from kedge.turns import Part
 
 log = get_logger("kedge.mcp")
@@ -307,7 +308,7 @@ class McpConnection(ToolSource):
         self, client: Client, name: str, arguments: Mapping[str, Any]
     ) -> list[Part]:
         # A lone surrogate, which a model may write as half of an emoji, cannot be sent.
-        sent = json.loads(replace_surrogates(json.dumps(dict(arguments), ensure_ascii=False)))
+        sent = json.loads(repair_surrogates(json.dumps(dict(arguments), ensure_ascii=False)))
         params = types.CallToolRequestParams(name=name, arguments=sent)
         self._calls += 1
         self._idle.clear()

@@ -29,10 +29,11 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage, JSONRPCResponse, jsonrpc_message_adapter
 
 from kedge.errors import InvalidSetting
+from kedge.events.fields import repair_surrogates
 from kedge.mcp.content import repair_tool_list
 from kedge.observe import get_logger
 from kedge.text_format import sanitize_text
-from kedge.tools.output import redact_secrets, replace_surrogates
+from kedge.tools.output import redact_secrets
 
 log = get_logger("kedge.mcp")
 
@@ -299,7 +300,7 @@ def _validate_message(line: bytes) -> JSONRPCMessage:
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError:
         value = json.loads(line.decode(errors="replace"))
-        repaired = replace_surrogates(json.dumps(value, ensure_ascii=False))
+        repaired = repair_surrogates(json.dumps(value, ensure_ascii=False))
         return jsonrpc_message_adapter.validate_json(repaired, by_name=False)
 
 

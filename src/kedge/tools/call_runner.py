@@ -13,7 +13,9 @@ import anyio
 
 from kedge.engines.content_filter import ContentFilters
 from kedge.errors import InvalidArguments, KedgeError, ToolFailed, UnknownTool
+from kedge.events.fields import repair_surrogates
 from kedge.observe import bind_fields, get_logger
+from kedge.text_format import capitalize
 from kedge.tools.approval import Allow, Approver, Decision, Deny, Edit, apply_edit, request_approval
 from kedge.tools.invoke import (
     Arguments,
@@ -27,7 +29,6 @@ from kedge.tools.output import (
     describe_attachments,
     describe_error,
     locate_error,
-    replace_surrogates,
     truncate_parts,
 )
 from kedge.tools.registry import AnyTool, Toolbox
@@ -113,7 +114,7 @@ class _EarlyResult(Exception):
     def __init__(self, outcome: ToolOutcome, text: str, error: BaseException | None = None) -> None:
         super().__init__(text)
         self.outcome: ToolOutcome = outcome
-        self.parts: Parts = (TextPart(replace_surrogates(text)),)
+        self.parts: Parts = (TextPart(repair_surrogates(text)),)
         self.error = error
 
 
@@ -158,7 +159,7 @@ class CallRunner:
         try:
             tool = self.context.toolbox[self.call.name]
         except UnknownTool as error:
-            raise _EarlyResult("unknown", _capitalize(str(error)), error) from error
+            raise _EarlyResult("unknown", capitalize(str(error)), error) from error
         if tool.custom != self.call.custom:
             takes = "free text, as a custom tool call" if tool.custom else "JSON arguments"
             raise _EarlyResult("invalid", f"{tool.name} expects {takes}.")
@@ -341,7 +342,3 @@ class _RunTimer:
 
 def _describe_location(error: BaseException) -> str:
     return f"{type(error).__name__} at {locate_error(error)}"
-
-
-def _capitalize(text: str) -> str:
-    return text[:1].upper() + text[1:]

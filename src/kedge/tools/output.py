@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePath
 from typing import Any, cast
 
+from kedge.events.fields import repair_surrogates
 from kedge.turns import (
     FilePart,
     ImagePart,
@@ -147,15 +148,6 @@ def _describe_attachment(part: ImagePart | FilePart) -> str:
     return f"{kind} of type {media_type}, {len(data) * 3 // 4:,} bytes" if separator else kind
 
 
-def replace_surrogates(text: str) -> str:
-    """Return the text with lone surrogates replaced, which UTF-8 cannot encode."""
-    return (
-        text
-        if text.isascii()
-        else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    )
-
-
 def _has_attachments(members: Iterable[object]) -> bool:
     return any(
         isinstance(member, PART_TYPES) or (isinstance(member, bytes) and detect_media_type(member))
@@ -167,7 +159,7 @@ def _to_part(value: object) -> Part:
     match value:
         case str():
             text = str.__str__(value)  # the value of a string enum, not its name
-            return TextPart(replace_surrogates(text))
+            return TextPart(repair_surrogates(text))
         case RefusalPart():
             return TextPart(value.text)  # a refusal part is valid only in a message of a model
         case TextPart() | ImagePart() | FilePart() | OpaquePart():
@@ -196,9 +188,7 @@ def _to_json(value: Any) -> str:
     try:
         written = to_json(value, fallback=str, inf_nan_mode="strings", bytes_mode="base64")
     except (PydanticSerializationError, ValueError, RecursionError):
-        return replace_surrogates(
-            str(value)
-        )  # it contains itself, or text that UTF-8 cannot encode
+        return repair_surrogates(str(value))  # it contains itself, or text that UTF-8 cannot encode
     return written.decode()
 
 
@@ -208,7 +198,7 @@ def _iter_truncated(parts: Iterable[Part], limit: int) -> Iterator[Part]:
         match part:
             case TextPart() if len(part.text) > remaining:
                 mark = f"\n[truncated: {remaining:,} of {len(part.text):,} characters are shown]"
-                yield TextPart(replace_surrogates(part.text[:remaining]) + mark)
+                yield TextPart(repair_surrogates(part.text[:remaining]) + mark)
                 remaining = 0
             case TextPart():
                 remaining -= len(part.text)

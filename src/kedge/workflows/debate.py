@@ -14,6 +14,7 @@ import anyio
 from kedge.errors import InvalidWorkflow, KedgeError
 from kedge.events import Usage
 from kedge.store import Store
+from kedge.text_format import first_line
 from kedge.turns.frozen_json import FrozenMap
 from kedge.workflows.events import (
     RoundRuled,
@@ -29,7 +30,7 @@ from kedge.workflows.judges import (
     call_judge,
     open_judge_role,
 )
-from kedge.workflows.refine import make_title
+from kedge.workflows.refine import TITLE_LENGTH
 from kedge.workflows.results import DebateArgument, DebateResult, Ruling, Side
 from kedge.workflows.roles import Role, WorkflowRun, load_schema, new_workflow_id
 
@@ -102,7 +103,7 @@ async def debate(
         run = WorkflowRun(name, "debate", stored_spec, watch, settings, stack)
         roles: list[Role] = []
         for side in sides:
-            title = f"{side.name}: {make_title(question)}"
+            title = f"{side.name}: {first_line(question, TITLE_LENGTH)}"
             is_lead = not roles
             roles.append(await run.open_role(side.name, store, side.engine, title, lead=is_lead))
         judge_role = await open_judge_role(run, judge, store)

@@ -11,6 +11,7 @@ from kedge.conversation import Conversation
 from kedge.engines import Engine, OutputSchema
 from kedge.errors import InvalidWorkflow
 from kedge.store import Store
+from kedge.text_format import first_line
 from kedge.workflows.events import (
     AnswerJudged,
     WorkflowCallback,
@@ -36,6 +37,7 @@ That is not right yet.
 {critique}
 
 Try again, and give the whole answer."""
+TITLE_LENGTH = 80
 DEFAULT_CRITIQUE = "It does not meet what was asked for."
 
 
@@ -81,7 +83,9 @@ async def refine(
     async with AsyncExitStack() as stack:
         name = workflow or new_workflow_id()
         run = WorkflowRun(name, "refine", stored_spec, watch, settings, stack)
-        author = await run.open_lead(AUTHOR_ROLE, conversation, store, engine, make_title(task))
+        author = await run.open_lead(
+            AUTHOR_ROLE, conversation, store, engine, first_line(task, TITLE_LENGTH)
+        )
         judge_role = await open_judge_role(run, judge, author.conversation.store)
         watch(WorkflowStarted(name, "refine", rounds, author.is_resumed))
         schema = find_judge_schema(judge)
@@ -148,9 +152,3 @@ class _Refinement:
             rounds=rounds,
             usage=usage,
         )
-
-
-def make_title(text: str, max_length: int = 80) -> str:
-    """Return the first line of a text as a title."""
-    line = text.strip().splitlines()[0] if text.strip() else ""
-    return line if len(line) <= max_length else line[: max_length - 1] + "…"

@@ -11,7 +11,9 @@ import json
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 from kedge.errors import InvalidWorkflow, KedgeError
@@ -207,25 +209,28 @@ def _check_table(
     return table
 
 
-def load_function(path: str, folder: str = "") -> Callable[..., Any]:
-    """Import the function at ``module:function``."""
+def load_function(path: str, folder: str | None = None) -> Callable[..., Any]:
+    """Import the function at ``module:function``; a module in the folder comes before installed ones."""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise InvalidWorkflow(f"a function is named as module:function, not {path!r}")
     try:
-        module = _import_module(module_name, Path(folder))
+        module = _import_module(module_name, folder)
     except Exception as error:
         problem = f"cannot import {module_name!r} for {path!r}: {type(error).__name__}: {error}"
         raise InvalidWorkflow(problem) from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise InvalidWorkflow(f"{module_name!r} has no function named {name!r}")
+        names = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
+        close = get_close_matches(name, names, 1)
+        advice = f"; did you mean {close[0]!r}?" if close else ""
+        raise InvalidWorkflow(f"{module_name!r} has no function named {name!r}{advice}")
     return function
 
 
-def _import_module(name: str, folder: Path) -> Any:
-    file = folder / f"{name}.py"
-    if not name.isidentifier() or not file.is_file():
+def _import_module(name: str, folder: str | None) -> ModuleType:
+    file = Path(folder or "", f"{name}.py")
+    if folder is None or not name.isidentifier() or not file.is_file():
         return importlib.import_module(name)
     found = importlib.util.spec_from_file_location(f"kedge_workflow_{name}", file)
     if found is None or found.loader is None:
