@@ -64,6 +64,20 @@ async def test_summary_contains_sums_of_its_conversation(store: Store) -> None:
     assert all(type(each) is int for each in (row.responses, row.input_tokens, row.forks))
 
 
+async def test_forks_are_the_conversations_forked_from_one(store: Store) -> None:
+    """A fork counts for its origin, also without a message; another branch of a conversation is no fork."""
+    row = await create_conversation(store, "Boats", "One", "Two")
+    start = await store.node(row, (await store.path(row))[1].id)
+    other = await append_exchange(store, row, start, "Three")
+    await store.move_head(row, other, head=row.head)
+    forked = await store.fork(row, other.id, title="Fork")
+    await store.fork(forked, forked.head, title="Fork of the fork")
+    await store.fork(row, other.id, title="Second")
+    rows, _ = await list_summaries(store)
+    forks = {each.row.title: each.forks for each in rows}
+    assert forks == {"Boats": 2, "Fork": 1, "Fork of the fork": 0, "Second": 0}
+
+
 async def test_expiry_matches_the_planner(store: Store) -> None:
     """Summaries and responses expire by the planner's definition, with its margin and the retention."""
     day = 86_400.0

@@ -82,6 +82,7 @@ class ConversationSummary:
     failed: int = 0
     lost: int = 0
     forks: int = 0
+    """The number of conversations that were forked from it."""
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -252,12 +253,12 @@ def _build_summaries(tx: Tx, rows: Sequence[ConversationRow]) -> list[Conversati
     )
     for number, *values in tx.rows(query, numbers):
         times.setdefault(number, []).append(tuple(values))
-    forks = dict(tx.rows(_SELECT_FORKS.format(marks=marks), [row.tree for row in rows]))
+    forks = dict(tx.rows(_SELECT_FORKS.format(marks=marks), numbers))
     unanswered = _find_unanswered(tx.rows(_SELECT_UNANSWERED.format(marks=marks), numbers))
     return [
         replace(
             _build_summary(
-                tx, row, sums.get(row.number), times.get(row.number, []), forks.get(row.tree, 0)
+                tx, row, sums.get(row.number), times.get(row.number, []), forks.get(row.number, 0)
             ),
             unanswered=unanswered.get(row.number, ""),
         )
@@ -301,9 +302,8 @@ _SELECT_SUMS = (
 )
 _NO_SUMS: Row = (*(0,) * 7, None, None, "")
 _SELECT_FORKS = (
-    "SELECT tree, SUM(more) FROM (SELECT tree, COUNT(*) - 1 AS more FROM nodes "
-    "WHERE tree IN ({marks}) AND kind <> 'failed' AND parent <> 0 GROUP BY tree, parent) AS forks "
-    "GROUP BY tree"
+    "SELECT c.number, COUNT(*) FROM conversations c JOIN conversations f ON f.tree = c.tree "
+    "AND f.namespace = c.namespace AND f.forked_from = c.id WHERE c.number IN ({marks}) GROUP BY c.number"
 )
 
 
