@@ -22,7 +22,7 @@ from kedge.event_loops import run_sync
 from kedge.providers import connect
 from kedge.store import open_store
 from kedge.testing.server import TestServer
-from kedge.turns import Turn, dumps, system, user
+from kedge.turns import Turn, dumps, file, image, system, tool_call, tool_result, user
 
 
 @pytest.fixture(autouse=True)
@@ -191,6 +191,31 @@ def test_show_prints_messages_up_to_a_node(server: TestServer) -> None:
     response = run_json("tree", "harbour")["nodes"][4]["response"]
     assert run_json("show", "harbour", "--at", response)["node"] == 5
     assert "'kedge tree' lists them" in run_command("show", "harbour", "--at", "resp_none").stderr
+
+
+def test_show_lists_images_and_files(store_path: Path) -> None:
+    """Each image and file of a message or tool result is a line with its type and size, name or URL."""
+
+    async def store_blocks() -> None:
+        async with await open_store(store_url(str(store_path))) as store:
+            photo, remote = image(b"x" * 3_000), image("https://example.com/a.png")
+            report = file(b"%PDF-", filename="report.pdf", media_type="application/pdf")
+            call = tool_call("draw", {}, call_id="c1")
+            result = tool_result("c1", [photo])
+            blocks = [user(["See:", photo, report, remote]), user([photo]), call, result]
+            await store.create("Pictures", blocks=blocks)
+
+    run_sync(store_blocks())
+    shown = run_command("show", "Pictures", "--full").output
+    picture = "[image image/png, 3 kB]"
+    attachments = [
+        picture,
+        "[file report.pdf, application/pdf, 5 B]",
+        "[image https://example.com/a.png]",
+    ]
+    assert "\n".join(["You", "See:", *attachments, "", "You", picture, ""]) in shown
+    assert shown.endswith(f"tool result\n{picture}\n")
+    assert "base64" not in run_command("show", "Pictures").output
 
 
 def test_tree_is_a_graph_with_heads_and_marks(server: TestServer, store_path: Path) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kedge.store import ConversationRow, Differences, Node, Store
-    from kedge.turns import Block
+    from kedge.turns import Block, Part
 
 
 FOLD_WIDTH = 100
@@ -126,12 +126,15 @@ def print_blocks(blocks: "Sequence[Block]", *, full: bool) -> None:
     from kedge.turns.text_format import describe
 
     for block in blocks:
-        text = block.text
-        if block.kind in HEADINGS and text:
+        text, attachments = block.text, _describe_attachments(block)
+        if block.kind in HEADINGS and (text or attachments):
             heading, color = HEADINGS[block.kind]
             echo()
             echo(click.style(heading, fg=color, bold=True) + dim(_format_origin(block)))
-            echo(wrap_text(sanitize_text(text)))
+            if text:
+                echo(wrap_text(sanitize_text(text)))
+            for line in attachments:
+                echo(dim(line))
         elif full:
             echo()
             echo(dim(f"{block.kind.replace('_', ' ')}{_format_origin(block)}"))
@@ -144,6 +147,19 @@ def _format_origin(block: "Block") -> str:
     return "" if block.origin in ("user", "engine") else f" (by {block.origin})"
 
 
+def _describe_attachments(block: "Block") -> list[str]:
+    """Return a line for each image, file and other part that is no text."""
+    from kedge.turns import RefusalPart, TextPart
+    from kedge.turns.text_format import describe_attachment
+
+    parts: Sequence[Part] = getattr(block, "parts", ())
+    return [
+        f"[{describe_attachment(part)}]"
+        for part in parts
+        if not isinstance(part, TextPart | RefusalPart)
+    ]
+
+
 def _full_text(block: "Block") -> str:
     from kedge.turns import ReasoningBlock, ToolCallBlock, ToolResultBlock
     from kedge.turns.text_format import describe
@@ -152,7 +168,7 @@ def _full_text(block: "Block") -> str:
         case ToolCallBlock():
             return f"{block.name} {block.arguments}"
         case ToolResultBlock():
-            return block.text
+            return "\n".join(filter(None, (block.text, *_describe_attachments(block))))
         case ReasoningBlock():
             return "\n\n".join((*block.summary, *block.texts)) or "(encrypted)"
         case _:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from kedge.text_format import format_size
 from kedge.turns.blocks import (
     AssistantBlock,
     Block,
@@ -91,9 +92,27 @@ def _format_part_content(part: Part) -> str:
             return part.text
         case RefusalPart():
             return f"(refusal) {part.text}"
+        case ImagePart() | FilePart() | OpaquePart():
+            return f"({describe_attachment(part)})"
+
+
+def describe_attachment(part: ImagePart | FilePart | OpaquePart) -> str:
+    """Return the kind of a part that is no text, and its name, URL, or type and size, in one line."""
+    match part:
         case ImagePart():
-            return f"(image {shorten(part.url or part.file_id, 32)})"
+            return f"image {_format_source_url(part.url or part.file_id)}"
         case FilePart():
-            return f"(file {part.filename or shorten(part.url or part.file_id or part.data, 32)})"
+            content = part.data if part.data.startswith("data:") else ""
+            source = _format_source_url(part.url or part.file_id or content)
+            return f"file {', '.join(filter(None, (shorten(part.filename, 80), source)))}".rstrip()
         case OpaquePart():
-            return f"({part.content.get('type', 'opaque')})"
+            return shorten(str(part.content.get("type", "opaque")), DEFAULT_WIDTH)
+
+
+def _format_source_url(url: str) -> str:
+    """Return a URL or file id, or the type and size of the content of a data URL."""
+    header, separator, content = url.partition(",")
+    if not separator or not header.startswith("data:"):
+        return shorten(url, 80)
+    size = len(content) * 3 // 4 - content[-2:].count("=")
+    return f"{shorten(header[5:].partition(';')[0], 80)}, {format_size(size)}"
