@@ -521,3 +521,20 @@ def test_a_missing_item_of_the_program_is_not_evidence(server: TestServer, clien
     assert ask(client, history, "What is my name?").output_text == "Your name is Ada."
     assert bodies(server)[-1]["previous_response_id"]
     assert not chain_report(client).healed
+
+
+def test_conversations_that_a_restart_ended_are_chained_again(
+    server: TestServer, client: OpenAI
+) -> None:
+    """All responses that were lost at the same time count as one loss."""
+    histories: list[list[Any]] = [[message(f"I am {name}.")] for name in ("Ada", "Bob", "Cy")]
+    for history in histories:
+        ask(client, history, "Say 1")
+    server.forget()
+    for number in (2, 3):
+        for history in histories:
+            ask(client, history, f"Say {number}")
+    report = chain_report(client)
+    assert report.passed_through == {"no_history": 3}
+    assert report.healed == {"rejected": 3}
+    assert report.chained == 3

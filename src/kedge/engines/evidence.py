@@ -132,6 +132,8 @@ class ServerEvidence:
     failures: int = 0
     misses: int = 0
     """The number of consecutive stored responses that the server rejected as unknown."""
+    missed_at: float = 0.0
+    """The time of the last of them; responses that were created before may have been lost with it."""
     errors: int = 0
     """The number of consecutive chained requests that the server answered with a server error."""
     max_depth: int | None = None
@@ -262,12 +264,19 @@ class ServerEvidence:
         self.retry_at = now + min(BASE_COOLDOWN * 2.0**self.failures, MAX_COOLDOWN)
         self.failures = min(self.failures + 1, 16)
 
-    def record_missing(self, now: float) -> None:
+    def record_missing(self, now: float, created_at: float) -> None:
         """Record that the server rejected a stored response as unknown.
 
-        A proven server may have lost its memory once. A server that never showed that it remembers, or
-        that loses the next response as well, is treated as not storing.
+        A proven server may have lost its memory once, with the responses of all conversations. A server that
+        never showed that it remembers, or that loses a later response as well, is treated as not storing.
+
+        Args:
+            now: The current Unix time.
+            created_at: The Unix time at which the response was created.
         """
+        if self.proof and created_at < self.missed_at:
+            return
+        self.missed_at = now
         self.misses += 1
         if not self.proof or self.misses >= MAX_MISSES:
             proof = self.proof

@@ -331,7 +331,9 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
                     turn = set_state(turn, replace(get_state(turn), conversation_id=""))
                 options = replace(options, full=True)
                 if reason == "gone" and not is_live_only(state, plan):
-                    evidence.record_missing(self._clock())
+                    now = self._clock()
+                    created_at = plan.anchor.created_at if plan and plan.anchor else now
+                    evidence.record_missing(now, created_at)
                 if reason == "unsupported":
                     evidence.record_unsupported()
                 if reason in ("unsupported", "forgot") and (doubt := self._open_doubt(evidence)):

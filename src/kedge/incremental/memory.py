@@ -201,8 +201,9 @@ class MemoryCheck:
         with self.memories.lock:
             if reason == "unsupported":
                 self.evidence.record_unsupported()
-            elif reason == "gone":
-                self.evidence.record_missing(self.memories.clock())
+            elif reason == "gone" and self._plan and self._plan.anchor:
+                created_at = self._plan.anchor.created_at
+                self.evidence.record_missing(self.memories.clock(), created_at)
             self.save()
 
     def record_error(self) -> None:
