@@ -530,7 +530,7 @@ async def test_expired_claim_is_taken_over(
 ) -> None:
     """An expired claim continues from its stored question, including for a key of version 0.1."""
     about = hashlib.sha256(canonical_json(user("What is 2+3?")) or b"").digest()
-    claim = await store.claim(conversation.row, "k", about=about, owner="dead", lease=30)
+    claim = await store.claim(conversation.row, "k", request_hash=about, owner="dead", lease=30)
     assert claim.is_owner
     await store.renew(conversation.row, "k", owner="dead", lease=0)  # as if its lease had expired
     node = (await store.load(conversation.row)).node

@@ -83,7 +83,7 @@ async def test_stored_reply_of_another_type_is_rejected(conversation: Conversati
     """A stored reply that does not match the type is rejected; keys of version 0.1 do not cover the type."""
     about = hashlib.sha256(canonical_json(user("Hello")) or b"").digest()
     store, row = conversation.store, conversation.row
-    await store.claim(row, "k", about=about, owner="version 0.1", lease=60)
+    await store.claim(row, "k", request_hash=about, owner="version 0.1", lease=60)
     await store.settle(row, "k", (await conversation.send("Hello")).node)
     with pytest.raises(OutputInvalid, match="0 attempt"):
         await conversation.send("Hello", key="k", output=int)

@@ -85,7 +85,7 @@ class Process:
     async def claim(self) -> None:
         row, node = await self._pick()
         key = f"k{self.rng.randint(0, 3)}"
-        await self.store.claim(row, key, about=b"x", owner=str(self.seed), lease=0.01)
+        await self.store.claim(row, key, request_hash=b"x", owner=str(self.seed), lease=0.01)
         await self.store.settle(row, key, node.id)
 
     async def _pick(self) -> tuple[ConversationRow, Node]:

@@ -34,7 +34,7 @@ async def test_deleted_conversation_leaves_no_rows(store: Store) -> None:
     """After a conversation is deleted, every table is empty and the conversation cannot be used."""
     row, nodes = await create_conversation(store, 3, tags=["a"])
     await store.append(row, nodes[-1], [user("edited")], kept=2, kind="edited")
-    await store.claim(row, "k", about=b"x", owner="a", lease=1)
+    await store.claim(row, "k", request_hash=b"x", owner="a", lease=1)
     await store.search("question")
     await store.delete(row.id)
     assert await count_rows(store, *TABLES) == [0] * len(TABLES)

@@ -24,7 +24,7 @@ CALLS: dict[str, Call] = {
         row, node, [user("secret")], accounts=TELEMETRY, asked_for="k"
     ),
     "children": lambda store, row, node: store.children(row, node.id),
-    "claim": lambda store, row, _: store.claim(row, "k", about=b"x", owner="a", lease=9.0),
+    "claim": lambda store, row, _: store.claim(row, "k", request_hash=b"x", owner="a", lease=9.0),
     "conversation": lambda store, row, _: store.conversation(row),
     "common_ancestor": lambda store, row, node: store.common_ancestor(row, node.id, node.id),
     "delete": lambda store, row, _: store.delete(row),
@@ -62,7 +62,7 @@ CALLS: dict[str, Call] = {
 async def test_no_method_accepts_row_of_deleted_conversation(store: Store) -> None:
     """Each method raises `NotInStore`, and a new conversation with the same id is unchanged."""
     row, nodes = await create_conversation(store, 2, id="mine")
-    await store.claim(row, "k", about=b"x", owner="a", lease=9.0)
+    await store.claim(row, "k", request_hash=b"x", owner="a", lease=9.0)
     await store.delete(row.id)
     other, others = await create_conversation(store, 2, id="mine", title="Another")
     assert other.number != row.number
@@ -93,10 +93,10 @@ def test_every_method_with_a_row_is_covered() -> None:
 async def test_claim_is_not_inherited(store: Store) -> None:
     """A key claimed in a deleted conversation can be claimed in the next one."""
     row, _ = await create_conversation(store, 1)
-    await store.claim(row, "k", about=b"x", owner="a", lease=1000.0)
+    await store.claim(row, "k", request_hash=b"x", owner="a", lease=1000.0)
     await store.delete(row.id)
     other, _ = await create_conversation(store, 1)
-    assert (await store.claim(other, "k", about=b"y", owner="b", lease=1000.0)).is_owner
+    assert (await store.claim(other, "k", request_hash=b"y", owner="b", lease=1000.0)).is_owner
 
 
 async def test_deleted_node_of_original_is_rejected(store: Store) -> None:
@@ -105,7 +105,7 @@ async def test_deleted_node_of_original_is_rejected(store: Store) -> None:
     fork = await store.fork(row, nodes[1].id)
     await store.append(fork, nodes[2], [user("elsewhere")], kept=3, head=nodes[1].id)
     await store.note(fork, nodes[4].id, TELEMETRY)
-    await store.claim(fork, "k", about=b"x", owner="a", lease=9.0)
+    await store.claim(fork, "k", request_hash=b"x", owner="a", lease=9.0)
     await store.settle(fork, "k", nodes[4].id)
     await store.delete(row)
     for node in (nodes[2], nodes[4]):

@@ -33,7 +33,7 @@ async def create_full_conversation(store: Store) -> ConversationRow:
     )
     await store.note(row, nodes[2].id, accounts)
     await store.append(row, nodes[-1], [user("edited")], kept=2, kind="edited")
-    await store.claim(row, "k", about=b"x", owner="o", lease=1.0)
+    await store.claim(row, "k", request_hash=b"x", owner="o", lease=1.0)
     await store.append(row, nodes[-1], [user("asked")], kind="asked", asked_for="k")
     return await store.update(row.id, archived=True)
 

@@ -60,7 +60,7 @@ async def fill(store: Store, name: str) -> Owner:
     await bound.note(row, nodes[-1].id, Telemetry(exchanges=(EXCHANGE,)))
     await bound.add_proxied([PROXIED])
     await bound.save_evidence("server key", {"owner": name})
-    await bound.claim(row, "key", about=b"about", owner="me", lease=1e6)
+    await bound.claim(row, "key", request_hash=b"about", owner="me", lease=1e6)
     digest = (await bound.load(row)).state.anchors[-1].digest
     return Owner(bound, row, nodes, digest)
 
@@ -92,7 +92,7 @@ ROW_METHODS: dict[str, Call] = {
     "differences": lambda s, o: s.differences(o.row, o.row.head, o.nodes[0].id),
     "responses": lambda s, o: s.responses(o.row),
     "usage": lambda s, o: s.usage(o.row, o.row.head),
-    "claim": lambda s, o: s.claim(o.row, "key", about=b"about", owner="you", lease=1.0),
+    "claim": lambda s, o: s.claim(o.row, "key", request_hash=b"about", owner="you", lease=1.0),
     "renew": lambda s, o: s.renew(o.row, "key", owner="me", lease=0),
     "settle": lambda s, o: s.settle(o.row, "key", o.row.head),
     "note": lambda s, o: s.note(o.row, o.row.head, Telemetry(exchanges=(EXCHANGE,))),

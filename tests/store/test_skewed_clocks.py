@@ -30,7 +30,7 @@ async def claim_with_skew(store: Store, name: str, key: str, owner: str, skew: f
     """Claim a key with a clock that is wrong by this many seconds; return whether it was acquired."""
     skewed = Store(store.database, clock=lambda: time.time() + skew)
     row = await skewed.conversation(name)
-    claim = await skewed.claim(row, key, about=b"x", owner=owner, lease=600.0)
+    claim = await skewed.claim(row, key, request_hash=b"x", owner=owner, lease=600.0)
     renewed = await skewed.renew(row, key, owner=owner, lease=600.0)
     assert renewed is claim.is_owner
     return claim.is_owner

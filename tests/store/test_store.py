@@ -347,18 +347,18 @@ async def test_unstorable_text_is_rejected(store: Store, title: str) -> None:
 async def test_key_is_claimed_once(store: Store) -> None:
     """A key has one owner until its lease ends, and all callers finally get the same answer."""
     row, root = await create_conversation(store)
-    claim = await store.claim(row, "k", about=b"x", owner="a", lease=1000)
+    claim = await store.claim(row, "k", request_hash=b"x", owner="a", lease=1000)
     assert claim.is_owner
-    assert not (await store.claim(row, "k", about=b"x", owner="b", lease=1000)).is_owner
+    assert not (await store.claim(row, "k", request_hash=b"x", owner="b", lease=1000)).is_owner
     with pytest.raises(KeyReused):
-        await store.claim(row, "k", about=b"other", owner="b", lease=1000)
+        await store.claim(row, "k", request_hash=b"other", owner="b", lease=1000)
     question = await store.append(row, root, [user("q")], kind="asked", asked_for="k")
     assert await store.renew(row, "k", owner="a", lease=0)
-    claimed = await store.claim(row, "k", about=b"x", owner="b", lease=1000)
+    claimed = await store.claim(row, "k", request_hash=b"x", owner="b", lease=1000)
     assert (claimed.is_owner, claimed.question) == (True, question.id)
     assert not await store.renew(row, "k", owner="a", lease=1000)
     answer = await store.append(row, question, [assistant("a")], kind="answered", answers="k")
-    done = await store.claim(row, "k", about=b"x", owner="c", lease=1000)
+    done = await store.claim(row, "k", request_hash=b"x", owner="c", lease=1000)
     assert (done.is_owner, done.answer) == (False, answer.id)
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from kedge.conversation import Conversation, conversation
-from kedge.conversation.conversation import _hash_blocks  # pyright: ignore[reportPrivateUsage]
+from kedge.conversation import Conversation
+from kedge.conversation import run as conversation_run
+from kedge.conversation.run import _hash_blocks  # pyright: ignore[reportPrivateUsage]
 from kedge.errors import InvalidWorkflow, WorkflowFailed
 from kedge.store import Store
 from kedge.workflows import Step, load_workflow, refine, steps
@@ -115,7 +116,7 @@ async def test_attempts_of_version_0_1_are_continued(
     run = WorkflowRun("wf_old", "steps", {}, ignore_event, {}, AsyncExitStack())
     role = await run.open_lead("steps", None, store, engine, "")
     with monkeypatch.context() as patch:
-        patch.setattr(conversation, "_hash_request", lambda blocks, _: _hash_blocks(blocks))
+        patch.setattr(conversation_run, "_hash_request", lambda blocks, _: _hash_blocks(blocks))
         await role.ask(1, step.prompt)
     server = scripted({"when": "does not have the form", "say": '{"ship": "Argo", "days": 3}'})
     result = await steps([step], store=store, engine=connected(server), workflow="wf_old")

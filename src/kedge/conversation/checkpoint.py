@@ -30,7 +30,6 @@ class Checkpoint:
         telemetry: Telemetry | None = None,
         head: int | None = None,
         question_key: str = "",
-        answer_key: str = "",
     ) -> Node:
         """Add a node with the changes in the Turn, and move to it."""
         prefix_length = common_prefix_length(self.turn, turn)
@@ -46,7 +45,6 @@ class Checkpoint:
             accounts=telemetry or Telemetry(),
             head=head,
             asked_for=question_key,
-            answers=answer_key,
         )
         self.turn = turn
         return self.node

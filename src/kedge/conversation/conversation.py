@@ -7,8 +7,6 @@ conversation.
 """
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -43,7 +41,6 @@ from kedge.engines import (
     Middleware,
     OutputSchema,
     Reply,
-    Request,
     ResponsesEngine,
     find_filters,
     to_output_schema,
@@ -51,18 +48,16 @@ from kedge.engines import (
 )
 from kedge.engines.output_schema import SchemaMismatch
 from kedge.engines.reply import answer_text, build_correction, read_output
-from kedge.errors import HeadConflict, InvalidSetting, KeyReused, NotInStore, OutputInvalid
+from kedge.errors import HeadConflict, InvalidSetting, NotInStore, OutputInvalid
 from kedge.events import Usage
 from kedge.events.run import TurnFinished
 from kedge.middleware import with_middleware
 from kedge.middleware.compose import SystemText, Tools, with_default_middleware
 from kedge.planning import Mode, RequestPlan
 from kedge.planning.anchors import validate_seconds
-from kedge.planning.canonical import canonical_json
 from kedge.providers import connect
-from kedge.store import Claim, ConversationRow, Hit, Node, ResponseRow, Store
+from kedge.store import ConversationRow, Node, ResponseRow, Store
 from kedge.store.records import NodeKind
-from kedge.store.search import SearchOrder
 from kedge.text_format import pluralize
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import Approver
@@ -77,8 +72,6 @@ T = TypeVar("T")
 
 MAX_LOADED_BLOCKS = 2_000
 """The maximum number of blocks that are loaded when a conversation is opened; more are loaded when needed."""
-_TRANSPORT_OPTIONS = frozenset({"streaming", "tap", "candidates", "before_send", "output_retries"})
-"""Options of a run that are not part of the request's hash."""
 
 
 Concurrency = Literal["conflict", "queue"]
@@ -345,81 +338,12 @@ class Conversation:
             await inner.memory.attach(store, inner.model)
         return conversation
 
-    @staticmethod
-    async def list(
-        store: Store,
-        *,
-        tag: str | None = None,
-        archived: bool | None = False,
-        limit: int = 100,
-        offset: int = 0,
-        since: float | None = None,
-        before: float | None = None,
-    ) -> Sequence[ConversationRow]:
-        """Return the conversations of a store, the most recently changed first.
-
-        Args:
-            store: The store to list.
-            tag: Return only conversations with this tag.
-            archived: Whether to return archived conversations; None for both.
-            limit: The maximum number of conversations.
-            offset: The number of conversations to skip.
-            since: Return only conversations that changed last at or after this time.
-            before: Return only conversations that changed last before this time.
-        """
-        return await store.conversations(
-            tag=tag, archived=archived, limit=limit, offset=offset, since=since, before=before
-        )
-
-    @staticmethod
-    async def search(
-        store: Store,
-        words: str,
-        *,
-        limit: int = 20,
-        offset: int = 0,
-        role: str | None = None,
-        tag: str | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        order: SearchOrder = "newest",
-    ) -> Sequence[Hit]:
-        """Return the blocks of a store that match a search.
-
-        Args:
-            store: The store to search.
-            words: The words, phrases and operators; see ``Store.search``.
-            limit: The maximum number of blocks.
-            offset: The number of blocks to skip.
-            role: Return only blocks of this kind, such as ``user``.
-            tag: Return only blocks of conversations with this tag.
-            since: Return only blocks that were added at or after this time.
-            until: Return only blocks that were added before this time.
-            order: ``newest`` or ``rank``.
-        """
-        return await store.search(
-            words,
-            limit=limit,
-            offset=offset,
-            role=role,
-            tag=tag,
-            since=since,
-            until=until,
-            order=order,
-        )
-
-    @staticmethod
-    async def import_(store: Store, lines: str | Iterable[str]) -> Sequence[ConversationRow]:
-        """Create the conversations of an export.
-
-        Args:
-            store: The store to create them in.
-            lines: The output of ``export``, as text or as lines.
-
-        Returns:
-            The new conversations; a conversation whose id exists already gets a new id.
-        """
-        return await store.import_(lines)
+    list = staticmethod(Store.conversations)
+    """``await Conversation.list(store)``: the conversations of a store, the most recently changed first."""
+    search = staticmethod(Store.search)
+    """``await Conversation.search(store, words)``: the blocks of a store that match a search."""
+    import_ = staticmethod(Store.import_)
+    """``await Conversation.import_(store, lines)``: create the conversations of an export."""
 
     @property
     def sync(self) -> "SyncConversation":
@@ -967,7 +891,8 @@ class Conversation:
     ) -> ReplyEvents:
         """Run the turn with this key, or return its reply if it was run already."""
         request = ClaimRequest(self.store, self.row, key, new_id("run"), self.lease)
-        claim = await self._acquire(request, blocks, options)
+        model = options.get("model") or getattr(unwrap(self._base_engine), "model", "")
+        claim = await request.acquire(blocks, {**options, "model": model})
         if claim.answer:
             await self._follow_head()
             reply = await self._load_valid_reply(claim.answer, options.get("output"))
@@ -1014,16 +939,6 @@ class Conversation:
         async with aclosing(self._run(build_task, options)) as events:
             async for event in events:
                 yield event
-
-    async def _acquire(
-        self, request: ClaimRequest, blocks: Sequence[Block], options: Mapping[str, Any]
-    ) -> Claim:
-        model = options.get("model") or getattr(unwrap(self._base_engine), "model", "")
-        try:
-            return await request.acquire(_hash_request(blocks, {**options, "model": model}))
-        except KeyReused:
-            # Version 0.1 hashed only the messages, so only they can be compared for its keys.
-            return await request.acquire(_hash_blocks(blocks))
 
     async def _find_claimed_turn(self, question: int) -> ResumePoint | None:
         """Return where the turn of a key continues; None if it must be run from the current head.
@@ -1170,20 +1085,3 @@ def _filter_blocks(engine: Engine, blocks: Iterable[Block]) -> tuple[Block, ...]
     """Return blocks after the guards of an engine, as they may be stored."""
     filters = ContentFilters(find_filters(engine))
     return tuple(filters.apply(block, ("input",)) for block in blocks)
-
-
-def _hash_request(blocks: Sequence[Block], options: Mapping[str, Any]) -> bytes:
-    """Return a hash of a request: the messages as a model reads them, the model and all settings."""
-    settings = {name: value for name, value in options.items() if name not in _TRANSPORT_OPTIONS}
-    if "tools" in settings:
-        settings["tools"] = Request.of(tools=settings["tools"]).tools
-    if "output" in settings:
-        settings["output"] = settings["output"].request_options()
-    described = json.dumps(settings, sort_keys=True, default=str).encode()
-    return hashlib.sha256(b"request\n" + _hash_blocks(blocks) + described).digest()
-
-
-def _hash_blocks(blocks: Sequence[Block]) -> bytes:
-    """Return a hash of messages, as a model reads them."""
-    joined = b"\n".join(canonical_json(block) or b"" for block in blocks)
-    return hashlib.sha256(joined).digest()

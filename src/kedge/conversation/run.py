@@ -8,7 +8,9 @@ response is ``cancelled``: it is not an anchor, and is sent again only by a mess
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+import hashlib
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,10 +22,10 @@ from typing_extensions import TypeVar
 from kedge.compaction import TurnCompacted
 from kedge.conversation.checkpoint import Checkpoint, has_same_blocks
 from kedge.conversation.recorder import CostFunction, RunRecorder
-from kedge.engines import Engine, OutputSchema, Reply, RunStream, Stream, unwrap
+from kedge.engines import Engine, OutputSchema, Reply, Request, RunStream, Stream, unwrap
 from kedge.engines.reply import answer_text
 from kedge.engines.request_body import KNOWN_PARAMS
-from kedge.errors import EngineError, HeadConflict, KedgeError, StoreError
+from kedge.errors import EngineError, HeadConflict, KedgeError, KeyReused, StoreError
 from kedge.events import Event, RefusalDelta, TextDelta
 from kedge.events.run import (
     AnswerFinished,
@@ -34,8 +36,9 @@ from kedge.events.run import (
 )
 from kedge.observe import bind_fields, get_logger
 from kedge.planning import find_problems
+from kedge.planning.canonical import canonical_json
 from kedge.store import Claim, ConversationRow, Node, ResponseRow, Store
-from kedge.turns import AssistantBlock, Turn, assistant, snapshot_block_ids
+from kedge.turns import AssistantBlock, Block, Turn, assistant, snapshot_block_ids
 
 if TYPE_CHECKING:
     from kedge.store.records import NodeKind
@@ -117,6 +120,7 @@ class ConversationStream(RunStream[Reply[OutputT]], Generic[OutputT]):
         return event
 
 
+@dataclass
 class ConversationRun:
     """One run of an engine, stored step by step.
 
@@ -128,25 +132,16 @@ class ConversationRun:
         on_finish: A function that is called with the final node and Turn of the run.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        build_task: Callable[[], Awaitable[TurnTask]],
-        options: dict[str, Any],
-        *,
-        price: CostFunction | None,
-        on_finish: Callable[[Node, Turn], Turn],
-    ) -> None:
-        self.engine = engine
-        self.build_task = build_task
-        self.options = options
-        self.price = price
-        self.on_finish = on_finish
-        self.pending_answer: AnswerFinished | None = None
-        self.partial_text: list[str] | None = None
-        """The text received since the last request; None while no answer is awaited."""
-        self.compacted = False
-        self.output: Any = None
+    engine: Engine
+    build_task: Callable[[], Awaitable[TurnTask]]
+    options: dict[str, Any]
+    price: CostFunction | None
+    on_finish: Callable[[Node, Turn], Turn]
+    pending_answer: AnswerFinished | None = None
+    partial_text: list[str] | None = None
+    """The text received since the last request; None while no answer is awaited."""
+    compacted: bool = False
+    output: Any = None
 
     async def events(self) -> ReplyEvents:
         """Yield the engine's events, and the reply."""
@@ -350,16 +345,23 @@ class ClaimRequest:
     owner: str
     lease: float
 
-    async def acquire(self, request_hash: bytes) -> Claim:
+    async def acquire(self, blocks: Sequence[Block], options: Mapping[str, Any]) -> Claim:
         """Return the claim, acquired or answered; wait while another process runs the turn.
 
         Raises:
             KeyReused: The key belongs to another request.
         """
+        try:
+            return await self._claim(_hash_request(blocks, options))
+        except KeyReused:
+            # Version 0.1 hashed only the messages, so only they can be compared for its keys.
+            return await self._claim(_hash_blocks(blocks))
+
+    async def _claim(self, request_hash: bytes) -> Claim:
         pause, max_pause = POLL_INTERVALS
         while True:
             claim = await self.store.claim(
-                self.row, self.key, about=request_hash, owner=self.owner, lease=self.lease
+                self.row, self.key, request_hash=request_hash, owner=self.owner, lease=self.lease
             )
             if claim.is_owner or claim.answer:
                 return claim
@@ -388,3 +390,24 @@ class ClaimRequest:
                 StoreError
             ):  # the next renewal is before the claim expires, and may succeed
                 await self.store.renew(self.row, self.key, owner=self.owner, lease=self.lease)
+
+
+_TRANSPORT_OPTIONS = frozenset({"streaming", "tap", "candidates", "before_send", "output_retries"})
+"""Options of a run that are not part of the request's hash."""
+
+
+def _hash_request(blocks: Sequence[Block], options: Mapping[str, Any]) -> bytes:
+    """Return a hash of a request: the messages as a model reads them, the model and all settings."""
+    settings = {name: value for name, value in options.items() if name not in _TRANSPORT_OPTIONS}
+    if "tools" in settings:
+        settings["tools"] = Request.of(tools=settings["tools"]).tools
+    if "output" in settings:
+        settings["output"] = settings["output"].request_options()
+    described = json.dumps(settings, sort_keys=True, default=str).encode()
+    return hashlib.sha256(b"request\n" + _hash_blocks(blocks) + described).digest()
+
+
+def _hash_blocks(blocks: Sequence[Block]) -> bytes:
+    """Return a hash of messages, as a model reads them."""
+    joined = b"\n".join(canonical_json(block) or b"" for block in blocks)
+    return hashlib.sha256(joined).digest()

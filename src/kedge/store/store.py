@@ -926,14 +926,20 @@ class Store:
     # Idempotency
 
     async def claim(
-        self, conversation: ConversationRow, key: str, *, about: bytes, owner: str, lease: float
+        self,
+        conversation: ConversationRow,
+        key: str,
+        *,
+        request_hash: bytes,
+        owner: str,
+        lease: float,
     ) -> Claim:
         """Claim the turn with an idempotency key.
 
         Args:
             conversation: The conversation of the turn.
             key: The idempotency key.
-            about: A hash of the request; it must be the same for every use of the key.
+            request_hash: A hash of the request; it must be the same for every use of the key.
             owner: The caller's id.
             lease: Seconds for which the claim is valid, by the database's clock.
 
@@ -948,7 +954,7 @@ class Store:
         return await self._write(
             conversation,
             lambda tx: idempotency.acquire_claim(
-                tx, conversation.number, key, request_hash=about, owner=owner, lease=lease
+                tx, conversation.number, key, request_hash=request_hash, owner=owner, lease=lease
             ),
         )
 
