@@ -13,13 +13,13 @@ from kedge.analytics.costs import (
 )
 from kedge.analytics.groups import (
     FALLBACK,
-    DayRange,
     Model,
     ResponseGroup,
     SqlCondition,
     build_condition,
     count_conversations,
     measure_latencies,
+    measure_model_latencies,
     select_groups,
     split_days,
 )
@@ -40,8 +40,6 @@ from kedge.store.records import validate_page
 from kedge.store.response_sums import ANSWERED
 
 ALL_RESPONSES = Selection()
-_SEPARATOR = "\n"
-"""Separates a provider and a model; both may contain slashes."""
 MAX_BUCKETS = 10_000
 MAX_NAMED_ROWS = 500
 """How many conversations a query names; databases limit the number of its values."""
@@ -102,7 +100,7 @@ def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> A
     days = split_days(tx, selection)
     groups = select_groups(tx, selection, days)
     costs = sum_group_costs(tx, selection, groups, prices)
-    latencies = _measure_latencies(tx, selection, days)
+    latencies = measure_model_latencies(tx, selection, days)
     return Analytics(
         selection=selection,
         requests=queries.count_requests(
@@ -118,20 +116,6 @@ def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> A
         ),
         cache=queries.sum_cache_use(groups),
     )
-
-
-def _measure_latencies(tx: Tx, selection: Selection, days: DayRange | None) -> dict[Model, Latency]:
-    """Return the latency of each model, and of all under two empty names."""
-    if days:
-        return measure_latencies(tx, selection, days)
-    where = build_condition(tx, selection)
-    by_name = queries.measure_latencies(tx, where, f"r.provider || '{_SEPARATOR}' || r.model")
-    latencies: dict[Model, Latency] = {}
-    for name, latency in by_name.items():
-        provider, _, model = name.partition(_SEPARATOR)
-        latencies[provider, model] = latency
-    latencies["", ""] = queries.measure_latencies(tx, where).get(1, Latency())
-    return latencies
 
 
 def _collect_models(
@@ -170,7 +154,7 @@ def _collect_buckets(
     filled = dict(enumerate(empty))
     column = _bucket_sql(tx, start, width, number - 1)
     costs = sum_by(query_costs(tx, where, prices, column), lambda each: each.group)
-    latencies = queries.measure_latencies(tx, where, column)
+    latencies = measure_latencies(tx, where, column)
     for row in _query_counts(tx, where, column):
         position = row[0]
         filled[position] = _fill_bucket(

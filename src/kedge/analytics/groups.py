@@ -6,7 +6,7 @@ the sums, all responses of the selection are read.
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -85,6 +85,8 @@ def has_response_filter(selection: Selection) -> bool:
 
 Model = tuple[str, str]
 """A provider and a model."""
+DurationCounts = defaultdict[tuple[Any, int], Counter[float]]
+"""How often each duration occurred, by a key and by whether it is that to the first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,38 +221,54 @@ def count_conversations(tx: Tx, selection: Selection, days: DayRange | None) -> 
     return int(tx.rows(union, values)[0][0])
 
 
-def measure_latencies(tx: Tx, selection: Selection, days: DayRange) -> dict[Model, Latency]:
-    """Return the latency of each model, and of all under two empty names, from counts of rounded durations."""
-    counts: dict[tuple[Model, int], Counter[float]] = {}
-
-    def add(model: Model, is_first: int, seconds: float, count: int) -> None:
-        for key in (model, ("", "")):
-            counts.setdefault((key, is_first), Counter())[seconds] += count
-
-    where = days.condition(tx, selection, has_totals=True)
-    rows = tx.rows(
-        "SELECT provider, model, is_first_token, seconds, SUM(responses) FROM latency_counts "  # noqa: S608
-        f"WHERE {where.sql} GROUP BY provider, model, is_first_token, seconds",
+def select_durations(
+    tx: Tx, where: SqlCondition, columns: str
+) -> Iterator[tuple[tuple[Any, ...], int, float]]:
+    """Yield the durations of answered responses: their columns, whether it is that to the first token, the seconds."""
+    for *key, seconds, first in tx.rows(
+        f"SELECT {columns}, r.seconds, r.first_token_seconds FROM responses r "  # noqa: S608
+        f"WHERE {where.sql} AND {ANSWERED}",
         where.values,
-    )
-    for provider, model, is_first, seconds, count in rows:
-        add((provider, model), is_first, float(seconds), int(count))
-    for edge in iter_edges(tx, selection, days):
-        for provider, model, *times in tx.rows(
-            "SELECT r.provider, r.model, r.seconds, r.first_token_seconds FROM responses r "  # noqa: S608
-            f"WHERE {edge.sql} AND {ANSWERED}",
-            edge.values,
+    ):
+        if seconds is not None:
+            yield tuple(key), 0, float(seconds)
+        if first is not None:
+            yield tuple(key), 1, float(first)
+
+
+def measure_latencies(tx: Tx, where: SqlCondition, column: str) -> dict[Any, Latency]:
+    """Return the latency of the responses with each value of a column."""
+    counts: DurationCounts = defaultdict(Counter)
+    for (value,), is_first, seconds in select_durations(tx, where, column):
+        counts[value, is_first][seconds] += 1
+    return _build_latencies(counts)
+
+
+def measure_model_latencies(
+    tx: Tx, selection: Selection, days: DayRange | None
+) -> dict[Model, Latency]:
+    """Return the latency of each model, and of all under two empty names; with ``days`` from rounded durations."""
+    counts: DurationCounts = defaultdict(Counter)
+    if days:
+        where = days.condition(tx, selection, has_totals=True)
+        for provider, model, is_first, seconds, count in tx.rows(
+            "SELECT provider, model, is_first_token, seconds, SUM(responses) FROM latency_counts "  # noqa: S608
+            f"WHERE {where.sql} GROUP BY provider, model, is_first_token, seconds",
+            where.values,
         ):
-            for is_first, seconds in enumerate(times):
-                if seconds is not None:
-                    add((provider, model), is_first, round_seconds(seconds), 1)
+            counts[(provider, model), is_first][float(seconds)] += int(count)
+    for edge in iter_edges(tx, selection, days):
+        for model, is_first, seconds in select_durations(tx, edge, "r.provider, r.model"):
+            counts[model, is_first][round_seconds(seconds) if days else seconds] += 1
+    for (_, is_first), durations in list(counts.items()):
+        counts[("", ""), is_first].update(durations)
+    return _build_latencies(counts)
+
+
+def _build_latencies(counts: DurationCounts) -> dict[Any, Latency]:
     return {
-        model: Latency(
-            *_find_percentiles(counts[model, 0]),
-            *_find_percentiles(counts.get((model, 1), Counter())),
-        )
-        for model, is_first in counts
-        if not is_first
+        key: Latency(*_find_percentiles(counts[key, 0]), *_find_percentiles(counts[key, 1]))
+        for key in {key for key, is_first in counts if not is_first}
     }
 
 

@@ -6,7 +6,6 @@ every number is converted to `int` or `float` here.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from kedge.analytics.groups import (
     OWN_NUMBERS,
@@ -23,13 +22,12 @@ from kedge.analytics.results import (
     CacheUse,
     Chains,
     Count,
-    Latency,
     Requests,
     Selection,
     Tokens,
 )
 from kedge.store.database import Row, Tx
-from kedge.store.response_sums import ANSWERED, SUMS
+from kedge.store.response_sums import SUMS
 from kedge.store.tree import NOT_FALLBACK_REASONS
 
 ROUND_DIGITS = 9
@@ -223,38 +221,6 @@ def list_models(groups: Iterable[ResponseGroup]) -> list[tuple[str, str, int, in
         for model, model_groups in models.items()
     ]
     return sorted(rows, key=lambda row: (-row[2], row[0], row[1]))
-
-
-def measure_latencies(tx: Tx, where: SqlCondition, group: str = "1") -> dict[Any, Latency]:
-    """Return the latency of each group of responses: the median, and p95 by nearest rank."""
-    total = _query_percentiles(tx, where, group, "r.seconds")
-    first = _query_percentiles(tx, where, group, "r.first_token_seconds")
-    return {key: Latency(*total[key], *first.get(key, (None, None))) for key in total}
-
-
-def _query_percentiles(
-    tx: Tx, where: SqlCondition, group: str, column: str
-) -> dict[Any, tuple[float, float]]:
-    where = where.and_(f"{ANSWERED} AND {column} IS NOT NULL")
-    ranked = (
-        f"SELECT {group} AS grouped, {column} AS measured, "  # noqa: S608 - built from constants
-        f"ROW_NUMBER() OVER (PARTITION BY {group} ORDER BY {column}) AS place, "
-        f"COUNT(*) OVER (PARTITION BY {group}) AS size FROM responses r WHERE {where.sql}"
-    )
-    rows = tx.rows(
-        f"SELECT grouped, place, size, measured FROM ({ranked}) AS ranked "  # noqa: S608
-        "WHERE place IN ((size + 1) / 2, size / 2 + 1, (size * 95 + 99) / 100)",
-        where.values,
-    )
-    sizes = {key: size for key, _, size, _ in rows}
-    ranked_values = {(key, rank): float(measured) for key, rank, _, measured in rows}
-    return {
-        key: (
-            (ranked_values[key, (size + 1) // 2] + ranked_values[key, size // 2 + 1]) / 2,
-            ranked_values[key, (size * 95 + 99) // 100],
-        )
-        for key, size in sizes.items()
-    }
 
 
 def count_where(condition: str) -> str:
