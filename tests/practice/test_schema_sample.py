@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from kedge.practice.schema_sample import sample_value
-from kedge.practice.sentence_values import SentenceValues
+from kedge.practice.schema_sample import SentenceValues, sample_value
 
 
 def make_sample(schema: Any, sentence: str = "", *facts: Any) -> Any:

@@ -5,9 +5,7 @@ of ``RULES``; the first one with an answer is used. A sentence that no rule matc
 number of visible messages, so that any sentence shows how much context is stored.
 """
 
-import json
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from kedge.practice import arithmetic, text_rules, tool_rules
 from kedge.practice.context import (
@@ -33,8 +31,7 @@ from kedge.practice.rule import (
     prefix_rule,
     quote_text,
 )
-from kedge.practice.schema_sample import sample_value
-from kedge.practice.sentence_values import SentenceValues
+from kedge.practice.schema_sample import SentenceValues, sample_value
 
 
 def format_result(utterance: Utterance, result: TextResult) -> str:
@@ -44,9 +41,13 @@ def format_result(utterance: Utterance, result: TextResult) -> str:
         case "json_schema" | "json_object" if utterance.wants_invalid:
             return f"Not JSON: {result.text}"
         case "json_schema":
-            return _encode_json(_fill_schema(utterance, result, text_format.get("schema")))
+            return tool_rules.encode_json(
+                _fill_schema(utterance, result, text_format.get("schema"))
+            )
         case "json_object":
-            return _encode_json({"answer": result.text if result.value is None else result.value})
+            return tool_rules.encode_json(
+                {"answer": result.text if result.value is None else result.value}
+            )
         case _:
             return result.text
 
@@ -55,22 +56,11 @@ def _fill_schema(utterance: Utterance, result: TextResult, schema: object) -> An
     """Fill the schema with the fact of the answer, tool results, the sentence, then the text."""
     extra: dict[str, Any] = {}
     for _, output in tool_results(items_after_last_user(utterance.request.items)):
-        extra |= _parse_object(output)
+        value = tool_rules.parse_output(output)
+        extra |= value if isinstance(value, dict) else {}
     facts = [] if result.value is None else [result.value]
     values = SentenceValues(utterance.sentence, extra, facts)
     return sample_value(schema, values, lambda _: result.text)
-
-
-def _parse_object(text: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def _encode_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 MAX_QUOTE_LENGTH = 200
@@ -131,7 +121,8 @@ def respond(utterance: Utterance) -> tuple[TextResult | tuple[ToolCallOutput, ..
         calls = tool_rules.make_named_calls(utterance)
         return (calls, "make the next call") if calls else (report, "use the results")
     if utterance.request.items and is_model_item(utterance.request.items[-1]):
-        return _report_nothing_new(utterance.request), "wait for something new"
+        text = f"You have said nothing new. {_describe_visible(utterance.request)}"
+        return TextResult(text), "wait for something new"
     return first_match(RULES, utterance) or (_echo_message(utterance), "say it back")
 
 
@@ -141,10 +132,6 @@ def _echo_message(utterance: Utterance) -> TextResult:
     return TextResult(
         f"You said: {quote_text(utterance.message, MAX_QUOTE_LENGTH)} ({_describe_visible(utterance.request)})"
     )
-
-
-def _report_nothing_new(request: PracticeRequest) -> TextResult:
-    return TextResult(f"You have said nothing new. {_describe_visible(request)}")
 
 
 def _describe_visible(request: PracticeRequest) -> str:

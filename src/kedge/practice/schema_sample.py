@@ -1,27 +1,123 @@
 """Generate a value that satisfies a JSON schema, using the values of a sentence where they fit.
 
-Used for the arguments of a tool and for answers in a ``json_schema`` format. Supports types (also
-several), const, enum, required and optional members, nested objects, arrays and tuples, bounds,
-lengths, the formats of ``FORMATS``, ``$ref`` into the same document, ``anyOf``, ``oneOf`` and ``allOf``.
-Other keywords (``multipleOf``, ``uniqueItems``, ``minProperties``) are ignored.
+Used for the arguments of a tool and for answers in a ``json_schema`` format. "call add with a=2 and b=3" names its
+values; "get_weather in Paris" only mentions one. A named value is used for the member of that name, a mentioned one for
+the first member that it fits, each once.
 
-A ``pattern`` is not evaluated, because it is part of a request and a malicious one can make ``re`` run
-without end. The text is a value of the sentence, the schema's default or example, or any other text.
+Supports types (also several), const, enum, required and optional members, nested objects, arrays and tuples, bounds,
+lengths, the formats of ``FORMATS``, ``$ref`` into the same document, ``anyOf``, ``oneOf`` and ``allOf``. Other keywords
+(``multipleOf``, ``uniqueItems``, ``minProperties``) are ignored. A ``pattern`` is not evaluated, because it is part of
+a request and a malicious one can make ``re`` run without end. The text is a value of the sentence, the schema's default
+or example, or any other text.
 """
 
+import json
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, time
-from typing import Any, TypeGuard, cast
+from typing import Any, NamedTuple, TypeGuard, cast
 from uuid import UUID
 
-from kedge.practice.sentence_values import BOOLEAN_WORDS, SentenceValues
+MAX_SENTENCE_LENGTH = 2_000
+_NUMBER = r"[-+]?\d{1,30}(?:\.\d{1,30})?(?:[eE][-+]?\d{1,2})?"
+_QUOTED = r"\"[^\"]*\"|“[^”]*”|(?<!\w)'[^']*'(?!\w)"
+NAMED_VALUE = re.compile(
+    rf"\b([A-Za-z_][\w.-]*)\s*[=:]\s*({_QUOTED}|\[[^\]]*\]|[^\s,;][^,;]*?)"
+    r"(?=\s+and\b|\s*[,;]|\s+[A-Za-z_][\w.-]*\s*[=:]|[.?!]?\s*\Z)"
+)
+QUOTED = re.compile(_QUOTED)
+NUMBER = re.compile(rf"(?<![\w.]){_NUMBER}(?![\w%]|\.\d)")
+_WORD = r"[^\s,;?!]*[^\s,;?!.]"  # a dot may be inside, not at the end
+_LINK = r"in|for|of|to|about|at|on|from|with|by|named|called|and"
+PHRASE = re.compile(
+    rf"\b(?:{_LINK})\s+(?:(?:the|a|an|my|your)\s+)?"
+    rf"((?:(?!(?:{_LINK})\b){_WORD})(?:\s+(?!(?:{_LINK})\b){_WORD})*)",
+    re.IGNORECASE,
+)
+WORD = re.compile(r"[\w.-]*\w")
+BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+class SentenceValues:
+    """The values of one sentence.
+
+    Args:
+        sentence: The sentence.
+        extra: More named values.
+        facts: Values without a name, used before those of the sentence.
+    """
+
+    def __init__(
+        self, sentence: str, extra: Mapping[str, Any] | None = None, facts: Iterable[Any] = ()
+    ) -> None:
+        self.sentence = sentence[:MAX_SENTENCE_LENGTH]
+        self._named: dict[str, Any] = dict(extra or {})
+        rest = self._parse_object(self.sentence)
+        for found in NAMED_VALUE.finditer(rest):
+            self._named.setdefault(found[1], _parse_literal(found[2].strip()))
+        rest = NAMED_VALUE.sub(" ", rest)
+        texts = [found[0][1:-1] for found in QUOTED.finditer(rest)]
+        rest = QUOTED.sub(" ", rest)
+        numbers = [_parse_literal(found[0]) for found in NUMBER.finditer(rest)]
+        phrases = [found[1].strip() for found in PHRASE.finditer(NUMBER.sub(" ", rest))]
+        self.unnamed_values: list[Any] = [*facts, *texts, *numbers, *phrases]
+        rest = re.sub(rf"\A\W*(?:(?:{_LINK})\b\W*)+", "", rest, flags=re.IGNORECASE)
+        self.remainder = " ".join(rest.split()).strip(" .,;:!?")
+
+    def _parse_object(self, text: str) -> str:
+        """Read the JSON object of a sentence, and return the rest."""
+        if (start := text.find("{")) < 0:
+            return text
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, start)
+        except (ValueError, RecursionError):
+            return text
+        self._named |= cast("dict[str, Any]", value)
+        return f"{text[:start]} {text[end:]}"
+
+    def find_named(self, name: str) -> Any:
+        """Return the value of this name in the sentence, or None."""
+        if name in self._named or not name:
+            return self._named.get(name)
+        names = "|".join({re.escape(name), re.escape(re.sub(r"[_-]", " ", name))})
+        value = rf"(?:{names})\s+(?:is\s+|of\s+|to\s+)?"
+        plain = rf"\b{value}({_QUOTED}|{_NUMBER})(?!\w)"
+        linked = rf"(?:\bwith|\band|,)\s+(?:the\s+)?{value}({_WORD})"
+        for pattern in (plain, linked):
+            if found := re.search(pattern, self.sentence, re.IGNORECASE):
+                return _parse_literal(found[1])
+        return None
+
+    def find_mentioned(self, values: Iterable[Any]) -> Any:
+        """Return the first of these values that the sentence contains as a word, or None."""
+        words = f" {' '.join(WORD.findall(self.sentence.lower()))} "
+        for value in values:
+            text = str(value).lower()
+            spoken = text.replace("_", " ").strip()
+            if value is not None and (f" {text} " in words or f" {spoken} " in words):
+                return value
+        return None
+
+
+def _parse_literal(text: str) -> Any:
+    if QUOTED.fullmatch(text):
+        return text[1:-1]
+    if re.fullmatch(_NUMBER, text):
+        return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if not text.startswith("["):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        parts = (part.strip() for part in text.strip("[]").split(","))
+        return [_parse_literal(part) for part in parts if part]
+
 
 JsonSchema = Mapping[str, Any]
-JSON_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 ANY_TYPE = "any"
 SCALAR_TYPES = (ANY_TYPE, "string", "number", "integer", "boolean")
 TYPE_HINTS = {"properties": "object", "required": "object", "items": "array", "minimum": "number"}
@@ -62,12 +158,9 @@ def as_schema(value: object) -> JsonSchema:
 
 def list_types(rules: JsonSchema) -> list[str]:
     """List the types that a schema allows, in its order; guessed if it states none."""
-    declared = rules.get("type")
-    listed = (
-        [declared] if isinstance(declared, str) else list(cast("Sequence[str]", declared or ()))
-    )
-    known = [kind for kind in listed if kind in JSON_TYPES]
-    return known or [kind for word, kind in TYPE_HINTS.items() if word in rules][:1] or [ANY_TYPE]
+    declared: Any = rules.get("type") or ()
+    types = [declared] if isinstance(declared, str) else list(declared)
+    return types or [kind for word, kind in TYPE_HINTS.items() if word in rules][:1] or [ANY_TYPE]
 
 
 def resolve_schema(root: JsonSchema, schema: object, depth: int = 0) -> JsonSchema:
@@ -75,21 +168,21 @@ def resolve_schema(root: JsonSchema, schema: object, depth: int = 0) -> JsonSche
     rules = as_schema(schema)
     if depth > MAX_REFERENCES:
         return {}
+    parts = list(rules.get("allOf", ()))
     if isinstance(reference := rules.get("$ref"), str):
-        target = resolve_schema(root, _find_reference(root, reference), depth + 1)
-        return _merge_schemas(target, {key: rules[key] for key in rules if key != "$ref"})
-    merged: JsonSchema = {key: rules[key] for key in rules if key != "allOf"}
-    for part in rules.get("allOf", ()):
+        parts.append(_find_reference(root, reference))
+    merged: JsonSchema = {}
+    for part in parts:
         merged = _merge_schemas(merged, resolve_schema(root, part, depth + 1))
-    return merged
+    own = {key: rules[key] for key in rules if key not in ("$ref", "allOf")}
+    return _merge_schemas(merged, own)
 
 
 def _find_reference(root: JsonSchema, reference: str) -> object:
     """Return the target of a reference like ``#/$defs/place``; None if there is none."""
     node: Any = root if reference.startswith("#") else None
     for step in reference.removeprefix("#").split("/")[1:]:
-        key = step.replace("~1", "/").replace("~0", "~")
-        node = as_schema(node).get(key)
+        node = as_schema(node).get(step.replace("~1", "/").replace("~0", "~"))
     return node
 
 
@@ -107,21 +200,12 @@ _DATE = r"\d{4}-\d\d-\d\d"
 _TIME = r"\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)"
 
 
-@dataclass(frozen=True, slots=True)
-class TextFormat:
-    """A format of strings: a pattern that finds one, an example, and a check that raises ValueError."""
+class TextFormat(NamedTuple):
+    """A format of strings: a pattern that finds one, an example, and a parser that raises ValueError."""
 
     pattern: str
     example: str
-    check: Callable[[str], object] = str
-
-    def matches(self, value: str) -> bool:
-        """Return whether a text has the format."""
-        try:
-            self.check(value)
-        except ValueError:
-            return False
-        return bool(re.fullmatch(self.pattern, value, re.IGNORECASE))
+    parse: Callable[[str], object] = str
 
 
 FORMATS: Mapping[str, TextFormat] = {
@@ -138,8 +222,13 @@ FORMATS: Mapping[str, TextFormat] = {
 
 def text_fits(value: str, rules: JsonSchema) -> bool:
     """Return whether a text has the length and the format of the schema."""
-    text_format = FORMATS.get(str(rules.get("format")))
-    return fit_length(value, rules) == value and (text_format is None or text_format.matches(value))
+    text_format = FORMATS.get(str(rules.get("format")), TextFormat(".*", ""))
+    try:
+        text_format.parse(value)
+    except ValueError:
+        return False
+    matches = re.fullmatch(text_format.pattern, value, re.IGNORECASE | re.DOTALL)
+    return matches is not None and fit_length(value, rules) == value
 
 
 def fit_length(value: str, rules: JsonSchema) -> str:
@@ -163,12 +252,14 @@ def number_fits(value: object, rules: JsonSchema, kind: str) -> bool:
     """Return whether a value is a number within the bounds of the schema."""
     if not _is_number(value) or (kind == "integer" and value % 1):
         return False
-    return all(check(value, limit) for check, limit in _list_bounds(rules))
+    return all(BOUND_CHECKS[word](value, limit) for word, limit in _read_bounds(rules).items())
 
 
 def _find_number(rules: JsonSchema, kind: str) -> float:
-    """Find a number within the bounds: 1, 0, one near a bound, or the one in the middle."""
-    limits = [limit for _, limit in _list_bounds(rules)]
+    """Find a number within the bounds: the default, 1, 0, one near a bound, or the one in the middle."""
+    if number_fits(default := rules.get("default"), rules, kind):
+        return cast("float", default)
+    limits = _read_bounds(rules).values()
     for start in (1, 0, *limits):
         for value in (start, math.floor(start) + 1, math.ceil(start) - 1):
             if number_fits(value, rules, kind):
@@ -177,9 +268,8 @@ def _find_number(rules: JsonSchema, kind: str) -> float:
     return middle if number_fits(middle, rules, kind) else 1
 
 
-def _list_bounds(rules: JsonSchema) -> list[tuple[Callable[[float, float], bool], float]]:
-    bounds = ((check, rules.get(word)) for word, check in BOUND_CHECKS.items())
-    return [(check, limit) for check, limit in bounds if _is_number(limit)]
+def _read_bounds(rules: JsonSchema) -> dict[str, float]:
+    return {word: rules[word] for word in BOUND_CHECKS if _is_number(rules.get(word))}
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -202,24 +292,13 @@ def value_fits(value: Any, rules: JsonSchema, kind: str) -> bool:
             return kind == ANY_TYPE
 
 
-def coerce_value(value: Any, rules: JsonSchema, kind: str) -> Any:
-    """Convert a named value to one of this type, or return NO_VALUE if it does not fit."""
-    if kind == "string" and (isinstance(value, str) or _is_number(value)):
-        value = fit_length(str(value), rules)
-    elif kind == "boolean":
-        value = BOOLEAN_WORDS.get(str(value).lower())
-    return value if value_fits(value, rules, kind) else NO_VALUE
-
-
 def _items_fit(values: list[Any], rules: JsonSchema) -> bool:
     items = as_schema(rules.get("items"))
     kind = items.get("type", ANY_TYPE)
     if kind not in SCALAR_TYPES or not {"enum", "const", "$ref", "anyOf"}.isdisjoint(items):
         return False
-    minimum, maximum = rules.get("minItems", 0), rules.get("maxItems", MAX_ITEMS)
-    return minimum <= len(values) <= maximum and all(
-        value_fits(value, items, kind) for value in values
-    )
+    has_length = rules.get("minItems", 0) <= len(values) <= rules.get("maxItems", MAX_ITEMS)
+    return has_length and all(value_fits(value, items, kind) for value in values)
 
 
 class _Sampler:
@@ -246,15 +325,12 @@ class _Sampler:
         types = list_types(rules)
         branches = rules.get("anyOf") or rules.get("oneOf")
         if branches or len(types) > 1:
-            others = {key: rules[key] for key in rules if key not in ("anyOf", "oneOf", "type")}
-            alternatives = [resolve_schema(self._root, branch) for branch in branches or ()]
             branch = self._choose_branch(
-                alternatives or [{"type": kind} for kind in types], name, depth
+                branches or [{"type": kind} for kind in types], name, depth
             )
-            kind = {"type": rules["type"]} if "type" in rules and "type" not in branch else {}
-            return self.sample(_merge_schemas({**kind, **others}, branch), name, depth + 1)
-        value = self._find_value(rules, types[0], name)
-        if value is not NO_VALUE:
+            rest = {key: rules[key] for key in rules if key not in ("anyOf", "oneOf")}
+            return self.sample(_merge_schemas(rest, branch), name, depth + 1)
+        if (value := self._find_value(rules, name, take=True)) is not NO_VALUE:
             return value
         match types[0]:
             case "object":
@@ -262,9 +338,7 @@ class _Sampler:
             case "array":
                 return self._sample_array(rules, name, depth)
             case "number" | "integer":
-                default = rules.get("default")
-                fits = number_fits(default, rules, types[0])
-                return default if fits else _find_number(rules, types[0])
+                return _find_number(rules, types[0])
             case "boolean":
                 return rules.get("default", True) is True
             case "null":
@@ -272,46 +346,57 @@ class _Sampler:
             case _:
                 return self._sample_text(rules, name)
 
-    def _find_value(self, rules: JsonSchema, kind: str, name: str) -> Any:
-        """Return the value of this name in the sentence, or one without a name that fits, or NO_VALUE."""
-        named = self._hints.find_named(name)
-        if named is not None and (value := coerce_value(named, rules, kind)) is not NO_VALUE:
-            return value
-        value = self._hints.pop_unnamed(lambda value: value_fits(value, rules, kind))
-        return NO_VALUE if value is None else value
+    def _find_value(
+        self, rules: JsonSchema, name: str, *, take: bool = False, is_named: bool = False
+    ) -> Any:
+        """Return the value of this name in the sentence, or one without a name unless ``is_named``, or NO_VALUE.
 
-    def _has_value(self, rules: JsonSchema, name: str, *, is_named: bool = False) -> bool:
-        """Return whether the sentence has a value of this type; one without a name unless ``is_named``."""
+        With ``take`` a value without a name is used only once.
+        """
         kind = list_types(rules)[0]
         named = self._hints.find_named(name)
-        if named is not None:
-            return kind == "object" or coerce_value(named, rules, kind) is not NO_VALUE
+        if kind == "string" and (isinstance(named, str) or _is_number(named)):
+            named = fit_length(str(named), rules)
+        elif kind == "boolean":
+            named = BOOLEAN_WORDS.get(str(named).lower())
+        if named is not None and value_fits(named, rules, kind):
+            return named
+        unnamed = [] if is_named else self._hints.unnamed_values
+        for index, value in enumerate(unnamed):
+            if value_fits(value, rules, kind):
+                return unnamed.pop(index) if take else value
+        return NO_VALUE
+
+    def _has_value(self, schema: object, name: str, *, is_named: bool = False) -> bool:
+        """Return whether the sentence has a value for a member."""
+        rules = resolve_schema(self._root, schema)
         if self._hints.find_mentioned(rules.get("enum", ())) is not None:
             return True
-        values = () if is_named else self._hints.unnamed_values
-        return any(value_fits(value, rules, kind) for value in values)
+        if list_types(rules)[0] == "object" and self._hints.find_named(name) is not None:
+            return True
+        return self._find_value(rules, name, is_named=is_named) is not NO_VALUE
 
     def _choose_enum_value(self, rules: JsonSchema, name: str) -> Any:
         """Choose the named value, else one that the sentence contains, else the default or the first."""
         choices = {str(choice).lower(): choice for choice in rules["enum"]}
         mentioned = self._hints.find_mentioned(choices.values())
-        wanted = (self._hints.find_named(name), mentioned, *self._hints.unnamed_values)
-        for value in wanted:
+        for value in (self._hints.find_named(name), mentioned, *self._hints.unnamed_values):
             if value is not None and str(value).lower() in choices:
                 return choices[str(value).lower()]
         return rules.get("default", rules["enum"][0])
 
-    def _choose_branch(self, branches: Sequence[JsonSchema], name: str, depth: int) -> JsonSchema:
+    def _choose_branch(self, schemas: Sequence[object], name: str, depth: int) -> JsonSchema:
         """Choose the branch that the sentence has a value for, else null, else the first.
 
         Below a depth the smallest branch is chosen, because a recursive schema would never end.
         """
+        branches = [resolve_schema(self._root, schema) for schema in schemas]
         if depth >= SHORTEST_BRANCH_DEPTH:
             return min(branches, key=_estimate_size)
-        for branch in branches:
-            if branch.get("type") != "null" and self._has_value(branch, name):
-                return branch
         nulls = [branch for branch in branches if branch.get("type") == "null"]
+        for branch in branches:
+            if branch not in nulls and self._has_value(branch, name):
+                return branch
         return nulls[0] if nulls and name else branches[0]
 
     def _sample_object(self, rules: JsonSchema, depth: int) -> dict[str, Any]:
@@ -322,8 +407,7 @@ class _Sampler:
             sampled[key] = self.sample(members.get(key, {}), key, depth + 1)
         for key, schema in members.items():
             # A value without a name is used for an optional member only if there is no other member.
-            rules = resolve_schema(self._root, schema)
-            if key not in sampled and self._has_value(rules, key, is_named=bool(sampled)):
+            if key not in sampled and self._has_value(schema, key, is_named=bool(sampled)):
                 sampled[key] = self.sample(schema, key, depth + 1)
         return {key: sampled[key] for key in (*members, *sampled) if key in sampled}
 

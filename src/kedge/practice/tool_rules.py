@@ -21,8 +21,13 @@ from kedge.practice.context import (
     tool_results,
 )
 from kedge.practice.rule import TextResult, Utterance, prefix_rule, quote_text, search_rule
-from kedge.practice.schema_sample import as_schema, sample_value
-from kedge.practice.sentence_values import MAX_SENTENCE_LENGTH, QUOTED, SentenceValues
+from kedge.practice.schema_sample import (
+    MAX_SENTENCE_LENGTH,
+    QUOTED,
+    SentenceValues,
+    as_schema,
+    sample_value,
+)
 
 MAX_CALLS = 64
 VERB = "(?:call|use|run|invoke|try|execute)"
@@ -201,7 +206,7 @@ def _make_call(utterance: Utterance, planned: PlannedCall) -> ToolCallOutput:
     hints = SentenceValues(RESULT_PATTERN.sub(" ", clause) if result else clause, facts=facts)
     schema = {"type": "object", **as_schema(planned.tool.get("parameters"))}
     arguments: Any = sample_value(schema, hints, lambda member: hints.remainder or member) or {}
-    return ToolCallOutput(name, json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
+    return ToolCallOutput(name, encode_json(arguments))
 
 
 def _read_custom_input(words: str) -> str:
@@ -220,10 +225,15 @@ def report_results(utterance: Utterance) -> TextResult | None:
     if not results:
         return None
     report = " ".join(f"{name} says: {_end_sentence(output)}" for name, output in results)
-    return TextResult(report, _parse_output(results[-1][1]))
+    return TextResult(report, parse_output(results[-1][1]))
 
 
-def _parse_output(output: str) -> Any:
+def encode_json(value: Any) -> str:
+    """Return a value as compact JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def parse_output(output: str) -> Any:
     """Parse an output as JSON, or return its text if it is not JSON."""
     try:
         return json.loads(output)
