@@ -6,6 +6,7 @@ import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Literal
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -77,8 +78,14 @@ def build_tiles(stats: Analytics, counts: ProcessCounts) -> tuple[Tile, ...]:
     total = sent.total
     fallbacks = sum(each.count for each in sent.fallbacks)
     healed = sum(each.count for each in sent.healed)
+    spent = f"{format_cost(stats.cost.dollars)} spent" if stats.cost.priced else "cost unknown"
     return (
-        Tile("Requests", format_number(total), _describe_requests(sent.chained, fallbacks, total)),
+        Tile(
+            "Requests",
+            format_number(total),  # its parts add up to it
+            f"{sent.chained:,} chained, {total - sent.chained - fallbacks:,} new, "
+            f"{fallbacks:,} resent in full",
+        ),
         Tile(
             "Average delta",
             f"{sent.sent_blocks / total:.1f} blocks" if total else NO_VALUE,
@@ -100,17 +107,15 @@ def build_tiles(stats: Analytics, counts: ProcessCounts) -> tuple[Tile, ...]:
             f"of {format_number(tokens.input)} input, {_describe_cache(stats)}",
         ),
         Tile(
-            "First token", format_duration(stats.latency.first_token_median), _describe_p95(stats)
+            "First token",
+            format_duration(stats.latency.first_token_median),
+            f"median; 95 % within {format_duration(stats.latency.first_token_p95)}",
         ),
-        Tile(
-            "Planning time",
-            format_duration(counts.plan_seconds),
-            "mean, in this process",
-        ),
+        Tile("Planning time", format_duration(counts.plan_seconds), "mean, in this process"),
         Tile(
             "Errors",
             format_number(total - sent.succeeded),
-            f"{healed} healed, {_describe_cost(stats)}",
+            f"{healed} healed, {spent}",
         ),
     )
 
@@ -123,17 +128,49 @@ def _describe_cache(stats: Analytics) -> str:
     return f"{predicted}, {format_cost(cache.saved)} saved" if cache.saved else predicted
 
 
-def _describe_requests(chained: int, fallbacks: int, total: int) -> str:
-    """Return the parts of all requests; they add up to the total."""
-    return f"{chained:,} chained, {total - chained - fallbacks:,} new, {fallbacks:,} resent in full"
+@dataclass(frozen=True, slots=True)
+class BucketChart:
+    """A chart of the intervals: its title, the format of its values, and its series."""
+
+    title: str
+    format_value: ValueFormatter
+    series: Mapping[str, Callable[[Bucket], float | None]]
+    kind: Literal["bars", "lines"] = "bars"
 
 
-def _describe_p95(stats: Analytics) -> str:
-    return f"median; 95 % within {format_duration(stats.latency.first_token_p95)}"
-
-
-def _describe_cost(stats: Analytics) -> str:
-    return f"{format_cost(stats.cost.dollars)} spent" if stats.cost.priced else "cost unknown"
+CHARTS = (
+    BucketChart(
+        "Requests",
+        format_number,
+        {
+            "chained": lambda each: each.chained,
+            "in full": lambda each: each.requests - each.chained,
+        },
+    ),
+    BucketChart(
+        "Bytes",
+        format_size,
+        {"sent": lambda each: each.sent_bytes, "saved": lambda each: each.saved_bytes},
+    ),
+    BucketChart(
+        "Time to first token",
+        format_duration,
+        {
+            "median": lambda each: each.latency.first_token_median,
+            "95th percentile": lambda each: each.latency.first_token_p95,
+        },
+        "lines",
+    ),
+    BucketChart(
+        "Input tokens",
+        format_number,
+        {
+            "cached": lambda each: each.tokens.cached,
+            "not cached": lambda each: each.tokens.input - each.tokens.cached,
+        },
+    ),
+    BucketChart("Cost", format_cost, {"dollars": lambda each: each.cost.dollars}),
+)
 
 
 def build_charts(
@@ -141,41 +178,9 @@ def build_charts(
 ) -> tuple[Markup, ...]:
     """Draw the charts."""
     return (
-        _draw_stacked(
-            buckets,
-            "Requests",
-            {
-                "chained": [each.chained for each in buckets],
-                "in full": [each.requests - each.chained for each in buckets],
-            },
-            format_number,
-        ),
-        _draw_stacked(
-            buckets,
-            "Bytes",
-            {
-                "sent": [each.sent_bytes for each in buckets],
-                "saved": [each.saved_bytes for each in buckets],
-            },
-            format_size,
-        ),
-        _draw_latency(buckets),
-        _draw_stacked(
-            buckets,
-            "Input tokens",
-            {
-                "cached": [each.tokens.cached for each in buckets],
-                "not cached": [each.tokens.input - each.tokens.cached for each in buckets],
-            },
-            format_number,
-        ),
-        _draw_stacked(
-            buckets, "Cost", {"dollars": [each.cost.dollars for each in buckets]}, format_cost
-        ),
+        *(_draw_buckets(chart, buckets) for chart in CHARTS),
         draw_ranking(
-            "Fallbacks by reason",
-            _rank_counts(stats.requests.fallbacks),
-            "No fallbacks.",
+            "Fallbacks by reason", _rank_counts(stats.requests.fallbacks), "No fallbacks."
         ),
         draw_ranking("Errors and recoveries", _rank_failures(stats), "No errors."),
         draw_ranking("Chain length", _rank_lengths(stats), "No chains yet."),
@@ -183,32 +188,10 @@ def build_charts(
     )
 
 
-def _draw_stacked(
-    buckets: Sequence[Bucket],
-    title: str,
-    series: Mapping[str, Sequence[float]],
-    format_value: ValueFormatter,
-) -> Markup:
-    named = [Series(name, values) for name, values in series.items()]
-    return draw_chart(
-        Chart(title, bucket_labels(buckets), named, format_value, end_label=NOW_LABEL)
-    )
-
-
-def _draw_latency(buckets: Sequence[Bucket]) -> Markup:
-    return draw_chart(
-        Chart(
-            "Time to first token",
-            bucket_labels(buckets),
-            [
-                Series("median", [each.latency.first_token_median for each in buckets]),
-                Series("95th percentile", [each.latency.first_token_p95 for each in buckets]),
-            ],
-            format_duration,
-            "lines",
-            NOW_LABEL,
-        )
-    )
+def _draw_buckets(chart: BucketChart, buckets: Sequence[Bucket]) -> Markup:
+    series = [Series(name, [read(each) for each in buckets]) for name, read in chart.series.items()]
+    labels = bucket_labels(buckets)
+    return draw_chart(Chart(chart.title, labels, series, chart.format_value, chart.kind, NOW_LABEL))
 
 
 def bucket_labels(buckets: Sequence[Bucket]) -> list[str]:

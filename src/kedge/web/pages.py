@@ -191,23 +191,20 @@ async def plan(request: Request) -> Response:
 
 async def dashboard(request: Request) -> Response:
     """Render the dashboard."""
-    chosen = request.query_params.get("range", DEFAULT_RANGE)
-    chosen = chosen if chosen in RANGES else DEFAULT_RANGE
-    return render_page(
-        request,
-        "dashboard.html",
-        here="dashboard",
-        view=await build_dashboard(get_service(request), chosen),
-    )
+    view = await build_dashboard(get_service(request), _read_range(request))
+    return render_page(request, "dashboard.html", here="dashboard", view=view)
 
 
 async def stream_dashboard(request: Request) -> Response:
     """Stream the figures of the dashboard after every change."""
-    chosen = request.query_params.get("range", DEFAULT_RANGE)
-    chosen = chosen if chosen in RANGES else DEFAULT_RANGE
     service = get_service(request)
     seen = request.query_params.get("seen") or await read_change_token(service)
-    return stream_figures(service, chosen, seen, request.app.state.stopping)
+    return stream_figures(service, _read_range(request), seen, request.app.state.stopping)
+
+
+def _read_range(request: Request) -> str:
+    chosen = request.query_params.get("range", DEFAULT_RANGE)
+    return chosen if chosen in RANGES else DEFAULT_RANGE
 
 
 async def workflows(request: Request) -> Response:
