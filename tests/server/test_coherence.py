@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from kedge.server.coherence import (
     CALL_TYPES,
     EMPTY_COHERENCE,
-    EMPTY_LOOKUP,
     OUTPUT_TYPES,
     IdSet,
     ItemLookup,
@@ -38,12 +37,13 @@ class StoredItems:
         return self._before.get(id)
 
 
+NO_ITEMS = StoredItems()
 USER: Item = {"role": "user", "content": "hi"}
 ASSISTANT: Item = {"role": "assistant", "content": "hello"}
 
 
 def check_context(
-    context: Sequence[Item], new: Sequence[Item], lookup: ItemLookup = EMPTY_LOOKUP
+    context: Sequence[Item], new: Sequence[Item], lookup: ItemLookup = NO_ITEMS
 ) -> None:
     """Check new items against a complete context."""
     check_request(EMPTY_COHERENCE.extend(context), new, lookup)
@@ -329,11 +329,13 @@ def test_every_call_type_requires_its_output_type(kind: str) -> None:
     """Each type of client tool call requires an output of its own type with the same id."""
     answers = {output.call: (name, output) for name, output in OUTPUT_TYPES.items()}
     name, answer = answers[kind]
-    one: Item = {"type": kind, **dict.fromkeys(CALL_TYPES[kind].keys, "k1")}
-    with pytest.raises(ApiError, match=rf"No tool output found for {CALL_TYPES[kind].label} k1\."):
+    one: Item = {"type": kind, **dict.fromkeys(CALL_TYPES[kind], "k1")}
+    label = kind.replace("_", " ")
+    with pytest.raises(ApiError, match=rf"No tool output found for {label} k1\."):
         check_context([one], [USER])
     check_context([one], [{"type": name, answer.key: "k1"}])
-    with pytest.raises(ApiError, match=rf"No tool call found for {answer.label} with call_id k2"):
+    label = name.replace("_", " ")
+    with pytest.raises(ApiError, match=rf"No tool call found for {label} with call_id k2"):
         check_context([one], [{"type": name, answer.key: "k2"}])
 
 
@@ -400,7 +402,7 @@ def check_parts(parts: Sequence[list[Item]], new: list[Item]) -> str:
     for part in parts:
         state = state.extend(part)
     try:
-        check_request(state, new)
+        check_request(state, new, NO_ITEMS)
     except ApiError as error:
         return error.message
     return "fits"

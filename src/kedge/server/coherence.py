@@ -23,43 +23,33 @@ from kedge.server import errors
 from kedge.server.json_codec import Item
 
 
-@dataclass(frozen=True, slots=True)
-class ClientCallType:
-    """A type of call that the client must answer: its label in error messages and its keys."""
-
-    label: str
-    keys: tuple[str, ...] = ("call_id",)
-
-
-@dataclass(frozen=True, slots=True)
-class CallOutputType:
-    """A type of call output: the type of its call, its label in error messages and its key."""
+class CallOutputType(NamedTuple):
+    """A type of call output: the type of its call, and its key."""
 
     call: str
-    label: str
     key: str = "call_id"
 
 
-CALL_TYPES: Mapping[str, ClientCallType] = {
-    "function_call": ClientCallType("function call"),
-    "custom_tool_call": ClientCallType("custom tool call"),
-    "apply_patch_call": ClientCallType("apply patch call"),
-    "shell_call": ClientCallType("shell call"),
-    "computer_call": ClientCallType("computer call"),
+CALL_TYPES: Mapping[str, tuple[str, ...]] = {
+    "function_call": ("call_id",),
+    "custom_tool_call": ("call_id",),
+    "apply_patch_call": ("call_id",),
+    "shell_call": ("call_id",),
+    "computer_call": ("call_id",),
     # Its output has no call_id: clients send the call's id or, as often, its call_id.
-    "local_shell_call": ClientCallType("local shell call", ("call_id", "id")),
-    "mcp_approval_request": ClientCallType("mcp approval request", ("id",)),
+    "local_shell_call": ("call_id", "id"),
+    "mcp_approval_request": ("id",),
 }
+"""The types of calls that the client must answer, and their keys."""
+
 OUTPUT_TYPES: Mapping[str, CallOutputType] = {
-    "function_call_output": CallOutputType("function_call", "function call output"),
-    "custom_tool_call_output": CallOutputType("custom_tool_call", "custom tool call output"),
-    "apply_patch_call_output": CallOutputType("apply_patch_call", "apply patch call output"),
-    "shell_call_output": CallOutputType("shell_call", "shell call output"),
-    "computer_call_output": CallOutputType("computer_call", "computer call output"),
-    "local_shell_call_output": CallOutputType("local_shell_call", "local shell call output", "id"),
-    "mcp_approval_response": CallOutputType(
-        "mcp_approval_request", "mcp approval response", "approval_request_id"
-    ),
+    "function_call_output": CallOutputType("function_call"),
+    "custom_tool_call_output": CallOutputType("custom_tool_call"),
+    "apply_patch_call_output": CallOutputType("apply_patch_call"),
+    "shell_call_output": CallOutputType("shell_call"),
+    "computer_call_output": CallOutputType("computer_call"),
+    "local_shell_call_output": CallOutputType("local_shell_call", "id"),
+    "mcp_approval_response": CallOutputType("mcp_approval_request", "approval_request_id"),
 }
 
 CLIENT_ITEM_TYPES = frozenset(
@@ -76,19 +66,6 @@ class ItemLookup(Protocol):
 
     def find_reasoning_before(self, id: str) -> str | None:
         """Return the id of the reasoning item directly before this item in its model's output."""
-
-
-class EmptyItemLookup:
-    """A lookup without any items."""
-
-    def find_item(self, id: str) -> Item | None:
-        """Return None."""
-
-    def find_reasoning_before(self, id: str) -> str | None:
-        """Return None."""
-
-
-EMPTY_LOOKUP = EmptyItemLookup()
 
 
 MERGE_COUNT = 8
@@ -159,18 +136,17 @@ def check_calls_answered(open_calls: OpenCalls, orphan: OrphanOutput | None) -> 
     """Reject an output without a call, then a call without an output."""
     if orphan is not None:
         type, key = orphan
-        raise errors.NO_TOOL_CALL(output=OUTPUT_TYPES[type].label, call_id=key)
+        raise errors.NO_TOOL_CALL(output=type.replace("_", " "), call_id=key)
     for call in open_calls.values():
         if not call.is_async:
-            raise errors.NO_TOOL_OUTPUT(call=CALL_TYPES[call.type].label, call_id=call.keys[0])
+            raise errors.NO_TOOL_OUTPUT(call=call.type.replace("_", " "), call_id=call.keys[0])
 
 
 def track_call(item: Item, open_calls: dict[tuple[str, str], OpenCall]) -> OrphanOutput | None:
     """Update the open calls with one item, and return it if it is an output without a call."""
     type: str = item.get("type") or "message"
-    call = CALL_TYPES.get(type)
-    if call is not None:
-        keys = tuple(item[key] for key in call.keys if item.get(key))
+    if type in CALL_TYPES:
+        keys = tuple(item[key] for key in CALL_TYPES[type] if item.get(key))
         opened = OpenCall(type, keys, item.get("async") is True)
         open_calls.update({(type, key): opened for key in keys})
     output = OUTPUT_TYPES.get(type)
@@ -191,9 +167,7 @@ EMPTY_COHERENCE = Coherence(IdSet(), {})
 """The value for an empty context."""
 
 
-def check_request(
-    before: Coherence, new: Sequence[Item], lookup: ItemLookup = EMPTY_LOOKUP
-) -> None:
+def check_request(before: Coherence, new: Sequence[Item], lookup: ItemLookup) -> None:
     """Reject a request whose items do not fit the context before them."""
     check_duplicate_ids(before, new)
     check_reasoning(new, lookup)

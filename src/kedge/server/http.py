@@ -13,7 +13,7 @@ from kedge.server.deadline import Deadline
 from kedge.server.json_codec import Item, encode
 from kedge.server.request_log import RESPONSE_HEADERS_KEY, RecordedRequest
 from kedge.server.schema.requests import INCLUDE
-from kedge.server.schema.validators import ignore_unknown
+from kedge.server.schema.validators import Integer, ignore_unknown
 from kedge.server.state import ServerState
 from kedge.server.validation import parse_body
 
@@ -179,7 +179,7 @@ def check_include(request: Request) -> None:
     INCLUDE.check([*query.getlist("include"), *query.getlist("include[]")], (None, "include"))
 
 
-MIN_LIMIT, MAX_LIMIT, DEFAULT_LIMIT = 1, 100, 20
+LIMIT, DEFAULT_LIMIT = Integer(minimum=1, maximum=100), 20
 ORDERS = ("asc", "desc")
 
 
@@ -188,7 +188,7 @@ def paginate(items: Sequence[Item], query: Mapping[str, str]) -> dict[str, Any]:
     order = query.get("order", "desc")
     if order not in ORDERS:
         raise errors.INVALID_VALUE(path="order", value=order, supported="'asc' and 'desc'")
-    limit = _parse_limit(query.get("limit", str(DEFAULT_LIMIT)))
+    limit = parse_integer("limit", query.get("limit", str(DEFAULT_LIMIT)), LIMIT)
     ordered = list(items) if order == "asc" else list(reversed(items))
     rest = ordered[_find_start(ordered, query.get("after")) :]
     return build_list(rest[:limit], has_more=len(rest) > limit)
@@ -205,19 +205,12 @@ def build_list(items: Sequence[Item], *, has_more: bool = False) -> dict[str, An
     }
 
 
-def parse_integer(path: str, text: str) -> int:
+def parse_integer(path: str, text: str, allowed: Integer) -> int:
     """Parse an integer of a query string."""
     if not (text.isascii() and text.removeprefix("-").isdecimal()):
         raise errors.INVALID_TYPE(path=path, expected="an integer", got="a string")
-    return int(text[:20])
-
-
-def _parse_limit(text: str) -> int:
-    value = parse_integer("limit", text)
-    if value < MIN_LIMIT:
-        raise errors.INTEGER_TOO_SMALL(path="limit", least=MIN_LIMIT, value=value)
-    if value > MAX_LIMIT:
-        raise errors.INTEGER_TOO_LARGE(path="limit", most=MAX_LIMIT, value=value)
+    value = int(text[:20])
+    allowed.check(value, (None, path))
     return value
 
 

@@ -4,16 +4,13 @@ Server tools and their results are not supported and are rejected by their type.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from re import compile as pattern
-from typing import Any, cast
 
 from kedge.server.schema.content import NULLABLE_STRING, STRING
 from kedge.server.schema.tools import ANY_OBJECT, BOOLEAN
 from kedge.server.schema.validators import (
     Array,
     Integer,
-    JsonPath,
     Members,
     Nullable,
     Number,
@@ -159,21 +156,6 @@ CUSTOM_TOOL = Object(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ToolDefinition:
-    """A tool: a custom tool, unless it has another type."""
-
-    union: TaggedUnion
-    expected: str = "an object"
-
-    def check(self, value: Any, path: JsonPath) -> None:
-        """Find the tool's type and check its members."""
-        if type(value) is dict and cast("dict[str, Any]", value).get("type") is None:
-            CUSTOM_TOOL.check(value, path)
-        else:
-            self.union.check(value, path)
-
-
 PARALLEL_MEMBERS: Members = {"type": STRING, "disable_parallel_tool_use": BOOLEAN}
 TOOL_CHOICE = TaggedUnion(
     {
@@ -208,7 +190,7 @@ COUNT_TOKENS: Mapping[str, Validator] = {
     "system": TypeUnion(
         "a string or list", string=STRING, array=Array(TaggedUnion({"text": TEXT_BLOCK}))
     ),
-    "tools": Array(ToolDefinition(TaggedUnion({"custom": CUSTOM_TOOL}))),
+    "tools": Array(TaggedUnion({"custom": CUSTOM_TOOL}, default="custom")),
     "tool_choice": TOOL_CHOICE,
     "thinking": THINKING,
     "output_config": OUTPUT_CONFIG,

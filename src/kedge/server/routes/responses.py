@@ -33,6 +33,7 @@ from kedge.server.prepare import (
 )
 from kedge.server.request_log import WEBSOCKET_SCOPE_KEY, RecordedRequest
 from kedge.server.response_run import ResponseRun, build_repeated_events
+from kedge.server.schema.validators import Integer
 from kedge.server.sse import DONE_FRAME, DisconnectWatcher, EventStream, ReplayStream, SSEEncoder
 from kedge.server.state import ServerState
 from kedge.server.storage.ids import make_item_id, make_response_id, new_key
@@ -49,8 +50,8 @@ if TYPE_CHECKING:
 
 MAX_KEY_LENGTH = 255
 """The maximum length of an ``Idempotency-Key``."""
-MAX_EVENT_NUMBER = 2**53 - 1
-"""The maximum number of an event: the largest integer that every JSON parser reads exactly."""
+EVENT_NUMBER = Integer(minimum=0, maximum=2**53 - 1)
+"""The number of an event: at most the largest integer that every JSON parser reads exactly."""
 
 
 class OpenedRun(NamedTuple):
@@ -190,13 +191,7 @@ async def _replay_stream(request: Request, found: StoredResponse) -> ReplayStrea
     after = -1
     parameter = request.query_params.get("starting_after")
     if parameter is not None:
-        after = parse_integer("starting_after", parameter)
-        if after < 0:
-            raise errors.INTEGER_TOO_SMALL(path="starting_after", least=0, value=after)
-        if after > MAX_EVENT_NUMBER:
-            raise errors.INTEGER_TOO_LARGE(
-                path="starting_after", most=MAX_EVENT_NUMBER, value=after
-            )
+        after = parse_integer("starting_after", parameter, EVENT_NUMBER)
     service, id = get_service(request), request.path_params["id"]
     frames = await get_background(request).open_stream(service, id, found.node, after)
     if frames is None:

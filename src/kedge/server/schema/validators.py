@@ -427,7 +427,8 @@ class TaggedUnion:
     A variant is a validator or a table of its members other than the tag. The error of an unknown tag
     names the tag (``tools[0].type``, as almost everywhere) or, with ``error_on_object``, the object itself
     (``input[0]``). If the same tags are used in several unions, ``all_tags`` lists them: the error of a tag
-    that is valid elsewhere names the object. ``unlisted`` tags are accepted but not listed in errors.
+    that is valid elsewhere names the object. ``unlisted`` tags are accepted but not listed in errors. An
+    object without a tag is of the ``default`` variant, if there is one.
     """
 
     variants: Mapping[str, Validator | Members]
@@ -436,6 +437,7 @@ class TaggedUnion:
     all_tags: tuple[str, ...] = ()
     unlisted: tuple[str, ...] = ()
     expected: str = "an object"
+    default: str | None = None
     by_tag: Mapping[str, Validator] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -452,6 +454,7 @@ class TaggedUnion:
             raise invalid_type_error(self, value, path)
         members = cast("dict[str, Any]", value)
         tag = members.get(self.tag)
+        tag = self.default if tag is None else tag
         variant = self.by_tag.get(tag) if type(tag) is str else None
         if variant is None:
             raise self._tag_error(members, path)
