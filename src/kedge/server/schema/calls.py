@@ -54,7 +54,7 @@ CALLER = Nullable(
 
 def item_id(prefix: str) -> Nullable:
     """Build the schema of an item's id, which starts with ``prefix``."""
-    return Nullable(Identifier(prefix))
+    return Nullable(Identifier(prefix=prefix))
 
 
 ITEM_ID = item_id("")

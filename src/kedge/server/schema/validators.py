@@ -82,7 +82,7 @@ def reject_or_remove_unknown(
     unknown = [name for name in value if name not in known]
     paths = _ignored_paths.get()
     if paths is None:
-        raise errors.UNKNOWN_PARAMETER(path=format_path((path, unknown[0])))
+        raise path_error(errors.UNKNOWN_PARAMETER, (path, unknown[0]))
     for name in unknown:
         del value[name]
         if len(paths) < MAX_IGNORED_PATHS:
@@ -130,18 +130,23 @@ def shorten_name(name: str) -> str:
     return name if len(name) <= 16 else f"{name[:3]}...{name[-3:]}"
 
 
+def path_error(template: errors.ErrorTemplate, path: JsonPath, **values: object) -> errors.ApiError:
+    """Build the error of the value at a path."""
+    return template(path=format_path(path), **values)
+
+
 def invalid_type_error(validator: Validator, value: object, path: JsonPath) -> errors.ApiError:
     """Build the error of a value of the wrong JSON type."""
-    return errors.INVALID_TYPE(
-        path=format_path(path), expected=validator.expected, got=describe_json_type(value)
+    return path_error(
+        errors.INVALID_TYPE, path, expected=validator.expected, got=describe_json_type(value)
     )
 
 
 def invalid_value_error(value: object, supported: Sequence[str], path: JsonPath) -> errors.ApiError:
     """Build the error of a string that is not one of the supported values."""
     text = value if isinstance(value, str) else ""
-    return errors.INVALID_VALUE(
-        path=format_path(path), value=text, supported=join_quoted(supported, "and")
+    return path_error(
+        errors.INVALID_VALUE, path, value=text, supported=join_quoted(supported, "and")
     )
 
 
@@ -152,19 +157,19 @@ def check_unicode(value: str, path: JsonPath) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise errors.LONE_SURROGATE(path=format_path(path)) from None
+        raise path_error(errors.LONE_SURROGATE, path) from None
 
 
 def check_finite(value: float, path: JsonPath) -> None:
     """Reject NaN and the infinities, which JSON does not have but Python's parser accepts."""
     if type(value) is float and not math.isfinite(value):
-        raise errors.INVALID_NUMBER(path=format_path(path), value=value)
+        raise path_error(errors.INVALID_NUMBER, path, value=value)
 
 
 def check_storable(value: Any, path: JsonPath, depth: int) -> None:
     """Reject a value that cannot be stored or sent again, at any depth."""
     if depth == 0:
-        raise errors.NESTING_TOO_DEEP(path=format_path(path), most=MAX_DEPTH)
+        raise path_error(errors.NESTING_TOO_DEEP, path, most=MAX_DEPTH)
     match value:
         case str():
             check_unicode(value, path)
@@ -203,39 +208,28 @@ class String:
         check_unicode(value, path)
         if len(value) < self.min_length:
             template = errors.STRING_TOO_SHORT if value else errors.STRING_EMPTY
-            raise template(path=format_path(path), least=self.min_length, length=len(value))
+            raise path_error(template, path, least=self.min_length, length=len(value))
         if self.max_length is not None and len(value) > self.max_length:
-            raise errors.STRING_TOO_LONG(
-                path=format_path(path), most=self.max_length, length=len(value)
-            )
+            raise path_error(errors.STRING_TOO_LONG, path, most=self.max_length, length=len(value))
         if self.pattern is not None and self.pattern.fullmatch(value) is None:
-            raise errors.STRING_PATTERN_MISMATCH(
-                path=format_path(path), pattern=self.pattern.pattern
-            )
+            raise path_error(errors.STRING_PATTERN_MISMATCH, path, pattern=self.pattern.pattern)
 
 
 @dataclass(frozen=True, slots=True)
-class Identifier:
+class Identifier(String):
     """An identifier of letters, digits, underscores and dashes, optionally with a prefix."""
 
+    min_length: int = 1
+    max_length: int | None = 64
     prefix: str = ""
-    max_length: int = 64
-    expected: str = "a string"
 
     def check(self, value: Any, path: JsonPath) -> None:
         """Check the type, the length, the characters, the prefix."""
-        if type(value) is not str:
-            raise invalid_type_error(self, value, path)
-        if not value:
-            raise errors.STRING_EMPTY(path=format_path(path), least=1)
-        if len(value) > self.max_length:
-            raise errors.STRING_TOO_LONG(
-                path=format_path(path), most=self.max_length, length=len(value)
-            )
+        String.check(self, value, path)
         if ID_PATTERN.fullmatch(value) is None:
-            raise errors.INVALID_ID_CHARACTERS(path=format_path(path), value=value)
+            raise path_error(errors.INVALID_ID_CHARACTERS, path, value=value)
         if not value.startswith(self.prefix):
-            raise errors.INVALID_ID_PREFIX(path=format_path(path), value=value, prefix=self.prefix)
+            raise path_error(errors.INVALID_ID_PREFIX, path, value=value, prefix=self.prefix)
 
 
 def format_number(value: float) -> str:
@@ -264,7 +258,7 @@ class Number:
         if not self.minimum <= value <= self.maximum:
             template = self.too_small if value < self.minimum else self.too_large
             bounds = {"least": self.minimum, "most": self.maximum}
-            raise template(path=format_path(path), value=format_number(value), **bounds)
+            raise path_error(template, path, value=format_number(value), **bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,11 +343,9 @@ class Array:
             raise invalid_type_error(self, value, path)
         items = cast("list[Any]", value)
         if len(items) < self.min_length:
-            raise errors.ARRAY_EMPTY(path=format_path(path), least=self.min_length)
+            raise path_error(errors.ARRAY_EMPTY, path, least=self.min_length)
         if self.max_length is not None and len(items) > self.max_length:
-            raise errors.ARRAY_TOO_LONG(
-                path=format_path(path), most=self.max_length, length=len(items)
-            )
+            raise path_error(errors.ARRAY_TOO_LONG, path, most=self.max_length, length=len(items))
         check = self.item.check
         for index, item in enumerate(items):
             check(item, (path, index))
@@ -382,7 +374,7 @@ class Object:
         members = cast("dict[str, Any]", value)
         for name in self.required:
             if name not in members:
-                raise errors.MISSING_PARAMETER(path=format_path((path, name)))
+                raise path_error(errors.MISSING_PARAMETER, (path, name))
         if not members.keys() <= self.members.keys():
             reject_or_remove_unknown(members, self.members, path)
         for name in sorted(members, key=self.order.__getitem__):
@@ -404,14 +396,14 @@ class Map:
             raise invalid_type_error(self, value, path)
         members = cast("dict[str, Any]", value)
         if self.max_properties is not None and len(members) > self.max_properties:
-            raise errors.OBJECT_TOO_LARGE(
-                path=format_path(path), most=self.max_properties, length=len(members)
+            raise path_error(
+                errors.OBJECT_TOO_LARGE, path, most=self.max_properties, length=len(members)
             )
         for key, member in members.items():
             check_unicode(key, path)
             if self.max_key_length is not None and len(key) > self.max_key_length:
-                raise errors.STRING_TOO_LONG(
-                    path=format_path((path, key)), most=self.max_key_length, length=len(key)
+                raise path_error(
+                    errors.STRING_TOO_LONG, (path, key), most=self.max_key_length, length=len(key)
                 )
             self.value.check(member, (path, key))
 
@@ -466,7 +458,7 @@ class TaggedUnion:
         if self.error_on_object or tag in self.all_tags:
             return invalid_value_error(tag, belonging, path)
         if self.tag not in value:
-            return errors.MISSING_PARAMETER(path=format_path((path, self.tag)))
+            return path_error(errors.MISSING_PARAMETER, (path, self.tag))
         return invalid_value_error(tag, self.all_tags or belonging, (path, self.tag))
 
 
@@ -533,5 +525,5 @@ class NonNull:
     def check(self, value: Any, path: JsonPath) -> None:
         """Reject null as the live API does, and check everything else."""
         if value is None:
-            raise errors.INVALID_TYPE(path=format_path(path), expected="a string", got="an object")
+            raise path_error(errors.INVALID_TYPE, path, expected="a string", got="an object")
         self.inner.check(value, path)
