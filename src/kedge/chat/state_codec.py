@@ -25,13 +25,18 @@ from kedge.turns import (
     ITEM_ID,
     OUTPUT_INDEX,
     RESPONSE_ID,
+    AssistantBlock,
     Block,
     FrozenMap,
+    TextPart,
+    ToolCallBlock,
+    ToolResultBlock,
     UnknownBlock,
+    UserBlock,
     dump_block,
     load_block,
 )
-from kedge.turns.block_codec import ContentLayout, decode_common, encode_content
+from kedge.turns.block_codec import decode_common
 from kedge.turns.frozen_json import EMPTY, check_text, thaw, unchecked_map
 
 Json = dict[str, Any]
@@ -39,7 +44,6 @@ ResponseIndex = Callable[[str], int]
 """Returns the index of a response id in the list of responses."""
 
 ENGINE, USER = "engine", "user"
-_LAYOUT = ContentLayout(',"text":', "", ("name", "arguments", "call_id"))
 _RESERVED_KEYS = frozenset({"text", "from", "as_is"})
 _COMMON_KEYS = frozenset({"kind", "id", "metadata", "origin"})
 _MAX_OUTPUT_INDEX = 1_000_000
@@ -105,7 +109,7 @@ def decode_blocks(forms: Iterable[Json], responses: Sequence[str]) -> list[Block
 
 
 def _encode_block(block: Block, response_index: ResponseIndex) -> str:
-    content = encode_content(block, _LAYOUT)
+    content = _encode_common(block)
     if content is None:
         if isinstance(block, UnknownBlock) or not _RESERVED_KEYS.isdisjoint(block.extra):
             return f'{{"as_is":{encode_text(dump_block(block))}}}'
@@ -115,6 +119,30 @@ def _encode_block(block: Block, response_index: ResponseIndex) -> str:
     else:
         noted = _encode_metadata(block, response_index)
     return f'{{"kind":"{block.kind}","id":{quote(block.id)}{noted}{content}}}'
+
+
+def _encode_common(block: Block) -> str | None:
+    """Return the members of a common block after its identity, or None for any other block."""
+    if block.extra:
+        return None
+    kind, start = type(block), ""
+    if kind is ToolCallBlock:
+        call = cast("ToolCallBlock", block)
+        if call.custom:
+            return None
+        what = f',"name":{quote(call.name)},"arguments":{quote(call.arguments)}'
+        return f'{what},"call_id":{quote(call.call_id)}'
+    if kind is ToolResultBlock:
+        result = cast("ToolResultBlock", block)
+        if result.custom:
+            return None
+        start = f',"call_id":{quote(result.call_id)}'
+    elif kind is not UserBlock and kind is not AssistantBlock:
+        return None
+    parts = cast("UserBlock", block).parts
+    if len(parts) == 1 and type(part := parts[0]) is TextPart and not part.extra:
+        return f'{start},"text":{quote(part.text)}'
+    return None
 
 
 def _encode_metadata(block: Block, response_index: ResponseIndex) -> str:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from kedge.errors import KedgeError, StoreDamaged
 from kedge.json_codec import decode
 from kedge.turns import AssistantBlock, Block, UserBlock
-from kedge.turns.block_codec import parse_block
+from kedge.turns.block_codec import parse_blocks
 from kedge.turns.json_codec import VERSION
 
 Json = dict[str, Any]
@@ -22,6 +22,7 @@ _TAG = f"kedge.block/{VERSION}\n".encode()
 _sha256 = hashlib.sha256
 _BLOCK_ID = re.compile(r'"id":"blk_([0-9a-f]{16})')
 _NO_TIMESTAMP = bytes(8)
+_DECODE_ERRORS = (ValueError, TypeError, KedgeError)
 
 
 def hash_block(body: str) -> bytes:
@@ -36,14 +37,20 @@ def hash_block(body: str) -> bytes:
 
 def decode_blocks(bodies: Sequence[str]) -> list[Block]:
     """Decode blocks; raise `StoreDamaged` for one that cannot be decoded."""
-    blocks: list[Block] = []
     try:
-        for body in bodies:
-            blocks.append(parse_block(body))  # noqa: PERF401 - the error needs the position
-    except (ValueError, TypeError, KedgeError) as error:
-        problem = f"block {len(blocks)} cannot be read ({type(error).__name__})"
+        return parse_blocks(bodies)
+    except _DECODE_ERRORS as error:
+        index = next(index for index, body in enumerate(bodies) if not _is_readable(body))
+        problem = f"block {index} cannot be read ({type(error).__name__})"
         raise StoreDamaged(f"{problem}; verify() reports all damage") from None
-    return blocks
+
+
+def _is_readable(body: str) -> bool:
+    try:
+        parse_blocks([body])
+    except _DECODE_ERRORS:
+        return False
+    return True
 
 
 def extract_text(body: str) -> str:

@@ -1,8 +1,7 @@
 """The `responses` and `scopes` tables: responses stored with their nodes, and read back as anchors."""
 
 import json
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -14,6 +13,7 @@ from kedge.planning.anchors import limit_expiry
 from kedge.store import response_sums
 from kedge.store.database import Row, Tx
 from kedge.store.records import ResponseRow
+from kedge.turns.immutable import build_instances
 
 DIGEST_PREFIX = "sha256:"
 RESPONSE_COLUMNS: tuple[str, ...] = tuple(
@@ -206,13 +206,6 @@ ANCHOR_COLUMNS = (
 _ANCHOR_STATUS: dict[str, Status] = {"refused": "failed", "cut": "failed"}
 
 
-# The records of a long conversation are built column by column, because a loop over the thousands of values of a
-# column in C takes a third of the time that the constructor of each record takes.
-_ANCHOR_SETTERS: tuple[Callable[[AnchorRecord, object], None], ...] = tuple(
-    vars(AnchorRecord)[each.name].__set__ for each in fields(AnchorRecord)
-)
-
-
 def anchors_from_rows(
     rows: Sequence[Row], scopes: Mapping[int, str], retentions: Iterable[float | None]
 ) -> list[AnchorRecord]:
@@ -228,25 +221,23 @@ def anchors_from_rows(
     columns = [*zip(*rows, strict=True)]
     names, numbers, digests, counts, depths, roots, statuses, stored, created, *rest = columns
     expiries, barriers, derived, counted = rest
-    records = [object.__new__(AnchorRecord) for _ in rows]
-    values: tuple[Iterable[object], ...] = (
-        [name or "" for name in names],
-        [scopes.get(number, "") for number in numbers],
-        [DIGEST_PREFIX + digest.hex() if digest else "" for digest in digests],
-        counts,
-        depths,
-        roots,
-        [_ANCHOR_STATUS.get(status, status) for status in statuses],
-        map(bool, stored),
-        created,
-        map(limit_expiry, created, expiries, retentions),
-        barriers,
-        [tuple(decode(text)) if text else () for text in derived],
-        [_decode_counts(text) if text else None for text in counted],
+    return build_instances(
+        AnchorRecord,
+        len(rows),
+        response_id=[name or "" for name in names],
+        scope=[scopes.get(number, "") for number in numbers],
+        digest=[DIGEST_PREFIX + digest.hex() if digest else "" for digest in digests],
+        block_count=counts,
+        depth=depths,
+        root_created_at=roots,
+        status=[_ANCHOR_STATUS.get(status, status) for status in statuses],
+        stored=map(bool, stored),
+        created_at=created,
+        expires_at=map(limit_expiry, created, expiries, retentions),
+        barrier=barriers,
+        derived=[tuple(decode(text)) if text else () for text in derived],
+        counted=[_decode_counts(text) if text else None for text in counted],
     )
-    for set_value, column in zip(_ANCHOR_SETTERS, values, strict=True):
-        deque(map(set_value, records, column), maxlen=0)
-    return records
 
 
 def _decode_counts(form: str | None) -> TokenCounts | None:

@@ -3,19 +3,22 @@
 `dump_block` and `load_block` are general: a table of codecs serves both directions, strict about known fields and
 lossless about unknown ones. Most blocks are a text, a tool call or a tool result without further members, and every
 block is encoded and parsed again by each save and each call of a `Chat`. Those have a direct path with the same
-result: `encode_block` and `decode_block`, or `encode_content` and `decode_common` for a form with other member names.
+result: `encode_block`, `parse_blocks` and `decode_block`, or `decode_common` for a form with other member names.
 A block that is not common in every respect uses the general path, which also reports its problems.
 """
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from itertools import repeat
+from operator import attrgetter
 from types import NoneType
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 
 from kedge.errors import InvalidJSON, InvalidTurn
-from kedge.json_codec import decode, encode_text, quote
+from kedge.json_codec import decode, encode, encode_text
 from kedge.turns.blocks import (
     AssistantBlock,
     Block,
@@ -29,15 +32,8 @@ from kedge.turns.blocks import (
     unchecked_message,
 )
 from kedge.turns.frozen_json import EMPTY, FrozenMap, InvalidValue, freeze, thaw, unchecked_map
-from kedge.turns.parts import (
-    FilePart,
-    ImagePart,
-    OpaquePart,
-    Part,
-    RefusalPart,
-    TextPart,
-    unchecked_text,
-)
+from kedge.turns.immutable import build_instances
+from kedge.turns.parts import FilePart, ImagePart, OpaquePart, Part, RefusalPart, TextPart
 
 JsonObject = dict[str, Any]
 T = TypeVar("T")
@@ -48,66 +44,6 @@ _TEXT_BLOCKS: dict[str, type[UserBlock | AssistantBlock]] = {
     "user": UserBlock,
     "assistant": AssistantBlock,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ContentLayout:
-    """The encoding of the members of a common block after its identity."""
-
-    text_start: str
-    text_end: str
-    call_members: tuple[str, ...]
-
-
-_LAYOUT = ContentLayout(',"parts":[{"type":"text","text":', "}]", ("call_id", "name", "arguments"))
-
-
-def encode_block(block: Block) -> str:
-    """Return the JSON form of a block, as compact text."""
-    content = encode_content(block, _LAYOUT)
-    if content is None:
-        return encode_text(dump_block(block))
-    metadata = "" if block.metadata is EMPTY else _encode_metadata(block.metadata)
-    origin = "" if block.origin == "user" else f',"origin":{quote(block.origin)}'
-    return f'{{"kind":"{block.kind}","id":{quote(block.id)}{metadata}{origin}{content}}}'
-
-
-def encode_content(block: Block, layout: ContentLayout) -> str | None:
-    """Return the encoded members of a common block after its identity, or None for any other block."""
-    if block.extra:
-        return None
-    kind, start = type(block), ""
-    if kind is ToolCallBlock:
-        if cast("ToolCallBlock", block).custom:
-            return None
-        members = [f',"{name}":{quote(getattr(block, name))}' for name in layout.call_members]
-        return "".join(members)
-    if kind is ToolResultBlock:
-        result = cast("ToolResultBlock", block)
-        if result.custom:
-            return None
-        start = f',"call_id":{quote(result.call_id)}'
-    elif kind is not UserBlock and kind is not AssistantBlock:
-        return None
-    parts = cast("UserBlock", block).parts
-    if len(parts) == 1 and type(part := parts[0]) is TextPart and not part.extra:
-        return f"{start}{layout.text_start}{quote(part.text)}{layout.text_end}"
-    return None
-
-
-def _encode_metadata(metadata: FrozenMap) -> str:
-    """Return the encoded metadata, if any; texts and integers are encoded directly."""
-    if not metadata:
-        return ""
-    members: list[str] = []
-    for name, value in metadata.items():
-        if type(value) is str:
-            members.append(f"{quote(name)}:{quote(value)}")
-        elif type(value) is int:
-            members.append(f"{quote(name)}:{value}")
-        else:
-            return f',"metadata":{encode_text(thaw(metadata))}'
-    return f',"metadata":{{{",".join(members)}}}'
 
 
 def decode_block(value: object) -> Block:
@@ -129,10 +65,13 @@ def decode_block(value: object) -> Block:
     return _decode_any(form) if block is None else block
 
 
-# Most of the time to load a long conversation is spent here. msgspec decodes the common forms into structures,
-# and checks the same as the constructors of blocks: the names and types of members, and that texts are valid
-# Unicode. So these blocks are built without checking again, and without a dictionary for each. Other forms
-# (other kinds, other parts, nested metadata, large integers) are left to `decode_block`.
+# Most of the time to save or load a long conversation is spent here. msgspec encodes and decodes the common forms as
+# structures, and decoding checks the same as the constructors of blocks: the names and types of members, and that
+# texts are valid Unicode. So these blocks are built without checking again, and without a dictionary for each. Other
+# forms (other kinds, other parts, further members) are left to the general functions.
+
+
+_Id = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class _Text(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True, gc=False):
@@ -140,59 +79,140 @@ class _Text(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=
 
 
 class _Form(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True, gc=False, kw_only=True):
-    id: Annotated[str, msgspec.Meta(min_length=1)]
+    id: _Id
     metadata: (
         dict[str, str | Annotated[int, msgspec.Meta(gt=-_MAX_PLAIN_INT, lt=_MAX_PLAIN_INT)]]
         | msgspec.UnsetType
     ) = msgspec.UNSET
-    origin: str = "user"
+    origin: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class _User(_Form, tag="user"):
+class _User(_Form, tag="user", kw_only=True):
     parts: tuple[_Text]
 
 
-class _Assistant(_Form, tag="assistant"):
+class _Assistant(_Form, tag="assistant", kw_only=True):
     parts: tuple[_Text]
 
 
-class _Call(_Form, tag="tool_call"):
-    call_id: str
+class _Call(_Form, tag="tool_call", kw_only=True):
+    call_id: _Id
     name: str
     arguments: str
 
 
-class _Result(_Form, tag="tool_result"):
-    call_id: str
+class _Result(_Form, tag="tool_result", kw_only=True):
+    call_id: _Id
     parts: tuple[_Text]
 
 
 _decode_form = msgspec.json.Decoder(_User | _Assistant | _Call | _Result).decode
+_encode_form = msgspec.json.Encoder().encode
 
 
-def parse_block(text: str) -> Block:
-    """Parse a block from JSON text, with the same result as `decode_block` of its value.
+def encode_block(block: Block) -> str:
+    """Return the JSON form of a block, as compact text."""
+    try:
+        form = _build_form(block)
+        if form is not None:
+            return _encode_form(form).decode()
+    except (UnicodeEncodeError, TypeError):  # a lone surrogate, or a subclass of a string
+        pass
+    return encode_text(dump_block(block))
+
+
+def _build_form(block: Block) -> _Form | None:
+    """Return the form of a common block, or None for any other block."""
+    if block.extra is not EMPTY:
+        return None
+    kind = type(block)
+    metadata = msgspec.UNSET if block.metadata is EMPTY else _build_metadata(block.metadata)
+    origin = msgspec.UNSET if block.origin == "user" else block.origin
+    if kind is ToolCallBlock:
+        call = cast("ToolCallBlock", block)
+        if call.custom:
+            return None
+        return _Call(
+            id=call.id,
+            metadata=metadata,
+            origin=origin,
+            call_id=call.call_id,
+            name=call.name,
+            arguments=call.arguments,
+        )
+    if kind not in (UserBlock, AssistantBlock, ToolResultBlock):
+        return None
+    parts = cast("UserBlock", block).parts
+    if len(parts) != 1 or type(part := parts[0]) is not TextPart or part.extra is not EMPTY:
+        return None
+    content = (_Text(part.text),)
+    if kind is UserBlock:
+        return _User(id=block.id, metadata=metadata, origin=origin, parts=content)
+    if kind is AssistantBlock:
+        return _Assistant(id=block.id, metadata=metadata, origin=origin, parts=content)
+    result = cast("ToolResultBlock", block)
+    if result.custom:
+        return None
+    return _Result(
+        id=block.id, metadata=metadata, origin=origin, call_id=result.call_id, parts=content
+    )
+
+
+def _build_metadata(metadata: FrozenMap) -> Any:
+    """Return metadata as a value for `_encode_form`; only texts and integers are encoded there."""
+    for value in metadata.values():
+        if type(value) is not str and type(value) is not int:
+            return msgspec.Raw(encode(thaw(metadata)))
+    return dict(metadata.items()) or msgspec.UNSET
+
+
+def parse_blocks(texts: Sequence[str]) -> list[Block]:
+    """Parse blocks from JSON texts, with the same result as `decode_block` of each value.
 
     Raises:
-        ValueError: If it is not JSON.
-        InvalidJSON: If the value is malformed.
+        ValueError: If one is not JSON.
+        InvalidJSON: If a value is malformed.
     """
-    try:
-        form = _decode_form(text)
-    except (ValueError, RecursionError):
-        return decode_block(decode(text))
-    metadata = EMPTY if form.metadata is msgspec.UNSET else unchecked_map(form.metadata)
-    if type(form) is _User:
-        return unchecked_message("user", form.id, form.parts[0].text, metadata, form.origin)
-    if type(form) is _Assistant:
-        return unchecked_message("assistant", form.id, form.parts[0].text, metadata, form.origin)
-    common: dict[str, Any] = {"id": form.id, "metadata": metadata, "origin": form.origin}
-    try:
-        if type(form) is _Call:
-            return ToolCallBlock(form.name, form.arguments, form.call_id, **common)
-        return ToolResultBlock(form.call_id, (unchecked_text(form.parts[0].text),), **common)
-    except InvalidTurn:
-        return decode_block(decode(text))
+    forms: list[Any] = []
+    remaining = iter(texts)
+    while len(forms) < len(texts):
+        try:
+            deque(map(forms.append, map(_decode_form, remaining)), maxlen=0)
+        except (ValueError, RecursionError):
+            forms.append(None)  # not a common form
+    built: dict[type, Iterator[Block]] = {
+        kind: iter(_build_blocks(kind, [form for form in forms if type(form) is kind]))
+        for kind in set(map(type, forms)) - {NoneType}
+    }
+    return [
+        decode_block(decode(text)) if form is None else next(built[type(form)])
+        for form, text in zip(forms, texts, strict=True)
+    ]
+
+
+def _build_blocks(kind: type[_Form], forms: Sequence[Any]) -> Sequence[Block]:
+    """Return the blocks of forms of one kind, which were checked when they were decoded."""
+    unset = msgspec.UNSET
+    columns: dict[str, Iterable[object]] = {
+        "id": [form.id for form in forms],
+        "metadata": [
+            EMPTY if form.metadata is unset else unchecked_map(form.metadata) for form in forms
+        ],
+        "origin": ["user" if form.origin is unset else form.origin for form in forms],
+        "extra": repeat(EMPTY),
+        "_digest": repeat(None),
+    }
+    if kind is _Call:
+        names = ("call_id", "name", "arguments")
+        columns |= {name: list(map(attrgetter(name), forms)) for name in names}
+        return build_instances(ToolCallBlock, len(forms), custom=repeat(False), **columns)
+    contents = [form.parts[0].text for form in forms]
+    parts = build_instances(TextPart, len(forms), text=contents, extra=repeat(EMPTY))
+    columns["parts"] = zip(parts, strict=True)
+    if kind is _Result:
+        columns |= {"call_id": [form.call_id for form in forms], "custom": repeat(False)}
+        return build_instances(ToolResultBlock, len(forms), **columns)
+    return build_instances(UserBlock if kind is _User else AssistantBlock, len(forms), **columns)
 
 
 def decode_common(

@@ -309,11 +309,14 @@ _CONTAINER_FREEZERS: dict[type, Callable[[Any, int], Any]] = {
 }
 
 
+_set_members, _set_depth = (vars(FrozenMap)[name].__set__ for name in ("_members", "_depth"))
+
+
 def unchecked_map(members: dict[str, Any]) -> FrozenMap:
     """Return a map of members that the caller has frozen and checked, and must not change."""
     frozen = object.__new__(FrozenMap)
-    _set_field(frozen, "_members", MappingProxyType(members))
-    _set_field(frozen, "_depth", None)
+    _set_members(frozen, MappingProxyType(members))
+    _set_depth(frozen, None)
     return frozen
 
 

@@ -17,9 +17,11 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import cache, wraps
+from itertools import repeat
 from typing import Any, NoReturn, TypeVar
 
 from kedge.errors import InvalidTurn
@@ -29,6 +31,23 @@ T = TypeVar("T")
 
 set_field = object.__setattr__
 """Set a field of a frozen dataclass while it is constructed."""
+
+
+def build_instances(cls: type[T], count: int, **columns: Iterable[object]) -> list[T]:
+    """Return instances of a slotted class whose fields the caller has checked, without calling its constructor.
+
+    Setting the fields column by column takes a third of the time of a generated constructor.
+
+    Args:
+        cls: The class.
+        count: The number of instances.
+        **columns: For every field, its value in each instance.
+    """
+    instances = list(map(object.__new__, repeat(cls, count)))
+    for name, values in columns.items():
+        set_value: Callable[[T, object], None] = getattr(cls, name).__set__
+        deque(map(set_value, instances, values), maxlen=0)
+    return instances
 
 
 def immutable(cls: type[T]) -> type[T]:
