@@ -43,31 +43,32 @@ class Tx(Protocol):
         """Insert a row, and return the value of its ``key`` column; 0 if it conflicted."""
         ...
 
-    def add_node(self, insert: "NodeInsert") -> tuple[int, bool] | None:
-        """Add a node in one statement, and return its number and whether the head moved.
+    def add_node(
+        self,
+        conversation_id: str,
+        node: Row,
+        blocks: Sequence[tuple[bytes, str]],
+        encode_response: Callable[[], str] | None,
+        head: int | None,
+        *,
+        single_statement: bool,
+    ) -> tuple[int, bool] | None:
+        """Add a node that continues its parent's branch, in one statement, and move the head.
 
-        Returns ``None`` if that is not possible and must be done step by step. A number of 0 means
-        that nothing was added, because the conversation or the parent was deleted.
+        Args:
+            conversation_id: The id of the conversation that adds it, which must still exist.
+            node: The values of its row, starting with the tree.
+            blocks: The hashes and texts of its blocks.
+            encode_response: Encodes the row of the node's response, if there is one, as JSON.
+            head: The node at which the head must be to be moved; None to leave it.
+            single_statement: Whether the transaction does nothing else.
+
+        Returns:
+            The number of the node and whether the head moved, or None if that is not possible and must be
+            done step by step. A number of 0 means that nothing was added, because the conversation or the
+            parent was deleted.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class NodeInsert:
-    """A node that continues its parent's branch, with its blocks and its response."""
-
-    conversation_id: str
-    """The id of the conversation that adds it, which must still exist."""
-    node: Row
-    """The values of its row, starting with the tree."""
-    blocks: Sequence[tuple[bytes, str]]
-    """The hashes and texts of its blocks."""
-    encode_response: Callable[[], str] | None
-    """A function that encodes the row of the node's response as JSON."""
-    head: int | None
-    """The node at which the head must be to be moved; None to leave it."""
-    single_statement: bool
-    """Whether its transaction does nothing else."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ first positions of another. Only new blocks are written; nothing is rewritten.
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import repeat
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, cast
 
 from kedge.errors import NotInStore
@@ -27,7 +27,7 @@ from kedge.store.conversations import (
     select_conversation,
     set_tags,
 )
-from kedge.store.database import NodeInsert, Row, Tx
+from kedge.store.database import Row, Tx
 from kedge.store.records import (
     MAX_INTEGER,
     ConversationRow,
@@ -59,6 +59,7 @@ _INSERT_NODE = (
     "created_at, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 CHECKSUM_BYTES = 8
+_get_columns = attrgetter(*(each.name for each in fields(Node)))
 Json = dict[str, Any]
 
 # The path query. The obvious way to load a conversation is to walk from its node to the root, one row
@@ -233,8 +234,8 @@ def create_conversation(
     """Create a conversation on a new tree, which begins with an empty root node."""
     number = insert_conversation(tx, name, title, mode, retention, data, now, ttl)
     created_at = now if root_created_at is None else root_created_at
-    values = _node_values(Node(0, 0, 0, 0, number, "root", 0, 0, 0, None, created_at))
-    root = tx.insert(_INSERT_NODE, values)
+    columns = (0, number, "root", 0, 0, 0, None, created_at)
+    root = tx.insert(_INSERT_NODE, (0, 0, *columns, _hash_columns(*columns)))
     tx.run("UPDATE nodes SET tree = id, branch = id WHERE id = ?", (root,))
     tx.run("UPDATE conversations SET tree = ?, head = ? WHERE number = ?", (root, root, number))
     set_tags(tx, number, tags)
@@ -278,37 +279,37 @@ def insert_node(
     Raises:
         NotInStore: The conversation or the parent was deleted.
     """
-    appends = kept is None or kept == parent.length
-    kept = parent.length if kept is None else kept
+    length = parent.length
+    branch = parent.branch if bodies and kept in (None, length) else 0
+    kept = length if kept is None else kept
+    number = conversation.number
+    columns = (parent.id, number, kind, kept, kept + len(bodies), parent.depth + 1, memory, now)
+    values = (parent.tree, branch, *columns, _hash_columns(*columns))
     blocks = [(hash_block(body), body) for body in bodies]
-    node = Node(
-        0,
-        parent.tree,
-        parent.branch if bodies and appends else 0,
-        parent.id,
-        conversation.number,
-        kind,
-        kept,
-        kept + len(bodies),
-        parent.depth + 1,
-        memory,
-        now,
-    )
-    scope = scope or intern_scope(tx, response.scope) if response else 0
-    values = _node_values(node)
-    if node.branch:
-        form = partial(encode_response, response, node.conversation, scope) if response else None
+    if response and not scope:
+        scope = intern_scope(tx, response.scope)
+    if branch:
+        form = partial(encode_response, response, number, scope) if response else None
         inserted = tx.add_node(
-            NodeInsert(conversation.id, values, blocks, form, head, single_statement)
+            conversation.id, values, blocks, form, head, single_statement=single_statement
         )
         if inserted and inserted[0]:
-            return replace(node, id=inserted[0]), inserted[1]
+            return Node(inserted[0], parent.tree, branch, *columns), inserted[1]
     # Deletions lock the links first, then the conversation; the same order here avoids deadlocks.
     lock_links_shared(tx)
     _lock_parent(tx, conversation, parent)
-    node = _insert_stepwise(tx, node, values, blocks, response, scope)
-    moved = head is not None and move_head(tx, node.conversation, head, node.id, now)
-    return node, moved
+    # If another node has continued the branch, a link conflicts, and the transaction is run again.
+    continues = branch and (not tx.is_retry or _is_branch_tip(tx, branch, kept))
+    node_id = tx.insert(_INSERT_NODE, values)
+    if not continues:
+        branch = node_id
+        tx.run("UPDATE nodes SET branch = id WHERE id = ?", (node_id,))
+    for place, block in enumerate(insert_blocks(tx, blocks, number), kept):
+        tx.run("INSERT INTO links (branch, place, block) VALUES (?, ?, ?)", (branch, place, block))
+    if response:
+        insert_response(tx, response, node=node_id, number=number, scope=scope)
+    moved = head is not None and move_head(tx, number, head, node_id, now)
+    return Node(node_id, parent.tree, branch, *columns), moved
 
 
 def _lock_parent(tx: Tx, conversation: ConversationRow, parent: Node) -> None:
@@ -327,41 +328,16 @@ def _lock_parent(tx: Tx, conversation: ConversationRow, parent: Node) -> None:
     raise _missing_node(parent.id)
 
 
-def _insert_stepwise(
-    tx: Tx,
-    node: Node,
-    values: Row,
-    blocks: Sequence[tuple[bytes, str]],
-    response: ResponseRow | None,
-    scope: int,
-) -> Node:
-    """Add a node step by step, on its parent's branch or on a new one."""
-    # If another node has continued the branch, a link conflicts, and the transaction is run again.
-    continues = node.branch and (not tx.is_retry or _is_branch_tip(tx, node))
-    node_id = tx.insert(_INSERT_NODE, values)
-    branch = node.branch if continues else node_id
-    if not continues:
-        tx.run("UPDATE nodes SET branch = id WHERE id = ?", (node_id,))
-    numbers = insert_blocks(tx, blocks, node.conversation)
-    tx.run_many(
-        "INSERT INTO links (branch, place, block) VALUES (?, ?, ?)",
-        [(branch, index, block) for index, block in enumerate(numbers, node.kept)],
-    )
-    if response:
-        insert_response(tx, response, node=node_id, number=node.conversation, scope=scope)
-    return Node(node_id, node.tree, branch, *values[2:10])
-
-
 def lock_links_shared(tx: Tx) -> None:
     """Wait for deletions, and block new ones until the end of the transaction."""
     if tx.dialect.lock_links_shared:
         tx.run(tx.dialect.lock_links_shared)
 
 
-def _is_branch_tip(tx: Tx, node: Node) -> bool:
-    """Return whether no node has continued the branch."""
+def _is_branch_tip(tx: Tx, branch: int, length: int) -> bool:
+    """Return whether no node has continued the branch after this length."""
     query = "SELECT 1 FROM links WHERE branch = ? AND place = ?"
-    return not tx.rows(query, (node.branch, node.kept))
+    return not tx.rows(query, (branch, length))
 
 
 def hash_node(node: Node) -> bytes:
@@ -369,8 +345,22 @@ def hash_node(node: Node) -> bytes:
 
     `verify` checks those three by the structure of the tree. Ids are not known before the row is written.
     """
-    numbers = f"{node.parent} {node.conversation} {node.kept} {node.length} {node.depth}"
-    text = f"{numbers} {float(node.created_at)!r} {node.kind} {node.memory}"
+    _, _, _, *columns = _get_columns(node)
+    return _hash_columns(*columns)
+
+
+def _hash_columns(
+    parent: int,
+    conversation: int,
+    kind: NodeKind,
+    kept: int,
+    length: int,
+    depth: int,
+    memory: str | None,
+    created_at: float,
+) -> bytes:
+    numbers = f"{parent} {conversation} {kept} {length} {depth}"
+    text = f"{numbers} {float(created_at)!r} {kind} {memory}"
     return hashlib.sha256(text.encode()).digest()[:CHECKSUM_BYTES]
 
 
@@ -384,23 +374,6 @@ def fill_checksums(tx: Tx) -> None:
     """Compute the checksum of every node that has none; version 0.1 did not write them."""
     rows = tx.rows(f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.checksum IS NULL")
     write_checksums(tx, map(node_from_row, rows))
-
-
-def _node_values(node: Node) -> Row:
-    """Return the values of a node's row, starting with its tree."""
-    return (
-        node.tree,
-        node.branch,
-        node.parent,
-        node.conversation,
-        node.kind,
-        node.kept,
-        node.length,
-        node.depth,
-        node.memory,
-        node.created_at,
-        hash_node(node),
-    )
 
 
 def insert_blocks(tx: Tx, blocks: Sequence[tuple[bytes, str]], number: int) -> list[int]:

@@ -1,11 +1,11 @@
 """The store on PostgreSQL: its dialect of SQL, and the statement that adds a node in one round trip."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kedge.database.postgres import MAX_CONNECTIONS, NOW, PostgresPool, PostgresTransaction
 from kedge.json_codec import encode_text as encode
-from kedge.store.database import Database, Dialect, NodeInsert, OperationTimer, Tx
+from kedge.store.database import Database, Dialect, OperationTimer, Row, Tx
 
 if TYPE_CHECKING:
     import psycopg
@@ -96,18 +96,27 @@ class _PostgresTx(PostgresTransaction):
         super().__init__(cursor, is_retry=is_retry)
         self.namespace = ""
 
-    def add_node(self, insert: NodeInsert) -> tuple[int, bool] | None:
+    def add_node(
+        self,
+        conversation_id: str,
+        node: Row,
+        blocks: Sequence[tuple[bytes, str]],
+        encode_response: Callable[[], str] | None,
+        head: int | None,
+        *,
+        single_statement: bool,
+    ) -> tuple[int, bool] | None:
         if self.is_retry:
             return None
-        values: dict[str, Any] = dict(zip(_NODE_COLUMNS, insert.node, strict=True))
-        values["id"] = insert.conversation_id
+        values: dict[str, Any] = dict(zip(_NODE_COLUMNS, node, strict=True))
+        values["id"] = conversation_id
         values["namespace"] = self.namespace
-        values["blocks"] = encode([[name.hex(), body] for name, body in insert.blocks])
-        values["count"] = len(insert.blocks)
-        values["response"] = insert.encode_response() if insert.encode_response else "{}"
-        values["answers"] = insert.encode_response is not None
-        values["head"] = -1 if insert.head is None else insert.head
-        if insert.single_statement:
+        values["blocks"] = encode([[name.hex(), body] for name, body in blocks])
+        values["count"] = len(blocks)
+        values["response"] = encode_response() if encode_response else "{}"
+        values["answers"] = encode_response is not None
+        values["head"] = -1 if head is None else head
+        if single_statement:
             self.single_statement = not self.in_transaction
         else:
             self.begin()

@@ -27,7 +27,7 @@ from kedge.errors import (
     StoreFull,
     StoreReadOnly,
 )
-from kedge.store.database import Database, Dialect, NodeInsert, OperationTimer, Row, Tx, Values
+from kedge.store.database import Database, Dialect, OperationTimer, Row, Tx, Values
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ class _SQLiteTx:
         cursor = self._execute(sql, values)
         return cursor.lastrowid or 0 if cursor.rowcount else 0
 
-    def add_node(self, insert: NodeInsert) -> None:
+    def add_node(self, *_: object, **__: object) -> None:
         return None  # statements are cheap here
 
 
@@ -239,14 +239,16 @@ class SQLiteDatabase(Database):
         """Run queries in a reader thread."""
         with OperationTimer("read"):
             result = await self._readers.run(self._run_read, work)
-        await self._retry_empty_journal()
+        if self._journal_is_pending:
+            await self._retry_empty_journal()
         return result
 
     async def write(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the writer thread."""
         with OperationTimer("write"):
             result = await self._writer.run(self._run_write, work)
-        await self._retry_empty_journal()
+        if self._journal_is_pending:
+            await self._retry_empty_journal()
         return result
 
     def read_sync(self, work: Callable[[Tx], T]) -> T:
@@ -327,9 +329,8 @@ class SQLiteDatabase(Database):
             finally:
                 connection.execute(f"PRAGMA busy_timeout = {int(self._wait_seconds * 1000)}")
 
-        if self._journal_is_pending:
-            with suppress(StoreBusy):  # the next operation tries again
-                await self._writer.run(self._translate_errors, work)
+        with suppress(StoreBusy):  # the next operation tries again
+            await self._writer.run(self._translate_errors, work)
 
     def close(self) -> None:
         """Stop the threads, then close their connections."""
