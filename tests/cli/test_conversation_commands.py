@@ -24,6 +24,12 @@ from kedge.store import open_store
 from kedge.testing.server import TestServer
 from kedge.turns import Turn, dumps, file, image, system, tool_call, tool_result, user
 
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": "Hi."},
+]
+
 
 @pytest.fixture(autouse=True)
 def store_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
@@ -392,6 +398,32 @@ def test_export_and_import_are_lossless(server: TestServer, tmp_path: Path) -> N
     assert broken.exit_code == 1
     assert len(run_json("conversations", "--store", other)) == 2
     assert run_command("export", "harbour", "--json").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (json.dumps(CHAT, indent=2), 1),
+        (json.dumps({"messages": CHAT, "tools": []}, indent=2), 1),
+        (f"{json.dumps(CHAT)}\n\n{json.dumps({'messages': CHAT})}\n", 2),
+    ],
+)
+def test_messages_of_chat_completions_are_imported(text: str, count: int) -> None:
+    """A list of messages, an object with messages, or lines of these become conversations."""
+    imported = run_json("import", "-", stdin=text)
+    assert len(imported) == count
+    for row in imported:
+        blocks = run_json("show", row["id"])["blocks"]
+        assert [block["kind"] for block in blocks] == ["system", "user", "assistant"]
+
+
+def test_import_of_invalid_messages_changes_nothing() -> None:
+    """An invalid message is named with its chat and position, and nothing is imported."""
+    lines = [json.dumps(CHAT), json.dumps({"messages": [{"role": "user"}]})]
+    done = run_command("import", "-", stdin="\n".join(lines))
+    assert done.exit_code == 1
+    assert "chat 2: messages[0]: a message has no content; nothing was imported" in done.stderr
+    assert run_json("conversations") == []
 
 
 def test_imported_server_address_needs_confirmation(

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines.fake_server import json_response, make_handler, serve_handler
-from kedge.engines import ChatCompletionsEngine, Engine
+from kedge.engines import ChatCompletionsEngine, Engine, messages_from_blocks
 from kedge.engines import Request as Asked
 from kedge.engines.chat_completions.engine import build_param_rules, map_tool
 from kedge.engines.chat_completions.render import render_messages
@@ -32,6 +32,7 @@ from kedge.turns import (
     RefusalPart,
     Turn,
     assistant,
+    blocks_from_messages,
     file,
     image,
     opaque,
@@ -532,3 +533,25 @@ async def test_unsupported_mode_falls_back_to_stateless() -> None:
         async with engine, engine.stream(Turn([user("x")])) as stream:
             events = [event async for event in stream]
     assert events[0] == ModeChanged("stateless", "conversation", "stateless_api")
+
+
+def test_blocks_convert_to_messages_and_back() -> None:
+    """``messages_from_blocks`` is the reverse of ``blocks_from_messages``; reasoning is left out."""
+    turn = Turn(
+        [
+            system("Be brief."),
+            user(["What is this?", image("https://example.com/cat.png", detail="low")]),
+            reasoning("A cat.", encrypted_content="x"),
+            assistant("I look it up."),
+            tool_call("look_up", {"size": 1}, call_id="call_1"),
+            tool_result("call_1", "a cat"),
+            assistant("That is a cat."),
+        ]
+    )
+    messages = messages_from_blocks(turn)
+    assert [message["role"] for message in messages] == [
+        "system", "user", "assistant", "tool", "assistant"
+    ]  # fmt: skip
+    kept = [block for block in turn if block.kind != "reasoning"]
+    assert blocks_from_messages(messages) == kept
+    assert messages_from_blocks(kept) == messages

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -20,11 +20,12 @@ from kedge.cli.store_options import (
     store_option,
 )
 from kedge.config import mask_url, store_file, store_url
-from kedge.errors import KedgeError
+from kedge.errors import InvalidTurn, KedgeError
 from kedge.text_format import format_size, pluralize, sanitize_text
 
 if TYPE_CHECKING:
     from kedge.store import ConversationRow, Damage, Store
+    from kedge.turns import Block
 
 
 @kedge_command("export")
@@ -73,13 +74,21 @@ def export_command(
 )
 @store_option
 def import_command(file: Path, store: str, as_json: bool) -> None:
-    """Import the conversations of FILE ('-' for standard input), all or none."""
+    """Import the conversations of FILE ('-' for standard input), all or none.
+
+    FILE is a file that 'kedge export' wrote, or has messages of the Chat Completions API: a JSON list, an object
+    with the member "messages", or one of these in each line.
+    """
     with click.open_file(str(file), encoding="utf-8", errors="strict") as stream:
-        # Not splitlines: it also splits at other characters, which JSON strings may contain.
-        lines = [line for line in stream.read().removeprefix("\ufeff").split("\n") if line.strip()]
+        text = stream.read().removeprefix("\ufeff")
+    # Not splitlines: it also splits at other characters, which JSON strings may contain.
+    lines = [line for line in text.split("\n") if line.strip()]
 
     async def work(opened: "Store") -> "list[ConversationRow]":
-        return await opened.import_(lines)
+        chats = _read_chats(text, lines)
+        if chats is None:
+            return await opened.import_(lines)
+        return [await opened.create(blocks=blocks) for blocks in chats]
 
     rows = run_with_store(work, address=store, make=True)
     if as_json:
@@ -87,6 +96,30 @@ def import_command(file: Path, store: str, as_json: bool) -> None:
         return
     for row in rows:
         echo(f"{row.id}  {sanitize_text(row.title)}".rstrip())
+
+
+def _read_chats(text: str, lines: list[str]) -> "list[list[Block]] | None":
+    """Return the blocks of each chat of the Chat Completions API; None if the file has another form."""
+    from kedge.json_codec import decode
+    from kedge.turns import blocks_from_messages
+
+    try:
+        values = [decode(text)]
+    except (ValueError, RecursionError):
+        try:
+            values = [decode(line) for line in lines]
+        except (ValueError, RecursionError):
+            return None
+    chats: list[list[Block]] = []
+    for number, value in enumerate(values, 1):
+        chat = cast("dict[str, Any]", value if isinstance(value, dict) else {"messages": value})
+        if not isinstance(chat.get("messages"), list):
+            return None
+        try:
+            chats.append(blocks_from_messages(chat["messages"]))
+        except InvalidTurn as error:
+            raise KedgeError(f"chat {number}: {error}; nothing was imported") from error
+    return chats
 
 
 @kedge_command("delete")

@@ -10,7 +10,7 @@ from kedge.engines.base import (
     find_filters,
     unwrap,
 )
-from kedge.engines.chat_completions import ChatCompletionsEngine
+from kedge.engines.chat_completions import ChatCompletionsEngine, messages_from_blocks
 from kedge.engines.content_filter import ContentFilter, ContentFilters
 from kedge.engines.output_schema import OutputSchema, to_output_schema
 from kedge.engines.reply import Reply
@@ -33,6 +33,7 @@ __all__ = [
     "RunStream",
     "Stream",
     "find_filters",
+    "messages_from_blocks",
     "to_output_schema",
     "unwrap",
 ]

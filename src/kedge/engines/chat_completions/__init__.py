@@ -1,5 +1,6 @@
 """The Chat Completions API."""
 
 from kedge.engines.chat_completions.engine import ChatCompletionsEngine
+from kedge.engines.chat_completions.render import messages_from_blocks
 
-__all__ = ["ChatCompletionsEngine"]
+__all__ = ["ChatCompletionsEngine", "messages_from_blocks"]

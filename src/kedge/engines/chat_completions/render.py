@@ -5,6 +5,7 @@ after it; two texts without a call between them stay two messages. Content that 
 string, which every server accepts.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from kedge.engines.message_groups import (
@@ -15,7 +16,7 @@ from kedge.engines.message_groups import (
     group_by_role,
     unsupported_block,
 )
-from kedge.planning import RequestPlan
+from kedge.planning import RequestPlan, plan_request
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -29,11 +30,30 @@ from kedge.turns import (
     TextPart,
     ToolCallBlock,
     ToolResultBlock,
+    Turn,
     UserBlock,
 )
 from kedge.turns.frozen_json import thaw
 
 Message = dict[str, Any]
+
+
+def messages_from_blocks(blocks: Iterable[Block]) -> list[Message]:
+    """Convert blocks to messages of the Chat Completions API: the reverse of ``blocks_from_messages``.
+
+    System blocks at the start become one message. Reasoning is left out.
+
+    Args:
+        blocks: A Turn, or blocks.
+
+    Returns:
+        The messages, as a request would contain them.
+
+    Raises:
+        UnsupportedBlock: The API has no form for a block.
+    """
+    plan = plan_request(Turn(blocks), scope="", mode="stateless", now=0.0)
+    return render_messages(plan.without_reasoning(), "chat")
 
 
 def render_messages(
