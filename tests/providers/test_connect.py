@@ -140,7 +140,13 @@ def test_account_is_part_of_the_scope(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj_1")
     assert get_scope("openai:gpt-5.1") not in (plain, "")
     assert get_scope("openai:gpt-5.1") == get_scope("openai:gpt-5.1", project="proj_1")
+    monkeypatch.delenv("OPENAI_PROJECT_ID")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Tag: t\nAuthorization: Bearer b")
+    given = get_scope("openai:gpt-5.1", default_headers={"Authorization": "Bearer c"})
+    assert len({plain, get_scope("openai:gpt-5.1"), given}) == 3
     assert get_scope("xai:grok-4") == other
+    monkeypatch.delenv("OPENAI_CUSTOM_HEADERS")
+    assert given == get_scope("openai:gpt-5.1", default_headers={"Authorization": "Bearer c"})
 
 
 def test_organization_is_sent_to_openai_only(

@@ -57,15 +57,19 @@ def prepare_openai_client(
     """Return a factory for the client of a server and its scope, and remove the client's settings from ``settings``."""
     base_url, client_settings = _split_settings(base_url, settings)
     key, owners = _check_key(provider, api_key), _resolve_owners(provider, client_settings)
-    scope = _resolve_scope(provider, base_url, key, client_settings, settings, *owners.values())
+    env_headers = _read_env_headers("OPENAI_CUSTOM_HEADERS") if provider == "openai" else {}
+    given: dict[str, str] = client_settings.get("default_headers") or {}
+    explicit = settings.pop("scope", None)
+    accounts = (*owners.values(), *_find_accounts(env_headers, given))
+    scope = explicit or make_scope(provider, base_url, key, *accounts)
     headers = _merge_headers(
         {
             "Authorization": f"Bearer {key or PLACEHOLDER_KEY}",
             "OpenAI-Organization": owners["organization"],
             "OpenAI-Project": owners["project"],
         },
-        _read_env_headers("OPENAI_CUSTOM_HEADERS") if provider == "openai" else {},
-        client_settings.get("default_headers"),
+        env_headers,
+        given,
     )
     errors = ErrorBuilder(provider, base_url, key)
     if settings.get("transport") == "websocket":
@@ -79,11 +83,14 @@ def prepare_anthropic_client(
     """Return a factory for the client of a server and its scope, and remove the client's settings from ``settings``."""
     base_url, client_settings = _split_settings(base_url, settings)
     key = _check_key(provider, api_key)
-    scope = _resolve_scope(provider, base_url, key, client_settings, settings)
+    env_headers = _read_env_headers("ANTHROPIC_CUSTOM_HEADERS")
+    given: dict[str, str] = client_settings.get("default_headers") or {}
+    explicit = settings.pop("scope", None)
+    scope = explicit or make_scope(provider, base_url, key, *_find_accounts(env_headers, given))
     headers = _merge_headers(
         {"X-Api-Key": key or PLACEHOLDER_KEY, "Anthropic-Version": ANTHROPIC_VERSION},
-        _read_env_headers("ANTHROPIC_CUSTOM_HEADERS"),
-        client_settings.get("default_headers"),
+        env_headers,
+        given,
     )
     errors = ErrorBuilder(provider, base_url, key)
     return lambda: _make_client(errors, headers, client_settings), scope
@@ -168,20 +175,11 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
         raise InvalidSetting(f"max_retries must be an integer of at least 0, not {retries!r}")
 
 
-def _resolve_scope(
-    provider: str,
-    base_url: str,
-    key: str,
-    client_settings: dict[str, Any],
-    settings: dict[str, Any],
-    *owners: str | None,
-) -> str:
-    headers: dict[str, str] = client_settings.get("default_headers") or {}
-    account_values = [
-        value for name, value in sorted(headers.items()) if name.lower() in _ACCOUNT_HEADERS
-    ]
-    explicit = settings.pop("scope", None)
-    return explicit or make_scope(provider, base_url, key, *owners, *account_values)
+def _find_accounts(env: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
+    """Return the values of headers that identify an account; a given header replaces that of the environment."""
+    names = {name.lower() for name in given}
+    headers = {**{name: value for name, value in env.items() if name not in names}, **given}
+    return [value for name, value in sorted(headers.items()) if name.lower() in _ACCOUNT_HEADERS]
 
 
 def _check_key(provider: str, api_key: str | None) -> str:
