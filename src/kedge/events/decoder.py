@@ -164,12 +164,11 @@ class StreamDecoder(ABC):
 
     def _read_sse_message(self, message: SSEMessage, found: EventList) -> None:
         event, data = message
-        if data.startswith(DONE):
-            self._read_done(found)
-            return
         parsed = _parse_object(data)
         if parsed is None:
-            if self._expects_json(event):
+            if data.startswith(DONE):
+                self._read_done(found)
+            elif self._expects_json(event):
                 self._report_malformed(event, None, "not a JSON object", found)
             return
         if "\\ud" in data or "\\uD" in data:

@@ -49,7 +49,8 @@ def get_index(message: JsonObject, name: str = "output_index") -> int:
 
 def get_part_index(message: JsonObject, name: str) -> int:
     """Return the index of a part in its item, or 0."""
-    return max(get_index(message, name), 0)
+    value = message.get(name)
+    return value if type(value) is int and value > 0 else 0
 
 
 def require_object(message: JsonObject, name: str) -> JsonObject:
@@ -254,7 +255,7 @@ class SurrogateJoiner:
 
     def feed(self, key: object, delta: str) -> str:
         """Return the delta to emit now; empty if it is only the first half of a character."""
-        if not self._pending and not has_surrogates(delta):
+        if not self._pending and (delta.isascii() or not has_surrogates(delta)):
             return delta
         text = self._pending.pop(key, "") + delta
         if text and "\ud800" <= text[-1] <= "\udbff":

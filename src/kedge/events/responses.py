@@ -90,7 +90,9 @@ class OutputIndexes:
 
     def find_or_start(self, message: JsonObject, item_id: str, item_type: str) -> int:
         """Return the same; an item that was never announced starts with its first part."""
-        index = self.find(message, item_id, item_type)
+        index = get_index(message)
+        if index < 0:
+            index = self.find(message, item_id, item_type)
         if index < 0:
             index = self.start(message, {"type": item_type, "id": item_id})
         return index
@@ -174,26 +176,35 @@ _ITEM_TYPES: dict[PartKind, str] = {
 """The type of the item that a part of this kind belongs to."""
 
 
-def _build_delta(
-    kind: PartKind, delta: str, item_id: str, output_index: int, at: int
-) -> DeltaEvent:
-    match kind:
-        case "text":
-            return TextDelta(delta, item_id, output_index, at)
-        case "refusal":
-            return RefusalDelta(delta, item_id, output_index, at)
-        case "summary" | "reasoning":
-            return ReasoningDelta(delta, kind, item_id, output_index, at)
+DeltaBuilder = Callable[[str, str, int, int], DeltaEvent]
+"""Returns a delta from its text, item id, output index and part index."""
+
+
+def _reasoning_builder(kind: Literal["summary", "reasoning"]) -> DeltaBuilder:
+    def build(delta: str, item_id: str, output_index: int, index: int) -> ReasoningDelta:
+        return ReasoningDelta(delta, kind, item_id, output_index, index)
+
+    return build
+
+
+_DELTA_BUILDERS: dict[PartKind, DeltaBuilder] = {
+    "text": TextDelta,
+    "refusal": RefusalDelta,
+    "summary": _reasoning_builder("summary"),
+    "reasoning": _reasoning_builder("reasoning"),
+}
 
 
 def _delta_reader(kind: PartKind, index: str) -> EventReader:
+    build_delta, item_type = _DELTA_BUILDERS[kind], _ITEM_TYPES[kind]
+
     def read(state: StreamState, message: JsonObject, found: EventList) -> None:
         item_id, at = fields.get_text(message, "item_id"), fields.get_part_index(message, index)
         delta = state.joiner.feed((kind, item_id, at), fields.require_text(message, "delta"))
         if delta:
-            output_index = state.indexes.find_or_start(message, item_id, _ITEM_TYPES[kind])
+            output_index = state.indexes.find_or_start(message, item_id, item_type)
             state.parts.setdefault((kind, output_index, at), False)
-            found.append(_build_delta(kind, delta, item_id, output_index, at))
+            found.append(build_delta(delta, item_id, output_index, at))
 
     return read
 
@@ -214,9 +225,8 @@ def _complete_part(state: StreamState, event: PartCompleted, found: EventList) -
     key = (event.kind, event.output_index, event.index)
     if event.text:
         if key not in state.parts:
-            found.append(
-                _build_delta(event.kind, event.text, event.item_id, event.output_index, event.index)
-            )
+            build_delta = _DELTA_BUILDERS[event.kind]
+            found.append(build_delta(event.text, event.item_id, event.output_index, event.index))
         state.parts[key] = True
     found.append(event)
 
@@ -511,7 +521,7 @@ class ResponsesDecoder(StreamDecoder):
             message["type"] = kind
         if (
             self._state.ended
-            or self._is_other_stream(message)
+            or (self._stream_id and self._is_other_stream(message))
             or self._is_duplicate(kind, message, found)
         ):
             return
@@ -537,7 +547,7 @@ class ResponsesDecoder(StreamDecoder):
 
     def _is_other_stream(self, message: JsonObject) -> bool:
         lane = message.get("stream_id")
-        return bool(lane and self._stream_id and lane != self._stream_id)
+        return bool(lane and lane != self._stream_id)
 
     def _is_duplicate(self, kind: str, message: JsonObject, found: EventList) -> bool:
         """Return whether this event was decoded before; report gaps and late events."""

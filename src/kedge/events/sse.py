@@ -112,7 +112,6 @@ class SSEDecoder:
 
     def _parse_lines(self, text: bytes) -> list[SSEMessage]:
         """Parse ``text``, which contains at least one line end."""
-        messages: list[SSEMessage] = []
         if not self._started:
             self._started = True
             text = text.removeprefix(BYTE_ORDER_MARK)
@@ -121,33 +120,29 @@ class SSEDecoder:
         self._skip_lf = last == b"\r"
         if last and last not in b"\r\n":
             self._append_unfinished(lines.pop())
+        if len(text) > self._max_line and max(map(len, lines)) > self._max_line:
+            raise StreamTooLarge("line", self._max_line)
+        messages: list[SSEMessage] = []
         for line in lines:
             if not line:
-                if self._data and (data := self._flush_data()):
+                if data := "\n".join(self._data):
                     messages.append(SSEMessage(self._event, data))
-                self._event = ""
-            else:
-                self._parse_field(line)
+                self._event, self._message_size = "", 0
+                self._data.clear()
+                continue
+            name, _, value = line.partition(b":")
+            if name == b"data":
+                self._add_data(value)
+            elif name == b"event":
+                self._event = value.removeprefix(b" ").decode("utf-8", "replace")
+            # Comments (no name before the colon), ids, retry times and unknown fields are ignored.
         return messages
 
-    def _parse_field(self, line: bytes) -> None:
-        if len(line) > self._max_line:
-            raise StreamTooLarge("line", self._max_line)
-        name, _, value = line.partition(b":")
-        if name == b"data":
-            self._message_size += len(value) + 1  # an empty line counts as well
-            if self._message_size > self._max_message:
-                raise StreamTooLarge("message", self._max_message)
-            self._data.append(value.removeprefix(b" ").decode("utf-8", "replace"))
-        elif name == b"event":
-            self._event = value.removeprefix(b" ").decode("utf-8", "replace")
-        # Comments (no name before the colon), ids, retry times and unknown fields are ignored.
-
-    def _flush_data(self) -> str:
-        data = self._data[0] if len(self._data) == 1 else "\n".join(self._data)
-        self._data.clear()
-        self._message_size = 0
-        return data
+    def _add_data(self, value: bytes) -> None:
+        self._message_size += len(value) + 1  # an empty line counts as well
+        if self._message_size > self._max_message:
+            raise StreamTooLarge("message", self._max_message)
+        self._data.append(value.removeprefix(b" ").decode("utf-8", "replace"))
 
 
 SequenceStatus = Literal["fresh", "duplicate", "late", "gap"]

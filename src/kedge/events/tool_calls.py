@@ -405,7 +405,10 @@ class ToolCallState:
 
     def _find_owner(self, item_id: str, output_index: int) -> ToolCall | None:
         """Return the call that the arguments of this item belong to."""
-        call = self._find_by_item(item_id, output_index) or self._find_open_at(output_index)
+        call = self._find_by_item(item_id, output_index)
+        if call is not None:
+            return call
+        call = self._find_open_at(output_index)
         if call is None and len(candidates := self._by_index.get(output_index, [])) == 1:
             call = candidates[0]  # it is complete; late arguments add nothing
         if call is not None:
