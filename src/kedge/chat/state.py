@@ -9,8 +9,10 @@ state that cannot be used becomes a ``DiscardedState`` with the reason. A histor
 
 import hashlib
 import threading
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, Literal, cast
 
 from kedge.chat.state_codec import (
@@ -130,11 +132,9 @@ def encode_state(state: ChatState) -> bytes:
 
 def encode_incrementally(state: ChatState) -> tuple[bytes, ChatState]:
     """Return the bytes of a state, and the state with its JSON, from which the next one is encoded."""
-    responses: dict[str, int] = {}
-
-    def number(response_id: str) -> int:
-        return responses.setdefault(response_id, len(responses))
-
+    # Numbers every id when it is first looked up.
+    responses: defaultdict[str, int] = defaultdict(count().__next__)
+    number = responses.__getitem__
     known_blocks, known_anchors = state.encoded
     anchors = encode_anchors(state.conversation_state.anchors, number, known_anchors)
     blocks = encode_blocks(state.blocks, number, known_blocks)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, cast
 
 from kedge.json_codec import encode_text, quote
 from kedge.planning import AnchorRecord, TokenCounts
+from kedge.planning.anchors import unchecked_records
 from kedge.turns import (
     ITEM_ID,
     OUTPUT_INDEX,
@@ -75,7 +76,7 @@ class EncodedArray(NamedTuple):
         if len(self.items) > len(items) or not all(map(is_, self.items, items)):
             return False
         # Responses that have no index yet get theirs here, in the order in which the items use them.
-        return all(response_index(name) == index for name, index in self.responses.items())
+        return list(map(response_index, self.responses)) == list(self.responses.values())
 
     def extend(
         self, items: tuple[object, ...], added: list[str], responses: Mapping[str, int]
@@ -244,12 +245,15 @@ def decode_anchors(forms: Iterable[Json], responses: Sequence[str]) -> list[Anch
         if _COUNTED in form:
             members[_COUNTED] = _decode_counts(form[_COUNTED])
         rows.append(tuple(members.values()))
-    for column, kinds in zip(zip(*rows, strict=True), _ANCHOR_TYPES.values(), strict=bool(rows)):
+    if not rows:
+        return []
+    numbers, *columns = zip(*rows, strict=True)
+    for column, kinds in zip((numbers, *columns), _ANCHOR_TYPES.values(), strict=True):
         if not kinds.issuperset(map(type, column)):
             raise ValueError("an anchor has a member of another type")
-    if any(row[0] < 0 for row in rows):
+    if min(numbers) < 0:
         raise ValueError("an anchor points at no response")
-    return [AnchorRecord(responses[int(row[0])], *row[1:]) for row in rows]
+    return unchecked_records([[responses[number] for number in numbers], *columns])
 
 
 def _decode_texts(value: object) -> tuple[str, ...]:

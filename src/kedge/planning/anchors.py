@@ -6,8 +6,9 @@ record show whether the response is still available on the server.
 """
 
 import sys
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple, Protocol
 
 from kedge.errors import InvalidSetting
 from kedge.planning.digests import PrefixIndex
@@ -125,6 +126,21 @@ class AnchorRecord:
 
     def __post_init__(self) -> None:
         """Check nothing, because a record with wrong values matches no Turn."""
+
+
+_FIELD_SETTERS = [vars(AnchorRecord)[each.name].__set__ for each in fields(AnchorRecord)]
+
+
+def unchecked_records(columns: Sequence[Sequence[Any]]) -> list[AnchorRecord]:
+    """Return records from the values of each of their fields, in the order of the fields.
+
+    A state has a record of every response. To set a field of all of them at once takes a third of the time of
+    constructing each.
+    """
+    records = [object.__new__(AnchorRecord) for _ in columns[0]]
+    for set_values, values in zip(_FIELD_SETTERS, columns, strict=True):
+        any(map(set_values, records, values))
+    return records
 
 
 @dataclass(frozen=True, slots=True)
