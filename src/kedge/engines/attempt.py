@@ -8,8 +8,8 @@ can be trusted, and how to heal.
 """
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic
@@ -109,9 +109,12 @@ class RequestEngine(Engine, Generic[AttemptT]):
         healed: set[ResendReason] = set()
         while True:
             try:
-                async with self._attempt(turn, request, options) as events:
-                    async for event in events:
-                        yield event
+                attempt = await self._prepare(turn, request, options)
+                with _attach_context(attempt):
+                    attempt.plan.check()
+                    async with aclosing(self._send(attempt)) as events:
+                        async for event in events:
+                            yield event
                     return
             except HealableError as failure:
                 if failure.reason in healed or not request.heal:
@@ -124,27 +127,6 @@ class RequestEngine(Engine, Generic[AttemptT]):
                 if options.mode != mode:
                     record_mode_change(options.mode, mode, failure.reason)
                     yield ModeChanged(options.mode, mode, failure.reason)
-
-    @asynccontextmanager
-    async def _attempt(
-        self, turn: Turn, request: Request, options: SendOptions
-    ) -> AsyncGenerator[Events]:
-        """Plan a request and provide its events; errors carry the Turn and the plan.
-
-        This and `_open_response` are context managers and not generators of events, because each
-        generator between the server and the caller costs time for every event.
-        """
-        attempt = await self._prepare(turn, request, options)
-        try:
-            attempt.plan.check()
-            async with aclosing(self._send(attempt)) as events:
-                yield events
-        except HealableError as failure:
-            attach_context(failure.error, attempt.turn, attempt.plan)
-            raise
-        except EngineError as error:
-            attach_context(error, attempt.turn, attempt.plan)
-            raise
 
     async def _send(self, attempt: AttemptT) -> Events:
         """Send one request; yield its events, ending with ``TurnFinished``."""
@@ -161,17 +143,20 @@ class RequestEngine(Engine, Generic[AttemptT]):
         held, shown = attempt.held, False
         cut: StreamCut | None = None
         try:
-            async with self._open_response(attempt, decoder) as decoded:
-                async for event in decoded:
-                    if not shown:
-                        self._check_event(attempt, event)
-                    assembler.feed(event)
-                    if held is not None:
-                        held.append(event)
-                        continue
-                    if not shown and request.streaming and isinstance(event, VISIBLE_EVENTS):
-                        shown = attempt.shown = True
-                    yield event
+            with self._translate_errors(attempt):
+                reply = await self._post(attempt)
+                redact = self.transport.redact
+                async with aclosing(read_response(decoder, reply, redact)) as decoded:
+                    async for event in decoded:
+                        if not shown:
+                            self._check_event(attempt, event)
+                        assembler.feed(event)
+                        if held is not None:
+                            held.append(event)
+                            continue
+                        if not shown and request.streaming and isinstance(event, VISIBLE_EVENTS):
+                            shown = attempt.shown = True
+                        yield event
         except StreamCut as error:
             cut = error  # relevant only if the answer had not ended
         outcome = assembler.finish()
@@ -187,17 +172,13 @@ class RequestEngine(Engine, Generic[AttemptT]):
         yield AnswerFinished(outcome, finished, plan)
         yield TurnFinished(finished)
 
-    @asynccontextmanager
-    async def _open_response(
-        self, attempt: AttemptT, decoder: StreamDecoder
-    ) -> AsyncGenerator[AsyncGenerator[StreamEvent]]:
-        """Send the request and provide the events of the response, as they arrive."""
+    @contextmanager
+    def _translate_errors(self, attempt: AttemptT) -> Generator[None]:
+        """Record and translate the errors of a request; a cut stream is left to the assembler."""
         try:
-            reply = await self._post(attempt)
-            async with aclosing(read_response(decoder, reply, self.transport.redact)) as events:
-                yield events
+            yield
         except StreamCut:
-            raise  # the assembler decides whether this is a failure
+            raise
         except EngineError as error:
             error.provider = error.provider or self.name
             record_error(error)
@@ -269,3 +250,19 @@ class RequestEngine(Engine, Generic[AttemptT]):
 
     def _check_finished(self, attempt: AttemptT, outcome: Outcome, finished: Turn) -> None:
         """Raise if a recorded response must be replaced by another one."""
+
+
+@contextmanager
+def _attach_context(attempt: Attempt) -> Generator[None]:
+    """Make errors carry the Turn and the plan of an attempt.
+
+    This is not a generator of events, because each one between the server and the caller costs time for every event.
+    """
+    try:
+        yield
+    except HealableError as failure:
+        attach_context(failure.error, attempt.turn, attempt.plan)
+        raise
+    except EngineError as error:
+        attach_context(error, attempt.turn, attempt.plan)
+        raise

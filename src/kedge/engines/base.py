@@ -308,9 +308,9 @@ class Engine(ABC):
         functions, options["tools"] = _split_tools(options.get("tools", ()))
         if functions:
             return _with_tools(self, functions).stream(turn, output=output, **options)
-        filters = ContentFilters(find_filters(self))
-        request = replace(Request.of(output=output, **options), filters=filters)
-        schema = request.output
+        request = Request.of(output=output, **options)
+        filters, schema = request.filters, request.output
+        filters.add(*find_filters(self))
 
         def open_events() -> Events:
             if schema is None:

@@ -13,7 +13,7 @@ in most servers) and transport. Everything here is pure: no I/O, and the time is
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
 from kedge.engines.token_evidence import UNKNOWN_SHARE, SentTokens, agrees_with_estimate
@@ -107,8 +107,7 @@ _PROOF_TEXTS: dict[Proof, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class EvidenceKey:
+class EvidenceKey(NamedTuple):
     """The server, model and kind of request that evidence applies to."""
 
     scope: str

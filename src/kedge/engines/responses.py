@@ -75,10 +75,14 @@ class ResponsesAttempt(Attempt):
     """An attempt with its evidence about the server's memory."""
 
     evidence: ServerEvidence = field(default_factory=ServerEvidence)
-    summary: RequestSummary = field(default_factory=RequestSummary)
     sent: SentTokens | None = None
     forgot: bool = False
     """Whether the server answered without the context that the request continues."""
+
+    @property
+    def summary(self) -> RequestSummary:
+        """The properties that decide whether a rejection of the request can be healed."""
+        return summarize_request(self.body, self.options)
 
 
 class ResponsesEngine(RequestEngine[ResponsesAttempt]):
@@ -228,7 +232,6 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             params=request.resolve_params(self.params),
         )
         attempt.content = self.transport.serialize(attempt.body)
-        attempt.summary = summarize_request(attempt.body, options)
 
     def _make_decoder(self) -> ResponsesDecoder:
         return ResponsesDecoder()

@@ -16,7 +16,6 @@ context may be only a few tokens too low.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
@@ -84,8 +83,7 @@ _CLIENT_TOOL_TYPES = frozenset({"function", "custom"})
 """Tools that the server does not run; other tools add rounds and results to the usage."""
 
 
-@dataclass(frozen=True, slots=True)
-class SentTokens:
+class SentTokens(NamedTuple):
     """Bounds of the tokens that one request sends besides its instructions and tools."""
 
     lower: int

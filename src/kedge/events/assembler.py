@@ -35,6 +35,9 @@ DAMAGED_STREAM = "damaged_stream"
 """The code of an outcome that failed because its stream is inconsistent."""
 
 
+_NOT_STARTED = ResponseStarted()
+
+
 class Assembler:
     """Builds the blocks and the outcome of one response from its events.
 
@@ -45,7 +48,7 @@ class Assembler:
     def __init__(self, *, origin: str = "engine") -> None:
         self._origin = origin
         self._output = OutputBuilder()
-        self._started = ResponseStarted()
+        self._started = _NOT_STARTED
         self._terminal: TerminalEvent | None = None
         self._error: StreamFailed | None = None
         self._anomalies: dict[str, str] = {}

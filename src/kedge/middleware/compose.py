@@ -36,6 +36,7 @@ from kedge.tools import Approver, Tool, Toolbox
 from kedge.turns import Turn, TurnDiff, diff
 from kedge.turns.turn import has_prefix
 
+NO_DIFFERENCE = TurnDiff()
 FILTERED_BY = "guard"
 """The reported name of changes by content filters."""
 
@@ -175,6 +176,8 @@ class _Innermost(BaseMiddleware):
 def _track_edits(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:
     """Return the new Turn with the added blocks marked, and the changes."""
     changes = _diff_turns(before, after)
+    if not changes.added:
+        return after, changes
     unmarked = {block.id for block in changes.added if block.origin == "user"}
     if unmarked:
         after = after.with_blocks(
@@ -186,7 +189,8 @@ def _track_edits(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:
 def _diff_turns(before: Turn, after: Turn) -> TurnDiff:
     """Return the difference; fast if nothing changed or blocks were only appended."""
     if has_prefix(after, before):
-        return TurnDiff(added=after[len(before) :])
+        added = after[len(before) :]
+        return TurnDiff(added) if added else NO_DIFFERENCE
     return diff(before, after)
 
 

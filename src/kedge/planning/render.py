@@ -93,6 +93,8 @@ def get_instructions(turn: Turn) -> str | None:
     Returns:
         The text, or None if the Turn has no leading system block.
     """
+    if not turn.lead:
+        return None
     texts = [block.text for block in turn.leading if isinstance(block, SystemBlock)]
     return "\n\n".join(texts) or None
 

@@ -152,7 +152,7 @@ class Turn:
     @property
     def leading(self) -> tuple[Block, ...]:
         """The leading system blocks, which are sent with every request and are not part of a digest."""
-        return self[: self.lead]
+        return tuple(self._memo.lineage.blocks[: self.lead])
 
     @property
     def body(self) -> tuple[Block, ...]:
