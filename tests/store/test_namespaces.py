@@ -21,9 +21,9 @@ from kedge.store import (
     StoredExchange,
     Telemetry,
     open_store,
+    proxied_requests,
     search,
 )
-from kedge.store import store as store_module
 from kedge.store.response_index import select_all_evidence
 from kedge.store.summaries import (
     LIST_FILTERS,
@@ -327,7 +327,7 @@ async def test_requests_of_a_user_do_not_displace_those_of_others(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each namespace retains its own newest requests, however many another one has."""
-    monkeypatch.setattr(store_module, "MAX_PROXIED", 3)
+    monkeypatch.setattr(proxied_requests, "MAX_PROXIED", 3)
     alice, bob = store.use_namespace("alice"), store.use_namespace("bob")
     await alice.add_proxied([PROXIED])
     for number in range(5):

@@ -16,13 +16,12 @@ from kedge.errors import InvalidSetting, NotInStore
 from kedge.json_codec import decode
 from kedge.json_codec import encode_text as encode
 from kedge.planning import Mode
-from kedge.store.database import Row, Tx
-from kedge.store.records import ConversationRow
+from kedge.planning.anchors import validate_seconds
+from kedge.store.database import Row, Tx, marks, split_chunks
+from kedge.store.records import ConversationRow, validate_data, validate_tags, validate_text
 
 T = TypeVar("T")
 
-_CHUNK_SIZE = 500
-"""How many conversations are named in one query; databases limit the number of its values."""
 _COLUMNS = (
     "c.id, c.title, c.archived, c.head, c.mode, c.retention, c.data, c.forked_from, c.forked_at, "
     "c.created_at, c.updated_at, c.ttl, c.delete_at, c.tree, c.number"
@@ -201,6 +200,18 @@ def resolve(tx: Tx, conversation: str | ConversationRow, lock: str = "") -> Conv
     return select_conversation(tx, conversation, lock)
 
 
+def validate_members(members: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the members of a conversation that are to be changed; None leaves a member as it is."""
+    checks: dict[str, Callable[[Any], Any]] = {
+        "title": lambda title: validate_text(title, "title"),
+        "tags": validate_tags,
+        "archived": bool,
+        "ttl": lambda ttl: validate_seconds(ttl, "ttl"),
+        "data": validate_data,
+    }
+    return {name: checks[name](value) for name, value in members.items() if value is not None}
+
+
 def update(
     tx: Tx,
     conversation: str | ConversationRow,
@@ -243,10 +254,9 @@ def move_head(tx: Tx, number: int, expected: int, head: int, now: float) -> bool
 
 def _select_tags(tx: Tx, numbers: list[int]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
-    for start in range(0, len(numbers), _CHUNK_SIZE):
-        chunk = numbers[start : start + _CHUNK_SIZE]
-        marks = ", ".join("?" * len(chunk))
-        query = f"SELECT conversation, tag FROM tags WHERE conversation IN ({marks}) ORDER BY tag"
+    for chunk in split_chunks(numbers):
+        among = f"conversation IN ({marks(chunk)})"
+        query = f"SELECT conversation, tag FROM tags WHERE {among} ORDER BY tag"
         for number, tag in tx.rows(query, chunk):
             found.setdefault(number, []).append(tag)
     return found

@@ -7,7 +7,7 @@ them are in `Dialect` and in the two modules that implement `Database`. SQL uses
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -79,9 +79,9 @@ class Dialect:
     types: Mapping[str, str]
     """The column types for ``{serial}``, ``{bytes}`` and so on in migrations."""
     lock_links: str
-    """Blocks the insertion of links by others until the end of the transaction."""
+    """The statement of `lock_links`; empty if there is only one writer at a time."""
     lock_links_shared: str
-    """Waits for transactions that block the insertion of links, and blocks new ones."""
+    """The statement of `lock_links_shared`; empty if there is only one writer at a time."""
     for_update: str
     """Blocks changes of a selected row until the end of the transaction."""
     for_key_share: str
@@ -114,6 +114,33 @@ class Dialect:
     """An expression for the integer at or below a positive number."""
     list_tables: str
     """A query for the names of all tables."""
+
+
+def lock_links(tx: Tx) -> None:
+    """Block the insertion of links by others until the end of the transaction."""
+    if tx.dialect.lock_links:
+        tx.run(tx.dialect.lock_links)
+
+
+def lock_links_shared(tx: Tx) -> None:
+    """Wait for transactions that block the insertion of links, and block new ones."""
+    if tx.dialect.lock_links_shared:
+        tx.run(tx.dialect.lock_links_shared)
+
+
+MAX_VALUES = 500
+"""How many keys are named in one statement; databases limit the number of its values."""
+
+
+def split_chunks(keys: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield keys in chunks for one statement each."""
+    for start in range(0, len(keys), MAX_VALUES):
+        yield keys[start : start + MAX_VALUES]
+
+
+def marks(values: Sized) -> str:
+    """Return the placeholders of some values, separated by commas."""
+    return ", ".join("?" * len(values))
 
 
 class Database(ABC):

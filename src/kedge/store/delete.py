@@ -9,20 +9,51 @@ from dataclasses import replace
 
 from kedge.errors import NotInStore
 from kedge.store import response_sums, search, telemetry
-from kedge.store.conversations import resolve
-from kedge.store.database import Tx
+from kedge.store.conversations import resolve, select_old
+from kedge.store.database import Database, Tx, lock_links, marks, split_chunks
 from kedge.store.nodes import find_used_nodes, hash_node, select_tree
 from kedge.store.records import ConversationRow, Node
 
-CHUNK_SIZE = 500
 _CONVERSATION_TABLES = (*telemetry.TABLES, "claims", "tags")
+
+
+async def delete_old(
+    database: Database, now: float, *, age: float | None, tag: str | None = None
+) -> list[str]:
+    """Delete conversations one by one, except those that are changed meanwhile; return their ids.
+
+    The arguments are those of `conversations.select_old`.
+    """
+    deleted: list[str] = []
+    groups: set[int] = set()
+
+    def work(tx: Tx, row: ConversationRow) -> set[int] | None:
+        if not select_old(tx, now, age=age, tag=tag, number=row.number):
+            return None
+        return delete_unchanged(tx, row)
+
+    for row in await database.read(lambda tx: select_old(tx, now, age=age, tag=tag)):
+        changed = await database.write(lambda tx, row=row: work(tx, row))
+        if changed is not None:
+            deleted.append(row.id)
+            groups |= changed
+    if deleted:
+        await reclaim(database, groups)
+    return deleted
+
+
+async def reclaim(database: Database, groups: set[int]) -> None:
+    """Overwrite deleted data in groups of the search index, then in the files."""
+    for group in sorted(groups):
+        await database.write(lambda tx, group=group: search.rewrite_group(tx, group))
+    await database.reclaim()
 
 
 def delete_unchanged(
     tx: Tx, conversation: ConversationRow, members: Sequence[str] = ("updated_at", "delete_at")
 ) -> set[int] | None:
     """Delete a conversation; return None if a member was changed since its row was read."""
-    _lock_links(tx)
+    lock_links(tx)
     try:
         row = resolve(tx, conversation, tx.dialect.for_update)
     except NotInStore:
@@ -37,7 +68,7 @@ def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]
     Returns:
         The groups of the search index that must be rewritten; see `search.rewrite_group`.
     """
-    _lock_links(tx)
+    lock_links(tx)
     row = resolve(tx, conversation, tx.dialect.for_update)
     others = tx.rows(
         "SELECT number, head FROM conversations WHERE tree = ? AND number <> ? ORDER BY number",
@@ -72,11 +103,6 @@ def _delete_claims(tx: Tx, conversations: Sequence[int], nodes: set[int]) -> Non
         for key, *linked in tx.rows(query, (number,)):
             if not nodes.isdisjoint(linked):
                 tx.run("DELETE FROM claims WHERE conversation = ? AND key = ?", (number, key))
-
-
-def _lock_links(tx: Tx) -> None:
-    if tx.dialect.lock_links:
-        tx.run(tx.dialect.lock_links)
 
 
 def _assign_nodes(
@@ -132,7 +158,7 @@ def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> set[in
     tx.run_many(disown, [(block, row.number) for block in remaining])
     candidates -= remaining
     groups: set[int] = set()
-    for chunk in _split_chunks(sorted(candidates)):
+    for chunk in split_chunks(sorted(candidates)):
         shared = _find_shared_blocks(tx, chunk)
         unreferenced = [block for block in chunk if block not in shared]
         groups |= search.delete_texts(tx, unreferenced)
@@ -142,29 +168,22 @@ def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> set[in
 
 def _find_shared_blocks(tx: Tx, blocks: Sequence[int]) -> set[int]:
     """Return the blocks that are used elsewhere; only blocks without an owner can be."""
-    marks = ", ".join("?" * len(blocks))
-    query = f"SELECT id FROM blocks WHERE id IN ({marks}) AND owner IS NULL"
+    query = f"SELECT id FROM blocks WHERE id IN ({marks(blocks)}) AND owner IS NULL"
     ownerless = [block for (block,) in tx.rows(query, blocks)]
     if not ownerless:
         return set()
-    marks = ", ".join("?" * len(ownerless))
-    query = f"SELECT DISTINCT block FROM links WHERE block IN ({marks})"
+    query = f"SELECT DISTINCT block FROM links WHERE block IN ({marks(ownerless)})"
     return {block for (block,) in tx.rows(query, ownerless)}
 
 
 def _delete_rows(tx: Tx, table: str, column: str, keys: Sequence[int]) -> None:
-    for chunk in _split_chunks(keys):
-        marks = ", ".join("?" * len(chunk))
-        tx.run(f"DELETE FROM {table} WHERE {column} IN ({marks})", chunk)
-
-
-def _split_chunks(keys: Sequence[int]) -> list[Sequence[int]]:
-    return [keys[start : start + CHUNK_SIZE] for start in range(0, len(keys), CHUNK_SIZE)]
+    for chunk in split_chunks(keys):
+        tx.run(f"DELETE FROM {table} WHERE {column} IN ({marks(chunk)})", chunk)
 
 
 def delete_orphans(tx: Tx) -> int:
     """Delete rows without a referenced row, and blocks without a link; return the number of blocks."""
-    _lock_links(tx)
+    lock_links(tx)
     for table in _CONVERSATION_TABLES:
         tx.run(f"DELETE FROM {table} WHERE conversation NOT IN (SELECT number FROM conversations)")
     for table in telemetry.TABLES:
@@ -173,7 +192,7 @@ def delete_orphans(tx: Tx) -> int:
     orphans = [block for (block,) in found]
     _delete_rows(tx, "blocks", "id", orphans)
     found = tx.rows("SELECT rowid FROM texts WHERE rowid NOT IN (SELECT id FROM blocks)")
-    for chunk in _split_chunks([block for (block,) in found]):
+    for chunk in split_chunks([block for (block,) in found]):
         search.delete_texts(tx, chunk)
     if search.find_unindexed(tx, search.get_index_position(tx)):
         tx.run("DELETE FROM indexed")  # then the next search indexes the missing blocks

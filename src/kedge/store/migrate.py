@@ -63,6 +63,11 @@ def read_schema_version(tx: Tx) -> int:
     return int(tx.rows("SELECT version FROM kedge_schema")[0][0])
 
 
+def is_current(tx: Tx) -> bool:
+    """Return whether the schema is the newest one; then opening a database does not write to it."""
+    return read_schema_version(tx) == len(load_migrations(tx.dialect.name))
+
+
 def migrate(tx: Tx, target: int | None = None) -> int:
     """Upgrade the schema, and return the number of migrations applied."""
     if tx.dialect.lock_schema:

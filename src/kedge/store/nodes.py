@@ -27,7 +27,7 @@ from kedge.store.conversations import (
     select_conversation,
     set_tags,
 )
-from kedge.store.database import Row, Tx
+from kedge.store.database import Row, Tx, lock_links_shared
 from kedge.store.records import (
     MAX_INTEGER,
     ConversationRow,
@@ -326,12 +326,6 @@ def _lock_parent(tx: Tx, conversation: ConversationRow, parent: Node) -> None:
     if found:
         raise NotInStore(f"blocks of node {parent.id} were deleted; load the conversation again")
     raise _missing_node(parent.id)
-
-
-def lock_links_shared(tx: Tx) -> None:
-    """Wait for deletions, and block new ones until the end of the transaction."""
-    if tx.dialect.lock_links_shared:
-        tx.run(tx.dialect.lock_links_shared)
 
 
 def _is_branch_tip(tx: Tx, branch: int, length: int) -> bool:

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from kedge.errors import CannotOpenStore, InvalidSetting
 from kedge.store.database import Database, NamespaceDatabase
-from kedge.store.migrate import load_migrations, migrate, read_schema_version
+from kedge.store.migrate import is_current, migrate
 from kedge.store.records import validate_namespace
 from kedge.store.sqlite import MEMORY, SQLiteDatabase
 from kedge.store.store import Store
@@ -52,7 +52,8 @@ async def open_store(
         validate_namespace(namespace)
     database = open_database(url, wait_seconds)
     try:
-        await _upgrade_schema(database)
+        if not await database.read(is_current):
+            await database.write(migrate)
     except BaseException:
         await database.aclose()
         raise
@@ -78,20 +79,12 @@ def open_current_database(url: str, wait_seconds: float = 10.0) -> Database:
     """Return the database at an address after upgrading it; blocks the calling thread."""
     database = open_database(url, wait_seconds)
     try:
-        newest = len(load_migrations(database.dialect.name))
-        if database.read_sync(read_schema_version) != newest:
+        if not database.read_sync(is_current):
             database.write_sync(migrate)
     except BaseException:
         database.close()
         raise
     return database
-
-
-async def _upgrade_schema(database: Database) -> None:
-    """Upgrade the schema if it is old; a current one is not written to."""
-    newest = len(load_migrations(database.dialect.name))
-    if await database.read(read_schema_version) != newest:
-        await database.write(migrate)
 
 
 def _open_sqlite(url: str, wait_seconds: float) -> Database:

@@ -4,7 +4,7 @@ These are functions of a transaction; `Store` calls them. Bodies are stored only
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from kedge.errors import NotInStore
@@ -80,6 +80,8 @@ class ProxyTotals:
     full_bytes: int
 
 
+MAX_PROXIED = 10_000
+"""How many requests are retained in each namespace."""
 _COLUMNS = [each.name for each in fields(ProxiedRequest) if each.name != "id"]
 _INSERT = (
     f"INSERT INTO proxied_requests ({', '.join(_COLUMNS)}, namespace) "
@@ -88,16 +90,24 @@ _INSERT = (
 _LISTED = [name for name in _COLUMNS if name not in ("request", "response")]
 
 
-def insert_proxied(tx: Tx, requests: Sequence[ProxiedRequest], retained: int) -> None:
-    """Store requests, and drop all but the newest of the namespace."""
+def insert_proxied(tx: Tx, requests: Sequence[ProxiedRequest], body_bytes: int) -> None:
+    """Store requests with the beginning of their bodies, and drop all but the newest of the namespace."""
+    requests = [_truncate_bodies(each, body_bytes) for each in requests]
     rows = [[_escape_text(getattr(each, name)) for name in _COLUMNS] for each in requests]
     at = _COLUMNS.index("is_lost")
     tx.run_many(_INSERT, [[*row[:at], int(row[at]), *row[at + 1 :], tx.namespace] for row in rows])
     tx.run(
         "DELETE FROM proxied_requests WHERE namespace = ? AND id <= (SELECT id FROM proxied_requests "
         "WHERE namespace = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
-        (tx.namespace, tx.namespace, retained),
+        (tx.namespace, tx.namespace, MAX_PROXIED),
     )
+
+
+def _truncate_bodies(request: ProxiedRequest, size: int) -> ProxiedRequest:
+    """Return a request with at most ``size`` bytes of each body; with 0, without them."""
+    bodies = (request.request, request.response)
+    sent, received = (body[:size] if size and body is not None else None for body in bodies)
+    return replace(request, request=sent, response=received)
 
 
 def _escape_text(value: Any) -> Any:

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kedge.json_codec import decode
-from kedge.store.database import Tx
+from kedge.store.database import Tx, marks, split_chunks
 
-_CHUNK = 500
 _INSERT_ENTRY = (
     "INSERT INTO response_index (scope, response_id, digest, entry, created_at) "
     "VALUES (?, ?, ?, ?, ?) ON CONFLICT (scope, response_id)"
@@ -27,12 +26,10 @@ def _qualify(tx: Tx, name: str) -> str:
 def find_entries(tx: Tx, scope: str, digests: Sequence[str]) -> list[str]:
     """Return the entries of a scope whose content has one of these digests."""
     found: list[str] = []
-    for start in range(0, len(digests), _CHUNK):
-        some = digests[start : start + _CHUNK]
-        marks = ",".join("?" * len(some))
+    for chunk in split_chunks(digests):
         rows = tx.rows(
-            f"SELECT entry FROM response_index WHERE scope = ? AND digest IN ({marks})",
-            (_qualify(tx, scope), *some),
+            f"SELECT entry FROM response_index WHERE scope = ? AND digest IN ({marks(chunk)})",
+            (_qualify(tx, scope), *chunk),
         )
         found += [entry for (entry,) in rows]
     return found

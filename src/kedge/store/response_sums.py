@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kedge.store.database import Row, Tx
+from kedge.store.database import Row, Tx, lock_links, marks, split_chunks
 from kedge.store.records import Damage
 
 BATCH_SIZE = 256
@@ -21,7 +21,6 @@ BATCH_SIZE = 256
 SECONDS_PER_DAY = 86_400
 ALL_DAYS = -1
 """The day under which `latency_counts` and `conversation_sums` have the sums of all days."""
-_CHUNK_SIZE = 500
 
 ANSWERED = "r.status IN ('completed', 'lost')"
 """A response that the provider lost later was answered."""
@@ -109,8 +108,7 @@ def has_pending(tx: Tx) -> bool:
 
 def add_pending(tx: Tx) -> None:
     """Add all responses to the sums that are not in them."""
-    if tx.dialect.lock_links:
-        tx.run(tx.dialect.lock_links)
+    lock_links(tx)
     ((newest,),) = tx.rows("SELECT COALESCE(MAX(node), 0) FROM responses")
     position = get_position(tx)
     if newest > position:
@@ -131,9 +129,8 @@ def add(tx: Tx, nodes: Sequence[int]) -> None:
 def _apply_to_nodes(tx: Tx, nodes: Sequence[int], sign: int) -> None:
     position = get_position(tx)
     included = sorted(node for node in nodes if node <= position)
-    for start in range(0, len(included), _CHUNK_SIZE):
-        chunk = included[start : start + _CHUNK_SIZE]
-        _apply(tx, f"r.node IN ({', '.join('?' * len(chunk))})", chunk, sign)
+    for chunk in split_chunks(included):
+        _apply(tx, f"r.node IN ({marks(chunk)})", chunk, sign)
 
 
 def _apply(tx: Tx, where: str, values: Sequence[Any], sign: int) -> None:
@@ -142,7 +139,6 @@ def _apply(tx: Tx, where: str, values: Sequence[Any], sign: int) -> None:
         keys, sums = _TABLES[table]
         replaced = ("depth", "day") if table == "chain_links" else ()
         columns = (*keys, *replaced, *sums)
-        marks = ", ".join("?" * len(columns))
         changed = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in sums)
         if replaced:  # an id may be known as an anchor before its response is added
             new_value = "CASE WHEN excluded.depth > 0 THEN excluded.{0} ELSE chain_links.{0} END"
@@ -151,7 +147,7 @@ def _apply(tx: Tx, where: str, values: Sequence[Any], sign: int) -> None:
         if replaced:
             rows = [(*row[:3], abs(row[3]), abs(row[4]), *row[5:]) for row in rows]
         tx.run_many(
-            f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) "
+            f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks(columns)}) "
             f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {changed}",
             rows,
         )
@@ -248,8 +244,7 @@ def _count_chain_links(tx: Tx, where: str, values: Sequence[Any]) -> Totals:
 
 def rebuild(tx: Tx) -> None:
     """Compute all sums again."""
-    if tx.dialect.lock_links:
-        tx.run(tx.dialect.lock_links)
+    lock_links(tx)
     for table in _TABLES:
         tx.run(f"DELETE FROM {table}")
     tx.run("UPDATE summed SET node = 0")

@@ -11,7 +11,7 @@ from kedge.json_codec import encode_text as encode
 from kedge.planning import AnchorRecord, Status, TokenCounts
 from kedge.planning.anchors import limit_expiry
 from kedge.store import response_sums
-from kedge.store.database import Row, Tx
+from kedge.store.database import Row, Tx, lock_links_shared, marks
 from kedge.store.records import ResponseRow
 from kedge.turns.immutable import build_instances
 
@@ -156,8 +156,7 @@ def select_usage(tx: Tx, tree: int, node: int) -> Usage | None:
 
 def mark_lost(tx: Tx, record: AnchorRecord, scope: int, reason: str) -> bool:
     """Mark a completed response as lost by its provider; return whether it was not marked yet."""
-    if tx.dialect.lock_links_shared:
-        tx.run(tx.dialect.lock_links_shared)  # so that the sums do not change meanwhile
+    lock_links_shared(tx)  # so that the sums do not change meanwhile
     found = tx.rows(
         "SELECT node FROM responses WHERE digest = ? AND scope = ? AND provider_response_id = ? "
         "AND status = 'completed' "
@@ -182,11 +181,10 @@ def select_anchors(
 
     Each expires by the shorter retention of its conversation and of the requesting one.
     """
-    marks = ", ".join("?" * len(digests))
     rows = tx.rows(
         f"SELECT {ANCHOR_COLUMNS}, c.retention FROM responses r "
         "JOIN scopes s ON s.number = r.scope JOIN conversations c ON c.number = r.conversation "
-        f"WHERE r.digest IN ({marks}) AND s.name = ? AND r.status = 'completed' "
+        f"WHERE r.digest IN ({marks(digests)}) AND s.name = ? AND r.status = 'completed' "
         "AND c.namespace = ?",
         (*map(pack_digest, digests), scope, tx.namespace),
     )

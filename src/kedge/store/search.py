@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple, get_args
 
-from kedge.errors import InvalidSetting
+from kedge.errors import InvalidSetting, StoreReadOnly
 from kedge.store.block_codec import decode_blocks, extract_text
-from kedge.store.database import Dialect, Tx
-from kedge.store.nodes import find_used_nodes, lock_links_shared, select_tree
+from kedge.store.database import Database, Dialect, Tx, lock_links_shared, marks
+from kedge.store.nodes import find_used_nodes, select_tree
 from kedge.store.records import Hit, validate_page
 
 BATCH_SIZE = 1_000
@@ -274,6 +274,17 @@ def index_terms(folded: str) -> list[str]:
     return list(terms)
 
 
+async def update_index(database: Database) -> bool:
+    """Index the blocks that are not indexed yet; return whether the index is complete then."""
+    after = await database.read(get_index_position)
+    try:
+        while after is not None:
+            after = await database.write(lambda tx, after=after: index_batch(tx, after))
+    except StoreReadOnly:  # blocks that are not indexed are read one by one
+        return False
+    return True
+
+
 def index_batch(tx: Tx, after: int) -> int | None:
     """Index the blocks of the next nodes; return the last node, or ``None`` when all are indexed."""
     lock_links_shared(tx)  # or a block could be deleted before its text is read
@@ -298,12 +309,12 @@ def insert_texts(tx: Tx, terms: Mapping[int, str]) -> None:
 
 def delete_texts(tx: Tx, blocks: Sequence[int]) -> set[int]:
     """Delete blocks from the index; return their groups, which must be rewritten."""
-    query = f"SELECT rowid FROM texts WHERE rowid IN ({_marks(blocks)})"
+    query = f"SELECT rowid FROM texts WHERE rowid IN ({marks(blocks)})"
     indexed = [block for (block,) in tx.rows(query, blocks)] if blocks else []
     groups = _split_groups(tx, indexed)
     for group, members in groups.items():
         for table in {"texts", tx.dialect.text_table.format(group)}:
-            tx.run(f"DELETE FROM {table} WHERE rowid IN ({_marks(members)})", members)
+            tx.run(f"DELETE FROM {table} WHERE rowid IN ({marks(members)})", members)
     return set(groups)
 
 
@@ -404,7 +415,7 @@ def _select_own(tx: Tx, page: list[tuple[int, str]]) -> list[tuple[int, str]]:
     """Return the blocks of the transaction's namespace; only these count toward the ranked ones."""
     if not page:
         return []
-    rows = tx.rows(_SELECT_OWN.format(marks=_marks(page)), (tx.namespace, *(b for b, _ in page)))
+    rows = tx.rows(_SELECT_OWN.format(marks=marks(page)), (tx.namespace, *(b for b, _ in page)))
     namespace_blocks = {block for (block,) in rows}
     return [row for row in page if row[0] in namespace_blocks]
 
@@ -466,7 +477,7 @@ class _Conversations:
         found: dict[int, dict[str, _Use]] = {}
         if not blocks:
             return found
-        rows = self._tx.rows(_SELECT_NODES.format(marks=_marks(blocks)), blocks)
+        rows = self._tx.rows(_SELECT_NODES.format(marks=marks(blocks)), blocks)
         times = self._load_times([row[3] for row in rows])
         for block, tree, position, node in rows:
             if node not in times:
@@ -480,7 +491,7 @@ class _Conversations:
         """Return the creation times of the nodes in the time range of the search."""
         since = -math.inf if self._options.since is None else self._options.since
         until = math.inf if self._options.until is None else self._options.until
-        query = f"SELECT id, created_at FROM nodes WHERE id IN ({_marks(nodes)})"
+        query = f"SELECT id, created_at FROM nodes WHERE id IN ({marks(nodes)})"
         rows = self._tx.rows(query, nodes) if nodes else []
         return {node: created_at for node, created_at in rows if since <= created_at < until}
 
@@ -499,10 +510,6 @@ class _Conversations:
                 if tag is None or is_tagged
             ]
         return self._trees[tree]
-
-
-def _marks(values: Sequence[object]) -> str:
-    return ", ".join("?" * len(values))
 
 
 def _build_hit(match: _Match, query: Query) -> Hit:

@@ -47,7 +47,7 @@ SQLITE = Dialect(
         "bytes": "BLOB",
         "clustered": " WITHOUT ROWID",
     },
-    lock_links="",  # there is only one writer at a time
+    lock_links="",
     lock_links_shared="",
     for_update="",
     for_key_share="",

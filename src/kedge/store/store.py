@@ -8,17 +8,14 @@ transactions and checks that the conversation of a row still exists.
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from kedge.errors import (
     HeadConflict,
     InvalidSetting,
     NotInStore,
-    StoreBusy,
     StoreError,
     StoreReadOnly,
-    StoreUnreachable,
 )
 from kedge.events import Usage
 from kedge.planning import AnchorRecord, Mode
@@ -39,7 +36,13 @@ from kedge.store import (
     verify,
 )
 from kedge.store.block_codec import decode_blocks
-from kedge.store.database import Database, NamespaceDatabase, Tx
+from kedge.store.database import (
+    Database,
+    NamespaceDatabase,
+    Tx,
+    lock_links_shared,
+    split_chunks,
+)
 from kedge.store.proxied_requests import ProxiedRequest, ProxyTotals
 from kedge.store.records import (
     MAX_INTEGER,
@@ -68,10 +71,6 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 T = TypeVar("T")
 
-MAX_PROXIED = 10_000
-"""How many requests that went through a proxy are retained in each namespace."""
-CHUNK_SIZE = 500
-"""How many digests are looked up at once."""
 MAX_NUMBER_LENGTH = 100
 """How many digits of a node's number are read; Python rejects thousands of them."""
 
@@ -189,15 +188,7 @@ class Store:
             requests: The requests; the newest 10,000 of this namespace are retained.
         """
         size = self.body_bytes if self.keep_bodies else 0
-        rows = [
-            replace(
-                each,
-                request=each.request[:size] if size and each.request is not None else None,
-                response=each.response[:size] if size and each.response is not None else None,
-            )
-            for each in requests
-        ]
-        await self.database.write(lambda tx: proxied_requests.insert_proxied(tx, rows, MAX_PROXIED))
+        await self.database.write(lambda tx: proxied_requests.insert_proxied(tx, requests, size))
 
     async def list_proxied(self, *, limit: int = 100, before: int = 0) -> list[ProxiedRequest]:
         """Return requests that were sent through a proxy, newest first, without their bodies.
@@ -370,7 +361,7 @@ class Store:
             InvalidSetting: A value is not allowed.
         """
         members = {"title": title, "tags": tags, "archived": archived, "ttl": ttl, "data": data}
-        changes = _validate_members(members)
+        changes = conversations.validate_members(members)
         return await self.database.write(
             lambda tx: conversations.update(tx, name, lambda _: changes, self.clock())
         )
@@ -399,7 +390,7 @@ class Store:
         """
         return await self.database.write(
             lambda tx: conversations.update(
-                tx, name, lambda row: _validate_members(compute(row)), self.clock()
+                tx, name, lambda row: conversations.validate_members(compute(row)), self.clock()
             )
         )
 
@@ -432,7 +423,7 @@ class Store:
             NotInStore: There is no such conversation.
         """
         groups = await self.database.write(lambda tx: delete.delete_conversation(tx, name))
-        await self._reclaim(groups)
+        await delete.reclaim(self.database, groups)
 
     async def schedule_delete(
         self, name: str | ConversationRow, at: float | None
@@ -473,7 +464,7 @@ class Store:
             lambda tx: delete.delete_unchanged(tx, row, ("delete_at",))
         )
         if groups is not None:
-            await self._reclaim(groups)
+            await delete.reclaim(self.database, groups)
         return groups is not None
 
     async def delete_expired(self) -> list[str]:
@@ -482,7 +473,7 @@ class Store:
         Returns:
             Their ids.
         """
-        return await self._delete_old(None)
+        return await delete.delete_old(self.database, self.clock(), age=None)
 
     async def list_older(self, seconds: float, *, tag: str | None = None) -> list[str]:
         """Return the ids of the conversations that `delete_older` with these arguments deletes.
@@ -509,35 +500,8 @@ class Store:
         Raises:
             InvalidSetting: The age is not a number of seconds above 0.
         """
-        return await self._delete_old(validate_seconds(seconds, "seconds"), tag)
-
-    async def _delete_old(self, age: float | None, tag: str | None = None) -> list[str]:
-        """Delete conversations one by one, except those that are changed meanwhile."""
-        deleted: list[str] = []
-        groups: set[int] = set()
-        now = self.clock()
-
-        def work(tx: Tx, row: ConversationRow) -> set[int] | None:
-            if not conversations.select_old(tx, now, age=age, tag=tag, number=row.number):
-                return None
-            return delete.delete_unchanged(tx, row)
-
-        for row in await self.database.read(
-            lambda tx: conversations.select_old(tx, now, age=age, tag=tag)
-        ):
-            changed = await self.database.write(lambda tx, row=row: work(tx, row))
-            if changed is not None:
-                deleted.append(row.id)
-                groups |= changed
-        if deleted:
-            await self._reclaim(groups)
-        return deleted
-
-    async def _reclaim(self, groups: set[int]) -> None:
-        """Overwrite deleted data in groups of the search index, then in the files."""
-        for group in sorted(groups):
-            await self.database.write(lambda tx, group=group: search.rewrite_group(tx, group))
-        await self.database.reclaim()
+        age, now = validate_seconds(seconds, "seconds"), self.clock()
+        return await delete.delete_old(self.database, now, age=age, tag=tag)
 
     # The tree
 
@@ -909,8 +873,7 @@ class Store:
         Returns:
             Their anchors, which expire by the shorter of both conversations' retentions.
         """
-        for start in range(0, len(digests), CHUNK_SIZE):
-            chunk = digests[start : start + CHUNK_SIZE]
+        for chunk in split_chunks(digests):
             found = await self.database.read(
                 lambda tx, chunk=chunk: responses.select_anchors(tx, scope, chunk, retention)
             )
@@ -1049,16 +1012,9 @@ class Store:
             InvalidSetting: The order, the limit or the offset is not allowed.
         """
         options = search.SearchOptions(limit, offset, role, tag, since, until, order)
-        after = await self.database.read(search.get_index_position)
-        try:
-            while after is not None:
-                after = await self.database.write(
-                    lambda tx, after=after: search.index_batch(tx, after)
-                )
-        except StoreReadOnly:  # blocks that are not indexed are read one by one
-            pass
+        is_complete = await search.update_index(self.database)
         return await self.database.read(
-            lambda tx: search.find_blocks(tx, words, options, index_is_complete=after is None)
+            lambda tx: search.find_blocks(tx, words, options, index_is_complete=is_complete)
         )
 
     async def export(self, conversation: ConversationRow) -> str:
@@ -1109,7 +1065,7 @@ class Store:
         for name in [] if self.namespace else await self.namespaces():
             await self.use_namespace(name).delete_expired()
         swept = await self.database.write(delete.delete_orphans)
-        await self._reclaim(await self.database.read(search.list_groups))
+        await delete.reclaim(self.database, await self.database.read(search.list_groups))
         await self.database.reclaim(vacuum=True)
         return swept
 
@@ -1123,24 +1079,7 @@ class Store:
             InvalidSetting: This store is bound to a namespace.
         """
         self._require_default("verify")
-        damage = await self._run_check(verify.check_database)
-        for after in await self.database.read(verify.list_batches):
-            damage += await self._run_check(verify.check_blocks, after)
-        damage += await self._run_check(verify.check_references)
-        damage += await self._run_check(verify.check_search_index)
-        damage += await self._run_check(response_sums.check_sums)
-        for tree in await self.database.read(verify.list_trees):
-            damage += await self._run_check(verify.check_tree, tree)
-        return damage
-
-    async def _run_check(self, check: Callable[..., list[Damage]], *values: int) -> list[Damage]:
-        """Return the damage that a check finds, including rows that cannot be read."""
-        try:
-            return await self.database.read(lambda tx: check(tx, *values))
-        except (StoreBusy, StoreUnreachable):
-            raise
-        except StoreError as error:
-            return [Damage(" ".join((check.__name__, *map(str, values))), str(error))]
+        return await verify.check_store(self.database)
 
     # Transactions
 
@@ -1161,7 +1100,7 @@ class Store:
         """Run a transaction on a conversation that must exist, and prevent its deletion meanwhile."""
 
         def run(tx: Tx) -> T:
-            nodes.lock_links_shared(tx)
+            lock_links_shared(tx)
             conversations.require_conversation(tx, conversation, tx.dialect.for_key_share)
             return work(tx)
 
@@ -1191,15 +1130,3 @@ class Store:
             node=node,
             body_bytes=self.body_bytes if self.keep_bodies else 0,
         )
-
-
-def _validate_members(members: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the members of a conversation that are to be changed; None leaves a member as it is."""
-    checks: dict[str, Callable[[Any], Any]] = {
-        "title": lambda title: validate_text(title, "title"),
-        "tags": validate_tags,
-        "archived": bool,
-        "ttl": lambda ttl: validate_seconds(ttl, "ttl"),
-        "data": validate_data,
-    }
-    return {name: checks[name](value) for name, value in members.items() if value is not None}

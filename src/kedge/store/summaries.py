@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from kedge.planning.anchors import limit_expiry, relied_until
 from kedge.store.block_codec import PREVIEW_CHARS, decode_blocks, preview_bodies
 from kedge.store.conversations import checked, select_conversation
-from kedge.store.database import Row, Tx
+from kedge.store.database import Row, Tx, marks
 from kedge.store.nodes import PATH_CTE
 from kedge.store.records import ConversationRow, StoredExchange, validate_page
 from kedge.store.response_sums import ALL_DAYS
@@ -147,7 +147,7 @@ async def list_summaries(
         )
         values += (model, model)
     if ids is not None:
-        conditions.append(f"c.id IN ({', '.join('?' * len(ids))})" if ids else "1 = 0")
+        conditions.append(f"c.id IN ({marks(ids)})" if ids else "1 = 0")
         values += ids
     if tag is not None:
         conditions.append("c.number IN (SELECT conversation FROM tags WHERE tag = ?)")
@@ -194,16 +194,21 @@ async def list_labels(store: Store) -> tuple[list[str], list[str]]:
 
 async def find_by_title(store: Store, text: str, limit: int) -> list[str]:
     """Return the ids of conversations whose title contains this text."""
-    plain = re.sub(r"([!%_])", r"!\1", text.lower())
     query = (
         "SELECT c.id FROM conversations c WHERE c.namespace = ? "
         "AND LOWER(c.title) LIKE ? ESCAPE '!' LIMIT ?"
     )
 
     def work(tx: Tx) -> list[str]:
-        return [name for (name,) in tx.rows(query, (tx.namespace, f"%{plain}%", limit))]
+        return [name for (name,) in tx.rows(query, (tx.namespace, _contains(text.lower()), limit))]
 
     return await store.database.read(work)
+
+
+def _contains(text: str) -> str:
+    """Return the pattern of LIKE, with the escape character ``!``, for values that contain a text."""
+    escaped = re.sub(r"([!%_])", r"!\1", text)
+    return f"%{escaped}%"
 
 
 async def load_exchanges(store: Store, node: int) -> list[StoredExchange]:
@@ -213,7 +218,7 @@ async def load_exchanges(store: Store, node: int) -> list[StoredExchange]:
 
 async def load_attached(store: Store, conversation: ConversationRow, block_id: str) -> list[Block]:
     """Return the blocks of a tree that have this id; after an edit there can be several."""
-    quoted = re.sub(r"([!%_])", r"!\1", json.dumps(block_id, ensure_ascii=False))
+    member = f'"id":{json.dumps(block_id, ensure_ascii=False)}'
     query = (
         "SELECT DISTINCT b.id, b.body FROM links l JOIN blocks b ON b.id = l.block "
         "WHERE l.branch IN (SELECT branch FROM nodes WHERE tree = ?) "
@@ -221,7 +226,7 @@ async def load_attached(store: Store, conversation: ConversationRow, block_id: s
     )
 
     def work(tx: Tx) -> list[Row]:
-        return tx.rows(query, (conversation.tree, f'%"id":{quoted}%'))
+        return tx.rows(query, (conversation.tree, _contains(member)))
 
     rows = await store.database.read(checked(conversation, work))
     return [block for block in decode_blocks([body for _, body in rows]) if block.id == block_id]
@@ -244,17 +249,17 @@ def _build_summaries(tx: Tx, rows: Sequence[ConversationRow]) -> list[Conversati
     if not rows:
         return []
     numbers = [row.number for row in rows]
-    marks = ", ".join("?" * len(numbers))
-    sums = {row[0]: row for row in tx.rows(_SELECT_SUMS.format(marks=marks), numbers)}
+    among = marks(numbers)
+    sums = {row[0]: row for row in tx.rows(_SELECT_SUMS.format(marks=among), numbers)}
     times: dict[int, list[Row]] = {}
     query = (
         "SELECT r.conversation, seconds, r.created_at, expires_at, root_created_at, "
-        f"CASE WHEN status = 'completed' THEN stored ELSE 0 END {_FROM_RESPONSES.format(marks=marks)}"
+        f"CASE WHEN status = 'completed' THEN stored ELSE 0 END {_FROM_RESPONSES.format(marks=among)}"
     )
     for number, *values in tx.rows(query, numbers):
         times.setdefault(number, []).append(tuple(values))
-    forks = dict(tx.rows(_SELECT_FORKS.format(marks=marks), numbers))
-    unanswered = _find_unanswered(tx.rows(_SELECT_UNANSWERED.format(marks=marks), numbers))
+    forks = dict(tx.rows(_SELECT_FORKS.format(marks=among), numbers))
+    unanswered = _find_unanswered(tx.rows(_SELECT_UNANSWERED.format(marks=among), numbers))
     return [
         replace(
             _build_summary(

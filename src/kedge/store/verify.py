@@ -3,13 +3,14 @@
 Nothing is repaired. A tree is read branch by branch, so that each block is hashed once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from kedge.errors import InvalidTurn, KedgeError
+from kedge.errors import InvalidTurn, KedgeError, StoreBusy, StoreError, StoreUnreachable
 from kedge.json_codec import decode
 from kedge.planning import covered_count, prefix_digest
+from kedge.store import response_sums
 from kedge.store.block_codec import hash_block
-from kedge.store.database import Tx
+from kedge.store.database import Database, Tx, marks
 from kedge.store.nodes import NODE_COLUMNS, hash_node, load_bodies, node_from_row
 from kedge.store.records import Damage, Node
 from kedge.store.responses import unpack_digest
@@ -18,6 +19,30 @@ from kedge.store.telemetry import TABLES
 from kedge.turns import Turn, load_block
 
 BATCH_SIZE = 2_000
+
+
+async def check_store(database: Database) -> list[Damage]:
+    """Run all checks, each in transactions of limited size, and return every damaged row."""
+    damage = await _run(database, check_database)
+    for after in await database.read(list_batches):
+        damage += await _run(database, check_blocks, after)
+    for check in (check_references, check_search_index, response_sums.check_sums):
+        damage += await _run(database, check)
+    for tree in await database.read(list_trees):
+        damage += await _run(database, check_tree, tree)
+    return damage
+
+
+async def _run(
+    database: Database, check: Callable[..., list[Damage]], *values: int
+) -> list[Damage]:
+    """Return the damage that a check finds, including rows that cannot be read."""
+    try:
+        return await database.read(lambda tx: check(tx, *values))
+    except (StoreBusy, StoreUnreachable):
+        raise
+    except StoreError as error:
+        return [Damage(" ".join((check.__name__, *map(str, values))), str(error))]
 
 
 def check_database(tx: Tx) -> list[Damage]:
@@ -190,9 +215,9 @@ def _check_branch(tx: Tx, branch: list[Node]) -> Iterator[Damage]:
         yield Damage(f"node {tip.id}", f"its path is not a valid Turn ({error})")
         return
     lengths = {node.id: node.length for node in branch}
-    marks = ", ".join("?" * len(lengths)) if len(lengths) <= BATCH_SIZE else ""
-    where = f"node IN ({marks})" if marks else "node >= ? AND node <= ?"
-    values = [*lengths] if marks else [min(lengths), max(lengths)]
+    is_short = len(lengths) <= BATCH_SIZE
+    where = f"node IN ({marks(lengths)})" if is_short else "node >= ? AND node <= ?"
+    values = [*lengths] if is_short else [min(lengths), max(lengths)]
     rows = tx.rows(
         f"SELECT node, digest, block_count FROM responses WHERE digest IS NOT NULL AND {where}",
         values,

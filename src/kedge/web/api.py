@@ -16,7 +16,7 @@ from kedge.conversation import Conversation
 from kedge.errors import NotInStore
 from kedge.providers.practice_memory import erase_deleted
 from kedge.store import ConversationRow, ResponseRow
-from kedge.store.store import MAX_PROXIED
+from kedge.store.proxied_requests import MAX_PROXIED
 from kedge.store.summaries import (
     ConversationSummary,
     list_labels,

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from kedge import text_format
 from kedge.incremental.rewrite import PASS_THROUGH_REASONS
-from kedge.store.store import MAX_PROXIED
+from kedge.store.proxied_requests import MAX_PROXIED
 from kedge.store.summaries import ConversationSummary, list_labels, load_attached
 from kedge.web.api import MAX_WORKFLOWS
 from kedge.web.attachments import serve_attachment
