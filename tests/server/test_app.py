@@ -242,6 +242,25 @@ async def test_the_head_of_a_response_is_sent_with_its_body() -> None:
     assert buffer.is_closing()
 
 
+@pytest.mark.parametrize("body", [b"", b"one", b"HTTP/1.0"])
+async def test_a_head_with_a_content_length_waits_for_its_body(body: bytes) -> None:
+    """It is written together with the body, which may be empty and may take some turns of the loop."""
+    transport = RecordingTransport()
+    buffer = HeadBuffer(transport, asyncio.get_running_loop())
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body)
+    for _ in range(2):
+        buffer.write(head)
+        await asyncio.sleep(0)
+        assert transport.written == []
+        buffer.write(body)
+        buffer.write(b"")
+        assert transport.written == [head + body]
+        transport.written.clear()
+    buffer.write(head)
+    buffer.close()
+    assert transport.written == [head]
+
+
 def test_deeply_nested_parameters_are_rejected(http: httpx2.Client) -> None:
     """The schema of a tool may be nested only to a maximum depth."""
     deep: dict[str, Any] = {}

@@ -32,7 +32,7 @@ MAX_MODIFIERS = 8
 END_WINDOW = 40
 SEARCH_WINDOW = 500
 """A question is at the end of a long message, not in the middle of a pasted text."""
-SEARCH_START = re.compile(r"\b(?:what|quote|repeat|how|count|do|did)\b", re.IGNORECASE)
+SEARCH_START = re.compile(r"\b(?=[wqrhcd])(?:what|quote|repeat|how|count|do|did)\b", re.IGNORECASE)
 """The first words of all phrases that are searched. A sentence without them is not searched ten times."""
 
 

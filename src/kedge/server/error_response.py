@@ -16,17 +16,18 @@ from kedge.server.errors import ApiError
 from kedge.server.json_codec import encode
 
 JSON_HEADERS = {"content-type": "application/json"}
-MODELS_PATH = "/v1/models"
-MESSAGES_PATH = "/v1/messages"
+MODELS_PATHS = "/v1/models/"
+MESSAGES_PATHS = "/v1/messages/"
+"""The beginning of the paths of these routes, with a slash at their end."""
 
 
 def is_anthropic(scope: Scope) -> bool:
     """Return whether a request uses Anthropic's API."""
-    path: str = scope["path"]
-    if path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/"):
+    path = f"{scope['path']}/"
+    if path.startswith(MESSAGES_PATHS):
         return True
-    shared = path == MODELS_PATH or path.startswith(f"{MODELS_PATH}/")
-    return shared and any(name == b"anthropic-version" for name, _ in scope["headers"])
+    is_shared = path.startswith(MODELS_PATHS)
+    return is_shared and any(name == b"anthropic-version" for name, _ in scope["headers"])
 
 
 def render_error(scope: Scope, error: ApiError) -> tuple[int, Mapping[str, Any]]:

@@ -22,7 +22,8 @@ from json import dumps
 from threading import Lock
 from typing import Any, NamedTuple
 
-from kedge.json_codec import encode_sorted
+import msgspec
+
 from kedge.server.json_codec import Item
 
 MIN_CACHED_TOKENS = 1024
@@ -43,6 +44,7 @@ time, the cost of a turn would grow with the length of the chain."""
 
 EMPTY_DIGEST = b""
 _DIGEST_BYTES = 16
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode  # no digest is stored or sent
 _UNSEEN_MEMBERS = frozenset({"id", "status", "encrypted_content", "cache_control"})
 """Members of a segment that are not part of the prompt."""
 MAX_REMEMBERED_LENGTH = 1024
@@ -162,7 +164,7 @@ class _Entry(NamedTuple):
 
 def hash_settings(body: Mapping[str, Any]) -> bytes:
     """Return the digest of the settings, which precede the items of a prompt."""
-    settings = {name: body.get(name) for name in _SETTINGS}
+    settings = dict(zip(_SETTINGS, map(body.get, _SETTINGS), strict=True))
     is_short = len(settings["instructions"] or "") <= MAX_REMEMBERED_LENGTH
     if is_short and settings["tools"] is None and settings["text"] is None:
         return _hash_plain_settings(*settings.values())
@@ -208,7 +210,7 @@ def iter_prefixes(
 def _hash_segment(digest: bytes, segment: Mapping[str, Any]) -> bytes:
     seen = {name: segment[name] for name in segment if name not in _UNSEEN_MEMBERS}
     try:
-        form = encode_sorted(seen)
+        form = _encode_sorted(seen)
     except UnicodeEncodeError:  # a lone surrogate
         form = dumps(seen, sort_keys=True).encode()
     return blake2b(digest + form, digest_size=_DIGEST_BYTES).digest()

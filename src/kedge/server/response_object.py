@@ -65,10 +65,11 @@ def build_request_fields(id: str, created_at: int, body: Body, *, store: bool) -
         "tools": [_fill_tool_defaults(tool) for tool in body.get("tools") or ()],
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
+        **DEFAULTS,
     }
-    for name, default in DEFAULTS.items():
-        value = body.get(name)
-        resource[name] = default if value is None else value
+    for name in DEFAULTS.keys() & body.keys():
+        if body[name] is not None:
+            resource[name] = body[name]
     return resource
 
 

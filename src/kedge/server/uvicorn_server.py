@@ -32,6 +32,8 @@ PING_TIMEOUT_SECONDS = 60.0
 
 HEAD_START = b"HTTP/1."
 """The start of the head of a response."""
+CONTENT_LENGTH = b"\r\ncontent-length: "
+"""A header of a response that is not a stream: uvicorn always writes its body, even an empty one."""
 
 ACCEPT_LOOP_TURNS = 3
 """Turns of the loop after which asyncio has announced an accepted connection."""
@@ -41,7 +43,7 @@ class HeadBuffer:
     """A transport that sends the head of a response together with the beginning of its body.
 
     uvicorn writes them one after the other, which is two system calls and two packets. The head of a
-    response whose body does not follow at once is sent in the next turn of the loop.
+    stream whose first chunk does not follow at once is sent in the next turn of the loop.
 
     Args:
         transport: The transport of the connection; everything else is passed on to it.
@@ -61,10 +63,11 @@ class HeadBuffer:
 
     def write(self, data: bytes) -> None:
         """Send data, or buffer it if it is the head of a response."""
-        if self._flush_handle is None and data.startswith(HEAD_START):
+        if not self._head and data.startswith(HEAD_START):
             self._head = data
-            self._flush_handle = self._loop.call_soon(self._flush)
-        elif data:
+            if CONTENT_LENGTH not in data:
+                self._flush_handle = self._loop.call_soon(self._flush)
+        elif data or self._flush_handle is None:
             self._flush(data)
 
     def close(self) -> None:
@@ -75,7 +78,8 @@ class HeadBuffer:
     def _flush(self, data: bytes = b"") -> None:
         if self._flush_handle is not None:
             self._flush_handle.cancel()
-            data, self._head, self._flush_handle = self._head + data, b"", None
+            self._flush_handle = None
+        data, self._head = self._head + data, b""
         if data:
             self._transport.write(data)
 

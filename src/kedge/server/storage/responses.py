@@ -31,13 +31,25 @@ from kedge.server.storage.items import NodeRepository
 
 PURGE_BATCH_SIZE = 500
 
-_INSERT = """
-INSERT INTO nodes (id, key, parent, barrier, tokens, status, expires_at, conversation, input, output,
-asked, became, namespace, owner, request, idempotency_key, background)
-SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
-WHERE ? OR EXISTS (SELECT 1 FROM nodes WHERE id = ?)
-ON CONFLICT (namespace, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
-"""
+_COLUMNS = (
+    "id, key, parent, barrier, tokens, status, expires_at, input, output, asked, became, namespace"
+)
+_OPTIONAL_COLUMNS = "conversation, owner, request, idempotency_key, background"
+_NO_OPTIONAL_VALUES = (None, None, None, None, False)
+
+
+def _build_insert(columns: str) -> str:
+    """Return a statement that adds a node if its parent still exists; nodes are numbered from 1."""
+    values = ", ".join("?" for _ in columns.split(","))
+    return (
+        f"INSERT INTO nodes ({columns}) SELECT {values} "
+        "WHERE 0 = ? OR EXISTS (SELECT 1 FROM nodes WHERE id = ?) "
+        "ON CONFLICT (namespace, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING"
+    )
+
+
+_INSERT = _build_insert(_COLUMNS)
+_INSERT_ALL = _build_insert(f"{_COLUMNS}, {_OPTIONAL_COLUMNS}")
 _CLEAR_RESPONSE = """
 UPDATE nodes SET status = NULL, expires_at = NULL, asked = NULL, became = NULL, request = NULL,
 idempotency_key = NULL WHERE id = ? RETURNING conversation
@@ -174,30 +186,32 @@ class ResponseRepository:
 
     def _insert(self, entry: ResponseEntry, result: ResponseResult) -> None:
         is_unfinished = result.status in UNFINISHED_STATUSES
-        inserted = self._execute(
-            _INSERT,
-            (
-                parse_node_number(entry.key),
-                entry.key,
-                entry.parent,
-                result.barrier,
-                result.tokens,
-                result.status,
-                self._clock() + self._retention,
-                entry.conversation,
-                entry.input,
-                result.output,
-                entry.request_json,
-                result.result_json,
-                self._nodes.namespace,
-                self._database.owner if is_unfinished else None,
-                entry.body,
-                entry.idempotency_key,
-                entry.background,
-                entry.parent is None,
-                entry.parent,
-            ),
+        values = (
+            parse_node_number(entry.key),
+            entry.key,
+            entry.parent,
+            result.barrier,
+            result.tokens,
+            result.status,
+            self._clock() + self._retention,
+            entry.input,
+            result.output,
+            entry.request_json,
+            result.result_json,
+            self._nodes.namespace,
         )
+        optional_values = (
+            entry.conversation,
+            self._database.owner if is_unfinished else None,
+            entry.body,
+            entry.idempotency_key,
+            entry.background,
+        )
+        parent = entry.parent or 0
+        if optional_values == _NO_OPTIONAL_VALUES:  # SQLite's driver binds a None slowly
+            inserted = self._execute(_INSERT, (*values, parent, parent))
+        else:
+            inserted = self._execute(_INSERT_ALL, (*values, *optional_values, parent, parent))
         if inserted.rowcount:
             return
         if entry.idempotency_key and self.find_repeated(entry.idempotency_key):
