@@ -711,3 +711,32 @@ def test_a_stream_without_its_content_type_is_chained(content_type: str) -> None
                 list(response.iter_raw())
         assert chain_report(http).chained == 1
     assert received == ["start", "end", "start", "end"]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_context_that_is_too_long_on_the_server_is_sent_by_the_program(is_stream: bool) -> None:
+    """The server's context has reasoning that the program omits, so the original request may be accepted."""
+    error = {"code": "context_length_exceeded", "message": "Your input is too long."}
+    sent: list[str | None] = []
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        anchor = json.loads(request.content).get("previous_response_id")
+        sent.append(anchor)
+        if anchor == "resp_1":
+            failed = {**ANSWER, "id": "resp_2", "status": "failed", "output": [], "error": error}
+            event = f"data: {json.dumps({'type': 'response.failed', 'response': failed})}\n\n"
+            if is_stream:
+                headers = {"content-type": "text/event-stream"}
+                return httpx2.Response(200, content=event, headers=headers)
+            return httpx2.Response(400, json={"error": error})
+        names = {"id": f"resp_{len(sent)}", "previous_response_id": anchor}
+        return httpx2.Response(200, json={**ANSWER, **names, "output": OUTPUT})
+
+    with chain(httpx2.Client(transport=httpx2.MockTransport(respond), base_url=URL)) as http:
+        http.post("/responses", json={"input": HISTORY[:1]})
+        history = HISTORY
+        for _ in range(2):
+            response = http.post("/responses", json={"input": history})
+            assert response.json()["output"] == OUTPUT
+            history = [*history, *OUTPUT, HISTORY[0]]
+    assert sent == [None, "resp_1", None, "resp_3"]

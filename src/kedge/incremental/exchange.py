@@ -107,8 +107,9 @@ SERVER_ERROR_CODES = frozenset({"server_error", "internal_error", "internal_serv
 
 _DUPLICATE_PATTERN = re.compile(r"\bduplicate item\b", re.IGNORECASE)
 """The rejection of an item that the context already contains, by its id."""
-_MISSING_ITEM_PATTERN = re.compile(r"\bitem with id '?([\w-]+)'? not found", re.IGNORECASE)
-"""The rejection of an item that is neither complete nor stored."""
+_TOO_LONG_PATTERN = re.compile(r"\bcontext[_ ](length|window)", re.IGNORECASE)
+"""The rejection of a context that is too long. The server's may be longer than the program's, by reasoning and by
+the results of hosted tools."""
 
 Verdict = Literal["waiting", "release", "resend"]
 
@@ -281,6 +282,7 @@ class Exchange:
     observer: "ResponseObserver | None" = field(default=None, init=False)
     result: ChainedRequest | None = field(default=None, init=False)
     _rejection: str = field(default="", init=False)
+    _rejected: tuple[Rewritten, str, float] | None = field(default=None, init=False)
     _is_judged: bool = field(default=False, init=False)
     _is_finished: bool = field(default=False, init=False)
 
@@ -356,15 +358,7 @@ class Exchange:
         error = RequestRefused(
             details["message"], status=status, code=details["code"], param=details["param"]
         )
-        summary = RequestSummary(previous_response_id=self.rewritten.anchor.record.response_id)
-        self._rejection = classify_error(error, summary) or ""
-        # An item of the program that the server does not have is also missing for the original request.
-        missing = _MISSING_ITEM_PATTERN.search(error.message)
-        if missing and missing[1] in {block.item_id for block in self.rewritten.sent}:
-            self._rejection = ""
-        # Two responses with the same text have other ids: one may be the anchor, the other a new item.
-        if not self._rejection and _DUPLICATE_PATTERN.search(error.message):
-            self._rejection = "duplicate"
+        self._rejection = _classify_rejection(error, self.rewritten.anchor.record.response_id)
         if self.check and not self._rejection and is_server_error(status):
             self.check.record_error()
         return bool(self._rejection)
@@ -384,26 +378,24 @@ class Exchange:
             response_id = rewritten.anchor.record.response_id
             record_healing(reason, response_id)
             if reason == "rejected":
-                self._record_rejection(rewritten, rejection)
+                # If the original request is rejected as well, this was not because of the anchor.
+                self._rejected = rewritten, rejection, self.chainer.clock()
             elif reason == "forgot":
                 if not was_judged:
                     check.record_forgotten()
                 self.chainer.index.mark_lost(self.scope, response_id)
         return self.original
 
-    def _record_rejection(self, rewritten: Rewritten, rejection: str) -> None:
-        """Record that the server rejected the anchor, unless the request itself is invalid."""
+    def _record_rejection(self, rewritten: Rewritten, rejection: str, now: float) -> None:
+        """Record that the server rejected the anchor at this time."""
         parsed, check, index = self.parsed, self.check, self.chainer.index
         if parsed is None or check is None:
-            return
-        # Servers report a call without an output in the same way, whether they lost it or the program did.
-        if rejection == "gone" and parsed.has_unmatched_calls:
             return
         lost = [rewritten.anchor.record.response_id]
         # After a total loss, each older response would cost another rejected request.
         if rejection == "gone":
             lost += find_shorter(parsed, index, rewritten.anchor)
-        check.record_rejection(rejection)
+        check.record_rejection(rejection, rewritten.anchor.record, now)
         index.mark_lost(self.scope, *lost)
 
     def observe(self, headers: Mapping[str, str]) -> "ResponseObserver":
@@ -456,14 +448,17 @@ class Exchange:
             is_lost=is_lost,
         )
         self.chainer.complete(self.result)
-        if rewritten and self.observer:
-            self._record_failure(rewritten, self.observer)
+        if self.observer:
+            self._record_failure(self.observer)
 
-    def _record_failure(self, rewritten: Rewritten, observer: "ResponseObserver") -> None:
-        """Record a failure that the program received, because a part of the response was passed on before."""
-        if observer.rejection:
-            self._record_rejection(rewritten, observer.rejection)
-        elif observer.has_server_error and self.check:
+    def _record_failure(self, observer: "ResponseObserver") -> None:
+        """Record a failed anchor, if the original request succeeded or the program received the failure."""
+        rewritten = self.rewritten
+        if self._rejected and not observer.has_failed:
+            self._record_rejection(*self._rejected)
+        elif rewritten and observer.rejection:
+            self._record_rejection(rewritten, observer.rejection, self.chainer.clock())
+        elif rewritten and observer.has_server_error and self.check:
             self.check.record_error()
 
     def _record(self, outcome: Outcome) -> bool:
@@ -513,7 +508,8 @@ class ResponseObserver:
             original request must be sent instead.
         reason: The reason for sending it: `rejected`, `forgot` or `unproven`.
         rejection: How the server rejected the anchor; see `kedge.engines.heal_rules`.
-        has_server_error: Whether the response reports an error of the server.
+        has_failed: Whether the response reports an error.
+        has_server_error: Whether this is an error of the server.
         is_partial: Whether this is the rest of a stream whose end does not list the complete output.
     """
 
@@ -533,7 +529,7 @@ class ResponseObserver:
         self.verdict: Verdict = "waiting" if expected else "release"
         self.reason = ""
         self.rejection = ""
-        self.has_server_error = False
+        self.has_failed = self.has_server_error = False
         self.is_partial = False
         self._has_start = False
         self._expected = expected
@@ -625,11 +621,11 @@ class ResponseObserver:
         error = RequestRefused(event.message, code=event.code)
         if isinstance(event, StreamFailed):
             error.status, error.param = event.status, event.param
+        self.has_failed = True
         self.has_server_error |= is_server_error(error.status) or event.code in SERVER_ERROR_CODES
-        summary = RequestSummary(previous_response_id=self._expected)
         # An `error` event may be followed by a `response.failed` event with less information.
         if self._expected and not self.rejection:
-            self.rejection = classify_error(error, summary) or ""
+            self.rejection = _classify_rejection(error, self._expected)
         return bool(self.rejection)
 
     def _release(self) -> None:
@@ -648,6 +644,18 @@ class ResponseObserver:
         if self.verdict == "waiting":
             self.verdict = "release"
         return self.verdict
+
+
+def _classify_rejection(error: RequestRefused, response_id: str) -> str:
+    """Return why the original request may succeed where one on this anchor failed; empty if it would not."""
+    summary = RequestSummary(previous_response_id=response_id)
+    if reason := classify_error(error, summary):
+        return reason
+    # Two responses with the same text have other ids: one may be the anchor, the other a new item.
+    if _DUPLICATE_PATTERN.search(error.message):
+        return "duplicate"
+    is_too_long = _TOO_LONG_PATTERN.search(f"{error.code} {error.message}")
+    return "too_long" if is_too_long and not is_server_error(error.status) else ""
 
 
 def _drop_routing_cookies(header: str) -> str:

@@ -196,14 +196,19 @@ class MemoryCheck:
             self.save()
         return found.agrees is True
 
-    def record_rejection(self, reason: str) -> None:
-        """Record that the server rejected the anchor: it is missing, or chaining is not supported."""
+    def record_rejection(self, reason: str, anchor: AnchorRecord, now: float) -> None:
+        """Record that the server rejected an anchor: it is missing, or chaining is not supported.
+
+        Args:
+            reason: How the server rejected it; see `kedge.engines.heal_rules`.
+            anchor: The record of the response.
+            now: The time of the rejection.
+        """
         with self.memories.lock:
             if reason == "unsupported":
                 self.evidence.record_unsupported()
-            elif reason == "gone" and self._plan and self._plan.anchor:
-                created_at = self._plan.anchor.created_at
-                self.evidence.record_missing(self.memories.clock(), created_at)
+            elif reason == "gone":
+                self.evidence.record_missing(now, anchor.created_at)
             self.save()
 
     def record_error(self) -> None:

@@ -159,11 +159,6 @@ class ParsedRequest:
         return value if isinstance(value, str) else ""
 
     @property
-    def has_unmatched_calls(self) -> bool:
-        """Whether a tool call of the program lacks its output, or an output its call."""
-        return bool(self.prefixes.problems(self.blocks, 0, 0))
-
-    @property
     def is_observable(self) -> bool:
         """Whether the response's context is known, so that it can become an anchor."""
         return self.blocked in ("", "previous_response_id", "background")
