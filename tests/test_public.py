@@ -19,7 +19,7 @@ from kedge import turns
 from kedge.batch.conversation_task import BatchJob
 from kedge.batch.input_file import BatchLine
 from kedge.batch.results import LineResult, summarize_results
-from kedge.chat.inspect import build_report
+from kedge.chat.state import build_report
 from kedge.incremental.json_splice import scan_object
 from kedge.incremental.report import ReportBuilder
 from kedge.server.faults import spec

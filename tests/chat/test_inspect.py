@@ -3,8 +3,7 @@
 import json
 
 from chat.conftest import OpenChat
-from kedge.chat.inspect import StateReport, build_report
-from kedge.chat.state import StateCipher, new_key
+from kedge.chat.state import StateCipher, StateReport, build_report, new_key
 from kedge.turns import user
 
 

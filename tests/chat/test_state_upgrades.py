@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from kedge.chat import Chat
-from kedge.chat.state import FIRST_CHECKSUM_VERSION, VERSION
-from kedge.chat.state_upgrades import UPGRADES, upgrade_members
+from kedge.chat.state import FIRST_CHECKSUM_VERSION, UPGRADES, VERSION, upgrade_members
 from kedge.turns import (
     AssistantBlock,
     UserBlock,

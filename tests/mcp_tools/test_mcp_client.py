@@ -312,7 +312,7 @@ def test_prefix_is_derived_from_command_or_url(server: Any, name: str) -> None:
 
 def test_package_is_imported_lazily() -> None:
     """Neither the root package nor the commands import the MCP package."""
-    code = "import kedge.mcp, kedge.cli.chat_session, kedge.cli.mcp, sys; print(*sys.modules)"
+    code = "import kedge.mcp, kedge.cli.chat_session, kedge.cli.serve, sys; print(*sys.modules)"
     command = [sys.executable, "-c", code]
     loaded = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
     assert not {"mcp", "mcp_types"} & set(loaded.split())

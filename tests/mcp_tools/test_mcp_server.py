@@ -266,7 +266,7 @@ def test_command_offers_tools_allowed_by_options(
         served.append(listener.getsockname()[0])
 
     monkeypatch.setattr("kedge.mcp.server.serve_stdio", serve)
-    monkeypatch.setattr("kedge.cli.mcp.run_uvicorn", serve_http)
+    monkeypatch.setattr("kedge.cli.serve.run_uvicorn", serve_http)
     done = run("--allow-write", *(["--http", "--port", "0", "--host", "::1"] if http else []))
     assert done.exit_code == 0, done.output
     assert served == (["::1"] if http else [[*READING, "ask", "fork"]])

@@ -5,12 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kedge.analytics import queries
-from kedge.analytics.costs import (
-    query_costs,
-    sum_by,
-    sum_costs,
-    sum_group_costs,
-)
 from kedge.analytics.groups import (
     FALLBACK,
     Model,
@@ -99,7 +93,7 @@ async def analyse_over_time(
 def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> Analytics:
     days = split_days(tx, selection)
     groups = select_groups(tx, selection, days)
-    costs = sum_group_costs(tx, selection, groups, prices)
+    costs = queries.sum_group_costs(tx, selection, groups, prices)
     latencies = measure_model_latencies(tx, selection, days)
     return Analytics(
         selection=selection,
@@ -109,10 +103,10 @@ def _collect_analytics(tx: Tx, selection: Selection, prices: Prices | None) -> A
         chains=queries.measure_chains(tx, selection, days),
         branching=queries.measure_branching(tx, selection),
         tokens=queries.sum_tokens(groups),
-        cost=sum_costs(costs),
+        cost=queries.sum_costs(costs),
         latency=latencies.get(("", ""), Latency()),
         models=_collect_models(
-            groups, sum_by(costs, lambda each: (each.provider, each.model)), latencies
+            groups, queries.sum_by(costs, lambda each: (each.provider, each.model)), latencies
         ),
         cache=queries.sum_cache_use(groups),
     )
@@ -153,7 +147,7 @@ def _collect_buckets(
     empty = [Bucket(start + i * width, start + (i + 1) * width) for i in range(number)]
     filled = dict(enumerate(empty))
     column = _bucket_sql(tx, start, width, number - 1)
-    costs = sum_by(query_costs(tx, where, prices, column), lambda each: each.group)
+    costs = queries.sum_by(queries.query_costs(tx, where, prices, column), lambda each: each.group)
     latencies = measure_latencies(tx, where, column)
     for row in _query_counts(tx, where, column):
         position = row[0]
@@ -270,7 +264,9 @@ def _collect_conversations(
             listed.values,
         )
     }
-    costs = sum_by(query_costs(tx, selected, prices, "r.conversation"), lambda each: each.group)
+    costs = queries.sum_by(
+        queries.query_costs(tx, selected, prices, "r.conversation"), lambda each: each.group
+    )
     return tuple(
         ConversationStats(
             id=names[row[0]][0],

@@ -2,8 +2,7 @@
 
 from kedge.chat.answer import Answer, ChatStream
 from kedge.chat.chat import Chat, State
-from kedge.chat.inspect import StateReport
-from kedge.chat.state import DISCARD_REASONS, new_key
+from kedge.chat.state import DISCARD_REASONS, StateReport, new_key
 
 __all__ = ["DISCARD_REASONS", "Answer", "Chat", "ChatStream", "State", "StateReport", "new_key"]
 

@@ -10,14 +10,15 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
 from kedge.chat.answer import Answer, ChatStream, StateWriter
-from kedge.chat.inspect import StateReport, build_report
 from kedge.chat.state import (
     ChatState,
     DiscardedState,
     Key,
     RecentStates,
     StateCipher,
+    StateReport,
     as_bytes,
+    build_report,
     decode_state,
     encode_incrementally,
     state_from_turn,

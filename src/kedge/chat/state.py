@@ -9,8 +9,8 @@ state that cannot be used becomes a ``DiscardedState`` with the reason. A histor
 
 import hashlib
 import threading
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal, cast
@@ -23,14 +23,14 @@ from kedge.chat.state_codec import (
     encode_anchors,
     encode_blocks,
 )
-from kedge.chat.state_upgrades import upgrade_members
 from kedge.encryption import FernetCipher as StateCipher
 from kedge.encryption import Key, new_key
 from kedge.errors import KedgeError
 from kedge.json_codec import decode, encode_text, quote, reject_constant
 from kedge.planning import ConversationState, get_state, set_state
 from kedge.planning.state import MODES, STATE_KEY
-from kedge.turns import Block, Turn
+from kedge.turns import Block, SystemBlock, Turn, dump_block
+from kedge.turns.chat_messages import blocks_from_message
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, thaw
 
 __all__ = ["ENCRYPTED_PREFIX", "Key", "StateCipher", "is_encrypted", "new_key"]
@@ -317,3 +317,134 @@ def _describe_provider(members: Json) -> str:
 
 def _check_text(value: object) -> str:
     return check_text(value, "state")  # pyright: ignore[reportArgumentType]
+
+
+def upgrade_members(
+    members: Json, upgrades: Mapping[int, Callable[[Json], Json]] | None = None
+) -> Json:
+    """Return the members of a state in the form of the current version.
+
+    Raises:
+        ValueError, LookupError, TypeError, AttributeError: The members cannot be converted.
+    """
+    steps = UPGRADES if upgrades is None else upgrades
+    while members["version"] in steps:
+        version = members["version"]
+        members = {**steps[version](members), "version": version + 1}
+    return members
+
+
+def _upgrade_from_v1(members: Json) -> Json:
+    """Convert version 1 to 2: messages become blocks. Leading system messages are no longer stored.
+
+    Version 1 is a list of messages that any program may have written: items of the Responses API or messages of the
+    Chat Completions API, in any mixture. Any other message makes the state unusable: if it were passed on, the
+    provider would reject it at every call, and the conversation could never continue.
+    """
+    messages = members["messages"]
+    if not isinstance(messages, list) or not all(map(_is_message, cast("list[object]", messages))):
+        raise ValueError("messages are objects with a role or a type")
+    converted = [blocks_from_message(each) for each in cast("list[Json]", messages)]
+    processed = members["processed_length"]
+    if type(processed) is not int or not 0 <= processed <= len(converted):
+        raise ValueError("processed_length is not a number of messages")
+    seen = sum(map(len, converted[:processed]))
+    blocks = [block for each in converted for block in each]
+    lead = 0
+    while lead < len(blocks) and isinstance(blocks[lead], SystemBlock):
+        lead += 1
+    return {
+        "provider": members["provider"],
+        "processed_length": max(0, seen - lead),
+        "id": "",
+        "blocks": [{"as_is": dump_block(block)} for block in blocks[lead:]],
+        "responses": [],
+        "anchors": [],
+    }
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, dict) and ("role" in message or "type" in message)
+
+
+UPGRADES: Mapping[int, Callable[[Json], Json]] = {1: _upgrade_from_v1}
+"""The conversion from each older version to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateReport:
+    """The content of state bytes, without any message text.
+
+    Attributes:
+        usable: Whether the state can be used.
+        size: The number of bytes.
+        reason: Why it would be discarded; one of ``DISCARD_REASONS``.
+        problem: A description of the reason.
+        encrypted: Whether it is encrypted.
+        version: The version of its format, if it could be read.
+        provider: The provider that it belongs to.
+        blocks: The number of blocks.
+        processed_length: The number of blocks that a model has read.
+        responses: The number of responses that can be continued.
+        kinds: The number of blocks of each kind.
+    """
+
+    usable: bool
+    size: int
+    reason: DiscardReason | None = None
+    problem: str = ""
+    encrypted: bool = False
+    version: int | None = None
+    provider: str = ""
+    blocks: int = 0
+    processed_length: int = 0
+    responses: int = 0
+    kinds: Mapping[str, int] = EMPTY
+
+    @property
+    def pending(self) -> int:
+        """The number of blocks that no model has read yet."""
+        return max(0, self.blocks - self.processed_length)
+
+    def __str__(self) -> str:
+        if not self.size:
+            return "no state: a fresh conversation"
+        encrypted = ", encrypted" if self.encrypted else ""
+        lines = [f"{self.size} bytes{encrypted}, version {self.version or 'unknown'}"]
+        if self.provider:
+            lines[0] += f", provider {self.provider}"
+        if self.usable:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
+            lines.append(f"blocks: {self.blocks} ({kinds or 'none'}), pending: {self.pending}")
+            lines.append(f"responses to chain on: {self.responses}")
+        else:
+            lines.append(f"would be discarded: {self.problem}")
+        return "\n".join(lines)
+
+
+def build_report(data: bytes, provider: str | None, cipher: StateCipher | None) -> StateReport:
+    """Return a report on state bytes, of any provider if ``provider`` is None. Never raises."""
+    if not data:
+        return StateReport(True, 0)
+    found = decode_state(data, provider, cipher)
+    known: dict[str, Any] = {"size": len(data), "encrypted": is_encrypted(data)}
+    if isinstance(found, DiscardedState):
+        version, name = found.members.get("version"), found.members.get("provider")
+        return StateReport(
+            False,
+            **known,
+            reason=found.reason,
+            problem=str(found),
+            version=version if type(version) is int else None,
+            provider=name[:80] if isinstance(name, str) else "",
+        )
+    return StateReport(
+        True,
+        **known,
+        version=found.version,
+        provider=found.provider,
+        blocks=len(found.blocks),
+        processed_length=found.processed_length,
+        responses=len(found.conversation_state.anchors),
+        kinds=FrozenMap(Counter(block.kind for block in found.blocks)),
+    )

@@ -61,6 +61,7 @@ _MODULES = {
     "diff": "show",
     "search": "conversations",
     **dict.fromkeys(("delete", "export", "gc", "import", "verify"), "maintenance"),
+    **dict.fromkeys(("mcp", "proxy"), "serve"),
     **dict.fromkeys(("archive", "fork", "redo", "rename", "tag", "undo"), "manage"),
 }
 """The modules of commands whose name differs from the module's."""

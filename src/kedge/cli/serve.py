@@ -1,4 +1,4 @@
-"""``kedge serve``: serve the Responses API and the web page, for the built-in model or any other."""
+"""``kedge serve``, ``proxy`` and ``mcp``: serve the Responses API with its page, an upstream, or the store."""
 
 import asyncio
 import gc
@@ -8,13 +8,19 @@ import sys
 import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
+from kedge.cli.base import SOURCES_KEY, setting_option
 from kedge.cli.base import command as kedge_command
-from kedge.cli.base import setting_option
-from kedge.cli.store_options import store_practice_responses
+from kedge.cli.store_options import (
+    resolve_model,
+    store_option,
+    store_practice_responses,
+    use_store,
+)
 from kedge.config import data_dir, mask_url, store_file, store_url
 
 if TYPE_CHECKING:
@@ -22,8 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
+    from mcp.server.lowlevel import Server
+
+    from kedge.engines.evidence import Trust
+    from kedge.server.access import AccessPolicy
     from kedge.server.settings import Settings
-    from kedge.store import TokenRegistry
+    from kedge.store import Store, TokenRegistry
 
 DAY = 86_400
 MEGABYTE = 1_000_000
@@ -117,16 +127,8 @@ def command(
         faults=Faults(faults) if faults else None,
         unknown_parameters=unknown_parameters or None,
     )
-    run(
-        settings,
-        host,
-        port,
-        as_json=as_json,
-        store=store_url(store) if page else "",
-        keep_bodies=keep_bodies,
-        tokens=store,
-        requires_token=bool(token_store),
-    )
+    tokens = _TokenSettings(store, bool(token_store))
+    run(settings, host, port, tokens, as_json=as_json, page=page, keep_bodies=keep_bodies)
 
 
 def find_token_store(address: str) -> str:
@@ -161,17 +163,15 @@ def run(
     settings: "Settings",
     host: str,
     port: int,
+    tokens: _TokenSettings,
     *,
     as_json: bool,
-    store: str = "",
-    keep_bodies: bool = False,
-    tokens: str = "",
-    requires_token: bool = False,
+    page: bool,
+    keep_bodies: bool,
 ) -> None:
-    """Serve until a signal arrives; with a ``store``, also serve the page.
+    """Serve until a signal arrives, with or without the page.
 
-    ``tokens`` is the file or address of the store with named tokens. They are required from the start if
-    ``requires_token``, otherwise as soon as there is one.
+    Named tokens are required from the start if the store has any, otherwise as soon as there is one.
     """
     from kedge.config.settings import is_chaining_enabled
     from kedge.observe import measure
@@ -185,40 +185,45 @@ def run(
             # The vocabulary is slow to load: load it before the first request.
             threading.Thread(target=count_text, args=("hello",), daemon=True).start()
             measure("responses_chained_mode_enabled", int(is_chaining_enabled()))
-            # Objects created at startup live as long as the process: exclude them from garbage collection.
-            gc.collect()
-            gc.freeze()
             facts = {"url": url, "base_url": f"{url}/v1", "db": mask_url(settings.db)}
             line = f"Serving {facts['base_url']}, storing responses in {facts['db']}"
-            if store:
-                facts |= {"page": f"{url}/", "store": mask_url(store)}
+            if page:
+                facts |= {"page": f"{url}/", "store": mask_url(store_url(tokens.store))}
                 line += f"\nThe page is at {url}/"
-            click.echo(json.dumps(facts) if as_json else line)
-            sys.stdout.flush()
+            _announce(facts, line, as_json=as_json)
 
-        callers = _TokenSettings(tokens, requires_token)
-        asyncio.run(_serve(settings, listener, announce, store, callers, keep_bodies=keep_bodies))
+        if page:
+            work = _serve_page(settings, listener, announce, tokens, keep_bodies=keep_bodies)
+        else:
+            work = _serve_api(settings, listener, announce, tokens)
+        asyncio.run(work)
 
 
-async def _serve(
+async def _serve_api(
     settings: "Settings",
     listener: "socket.socket",
     announce: "Callable[[], None]",
-    store: str,
+    tokens: _TokenSettings,
+) -> None:
+    from kedge.server.app import create_app
+    from kedge.server.uvicorn_server import UvicornServer
+
+    async with _open_tokens(tokens) as callers:
+        app = create_app(replace(settings, callers=callers))
+        await UvicornServer(app, on_started=announce).serve(sockets=[listener])
+
+
+async def _serve_page(
+    settings: "Settings",
+    listener: "socket.socket",
+    announce: "Callable[[], None]",
     tokens: _TokenSettings,
     *,
     keep_bodies: bool,
 ) -> None:
-    if not store:
-        from kedge.server.app import create_app
-        from kedge.server.uvicorn_server import UvicornServer
-
-        async with _open_tokens(tokens) as callers:
-            app = create_app(replace(settings, callers=callers))
-            await UvicornServer(app, on_started=announce).serve(sockets=[listener])
-        return
     from kedge.web.app import PageSettings, open_page_server
 
+    store = store_url(tokens.store)
     page = PageSettings(store, keep_bodies=keep_bodies, requires_token=tokens.required)
     with store_practice_responses(store):
         async with open_page_server(settings, page, local_url(listener), announce) as server:
@@ -254,9 +259,163 @@ def local_url(listener: "socket.socket") -> str:
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
+def _announce(facts: dict[str, str], line: str, *, as_json: bool) -> None:
+    """Print where a server listens, and exclude the objects that were created at its start from garbage collection."""
+    click.echo(json.dumps(facts) if as_json else line)
+    sys.stdout.flush()
+    gc.collect()
+    gc.freeze()
+
+
 async def run_uvicorn(app: Any, listener: "socket.socket", **options: Any) -> None:
     """Serve an app on a bound socket until the process is interrupted."""
     import uvicorn
 
     config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, **options)
     await uvicorn.Server(config).serve(sockets=[listener])
+
+
+WAIT_SECONDS = 2.0
+"""Seconds for which a request waits for a lock or a connection of the store."""
+
+
+@kedge_command("proxy", log_level="info")
+@setting_option("proxy.upstream", metavar="URL")
+@setting_option("proxy.host")
+@setting_option("proxy.port")
+@setting_option("proxy.db", metavar="FILE|URL")
+@setting_option("proxy.token")
+@setting_option("proxy.trust")
+@setting_option("proxy.keep_bodies")
+@setting_option("proxy.allow_remote")
+def proxy_command(
+    upstream: str,
+    host: str,
+    port: int,
+    db: str,
+    token: str,
+    trust: "Trust",
+    keep_bodies: bool,
+    allow_remote: bool,
+    as_json: bool,
+) -> None:
+    """Forward requests to a Responses server, sending only what is new.
+
+    Point a client's base URL at the proxy. Its POST /responses requests are looked up by content and sent
+    with previous_response_id where a stored response provably remembers the start of their input.
+    """
+    if not upstream.startswith(("http://", "https://")):
+        raise click.UsageError(f"--upstream must be an http or https URL, not {mask_url(upstream)}")
+    from kedge.proxy import create_proxy_app
+    from kedge.server.uvicorn_server import bind
+
+    store = _open_proxy_store(db, keep_bodies=keep_bodies)
+    requires_token = not is_loopback(host) and not token and not allow_remote
+    if requires_token and not _has_tokens(store):
+        if store is not None:
+            store.database.close()
+        raise click.UsageError(
+            f"{host} can be reached from other machines: set --token or KEDGE_PROXY_TOKEN, add a token to "
+            "the store of --db with 'kedge auth add', listen on 127.0.0.1, or pass --allow-remote if "
+            "something in front of the proxy checks who connects"
+        )
+    app = create_proxy_app(
+        upstream,
+        store=store,
+        trust=trust,
+        token=token,
+        any_host=allow_remote,
+        requires_token=requires_token,
+    )
+    with bind(host, port) as listener:
+        base_url = f"{bound_url(listener)}/v1"
+        facts = {"base_url": base_url, "upstream": mask_url(upstream)}
+        line = f"Forwarding {base_url} to {facts['upstream']}"
+        _announce(facts, line, as_json=as_json)
+        # The date of the upstream server is forwarded.
+        asyncio.run(run_uvicorn(app, listener, date_header=False, ws="websockets-sansio"))
+    if store is not None:
+        store.database.close()
+
+
+def _has_tokens(store: "Store | None") -> bool:
+    from kedge.store import TokenRegistry
+
+    return store is not None and bool(asyncio.run(TokenRegistry(store).list()))
+
+
+def _open_proxy_store(address: str, *, keep_bodies: bool) -> "Store | None":
+    """Open the store at an address; None for ``:memory:``."""
+    from kedge.store import Store
+    from kedge.store.open import open_current_database
+
+    if address == ":memory:":
+        return None
+    if not address:
+        data_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+    url = store_url(address or str(data_dir() / "proxy.db"))
+    return Store(open_current_database(url, WAIT_SECONDS), keep_bodies=keep_bodies)
+
+
+@kedge_command("mcp")
+@setting_option("model")
+@store_option
+@click.option("--allow-write", is_flag=True, help="Also offer ask and fork.")
+@click.option("--http", is_flag=True, help="Serve HTTP instead of the standard streams.")
+@setting_option("mcp.host")
+@setting_option("mcp.port")
+@setting_option("mcp.token")
+@click.pass_context
+def mcp_command(
+    ctx: click.Context,
+    model: str,
+    store: str,
+    allow_write: bool,
+    http: bool,
+    host: str,
+    port: int,
+    token: str,
+    as_json: bool,
+) -> None:
+    """Serve the conversations as an MCP server: search, list and show; with --allow-write ask and fork.
+
+    By default it serves one client on standard input and output. The model of ask is the conversation's own, unless
+    --model names another.
+    """
+    from kedge.mcp import require_mcp
+
+    require_mcp()
+    if http and not is_loopback(host) and not token:
+        raise click.UsageError(
+            f"{host} can be reached from other machines, so a token is required: set "
+            "--token or KEDGE_MCP_TOKEN, or serve on 127.0.0.1"
+        )
+    requested = model if ctx.meta[SOURCES_KEY]["model"] == "flag" else None
+    choose = partial(resolve_model, requested=requested, may_ask=False) if allow_write else None
+
+    async def serve() -> None:
+        from kedge.mcp.server import StoreTools, create_mcp_server, serve_stdio
+        from kedge.server.access import LOOPBACK_NAMES, AccessPolicy
+
+        async with use_store(store, make=allow_write, connects=allow_write) as opened:
+            server = create_mcp_server(StoreTools(opened, choose).to_toolbox())
+            if http:
+                policy = AccessPolicy(token or None, None if token else LOOPBACK_NAMES)
+                await _serve_http(server, policy, host, port, as_json=as_json)
+            else:
+                await serve_stdio(server)
+
+    asyncio.run(serve())
+
+
+async def _serve_http(
+    server: "Server[Any]", policy: "AccessPolicy", host: str, port: int, *, as_json: bool
+) -> None:
+    from kedge.mcp.server import create_http_app
+    from kedge.server.uvicorn_server import bind
+
+    with bind(host, port) as listener:
+        url = f"{bound_url(listener)}/mcp"
+        _announce({"url": url}, f"Serving {url}", as_json=as_json)
+        app = create_http_app(server, policy)
+        await run_uvicorn(app, listener, lifespan="on", timeout_graceful_shutdown=2)
