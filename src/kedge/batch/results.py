@@ -17,15 +17,6 @@ from typing import IO, Any, Literal, Self, cast
 from kedge.errors import InvalidBatch
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 
-# Defaults that are omitted, compared by type, because 0 is a count and not False.
-_OMITTED_VALUES: dict[type, tuple[Any, ...]] = {
-    str: ("",),
-    bool: (False,),
-    type(None): (None,),
-    **dict.fromkeys((int, float, list), ()),
-}
-
-
 LINE_PREFIX = b'{"id": "'
 """The start of every line of the file."""
 
@@ -59,7 +50,7 @@ class LineResult:
         return {
             name: value
             for name, value in members.items()
-            if value not in _OMITTED_VALUES[type(value)]
+            if value not in ("", None) and value is not False  # unlike False, 0 is a count
         }
 
     @classmethod

@@ -436,37 +436,26 @@ class SlashCommand:
     run: Callable[[ChatSession, str], Any]
 
 
-SLASH_COMMANDS: dict[str, SlashCommand] = {
-    "/plan": SlashCommand(
+_COMMANDS = (
+    SlashCommand(
         "/plan [TEXT]", "show what the next request would send, and why", ChatSession.plan
     ),
-    "/show": SlashCommand("/show", "show the conversation, one line per block", ChatSession.show),
-    "/tree": SlashCommand(
-        "/tree", "show the tree, with undone and forked branches", ChatSession.tree
-    ),
-    "/undo": SlashCommand("/undo", "go back to before your last message", ChatSession.undo),
-    "/redo": SlashCommand("/redo", "go forward again to what was undone", ChatSession.redo),
-    "/save": SlashCommand("/save NAME", "store the conversation under a name", ChatSession.save),
-    "/editor": SlashCommand(
-        "/editor [TEXT]", "write a message in $EDITOR", ChatSession.edit_message
-    ),
-    "/edit": SlashCommand(
-        "/edit TEXT", "replace your last message and ask again", ChatSession.edit
-    ),
-    "/attach": SlashCommand(
-        "/attach FILE", "attach a file or a URL to your next message", ChatSession.attach
-    ),
-    "/resume": SlashCommand(
-        "/resume", "answer your last message if it has no answer", ChatSession.resume
-    ),
-    "/fork": SlashCommand(
-        "/fork [TITLE]", "continue in a new conversation from here", ChatSession.fork
-    ),
-    "/model": SlashCommand(
+    SlashCommand("/show", "show the conversation, one line per block", ChatSession.show),
+    SlashCommand("/tree", "show the tree, with undone and forked branches", ChatSession.tree),
+    SlashCommand("/undo", "go back to before your last message", ChatSession.undo),
+    SlashCommand("/redo", "go forward again to what was undone", ChatSession.redo),
+    SlashCommand("/save NAME", "store the conversation under a name", ChatSession.save),
+    SlashCommand("/editor [TEXT]", "write a message in $EDITOR", ChatSession.edit_message),
+    SlashCommand("/edit TEXT", "replace your last message and ask again", ChatSession.edit),
+    SlashCommand("/attach FILE", "attach a file or a URL to your next message", ChatSession.attach),
+    SlashCommand("/resume", "answer your last message if it has no answer", ChatSession.resume),
+    SlashCommand("/fork [TITLE]", "continue in a new conversation from here", ChatSession.fork),
+    SlashCommand(
         "/model [MODEL]", "show the current model, or switch to another", ChatSession.change_model
     ),
-    "/help": SlashCommand("/help", "list the commands", ChatSession.help),
-    "/quit": SlashCommand("/quit", "end the chat (also Ctrl-D)", ChatSession.quit),
-    "/exit": SlashCommand("/exit", "", ChatSession.quit),
-}
+    SlashCommand("/help", "list the commands", ChatSession.help),
+    SlashCommand("/quit", "end the chat (also Ctrl-D)", ChatSession.quit),
+    SlashCommand("/exit", "", ChatSession.quit),
+)
+SLASH_COMMANDS = {each.usage.partition(" ")[0]: each for each in _COMMANDS}
 """The commands of a chat, by name."""

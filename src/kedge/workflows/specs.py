@@ -6,7 +6,6 @@ is named as ``module:function``; its module is searched next to the file, then o
 
 import importlib
 import importlib.util
-import inspect
 import json
 import sys
 import tomllib
@@ -21,7 +20,7 @@ from kedge.middleware.compose import Tools
 from kedge.store import Store
 from kedge.workflows.debate import debate
 from kedge.workflows.events import WorkflowCallback, WorkflowKind, ignore_event
-from kedge.workflows.judges import ModelJudge
+from kedge.workflows.judges import ModelJudge, call_judge
 from kedge.workflows.refine import refine
 from kedge.workflows.results import DebateResult, RefineResult, Side, Step, StepsResult
 from kedge.workflows.steps import steps
@@ -30,17 +29,10 @@ WorkflowSpec = dict[str, Any]
 WorkflowResult = RefineResult | DebateResult | StepsResult
 
 _JUDGE_KEYS = ("function", "schema", "rubric", "model")
-_KEYS: Mapping[WorkflowKind, Mapping[str, type | tuple[type, ...]]] = {
-    "refine": {"model": str, "task": str, "rounds": int, "judge": dict, "folder": str},
-    "debate": {
-        "question": str,
-        "rounds": int,
-        "sides": list,
-        "judge": dict,
-        "model": str,
-        "folder": str,
-    },
-    "steps": {"model": str, "inputs": dict, "steps": list, "folder": str},
+_KEYS: Mapping[WorkflowKind, tuple[str, ...]] = {
+    "refine": ("model", "task", "rounds", "judge", "folder"),
+    "debate": ("question", "rounds", "sides", "judge", "model", "folder"),
+    "steps": ("model", "inputs", "steps", "folder"),
 }
 _REQUIRED: Mapping[WorkflowKind, tuple[str, ...]] = {
     "refine": ("task", "judge"),
@@ -48,37 +40,33 @@ _REQUIRED: Mapping[WorkflowKind, tuple[str, ...]] = {
     "steps": ("steps",),
 }
 _MEMBER_TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    **dict.fromkeys(("rounds", "attempts"), (int, "a whole number")),
+    **dict.fromkeys(("judge", "inputs"), (dict, "a table")),
+    **dict.fromkeys(("sides", "steps"), (list, "a list")),
     "schema": ((str, dict), "a table or the name of a file"),
-    "attempts": (int, "a whole number"),
 }
-"""The types of the members of judges, sides and steps that are not text."""
-_TYPE_NAMES = {str: "a text", int: "a whole number", dict: "a table", list: "a list"}
+"""The types of the members that are not text."""
 
 
 def read_spec(path: str | Path) -> WorkflowSpec:
     """Load a workflow from a TOML file."""
-    file = Path(path)
-    try:
-        data: WorkflowSpec = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidWorkflow(f"{file} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidWorkflow(f"{file} is not valid TOML: {error}") from error
+    data: WorkflowSpec = _read_file(Path(path), tomllib.loads, "TOML")
     data.pop("kind", None)
-    return {**data, "folder": str(file.absolute().parent)}
+    return {**data, "folder": str(Path(path).absolute().parent)}
+
+
+def _read_file(path: Path, parse: Callable[[str], Any], form: str) -> Any:
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidWorkflow(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidWorkflow(f"{path} is not valid {form}: {error}") from error
 
 
 def check_spec(kind: WorkflowKind, spec: WorkflowSpec) -> None:
     """Raise ``InvalidWorkflow`` for unknown, missing or mistyped members."""
-    for key, value in spec.items():
-        expected = _KEYS[kind].get(key)
-        if expected is None:
-            allowed = ", ".join(name for name in _KEYS[kind] if name != "folder")
-            raise InvalidWorkflow(
-                f"a {kind} workflow has the unknown member {key!r}; it may have {allowed}"
-            )
-        if not isinstance(value, expected) or isinstance(value, bool):
-            raise InvalidWorkflow(f"{kind}: {key} must be {_TYPE_NAMES[cast('type', expected)]}")
+    _check_table(spec, kind, _KEYS[kind], ())
     for key in _REQUIRED[kind]:
         if not spec.get(key):
             raise InvalidWorkflow(f"{kind}: {key!r} is missing; set it in the file or as an option")
@@ -164,8 +152,7 @@ def _report_failures(function: Callable[..., Any], path: str) -> Callable[..., A
 
     async def judge(subject: Any) -> Any:
         try:
-            judgment = function(subject)
-            return await judgment if inspect.isawaitable(judgment) else judgment
+            return await call_judge(function, subject)
         except KedgeError:
             raise
         except Exception as error:
@@ -179,13 +166,7 @@ def _load_schema(schema: object, spec: WorkflowSpec) -> Any:
     """Return a schema from a table or from the name of a JSON file."""
     if not isinstance(schema, str):
         return schema
-    path = Path(spec.get("folder", ""), schema)
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidWorkflow(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidWorkflow(f"{path} is not valid JSON: {error}") from error
+    return _read_file(Path(spec.get("folder", ""), schema), json.loads, "JSON")
 
 
 def _check_table(
@@ -196,8 +177,9 @@ def _check_table(
     table = cast("dict[str, Any]", data)
     unknown = sorted(set(table) - set(keys))
     if unknown:
+        allowed = ", ".join(key for key in keys if key != "folder")
         raise InvalidWorkflow(
-            f"{location} has the unknown member {unknown[0]!r}; it may have {', '.join(keys)}"
+            f"{location} has the unknown member {unknown[0]!r}; it may have {allowed}"
         )
     for key in required:
         if not isinstance(table.get(key), str) or not table[key]:
