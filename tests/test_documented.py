@@ -84,7 +84,8 @@ def is_defined_in(value: object, module: str) -> bool:
 def find_source(module: str) -> Path:
     """Return the file of a module."""
     path = SOURCE.parent.joinpath(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    package = path / "__init__.py"
+    return package if package.exists() else path.with_suffix(".py")
 
 
 def is_documented(module: str, name: str) -> bool:

@@ -10,7 +10,7 @@ from kedge.cli.store_options import run_with_store, store_option
 from kedge.text_format import format_age, sanitize_text
 
 if TYPE_CHECKING:
-    from kedge.store import AccessToken, Store
+    from kedge.store import AccessToken
 
 SCOPES = ("server", "page", "api", "metrics")
 DEFAULT_SCOPES = ("server", "page", "api")
@@ -61,14 +61,15 @@ def add(
     if user == "":  # such as of an unset variable: it must not make an administrator
         raise click.UsageError("--user is empty; name a user, or use --admin")
 
-    async def work(opened: "Store") -> "tuple[AccessToken, str]":
-        from kedge.store import TokenRegistry
+    from kedge.store import TokenRegistry
 
-        return await TokenRegistry(opened).add(
+    token, secret = run_with_store(
+        lambda opened: TokenRegistry(opened).add(
             name, user="" if admin else user, scopes=scopes or DEFAULT_SCOPES, **limits
-        )
-
-    token, secret = run_with_store(work, address=store, make=True)
+        ),
+        address=store,
+        make=True,
+    )
     if as_json:
         echo_json({**_token_to_json(token), "token": secret})
         return
@@ -84,13 +85,9 @@ def add(
 @store_option
 def list_tokens(store: str, as_json: bool) -> None:
     """List the tokens: their users, scopes and limits per minute."""
+    from kedge.store import TokenRegistry
 
-    async def work(opened: "Store") -> "list[AccessToken]":
-        from kedge.store import TokenRegistry
-
-        return await TokenRegistry(opened).list()
-
-    tokens = run_with_store(work, address=store, make=True)
+    tokens = run_with_store(lambda opened: TokenRegistry(opened).list(), address=store, make=True)
     if as_json:
         echo_json([_token_to_json(token) for token in tokens])
     elif not tokens:
@@ -117,13 +114,9 @@ def list_tokens(store: str, as_json: bool) -> None:
 @store_option
 def revoke(name: str, store: str, as_json: bool) -> None:
     """Revoke the token with NAME and end its sessions of the page. What its user stored stays."""
+    from kedge.store import TokenRegistry
 
-    async def work(opened: "Store") -> None:
-        from kedge.store import TokenRegistry
-
-        await TokenRegistry(opened).revoke(name)
-
-    run_with_store(work, address=store)
+    run_with_store(lambda opened: TokenRegistry(opened).revoke(name), address=store)
     echo_result({"name": name, "revoked": True}, f"{sanitize_text(name)}: revoked", as_json=as_json)
 
 

@@ -156,10 +156,7 @@ def delete_command(
 
 
 def _delete_one(conversation: str, *, yes: bool, store: str, as_json: bool) -> None:
-    async def find(opened: "Store") -> "ConversationRow":
-        return await find_conversation(opened, conversation)
-
-    row = run_with_store(find, address=store)
+    row = run_with_store(lambda opened: find_conversation(opened, conversation), address=store)
     name = sanitize_text(row.title or row.id)
     if not yes:
         click.confirm(f"Delete {name} permanently?", abort=True, err=True)
@@ -174,12 +171,10 @@ def _delete_one(conversation: str, *, yes: bool, store: str, as_json: bool) -> N
 
 
 def _delete_older(age: float, tag: str | None, *, yes: bool, store: str, as_json: bool) -> None:
-    async def count(opened: "Store") -> int:
-        return len(await opened.list_older(age, tag=tag))
-
     if not yes:
-        found = pluralize(run_with_store(count, address=store), "conversation")
-        click.confirm(f"Delete {found} permanently?", abort=True, err=True)
+        found = run_with_store(lambda opened: opened.list_older(age, tag=tag), address=store)
+        count = pluralize(len(found), "conversation")
+        click.confirm(f"Delete {count} permanently?", abort=True, err=True)
 
     async def work(opened: "Store") -> list[str]:
         deleted = await opened.delete_older(age, tag=tag)
