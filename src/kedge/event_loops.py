@@ -24,6 +24,20 @@ V = TypeVar("V")
 Finalizer = AsyncGenerator[None]
 
 
+class AsyncResource:
+    """A resource that ``async with`` closes at its end."""
+
+    async def aclose(self) -> None:
+        """Close the resource."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
 class PerLoop(Generic[T]):
     """A resource per event loop, created on first use.
 

@@ -7,7 +7,7 @@ branches of it.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Self, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from kedge.chat.answer import Answer, ChatStream, StateWriter
 from kedge.chat.state import (
@@ -26,6 +26,7 @@ from kedge.chat.state import (
 from kedge.compaction import Compactor, compact_turn
 from kedge.engines import ContentFilters, Engine, Middleware, OutputSchema, find_filters, unwrap
 from kedge.engines.sync import SyncFacade, wrap_method, wrap_stream
+from kedge.event_loops import AsyncResource
 from kedge.middleware.compose import SystemText, Tools, with_default_middleware
 from kedge.observe import count, get_logger
 from kedge.planning import RequestPlan
@@ -57,7 +58,7 @@ class _StateInspector:
         return lambda state: build_report(as_bytes(state), provider, cipher)
 
 
-class Chat:
+class Chat(AsyncResource):
     """Conversations for callers that store their sessions themselves.
 
     Args:
@@ -328,12 +329,6 @@ class Chat:
     async def aclose(self) -> None:
         """Close the engine's connections."""
         await self.engine.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     def _edit_state(self, state: State, change: Callable[[Turn], Turn]) -> bytes:
         """Return a state with changed blocks and the anchors that are still valid."""

@@ -28,11 +28,7 @@ def with_stored_anchors(store: Store, retention: float | None = None) -> Middlew
     Returns:
         A middleware; it must be next to the engine.
     """
-
-    def wrap(engine: Engine) -> Engine:
-        return _StoredAnchors(engine, store, retention)
-
-    return wrap
+    return lambda engine: _StoredAnchors(engine, store, retention)
 
 
 class _StoredAnchors(BaseMiddleware):

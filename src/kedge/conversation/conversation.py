@@ -49,6 +49,7 @@ from kedge.engines import (
 from kedge.engines.output_schema import SchemaMismatch
 from kedge.engines.reply import answer_text, build_correction, read_output
 from kedge.errors import HeadConflict, InvalidSetting, NotInStore, OutputInvalid
+from kedge.event_loops import AsyncResource
 from kedge.events import Usage
 from kedge.events.run import TurnFinished
 from kedge.middleware import with_middleware
@@ -94,7 +95,7 @@ class ConversationSettings(TypedDict, total=False):
     concurrent: Concurrency
 
 
-class Conversation:
+class Conversation(AsyncResource):
     """A conversation in a store. Make one with ``create``, ``open``, ``open_or_create`` or ``fork``.
 
     Args:
@@ -832,12 +833,6 @@ class Conversation:
     async def aclose(self) -> None:
         """Close the engine's connections; the store remains open."""
         await self.engine.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     def __repr__(self) -> str:
         return (

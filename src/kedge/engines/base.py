@@ -23,7 +23,7 @@ from collections.abc import (
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Self, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from typing_extensions import TypeVar
 
@@ -38,6 +38,7 @@ from kedge.engines.reply import (
 from kedge.engines.request_body import check_params, combine_params
 from kedge.engines.stream import Stream
 from kedge.errors import InvalidSetting, InvalidTurn, UnsupportedParameter
+from kedge.event_loops import AsyncResource
 from kedge.events import Event
 from kedge.events.run import TurnEdited
 from kedge.planning import AnchorRecord, Mode, RequestPlan
@@ -255,7 +256,7 @@ Events = AsyncGenerator[Event, None]
 T = TypeVar("T")
 
 
-class Engine(ABC):
+class Engine(AsyncResource, ABC):
     """Sends Turns to a model."""
 
     name: str = ""
@@ -391,14 +392,8 @@ class Engine(ABC):
 
         return SyncEngine(self)
 
-    async def aclose(self) -> None:  # noqa: B027 - most engines have nothing to close
+    async def aclose(self) -> None:
         """Close connections; the engine may be used again afterwards."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
 
 Middleware = Callable[[Engine], Engine]

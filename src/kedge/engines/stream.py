@@ -15,6 +15,7 @@ from kedge.engines.content_filter import ContentFilters
 from kedge.engines.output_schema import OutputSchema
 from kedge.engines.reply import answer_text
 from kedge.errors import KedgeError
+from kedge.event_loops import AsyncResource
 from kedge.events import Event, ResponseStarted, TextDelta, Usage
 from kedge.events.run import (
     VISIBLE_EVENTS,
@@ -45,7 +46,7 @@ class _EventSource(Protocol):
     def aclose(self) -> Awaitable[object]: ...
 
 
-class RunStream(ABC, Generic[R]):
+class RunStream(AsyncResource, ABC, Generic[R]):
     """An iterator over the events of a run that has a result once it is exhausted.
 
     Use it as a context manager, so that leaving early closes the run. Iteration adds no further generator:
@@ -166,12 +167,6 @@ class RunStream(ABC, Generic[R]):
         self._closed = True
         if self._source is not None:
             await self._source.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
 
 class Stream(RunStream[Turn], Generic[OutputT]):

@@ -81,10 +81,9 @@ def two_phase(
     """
     label = name or getattr(before or after, "__name__", "") or "two_phase"
 
-    def wrap(engine: Engine) -> Engine:
-        return _TwoPhaseMiddleware(engine, before or _identity, after or _identity, label)
-
-    return wrap
+    return lambda engine: _TwoPhaseMiddleware(
+        engine, before or _identity, after or _identity, label
+    )
 
 
 class _TwoPhaseMiddleware(BaseMiddleware):

@@ -196,10 +196,7 @@ def guard(*rules: GuardRule) -> Middleware:
             )
     content_filter = _RuleFilter(rules)
 
-    def wrap(engine: Engine) -> Engine:
-        return _GuardMiddleware(engine, content_filter)
-
-    return wrap
+    return lambda engine: _GuardMiddleware(engine, content_filter)
 
 
 class _RuleFilter:
@@ -406,12 +403,9 @@ def _edit_metadata(metadata: FrozenMap, edit: TextEdit) -> FrozenMap:
 
 def _edit_block_content(each: Block, edit: TextEdit) -> Block:
     match each:
-        case UserBlock() | ToolResultBlock():
-            parts = tuple(_edit_part(part, edit) for part in each.parts)
+        case UserBlock() | ToolResultBlock() | AssistantBlock():
+            parts: Any = tuple(_edit_part(part, edit) for part in each.parts)
             return each if _all_identical(parts, each.parts) else replace(each, parts=parts)
-        case AssistantBlock():
-            content = tuple(_edit_part(part, edit) for part in each.parts)
-            return each if _all_identical(content, each.parts) else replace(each, parts=content)  # pyright: ignore[reportArgumentType]
         case SystemBlock():
             text = edit(each.text)
             return each if text == each.text else replace(each, text=text)

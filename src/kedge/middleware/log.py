@@ -34,11 +34,7 @@ def log(name: str = "kedge.run") -> Middleware:
     Returns:
         A middleware for ``with_middleware``.
     """
-
-    def wrap(engine: Engine) -> Engine:
-        return _LogMiddleware(engine, get_logger(name))
-
-    return wrap
+    return lambda engine: _LogMiddleware(engine, get_logger(name))
 
 
 class _LogMiddleware(BaseMiddleware):

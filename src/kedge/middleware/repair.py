@@ -39,10 +39,7 @@ def repair(unanswered: UnansweredPolicy = "complete") -> Middleware:
     if unanswered not in ("complete", "remove"):
         raise InvalidSetting(f"unanswered must be complete or remove, not {unanswered!r}")
 
-    def wrap(engine: Engine) -> Engine:
-        return _RepairMiddleware(engine, unanswered)
-
-    return wrap
+    return lambda engine: _RepairMiddleware(engine, unanswered)
 
 
 class _RepairMiddleware(BaseMiddleware):

@@ -49,10 +49,7 @@ def retry(
         if not isinstance(seconds, int | float) or not seconds >= 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidSetting(f"{name} must be a number of seconds, not {seconds!r}")
 
-    def wrap(engine: Engine) -> Engine:
-        return _RetryMiddleware(engine, attempts, first, longest, sleep)
-
-    return wrap
+    return lambda engine: _RetryMiddleware(engine, attempts, first, longest, sleep)
 
 
 class _RetryMiddleware(BaseMiddleware):

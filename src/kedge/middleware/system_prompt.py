@@ -25,11 +25,7 @@ def on_response_started(callback: ResponseIdCallback) -> Middleware:
     Returns:
         A middleware for ``with_middleware``.
     """
-
-    def wrap(engine: Engine) -> Engine:
-        return _ResponseStartedMiddleware(engine, callback)
-
-    return wrap
+    return lambda engine: _ResponseStartedMiddleware(engine, callback)
 
 
 class _ResponseStartedMiddleware(BaseMiddleware):
@@ -72,10 +68,7 @@ def system_prompt(text: str | Callable[[Turn], str]) -> Middleware:
     if not isinstance(text, str) and not callable(text):
         raise InvalidSetting("system_prompt takes a text, or a function that returns it for a Turn")
 
-    def wrap(engine: Engine) -> Engine:
-        return _SystemPromptMiddleware(engine, text)
-
-    return wrap
+    return lambda engine: _SystemPromptMiddleware(engine, text)
 
 
 class _SystemPromptMiddleware(BaseMiddleware):

@@ -66,10 +66,7 @@ def tools(
         toolset = () if toolbox is None else cast("object", toolbox)
         select = _select_always(Toolbox(build_toolbox(toolset), *functions))
 
-    def wrap(engine: Engine) -> Engine:
-        return _ToolsMiddleware(engine, select, approve, max_rounds)
-
-    return wrap
+    return lambda engine: _ToolsMiddleware(engine, select, approve, max_rounds)
 
 
 def _select_always(toolbox: Toolbox) -> Callable[[Turn], Toolbox]:

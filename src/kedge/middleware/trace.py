@@ -74,10 +74,7 @@ def trace(
             in otel.CAPTURE_ENABLED_VALUES
         )
 
-    def wrap(engine: Engine) -> Engine:
-        return _TraceMiddleware(engine, resolved_tracer, content, agent)
-
-    return wrap
+    return lambda engine: _TraceMiddleware(engine, resolved_tracer, content, agent)
 
 
 def _get_tracer() -> "Tracer":

@@ -8,7 +8,7 @@ transactions and checks that the conversation of a row still exists.
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from kedge.errors import (
     HeadConflict,
@@ -17,6 +17,7 @@ from kedge.errors import (
     StoreError,
     StoreReadOnly,
 )
+from kedge.event_loops import AsyncResource
 from kedge.events import Usage
 from kedge.planning import AnchorRecord, Mode
 from kedge.planning.anchors import validate_seconds
@@ -77,7 +78,7 @@ MAX_NUMBER_LENGTH = 100
 _NO_TELEMETRY = Telemetry()
 
 
-class Store:
+class Store(AsyncResource):
     """Conversations, each with a head on a tree of nodes, in a database.
 
     Use `open_store` to open one. Methods that take a `ConversationRow` raise `NotInStore` if that
@@ -112,12 +113,6 @@ class Store:
     async def aclose(self) -> None:
         """Close the database: its threads and its connections."""
         await self.database.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     # Namespaces
 
