@@ -8,18 +8,15 @@ first positions of another. Only new blocks are written; nothing is rewritten.
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
-from itertools import repeat
-from operator import attrgetter, itemgetter
-from typing import Any, cast
+from itertools import starmap
+from operator import attrgetter
+from typing import Any
 
 from kedge.errors import NotInStore
-from kedge.json_codec import decode
-from kedge.json_codec import encode_text as encode
-from kedge.planning import AnchorRecord, ConversationState, Mode, get_state, set_state
-from kedge.planning.state import MODES
-from kedge.store.block_codec import decode_blocks, hash_block
+from kedge.planning import Mode
+from kedge.store.block_codec import hash_block
 from kedge.store.conversations import (
     insert_conversation,
     move_head,
@@ -27,83 +24,31 @@ from kedge.store.conversations import (
     select_conversation,
     set_tags,
 )
-from kedge.store.database import Row, Tx, lock_links_shared
+from kedge.store.database import Tx, lock_links_shared
 from kedge.store.records import (
-    MAX_INTEGER,
     ConversationRow,
-    Differences,
-    LoadedPath,
     Node,
     NodeKind,
-    PathChange,
     ResponseRow,
     is_row_number,
 )
 from kedge.store.responses import (
-    ANCHOR_COLUMNS,
-    anchors_from_rows,
     encode_response,
     insert_response,
     intern_scope,
 )
-from kedge.turns import ReasoningBlock, Turn
-from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
-from kedge.turns.turn import rename_turn
 
 NODE_COLUMNS = (
     "n.id, n.tree, n.branch, n.parent, n.conversation, n.kind, n.kept, n.length, n.depth, n.memory, "
     "n.created_at"
 )
+"""The columns of the fields of a `Node`, in their order."""
 _INSERT_NODE = (
     "INSERT INTO nodes (tree, branch, parent, conversation, kind, kept, length, depth, memory, "
     "created_at, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 CHECKSUM_BYTES = 8
 _get_columns = attrgetter(*(each.name for each in fields(Node)))
-Json = dict[str, Any]
-
-# The path query. The obvious way to load a conversation is to walk from its node to the root, one row
-# per node, and to find which blocks of each node later nodes retain: ten thousand nodes are ten
-# thousand steps of recursion. But consecutive appends share a branch, whose links are one range of an
-# index, so this query walks over branches instead: a branch has the number of its first node, whose
-# parent is on the branch before it. `stop` is where a branch ends on this path: at the node's length
-# for the last branch; for each earlier one, at the length that the next branch retains (`first.kept`), or at
-# an earlier `stop` if a later branch retains even less, because a branch may retain only a part of what its
-# parent retains. A branch that retains nothing ends the walk. The cost is the number of forks and edits on
-# the path, plus the blocks. The joins that use it are CROSS JOINs because SQLite does not reorder them: with
-# a plain JOIN it may scan all links, because it has no statistics.
-PATH_CTE = """
-WITH RECURSIVE path (branch, stop) AS (
-    SELECT branch, length FROM nodes WHERE id = ?
-    UNION ALL
-    SELECT parent.branch, CASE WHEN first.kept < path.stop THEN first.kept ELSE path.stop END
-    FROM path JOIN nodes first ON first.id = path.branch JOIN nodes parent ON parent.id = first.parent
-    WHERE first.kept > 0
-)
-"""
-_SELECT_BLOCKS = f"""{PATH_CTE}
-SELECT l.place, b.body FROM path CROSS JOIN links l CROSS JOIN blocks b
-WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block
-"""
-_SELECT_SEGMENTS = f"{PATH_CTE} SELECT branch, stop FROM path ORDER BY branch"
-_SELECT_RECORDS = f"""{PATH_CTE}
-SELECT {ANCHOR_COLUMNS} FROM path CROSS JOIN nodes n CROSS JOIN responses r
-WHERE n.tree = ? AND n.branch = path.branch AND n.kept <= path.stop AND n.length <= path.stop
-AND r.node = n.id AND r.digest IS NOT NULL
-"""
-# The records of one branch after a position, which is found by the index on `kept`: it never decreases along a branch.
-_SELECT_LATER_RECORDS = f"""
-SELECT {ANCHOR_COLUMNS} FROM nodes n JOIN responses r ON r.node = n.id
-WHERE n.tree = ? AND n.branch = ? AND n.length > ? AND n.length <= ? AND r.digest IS NOT NULL
-AND n.kept >= (SELECT COALESCE(MAX(kept), 0) FROM nodes WHERE tree = ? AND branch = ? AND kept <= ?)
-"""
-_SELECT_ANCESTRY = f"""
-WITH RECURSIVE line AS (
-    SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id = ?
-    UNION ALL
-    SELECT {NODE_COLUMNS} FROM line JOIN nodes n ON n.id = line.parent
-) SELECT * FROM line
-"""
 # A child starts a branch, or has no blocks any more, or is the one that continues the branch of its parent.
 _SELECT_CHILDREN = f"""
 SELECT {NODE_COLUMNS} FROM nodes n
@@ -119,40 +64,6 @@ WITH RECURSIVE below (id) AS (
     WHERE n.tree = ? AND n.kind IN ('answered', 'results')
 ) SELECT {NODE_COLUMNS} FROM nodes n JOIN below ON below.id = n.id ORDER BY n.id DESC LIMIT 1
 """
-_SELECT_COMMON_ANCESTOR = f"""
-WITH RECURSIVE lefts (id, parent) AS (
-    SELECT id, parent FROM nodes WHERE id = ?
-    UNION ALL SELECT n.id, n.parent FROM lefts JOIN nodes n ON n.id = lefts.parent
-), rights (id, parent) AS (
-    SELECT id, parent FROM nodes WHERE id = ?
-    UNION ALL SELECT n.id, n.parent FROM rights JOIN nodes n ON n.id = rights.parent
-)
-SELECT {NODE_COLUMNS} FROM nodes n JOIN lefts ON lefts.id = n.id JOIN rights ON rights.id = n.id
-ORDER BY n.depth DESC LIMIT 1
-"""
-_SELECT_DIFFERENCES = """
-WITH RECURSIVE path (side, branch, stop) AS (
-    SELECT CASE WHEN id = ? THEN 0 ELSE 1 END, branch, length FROM nodes WHERE id IN (?, ?)
-    UNION ALL
-    SELECT path.side, parent.branch, CASE WHEN first.kept < path.stop THEN first.kept ELSE path.stop END
-    FROM path JOIN nodes first ON first.id = path.branch JOIN nodes parent ON parent.id = first.parent
-    WHERE first.kept > 0
-), line AS (
-    SELECT path.side, l.place, l.block FROM path JOIN links l
-    ON l.branch = path.branch AND l.place < path.stop
-), parting AS (
-    SELECT MIN(place) AS place FROM (
-        SELECT place FROM line GROUP BY place HAVING COUNT(*) < 2 OR MIN(block) <> MAX(block)
-    ) AS apart
-)
-SELECT line.side, line.place, b.body FROM line JOIN parting ON line.place >= parting.place
-JOIN blocks b ON b.id = line.block ORDER BY line.side, line.place
-"""
-
-
-def node_from_row(row: Row) -> Node:
-    """Return the node in a row of `NODE_COLUMNS`."""
-    return Node(*row)
 
 
 def select_node(tx: Tx, node: int, tree: int) -> Node:
@@ -164,7 +75,7 @@ def select_node(tx: Tx, node: int, tree: int) -> Node:
     )
     if not rows:
         raise _missing_node(node)
-    return node_from_row(rows[0])
+    return Node(*rows[0])
 
 
 def _missing_node(node: object) -> NotInStore:
@@ -174,7 +85,7 @@ def _missing_node(node: object) -> NotInStore:
 def select_tree(tx: Tx, tree: int) -> list[Node]:
     """Return every node of a tree, in the order in which they were added."""
     rows = tx.rows(f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? ORDER BY n.id", (tree,))
-    return [node_from_row(row) for row in rows]
+    return [Node(*row) for row in rows]
 
 
 def select_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:
@@ -185,7 +96,7 @@ def select_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:
         "AND m.kind = 'answered') ORDER BY n.id",
         (conversation.tree, conversation.number, conversation.tree),
     )
-    return [node_from_row(row) for row in rows]
+    return [Node(*row) for row in rows]
 
 
 def find_response_node(tx: Tx, tree: int, response_id: str) -> Node | None:
@@ -195,7 +106,7 @@ def find_response_node(tx: Tx, tree: int, response_id: str) -> Node | None:
         "WHERE n.tree = ? AND r.provider_response_id = ? ORDER BY n.id DESC LIMIT 1",
         (tree, response_id),
     )
-    return node_from_row(rows[0]) if rows else None
+    return Node(*rows[0]) if rows else None
 
 
 def find_used_nodes(nodes: Sequence[Node], starts: Iterable[int]) -> dict[int, int]:
@@ -367,7 +278,7 @@ def write_checksums(tx: Tx, nodes: Iterable[Node]) -> None:
 def fill_checksums(tx: Tx) -> None:
     """Compute the checksum of every node that has none; version 0.1 did not write them."""
     rows = tx.rows(f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.checksum IS NULL")
-    write_checksums(tx, map(node_from_row, rows))
+    write_checksums(tx, starmap(Node, rows))
 
 
 def insert_blocks(tx: Tx, blocks: Sequence[tuple[bytes, str]], number: int) -> list[int]:
@@ -391,148 +302,13 @@ def _share_block(tx: Tx, digest: bytes, number: int, body: str) -> int:
     return block
 
 
-def load_path(
-    tx: Tx, node: Node, *, scopes: dict[int, str], mode: str | None, retention: float | None
-) -> LoadedPath:
-    """Return the blocks and the anchors on the path to a node."""
-    rows = tx.rows(_SELECT_BLOCKS, (node.id,))
-    rows.sort(key=itemgetter(0))
-    records = _load_records(tx, tx.rows(_SELECT_RECORDS, (node.id, node.tree)), scopes, retention)
-    memory, data = decode_node_state(node.memory, records, mode)
-    return LoadedPath(node, tuple(decode_blocks([body for _, body in rows])), memory, data)
-
-
-def _load_records(
-    tx: Tx, rows: Sequence[Row], scopes: dict[int, str], retention: float | None
-) -> list[AnchorRecord]:
-    """Return the anchors in rows, and add the names of their scopes to ``scopes``."""
-    if any(row[1] not in scopes for row in rows):
-        scopes.update(tx.rows("SELECT number, name FROM scopes"))
-    return anchors_from_rows(rows, scopes, repeat(retention))
-
-
-def load_path_change(
-    tx: Tx, node: Node, known: int, *, scopes: dict[int, str], retention: float | None
-) -> PathChange:
-    """Return how the path to a node differs from the path to a known one.
-
-    Both paths are ranges of positions on branches. The blocks at the same position of the same branch are
-    the same, so the common part of the paths is found without reading a block.
-    """
-    mine = tx.rows(_SELECT_SEGMENTS, (node.id,))
-    shared, common = 0, 0
-    ranges: list[tuple[int, int, int]] = []
-    for (branch, stop), (other, known_stop) in zip(
-        mine, tx.rows(_SELECT_SEGMENTS, (known,)), strict=False
-    ):
-        if branch != other:
-            break
-        shared, common = min(stop, known_stop), common + 1
-        if stop != known_stop:
-            ranges.append((branch, shared, stop))
-            break
-    ranges += [(branch, -1, stop) for branch, stop in mine[common:]]
-    rows = [
-        row
-        for branch, low, high in ranges
-        for row in tx.rows(
-            _SELECT_LATER_RECORDS, (node.tree, branch, low, high, node.tree, branch, low)
-        )
-    ]
-    bodies = load_last_bodies(tx, node, node.length - shared)
-    records = _load_records(tx, rows, scopes, retention)
-    return PathChange(node, shared, tuple(decode_blocks(bodies)), tuple(records))
-
-
-def apply_change(turn: Turn, change: PathChange, mode: str | None, turn_id: str) -> Turn:
-    """Return the Turn at the node of a change, from the Turn at the known node."""
-    state = get_state(turn)
-    turn = rename_turn(turn, turn_id).take(change.shared)
-    covered = len(turn.body) - list(map(type, turn.body)).count(ReasoningBlock)
-    state = state.limited_to(covered)
-    for record in change.records:
-        state = state.with_anchor(record)
-    state, data = decode_node_state(change.node.memory, state.anchors, mode)
-    removed = dict.fromkeys(turn.data)
-    return set_state(turn.append(*change.blocks).with_data({**removed, **data}), state)
-
-
-def load_last_bodies(tx: Tx, node: Node, count: int) -> list[str]:
-    """Return the last ``count`` encoded blocks on the path to a node."""
-    query = f"{_SELECT_BLOCKS} AND l.place >= ? ORDER BY l.place"
-    return [body for _, body in tx.rows(query, (node.id, max(node.length - count, 0)))]
-
-
-def load_bodies(tx: Tx, node: Node) -> list[str]:
-    """Return the encoded blocks on the path to a node."""
-    return [body for _, body in sorted(tx.rows(_SELECT_BLOCKS, (node.id,)))]
-
-
-def load_ancestry(tx: Tx, node: int, limit: int | None = None) -> list[Node]:
-    """Return the nodes from the root to this one, or the last ``limit`` of them."""
-    query, values = (_SELECT_ANCESTRY, (node,))
-    if not is_row_number(node):
-        return []
-    if limit is not None:  # the recursion ends there
-        query, values = f"{query} LIMIT ?", (node, min(limit, MAX_INTEGER))
-    found = [node_from_row(row) for row in tx.rows(query, values)]
-    return sorted(found, key=lambda each: each.depth)
-
-
 def select_children(tx: Tx, node: Node) -> list[Node]:
     """Return the nodes that continue from a node, in the order in which they were added."""
     values = (node.id, node.tree, node.tree, node.branch, node.length, node.id)
-    return sorted(map(node_from_row, tx.rows(_SELECT_CHILDREN, values)), key=lambda each: each.id)
+    return sorted(starmap(Node, tx.rows(_SELECT_CHILDREN, values)), key=lambda each: each.id)
 
 
 def find_newest_descendant(tx: Tx, node: Node) -> Node:
     """Return the newest of the nodes that follow from a question, including itself."""
     rows = tx.rows(_SELECT_NEWEST_DESCENDANT, (node.id, node.tree))
-    return node_from_row(rows[0])
-
-
-def find_common_ancestor(tx: Tx, left: int, right: int) -> Node:
-    """Return the newest node that is on both paths."""
-    return node_from_row(tx.rows(_SELECT_COMMON_ANCESTOR, (left, right))[0])
-
-
-def diff_paths(tx: Tx, left: Node, right: Node) -> Differences:
-    """Return the blocks of each path after their common prefix."""
-    if left.id == right.id:
-        return Differences(left.length, (), ())
-    rows = tx.rows(_SELECT_DIFFERENCES, (left.id, left.id, right.id))
-    shared = min((index for _, index, _ in rows), default=min(left.length, right.length))
-    sides = [decode_blocks([body for side, _, body in rows if side == which]) for which in (0, 1)]
-    return Differences(shared, tuple(sides[0]), tuple(sides[1]))
-
-
-def encode_node_state(state: ConversationState, data: FrozenMap, mode: str | None) -> str | None:
-    """Encode the state that does not follow from the responses and the conversation's mode, if any."""
-    form: Json = {
-        "mode": None if state.mode == mode else state.mode,
-        "conversation_id": state.conversation_id,
-    }
-    form = {name: value for name, value in form.items() if value}
-    if state.conversation_id:
-        form["previous_response_id"] = state.previous_response_id
-    if data:
-        form["data"] = thaw(data)
-    return encode(form) if form else None
-
-
-def decode_node_state(
-    text: str | None, records: Sequence[AnchorRecord], mode: str | None
-) -> tuple[ConversationState, FrozenMap]:
-    """Return the state of a Turn, from the anchors on its path and the state encoded in its node."""
-    form = cast("Json", decode(text)) if text else {}
-    mode = form.get("mode", mode)
-    state = ConversationState(
-        mode if mode in MODES else None,
-        conversation_id=form.get("conversation_id", ""),
-        anchors=records if isinstance(records, tuple) else tuple(records),
-    )
-    completed = (each for each in reversed(state.anchors) if each.status == "completed")
-    newest = next(completed, None)
-    previous = form.get("previous_response_id", newest.response_id if newest else "")
-    state = replace(state, previous_response_id=previous)
-    return state, FrozenMap(form["data"]) if form.get("data") else EMPTY
+    return Node(*rows[0])

@@ -28,6 +28,7 @@ from kedge.store import (
     idempotency,
     import_export,
     nodes,
+    paths,
     proxied_requests,
     response_index,
     response_sums,
@@ -543,7 +544,7 @@ class Store(AsyncResource):
         number = conversation.number
         state = None
         if memory is not None or data:
-            state = nodes.encode_node_state(memory or ConversationState(), data, conversation.mode)
+            state = paths.encode_node_state(memory or ConversationState(), data, conversation.mode)
         scope = await self._intern_scope(response.scope) if response else 0
         incidents = [(each, await self._intern_scope(each.scope)) for each in accounts.incidents]
 
@@ -673,7 +674,7 @@ class Store(AsyncResource):
         return await self._read(conversation, work)
 
     def _load_path(self, tx: Tx, conversation: ConversationRow, node: int) -> LoadedPath:
-        return nodes.load_path(
+        return paths.load_path(
             tx,
             nodes.select_node(tx, node, conversation.tree),
             scopes=self._scope_names,
@@ -698,7 +699,7 @@ class Store(AsyncResource):
         """
 
         def work(tx: Tx) -> PathChange:
-            return nodes.load_path_change(
+            return paths.load_path_change(
                 tx,
                 nodes.select_node(tx, node, conversation.tree),
                 known.id,
@@ -707,7 +708,7 @@ class Store(AsyncResource):
             )
 
         change = await self._read(conversation, work)
-        return change.node, nodes.apply_change(turn, change, conversation.mode, conversation.id)
+        return change.node, paths.apply_change(turn, change, conversation.mode, conversation.id)
 
     async def last_blocks(
         self, conversation: ConversationRow, count: int, node: int | None = None
@@ -724,7 +725,7 @@ class Store(AsyncResource):
             StoreDamaged: A stored block cannot be read.
         """
         bodies = await self._read_at(
-            conversation, node, lambda tx, found: nodes.load_last_bodies(tx, found, count)
+            conversation, node, lambda tx, found: paths.load_last_bodies(tx, found, count)
         )
         return tuple(decode_blocks(bodies))
 
@@ -774,7 +775,7 @@ class Store(AsyncResource):
             NotInStore: The conversation was deleted, or its tree has no such node.
         """
         at = conversation.head if node is None else node
-        path = await self._read(conversation, lambda tx: nodes.load_ancestry(tx, at, limit))
+        path = await self._read(conversation, lambda tx: paths.load_ancestry(tx, at, limit))
         if not path or path[0].tree != conversation.tree:
             raise NotInStore(f"there is no node {at} in this conversation")
         return path
@@ -809,7 +810,7 @@ class Store(AsyncResource):
         def work(tx: Tx) -> Node:
             for node in (left, right):
                 nodes.select_node(tx, node, conversation.tree)
-            return nodes.find_common_ancestor(tx, left, right)
+            return paths.find_common_ancestor(tx, left, right)
 
         return await self._read(conversation, work)
 
@@ -820,7 +821,7 @@ class Store(AsyncResource):
 
         def work(tx: Tx) -> Differences:
             both = (nodes.select_node(tx, node, conversation.tree) for node in (left, right))
-            return nodes.diff_paths(tx, *both)
+            return paths.diff_paths(tx, *both)
 
         return await self._read(conversation, work)
 

@@ -15,7 +15,7 @@ from kedge.planning.anchors import limit_expiry, relied_until
 from kedge.store.block_codec import PREVIEW_CHARS, decode_blocks, preview_bodies
 from kedge.store.conversations import checked, select_conversation
 from kedge.store.database import Row, Tx, marks
-from kedge.store.nodes import PATH_CTE
+from kedge.store.paths import PATH_CTE
 from kedge.store.records import ConversationRow, StoredExchange, validate_page
 from kedge.store.response_sums import ALL_DAYS
 from kedge.store.store import Store

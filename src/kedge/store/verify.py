@@ -11,7 +11,8 @@ from kedge.planning import covered_count, prefix_digest
 from kedge.store import response_sums
 from kedge.store.block_codec import hash_block
 from kedge.store.database import Database, Tx, marks
-from kedge.store.nodes import NODE_COLUMNS, hash_node, load_bodies, node_from_row
+from kedge.store.nodes import NODE_COLUMNS, hash_node
+from kedge.store.paths import load_bodies
 from kedge.store.records import Damage, Node
 from kedge.store.responses import unpack_digest
 from kedge.store.search import find_unindexed, get_index_position
@@ -145,7 +146,7 @@ def list_trees(tx: Tx) -> list[int]:
 def check_tree(tx: Tx, tree: int) -> list[Damage]:
     """Check that the nodes of a tree are consistent, and that its digests match its blocks."""
     query = f"SELECT n.checksum, {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? ORDER BY n.id"
-    rows = [(row[0], node_from_row(row[1:])) for row in tx.rows(query, (tree,))]
+    rows = [(row[0], Node(*row[1:])) for row in tx.rows(query, (tree,))]
     nodes = {node.id: node for _, node in rows}
     damage = [
         Damage(f"node {node.id}", problem)

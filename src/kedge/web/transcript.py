@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 from markupsafe import Markup, escape
 
 from kedge.store import Hit, Node, ResponseRow
-from kedge.store.search import fold_text
+from kedge.store.search_query import fold_text
 from kedge.turns import (
     AssistantBlock,
     Block,

@@ -1,0 +1,235 @@
+"""Load the path to a node: its blocks, its anchors and the state of its Turn, and compare paths."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import repeat
+from operator import itemgetter
+from typing import Any, cast
+
+from kedge.json_codec import decode
+from kedge.json_codec import encode_text as encode
+from kedge.planning import AnchorRecord, ConversationState, get_state, set_state
+from kedge.planning.state import MODES
+from kedge.store.block_codec import decode_blocks
+from kedge.store.database import Row, Tx
+from kedge.store.nodes import NODE_COLUMNS
+from kedge.store.records import (
+    MAX_INTEGER,
+    Differences,
+    LoadedPath,
+    Node,
+    PathChange,
+    is_row_number,
+)
+from kedge.store.responses import ANCHOR_COLUMNS, anchors_from_rows
+from kedge.turns import ReasoningBlock, Turn
+from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
+from kedge.turns.turn import rename_turn
+
+Json = dict[str, Any]
+# The path query. The obvious way to load a conversation is to walk from its node to the root, one row
+# per node, and to find which blocks of each node later nodes retain: ten thousand nodes are ten
+# thousand steps of recursion. But consecutive appends share a branch, whose links are one range of an
+# index, so this query walks over branches instead: a branch has the number of its first node, whose
+# parent is on the branch before it. `stop` is where a branch ends on this path: at the node's length
+# for the last branch; for each earlier one, at the length that the next branch retains (`first.kept`), or at
+# an earlier `stop` if a later branch retains even less, because a branch may retain only a part of what its
+# parent retains. A branch that retains nothing ends the walk. The cost is the number of forks and edits on
+# the path, plus the blocks. The joins that use it are CROSS JOINs because SQLite does not reorder them: with
+# a plain JOIN it may scan all links, because it has no statistics.
+PATH_CTE = """
+WITH RECURSIVE path (branch, stop) AS (
+    SELECT branch, length FROM nodes WHERE id = ?
+    UNION ALL
+    SELECT parent.branch, CASE WHEN first.kept < path.stop THEN first.kept ELSE path.stop END
+    FROM path JOIN nodes first ON first.id = path.branch JOIN nodes parent ON parent.id = first.parent
+    WHERE first.kept > 0
+)
+"""
+_SELECT_BLOCKS = f"""{PATH_CTE}
+SELECT l.place, b.body FROM path CROSS JOIN links l CROSS JOIN blocks b
+WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block
+"""
+_SELECT_SEGMENTS = f"{PATH_CTE} SELECT branch, stop FROM path ORDER BY branch"
+_SELECT_RECORDS = f"""{PATH_CTE}
+SELECT {ANCHOR_COLUMNS} FROM path CROSS JOIN nodes n CROSS JOIN responses r
+WHERE n.tree = ? AND n.branch = path.branch AND n.kept <= path.stop AND n.length <= path.stop
+AND r.node = n.id AND r.digest IS NOT NULL
+"""
+# The records of one branch after a position, which is found by the index on `kept`: it never decreases along a branch.
+_SELECT_LATER_RECORDS = f"""
+SELECT {ANCHOR_COLUMNS} FROM nodes n JOIN responses r ON r.node = n.id
+WHERE n.tree = ? AND n.branch = ? AND n.length > ? AND n.length <= ? AND r.digest IS NOT NULL
+AND n.kept >= (SELECT COALESCE(MAX(kept), 0) FROM nodes WHERE tree = ? AND branch = ? AND kept <= ?)
+"""
+_SELECT_ANCESTRY = f"""
+WITH RECURSIVE line AS (
+    SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id = ?
+    UNION ALL
+    SELECT {NODE_COLUMNS} FROM line JOIN nodes n ON n.id = line.parent
+) SELECT * FROM line
+"""
+_SELECT_COMMON_ANCESTOR = f"""
+WITH RECURSIVE lefts (id, parent) AS (
+    SELECT id, parent FROM nodes WHERE id = ?
+    UNION ALL SELECT n.id, n.parent FROM lefts JOIN nodes n ON n.id = lefts.parent
+), rights (id, parent) AS (
+    SELECT id, parent FROM nodes WHERE id = ?
+    UNION ALL SELECT n.id, n.parent FROM rights JOIN nodes n ON n.id = rights.parent
+)
+SELECT {NODE_COLUMNS} FROM nodes n JOIN lefts ON lefts.id = n.id JOIN rights ON rights.id = n.id
+ORDER BY n.depth DESC LIMIT 1
+"""
+_SELECT_DIFFERENCES = """
+WITH RECURSIVE path (side, branch, stop) AS (
+    SELECT CASE WHEN id = ? THEN 0 ELSE 1 END, branch, length FROM nodes WHERE id IN (?, ?)
+    UNION ALL
+    SELECT path.side, parent.branch, CASE WHEN first.kept < path.stop THEN first.kept ELSE path.stop END
+    FROM path JOIN nodes first ON first.id = path.branch JOIN nodes parent ON parent.id = first.parent
+    WHERE first.kept > 0
+), line AS (
+    SELECT path.side, l.place, l.block FROM path JOIN links l
+    ON l.branch = path.branch AND l.place < path.stop
+), parting AS (
+    SELECT MIN(place) AS place FROM (
+        SELECT place FROM line GROUP BY place HAVING COUNT(*) < 2 OR MIN(block) <> MAX(block)
+    ) AS apart
+)
+SELECT line.side, line.place, b.body FROM line JOIN parting ON line.place >= parting.place
+JOIN blocks b ON b.id = line.block ORDER BY line.side, line.place
+"""
+
+
+def load_path(
+    tx: Tx, node: Node, *, scopes: dict[int, str], mode: str | None, retention: float | None
+) -> LoadedPath:
+    """Return the blocks and the anchors on the path to a node."""
+    rows = tx.rows(_SELECT_BLOCKS, (node.id,))
+    rows.sort(key=itemgetter(0))
+    records = _load_records(tx, tx.rows(_SELECT_RECORDS, (node.id, node.tree)), scopes, retention)
+    memory, data = decode_node_state(node.memory, records, mode)
+    return LoadedPath(node, tuple(decode_blocks([body for _, body in rows])), memory, data)
+
+
+def _load_records(
+    tx: Tx, rows: Sequence[Row], scopes: dict[int, str], retention: float | None
+) -> list[AnchorRecord]:
+    """Return the anchors in rows, and add the names of their scopes to ``scopes``."""
+    if any(row[1] not in scopes for row in rows):
+        scopes.update(tx.rows("SELECT number, name FROM scopes"))
+    return anchors_from_rows(rows, scopes, repeat(retention))
+
+
+def load_path_change(
+    tx: Tx, node: Node, known: int, *, scopes: dict[int, str], retention: float | None
+) -> PathChange:
+    """Return how the path to a node differs from the path to a known one.
+
+    Both paths are ranges of positions on branches. The blocks at the same position of the same branch are
+    the same, so the common part of the paths is found without reading a block.
+    """
+    mine = tx.rows(_SELECT_SEGMENTS, (node.id,))
+    shared, common = 0, 0
+    ranges: list[tuple[int, int, int]] = []
+    for (branch, stop), (other, known_stop) in zip(
+        mine, tx.rows(_SELECT_SEGMENTS, (known,)), strict=False
+    ):
+        if branch != other:
+            break
+        shared, common = min(stop, known_stop), common + 1
+        if stop != known_stop:
+            ranges.append((branch, shared, stop))
+            break
+    ranges += [(branch, -1, stop) for branch, stop in mine[common:]]
+    rows = [
+        row
+        for branch, low, high in ranges
+        for row in tx.rows(
+            _SELECT_LATER_RECORDS, (node.tree, branch, low, high, node.tree, branch, low)
+        )
+    ]
+    bodies = load_last_bodies(tx, node, node.length - shared)
+    records = _load_records(tx, rows, scopes, retention)
+    return PathChange(node, shared, tuple(decode_blocks(bodies)), tuple(records))
+
+
+def apply_change(turn: Turn, change: PathChange, mode: str | None, turn_id: str) -> Turn:
+    """Return the Turn at the node of a change, from the Turn at the known node."""
+    state = get_state(turn)
+    turn = rename_turn(turn, turn_id).take(change.shared)
+    covered = len(turn.body) - list(map(type, turn.body)).count(ReasoningBlock)
+    state = state.limited_to(covered)
+    for record in change.records:
+        state = state.with_anchor(record)
+    state, data = decode_node_state(change.node.memory, state.anchors, mode)
+    removed = dict.fromkeys(turn.data)
+    return set_state(turn.append(*change.blocks).with_data({**removed, **data}), state)
+
+
+def load_last_bodies(tx: Tx, node: Node, count: int) -> list[str]:
+    """Return the last ``count`` encoded blocks on the path to a node."""
+    query = f"{_SELECT_BLOCKS} AND l.place >= ? ORDER BY l.place"
+    return [body for _, body in tx.rows(query, (node.id, max(node.length - count, 0)))]
+
+
+def load_bodies(tx: Tx, node: Node) -> list[str]:
+    """Return the encoded blocks on the path to a node."""
+    return [body for _, body in sorted(tx.rows(_SELECT_BLOCKS, (node.id,)))]
+
+
+def load_ancestry(tx: Tx, node: int, limit: int | None = None) -> list[Node]:
+    """Return the nodes from the root to this one, or the last ``limit`` of them."""
+    query, values = (_SELECT_ANCESTRY, (node,))
+    if not is_row_number(node):
+        return []
+    if limit is not None:  # the recursion ends there
+        query, values = f"{query} LIMIT ?", (node, min(limit, MAX_INTEGER))
+    found = [Node(*row) for row in tx.rows(query, values)]
+    return sorted(found, key=lambda each: each.depth)
+
+
+def find_common_ancestor(tx: Tx, left: int, right: int) -> Node:
+    """Return the newest node that is on both paths."""
+    return Node(*tx.rows(_SELECT_COMMON_ANCESTOR, (left, right))[0])
+
+
+def diff_paths(tx: Tx, left: Node, right: Node) -> Differences:
+    """Return the blocks of each path after their common prefix."""
+    if left.id == right.id:
+        return Differences(left.length, (), ())
+    rows = tx.rows(_SELECT_DIFFERENCES, (left.id, left.id, right.id))
+    shared = min((index for _, index, _ in rows), default=min(left.length, right.length))
+    sides = [decode_blocks([body for side, _, body in rows if side == which]) for which in (0, 1)]
+    return Differences(shared, tuple(sides[0]), tuple(sides[1]))
+
+
+def encode_node_state(state: ConversationState, data: FrozenMap, mode: str | None) -> str | None:
+    """Encode the state that does not follow from the responses and the conversation's mode, if any."""
+    form: Json = {
+        "mode": None if state.mode == mode else state.mode,
+        "conversation_id": state.conversation_id,
+    }
+    form = {name: value for name, value in form.items() if value}
+    if state.conversation_id:
+        form["previous_response_id"] = state.previous_response_id
+    if data:
+        form["data"] = thaw(data)
+    return encode(form) if form else None
+
+
+def decode_node_state(
+    text: str | None, records: Sequence[AnchorRecord], mode: str | None
+) -> tuple[ConversationState, FrozenMap]:
+    """Return the state of a Turn, from the anchors on its path and the state encoded in its node."""
+    form = cast("Json", decode(text)) if text else {}
+    mode = form.get("mode", mode)
+    state = ConversationState(
+        mode if mode in MODES else None,
+        conversation_id=form.get("conversation_id", ""),
+        anchors=records if isinstance(records, tuple) else tuple(records),
+    )
+    completed = (each for each in reversed(state.anchors) if each.status == "completed")
+    newest = next(completed, None)
+    previous = form.get("previous_response_id", newest.response_id if newest else "")
+    state = replace(state, previous_response_id=previous)
+    return state, FrozenMap(form["data"]) if form.get("data") else EMPTY

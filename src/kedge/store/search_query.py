@@ -1,0 +1,222 @@
+"""Queries of a search, and the text that they match.
+
+Text is folded and split here, not by the databases, so that both return the same results. Case and accents
+are ignored. Chinese, Japanese, Korean, Thai and other scripts without spaces between words, and emoji, are
+indexed by single characters and by pairs; a query in them matches contiguous text.
+"""
+
+import re
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from kedge.store.database import Dialect
+
+EXCERPT_RADIUS = 60
+"""The number of characters of an excerpt on each side of the match."""
+TYPICAL_LENGTH = 500
+"""The length of a text, in characters, at which its length does not change its rank."""
+MAX_WORD = 100
+"""Longer words are indexed, and searched for, by their beginning."""
+MAX_INDEXED_BYTES = 500_000
+"""The maximum size of the distinct indexed words of one block, in bytes; PostgreSQL accepts 1 MiB."""
+# Thai, Lao, Myanmar, Khmer, kana, Han and Hangul, and emoji.
+_UNSPACED = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+    r"\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+    r"\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
+)
+# Vowel signs of Indic scripts are not letters to Python, but are parts of words.
+_WORD = re.compile(rf"([{_UNSPACED}]+)|(?:[^\W_{_UNSPACED}]|[\u0900-\u0963\u0966-\u0dff])+")
+_UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
+_QUERY_PART = re.compile(r'(?P<minus>(?<!\S)-)?(?:"(?P<phrase>[^"]*)"?|(?P<plain>[^\s"]+))')
+
+
+def fold_text(text: str) -> str:
+    """Return a text with case and accents folded."""
+    if text.isascii():
+        return text.lower()
+    letters = unicodedata.normalize("NFKD", text.casefold())
+    plain = (
+        each for each in letters if not unicodedata.combining(each) or _UNSPACED_LETTER.match(each)
+    )
+    return unicodedata.normalize("NFC", "".join(plain))
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """A word, a beginning of words, a phrase, or a piece of text in a script without spaces.
+
+    ``pattern`` occurs in the token text of every text that has the atom; see `to_token_text`. ``terms``
+    are the terms of the index that such a text has; of a prefix, the last one is the beginning of a term.
+    """
+
+    pattern: str
+    terms: tuple[str, ...]
+    is_prefix: bool = False
+
+    @classmethod
+    def build(cls, words: Sequence[re.Match[str]], *, is_prefix: bool = False) -> "Atom":
+        """Create an atom from adjacent words."""
+        first, last = words[0], words[-1]
+        is_prefix = is_prefix and not last[1]
+        start, end = "" if first[1] else " ", "" if last[1] or is_prefix else " "
+        tokens = [_get_token(match) for match in words]
+        terms: list[str] = []
+        for match, token in zip(words, tokens, strict=True):
+            terms += (_pairs(token) or [token]) if match[1] else [token]
+        return cls(f"{start}{' '.join(tokens)}{end}", tuple(terms), is_prefix)
+
+    @property
+    def is_word(self) -> bool:
+        """Whether the index alone decides if a text has it."""
+        return len(self.terms) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Atoms that a text must have, and atoms that it must not have."""
+
+    required: tuple[Atom, ...]
+    excluded: tuple[Atom, ...] = ()
+
+    def matches(self, tokens: str) -> bool:
+        """Return whether a token text matches."""
+        has_all = all(atom.pattern in tokens for atom in self.required)
+        return has_all and not any(atom.pattern in tokens for atom in self.excluded)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """The alternatives of a search, of which a text must match one."""
+
+    alternatives: tuple[Alternative, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Query":
+        """Parse a search: words, ``"phrases"``, ``begin*``, ``-excluded`` or ``NOT``, and ``OR``.
+
+        Other punctuation has no meaning. An alternative without a word to search for is omitted.
+        """
+        found: list[tuple[list[Atom], list[Atom]]] = [([], [])]
+        is_negated = False
+        for match in _QUERY_PART.finditer(text):
+            plain, phrase = match["plain"], match["phrase"]
+            if plain == "OR":
+                found.append(([], []))
+            elif plain == "NOT":
+                is_negated = True
+            elif plain != "AND":
+                words = list(_WORD.finditer(fold_text(plain or phrase or "")))
+                is_prefix = bool(plain) and plain.endswith("*")
+                if words and (match["minus"] or is_negated):
+                    found[-1][1].append(Atom.build(words, is_prefix=is_prefix))
+                elif words and plain is None:
+                    found[-1][0].append(Atom.build(words))
+                else:
+                    for word in words:
+                        last = word is words[-1]
+                        found[-1][0].append(Atom.build([word], is_prefix=is_prefix and last))
+                is_negated = False
+        return cls(tuple(Alternative(tuple(need), tuple(avoid)) for need, avoid in found if need))
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether the text is needed, besides the index, to decide if it matches."""
+        return any(
+            each.excluded or not all(atom.is_word for atom in each.required)
+            for each in self.alternatives
+        )
+
+    def matches(self, tokens: str) -> bool:
+        """Return whether a token text matches; see `to_token_text`."""
+        return any(each.matches(tokens) for each in self.alternatives)
+
+    def score(self, tokens: str) -> float:
+        """Return the score of a token text: BM25 without the frequency of terms in other texts.
+
+        It depends only on the text, so that every database returns the same order.
+        """
+        length = 1.2 * (0.25 + 0.75 * len(tokens) / TYPICAL_LENGTH)
+        scores = [
+            sum(count / (count + length) for count in map(tokens.count, patterns))
+            for each in self.alternatives
+            if each.matches(tokens)
+            for patterns in [[atom.pattern for atom in each.required]]
+        ]
+        return max(scores, default=0.0)
+
+    def find(self, folded: str) -> int:
+        """Return the position of the first match in a folded text."""
+        words = list(_WORD.finditer(folded))
+        tokens = to_token_text(folded)
+        ends = list(accumulate(len(_get_token(word)) + 1 for word in words))
+        atoms = (atom for each in self.alternatives for atom in each.required)
+        starts = (tokens.find(atom.pattern) + atom.pattern.startswith(" ") for atom in atoms)
+        first = min((start for start in starts if start > 0), default=0)
+        index = bisect_left(ends, first)
+        return words[index].start() if index < len(words) else 0
+
+    def index_expression(self, dialect: Dialect) -> str:
+        """Return the query of the index for the blocks that may match."""
+        alternatives: list[str] = []
+        for each in self.alternatives:
+            terms: dict[str, None] = {}
+            for atom in each.required:
+                *plain, last = atom.terms
+                quoted = dialect.quote_prefix if atom.is_prefix else dialect.quote_term
+                terms |= dict.fromkeys(dialect.quote_term.format(term) for term in plain)
+                terms[quoted.format(last)] = None
+            alternatives.append(f"({dialect.term_separator.join(terms)})")
+        return dialect.or_separator.join(alternatives)
+
+
+def to_token_text(folded: str) -> str:
+    """Return the words of a folded text, with a space before and after each."""
+    return f" {' '.join(map(_get_token, _WORD.finditer(folded)))} "
+
+
+def _get_token(match: re.Match[str]) -> str:
+    return match[1] or match.group()[:MAX_WORD]
+
+
+def _pairs(run: str) -> list[str]:
+    return [run[start : start + 2] for start in range(len(run) - 1)]
+
+
+def index_terms(folded: str) -> list[str]:
+    """Return the distinct terms under which a folded text is indexed."""
+    terms: dict[str, None] = {}
+    size = 0
+    for match in _WORD.finditer(folded):
+        run = match[1]
+        for term in (*run, *_pairs(run)) if run else (match.group()[:MAX_WORD],):
+            if term not in terms:
+                size += len(term.encode())
+                if size > MAX_INDEXED_BYTES:
+                    return list(terms)
+                terms[term] = None
+    return list(terms)
+
+
+def build_excerpt(text: str, query: Query) -> str:
+    """Return a piece of the text around the first match."""
+    folded = fold_text(text)
+    at = query.find(folded)
+    if len(folded) != len(text):  # a letter may be folded to none or several
+        lengths = (len(fold_text(letter)) for letter in text)
+        at = _letter_at(lengths, at)
+    piece = text[max(0, at - EXCERPT_RADIUS) : at + EXCERPT_RADIUS].strip()
+    before = "…" if at > EXCERPT_RADIUS else ""
+    return f"{before}{piece}{'…' if at + EXCERPT_RADIUS < len(text) else ''}"
+
+
+def _letter_at(lengths: Iterator[int], position: int) -> int:
+    """Return the index of the letter at a position, from the length of each letter."""
+    for index, length in enumerate(lengths):
+        position -= length
+        if position < 0:
+            return index
+    return 0
