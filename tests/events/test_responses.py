@@ -747,3 +747,13 @@ def test_gap_before_an_empty_finished_message_is_damage() -> None:
     ]
     outcome = replay(stream)
     assert (outcome.status, outcome.code) == ("failed", "damaged_stream")
+
+
+def test_an_error_instead_of_a_response_is_a_failure() -> None:
+    """Some gateways send the errors of their upstream with the status of a successful response."""
+    outcome = assemble(
+        ResponsesDecoder().feed_whole({"error": {"code": "busy", "message": "Wait."}})
+    )
+    assert (outcome.status, outcome.code, outcome.message) == ("failed", "busy", "Wait.")
+    response = {"id": "resp_1", "status": "completed", "output": [], "error": None}
+    assert assemble(ResponsesDecoder().feed_whole(response)).completed

@@ -740,3 +740,32 @@ def test_a_context_that_is_too_long_on_the_server_is_sent_by_the_program(is_stre
             assert response.json()["output"] == OUTPUT
             history = [*history, *OUTPUT, HISTORY[0]]
     assert sent == [None, "resp_1", None, "resp_3"]
+
+
+def test_a_rejection_with_the_status_of_success_is_healed() -> None:
+    """Some gateways send the errors of their upstream with HTTP 200; other errors reach the program."""
+    error = {"message": "gone", "code": "previous_response_not_found"}
+    transport = respond_to_chained(200, json={"error": error})
+    with chain(httpx2.Client(transport=transport, base_url=URL)) as http:
+        http.post("/responses", json={"input": HISTORY[:1]})
+        assert http.post("/responses", json={"input": HISTORY}).json()["output"] == OUTPUT
+        assert chain_report(http).healed == {"rejected": 1}
+    failed = {"error": {"message": "busy", "code": "overloaded"}}
+    transport = respond_to_chained(200, json=failed)
+    with chain(httpx2.Client(transport=transport, base_url=URL)) as http:
+        http.post("/responses", json={"input": HISTORY[:1]})
+        assert http.post("/responses", json={"input": HISTORY}).json() == failed
+        assert not chain_report(http).healed
+
+
+def test_unknown_members_of_the_program_s_items_are_compared() -> None:
+    """A message of another user is no prefix; servers may pass the name to the model."""
+    transport = respond_to_chained(200, json={**ANSWER, "id": "resp_2", "output": OUTPUT})
+    with chain(httpx2.Client(transport=transport, base_url=URL)) as http:
+        first, *rest = HISTORY
+        http.post("/responses", json={"input": [{**first, "name": "ada"}]})
+        for name in ("ada", "bob"):
+            http.post("/responses", json={"input": [{**first, "name": name}, *rest]})
+        report = chain_report(http)
+    assert report.passed_through == {"no_history": 1, "no_anchor": 1}
+    assert report.chained == 1

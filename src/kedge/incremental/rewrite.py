@@ -42,10 +42,15 @@ from kedge.turns import (
     Block,
     OpaqueBlock,
     ReasoningBlock,
+    SystemBlock,
     ToolCallBlock,
+    ToolResultBlock,
+    UserBlock,
     block_from_item,
+    item_from_block,
     user,
 )
+from kedge.turns.frozen_json import FrozenMap, freeze
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """The maximum size of bodies that are read; larger ones are passed through."""
@@ -328,9 +333,17 @@ def _find_obstacle(
 
 
 def normalize_block(block: Block) -> Block:
-    """Normalize tool arguments, because frameworks parse and encode them before they replay them."""
+    """Return the block in the form in which it is compared.
+
+    Tool arguments are normalized, because frameworks parse and encode them before they replay them. An item of
+    the program with an unknown member, such as the name of a user, is compared as a whole: its server may pass
+    that member to the model.
+    """
     if isinstance(block, ToolCallBlock) and not block.custom:
         return replace(block, arguments=normalize_json(block.arguments))
+    if isinstance(block, _INPUT_BLOCKS) and (unknown := block.extra.get("item")):
+        item = {**item_from_block(block), **cast("FrozenMap", unknown)}
+        return OpaqueBlock(freeze(item), metadata=block.metadata)
     return block
 
 
@@ -411,6 +424,7 @@ def find_shorter(request: ParsedRequest, index: AnchorIndex, anchor: IndexedResp
     return [each for each in ids if each != record.response_id]
 
 
+_INPUT_BLOCKS = (UserBlock, SystemBlock, ToolResultBlock)
 _OUTPUT_BLOCKS = (AssistantBlock, ToolCallBlock, OpaqueBlock)
 
 
