@@ -1,10 +1,12 @@
-"""The ASGI app: routes, middleware, error handlers, and the deletion of expired responses."""
+"""The ASGI app: routes, small endpoints, middleware, error handlers, and the deletion of expired responses."""
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from anyio.lowlevel import checkpoint
 from starlette.applications import Starlette
@@ -21,10 +23,15 @@ from kedge.server.anthropic import endpoint as messages
 from kedge.server.auth import ServerAuthMiddleware
 from kedge.server.background import BackgroundJobs
 from kedge.server.chat_completions import endpoint as chat_completions
-from kedge.server.error_response import build_error_response, format_allowed_methods
+from kedge.server.error_response import (
+    build_error_response,
+    format_allowed_methods,
+    is_anthropic,
+)
 from kedge.server.errors import (
     DATABASE_UNAVAILABLE,
     METHOD_NOT_ALLOWED,
+    MODEL_NOT_ACCESSIBLE,
     UNKNOWN_ROUTE,
     ApiError,
 )
@@ -32,6 +39,7 @@ from kedge.server.faults.effects import MEMORY_FAULTS
 from kedge.server.faults.middleware import FaultMiddleware
 from kedge.server.faults.spec import Faults
 from kedge.server.http import get_service, respond_bytes, respond_json
+from kedge.server.models import Model
 from kedge.server.request_log import (
     RESPONSE_HEADERS_KEY,
     AccessLogMiddleware,
@@ -39,7 +47,7 @@ from kedge.server.request_log import (
     Listener,
     log_failure,
 )
-from kedge.server.routes import conversations, models, responses
+from kedge.server.routes import conversations, responses
 from kedge.server.settings import Settings
 from kedge.server.state import ServerState
 from kedge.server.storage.claims import ReplicaClaims
@@ -64,6 +72,39 @@ async def metrics(request: Request) -> Response:
 
     body, content_type = render(request.headers.get("accept", ""))
     return Response(body, headers={"content-type": content_type})
+
+
+async def list_models(request: Request) -> Response:
+    """Answer ``GET /v1/models``."""
+    models = get_service(request).models
+    data = [_serialize_model(request, name, model) for name, model in models.items()]
+    if not is_anthropic(request.scope):
+        return respond_json({"object": "list", "data": data})
+    names = list(models)
+    page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return respond_json({"data": data, **page})
+
+
+async def retrieve_model(request: Request) -> Response:
+    """Answer ``GET /v1/models/{id}``."""
+    name: str = request.path_params["id"]
+    model = get_service(request).models.get(name)
+    if model is None:
+        raise MODEL_NOT_ACCESSIBLE(model=name)
+    return respond_json(_serialize_model(request, name, model))
+
+
+def _serialize_model(request: Request, name: str, model: Model) -> dict[str, Any]:
+    if not is_anthropic(request.scope):
+        return {"id": name, "object": "model", "created": 0, "owned_by": "kedge"}
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(0, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": model.window,
+    }
 
 
 async def serve_websocket(websocket: WebSocket) -> None:
@@ -112,8 +153,8 @@ ROUTES = [
     Route("/v1/chat/completions", Endpoint(chat_completions.create), methods=["POST"]),
     Route("/v1/messages", Endpoint(messages.create), methods=["POST"]),
     Route("/v1/messages/count_tokens", Endpoint(messages.count_tokens), methods=["POST"]),
-    Route("/v1/models", Endpoint(models.list_models), methods=["GET"]),
-    Route("/v1/models/{id:path}", Endpoint(models.retrieve_model), methods=["GET"]),
+    Route("/v1/models", Endpoint(list_models), methods=["GET"]),
+    Route("/v1/models/{id:path}", Endpoint(retrieve_model), methods=["GET"]),
     Route("/healthz", Endpoint(healthz), methods=["GET"]),
     Route("/metrics", Endpoint(metrics), methods=["GET"]),
 ]

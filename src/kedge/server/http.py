@@ -217,7 +217,7 @@ def parse_integer(path: str, text: str, allowed: Integer) -> int:
 def _find_start(items: Sequence[Item], after: str | None) -> int:
     if after is None:
         return 0
-    for index, item in enumerate(items):
-        if item["id"] == after:
-            return index + 1
-    raise errors.CURSOR_NOT_FOUND(id=after)
+    ids = [item["id"] for item in items]
+    if after not in ids:
+        raise errors.CURSOR_NOT_FOUND(id=after)
+    return ids.index(after) + 1

@@ -1,11 +1,9 @@
 """The JSON API: conversations, turns, chains, plans and statistics."""
 
-import json
 import math
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, fields
 from importlib.metadata import version
-from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -416,12 +414,11 @@ async def _resolve_node(call: ApiCall) -> tuple[ConversationRow, int]:
 
 
 def _to_conversation(row: ConversationRow) -> schemas.ConversationShape:
-    return schemas.ConversationShape.model_validate(_conversation_fields(row))
+    return schemas.ConversationShape.model_validate(row)
 
 
-def _conversation_fields(row: ConversationRow) -> dict[str, Any]:
-    names = schemas.ConversationShape.model_fields
-    return {**{name: getattr(row, name) for name in names}, "tags": list(row.tags)}
+def _to_response(row: ResponseRow | None) -> schemas.ResponseShape | None:
+    return None if row is None else schemas.ResponseShape.model_validate(row)
 
 
 def _to_overview(
@@ -431,21 +428,11 @@ def _to_overview(
     return schemas.OverviewShape.model_validate(
         {
             **totals,
-            **_conversation_fields(summary.row),
+            **{name: getattr(summary.row, name) for name in schemas.ConversationShape.model_fields},
             "status": service.status(summary),
             "median_seconds": summary.seconds,
         }
     )
-
-
-def _to_response(row: ResponseRow | None) -> schemas.ResponseShape | None:
-    if row is None:
-        return None
-    names = set(schemas.ResponseShape.model_fields) - {"response_id", "settings"}
-    members = {name: getattr(row, name) for name in names}
-    members["response_id"] = row.provider_response_id
-    members["settings"] = json.loads(row.settings or "{}")
-    return schemas.ResponseShape.model_validate(members)
 
 
 _CONVERSATION_PATH = "/api/conversations/{id}"

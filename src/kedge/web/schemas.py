@@ -1,8 +1,9 @@
 """Request and response models of the JSON API; the OpenAPI document is generated from them."""
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from kedge.analytics import (
     Branching,
@@ -456,7 +457,7 @@ class ResponseShape(ApiModel):
     """A response with its usage and timing."""
 
     provider: str
-    response_id: str
+    response_id: str = Field(validation_alias="provider_response_id")
     provider_response_id: str = Field(description="The same as `response_id`.")
     model: str
     mode: str
@@ -486,7 +487,9 @@ class ResponseShape(ApiModel):
     expires_at: float | None
     stored: bool
     depth: int
-    settings: dict[str, Any] = Field(description="The settings of the request.")
+    settings: Annotated[
+        dict[str, Any], BeforeValidator(lambda stored: json.loads(stored or "{}"))
+    ] = Field(description="The settings of the request.")
 
 
 class NodeShape(ApiModel):
