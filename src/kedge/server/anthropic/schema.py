@@ -26,142 +26,112 @@ NAME = String(min_length=1, max_length=128, pattern=pattern("^[a-zA-Z0-9_-]{1,12
 MIN_THINKING_BUDGET = 1024
 
 
-def block_object(members: Members) -> Object:
-    """Build the schema of a block with these members, its type and its cache control."""
-    return Object({"type": STRING, "cache_control": CACHE_CONTROL} | members)
-
-
 CACHE_CONTROL = Nullable(
     Object({"type!": StringEnum(("ephemeral",)), "ttl": StringEnum(("5m", "1h"))})
 )
-TEXT_BLOCK = block_object({"text!": STRING, "citations": Nullable(Array(ANY_OBJECT))})
+CITATIONS = Nullable(Object({"enabled": BOOLEAN}))
+CALL_ID = String(min_length=1, pattern=pattern("^[a-zA-Z0-9_-]+$"))
 
 
-def source_object(members: Members) -> Object:
-    """Build the schema of a source, all of whose members are required."""
-    return Object({"type": STRING} | {f"{name}!": members[name] for name in members})
+def text_or_blocks(types: Mapping[str, Members]) -> TypeUnion:
+    """Build the schema of a content: a text, or a list of blocks of these types."""
+    return TypeUnion("a string or list", string=STRING, array=Array(TaggedUnion(types)))
 
 
-URL_SOURCE = source_object({"url": STRING})
-FILE_SOURCE = source_object({"file_id": STRING})
-IMAGE_BLOCK = block_object(
-    {
-        "source!": TaggedUnion(
-            {
-                "base64": source_object(
-                    {
-                        "media_type": StringEnum(
-                            ("image/jpeg", "image/png", "image/gif", "image/webp")
-                        ),
-                        "data": STRING,
-                    }
-                ),
-                "url": URL_SOURCE,
-                "file": FILE_SOURCE,
-            }
-        ),
-        "transformations": Nullable(ANY_OBJECT),
-    }
-)
-TEXT_OR_IMAGES = TypeUnion(
-    "a string or list",
-    string=STRING,
-    array=Array(TaggedUnion({"text": TEXT_BLOCK, "image": IMAGE_BLOCK})),
-)
-DOCUMENT_BLOCK = block_object(
-    {
-        "source!": TaggedUnion(
-            {
-                "base64": source_object(
-                    {"media_type": StringEnum(("application/pdf",)), "data": STRING}
-                ),
-                "text": source_object({"media_type": StringEnum(("text/plain",)), "data": STRING}),
-                "content": source_object({"content": TEXT_OR_IMAGES}),
-                "url": URL_SOURCE,
-                "file": FILE_SOURCE,
-            }
-        ),
-        "citations": Nullable(Object({"enabled": BOOLEAN})),
-        "context": NULLABLE_STRING,
-        "title": NULLABLE_STRING,
-    }
-)
-TOOL_USE_BLOCK = block_object(
-    {
-        "id!": String(min_length=1, pattern=pattern("^[a-zA-Z0-9_-]+$")),
+TEXT_BLOCK: Members = {
+    "cache_control": CACHE_CONTROL,
+    "text!": STRING,
+    "citations": Nullable(Array(ANY_OBJECT)),
+}
+URL_SOURCE: Members = {"url!": STRING}
+FILE_SOURCE: Members = {"file_id!": STRING}
+IMAGE_TYPE = StringEnum(("image/jpeg", "image/png", "image/gif", "image/webp"))
+IMAGE_BLOCK: Members = {
+    "cache_control": CACHE_CONTROL,
+    "source!": TaggedUnion(
+        {
+            "base64": {"media_type!": IMAGE_TYPE, "data!": STRING},
+            "url": URL_SOURCE,
+            "file": FILE_SOURCE,
+        }
+    ),
+    "transformations": Nullable(ANY_OBJECT),
+}
+DOCUMENT_BLOCK: Members = {
+    "cache_control": CACHE_CONTROL,
+    "source!": TaggedUnion(
+        {
+            "base64": {"media_type!": StringEnum(("application/pdf",)), "data!": STRING},
+            "text": {"media_type!": StringEnum(("text/plain",)), "data!": STRING},
+            "content": {"content!": text_or_blocks({"text": TEXT_BLOCK, "image": IMAGE_BLOCK})},
+            "url": URL_SOURCE,
+            "file": FILE_SOURCE,
+        }
+    ),
+    "citations": CITATIONS,
+    "context": NULLABLE_STRING,
+    "title": NULLABLE_STRING,
+}
+RESULT_TYPES: Mapping[str, Members] = {
+    "text": TEXT_BLOCK,
+    "image": IMAGE_BLOCK,
+    "document": DOCUMENT_BLOCK,
+    "search_result": {
+        "cache_control": CACHE_CONTROL,
+        "source!": STRING,
+        "title!": STRING,
+        "content!": Array(TaggedUnion({"text": TEXT_BLOCK})),
+        "citations": CITATIONS,
+    },
+}
+"""The blocks that the result of a tool may contain."""
+
+BLOCK_TYPES: Mapping[str, Members] = {
+    **RESULT_TYPES,
+    "tool_use": {
+        "cache_control": CACHE_CONTROL,
+        "id!": CALL_ID,
         "name!": String(min_length=1, max_length=200),
         "input!": ANY_OBJECT,
         "caller": ANY_OBJECT,
         "toolset_name": NULLABLE_STRING,
-    }
-)
-SEARCH_RESULT_BLOCK = block_object(
-    {
-        "source!": STRING,
-        "title!": STRING,
-        "content!": Array(TaggedUnion({"text": TEXT_BLOCK})),
-        "citations": Nullable(Object({"enabled": BOOLEAN})),
-    }
-)
-RESULT_BLOCK = TaggedUnion(
-    {
-        "text": TEXT_BLOCK,
-        "image": IMAGE_BLOCK,
-        "document": DOCUMENT_BLOCK,
-        "search_result": SEARCH_RESULT_BLOCK,
-    }
-)
-TOOL_RESULT_BLOCK = block_object(
-    {
-        "tool_use_id!": String(min_length=1, pattern=pattern("^[a-zA-Z0-9_-]+$")),
-        "content": Nullable(
-            TypeUnion("a string or list", string=STRING, array=Array(RESULT_BLOCK))
-        ),
+    },
+    "tool_result": {
+        "cache_control": CACHE_CONTROL,
+        "tool_use_id!": CALL_ID,
+        "content": Nullable(text_or_blocks(RESULT_TYPES)),
         "is_error": Nullable(BOOLEAN),
         "toolset_name": NULLABLE_STRING,
-    }
-)
-BLOCK = TaggedUnion(
-    {
-        "text": TEXT_BLOCK,
-        "image": IMAGE_BLOCK,
-        "document": DOCUMENT_BLOCK,
-        "search_result": SEARCH_RESULT_BLOCK,
-        "tool_use": TOOL_USE_BLOCK,
-        "tool_result": TOOL_RESULT_BLOCK,
-        "thinking": {"thinking!": STRING, "signature!": STRING},
-        "redacted_thinking": {"data!": STRING},
-    }
-)
+    },
+    "thinking": {"thinking!": STRING, "signature!": STRING},
+    "redacted_thinking": {"data!": STRING},
+}
 MESSAGE = Object(
     {
         "role!": StringEnum(("user", "assistant", "system")),
-        "content!": TypeUnion("a string or list", string=STRING, array=Array(BLOCK)),
+        "content!": text_or_blocks(BLOCK_TYPES),
     }
 )
 
-CUSTOM_TOOL = Object(
-    {
-        "type": Nullable(StringEnum(("custom",))),
-        "name!": NAME,
-        "description": STRING,
-        "input_schema!": TaggedUnion({"object": ANY_OBJECT}),
-        "strict": BOOLEAN,
-        "cache_control": CACHE_CONTROL,
-        "defer_loading": BOOLEAN,
-        "eager_input_streaming": Nullable(BOOLEAN),
-        "allowed_callers": Array(STRING, of="strings"),
-        "input_examples": Array(ANY_OBJECT),
-    }
-)
+CUSTOM_TOOL: Members = {
+    "type": Nullable(StringEnum(("custom",))),
+    "name!": NAME,
+    "description": STRING,
+    "input_schema!": TaggedUnion({"object": ANY_OBJECT}),
+    "strict": BOOLEAN,
+    "cache_control": CACHE_CONTROL,
+    "defer_loading": BOOLEAN,
+    "eager_input_streaming": Nullable(BOOLEAN),
+    "allowed_callers": Array(STRING, of="strings"),
+    "input_examples": Array(ANY_OBJECT),
+}
 
-
-PARALLEL_MEMBERS: Members = {"type": STRING, "disable_parallel_tool_use": BOOLEAN}
+PARALLEL_MEMBERS: Members = {"disable_parallel_tool_use": BOOLEAN}
 TOOL_CHOICE = TaggedUnion(
     {
-        "auto": Object(PARALLEL_MEMBERS),
-        "any": Object(PARALLEL_MEMBERS),
-        "tool": Object(PARALLEL_MEMBERS | {"name!": STRING}),
+        "auto": PARALLEL_MEMBERS,
+        "any": PARALLEL_MEMBERS,
+        "tool": PARALLEL_MEMBERS | {"name!": STRING},
         "none": {},
     }
 )
@@ -187,9 +157,7 @@ OUTPUT_CONFIG = Object(
 COUNT_TOKENS: Mapping[str, Validator] = {
     "model!": String(min_length=1),
     "messages!": Array(MESSAGE),
-    "system": TypeUnion(
-        "a string or list", string=STRING, array=Array(TaggedUnion({"text": TEXT_BLOCK}))
-    ),
+    "system": text_or_blocks({"text": TEXT_BLOCK}),
     "tools": Array(TaggedUnion({"custom": CUSTOM_TOOL}, default="custom")),
     "tool_choice": TOOL_CHOICE,
     "thinking": THINKING,
