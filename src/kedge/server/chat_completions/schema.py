@@ -29,92 +29,53 @@ from kedge.server.schema.validators import (
 NAMED_TOOL = Object({"name!": NAME})
 
 TEXT_PART: Members = {"text!": STRING, "prompt_cache_breakpoint": CACHE_BREAKPOINT}
-IMAGE_PART: Members = {
-    "image_url!": Object(
-        {"url!": STRING, "detail": StringEnum(("auto", "low", "high", "original"))}
-    ),
-    "prompt_cache_breakpoint": CACHE_BREAKPOINT,
-}
-AUDIO_PART: Members = {
-    "input_audio!": Object({"data!": STRING, "format!": StringEnum(("wav", "mp3"))}),
-    "prompt_cache_breakpoint": CACHE_BREAKPOINT,
-}
-FILE_PART: Members = {
-    "file!": Object({"file_data": STRING, "file_id": STRING, "filename": STRING}),
-    "prompt_cache_breakpoint": CACHE_BREAKPOINT,
-}
+IMAGE_URL = Object({"url!": STRING, "detail": StringEnum(("auto", "low", "high", "original"))})
 
-TEXT_OR_PARTS = "one of a string or array of objects"
-TEXT_CONTENT = TypeUnion(
-    TEXT_OR_PARTS,
-    string=STRING,
-    array=Array(TaggedUnion({"text": TEXT_PART}, expected="an object")),
-)
-USER_CONTENT = TypeUnion(
-    TEXT_OR_PARTS,
-    string=STRING,
-    array=Array(
-        TaggedUnion(
-            {
-                "text": TEXT_PART,
-                "image_url": IMAGE_PART,
-                "input_audio": AUDIO_PART,
-                "file": FILE_PART,
-            }
-        )
-    ),
-)
-ASSISTANT_CONTENT = Nullable(
-    TypeUnion(
-        TEXT_OR_PARTS,
-        string=STRING,
-        array=Array(TaggedUnion({"text": TEXT_PART, "refusal": REFUSAL})),
-    )
-)
 
-FUNCTION_CALL = Object(
+def text_or_parts(types: Mapping[str, Members]) -> TypeUnion:
+    """Build the schema of a content: a text, or a list of parts of these types."""
+    parts = Array(TaggedUnion(types))
+    return TypeUnion("one of a string or array of objects", string=STRING, array=parts)
+
+
+TEXT_CONTENT = text_or_parts({"text": TEXT_PART})
+USER_CONTENT = text_or_parts(
     {
-        "id!": STRING,
-        "type": STRING,
-        "function!": Object({"name!": NAME, "arguments!": STRING}),
+        "text": TEXT_PART,
+        "image_url": {"image_url!": IMAGE_URL, "prompt_cache_breakpoint": CACHE_BREAKPOINT},
+        "input_audio": {
+            "input_audio!": Object({"data!": STRING, "format!": StringEnum(("wav", "mp3"))}),
+            "prompt_cache_breakpoint": CACHE_BREAKPOINT,
+        },
+        "file": {
+            "file!": Object({"file_data": STRING, "file_id": STRING, "filename": STRING}),
+            "prompt_cache_breakpoint": CACHE_BREAKPOINT,
+        },
     }
 )
-CUSTOM_CALL = Object(
+TOOL_CALL = TaggedUnion(
     {
-        "id!": STRING,
-        "type": STRING,
-        "custom!": Object({"name!": NAME, "input!": STRING}),
+        "function": {"id!": STRING, "function!": Object({"name!": NAME, "arguments!": STRING})},
+        "custom": {"id!": STRING, "custom!": Object({"name!": NAME, "input!": STRING})},
     }
 )
-
-
-def message_object(members: Members) -> Object:
-    """Build the schema of a message with these members, its role and its name."""
-    return Object({"role": STRING, "name": STRING} | members)
-
 
 MESSAGE = TaggedUnion(
     {
-        "system": message_object({"content!": TEXT_CONTENT}),
-        "assistant": message_object(
-            {
-                "content": ASSISTANT_CONTENT,
-                "refusal": NULLABLE_STRING,
-                "reasoning_content": NULLABLE_STRING,
-                "annotations": Nullable(Array(ANY_OBJECT)),
-                "audio": Nullable(Object({"id!": STRING})),
-                "function_call": Nullable(ANY_OBJECT),
-                "tool_calls": Nullable(
-                    Array(
-                        TaggedUnion({"function": FUNCTION_CALL, "custom": CUSTOM_CALL}),
-                        min_length=1,
-                    )
-                ),
-            }
-        ),
-        "user": message_object({"content!": USER_CONTENT}),
-        "tool": message_object({"content!": TEXT_CONTENT, "tool_call_id!": STRING}),
-        "developer": message_object({"content!": TEXT_CONTENT}),
+        "system": {"name": STRING, "content!": TEXT_CONTENT},
+        "assistant": {
+            "name": STRING,
+            "content": Nullable(text_or_parts({"text": TEXT_PART, "refusal": REFUSAL})),
+            "refusal": NULLABLE_STRING,
+            "reasoning_content": NULLABLE_STRING,
+            "annotations": Nullable(Array(ANY_OBJECT)),
+            "audio": Nullable(Object({"id!": STRING})),
+            "function_call": Nullable(ANY_OBJECT),
+            "tool_calls": Nullable(Array(TOOL_CALL, min_length=1)),
+        },
+        "user": {"name": STRING, "content!": USER_CONTENT},
+        "tool": {"name": STRING, "content!": TEXT_CONTENT, "tool_call_id!": STRING},
+        "developer": {"name": STRING, "content!": TEXT_CONTENT},
     },
     tag="role",
 )
@@ -135,12 +96,7 @@ CUSTOM_TOOL: Members = {
         {
             "name!": NAME,
             "description": STRING,
-            "format": TaggedUnion(
-                {
-                    "text": {},
-                    "grammar": {"grammar!": GRAMMAR},
-                }
-            ),
+            "format": TaggedUnion({"text": {}, "grammar": {"grammar!": GRAMMAR}}),
         }
     )
 }
@@ -163,11 +119,7 @@ JSON_SCHEMA = Object(
     {"name!": NAME, "description": STRING, "schema": ANY_OBJECT, "strict": Nullable(BOOLEAN)}
 )
 RESPONSE_FORMAT = TaggedUnion(
-    {
-        "text": {},
-        "json_object": {},
-        "json_schema": {"json_schema!": JSON_SCHEMA},
-    }
+    {"text": {}, "json_object": {}, "json_schema": {"json_schema!": JSON_SCHEMA}}
 )
 STOP = TypeUnion(
     "one of a string or array of strings",
