@@ -19,7 +19,6 @@ from kedge.server.schema.validators import (
     StringEnum,
     TaggedUnion,
     TypeUnion,
-    Validator,
 )
 
 NAME = String(min_length=1, max_length=128, pattern=pattern("^[a-zA-Z0-9_-]{1,128}$"))
@@ -154,7 +153,7 @@ OUTPUT_CONFIG = Object(
     }
 )
 
-COUNT_TOKENS: Mapping[str, Validator] = {
+COUNT_TOKENS: Members = {
     "model!": String(min_length=1),
     "messages!": Array(MESSAGE),
     "system": text_or_blocks({"text": TEXT_BLOCK}),
@@ -167,12 +166,12 @@ COUNT_TOKENS: Mapping[str, Validator] = {
 }
 """``POST /v1/messages/count_tokens``."""
 
-CREATE_MESSAGE: Mapping[str, Validator] = {
+CREATE_MESSAGE: Members = {
     **COUNT_TOKENS,
     "max_tokens!": Integer(minimum=1),
     "stream": BOOLEAN,
     "stop_sequences": Array(String(min_length=1), of="strings"),
-    "metadata": Object({"user_id": NULLABLE_STRING}),
+    "metadata": {"user_id": NULLABLE_STRING},
     "service_tier": StringEnum(("auto", "standard_only")),
     "container": Nullable(TypeUnion("a string or object", string=STRING, record=ANY_OBJECT)),
     "diagnostics": Nullable(ANY_OBJECT),
@@ -183,7 +182,7 @@ CREATE_MESSAGE: Mapping[str, Validator] = {
 }
 """``POST /v1/messages``."""
 
-SAMPLING_PARAMETERS: Mapping[str, Validator] = {
+SAMPLING_PARAMETERS: Members = {
     "temperature": Number(minimum=0, maximum=1),
     "top_p": Number(minimum=0, maximum=1),
     "top_k": Integer(minimum=0),

@@ -23,7 +23,6 @@ from kedge.server.schema.validators import (
     StringEnum,
     TaggedUnion,
     TypeUnion,
-    Validator,
 )
 
 NAMED_TOOL = Object({"name!": NAME})
@@ -44,19 +43,19 @@ USER_CONTENT = text_or_parts(
         "text": TEXT_PART,
         "image_url": {"image_url!": IMAGE_URL, "prompt_cache_breakpoint": CACHE_BREAKPOINT},
         "input_audio": {
-            "input_audio!": Object({"data!": STRING, "format!": StringEnum(("wav", "mp3"))}),
+            "input_audio!": {"data!": STRING, "format!": StringEnum(("wav", "mp3"))},
             "prompt_cache_breakpoint": CACHE_BREAKPOINT,
         },
         "file": {
-            "file!": Object({"file_data": STRING, "file_id": STRING, "filename": STRING}),
+            "file!": {"file_data": STRING, "file_id": STRING, "filename": STRING},
             "prompt_cache_breakpoint": CACHE_BREAKPOINT,
         },
     }
 )
 TOOL_CALL = TaggedUnion(
     {
-        "function": {"id!": STRING, "function!": Object({"name!": NAME, "arguments!": STRING})},
-        "custom": {"id!": STRING, "custom!": Object({"name!": NAME, "input!": STRING})},
+        "function": {"id!": STRING, "function!": {"name!": NAME, "arguments!": STRING}},
+        "custom": {"id!": STRING, "custom!": {"name!": NAME, "input!": STRING}},
     }
 )
 
@@ -81,24 +80,20 @@ MESSAGE = TaggedUnion(
 )
 
 FUNCTION_TOOL: Members = {
-    "function!": Object(
-        {
-            "name!": NAME,
-            "description": STRING,
-            "parameters": ANY_OBJECT,
-            "strict": Nullable(BOOLEAN),
-        }
-    )
+    "function!": {
+        "name!": NAME,
+        "description": STRING,
+        "parameters": ANY_OBJECT,
+        "strict": Nullable(BOOLEAN),
+    }
 }
 GRAMMAR = Object({"definition!": STRING, "syntax!": StringEnum(("lark", "regex"))})
 CUSTOM_TOOL: Members = {
-    "custom!": Object(
-        {
-            "name!": NAME,
-            "description": STRING,
-            "format": TaggedUnion({"text": {}, "grammar": {"grammar!": GRAMMAR}}),
-        }
-    )
+    "custom!": {
+        "name!": NAME,
+        "description": STRING,
+        "format": TaggedUnion({"text": {}, "grammar": {"grammar!": GRAMMAR}}),
+    }
 }
 TOOL_CHOICE = TypeUnion(
     "one of an object or 'none', 'auto', or 'required'",
@@ -108,9 +103,10 @@ TOOL_CHOICE = TypeUnion(
             "function": {"function!": NAMED_TOOL},
             "custom": {"custom!": NAMED_TOOL},
             "allowed_tools": {
-                "allowed_tools!": Object(
-                    {"mode!": StringEnum(("auto", "required")), "tools!": Array(ANY_OBJECT)}
-                )
+                "allowed_tools!": {
+                    "mode!": StringEnum(("auto", "required")),
+                    "tools!": Array(ANY_OBJECT),
+                }
             },
         }
     ),
@@ -128,7 +124,7 @@ STOP = TypeUnion(
 )
 PREDICTION = TaggedUnion({"content": {"content!": TEXT_CONTENT}})
 
-CREATE_COMPLETION: Mapping[str, Validator] = {
+CREATE_COMPLETION: Members = {
     "model!": STRING,
     "messages!": Array(MESSAGE, min_length=1),
     "tools": Array(TaggedUnion({"function": FUNCTION_TOOL, "custom": CUSTOM_TOOL}), of="objects"),

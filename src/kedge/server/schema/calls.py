@@ -147,13 +147,11 @@ CALL_TYPES: Mapping[str, Members] = {
     "shell_call": {
         "id": item_id("sh"),
         "call_id!": CALL_ID,
-        "action!": Object(
-            {
-                "commands!": STRING_ARRAY,
-                "max_output_length": Nullable(Integer()),
-                "timeout_ms": Nullable(Integer()),
-            }
-        ),
+        "action!": {
+            "commands!": STRING_ARRAY,
+            "max_output_length": Nullable(Integer()),
+            "timeout_ms": Nullable(Integer()),
+        },
         "environment": Nullable(
             TaggedUnion({"local": LOCAL_ENVIRONMENT, "container_reference": CONTAINER_REFERENCE})
         ),
@@ -212,13 +210,11 @@ CALL_TYPES: Mapping[str, Members] = {
     "computer_call_output": {
         "id": ITEM_ID,
         "call_id!": CALL_ID,
-        "output!": Object(
-            {
-                "type!": StringEnum(("computer_screenshot",)),
-                "file_id": STRING,
-                "image_url": STRING,
-            }
-        ),
+        "output!": {
+            "type!": StringEnum(("computer_screenshot",)),
+            "file_id": STRING,
+            "image_url": STRING,
+        },
         "acknowledged_safety_checks": Nullable(SAFETY_CHECKS),
         "status": STATUS,
     },
@@ -279,33 +275,27 @@ CALL_TYPES: Mapping[str, Members] = {
         "status!": StringEnum(("in_progress", "completed", "generating", "failed")),
         "action": Nullable(StringEnum(("generate", "edit", "auto"))),
         "background": Nullable(StringEnum(("transparent", "opaque", "auto"))),
-        "error": Object(
-            {
-                "type!": STRING,
-                "code": NULLABLE_STRING,
-                "message!": STRING,
-                "param": NULLABLE_STRING,
-                "moderation_details": Object(
-                    {
-                        "categories!": STRING_ARRAY,
-                        "moderation_stage!": StringEnum(("input", "output", "unknown")),
-                    }
-                ),
-            }
-        ),
+        "error": {
+            "type!": STRING,
+            "code": NULLABLE_STRING,
+            "message!": STRING,
+            "param": NULLABLE_STRING,
+            "moderation_details": {
+                "categories!": STRING_ARRAY,
+                "moderation_stage!": StringEnum(("input", "output", "unknown")),
+            },
+        },
         "output_format": Nullable(StringEnum(("png", "webp", "jpeg", "gif", "svg"))),
         "quality": Nullable(StringEnum(("low", "medium", "high", "xhigh", "max", "auto"))),
         "revised_prompt": NULLABLE_STRING,
         "size": NULLABLE_STRING,
-        "svg_usage": Object(
-            {
-                "model": STRING,
-                "input_tokens": Integer(),
-                "output_tokens": Integer(),
-                "reasoning_tokens": Integer(),
-                "total_tokens": Integer(),
-            }
-        ),
+        "svg_usage": {
+            "model": STRING,
+            "input_tokens": Integer(),
+            "output_tokens": Integer(),
+            "reasoning_tokens": Integer(),
+            "total_tokens": Integer(),
+        },
     },
     "mcp_list_tools": {
         "id!": item_id("mcpl"),

@@ -70,7 +70,7 @@ INPUT_FILE: Members = {
     "prompt_cache_breakpoint": CACHE_BREAKPOINT,
 }
 INPUT_AUDIO: Members = {
-    "input_audio!": Object({"data!": STRING, "format!": StringEnum(("mp3", "wav"))}),
+    "input_audio!": {"data!": STRING, "format!": StringEnum(("mp3", "wav"))},
 }
 
 ANNOTATION = TaggedUnion(

@@ -96,8 +96,8 @@ OTHER_TYPES: Mapping[str, Validator | Members] = {
     "additional_tools": {"id": ITEM_ID, "role!": StringEnum(("developer",)), "tools!": TOOLS},
     "configuration_update": {
         "id": ITEM_ID,
-        "reasoning": Object({"effort": Nullable(StringEnum(REASONING_EFFORTS))}),
-        "text": Object({"format!": TaggedUnion({"text": {}, "json_schema": JSON_SCHEMA_FORMAT})}),
+        "reasoning": {"effort": Nullable(StringEnum(REASONING_EFFORTS))},
+        "text": {"format!": TaggedUnion({"text": {}, "json_schema": JSON_SCHEMA_FORMAT})},
     },
 }
 ITEM_TYPES = dict(sorted({**CALL_TYPES, **OTHER_TYPES}.items()))
@@ -218,7 +218,7 @@ SERVICE_TIER = Nullable(
 )
 TRUNCATION = Nullable(StringEnum(("auto", "disabled")))
 
-CREATE_RESPONSE: Mapping[str, Validator] = {
+CREATE_RESPONSE: Members = {
     "moderation": Nullable(MODERATION),
     "include": Nullable(INCLUDE),
     "model!": NonNull(MODEL),
@@ -258,10 +258,10 @@ CREATE_RESPONSE: Mapping[str, Validator] = {
 }
 """``POST /v1/responses``."""
 
-SOCKET_CREATE: Mapping[str, Validator] = {**CREATE_RESPONSE, "generate": Nullable(BOOLEAN)}
+SOCKET_CREATE: Members = {**CREATE_RESPONSE, "generate": Nullable(BOOLEAN)}
 """``response.create`` on a WebSocket, without its type and its stream id."""
 
-INPUT_TOKENS: Mapping[str, Validator] = {
+INPUT_TOKENS: Members = {
     "model": Nullable(MODEL),
     "input": Nullable(INPUT),
     "previous_response_id": PREVIOUS_RESPONSE_ID,
@@ -277,7 +277,7 @@ INPUT_TOKENS: Mapping[str, Validator] = {
 }
 """``POST /v1/responses/input_tokens``."""
 
-COMPACT_RESPONSE: Mapping[str, Validator] = {
+COMPACT_RESPONSE: Members = {
     "model!": Nullable(MODEL),
     "input": Nullable(INPUT),
     "previous_response_id": PREVIOUS_RESPONSE_ID,
@@ -290,16 +290,16 @@ COMPACT_RESPONSE: Mapping[str, Validator] = {
 }
 """``POST /v1/responses/compact``."""
 
-CONVERSATION_CREATE: Mapping[str, Validator] = {
+CONVERSATION_CREATE: Members = {
     "items": Nullable(Array(ITEMS.item, of="input items", max_length=MAX_ITEMS_PER_REQUEST)),
     "metadata": Nullable(METADATA),
 }
 """``POST /v1/conversations``."""
 
-CONVERSATION_UPDATE: Mapping[str, Validator] = {"metadata!": Nullable(METADATA)}
+CONVERSATION_UPDATE: Members = {"metadata!": Nullable(METADATA)}
 """``POST /v1/conversations/{id}``."""
 
-CONVERSATION_ITEMS: Mapping[str, Validator] = {
+CONVERSATION_ITEMS: Members = {
     "items!": Array(ITEMS.item, of="input items", max_length=MAX_ITEMS_PER_REQUEST),
     "include": Nullable(INCLUDE),
 }

@@ -66,13 +66,11 @@ FILE_SEARCH: Members = {
     # A compound filter contains filters: only its nesting is bounded.
     "filters": Nullable(ANY_OBJECT),
     "max_num_results": Integer(minimum=1, maximum=50),
-    "ranking_options": Object(
-        {
-            "hybrid_search": Object({"embedding_weight!": Number(), "text_weight!": Number()}),
-            "ranker": StringEnum(("auto", "default-2024-11-15")),
-            "score_threshold": Number(minimum=0, maximum=1),
-        }
-    ),
+    "ranking_options": {
+        "hybrid_search": {"embedding_weight!": Number(), "text_weight!": Number()},
+        "ranker": StringEnum(("auto", "default-2024-11-15")),
+        "score_threshold": Number(minimum=0, maximum=1),
+    },
 }
 
 USER_LOCATION = Nullable(
@@ -168,13 +166,11 @@ SKILL = TaggedUnion(
         "inline": {
             "name!": STRING,
             "description!": STRING,
-            "source!": Object(
-                {
-                    "type!": STRING,
-                    "data!": STRING,
-                    "media_type!": StringEnum(("application/zip",)),
-                }
-            ),
+            "source!": {
+                "type!": STRING,
+                "data!": STRING,
+                "media_type!": StringEnum(("application/zip",)),
+            },
         },
     }
 )
@@ -198,7 +194,7 @@ IMAGE_GENERATION: Members = {
     "frame_count": Integer(minimum=1),
     "frame_duration_ms": Integer(minimum=1),
     "input_fidelity": Nullable(StringEnum(("high", "low"))),
-    "input_image_mask": Object({"file_id": STRING, "image_url": STRING}),
+    "input_image_mask": {"file_id": STRING, "image_url": STRING},
     "model": STRING,
     "moderation": StringEnum(("auto", "low")),
     "output_compression": Integer(minimum=0, maximum=100),
@@ -206,12 +202,10 @@ IMAGE_GENERATION: Members = {
     "partial_images": Integer(minimum=0, maximum=3),
     "quality": StringEnum(("low", "medium", "high", "xhigh", "max", "auto")),
     "size": STRING,
-    "svg": Object(
-        {
-            "model": STRING,
-            "reasoning": Nullable(Object({"effort": StringEnum(REASONING_EFFORTS)})),
-        }
-    ),
+    "svg": {
+        "model": STRING,
+        "reasoning": Nullable(Object({"effort": StringEnum(REASONING_EFFORTS)})),
+    },
 }
 
 COMPUTER_USE_PREVIEW: Members = {

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from re import Pattern
 from re import compile as pattern
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 from kedge.server import errors
 
@@ -351,18 +351,23 @@ class Array:
             check(item, (path, index))
 
 
+Members: TypeAlias = dict[str, "Validator | Members"]
+"""The members of an object by name; a table of members stands for an ``Object`` with them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Object:
     """An object with known members; those whose names end with ``!`` in the table are required."""
 
-    members: Mapping[str, Validator]
+    table: Mapping[str, Validator | Members]
     expected: str = "an object"
+    members: Mapping[str, Validator] = field(init=False)
     required: tuple[str, ...] = field(init=False)
     order: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        members = {name.removesuffix("!"): validator for name, validator in self.members.items()}
-        required = dict.fromkeys(name[:-1] for name in self.members if name.endswith("!"))
+        members = {name.removesuffix("!"): as_validator(each) for name, each in self.table.items()}
+        required = dict.fromkeys(name[:-1] for name in self.table if name.endswith("!"))
         object.__setattr__(self, "members", members)
         object.__setattr__(self, "required", tuple(required))
         object.__setattr__(self, "order", {name: index for index, name in enumerate(members)})
@@ -379,6 +384,11 @@ class Object:
             reject_or_remove_unknown(members, self.members, path)
         for name in sorted(members, key=self.order.__getitem__):
             self.members[name].check(members[name], (path, name))
+
+
+def as_validator(value: Validator | Members) -> Validator:
+    """Return a validator, or the validator of the object with these members."""
+    return Object(value) if isinstance(value, dict) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,10 +418,6 @@ class Map:
             self.value.check(member, (path, key))
 
 
-Members = dict[str, Validator]
-"""The members of an object, as in the table of an ``Object``."""
-
-
 @dataclass(frozen=True, slots=True)
 class TaggedUnion:
     """One of several objects, distinguished by the string in one of their members.
@@ -435,7 +441,7 @@ class TaggedUnion:
     def __post_init__(self) -> None:
         tag: Members = {self.tag: String()}
         by_tag = {
-            name: Object(tag | variant) if isinstance(variant, dict) else variant
+            name: as_validator(tag | variant if isinstance(variant, dict) else variant)
             for name, variant in self.variants.items()
         }
         object.__setattr__(self, "by_tag", by_tag)
