@@ -6,13 +6,12 @@ Server tools and their results are not supported and are rejected by their type.
 from collections.abc import Mapping
 from re import compile as pattern
 
-from kedge.server.schema.content import NULLABLE_STRING, STRING
+from kedge.server.schema.content import STRING
 from kedge.server.schema.tools import ANY_OBJECT, BOOLEAN
 from kedge.server.schema.validators import (
     Array,
     Integer,
     Members,
-    Nullable,
     Number,
     Object,
     String,
@@ -25,10 +24,8 @@ NAME = String(min_length=1, max_length=128, pattern=pattern("^[a-zA-Z0-9_-]{1,12
 MIN_THINKING_BUDGET = 1024
 
 
-CACHE_CONTROL = Nullable(
-    Object({"type!": StringEnum(("ephemeral",)), "ttl": StringEnum(("5m", "1h"))})
-)
-CITATIONS = Nullable(Object({"enabled": BOOLEAN}))
+CACHE_CONTROL = Object({"type!": StringEnum(("ephemeral",)), "ttl": StringEnum(("5m", "1h"))})
+CITATIONS = Object({"enabled": BOOLEAN})
 CALL_ID = String(min_length=1, pattern=pattern("^[a-zA-Z0-9_-]+$"))
 
 
@@ -38,15 +35,15 @@ def text_or_blocks(types: Mapping[str, Members]) -> TypeUnion:
 
 
 TEXT_BLOCK: Members = {
-    "cache_control": CACHE_CONTROL,
+    "cache_control?": CACHE_CONTROL,
     "text!": STRING,
-    "citations": Nullable(Array(ANY_OBJECT)),
+    "citations?": Array(ANY_OBJECT),
 }
 URL_SOURCE: Members = {"url!": STRING}
 FILE_SOURCE: Members = {"file_id!": STRING}
 IMAGE_TYPE = StringEnum(("image/jpeg", "image/png", "image/gif", "image/webp"))
 IMAGE_BLOCK: Members = {
-    "cache_control": CACHE_CONTROL,
+    "cache_control?": CACHE_CONTROL,
     "source!": TaggedUnion(
         {
             "base64": {"media_type!": IMAGE_TYPE, "data!": STRING},
@@ -54,10 +51,10 @@ IMAGE_BLOCK: Members = {
             "file": FILE_SOURCE,
         }
     ),
-    "transformations": Nullable(ANY_OBJECT),
+    "transformations?": ANY_OBJECT,
 }
 DOCUMENT_BLOCK: Members = {
-    "cache_control": CACHE_CONTROL,
+    "cache_control?": CACHE_CONTROL,
     "source!": TaggedUnion(
         {
             "base64": {"media_type!": StringEnum(("application/pdf",)), "data!": STRING},
@@ -67,20 +64,20 @@ DOCUMENT_BLOCK: Members = {
             "file": FILE_SOURCE,
         }
     ),
-    "citations": CITATIONS,
-    "context": NULLABLE_STRING,
-    "title": NULLABLE_STRING,
+    "citations?": CITATIONS,
+    "context?": STRING,
+    "title?": STRING,
 }
 RESULT_TYPES: Mapping[str, Members] = {
     "text": TEXT_BLOCK,
     "image": IMAGE_BLOCK,
     "document": DOCUMENT_BLOCK,
     "search_result": {
-        "cache_control": CACHE_CONTROL,
+        "cache_control?": CACHE_CONTROL,
         "source!": STRING,
         "title!": STRING,
         "content!": Array(TaggedUnion({"text": TEXT_BLOCK})),
-        "citations": CITATIONS,
+        "citations?": CITATIONS,
     },
 }
 """The blocks that the result of a tool may contain."""
@@ -88,19 +85,19 @@ RESULT_TYPES: Mapping[str, Members] = {
 BLOCK_TYPES: Mapping[str, Members] = {
     **RESULT_TYPES,
     "tool_use": {
-        "cache_control": CACHE_CONTROL,
+        "cache_control?": CACHE_CONTROL,
         "id!": CALL_ID,
         "name!": String(min_length=1, max_length=200),
         "input!": ANY_OBJECT,
         "caller": ANY_OBJECT,
-        "toolset_name": NULLABLE_STRING,
+        "toolset_name?": STRING,
     },
     "tool_result": {
-        "cache_control": CACHE_CONTROL,
+        "cache_control?": CACHE_CONTROL,
         "tool_use_id!": CALL_ID,
-        "content": Nullable(text_or_blocks(RESULT_TYPES)),
-        "is_error": Nullable(BOOLEAN),
-        "toolset_name": NULLABLE_STRING,
+        "content?": text_or_blocks(RESULT_TYPES),
+        "is_error?": BOOLEAN,
+        "toolset_name?": STRING,
     },
     "thinking": {"thinking!": STRING, "signature!": STRING},
     "redacted_thinking": {"data!": STRING},
@@ -113,14 +110,14 @@ MESSAGE = Object(
 )
 
 CUSTOM_TOOL: Members = {
-    "type": Nullable(StringEnum(("custom",))),
+    "type?": StringEnum(("custom",)),
     "name!": NAME,
     "description": STRING,
     "input_schema!": TaggedUnion({"object": ANY_OBJECT}),
     "strict": BOOLEAN,
-    "cache_control": CACHE_CONTROL,
+    "cache_control?": CACHE_CONTROL,
     "defer_loading": BOOLEAN,
-    "eager_input_streaming": Nullable(BOOLEAN),
+    "eager_input_streaming?": BOOLEAN,
     "allowed_callers": Array(STRING, of="strings"),
     "input_examples": Array(ANY_OBJECT),
 }
@@ -134,22 +131,22 @@ TOOL_CHOICE = TaggedUnion(
         "none": {},
     }
 )
-THINKING_DISPLAY = Nullable(StringEnum(("summarized", "omitted")))
+THINKING_DISPLAY = StringEnum(("summarized", "omitted"))
 THINKING = TaggedUnion(
     {
         "enabled": {
             "budget_tokens!": Integer(minimum=MIN_THINKING_BUDGET),
-            "display": THINKING_DISPLAY,
+            "display?": THINKING_DISPLAY,
         },
-        "adaptive": {"display": THINKING_DISPLAY},
+        "adaptive": {"display?": THINKING_DISPLAY},
         "between_tools": {},
         "disabled": {},
     }
 )
 OUTPUT_CONFIG = Object(
     {
-        "effort": Nullable(StringEnum(("low", "medium", "high", "xhigh", "max"))),
-        "format": Nullable(TaggedUnion({"json_schema": {"schema!": ANY_OBJECT}})),
+        "effort?": StringEnum(("low", "medium", "high", "xhigh", "max")),
+        "format?": TaggedUnion({"json_schema": {"schema!": ANY_OBJECT}}),
     }
 )
 
@@ -161,8 +158,8 @@ COUNT_TOKENS: Members = {
     "tool_choice": TOOL_CHOICE,
     "thinking": THINKING,
     "output_config": OUTPUT_CONFIG,
-    "cache_control": CACHE_CONTROL,
-    "speed": Nullable(StringEnum(("standard", "fast"))),
+    "cache_control?": CACHE_CONTROL,
+    "speed?": StringEnum(("standard", "fast")),
 }
 """``POST /v1/messages/count_tokens``."""
 
@@ -171,12 +168,12 @@ CREATE_MESSAGE: Members = {
     "max_tokens!": Integer(minimum=1),
     "stream": BOOLEAN,
     "stop_sequences": Array(String(min_length=1), of="strings"),
-    "metadata": {"user_id": NULLABLE_STRING},
+    "metadata": {"user_id?": STRING},
     "service_tier": StringEnum(("auto", "standard_only")),
-    "container": Nullable(TypeUnion("a string or object", string=STRING, record=ANY_OBJECT)),
-    "diagnostics": Nullable(ANY_OBJECT),
-    "inference_geo": NULLABLE_STRING,
-    "thread": Nullable(ANY_OBJECT),
+    "container?": TypeUnion("a string or object", string=STRING, record=ANY_OBJECT),
+    "diagnostics?": ANY_OBJECT,
+    "inference_geo?": STRING,
+    "thread?": ANY_OBJECT,
     "user_profile_id": STRING,
     "workspace_id": STRING,
 }

@@ -8,7 +8,7 @@ that replay messages send it back.
 from collections.abc import Mapping
 
 from kedge.server.schema import requests
-from kedge.server.schema.content import CACHE_BREAKPOINT, NULLABLE_STRING, REFUSAL, STRING
+from kedge.server.schema.content import CACHE_BREAKPOINT, REFUSAL, STRING
 from kedge.server.schema.tools import ANY_OBJECT, BOOLEAN, NAME, REASONING_EFFORTS
 from kedge.server.schema.validators import (
     AnyJson,
@@ -16,7 +16,6 @@ from kedge.server.schema.validators import (
     Integer,
     Map,
     Members,
-    Nullable,
     Number,
     Object,
     String,
@@ -27,7 +26,7 @@ from kedge.server.schema.validators import (
 
 NAMED_TOOL = Object({"name!": NAME})
 
-TEXT_PART: Members = {"text!": STRING, "prompt_cache_breakpoint": CACHE_BREAKPOINT}
+TEXT_PART: Members = {"text!": STRING, "prompt_cache_breakpoint?": CACHE_BREAKPOINT}
 IMAGE_URL = Object({"url!": STRING, "detail": StringEnum(("auto", "low", "high", "original"))})
 
 
@@ -41,14 +40,14 @@ TEXT_CONTENT = text_or_parts({"text": TEXT_PART})
 USER_CONTENT = text_or_parts(
     {
         "text": TEXT_PART,
-        "image_url": {"image_url!": IMAGE_URL, "prompt_cache_breakpoint": CACHE_BREAKPOINT},
+        "image_url": {"image_url!": IMAGE_URL, "prompt_cache_breakpoint?": CACHE_BREAKPOINT},
         "input_audio": {
             "input_audio!": {"data!": STRING, "format!": StringEnum(("wav", "mp3"))},
-            "prompt_cache_breakpoint": CACHE_BREAKPOINT,
+            "prompt_cache_breakpoint?": CACHE_BREAKPOINT,
         },
         "file": {
             "file!": {"file_data": STRING, "file_id": STRING, "filename": STRING},
-            "prompt_cache_breakpoint": CACHE_BREAKPOINT,
+            "prompt_cache_breakpoint?": CACHE_BREAKPOINT,
         },
     }
 )
@@ -64,13 +63,13 @@ MESSAGE = TaggedUnion(
         "system": {"name": STRING, "content!": TEXT_CONTENT},
         "assistant": {
             "name": STRING,
-            "content": Nullable(text_or_parts({"text": TEXT_PART, "refusal": REFUSAL})),
-            "refusal": NULLABLE_STRING,
-            "reasoning_content": NULLABLE_STRING,
-            "annotations": Nullable(Array(ANY_OBJECT)),
-            "audio": Nullable(Object({"id!": STRING})),
-            "function_call": Nullable(ANY_OBJECT),
-            "tool_calls": Nullable(Array(TOOL_CALL, min_length=1)),
+            "content?": text_or_parts({"text": TEXT_PART, "refusal": REFUSAL}),
+            "refusal?": STRING,
+            "reasoning_content?": STRING,
+            "annotations?": Array(ANY_OBJECT),
+            "audio?": {"id!": STRING},
+            "function_call?": ANY_OBJECT,
+            "tool_calls?": Array(TOOL_CALL, min_length=1),
         },
         "user": {"name": STRING, "content!": USER_CONTENT},
         "tool": {"name": STRING, "content!": TEXT_CONTENT, "tool_call_id!": STRING},
@@ -84,7 +83,7 @@ FUNCTION_TOOL: Members = {
         "name!": NAME,
         "description": STRING,
         "parameters": ANY_OBJECT,
-        "strict": Nullable(BOOLEAN),
+        "strict?": BOOLEAN,
     }
 }
 GRAMMAR = Object({"definition!": STRING, "syntax!": StringEnum(("lark", "regex"))})
@@ -112,7 +111,7 @@ TOOL_CHOICE = TypeUnion(
     ),
 )
 JSON_SCHEMA = Object(
-    {"name!": NAME, "description": STRING, "schema": ANY_OBJECT, "strict": Nullable(BOOLEAN)}
+    {"name!": NAME, "description": STRING, "schema": ANY_OBJECT, "strict?": BOOLEAN}
 )
 RESPONSE_FORMAT = TaggedUnion(
     {"text": {}, "json_object": {}, "json_schema": {"json_schema!": JSON_SCHEMA}}
@@ -131,33 +130,33 @@ CREATE_COMPLETION: Members = {
     "tool_choice": TOOL_CHOICE,
     "parallel_tool_calls": BOOLEAN,
     "response_format": RESPONSE_FORMAT,
-    "max_completion_tokens": Nullable(Integer(minimum=1)),
-    "max_tokens": Nullable(Integer(minimum=1)),
-    "stop": Nullable(STOP),
-    "stream": Nullable(BOOLEAN),
-    "stream_options": Nullable(Object({"include_usage": BOOLEAN, "include_obfuscation": BOOLEAN})),
-    "n": Nullable(Integer(minimum=1, maximum=128)),
-    "temperature": Nullable(Number(minimum=0, maximum=2)),
-    "top_p": Nullable(Number(minimum=0, maximum=1)),
-    "presence_penalty": requests.PENALTY,
-    "frequency_penalty": requests.PENALTY,
-    "logit_bias": Nullable(Map(Integer(minimum=-100, maximum=100))),
-    "logprobs": Nullable(BOOLEAN),
-    "top_logprobs": Nullable(Integer(minimum=0, maximum=20)),
-    "seed": Nullable(Integer()),
-    "reasoning_effort": Nullable(StringEnum(REASONING_EFFORTS)),
-    "verbosity": Nullable(StringEnum(("low", "medium", "high"))),
-    "metadata": Nullable(requests.METADATA),
-    "modalities": Nullable(Array(StringEnum(("text", "audio")), of="strings", min_length=1)),
-    "audio": Nullable(ANY_OBJECT),
-    "moderation": Nullable(requests.MODERATION),
-    "prediction": Nullable(PREDICTION),
-    "prompt_cache_key": requests.CACHE_KEY,
+    "max_completion_tokens?": Integer(minimum=1),
+    "max_tokens?": Integer(minimum=1),
+    "stop?": STOP,
+    "stream?": BOOLEAN,
+    "stream_options?": {"include_usage": BOOLEAN, "include_obfuscation": BOOLEAN},
+    "n?": Integer(minimum=1, maximum=128),
+    "temperature?": Number(minimum=0, maximum=2),
+    "top_p?": Number(minimum=0, maximum=1),
+    "presence_penalty?": requests.PENALTY,
+    "frequency_penalty?": requests.PENALTY,
+    "logit_bias?": Map(Integer(minimum=-100, maximum=100)),
+    "logprobs?": BOOLEAN,
+    "top_logprobs?": Integer(minimum=0, maximum=20),
+    "seed?": Integer(),
+    "reasoning_effort?": StringEnum(REASONING_EFFORTS),
+    "verbosity?": StringEnum(("low", "medium", "high")),
+    "metadata?": requests.METADATA,
+    "modalities?": Array(StringEnum(("text", "audio")), of="strings", min_length=1),
+    "audio?": ANY_OBJECT,
+    "moderation?": requests.MODERATION,
+    "prediction?": PREDICTION,
+    "prompt_cache_key?": requests.CACHE_KEY,
     "prompt_cache_options": requests.CACHE_OPTIONS,
-    "prompt_cache_retention": requests.CACHE_RETENTION,
-    "safety_identifier": Nullable(String(max_length=128)),
-    "service_tier": requests.SERVICE_TIER,
-    "store": Nullable(BOOLEAN),
+    "prompt_cache_retention?": requests.CACHE_RETENTION,
+    "safety_identifier?": String(max_length=128),
+    "service_tier?": requests.SERVICE_TIER,
+    "store?": BOOLEAN,
     "user": STRING,
     "web_search_options": AnyJson(only_objects=True),
 }

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from kedge.server.schema.content import (
     AGENT_OUTPUT_PART,
     AGENT_PART,
-    NULLABLE_STRING,
     STRING,
     STRING_ARRAY,
     TOOL_OUTPUT,
@@ -31,7 +30,6 @@ from kedge.server.schema.validators import (
     Integer,
     Map,
     Members,
-    Nullable,
     Number,
     Object,
     String,
@@ -41,27 +39,18 @@ from kedge.server.schema.validators import (
 )
 
 CALL_ID = String(min_length=1, max_length=64)
-STATUS = Nullable(StringEnum(("in_progress", "completed", "incomplete")))
-CALLER = Nullable(
-    TaggedUnion(
-        {
-            "direct": {},
-            "program": {"caller_id!": STRING},
-        }
-    )
+STATUS = StringEnum(("in_progress", "completed", "incomplete"))
+CALLER = TaggedUnion(
+    {
+        "direct": {},
+        "program": {"caller_id!": STRING},
+    }
 )
-
-
-def item_id(prefix: str) -> Nullable:
-    """Build the schema of an item's id, which starts with ``prefix``."""
-    return Nullable(Identifier(prefix=prefix))
-
-
-ITEM_ID = item_id("")
+ITEM_ID = Identifier()
 FILE_DIFF: Members = {"path!": STRING, "diff!": STRING}
-SAFETY_CHECKS = Array(Object({"id!": STRING, "code": NULLABLE_STRING, "message": NULLABLE_STRING}))
+SAFETY_CHECKS = Array(Object({"id!": STRING, "code?": STRING, "message?": STRING}))
 POINT_MEMBERS: Members = {"x!": Integer(), "y!": Integer()}
-KEYS_MEMBER: Members = {"keys": Nullable(STRING_ARRAY)}
+KEYS_MEMBER: Members = {"keys?": STRING_ARRAY}
 COMPUTER_ACTION = TaggedUnion(
     {
         "click": {"button!": StringEnum(("left", "right", "wheel", "back", "forward"))}
@@ -78,7 +67,7 @@ COMPUTER_ACTION = TaggedUnion(
     }
 )
 SEARCH_STATUS = StringEnum(("in_progress", "searching", "completed", "incomplete", "failed"))
-AGENT = Nullable(Object({"agent_name!": STRING}))
+AGENT = Object({"agent_name!": STRING})
 CODED_ERROR: Members = {"code!": Integer(), "message!": STRING}
 AGENT_ACTION = StringEnum(
     (
@@ -92,74 +81,79 @@ AGENT_ACTION = StringEnum(
 )
 CALL_TYPES: Mapping[str, Members] = {
     "function_call": {
-        "id": item_id("fc"),
+        "id?": Identifier(prefix="fc"),
         "call_id!": CALL_ID,
         "name!": NAME,
         "arguments!": STRING,
-        "namespace": NULLABLE_STRING,
+        "namespace?": STRING,
         "async": BOOLEAN,
-        "caller": CALLER,
-        "status": STATUS,
+        "caller?": CALLER,
+        "status?": STATUS,
     },
     "function_call_output": {
-        "id": item_id("fc"),
+        "id?": Identifier(prefix="fc"),
         "call_id!": CALL_ID,
         "output!": TOOL_OUTPUT,
-        "name": NULLABLE_STRING,
-        "namespace": NULLABLE_STRING,
-        "caller": CALLER,
-        "status": STATUS,
+        "name?": STRING,
+        "namespace?": STRING,
+        "caller?": CALLER,
+        "status?": STATUS,
     },
     "custom_tool_call": {
-        "id": item_id("ctc"),
+        "id?": Identifier(prefix="ctc"),
         "call_id!": CALL_ID,
         "name!": STRING,
         "input!": STRING,
-        "namespace": NULLABLE_STRING,
+        "namespace?": STRING,
         "async": BOOLEAN,
-        "caller": CALLER,
-        "status": STATUS,
+        "caller?": CALLER,
+        "status?": STATUS,
     },
     "custom_tool_call_output": {
-        "id": item_id("ctc"),
+        "id?": Identifier(prefix="ctc"),
         "call_id!": CALL_ID,
         "output!": TOOL_OUTPUT,
-        "caller": CALLER,
-        "status": STATUS,
+        "caller?": CALLER,
+        "status?": STATUS,
     },
     "local_shell_call": {
-        "id": item_id("lsh"),
+        "id?": Identifier(prefix="lsh"),
         "call_id!": CALL_ID,
         "action!": TaggedUnion(
             {
                 "exec": {
                     "command!": STRING_ARRAY,
                     "env!": Map(STRING),
-                    "timeout_ms": Nullable(Integer()),
-                    "user": NULLABLE_STRING,
-                    "working_directory": NULLABLE_STRING,
+                    "timeout_ms?": Integer(),
+                    "user?": STRING,
+                    "working_directory?": STRING,
                 }
             }
         ),
-        "status!": STATUS,
+        "status!?": STATUS,
     },
-    "local_shell_call_output": {"id": ITEM_ID, "id!": CALL_ID, "output!": STRING, "status": STATUS},
+    "local_shell_call_output": {
+        "id?": ITEM_ID,
+        "id!": CALL_ID,
+        "output!": STRING,
+        "status?": STATUS,
+    },
     "shell_call": {
-        "id": item_id("sh"),
+        "id?": Identifier(prefix="sh"),
         "call_id!": CALL_ID,
         "action!": {
             "commands!": STRING_ARRAY,
-            "max_output_length": Nullable(Integer()),
-            "timeout_ms": Nullable(Integer()),
+            "max_output_length?": Integer(),
+            "timeout_ms?": Integer(),
         },
-        "environment": Nullable(
-            TaggedUnion({"local": LOCAL_ENVIRONMENT, "container_reference": CONTAINER_REFERENCE})
+        "environment?": TaggedUnion(
+            {"local": LOCAL_ENVIRONMENT, "container_reference": CONTAINER_REFERENCE}
         ),
-        "caller": CALLER,
-        "status": STATUS,
+        "caller?": CALLER,
+        "status?": STATUS,
     },
     "shell_call_output": {
-        "id": item_id("sh"),
+        "id?": Identifier(prefix="sh"),
         "call_id!": CALL_ID,
         "output!": Array(
             Object(
@@ -175,12 +169,12 @@ CALL_TYPES: Mapping[str, Members] = {
                 }
             )
         ),
-        "max_output_length": Nullable(Integer()),
-        "caller": CALLER,
-        "status": STATUS,
+        "max_output_length?": Integer(),
+        "caller?": CALLER,
+        "status?": STATUS,
     },
     "apply_patch_call": {
-        "id": item_id("apc"),
+        "id?": Identifier(prefix="apc"),
         "call_id!": CALL_ID,
         "operation!": TaggedUnion(
             {
@@ -189,106 +183,100 @@ CALL_TYPES: Mapping[str, Members] = {
                 "update_file": FILE_DIFF,
             }
         ),
-        "caller": CALLER,
+        "caller?": CALLER,
         "status!": StringEnum(("in_progress", "completed")),
     },
     "apply_patch_call_output": {
-        "id": item_id("apc"),
+        "id?": Identifier(prefix="apc"),
         "call_id!": CALL_ID,
-        "output": NULLABLE_STRING,
-        "caller": CALLER,
+        "output?": STRING,
+        "caller?": CALLER,
         "status!": StringEnum(("completed", "failed")),
     },
     "computer_call": {
-        "id": item_id("cu"),
+        "id?": Identifier(prefix="cu"),
         "call_id!": CALL_ID,
-        "action": Nullable(COMPUTER_ACTION),
-        "actions": Nullable(Array(COMPUTER_ACTION)),
+        "action?": COMPUTER_ACTION,
+        "actions?": Array(COMPUTER_ACTION),
         "pending_safety_checks!": SAFETY_CHECKS,
-        "status": STATUS,
+        "status?": STATUS,
     },
     "computer_call_output": {
-        "id": ITEM_ID,
+        "id?": ITEM_ID,
         "call_id!": CALL_ID,
         "output!": {
             "type!": StringEnum(("computer_screenshot",)),
             "file_id": STRING,
             "image_url": STRING,
         },
-        "acknowledged_safety_checks": Nullable(SAFETY_CHECKS),
-        "status": STATUS,
+        "acknowledged_safety_checks?": SAFETY_CHECKS,
+        "status?": STATUS,
     },
     "web_search_call": {
-        "id": item_id("ws"),
-        "action": Nullable(
-            TaggedUnion(
-                {
-                    "search": {
-                        "query": STRING,
-                        "queries": STRING_ARRAY,
-                        "sources": Array(Object({"type!": STRING, "url!": STRING})),
-                    },
-                    "open_page": {"url": NULLABLE_STRING},
-                    "find_in_page": {"pattern!": STRING, "url!": STRING},
-                }
-            )
+        "id?": Identifier(prefix="ws"),
+        "action?": TaggedUnion(
+            {
+                "search": {
+                    "query": STRING,
+                    "queries": STRING_ARRAY,
+                    "sources": Array(Object({"type!": STRING, "url!": STRING})),
+                },
+                "open_page": {"url?": STRING},
+                "find_in_page": {"pattern!": STRING, "url!": STRING},
+            }
         ),
         "status": SEARCH_STATUS,
     },
     "file_search_call": {
-        "id!": item_id("fs"),
+        "id!?": Identifier(prefix="fs"),
         "queries!": STRING_ARRAY,
         "status!": SEARCH_STATUS,
-        "results": Nullable(
-            Array(
-                Object(
-                    {
-                        "attributes": Nullable(ANY_OBJECT),
-                        "file_id": STRING,
-                        "filename": STRING,
-                        "score": Number(),
-                        "text": STRING,
-                    }
-                )
+        "results?": Array(
+            Object(
+                {
+                    "attributes?": ANY_OBJECT,
+                    "file_id": STRING,
+                    "filename": STRING,
+                    "score": Number(),
+                    "text": STRING,
+                }
             )
         ),
     },
     "code_interpreter_call": {
-        "id!": item_id("ci"),
-        "code": NULLABLE_STRING,
+        "id!?": Identifier(prefix="ci"),
+        "code?": STRING,
         "container_id!": STRING,
-        "outputs": Nullable(
-            Array(
-                TaggedUnion(
-                    {
-                        "logs": {"logs!": STRING},
-                        "image": {"url!": STRING},
-                    }
-                )
+        "outputs?": Array(
+            TaggedUnion(
+                {
+                    "logs": {"logs!": STRING},
+                    "image": {"url!": STRING},
+                }
             )
         ),
         "status!": StringEnum(("in_progress", "completed", "incomplete", "interpreting", "failed")),
     },
     "image_generation_call": {
-        "id!": item_id("ig"),
-        "result!": NULLABLE_STRING,
+        "id!?": Identifier(prefix="ig"),
+        "result!?": STRING,
         "status!": StringEnum(("in_progress", "completed", "generating", "failed")),
-        "action": Nullable(StringEnum(("generate", "edit", "auto"))),
-        "background": Nullable(StringEnum(("transparent", "opaque", "auto"))),
+        "action?": StringEnum(("generate", "edit", "auto")),
+        "background?": StringEnum(("transparent", "opaque", "auto")),
         "error": {
             "type!": STRING,
-            "code": NULLABLE_STRING,
+            "code?": STRING,
             "message!": STRING,
-            "param": NULLABLE_STRING,
+            "param?": STRING,
             "moderation_details": {
                 "categories!": STRING_ARRAY,
                 "moderation_stage!": StringEnum(("input", "output", "unknown")),
             },
         },
-        "output_format": Nullable(StringEnum(("png", "webp", "jpeg", "gif", "svg"))),
-        "quality": Nullable(StringEnum(("low", "medium", "high", "xhigh", "max", "auto"))),
-        "revised_prompt": NULLABLE_STRING,
-        "size": NULLABLE_STRING,
+        "output_format?": StringEnum(("png", "webp", "jpeg", "gif", "svg")),
+        "quality?": StringEnum(("low", "medium", "high", "xhigh", "max", "auto")),
+        "revised_prompt?": STRING,
+        "size?": STRING,
         "svg_usage": {
             "model": STRING,
             "input_tokens": Integer(),
@@ -298,7 +286,7 @@ CALL_TYPES: Mapping[str, Members] = {
         },
     },
     "mcp_list_tools": {
-        "id!": item_id("mcpl"),
+        "id!?": Identifier(prefix="mcpl"),
         "server_label!": STRING,
         "tools!": Array(
             Object(
@@ -306,84 +294,82 @@ CALL_TYPES: Mapping[str, Members] = {
                     "name!": STRING,
                     "input_schema!": AnyJson(),
                     "annotations": AnyJson(),
-                    "description": NULLABLE_STRING,
+                    "description?": STRING,
                 }
             )
         ),
-        "error": NULLABLE_STRING,
+        "error?": STRING,
     },
     "mcp_approval_request": {
-        "id!": item_id("mcpr"),
+        "id!?": Identifier(prefix="mcpr"),
         "server_label!": STRING,
         "name!": STRING,
         "arguments!": STRING,
     },
     "mcp_approval_response": {
-        "id": item_id("mcpr"),
+        "id?": Identifier(prefix="mcpr"),
         "approval_request_id!": Identifier(),
         "approve!": BOOLEAN,
-        "reason": NULLABLE_STRING,
+        "reason?": STRING,
     },
     "mcp_call": {
-        "id!": item_id("mcp"),
+        "id!?": Identifier(prefix="mcp"),
         "server_label!": STRING,
         "name!": STRING,
         "arguments!": STRING,
-        "approval_request_id": NULLABLE_STRING,
-        "output": NULLABLE_STRING,
-        "error": Nullable(
-            TypeUnion(
-                "one of an object or string",
-                string=STRING,
-                record=TaggedUnion(
-                    {
-                        "mcp_protocol_error": CODED_ERROR,
-                        "mcp_tool_execution_error": {"content!": AnyJson()},
-                        "http_error": CODED_ERROR,
-                    }
-                ),
-            )
+        "approval_request_id?": STRING,
+        "output?": STRING,
+        "error?": TypeUnion(
+            "one of an object or string",
+            string=STRING,
+            record=TaggedUnion(
+                {
+                    "mcp_protocol_error": CODED_ERROR,
+                    "mcp_tool_execution_error": {"content!": AnyJson()},
+                    "http_error": CODED_ERROR,
+                }
+            ),
         ),
         "status": StringEnum(("in_progress", "completed", "incomplete", "calling", "failed")),
     },
     "tool_search_call": {
-        "id": ITEM_ID,
-        "call_id": Nullable(CALL_ID),
+        "id?": ITEM_ID,
+        "call_id?": CALL_ID,
         "arguments!": AnyJson(),
         "execution": EXECUTION,
-        "status": STATUS,
+        "status?": STATUS,
     },
     "tool_search_output": {
-        "id": ITEM_ID,
-        "call_id": Nullable(CALL_ID),
+        "id?": ITEM_ID,
+        "call_id?": CALL_ID,
         "tools!": TOOLS,
         "execution": EXECUTION,
-        "status": STATUS,
+        "status?": STATUS,
     },
     "agent_message": {
-        "id": ITEM_ID,
+        "id?": ITEM_ID,
         "author!": STRING,
         "recipient!": STRING,
         "content!": Array(AGENT_PART),
-        "agent": AGENT,
+        "agent?": AGENT,
     },
     "multi_agent_call": {
-        "id": ITEM_ID,
+        "id?": ITEM_ID,
         "call_id!": CALL_ID,
         "action!": AGENT_ACTION,
         "arguments!": STRING,
-        "agent": AGENT,
+        "agent?": AGENT,
     },
     "multi_agent_call_output": {
-        "id": ITEM_ID,
+        "id?": ITEM_ID,
         "call_id!": CALL_ID,
         "action!": AGENT_ACTION,
         "output!": Array(AGENT_OUTPUT_PART),
-        "agent": AGENT,
+        "agent?": AGENT,
     },
-    "program": {"id!": ITEM_ID, "call_id!": CALL_ID, "code!": STRING, "fingerprint!": STRING},
+    "program": {"id!?": ITEM_ID, "call_id!": CALL_ID, "code!": STRING, "fingerprint!": STRING},
     "program_output": {
-        "id!": ITEM_ID,
+        "id!?": ITEM_ID,
         "call_id!": CALL_ID,
         "result!": STRING,
         "status!": StringEnum(("completed", "incomplete")),

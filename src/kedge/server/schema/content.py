@@ -13,7 +13,6 @@ from kedge.server.schema.validators import (
     Array,
     Integer,
     Members,
-    Nullable,
     Number,
     Object,
     String,
@@ -25,7 +24,6 @@ from kedge.server.schema.validators import (
 
 STRING = String()
 STRING_ARRAY = Array(STRING, of="strings")
-NULLABLE_STRING = Nullable(STRING)
 
 MAX_TEXT_LENGTH = 10_485_760
 """The maximum length of one text, in characters, as published and observed."""
@@ -50,24 +48,22 @@ def content_part(variants: Mapping[str, Validator | Members]) -> TaggedUnion:
     return TaggedUnion(variants, all_tags=PART_TYPES)
 
 
-CACHE_BREAKPOINT = Nullable(
-    Object({"mode!": StringEnum(("explicit",)), "ttl": StringEnum(("30m", "12h"))})
-)
+CACHE_BREAKPOINT = Object({"mode!": StringEnum(("explicit",)), "ttl": StringEnum(("30m", "12h"))})
 
-INPUT_TEXT: Members = {"text!": TEXT, "prompt_cache_breakpoint": CACHE_BREAKPOINT}
+INPUT_TEXT: Members = {"text!": TEXT, "prompt_cache_breakpoint?": CACHE_BREAKPOINT}
 INPUT_IMAGE: Members = {
-    "detail": Nullable(StringEnum(("low", "high", "auto", "original"))),
-    "file_id": NULLABLE_STRING,
-    "image_url": NULLABLE_STRING,
-    "prompt_cache_breakpoint": CACHE_BREAKPOINT,
+    "detail?": StringEnum(("low", "high", "auto", "original")),
+    "file_id?": STRING,
+    "image_url?": STRING,
+    "prompt_cache_breakpoint?": CACHE_BREAKPOINT,
 }
 INPUT_FILE: Members = {
     "detail": StringEnum(("auto", "low", "high")),
-    "file_data": NULLABLE_STRING,
-    "file_id": NULLABLE_STRING,
-    "file_url": NULLABLE_STRING,
-    "filename": NULLABLE_STRING,
-    "prompt_cache_breakpoint": CACHE_BREAKPOINT,
+    "file_data?": STRING,
+    "file_id?": STRING,
+    "file_url?": STRING,
+    "filename?": STRING,
+    "prompt_cache_breakpoint?": CACHE_BREAKPOINT,
 }
 INPUT_AUDIO: Members = {
     "input_audio!": {"data!": STRING, "format!": StringEnum(("mp3", "wav"))},
@@ -94,14 +90,14 @@ ANNOTATION = TaggedUnion(
 )
 TOKEN_MEMBERS = {
     "token!": STRING,
-    "bytes": Nullable(Array(Integer(), of="integers")),
+    "bytes?": Array(Integer(), of="integers"),
     "logprob!": Number(),
 }
 LOGPROB = Object(TOKEN_MEMBERS | {"top_logprobs": Array(Object(TOKEN_MEMBERS))})
 OUTPUT_TEXT: Members = {
     "text!": STRING,
-    "annotations": Nullable(Array(ANNOTATION)),
-    "logprobs": Nullable(Array(LOGPROB)),
+    "annotations?": Array(ANNOTATION),
+    "logprobs?": Array(LOGPROB),
 }
 REFUSAL: Members = {"refusal!": STRING}
 ENCRYPTED_PART: Members = {"encrypted_content!": STRING}

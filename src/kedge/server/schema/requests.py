@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from kedge.server.schema.calls import CALL_TYPES, ITEM_ID, STATUS, item_id
+from kedge.server.schema.calls import CALL_TYPES, ITEM_ID, STATUS
 from kedge.server.schema.content import (
     INPUT_CONTENT,
     INPUT_PART,
-    NULLABLE_STRING,
     OUTPUT_CONTENT,
     REASONING_PART,
     STRING,
@@ -41,7 +40,6 @@ from kedge.server.schema.validators import (
     Map,
     Members,
     NonNull,
-    Nullable,
     Number,
     Object,
     String,
@@ -53,13 +51,13 @@ from kedge.server.schema.validators import (
 
 INPUT_MESSAGE: Members = {
     "type": STRING,
-    "id": item_id("msg"),
+    "id?": Identifier(prefix="msg"),
     "content!": INPUT_CONTENT,
-    "status": STATUS,
+    "status?": STATUS,
 }
 ASSISTANT_MESSAGE = INPUT_MESSAGE | {
     "content!": OUTPUT_CONTENT,
-    "phase": Nullable(StringEnum(("commentary", "final_answer"))),
+    "phase?": StringEnum(("commentary", "final_answer")),
 }
 MESSAGE = TaggedUnion(
     {
@@ -71,13 +69,13 @@ MESSAGE = TaggedUnion(
     tag="role",
     error_on_object=True,
 )
-ITEM_REFERENCE = Object({"type": Nullable(STRING), "id!": Identifier()})
+ITEM_REFERENCE = Object({"type?": STRING, "id!": Identifier()})
 
 JSON_SCHEMA_FORMAT: Members = {
     "name!": NAME,
     "schema!": ANY_OBJECT,
     "description": STRING,
-    "strict": Nullable(BOOLEAN),
+    "strict?": BOOLEAN,
 }
 TEXT_FORMAT = TaggedUnion({"json_object": {}, "text": {}, "json_schema": JSON_SCHEMA_FORMAT})
 
@@ -86,17 +84,17 @@ OTHER_TYPES: Mapping[str, Validator | Members] = {
     "item_reference": ITEM_REFERENCE,
     # No status: the live API sends one with reasoning items and rejects it as input.
     "reasoning": {
-        "id": item_id("rs"),
+        "id?": Identifier(prefix="rs"),
         "summary!": Array(SUMMARY_PART),
-        "content": Nullable(Array(REASONING_PART)),
-        "encrypted_content": NULLABLE_STRING,
+        "content?": Array(REASONING_PART),
+        "encrypted_content?": STRING,
     },
-    "compaction": {"id": item_id("cmp"), "encrypted_content!": STRING},
-    "compaction_trigger": {"id": ITEM_ID},
-    "additional_tools": {"id": ITEM_ID, "role!": StringEnum(("developer",)), "tools!": TOOLS},
+    "compaction": {"id?": Identifier(prefix="cmp"), "encrypted_content!": STRING},
+    "compaction_trigger": {"id?": ITEM_ID},
+    "additional_tools": {"id?": ITEM_ID, "role!": StringEnum(("developer",)), "tools!": TOOLS},
     "configuration_update": {
-        "id": ITEM_ID,
-        "reasoning": {"effort": Nullable(StringEnum(REASONING_EFFORTS))},
+        "id?": ITEM_ID,
+        "reasoning": {"effort?": StringEnum(REASONING_EFFORTS)},
         "text": {"format!": TaggedUnion({"text": {}, "json_schema": JSON_SCHEMA_FORMAT})},
     },
 }
@@ -169,138 +167,134 @@ CONVERSATION = TypeUnion(
 PROMPT = Object(
     {
         "id!": STRING,
-        "variables": Nullable(
-            Map(TypeUnion("one of a string or object", string=STRING, record=INPUT_PART))
-        ),
-        "version": NULLABLE_STRING,
+        "variables?": Map(TypeUnion("one of a string or object", string=STRING, record=INPUT_PART)),
+        "version?": STRING,
     }
 )
-TEXT_CONFIG = Object(
-    {"format": Nullable(TEXT_FORMAT), "verbosity": Nullable(StringEnum(("low", "medium", "high")))}
-)
+TEXT_CONFIG = Object({"format?": TEXT_FORMAT, "verbosity?": StringEnum(("low", "medium", "high"))})
 REASONING = Object(
     {
-        "effort": Nullable(StringEnum(REASONING_EFFORTS)),
-        "summary": Nullable(StringEnum(("concise", "detailed", "auto"))),
-        "context": Nullable(StringEnum(("auto", "current_turn", "all_turns"))),
+        "effort?": StringEnum(REASONING_EFFORTS),
+        "summary?": StringEnum(("concise", "detailed", "auto")),
+        "context?": StringEnum(("auto", "current_turn", "all_turns")),
         "mode": STRING,
     }
 )
-MODERATION_MODE = Nullable(Object({"mode!": StringEnum(("score", "block"))}))
+MODERATION_MODE = Object({"mode!": StringEnum(("score", "block"))})
 MODERATION = Object(
     {
         "model!": STRING,
-        "policy": Nullable(Object({"input": MODERATION_MODE, "output": MODERATION_MODE})),
+        "policy?": {"input?": MODERATION_MODE, "output?": MODERATION_MODE},
     }
 )
 CACHE_OPTIONS = Object(
     {
-        "comparison_response_id": NULLABLE_STRING,
+        "comparison_response_id?": STRING,
         "mode": StringEnum(("implicit", "explicit")),
         "prewarm": BOOLEAN,
         "ttl": StringEnum(("30m", "12h")),
     }
 )
 CONTEXT_MANAGEMENT = Array(
-    Object({"type!": STRING, "compact_threshold": Nullable(Integer(minimum=1000))}),
+    Object({"type!": STRING, "compact_threshold?": Integer(minimum=1000)}),
     min_length=1,
 )
 IMAGE_OPTIONS = Object({"context_compression": StringEnum(("auto", "enabled", "disabled"))})
 ACCESS_PROGRAMS = Object({"cyber": StringEnum(("standard", "daybreak_blue", "daybreak_red"))})
 
 MODEL = STRING
-PREVIOUS_RESPONSE_ID = Nullable(Identifier(max_length=256))
-PENALTY = Nullable(Number(minimum=-2, maximum=2))
-CACHE_KEY = NULLABLE_STRING
-CACHE_RETENTION = Nullable(StringEnum(("in_memory", "24h")))
-SERVICE_TIER = Nullable(
-    StringEnum(("auto", "default", "fast", "flex", "priority"), unlisted=("scale", "ultrafast"))
+PREVIOUS_RESPONSE_ID = Identifier(max_length=256)
+PENALTY = Number(minimum=-2, maximum=2)
+CACHE_KEY = STRING
+CACHE_RETENTION = StringEnum(("in_memory", "24h"))
+SERVICE_TIER = StringEnum(
+    ("auto", "default", "fast", "flex", "priority"), unlisted=("scale", "ultrafast")
 )
-TRUNCATION = Nullable(StringEnum(("auto", "disabled")))
+TRUNCATION = StringEnum(("auto", "disabled"))
 
 CREATE_RESPONSE: Members = {
-    "moderation": Nullable(MODERATION),
-    "include": Nullable(INCLUDE),
+    "moderation?": MODERATION,
+    "include?": INCLUDE,
     "model!": NonNull(MODEL),
     "input!": NonNull(INPUT),
-    "previous_response_id": PREVIOUS_RESPONSE_ID,
-    "conversation": Nullable(CONVERSATION),
-    "prompt": Nullable(PROMPT),
-    "tools": Nullable(TOOLS),
-    "tool_choice": Nullable(TOOL_CHOICE),
-    "metadata": Nullable(METADATA),
-    "text": Nullable(TEXT_CONFIG),
-    "temperature": Nullable(Number(minimum=0, maximum=2)),
-    "top_p": Nullable(Number(minimum=0, maximum=1)),
+    "previous_response_id?": PREVIOUS_RESPONSE_ID,
+    "conversation?": CONVERSATION,
+    "prompt?": PROMPT,
+    "tools?": TOOLS,
+    "tool_choice?": TOOL_CHOICE,
+    "metadata?": METADATA,
+    "text?": TEXT_CONFIG,
+    "temperature?": Number(minimum=0, maximum=2),
+    "top_p?": Number(minimum=0, maximum=1),
     # In the Open Responses specification, though not in the openai package.
-    "presence_penalty": PENALTY,
-    "frequency_penalty": PENALTY,
-    "parallel_tool_calls": Nullable(BOOLEAN),
-    "stream": Nullable(BOOLEAN),
-    "stream_options": Nullable(Object({"include_obfuscation": BOOLEAN})),
-    "background": Nullable(BOOLEAN),
-    "max_output_tokens": Nullable(Integer(minimum=16)),
-    "max_tool_calls": Nullable(Integer(minimum=1)),
-    "reasoning": Nullable(REASONING),
-    "user": Nullable(STRING),
-    "safety_identifier": Nullable(String(max_length=128)),
-    "prompt_cache_options": Nullable(CACHE_OPTIONS),
-    "prompt_cache_key": CACHE_KEY,
-    "prompt_cache_retention": CACHE_RETENTION,
-    "truncation": TRUNCATION,
-    "instructions": NULLABLE_STRING,
-    "store": Nullable(BOOLEAN),
-    "service_tier": SERVICE_TIER,
-    "top_logprobs": Nullable(Integer(minimum=0, maximum=20)),
-    "context_management": Nullable(CONTEXT_MANAGEMENT),
+    "presence_penalty?": PENALTY,
+    "frequency_penalty?": PENALTY,
+    "parallel_tool_calls?": BOOLEAN,
+    "stream?": BOOLEAN,
+    "stream_options?": {"include_obfuscation": BOOLEAN},
+    "background?": BOOLEAN,
+    "max_output_tokens?": Integer(minimum=16),
+    "max_tool_calls?": Integer(minimum=1),
+    "reasoning?": REASONING,
+    "user?": STRING,
+    "safety_identifier?": String(max_length=128),
+    "prompt_cache_options?": CACHE_OPTIONS,
+    "prompt_cache_key?": CACHE_KEY,
+    "prompt_cache_retention?": CACHE_RETENTION,
+    "truncation?": TRUNCATION,
+    "instructions?": STRING,
+    "store?": BOOLEAN,
+    "service_tier?": SERVICE_TIER,
+    "top_logprobs?": Integer(minimum=0, maximum=20),
+    "context_management?": CONTEXT_MANAGEMENT,
     "image": IMAGE_OPTIONS,
     "access_programs": ACCESS_PROGRAMS,
 }
 """``POST /v1/responses``."""
 
-SOCKET_CREATE: Members = {**CREATE_RESPONSE, "generate": Nullable(BOOLEAN)}
+SOCKET_CREATE: Members = {**CREATE_RESPONSE, "generate?": BOOLEAN}
 """``response.create`` on a WebSocket, without its type and its stream id."""
 
 INPUT_TOKENS: Members = {
-    "model": Nullable(MODEL),
-    "input": Nullable(INPUT),
-    "previous_response_id": PREVIOUS_RESPONSE_ID,
-    "conversation": Nullable(CONVERSATION),
-    "tools": Nullable(TOOLS),
-    "tool_choice": Nullable(TOOL_CHOICE),
-    "text": Nullable(TEXT_CONFIG),
-    "parallel_tool_calls": Nullable(BOOLEAN),
-    "reasoning": Nullable(REASONING),
-    "truncation": TRUNCATION,
-    "instructions": NULLABLE_STRING,
+    "model?": MODEL,
+    "input?": INPUT,
+    "previous_response_id?": PREVIOUS_RESPONSE_ID,
+    "conversation?": CONVERSATION,
+    "tools?": TOOLS,
+    "tool_choice?": TOOL_CHOICE,
+    "text?": TEXT_CONFIG,
+    "parallel_tool_calls?": BOOLEAN,
+    "reasoning?": REASONING,
+    "truncation?": TRUNCATION,
+    "instructions?": STRING,
     "personality": String(max_length=64),
 }
 """``POST /v1/responses/input_tokens``."""
 
 COMPACT_RESPONSE: Members = {
-    "model!": Nullable(MODEL),
-    "input": Nullable(INPUT),
-    "previous_response_id": PREVIOUS_RESPONSE_ID,
-    "instructions": NULLABLE_STRING,
-    "prompt_cache_options": Nullable(CACHE_OPTIONS),
-    "prompt_cache_key": CACHE_KEY,
-    "prompt_cache_retention": CACHE_RETENTION,
-    "service_tier": SERVICE_TIER,
+    "model!?": MODEL,
+    "input?": INPUT,
+    "previous_response_id?": PREVIOUS_RESPONSE_ID,
+    "instructions?": STRING,
+    "prompt_cache_options?": CACHE_OPTIONS,
+    "prompt_cache_key?": CACHE_KEY,
+    "prompt_cache_retention?": CACHE_RETENTION,
+    "service_tier?": SERVICE_TIER,
     "image": IMAGE_OPTIONS,
 }
 """``POST /v1/responses/compact``."""
 
 CONVERSATION_CREATE: Members = {
-    "items": Nullable(Array(ITEMS.item, of="input items", max_length=MAX_ITEMS_PER_REQUEST)),
-    "metadata": Nullable(METADATA),
+    "items?": Array(ITEMS.item, of="input items", max_length=MAX_ITEMS_PER_REQUEST),
+    "metadata?": METADATA,
 }
 """``POST /v1/conversations``."""
 
-CONVERSATION_UPDATE: Members = {"metadata!": Nullable(METADATA)}
+CONVERSATION_UPDATE: Members = {"metadata!?": METADATA}
 """``POST /v1/conversations/{id}``."""
 
 CONVERSATION_ITEMS: Members = {
     "items!": Array(ITEMS.item, of="input items", max_length=MAX_ITEMS_PER_REQUEST),
-    "include": Nullable(INCLUDE),
+    "include?": INCLUDE,
 }
 """``POST /v1/conversations/{id}/items``."""

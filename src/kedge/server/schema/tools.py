@@ -6,14 +6,13 @@ never runs them, but a request with one is valid.
 
 from re import compile as pattern
 
-from kedge.server.schema.content import NULLABLE_STRING, STRING, STRING_ARRAY
+from kedge.server.schema.content import STRING, STRING_ARRAY
 from kedge.server.schema.validators import (
     AnyJson,
     Array,
     Boolean,
     Integer,
     Members,
-    Nullable,
     Number,
     Object,
     String,
@@ -26,19 +25,19 @@ BOOLEAN = Boolean()
 ANY_OBJECT = AnyJson(only_objects=True)
 NAME = String(min_length=1, max_length=128, pattern=pattern("^[a-zA-Z0-9_-]+$"))
 
-ALLOWED_CALLERS = Nullable(Array(StringEnum(("direct", "programmatic")), of="strings"))
+ALLOWED_CALLERS = Array(StringEnum(("direct", "programmatic")), of="strings")
 EXECUTION = StringEnum(("server", "client"))
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 FUNCTION: Members = {
     "name!": NAME,
-    "description": NULLABLE_STRING,
-    "parameters": Nullable(ANY_OBJECT),
-    "strict": Nullable(BOOLEAN),
+    "description?": STRING,
+    "parameters?": ANY_OBJECT,
+    "strict?": BOOLEAN,
     "async": BOOLEAN,
-    "allowed_callers": ALLOWED_CALLERS,
+    "allowed_callers?": ALLOWED_CALLERS,
     "defer_loading": BOOLEAN,
-    "output_schema": Nullable(ANY_OBJECT),
+    "output_schema?": ANY_OBJECT,
 }
 
 CUSTOM: Members = {
@@ -51,7 +50,7 @@ CUSTOM: Members = {
         }
     ),
     "async": BOOLEAN,
-    "allowed_callers": ALLOWED_CALLERS,
+    "allowed_callers?": ALLOWED_CALLERS,
     "defer_loading": BOOLEAN,
 }
 
@@ -64,7 +63,7 @@ NAMESPACE: Members = {
 FILE_SEARCH: Members = {
     "vector_store_ids!": STRING_ARRAY,
     # A compound filter contains filters: only its nesting is bounded.
-    "filters": Nullable(ANY_OBJECT),
+    "filters?": ANY_OBJECT,
     "max_num_results": Integer(minimum=1, maximum=50),
     "ranking_options": {
         "hybrid_search": {"embedding_weight!": Number(), "text_weight!": Number()},
@@ -73,28 +72,26 @@ FILE_SEARCH: Members = {
     },
 }
 
-USER_LOCATION = Nullable(
-    Object(
-        {
-            "type": StringEnum(("approximate",)),
-            "city": NULLABLE_STRING,
-            "country": NULLABLE_STRING,
-            "region": NULLABLE_STRING,
-            "timezone": NULLABLE_STRING,
-        }
-    )
+USER_LOCATION = Object(
+    {
+        "type": StringEnum(("approximate",)),
+        "city?": STRING,
+        "country?": STRING,
+        "region?": STRING,
+        "timezone?": STRING,
+    }
 )
 CONTEXT_SIZE = StringEnum(("low", "medium", "high"))
 WEB_SEARCH: Members = {
     "external_web_access": BOOLEAN,
-    "filters": Nullable(Object({"allowed_domains": Nullable(STRING_ARRAY)})),
+    "filters?": {"allowed_domains?": STRING_ARRAY},
     "search_context_size": CONTEXT_SIZE,
-    "user_location": USER_LOCATION,
+    "user_location?": USER_LOCATION,
 }
 WEB_SEARCH_PREVIEW: Members = {
     "search_content_types": Array(StringEnum(("text", "image")), of="strings"),
     "search_context_size": CONTEXT_SIZE,
-    "user_location": USER_LOCATION,
+    "user_location?": USER_LOCATION,
 }
 
 TOOL_FILTER = Object({"read_only": BOOLEAN, "tool_names": STRING_ARRAY})
@@ -118,17 +115,15 @@ MCP: Members = {
     "connector_id": StringEnum(CONNECTORS),
     "tunnel_id": STRING,
     "authorization": STRING,
-    "headers": Nullable(ANY_OBJECT),
-    "allowed_callers": ALLOWED_CALLERS,
-    "allowed_tools": Nullable(
-        TypeUnion("one of an array of strings or object", array=STRING_ARRAY, record=TOOL_FILTER)
+    "headers?": ANY_OBJECT,
+    "allowed_callers?": ALLOWED_CALLERS,
+    "allowed_tools?": TypeUnion(
+        "one of an array of strings or object", array=STRING_ARRAY, record=TOOL_FILTER
     ),
-    "require_approval": Nullable(
-        TypeUnion(
-            "one of an object or 'always' or 'never'",
-            string=StringEnum(("always", "never")),
-            record=Object({"always": TOOL_FILTER, "never": TOOL_FILTER}),
-        )
+    "require_approval?": TypeUnion(
+        "one of an object or 'always' or 'never'",
+        string=StringEnum(("always", "never")),
+        record=Object({"always": TOOL_FILTER, "never": TOOL_FILTER}),
     ),
     "defer_loading": BOOLEAN,
 }
@@ -144,7 +139,7 @@ NETWORK_POLICY = TaggedUnion(
 )
 CONTAINER_MEMBERS: Members = {
     "file_ids": STRING_ARRAY,
-    "memory_limit": Nullable(StringEnum(("1g", "4g", "16g", "64g"))),
+    "memory_limit?": StringEnum(("1g", "4g", "16g", "64g")),
     "network_policy": NETWORK_POLICY,
 }
 CODE_INTERPRETER: Members = {
@@ -153,7 +148,7 @@ CODE_INTERPRETER: Members = {
         string=STRING,
         record=TaggedUnion({"auto": CONTAINER_MEMBERS}),
     ),
-    "allowed_callers": ALLOWED_CALLERS,
+    "allowed_callers?": ALLOWED_CALLERS,
 }
 
 LOCAL_ENVIRONMENT: Members = {
@@ -175,16 +170,14 @@ SKILL = TaggedUnion(
     }
 )
 SHELL: Members = {
-    "environment": Nullable(
-        TaggedUnion(
-            {
-                "container_auto": CONTAINER_MEMBERS | {"skills": Array(SKILL)},
-                "local": LOCAL_ENVIRONMENT,
-                "container_reference": CONTAINER_REFERENCE,
-            }
-        )
+    "environment?": TaggedUnion(
+        {
+            "container_auto": CONTAINER_MEMBERS | {"skills": Array(SKILL)},
+            "local": LOCAL_ENVIRONMENT,
+            "container_reference": CONTAINER_REFERENCE,
+        }
     ),
-    "allowed_callers": ALLOWED_CALLERS,
+    "allowed_callers?": ALLOWED_CALLERS,
 }
 
 IMAGE_GENERATION: Members = {
@@ -193,7 +186,7 @@ IMAGE_GENERATION: Members = {
     "complexity": StringEnum(("low", "medium", "high")),
     "frame_count": Integer(minimum=1),
     "frame_duration_ms": Integer(minimum=1),
-    "input_fidelity": Nullable(StringEnum(("high", "low"))),
+    "input_fidelity?": StringEnum(("high", "low")),
     "input_image_mask": {"file_id": STRING, "image_url": STRING},
     "model": STRING,
     "moderation": StringEnum(("auto", "low")),
@@ -204,7 +197,7 @@ IMAGE_GENERATION: Members = {
     "size": STRING,
     "svg": {
         "model": STRING,
-        "reasoning": Nullable(Object({"effort": StringEnum(REASONING_EFFORTS)})),
+        "reasoning?": {"effort": StringEnum(REASONING_EFFORTS)},
     },
 }
 
@@ -216,7 +209,7 @@ COMPUTER_USE_PREVIEW: Members = {
 
 TOOL = TaggedUnion(
     {
-        "apply_patch": {"allowed_callers": ALLOWED_CALLERS},
+        "apply_patch": {"allowed_callers?": ALLOWED_CALLERS},
         "code_interpreter": CODE_INTERPRETER,
         "computer": {},
         "computer_use_preview": COMPUTER_USE_PREVIEW,
@@ -230,9 +223,9 @@ TOOL = TaggedUnion(
         "programmatic_tool_calling": {},
         "shell": SHELL,
         "tool_search": {
-            "description": NULLABLE_STRING,
+            "description?": STRING,
             "execution": EXECUTION,
-            "parameters": Nullable(ANY_OBJECT),
+            "parameters?": ANY_OBJECT,
         },
         "web_search": WEB_SEARCH,
         "web_search_2025_08_26": WEB_SEARCH,
@@ -255,7 +248,7 @@ TOOL_CHOICE = TypeUnion(
             },
             "function": NAMED_TOOL_CHOICE,
             "custom": NAMED_TOOL_CHOICE,
-            "mcp": {"server_label!": STRING, "name": NULLABLE_STRING},
+            "mcp": {"server_label!": STRING, "name?": STRING},
             **dict.fromkeys(
                 (
                     "apply_patch",

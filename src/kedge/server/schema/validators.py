@@ -352,12 +352,12 @@ class Array:
 
 
 Members: TypeAlias = dict[str, "Validator | Members"]
-"""The members of an object by name; a table of members stands for an ``Object`` with them."""
+"""The members of an object by name; a table among them is an ``Object`` with its members."""
 
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """An object with known members; those whose names end with ``!`` in the table are required."""
+    """An object with known members; a ``!`` after a name in the table is for required, a ``?`` for nullable ones."""
 
     table: Mapping[str, Validator | Members]
     expected: str = "an object"
@@ -366,8 +366,11 @@ class Object:
     order: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        members = {name.removesuffix("!"): as_validator(each) for name, each in self.table.items()}
-        required = dict.fromkeys(name[:-1] for name in self.table if name.endswith("!"))
+        members: dict[str, Validator] = {}
+        for name, each in self.table.items():
+            validator = as_validator(each)
+            members[name.rstrip("!?")] = Nullable(validator) if "?" in name else validator
+        required = dict.fromkeys(name.rstrip("!?") for name in self.table if "!" in name)
         object.__setattr__(self, "members", members)
         object.__setattr__(self, "required", tuple(required))
         object.__setattr__(self, "order", {name: index for index, name in enumerate(members)})
