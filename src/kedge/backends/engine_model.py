@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from kedge.backends.errors import to_api_error
 from kedge.backends.events_to_items import OutputEmitter, convert_usage, emit_block
-from kedge.backends.items_to_turn import build_turn
+from kedge.backends.items_to_turn import DecryptReasoning, build_turn
 from kedge.engines import (
     AnthropicEngine,
     ChatCompletionsEngine,
@@ -199,7 +199,7 @@ class EngineModel:
             The model's summary; empty if the model fails.
         """
         try:
-            context = self._build_turn(PracticeRequest(items=items), _decrypt_nothing)
+            context = self._build_turn(PracticeRequest(items=items), lambda _: None)
             turn = context.append(user(SUMMARY_PROMPT))
             params = {**self._params, "max_output_tokens": MAX_SUMMARY_TOKENS}
             finished = await self._engine.run(turn, mode="stateless", **params)
@@ -216,7 +216,7 @@ class EngineModel:
     def _scope(self) -> str:
         return str(getattr(unwrap(self._engine), "scope", ""))
 
-    def _build_turn(self, ask: PracticeRequest, decrypt_reasoning: Any) -> Turn:
+    def _build_turn(self, ask: PracticeRequest, decrypt_reasoning: DecryptReasoning) -> Turn:
         if self._is_stateless_api and any(
             item.get("type") == "additional_tools" for item in ask.items
         ):
@@ -312,10 +312,6 @@ def _map_anthropic_tier(tier: str) -> str:
     if tier not in ANTHROPIC_TIERS:
         raise UnsupportedParameter("service_tier", "use auto or default")
     return ANTHROPIC_TIERS[tier]
-
-
-def _decrypt_nothing(_: str) -> None:
-    return None
 
 
 def _finish_output(

@@ -29,7 +29,8 @@ def model_references(*models: str) -> list[str]:
     """Return the addresses in model strings; known providers have none."""
     from kedge.providers import names_address
 
-    return [f"model at {_address(model)}" for model in models if names_address(model)]
+    named = (model for model in models if names_address(model))
+    return [f"model at {model.rpartition('#')[0] or model}" for model in named]
 
 
 def remember(references: Iterable[str]) -> None:
@@ -81,7 +82,3 @@ def _load() -> set[str]:
                 if isinstance(value, str):
                     found.add(value)
     return found
-
-
-def _address(model: str) -> str:
-    return model.rpartition("#")[0] or model

@@ -160,7 +160,7 @@ def search_command(words: tuple[str, ...], store: str, as_json: bool, **filters:
 
     hits, titles = run_with_store(work, address=store)
     if as_json:
-        echo_json([_hit_to_json(hit, titles) for hit in hits])
+        echo_json([{**asdict(hit), "title": titles[hit.conversation]} for hit in hits])
     elif hits:
         rows = [
             (
@@ -174,7 +174,3 @@ def search_command(words: tuple[str, ...], store: str, as_json: bool, **filters:
         print_table(("conversation", "node", "kind", "text"), rows)
     else:
         echo("No matches.")
-
-
-def _hit_to_json(hit: "Hit", titles: dict[str, str]) -> dict[str, Any]:
-    return {**asdict(hit), "title": titles[hit.conversation]}

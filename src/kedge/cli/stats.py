@@ -12,7 +12,6 @@ from rich.text import Text
 from kedge.analytics import (
     Analytics,
     Bucket,
-    Count,
     ModelStats,
     Selection,
     analyse,
@@ -71,7 +70,7 @@ def render_sparkline(values: Iterable[float]) -> str:
 def _build_overview(stats: Analytics) -> Table:
     table = Table.grid(padding=(0, 2))
     requests, chains, branching = stats.requests, stats.chains, stats.branching
-    statuses = ", ".join(_format_count(each) for each in requests.statuses)
+    statuses = ", ".join(f"{each.count} {each.name}" for each in requests.statuses)
     sent = f"{format_size(requests.sent_bytes)}; {format_size(requests.saved_bytes)} saved"
     cached = f"{stats.tokens.input} in ({_format_share(stats.tokens.cached_share)} cached)"
     cache, saved = stats.cache, format_cost(stats.cache.saved)
@@ -157,10 +156,6 @@ def _bin_lengths(lengths: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
         low, high = (2 ** (power - 1) + 1 if power else 1), 2**power
         shown.append((str(high) if low == high else f"{low}-{high}", count))
     return shown
-
-
-def _format_count(count: Count) -> str:
-    return f"{count.count} {count.name}"
 
 
 def _format_share(share: float | None) -> str:

@@ -145,15 +145,12 @@ def record_result(result: CompactionResult, occasion: Occasion, turn_id: str) ->
     if result.changed:
         count("compactions_total", by=result.by, outcome="compacted")
         count("compaction_blocks_removed_total", len(result.removed))
-        count("compaction_tokens_saved_total", _tokens_saved(result))
+        saved = max(0, (result.tokens_before or 0) - (result.tokens_after or 0))
+        count("compaction_tokens_saved_total", saved)
         log.info("%s (%s)", str(result), occasion, turn_id=turn_id)
     elif result.notes:
         count("compactions_total", by=result.by, outcome="refused")
         log.warning("%s (%s)", str(result), occasion, turn_id=turn_id)
-
-
-def _tokens_saved(result: CompactionResult) -> int:
-    return max(0, (result.tokens_before or 0) - (result.tokens_after or 0))
 
 
 def _find_defect(request: CompactionRequest, result: CompactionResult) -> str:

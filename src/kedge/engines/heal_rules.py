@@ -78,16 +78,13 @@ _PAIRING_PATTERN = re.compile(r"no tool (call|output) found for", re.IGNORECASE)
 _ENCRYPTED_PATTERN = re.compile(r"encrypted[_ ]content", re.IGNORECASE)
 
 
-def _mentions_chain(error: EngineError) -> bool:
-    return error.param in _CHAIN_PARAMS or bool(_CHAIN_PATTERN.search(error.message))
-
-
 def _is_chaining_unsupported(error: EngineError, summary: RequestSummary) -> bool:
     if not summary.previous_response_id or error.code in _GONE_CODES:
         return False
     if error.code == "unsupported_parameter" and error.param in _CHAIN_PARAMS:
         return True
-    return _mentions_chain(error) and bool(_UNSUPPORTED_PATTERN.search(error.message))
+    mentions_chain = error.param in _CHAIN_PARAMS or _CHAIN_PATTERN.search(error.message)
+    return bool(mentions_chain and _UNSUPPORTED_PATTERN.search(error.message))
 
 
 def _is_response_missing(error: EngineError, summary: RequestSummary) -> bool:

@@ -80,10 +80,6 @@ def _map_named_choice(choice: Mapping[str, Any]) -> Members:
     return {"tool_choice": {"type": "tool", "name": choice.get("name")}}
 
 
-def _map_parallel_calls(allowed: Any) -> Members:
-    return {} if allowed else {"tool_choice": {"disable_parallel_tool_use": True}}
-
-
 def _map_format(text_format: Mapping[str, Any]) -> Members:
     schema = map_schema(text_format.get("schema") or {})
     return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
@@ -135,10 +131,6 @@ def _map_metadata(metadata: Any) -> Members:
     return {"metadata": dict(metadata)}
 
 
-def _map_stop(stop: Any) -> Members:
-    return {"stop_sequences": [stop] if isinstance(stop, str) else list(stop)}
-
-
 _NO_JSON = "pass a schema: {'type': 'json_schema', 'schema': …}"
 _CHOICES: ParamRules = {
     "auto": _map_choice("auto"),
@@ -162,7 +154,9 @@ _REASONING: ParamRules = {
 PARAM_RULES: ParamRules = {
     "max_output_tokens": rename("max_tokens"),
     "tool_choice": map_by_type("tool_choice", _CHOICES),
-    "parallel_tool_calls": _map_parallel_calls,
+    "parallel_tool_calls": lambda allowed: (
+        {} if allowed else {"tool_choice": {"disable_parallel_tool_use": True}}
+    ),
     "text": map_members(
         "text",
         {
@@ -171,7 +165,7 @@ PARAM_RULES: ParamRules = {
         },
     ),
     "reasoning": map_members("reasoning", _REASONING),
-    "stop": _map_stop,
+    "stop": lambda stop: {"stop_sequences": [stop] if isinstance(stop, str) else list(stop)},
     "metadata": _map_metadata,
     "user": lambda user: {"metadata": {"user_id": user}},
     "safety_identifier": lambda user: {"metadata": {"user_id": user}},

@@ -68,14 +68,6 @@ def _map_json_schema(text_format: Mapping[str, Any]) -> Members:
     return {"response_format": schema}
 
 
-def _map_top_logprobs(count: Any) -> Members:
-    return {"logprobs": True, "top_logprobs": count}
-
-
-def _map_store(store: Any) -> Members:
-    return {"store": True} if store else {}
-
-
 _CHOICES: ParamRules = {
     "auto": rename("tool_choice"),
     "none": rename("tool_choice"),
@@ -107,8 +99,8 @@ def build_param_rules(max_tokens: str) -> ParamRules:
                 "summary": reject_unless("reasoning.summary", NO_SUMMARY),
             },
         ),
-        "top_logprobs": _map_top_logprobs,
-        "store": _map_store,
+        "top_logprobs": lambda count: {"logprobs": True, "top_logprobs": count},
+        "store": lambda store: {"store": True} if store else {},
         "instructions": reject_unless(
             "instructions", "put a system block at the start of the Turn"
         ),
