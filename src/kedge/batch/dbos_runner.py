@@ -7,6 +7,7 @@ the next run uses the finished results of its workers.
 """
 
 import json
+import logging
 import sys
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -106,7 +107,7 @@ def prepare_client(url: str, work: BatchJob, workers: int) -> "DBOSClient":
         raise InvalidBatch("the runner needs the extra dbos: pip install 'kedge[dbos]'") from error
     from kedge.batch.worker import APPLICATION_NAME
 
-    _silence_dbos()
+    logging.getLogger("dbos").setLevel(logging.ERROR)
     DBOS.migrate(url)
     client = DBOSClient(system_database_url=url)
     client.register_queue(
@@ -117,13 +118,6 @@ def prepare_client(url: str, work: BatchJob, workers: int) -> "DBOSClient":
         application_name=APPLICATION_NAME,
     )
     return client
-
-
-def _silence_dbos() -> None:
-    """Raise the log level of DBOS to warnings."""
-    import logging
-
-    logging.getLogger("dbos").setLevel(logging.ERROR)
 
 
 def enqueue_lines(
