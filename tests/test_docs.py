@@ -96,6 +96,27 @@ def test_every_snippet_runs_and_prints_what_the_page_shows(
     assert count == page.read_text(encoding="utf-8").count("```python")
 
 
+def test_snippets_pass_a_type_check(tmp_path: Path) -> None:
+    """A type checker accepts every snippet, except ``await`` outside of a function."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        name = "_".join(page.relative_to(ROOT).with_suffix("").parts)
+        for snippet in SNIPPET.finditer(text):
+            line = text.count("\n", 0, snippet.start("code")) + 1
+            (tmp_path / f"{name}_{line}.py").write_text(snippet["code"], encoding="utf-8")
+    settings = {"typeCheckingMode": "standard", "reportPossiblyUnboundVariable": False}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", "-p", str(tmp_path)]
+    options = ["--pythonpath", sys.executable]
+    done = subprocess.run([*command, *options], capture_output=True, timeout=1_800, check=False)
+    problems = [
+        f"{Path(each['file']).name}:{each['range']['start']['line'] + 1}: {each['message']}"
+        for each in json.loads(done.stdout)["generalDiagnostics"]
+        if each["severity"] == "error" and "async function" not in each["message"]
+    ]
+    assert problems == []
+
+
 def test_the_clients_page_has_the_tested_versions() -> None:
     """Each row of the table has the version that ``make test-clients`` installs."""
     folder = ROOT / "tests" / "clients"

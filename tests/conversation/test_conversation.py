@@ -896,6 +896,21 @@ async def test_two_processes_may_create_one_conversation(
         await Conversation.open_or_create(store, "c3", connected(), title="\0")
 
 
+async def test_a_stored_answer_is_streamed(store: Store) -> None:
+    """A stream with the key of an answered message yields the stored text, in async and in sync code."""
+    conversation = await Conversation.create(store, "practice")
+    first = await conversation.send("What is 2+3?", key="k1")
+    async with conversation.stream("What is 2+3?", key="k1") as stream:
+        assert [delta async for delta in stream.text_deltas()] == [first.text]
+    assert stream.reply.stored
+
+    def read_in_sync_code() -> list[str]:
+        with conversation.sync.stream("What is 2+3?", key="k1") as stream:
+            return list(stream.text_deltas())
+
+    assert await asyncio.to_thread(read_in_sync_code) == [first.text]
+
+
 async def test_instructions_are_sent_with_every_request(store: Store) -> None:
     """``system=`` sets the instructions of a new and of an opened conversation; they may be a function."""
     question = "What are your instructions?"

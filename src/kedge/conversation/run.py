@@ -109,6 +109,13 @@ class ConversationStream(RunStream[Reply[OutputT]], Generic[OutputT]):
             )
         return self._reply
 
+    async def text_deltas(self) -> AsyncGenerator[str]:
+        """Consume the events and yield the text of the answer as it arrives; a stored answer in one piece."""
+        async for delta in super().text_deltas():
+            yield delta
+        if self.reply.stored:
+            yield self.reply.text
+
     def _result(self) -> Reply[OutputT]:
         return self.reply
 

@@ -7,7 +7,7 @@ A facade lists the methods of a class; each has the signature and the docstring 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import wraps
@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from kedge.engines.base import Engine
 from kedge.engines.stream import RunStream
 from kedge.event_loops import SyncCall, run_sync
-from kedge.events import Event, TextDelta
+from kedge.events import Event
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -79,7 +79,7 @@ class SyncStream(Generic[R]):
     """
 
     def __init__(self, source: RunStream[R]) -> None:
-        self.source = source
+        self.source: Any = source  # a Stream, a ChatStream or a ConversationStream
         self._requests: asyncio.Queue[_Request | None] = asyncio.Queue()
         self._call: SyncCall[None] | None = None
 
@@ -95,7 +95,9 @@ class SyncStream(Generic[R]):
 
     def text_deltas(self) -> Iterator[str]:
         """Consume the events and yield the text of the answer as it arrives."""
-        return (event.delta for event in self if isinstance(event, TextDelta))
+        deltas: AsyncIterator[str] = self.source.text_deltas()
+        while (delta := self._request(lambda: anext(deltas, None))) is not None:
+            yield delta
 
     def finish(self) -> R:
         """Consume the remaining events and return the result."""

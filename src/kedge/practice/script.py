@@ -170,7 +170,9 @@ def _check_type(value: Any, kind: type, location: str) -> Any:
 
 
 def _check_table(value: object, location: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    table = cast("dict[str, Any]", _check_type(value, dict, location))
+    if not isinstance(value, dict):
+        raise InvalidScript(location, f"must be a table with some of the keys {', '.join(keys)}")
+    table = cast("dict[str, Any]", value)
     unknown = sorted(set(table) - set(keys))
     if unknown:
         raise InvalidScript(
