@@ -7,7 +7,7 @@ the sums, all responses of the selection are read.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,18 +44,22 @@ class SqlCondition:
         """Return a condition that requires both."""
         return SqlCondition(f"{self.sql} AND {sql}", (*self.values, *values))
 
+    def and_given(self, filters: Mapping[str, object]) -> "SqlCondition":
+        """Return a condition that also requires the filters, by their SQL, whose value is not None."""
+        given = {sql: value for sql, value in filters.items() if value is not None}
+        return SqlCondition(" AND ".join((self.sql, *given)), (*self.values, *given.values()))
+
 
 def build_condition(tx: Tx, selection: Selection) -> SqlCondition:
     """Return the condition for the responses of a selection, in the namespace of a transaction."""
-    condition = SqlCondition(f"r.conversation IN {OWN_NUMBERS}", (tx.namespace,))
-    if selection.since is not None:
-        condition = condition.and_("r.created_at >= ?", selection.since)
-    if selection.until is not None:
-        condition = condition.and_("r.created_at < ?", selection.until)
-    if selection.model:
-        condition = condition.and_("r.model = ?", selection.model)
-    if selection.provider:
-        condition = condition.and_("r.provider = ?", selection.provider)
+    filters = {
+        "r.created_at >= ?": selection.since,
+        "r.created_at < ?": selection.until,
+        "r.model = ?": selection.model or None,
+        "r.provider = ?": selection.provider or None,
+    }
+    own = SqlCondition(f"r.conversation IN {OWN_NUMBERS}", (tx.namespace,))
+    condition = own.and_given(filters)
     if selection.conversation:
         number = "(SELECT number FROM conversations WHERE id = ? AND namespace = ?)"
         values = (selection.conversation, tx.namespace)
@@ -70,12 +74,8 @@ def build_condition(tx: Tx, selection: Selection) -> SqlCondition:
 
 def build_time_condition(selection: Selection, column: str) -> SqlCondition:
     """Return the condition that a time is in the range of a selection."""
-    condition = SqlCondition("1 = 1")
-    if selection.since is not None:
-        condition = condition.and_(f"{column} >= ?", selection.since)
-    if selection.until is not None:
-        condition = condition.and_(f"{column} < ?", selection.until)
-    return condition
+    filters = {f"{column} >= ?": selection.since, f"{column} < ?": selection.until}
+    return SqlCondition("1 = 1").and_given(filters)
 
 
 def has_response_filter(selection: Selection) -> bool:
@@ -137,7 +137,6 @@ class DayRange:
 
     def condition(self, tx: Tx, selection: Selection, *, has_totals: bool = False) -> SqlCondition:
         """Return the condition for the sums of the complete days, or of all days where a table has them."""
-        condition = SqlCondition("namespace = ?", (tx.namespace,))
         is_unlimited = has_totals and self.first is None and self.stop is None
         first = self.first
         if has_totals and not is_unlimited:  # the sums of all days have a day below 0
@@ -149,10 +148,7 @@ class DayRange:
             "model = ?": selection.model or None,
             "provider = ?": selection.provider or None,
         }
-        for sql, value in filters.items():
-            if value is not None:
-                condition = condition.and_(sql, value)
-        return condition
+        return SqlCondition("namespace = ?", (tx.namespace,)).and_given(filters)
 
 
 def split_days(tx: Tx, selection: Selection) -> DayRange | None:
