@@ -29,13 +29,15 @@ LIST_ORDERS: tuple[ListOrder, ...] = get_args(ListOrder)
 FIRST_BLOCKS, LAST_BLOCKS = 4, 4
 """The number of blocks that are read for the first question and for the last answer."""
 
+_HAS_FAILED = "status <> 'completed' AND status <> 'lost' AND status <> 'cancelled'"
+"""The condition of the index `responses_failed`, written as it is there."""
 _CONDITIONS: dict[ListFilter, str] = {
     "active": "c.archived = 0",
     "forked": "c.archived = 0 AND c.tree IN (SELECT tree FROM nodes WHERE kind <> 'failed' "
     "AND tree IN (SELECT tree FROM nodes WHERE parent > 0 AND (branch = id OR kept = length)) "
     "GROUP BY tree, parent HAVING COUNT(*) > 1)",
     "failed": "c.archived = 0 AND c.number IN (SELECT conversation FROM responses "
-    "WHERE status NOT IN ('completed', 'lost', 'cancelled'))",
+    f"WHERE {_HAS_FAILED})",
     "archived": "c.archived = 1",
     "all": "1 = 1",
 }
@@ -299,7 +301,7 @@ _FROM_RESPONSES = (
 )
 _SELECT_SUMS = (
     "SELECT r.conversation, COUNT(*), "
-    "SUM(CASE WHEN status NOT IN ('completed', 'lost', 'cancelled') THEN 1 ELSE 0 END), "
+    f"SUM(CASE WHEN {_HAS_FAILED} THEN 1 ELSE 0 END), "
     "SUM(CASE WHEN status = 'lost' THEN 1 ELSE 0 END), SUM(COALESCE(input_tokens, 0)), "
     "SUM(COALESCE(cached_tokens, 0)), SUM(COALESCE(output_tokens, 0)), SUM(cost), "
     "MAX(CASE WHEN status = 'completed' AND stored = 1 THEN expires_at END), MAX(model) "
