@@ -100,7 +100,6 @@ class MessageView:
     hint: str = ""
     images: tuple[Attachment, ...] = ()
     tags: tuple[str, ...] = ()
-    sent: bool = False
     previous: str | None = None
     """The text before the block was edited; None if it was not."""
 

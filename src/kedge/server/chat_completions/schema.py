@@ -11,7 +11,6 @@ from kedge.server.schema import requests
 from kedge.server.schema.content import CACHE_BREAKPOINT, REFUSAL, STRING
 from kedge.server.schema.tools import ANY_OBJECT, BOOLEAN, NAME, REASONING_EFFORTS
 from kedge.server.schema.validators import (
-    AnyJson,
     Array,
     Integer,
     Map,
@@ -158,6 +157,6 @@ CREATE_COMPLETION: Members = {
     "service_tier?": requests.SERVICE_TIER,
     "store?": BOOLEAN,
     "user": STRING,
-    "web_search_options": AnyJson(only_objects=True),
+    "web_search_options": ANY_OBJECT,
 }
 """``POST /v1/chat/completions``."""

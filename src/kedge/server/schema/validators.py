@@ -479,19 +479,10 @@ class TypeUnion:
     string: Validator | None = None
     array: Validator | None = None
     record: Validator | None = None
-    number: Validator | None = None
-    boolean: Validator | None = None
     by_type: Mapping[type, Validator] = field(init=False)
 
     def __post_init__(self) -> None:
-        validators = {
-            str: self.string,
-            list: self.array,
-            dict: self.record,
-            int: self.number,
-            float: self.number,
-            bool: self.boolean,
-        }
+        validators = {str: self.string, list: self.array, dict: self.record}
         by_type = {kind: validator for kind, validator in validators.items() if validator}
         object.__setattr__(self, "by_type", by_type)
 
