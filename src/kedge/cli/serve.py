@@ -307,7 +307,7 @@ def proxy_command(
     if not upstream.startswith(("http://", "https://")):
         raise click.UsageError(f"--upstream must be an http or https URL, not {mask_url(upstream)}")
     from kedge.proxy import create_proxy_app
-    from kedge.server.uvicorn_server import bind
+    from kedge.server.uvicorn_server import BufferedH11Protocol, bind
 
     store = _open_proxy_store(db, keep_bodies=keep_bodies)
     requires_token = not is_loopback(host) and not token and not allow_remote
@@ -332,8 +332,9 @@ def proxy_command(
         facts = {"base_url": base_url, "upstream": mask_url(upstream)}
         line = f"Forwarding {base_url} to {facts['upstream']}"
         _announce(facts, line, as_json=as_json)
+        options = {"http": BufferedH11Protocol, "ws": "websockets-sansio"}
         # The date of the upstream server is forwarded.
-        asyncio.run(run_uvicorn(app, listener, date_header=False, ws="websockets-sansio"))
+        asyncio.run(run_uvicorn(app, listener, date_header=False, **options))
     if store is not None:
         store.database.close()
 

@@ -431,15 +431,16 @@ def _receive_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
         response = yield "send", sent
     finally:
         del sent.extensions[_RECEIVED]
-    is_changed = (sent.url, sent.headers.raw) != planned and _is_other_account(sent, exchange)
+    is_changed = (sent.url, sent.headers.raw) != planned
     hook_error = response.extensions.pop(HOOK_ERROR, None)
     if response.request is sent:  # and not a request that follows a redirect
-        _copy_headers(sent, request)
+        if is_changed:
+            _copy_headers(sent, request)
         response.request = request
         if isinstance(hook_error, library.HTTPError):
             hook_error.request = request
     response.extensions[EXCHANGE] = exchange
-    if is_changed:
+    if is_changed and _is_other_account(sent, exchange):
         was_chained = bool(exchange.rewritten)
         exchange.detach()
         if was_chained:

@@ -575,7 +575,9 @@ async def _read_body(request: Request, body_read: Event) -> bytes | AsyncIterato
     if not length and "transfer-encoding" not in request.headers:
         body_read.set()
         return None
-    is_examined = request.method == "POST" and request.url.path.rstrip("/").endswith("/responses")
+    is_examined = request.method == "POST" and request.scope["path"].rstrip("/").endswith(
+        "/responses"
+    )
     if not is_examined or int(length or 0) > MAX_BODY_BYTES:
         return _stream_body(request.stream(), body_read)
     rest = request.stream()

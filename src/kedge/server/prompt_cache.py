@@ -49,7 +49,7 @@ _UNSEEN_MEMBERS = frozenset({"id", "status", "encrypted_content", "cache_control
 """Members of a segment that are not part of the prompt."""
 MAX_REMEMBERED_LENGTH = 1024
 """The maximum length of instructions whose digest is cached."""
-_SETTINGS = ("model", "prompt_cache_key", "tools", "instructions", "text")
+_SETTINGS: tuple[str, ...] = ("model", "prompt_cache_key", "tools", "instructions", "text")
 
 
 Prefix = tuple[bytes, int]
