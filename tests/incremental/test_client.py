@@ -537,3 +537,20 @@ def test_conversations_that_a_restart_ended_are_chained_again(
     assert report.passed_through == {"no_history": 3}
     assert report.healed == {"rejected": 3}
     assert report.chained == 3
+
+
+def test_a_background_stream_that_was_left_is_an_anchor_after_its_retrieval(
+    server: TestServer, client: OpenAI
+) -> None:
+    """The program closes the stream at its first event, and fetches the response when it is complete."""
+    history: list[Any] = [message("My name is Ada.")]
+    with client.responses.create(
+        model="practice", input=history, background=True, stream=True
+    ) as stream:
+        response: Any = next(iter(stream))
+    response_id = response.response.id
+    for _ in client.responses.retrieve(response_id, stream=True):
+        pass
+    history += replay(client.responses.retrieve(response_id))
+    assert ask(client, history, "What is my name?").output_text == "Your name is Ada."
+    assert bodies(server)[-1]["previous_response_id"] == response_id

@@ -613,7 +613,7 @@ async def test_a_body_that_breaks_before_its_output_fails_where_it_is_read(statu
         assert chain_report(client).requests == 2
 
 
-def break_chained_streams(code: str) -> httpx2.MockTransport:
+def break_chained_streams(code: str, *, in_one_chunk: bool = False) -> httpx2.MockTransport:
     """Return a transport whose chained streams end with an error after their first output."""
 
     def respond(request: httpx2.Request) -> httpx2.Response:
@@ -627,8 +627,9 @@ def break_chained_streams(code: str) -> httpx2.MockTransport:
             events = content.split(b"\n\n")[:-2]
             events += [f"data: {json.dumps(event)}".encode() for event in last]
             content = b"\n\n".join([*events, b""])
+        chunks = [content] if in_one_chunk else content.splitlines(keepends=True)
         headers = {"content-type": "text/event-stream"}
-        return httpx2.Response(200, stream=Chunks(content), headers=headers)
+        return httpx2.Response(200, stream=Chunks(*chunks), headers=headers)
 
     return httpx2.MockTransport(respond)
 
@@ -651,10 +652,20 @@ async def test_a_chain_that_fails_after_its_first_output_is_not_repeated(
                 received = b""
                 async for chunk in response.aiter_raw():
                     received += chunk
-                    if not is_read:
+                    if not is_read and code.encode() in received and received.endswith(b"\n\n"):
                         break
             assert (code.encode() in received) == (number < attempts)
         assert chain_report(http).chained == attempts
+
+
+def test_a_chain_that_is_rejected_in_the_chunk_of_its_first_output_is_healed() -> None:
+    """Nothing was passed on before the error, so the program does not see it."""
+    transport = break_chained_streams("previous_response_not_found", in_one_chunk=True)
+    with chain(httpx2.Client(transport=transport, base_url=URL)) as http:
+        http.post("/responses", json={"input": HISTORY[:1], "stream": True})
+        response = http.post("/responses", json={"input": HISTORY, "stream": True})
+        assert "response.completed" in response.text
+        assert chain_report(http).healed == {"rejected": 1}
 
 
 async def test_a_cancelled_stream_is_closed_and_reported() -> None:

@@ -708,4 +708,5 @@ def _finish(exchange: Exchange, observer: ResponseObserver | None) -> None:
 def _finish_early(exchange: Exchange) -> None:
     """Record a response whose body was closed, because a client may stop reading at the last event."""
     observer = exchange.observer
-    _finish(exchange, observer if observer and observer.is_complete else None)
+    is_recorded = observer is not None and (observer.is_complete or exchange.is_background)
+    _finish(exchange, observer if is_recorded else None)

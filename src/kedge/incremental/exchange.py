@@ -298,6 +298,11 @@ class Exchange:
         return self.decision if isinstance(self.decision, Rewritten) and not self.healed else None
 
     @property
+    def is_background(self) -> bool:
+        """Whether the response is generated in the background, also after its stream is closed."""
+        return self.decision == "background"
+
+    @property
     def is_finished(self) -> bool:
         """Whether the request was reported."""
         return self._is_finished
@@ -531,7 +536,7 @@ class ResponseObserver:
         self.rejection = ""
         self.has_failed = self.has_server_error = False
         self.is_partial = False
-        self._has_start = False
+        self._has_start = self._has_output = False
         self._expected = expected
         self._judge = judge
         self._must_judge = must_judge
@@ -563,6 +568,8 @@ class ResponseObserver:
         if self.is_stream:
             for event in self._decoder.feed(data):
                 self._handle(event)
+            if self._has_output:  # an error in the same chunk can still be healed
+                self._release()
         else:
             self._body += data
         return self.verdict
@@ -615,7 +622,7 @@ class ResponseObserver:
         elif isinstance(event, StreamFailed | ResponseFailed) and self._rejects_chain(event):
             self._resend("rejected")  # gateways report errors of the upstream inside the stream
         elif not isinstance(event, OpaqueEvent | AnomalyNoted):  # progress before any output
-            self._release()
+            self._has_output = True
 
     def _rejects_chain(self, event: StreamFailed | ResponseFailed) -> bool:
         error = RequestRefused(event.message, code=event.code)
