@@ -35,5 +35,5 @@ async def test_every_prompt_of_a_stack_is_sent() -> None:
 
 def test_a_prompt_is_a_text_or_a_function() -> None:
     """Any other value is rejected when the middleware is made."""
-    with pytest.raises(InvalidSetting, match="system_prompt takes a text"):
+    with pytest.raises(InvalidSetting, match="a system prompt must be a text"):
         system_prompt(cast("str", None))

@@ -25,6 +25,10 @@ from kedge.turns import Turn, user
         ("azure:mine", "set AZURE_OPENAI_API_KEY"),
         ("openai:", "openai:gpt-5.1"),
         ("opnai:gpt", "did you mean 'openai'"),
+        (
+            "gpt-5.1",
+            "a model string is PROVIDER:MODEL, such as openai:gpt-5.1; there are: anthropic",
+        ),
         ("zzz", "practice"),
         ("responses:localhost", "responses:http://"),
         ("practice:bigger", "remove 'bigger'"),

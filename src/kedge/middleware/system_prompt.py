@@ -66,7 +66,10 @@ def system_prompt(text: str | Callable[[Turn], str]) -> Middleware:
         InvalidSetting: ``text`` is neither a text nor a function.
     """
     if not isinstance(text, str) and not callable(text):
-        raise InvalidSetting("system_prompt takes a text, or a function that returns it for a Turn")
+        kind = type(text).__name__
+        raise InvalidSetting(
+            f"a system prompt must be a text, or a function that returns it for a Turn, not {kind}"
+        )
 
     return lambda engine: _SystemPromptMiddleware(engine, text)
 

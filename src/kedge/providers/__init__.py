@@ -35,13 +35,16 @@ def connect(model: str, **settings: Any) -> Engine:
     Raises:
         CannotConnect: If the provider is unknown, or a key, an address or a package is missing.
     """
-    name, _, rest = model.partition(":")
+    name, separator, rest = model.partition(":")
     # Entry points are in the metadata of every installed package, which takes milliseconds to read.
     available = PROVIDERS if name in PROVIDERS else providers()
     if name not in available:
         close = get_close_matches(name, available, 1)
+        form = "" if separator else "a model string is PROVIDER:MODEL, such as openai:gpt-5.1; "
         hint = (
-            f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(available))}"
+            f"did you mean {close[0]!r}?"
+            if close
+            else f"{form}there are: {', '.join(sorted(available))}"
         )
         raise CannotConnect(f"no provider named {name!r} in {model!r}; {hint}")
     return available[name](rest, **settings)
