@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, get_args, overload
 
-from kedge.compaction import Compactor
 from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block
 from kedge.conversation.anchor_index import with_stored_anchors
 from kedge.conversation.checkpoint import Checkpoint, limit_retention
@@ -38,7 +37,6 @@ from kedge.conversation.run import (
 from kedge.engines import (
     ContentFilters,
     Engine,
-    Middleware,
     OutputSchema,
     Reply,
     ResponsesEngine,
@@ -53,15 +51,13 @@ from kedge.event_loops import AsyncResource
 from kedge.events import Usage
 from kedge.events.run import TurnFinished
 from kedge.middleware import with_middleware
-from kedge.middleware.compose import SystemText, Tools, with_default_middleware
+from kedge.middleware.compose import StackSettings, with_default_middleware
 from kedge.planning import Mode, RequestPlan
 from kedge.planning.anchors import validate_seconds
 from kedge.providers import connect
 from kedge.store import ConversationRow, Node, ResponseRow, Store
 from kedge.store.records import NodeKind
 from kedge.text_format import pluralize
-from kedge.tokens import DEFAULT_COUNTER, TokenCounter
-from kedge.tools import Approver
 from kedge.turns import Block, Turn, TurnDiff, diff, new_id, user
 from kedge.turns.constructors import build_replacement
 from kedge.turns.frozen_json import EMPTY
@@ -79,17 +75,9 @@ Concurrency = Literal["conflict", "queue"]
 """The behavior of a turn while another one of the same object runs."""
 
 
-class ConversationSettings(TypedDict, total=False):
+class ConversationSettings(StackSettings, total=False):
     """The keyword arguments of ``Conversation``, for ``create`` and ``open``."""
 
-    system: SystemText
-    tools: Tools
-    approve: Approver | None
-    middleware: Sequence[Middleware]
-    compactor: Compactor | None
-    counter: TokenCounter
-    resend_limit: int | None
-    repair: bool
     price: CostFunction | None
     lease: float
     concurrent: Concurrency
@@ -131,17 +119,10 @@ class Conversation(AsyncResource):
         turn: Turn,
         engine: Engine | str,
         *,
-        system: SystemText = "",
-        tools: Tools = (),
-        approve: Approver | None = None,
-        middleware: Sequence[Middleware] = (),
-        compactor: Compactor | None = None,
-        counter: TokenCounter = DEFAULT_COUNTER,
-        resend_limit: int | None = None,
-        repair: bool = True,
         price: CostFunction | None = None,
         lease: float = DEFAULT_LEASE,
         concurrent: Concurrency = "conflict",
+        **stack: Unpack[StackSettings],
     ) -> None:
         self.store = store
         self.row = row
@@ -151,18 +132,8 @@ class Conversation(AsyncResource):
         self._undone: tuple[Node, ...] = ()
         """The heads before each ``undo`` since the last other change; the newest last."""
         self._base_engine = connect(engine) if isinstance(engine, str) else engine
-        self.engine = with_default_middleware(
-            self._base_engine,
-            system=system,
-            tools=tools,
-            approve=approve,
-            middleware=middleware,
-            compactor=compactor,
-            counter=counter,
-            resend_limit=resend_limit,
-            repair=repair,
-            innermost=[with_stored_anchors(store, row.retention)],
-        )
+        anchors = with_stored_anchors(store, row.retention)
+        self.engine = with_default_middleware(self._base_engine, innermost=[anchors], **stack)
         self.price = price
         self.lease = validate_seconds(lease, "lease") or DEFAULT_LEASE
         if concurrent not in get_args(Concurrency):

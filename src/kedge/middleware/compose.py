@@ -17,7 +17,7 @@ repair next to the engine.
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from kedge.compaction import Compactor
 from kedge.engines.base import Engine, Events, Middleware, Request, TurnProbe, find_filters
@@ -200,6 +200,19 @@ Tools = Toolset | ToolSelector
 
 SystemText = str | Callable[[Turn], str]
 """Instructions, or a function that returns them for a Turn."""
+
+
+class StackSettings(TypedDict, total=False):
+    """The keyword arguments of ``with_default_middleware``, with which a stack is built from settings."""
+
+    system: SystemText
+    tools: Tools
+    approve: Approver | None
+    middleware: Sequence[Middleware]
+    compactor: Compactor | None
+    counter: TokenCounter
+    resend_limit: int | None
+    repair: bool
 
 
 def with_default_middleware(
