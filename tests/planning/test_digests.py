@@ -90,7 +90,7 @@ def check_digests(turn: Turn) -> None:
     ends = [0, *(index + 1 for index, b in enumerate(body) if not isinstance(b, ReasoningBlock))]
     assert [prefix_index.end_position(count) for count in range(len(covered) + 1)] == ends
     total = sum(len(canonical_json(block) or b"") + ITEM_OVERHEAD_BYTES for block in covered)
-    assert prefix_index.byte_size(0, len(body)) == total
+    assert prefix_index.byte_size(0, len(covered)) == total
     reasoning_positions = [
         index for index, block in enumerate(body) if isinstance(block, ReasoningBlock)
     ]

@@ -7,6 +7,8 @@ answer also has the partial values received so far.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import reduce
+from operator import add
 from typing import Any, Generic, Protocol, Self
 
 from typing_extensions import TypeVar
@@ -225,7 +227,8 @@ class Stream(RunStream[Turn], Generic[OutputT]):
     @property
     def usage(self) -> Usage:
         """The tokens of all responses of this run."""
-        return sum((a.outcome.usage for a in self.answers if a.outcome.usage), Usage())
+        usages = [each.outcome.usage for each in self.answers if each.outcome.usage]
+        return reduce(add, usages) if usages else Usage()
 
     @property
     def text(self) -> str:

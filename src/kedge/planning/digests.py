@@ -162,8 +162,8 @@ class PrefixIndex:
         return pairing
 
     def byte_size(self, start: int, stop: int) -> int:
-        """Return the approximate wire size of the blocks from ``start`` up to ``stop``, in bytes."""
-        return self.sums[self.count(stop)] - self.sums[self.count(start)]
+        """Return the approximate wire size of the covered blocks from ``start`` up to ``stop``, in bytes."""
+        return self.sums[stop] - self.sums[start]
 
 
 def is_compaction(block: Block) -> bool:

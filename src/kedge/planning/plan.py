@@ -175,14 +175,13 @@ def plan_request(
     length = len(turn) - turn.lead
     barrier = find_compaction_start(turn, index, scope, state)
     first = barrier or 0
+    covered = index.count(length)
+    covered_barrier = None if barrier is None else index.count(barrier)
+    record_scope = scope
+    if mode == "conversation":
+        record_scope, max_depth = conversation_scope(scope, state.conversation_id), None
     check = _CandidateCheck(
-        index,
-        covered=index.count(length),
-        barrier=None if barrier is None else index.count(barrier),
-        scope=conversation_scope(scope, state.conversation_id) if mode == "conversation" else scope,
-        now=now,
-        max_depth=None if mode == "conversation" else max_depth,
-        not_before=not_before,
+        index, covered, covered_barrier, record_scope, now, max_depth, not_before
     )
     anchor, rejected = _choose_anchor(_iter_candidates(mode, state, extra), check)
     start = index.end_position(anchor.block_count) if anchor else first
@@ -195,15 +194,17 @@ def plan_request(
         rejected=rejected,
         problems=index.problems(turn, turn.lead, first),
         full_blocks=length - first,
-        full_bytes=index.byte_size(first, length),
-        delta_bytes=index.byte_size(start, length),
+        full_bytes=index.byte_size(covered_barrier or 0, covered),
+        delta_bytes=index.byte_size(
+            anchor.block_count if anchor else covered_barrier or 0, covered
+        ),
         instructions=get_instructions(turn),
         conversation_id=state.conversation_id if mode == "conversation" and anchor else "",
         intact=find_reusable_ids(turn, index, start, scope, state, barrier),
         unsealed=unsealed,
-        barrier=check.barrier,
-        digest=index.digest(check.covered),
-        block_count=check.covered,
+        barrier=covered_barrier,
+        digest=index.digest(covered),
+        block_count=covered,
         planned_at=now,
     )
 

@@ -172,10 +172,9 @@ def _find_prompts(
 def _estimate_input(
     index: PrefixIndex, turn: Turn, plan: RequestPlan, base: AnchorRecord | None
 ) -> int:
-    length = len(turn) - turn.lead
     counted: TokenCounts | None = base.counted if base else None
     if base is None or counted is None:
         size = plan.full_bytes + len((plan.instructions or "").encode("utf-8", "surrogatepass"))
         return size // BYTES_PER_TOKEN
-    rest = index.byte_size(index.end_position(base.block_count), length)
+    rest = index.byte_size(base.block_count, index.count(len(turn) - turn.lead))
     return counted.input + counted.output + rest // BYTES_PER_TOKEN

@@ -21,7 +21,7 @@ create a new set.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from operator import index as op_index
 from operator import is_
@@ -73,7 +73,7 @@ class _Memo:
     lineage: _Lineage
     length: int
     ids: set[str]
-    unclaimed: list[None] = field(default_factory=lambda: [None])
+    unclaimed: list[None]
     blocks: tuple[Block, ...] | None = None
 
 
@@ -188,7 +188,7 @@ class Turn:
         lineage = memo.lineage
         if length <= lineage.limit and _claim(memo):
             lineage.blocks.extend(blocks)
-            grown = _Memo(lineage, length, ids)
+            grown = _Memo(lineage, length, ids, [None])
         else:
             together = [*lineage.blocks[: memo.length], *blocks]
             grown = _build_memo(together, ids, get_cached_index(self))
@@ -490,7 +490,7 @@ def _collect_unique_ids(blocks: tuple[Block, ...]) -> set[str]:
 
 def _build_memo(blocks: list[Block], ids: set[str], entry: tuple[object, int] = (None, 0)) -> _Memo:
     lineage = _Lineage(blocks, max(2 * len(blocks), _MIN_LIMIT), entry)
-    return _Memo(lineage, len(blocks), ids)
+    return _Memo(lineage, len(blocks), ids, [None])
 
 
 def _claim(memo: _Memo) -> bool:
