@@ -44,7 +44,7 @@ class SqlCondition:
         """Return a condition that requires both."""
         return SqlCondition(f"{self.sql} AND {sql}", (*self.values, *values))
 
-    def and_given(self, filters: Mapping[str, object]) -> "SqlCondition":
+    def add_filters(self, filters: Mapping[str, object]) -> "SqlCondition":
         """Return a condition that also requires the filters, by their SQL, whose value is not None."""
         given = {sql: value for sql, value in filters.items() if value is not None}
         return SqlCondition(" AND ".join((self.sql, *given)), (*self.values, *given.values()))
@@ -59,7 +59,7 @@ def build_condition(tx: Tx, selection: Selection) -> SqlCondition:
         "r.provider = ?": selection.provider or None,
     }
     own = SqlCondition(f"r.conversation IN {OWN_NUMBERS}", (tx.namespace,))
-    condition = own.and_given(filters)
+    condition = own.add_filters(filters)
     if selection.conversation:
         number = "(SELECT number FROM conversations WHERE id = ? AND namespace = ?)"
         values = (selection.conversation, tx.namespace)
@@ -75,7 +75,7 @@ def build_condition(tx: Tx, selection: Selection) -> SqlCondition:
 def build_time_condition(selection: Selection, column: str) -> SqlCondition:
     """Return the condition that a time is in the range of a selection."""
     filters = {f"{column} >= ?": selection.since, f"{column} < ?": selection.until}
-    return SqlCondition("1 = 1").and_given(filters)
+    return SqlCondition("1 = 1").add_filters(filters)
 
 
 def has_response_filter(selection: Selection) -> bool:
@@ -148,7 +148,7 @@ class DayRange:
             "model = ?": selection.model or None,
             "provider = ?": selection.provider or None,
         }
-        return SqlCondition("namespace = ?", (tx.namespace,)).and_given(filters)
+        return SqlCondition("namespace = ?", (tx.namespace,)).add_filters(filters)
 
 
 def split_days(tx: Tx, selection: Selection) -> DayRange | None:
