@@ -64,7 +64,7 @@ async def test_slow_reader_delays_no_other_stream() -> None:
         )
         assert all(b"event: response.completed" in answer for answer in answers)
         assert len(model.finished) == STREAM_COUNT - 1
-        assert server.running == 1
+        await wait_until_async(lambda: server.running == 1)
         size, tail = 0, b""
         while chunk := await asyncio.wait_for(slow.read(1 << 20), TIMEOUT):
             size, tail = size + len(chunk), (tail + chunk)[-100:]

@@ -55,8 +55,9 @@ from kedge.middleware.compose import StackSettings, with_default_middleware
 from kedge.planning import Mode, RequestPlan
 from kedge.planning.anchors import validate_seconds
 from kedge.providers import connect
-from kedge.store import ConversationRow, Node, ResponseRow, Store
+from kedge.store import ConversationRow, Hit, Node, ResponseRow, Store
 from kedge.store.records import NodeKind
+from kedge.store.search import SearchOrder
 from kedge.text_format import pluralize
 from kedge.turns import Block, Turn, TurnDiff, diff, new_id, user
 from kedge.turns.constructors import build_replacement
@@ -310,12 +311,81 @@ class Conversation(AsyncResource):
             await inner.memory.attach(store, inner.model)
         return conversation
 
-    list = staticmethod(Store.conversations)
-    """``await Conversation.list(store)``: the conversations of a store, the most recently changed first."""
-    search = staticmethod(Store.search)
-    """``await Conversation.search(store, words)``: the blocks of a store that match a search."""
-    import_ = staticmethod(Store.import_)
-    """``await Conversation.import_(store, lines)``: create the conversations of an export."""
+    @staticmethod
+    async def list(
+        store: Store,
+        *,
+        tag: str | None = None,
+        archived: bool | None = False,
+        limit: int = 100,
+        offset: int = 0,
+        since: float | None = None,
+        before: float | None = None,
+    ) -> Sequence[ConversationRow]:
+        """Return the conversations of a store, the most recently changed first.
+
+        Args:
+            store: The store to list.
+            tag: Return only conversations with this tag.
+            archived: Whether to return archived conversations; None for both.
+            limit: The maximum number of conversations.
+            offset: The number of conversations to skip.
+            since: Return only conversations that changed last at or after this time.
+            before: Return only conversations that changed last before this time.
+        """
+        return await store.conversations(
+            tag=tag, archived=archived, limit=limit, offset=offset, since=since, before=before
+        )
+
+    @staticmethod
+    async def search(
+        store: Store,
+        words: str,
+        *,
+        limit: int = 20,
+        offset: int = 0,
+        role: str | None = None,
+        tag: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        order: SearchOrder = "newest",
+    ) -> Sequence[Hit]:
+        """Return the blocks of a store that match a search.
+
+        Args:
+            store: The store to search.
+            words: The words, phrases and operators; see ``Store.search``.
+            limit: The maximum number of blocks.
+            offset: The number of blocks to skip.
+            role: Return only blocks of this kind, such as ``user``.
+            tag: Return only blocks of conversations with this tag.
+            since: Return only blocks that were added at or after this time.
+            until: Return only blocks that were added before this time.
+            order: ``newest`` or ``rank``.
+        """
+        return await store.search(
+            words,
+            limit=limit,
+            offset=offset,
+            role=role,
+            tag=tag,
+            since=since,
+            until=until,
+            order=order,
+        )
+
+    @staticmethod
+    async def import_(store: Store, lines: str | Iterable[str]) -> Sequence[ConversationRow]:
+        """Create the conversations of an export.
+
+        Args:
+            store: The store to create them in.
+            lines: The output of ``export``, as text or as lines.
+
+        Returns:
+            The new conversations; a conversation whose id exists already gets a new id.
+        """
+        return await store.import_(lines)
 
     @property
     def sync(self) -> "SyncConversation":
