@@ -9,7 +9,7 @@ from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, OutputEvent, 
 from kedge.testing import TestServer, serve
 from server.gated_model import GatedModel, last_user_text
 from server.waiting import TIMEOUT, wait_until_async
-from server.websocket.client import connect_client, response_text
+from server.websocket_client import connect_client, response_text
 
 STREAM_COUNT = 50
 LENGTH, CHUNK = 1_200, "word " * 1_000

@@ -15,7 +15,7 @@ from kedge.backends import open_model
 from kedge.errors import InvalidSetting
 from kedge.testing import TestServer, serve
 from server.waiting import TIMEOUT
-from server.websocket.client import connect_client
+from server.websocket_client import connect_client
 
 HEADER = "x-kedge-ignored-parameters"
 WEB_SEARCH = {"type": "web_search", "search_content_types": ["text", "image"]}

@@ -14,7 +14,7 @@ from kedge.server.access import WindowCounts
 from kedge.store import AccessToken, Store, TokenRegistry, TokenUse, open_store
 from kedge.testing import TestServer, serve
 from server.waiting import TIMEOUT
-from server.websocket.client import connect_client
+from server.websocket_client import connect_client
 
 ADMIN = "admin-secret"
 LONG = "word " * 3000

@@ -16,7 +16,7 @@ from kedge.server.settings import Limits
 from kedge.testing import TestServer, serve
 from server.gated_model import GatedModel
 from server.waiting import TIMEOUT, wait_until_async
-from server.websocket.client import (
+from server.websocket_client import (
     Event,
     WebSocketClient,
     connect_client,
