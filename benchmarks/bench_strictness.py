@@ -20,6 +20,16 @@ ITEMS: list[dict[str, Any]] = [
     {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
 ]
+
+
+class NoItems:
+    """A server without stored items."""
+
+    def find_item(self, id: str) -> None:
+        return None
+
+
+NO_ITEMS = NoItems()
 NEW_ITEMS = [{"role": "user", "content": "And now?", "id": "msg_new"}]
 
 
@@ -65,5 +75,5 @@ def build_chain(depth: int) -> Coherence:
 
 
 def check_turn(state: Coherence) -> None:
-    check_request(state, NEW_ITEMS)
+    check_request(state, NEW_ITEMS, NO_ITEMS)
     state.extend(NEW_ITEMS)

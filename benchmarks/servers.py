@@ -55,7 +55,9 @@ class Process:
 
 def run_kedge(database: str) -> AbstractContextManager[Process]:
     """Run ``kedge serve`` for as long as the block lasts."""
-    return run_server("serve", "--port", "0", "--db", database, "--no-page", "--json")
+    return run_server(
+        "serve", "--port", "0", "--db", database, "--store", ":memory:", "--no-page", "--json"
+    )
 
 
 def run_bare(kind: str) -> AbstractContextManager[Process]:
