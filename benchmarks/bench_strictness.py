@@ -20,17 +20,20 @@ ITEMS: list[dict[str, Any]] = [
     {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
 ]
+NEW_ITEMS = [{"role": "user", "content": "And now?", "id": "msg_new"}]
 
 
 class NoItems:
     """A server without stored items."""
 
-    def find_item(self, id: str) -> None:
-        return None
+    def find_item(self, id: str) -> None:  # noqa: A002 - the name in the protocol
+        """Return None."""
+
+    def find_reasoning_before(self, id: str) -> None:  # noqa: A002
+        """Return None."""
 
 
 NO_ITEMS = NoItems()
-NEW_ITEMS = [{"role": "user", "content": "And now?", "id": "msg_new"}]
 
 
 def run() -> list[Row]:
