@@ -1,6 +1,6 @@
 """State bytes: a complete conversation as one opaque value that the caller stores.
 
-    {"version":2,"provider":…,"processed_length":…,"id":…,"blocks":[…],"responses":[…],"anchors":[…],
+    {"version":2,"provider":…,"id":…,"blocks":[…],"processed_length":…,"responses":[…],"anchors":[…],
      …,"checksum":"sha256:…"}
 
 The checksum comes last and covers every byte before it, so changes are detected. Reading never raises: a
@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from kedge.chat.state_codec import (
     EncodedArray,
@@ -92,6 +92,8 @@ class ChatState:
         default=(EncodedArray(), EncodedArray()), compare=False, repr=False
     )
     """The blocks and anchors of this or the previous state, with their JSON."""
+    hashed: "HashedPrefix | None" = field(default=None, compare=False, repr=False)
+    """The bytes of this or the previous state up to its last block, with their hash."""
 
     def turn(self, leading: tuple[Block, ...] = (), following: tuple[Block, ...] = ()) -> Turn:
         """Return the Turn to send: leading blocks, the history, and the new blocks."""
@@ -139,19 +141,45 @@ def encode_incrementally(state: ChatState) -> tuple[bytes, ChatState]:
     anchors = encode_anchors(state.conversation_state.anchors, number, known_anchors)
     blocks = encode_blocks(state.blocks, number, known_blocks)
     members = {
-        "version": str(VERSION),
-        "provider": quote(state.provider),
         "processed_length": str(state.processed_length),
-        "id": quote(state.turn_id),
-        "blocks": blocks.text,
         "responses": encode_text(list(responses)),
         "anchors": anchors.text,
         **{name: encode_text(value) for name, value in _optional_members(state).items() if value},
     }
-    covered = ("{" + ",".join(f'"{name}":{text}' for name, text in members.items())).encode()
-    checksum = hashlib.sha256(covered).hexdigest().encode()
-    data = b"".join((covered, _CHECKSUM_PREFIX, checksum, _CHECKSUM_SUFFIX))
-    return data, replace(state, encoded=(blocks, anchors))
+    # What changes with every call follows the blocks, so that the hash of the previous state can be continued.
+    prefix = (
+        f'{{"version":{VERSION},"provider":{quote(state.provider)},"id":{quote(state.turn_id)},'
+        f'"blocks":[{blocks.elements}'
+    ).encode()
+    rest = ("]" + "".join(f',"{name}":{text}' for name, text in members.items())).encode()
+    hashed = HashedPrefix.build(prefix, state.hashed)
+    data = b"".join((prefix, rest, _format_checksum(hashed.extend(rest))))
+    return data, replace(state, encoded=(blocks, anchors), hashed=hashed)
+
+
+class HashedPrefix(NamedTuple):
+    """The first bytes of a state, and their SHA-256 hash, which is not changed."""
+
+    data: bytes
+    hash: Any
+
+    @classmethod
+    def build(cls, data: bytes, before: "HashedPrefix | None") -> "HashedPrefix":
+        """Return the hash of these bytes, from that of their beginning if ``before`` has it."""
+        if before and data.startswith(before.data):
+            return cls(data, before.extend(data[len(before.data) :]))
+        return cls(data, hashlib.sha256(data))
+
+    def extend(self, more: bytes) -> Any:
+        """Return the hash of these bytes followed by others."""
+        extended = self.hash.copy()
+        extended.update(more)
+        return extended
+
+
+def _format_checksum(digest: Any) -> bytes:
+    """Return the last member of a state, and its end."""
+    return b"".join((_CHECKSUM_PREFIX, digest.hexdigest().encode(), _CHECKSUM_SUFFIX))
 
 
 class RecentStates:
@@ -255,9 +283,7 @@ def parse_members(data: bytes) -> Json | DiscardedState:
 def has_valid_checksum(data: bytes) -> bool:
     """Return whether the checksum at the end matches all bytes before it."""
     covered, tail = data[:-_CHECKSUM_LENGTH], data[-_CHECKSUM_LENGTH:]
-    return tail == b"".join(
-        (_CHECKSUM_PREFIX, hashlib.sha256(covered).hexdigest().encode(), _CHECKSUM_SUFFIX)
-    )
+    return tail == _format_checksum(hashlib.sha256(covered))
 
 
 def _decode_members(members: Json) -> ChatState:
@@ -307,7 +333,7 @@ def state_from_turn(
     )
     if turn.extra:  # it is not stored, so the next call must not have it either
         state = replace(state, history=None)
-    return replace(state, encoded=before.encoded) if before else state
+    return replace(state, encoded=before.encoded, hashed=before.hashed) if before else state
 
 
 def _describe_provider(members: Json) -> str:
