@@ -503,9 +503,8 @@ class ResponsesDecoder(StreamDecoder):
     def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
         """Decode a response that was not streamed; see ``StreamDecoder.feed_whole``."""
         feed = self.feed_message if repair else self.feed_parsed
-        if response.get("error") and not response.get(
-            "status"
-        ):  # gateways send errors with HTTP 200
+        is_error = response.get("error") and not response.get("status")
+        if is_error:  # some gateways send errors with HTTP 200
             return [*feed({**response, "type": "error"}), *self.close()]
         begun = {name: value for name, value in response.items() if name != "output"}
         ended = f"response.{response.get('status') or 'completed'}"
