@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge import Turn, connect, user, with_middleware
-from kedge.batch import RateLimiter
+from kedge.batch import BatchJob, BatchLine, RateLimiter
+from kedge.batch.conversation_task import BatchContext, run_conversation
 from kedge.errors import InvalidSetting
 from kedge.middleware import retry
+from kedge.store import open_store
 from kedge.testing import TestServer
 
 
@@ -91,6 +93,23 @@ async def test_retry_after_delays_all_requests(
     await paced_engine.run(Turn([user("Hello")]))
     assert clock.now >= before + 50
     await engine.aclose()
+
+
+async def test_every_request_of_a_line_counts(kedge_server: TestServer) -> None:
+    """The request after a tool call waits for a permit of its own."""
+
+    def look_up() -> str:
+        return "found"
+
+    clock = FakeClock()
+    pace = RateLimiter(requests=1, clock=clock, sleep=clock.sleep)
+    job = BatchJob("b", "sqlite://:memory:", f"responses:{kedge_server.base_url}#practice")
+    context = BatchContext(job, await open_store(job.store_url), pace)
+    context.settings = {"tools": [look_up]}
+    result = await run_conversation(context, BatchLine("a", ("Call look_up with {}",)))
+    await context.aclose()
+    assert (result.status, len(kedge_server.requests)) == ("completed", 2)
+    assert clock.now >= 1060
 
 
 async def test_pause_delays_all_requests() -> None:

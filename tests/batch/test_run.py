@@ -230,6 +230,24 @@ async def test_transient_errors_are_retried(
     assert summary.completed == 1
 
 
+async def test_failed_request_after_a_tool_call_is_retried(
+    batch: dict[str, Any], server: TestServer
+) -> None:
+    """Attempts belong to requests: a failure after a tool call is retried, and the tool does not run again."""
+    calls = 0
+
+    def look_up() -> str:
+        nonlocal calls
+        calls += 1
+        # The engine itself sends three times.
+        server.faults.set("status=429,retry_after=0", times=4)
+        return "found"
+
+    lines = [BatchLine("a", ("Call look_up with {}",))]
+    summary = await run_batch(lines, **batch, runner=AsyncioRunner(tools=[look_up]))
+    assert (summary.completed, calls) == (1, 1)
+
+
 async def test_concurrency_is_limited(batch: dict[str, Any], server: TestServer) -> None:
     """The number of concurrent requests is limited, and every step is reported."""
     maximum = 0

@@ -17,7 +17,7 @@ from kedge.batch.results import LineResult
 from kedge.conversation import Conversation, ConversationSettings
 from kedge.engines import Engine
 from kedge.errors import KedgeError, KeyReused
-from kedge.middleware import retry
+from kedge.middleware import retry, with_middleware
 from kedge.providers import connect
 from kedge.store import Store, open_store
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
@@ -103,11 +103,9 @@ class BatchContext:
     async def open_conversation(self, line: BatchLine) -> Conversation:
         """Open the conversation of a line, or create it."""
         name = self.conversation_id(line)
-        layers = [retry(self.work.attempts), self.rate_limiter]
         settings: ConversationSettings = {
             **self.settings,
             "system": line.system,
-            "middleware": layers,
             "lease": self.work.lease,
         }
         engine = self._get_engine(line.model or self.work.model)
@@ -140,8 +138,10 @@ class BatchContext:
         return json.dumps(reply.output, ensure_ascii=False)
 
     def _get_engine(self, model: str) -> Engine:
+        """Return the engine of a model; attempts and limits apply to each request, also after tool calls."""
         if model not in self._engines:
-            self._engines[model] = connect(model)
+            layers = (retry(self.work.attempts), self.rate_limiter)
+            self._engines[model] = with_middleware(connect(model), *layers)
         return self._engines[model]
 
 
