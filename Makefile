@@ -51,6 +51,7 @@ style: $(VENV)/.ready
 
 # With a larger young generation, Node collects garbage less often.
 types: $(VENV)/.ready
+	$(BIN)/python tests/snippets.py build/snippets
 	NODE_OPTIONS=--max-semi-space-size=128 $(BIN)/basedpyright
 
 docs: $(VENV)/.ready
@@ -187,4 +188,4 @@ lock:
 	touch $(VENV)/.ready
 
 clean:
-	rm -rf $(VENV) $(CHAT) $(CLIENTS) $(LITELLM) $(WEBUI) $(NODE_CLIENTS) $(PEERS) .pytest_cache .ruff_cache .hypothesis .coverage* benchmarks/results site
+	rm -rf $(VENV) $(CHAT) $(CLIENTS) $(LITELLM) $(WEBUI) $(NODE_CLIENTS) $(PEERS) .pytest_cache .ruff_cache .hypothesis .coverage* benchmarks/results site build

@@ -1,15 +1,5 @@
-"""Run the Python snippets of every page and compare their output with the page.
+"""Run the Python snippets of every page and compare their output with the page; see ``snippets.py``."""
 
-Each ``python`` block runs on its own: in a new namespace and in an empty directory. A page whose programs use
-files of earlier ones states it (``IN_ORDER``); they share a directory. A snippet may ``await`` at top level;
-its page then links to the explanation. A ``text`` block after a snippet is its expected output.
-"""
-
-import ast
-import asyncio
-import contextlib
-import inspect
-import io
 import json
 import logging
 import os
@@ -19,61 +9,11 @@ import sys
 import zipfile
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
-from anthropic import Anthropic
-from openai import OpenAI
 
 from kedge.mcp import mcp_tools
-
-ROOT = Path(__file__).parent.parent
-TUTORIAL = ROOT / "docs" / "tutorial.md"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SNIPPET = re.compile(
-    r"^```python\n(?P<code>.*?)^```$(?:\n+^```text\n(?P<printed>.*?)^```$)?",
-    re.DOTALL | re.MULTILINE,
-)
-
-
-IN_ORDER = "Run the programs of this page in order, in one folder"
-EXPLAINED = "index.md#run-the-examples"
-
-
-def run_page(page: Path, folder: Path) -> int:
-    """Run the snippets of a page, each in a new directory below ``folder``, and return their number."""
-    text = page.read_text(encoding="utf-8")
-    snippets = list(SNIPPET.finditer(text))
-    with asyncio.Runner() as runner:
-        for number, snippet in enumerate(snippets):
-            directory = folder / ("shared" if IN_ORDER in text else str(number))
-            directory.mkdir(exist_ok=True)
-            printed = io.StringIO()
-            with contextlib.chdir(directory), contextlib.redirect_stdout(printed):
-                awaits = _run(snippet, page, runner)
-            explained = EXPLAINED in text or page.name in ("index.md", "README.md")
-            assert explained or not awaits, f"{page.name} uses await: link to {EXPLAINED}"
-            if snippet["printed"] is not None:
-                assert printed.getvalue() == snippet["printed"]
-    return len(snippets)
-
-
-def _run(snippet: re.Match[str], page: Path, runner: asyncio.Runner) -> bool:
-    """Run a snippet and return whether it awaits at top level."""
-    before = snippet.string.count("\n", 0, snippet.start("code"))
-    source = "\n" * before + snippet["code"]  # so that a traceback has the line number of the page
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    names: dict[str, Any] = {"__name__": "__main__"}
-    try:
-        result = eval(compile(source, str(page), "exec", flags), names)  # noqa: S307 - our own page
-        if not inspect.iscoroutine(result):
-            return False
-        runner.run(result)
-        return True
-    finally:
-        for value in names.values():
-            if isinstance(value, OpenAI | Anthropic):
-                value.close()  # as the end of a program does
+from snippets import IN_ORDER, PAGES, ROOT, TUTORIAL, run_page, write_notebooks
 
 
 @pytest.mark.parametrize(
@@ -96,25 +36,17 @@ def test_every_snippet_runs_and_prints_what_the_page_shows(
     assert count == page.read_text(encoding="utf-8").count("```python")
 
 
-def test_snippets_pass_a_type_check(tmp_path: Path) -> None:
-    """A type checker accepts every snippet, except ``await`` outside of a function."""
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        name = "_".join(page.relative_to(ROOT).with_suffix("").parts)
-        for snippet in SNIPPET.finditer(text):
-            line = text.count("\n", 0, snippet.start("code")) + 1
-            (tmp_path / f"{name}_{line}.py").write_text(snippet["code"], encoding="utf-8")
-    settings = {"typeCheckingMode": "standard", "reportPossiblyUnboundVariable": False}
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "basedpyright", "--outputjson", "-p", str(tmp_path)]
-    options = ["--pythonpath", sys.executable]
-    done = subprocess.run([*command, *options], capture_output=True, timeout=1_800, check=False)
-    problems = [
-        f"{Path(each['file']).name}:{each['range']['start']['line'] + 1}: {each['message']}"
-        for each in json.loads(done.stdout)["generalDiagnostics"]
-        if each["severity"] == "error" and "async function" not in each["message"]
-    ]
-    assert problems == []
+def test_every_snippet_is_type_checked(tmp_path: Path) -> None:
+    """``make types`` checks a file for each snippet, whose lines have the numbers of its page."""
+    count = sum(page.read_text(encoding="utf-8").count("```python") for page in PAGES)
+    assert write_notebooks(tmp_path / "new") == count
+    notebooks = sorted((tmp_path / "new").iterdir())
+    assert len(notebooks) == count
+    cell = json.loads(notebooks[0].read_text())["cells"][0]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    lines = [line for line in enumerate(cell["source"].splitlines()) if line[1]][:-1]
+    assert lines
+    assert all(readme[number] == line for number, line in lines)
 
 
 def test_the_clients_page_has_the_tested_versions() -> None:
@@ -165,8 +97,8 @@ def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
     chat = run("-m", "kedge", "chat", stdin=match[1].replace("\\n", "\n"))
     assert hide_ids(chat) == hide_ids(dedent(match[2]))
     code = (
-        f"import sys; sys.path.append({str(ROOT / 'tests')!r}); import kedge, test_docs, pathlib\n"
-        "print(kedge.__file__, test_docs.run_page(test_docs.TUTORIAL, pathlib.Path.cwd()))"
+        f"import sys; sys.path.append({str(ROOT / 'tests')!r}); import kedge, snippets, pathlib\n"
+        "print(kedge.__file__, snippets.run_page(snippets.TUTORIAL, pathlib.Path.cwd()))"
     )
     printed = run("-c", code).split()
     assert printed == [str(site / "kedge" / "__init__.py"), "5"]
