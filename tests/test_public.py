@@ -5,21 +5,24 @@ import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping, MutableSequence, MutableSet
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
-from typing import Any, assert_type
+from typing import Any, assert_type, cast
 
 import pytest
 
 import kedge
 from kedge import turns
+from kedge.backends import Models
 from kedge.batch.conversation_task import BatchJob
 from kedge.batch.input_file import BatchLine
 from kedge.batch.results import LineResult, summarize_results
 from kedge.chat.state import build_report
+from kedge.engines import Request, to_output_schema
+from kedge.events import ItemCompleted, OpaqueEvent, ResponsesDecoder
 from kedge.incremental.json_splice import scan_object
 from kedge.incremental.report import ReportBuilder
 from kedge.server.faults import spec
@@ -151,24 +154,51 @@ def test_frozen_classes_declare_no_mutable_members() -> None:
 
 
 FAILED_LINE = LineResult("1", "failed", kind="RateLimited")
-
-
-@pytest.mark.parametrize(
-    ("value", "name"),
-    [
-        (BatchJob("b", "sqlite:///x.db", "practice", params={"n": 1}), "params"),
-        (BatchLine("1", ("Hello",), params={"n": 1}), "params"),
-        (summarize_results([FAILED_LINE], total=1, skipped=0, seconds=1), "errors"),
-        (build_report(b"", None, None), "kinds"),
-        (ReportBuilder().build(), "healed"),
-        (Edit({"path": "x"}), "arguments"),
-        (spec.parse("status=429,retry_after=1"), "options"),
-        (scan_object(b'{"a": 1}'), "members"),
-    ],
-    ids=lambda value: type(value).__name__,
+FROZEN_VALUES = (
+    Models({}),
+    BatchJob("b", "sqlite:///x.db", "practice", params={"n": 1}),
+    BatchLine("1", ("Hello",), params={"n": 1}, schema={"type": "object"}),
+    summarize_results([FAILED_LINE], total=1, skipped=0, seconds=1),
+    build_report(b"", None, None),
+    ReportBuilder().build(),
+    Edit({"path": "x"}),
+    spec.parse("status=429,retry_after=1"),
+    scan_object(b'{"a": 1}'),
+    to_output_schema(int),
+    Request(tools=({"name": "a"},), params={"n": 1}),
+    Request.of(tools=[{"name": "a"}], temperature=1),
+    ItemCompleted({"id": "a"}),
+    OpaqueEvent("a", {"type": "a"}),
+    *ResponsesDecoder().feed_whole({"id": "a", "status": "completed", "output": [{"id": "b"}]}),
+    *ResponsesDecoder().feed_whole({"id": "a", "status": "incomplete", "output": [{"id": "b"}]}),
+    *ResponsesDecoder().feed_whole({"id": "a", "status": "failed"}),
 )
-def test_mappings_of_frozen_values_are_read_only(value: Any, name: str) -> None:
-    """A mapping in a frozen value cannot be changed in place."""
-    members = getattr(value, name)
-    assert isinstance(members, Mapping)
-    assert not isinstance(members, MutableMapping)
+BORROWED = {"PracticeRequest"}
+"""Classes whose values share the server's own items, which may be too large to copy for each request."""
+
+
+def find_mutable(value: object) -> list[object]:
+    """Return the mutable collections among the fields of a value and their elements."""
+    members = [getattr(value, each.name) for each in fields(cast("Any", value))]
+    members += [each for member in members if isinstance(member, tuple) for each in member]
+    return [
+        each for each in members if isinstance(each, MutableMapping | MutableSequence | MutableSet)
+    ]
+
+
+@pytest.mark.parametrize("value", FROZEN_VALUES, ids=lambda value: type(value).__name__)
+def test_collections_of_frozen_values_are_read_only(value: Any) -> None:
+    """A collection in a frozen value cannot be changed in place, whichever type the caller passed."""
+    assert find_mutable(value) == []
+
+
+def test_every_frozen_class_with_collections_is_tested() -> None:
+    """Every public frozen class with a field of an abstract collection type is among the values above."""
+    abstract = re.compile(r"\b(Mapping|Sequence|Collection|Iterable)\b")
+    found = {
+        each.__name__
+        for each in list_frozen_classes()
+        for field in fields(each)
+        if not field.name.startswith("_") and abstract.search(str(field.type))
+    }
+    assert found <= {type(value).__name__ for value in FROZEN_VALUES} | BORROWED

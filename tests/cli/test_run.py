@@ -1,7 +1,6 @@
 """Tests of ``kedge run``: workflows from files and options, with text and JSON output."""
 
 import json
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from kedge.config import store_url
 from kedge.event_loops import run_sync
 from kedge.store import open_store
 from kedge.testing import TestServer
+from kedge.turns.frozen_json import thaw
 from kedge.workflows import (
     AnswerJudged,
     QuestionAnswered,
@@ -249,7 +249,7 @@ def test_tampered_workflow_is_not_resumed(
     async def tamper() -> None:
         async with await open_store(store_url(str(folder / "store.db"))) as store:
             row = await store.conversation("wf_own.author")
-            data = deepcopy(dict(row.data))
+            data = thaw(row.data)
             data["workflow"]["spec"]["file"] |= change
             await store.update(row.id, data=data)
 

@@ -225,6 +225,21 @@ def test_a_schema_is_not_built_twice() -> None:
     assert to_output_schema(output_schema) is output_schema
 
 
+def test_a_schema_is_immutable_json() -> None:
+    """A schema is copied; what is built from it is independent of it, and infinite defaults are left out."""
+
+    class Limit(BaseModel):
+        value: float = float("inf")
+
+    schema = to_output_schema(Limit)
+    schema.request_options()["text"]["format"]["schema"]["properties"].clear()
+    assert schema.schema["properties"] == {"value": {"title": "Value", "type": "number"}}
+    given: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
+    copied = to_output_schema(given)
+    given["properties"].clear()
+    assert list(copied.schema["properties"]) == ["a"]
+
+
 def test_values_become_json_values() -> None:
     """Models and enums are converted to JSON values, also inside of a list."""
     assert to_json_value([Boat(name="Argo", oars=2), Color.RED, 3]) == [

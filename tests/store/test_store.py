@@ -288,7 +288,7 @@ async def test_conversations_are_listed_by_change(store: Store) -> None:
     """Conversations are listed by last change and filtered by tag; archived ones only on request."""
     one = await store.create("One", tags=["work", "work", "home"])
     two = await store.create("Two", data={"a": [1]})
-    assert (one.tags, two.data) == (("home", "work"), {"a": [1]})
+    assert (one.tags, two.data) == (("home", "work"), FrozenMap({"a": [1]}))
     await store.update(one.id, title="First", archived=None)
     assert [row.title for row in await store.conversations()] == ["First", "Two"]
     assert [row.id for row in await store.conversations(tag="home")] == [one.id]

@@ -124,6 +124,9 @@ class Models:
     models: Mapping[str, Model]
     default: str | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "models", MappingProxyType(dict(self.models)))
+
 
 def load_models(path: str | Path) -> Models:
     """Load a TOML file of models.
@@ -150,7 +153,7 @@ def load_models(path: str | Path) -> Models:
     if default is not None and default not in models:
         known = ", ".join(models)
         raise InvalidSetting(f"{where}: default must be one of {known}, not {default!r}")
-    return Models(MappingProxyType(models), default)
+    return Models(models, default)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from kedge.engines.output_schema import to_json_value
 from kedge.errors import InvalidWorkflow, KedgeError
 from kedge.store import Store
 from kedge.text_format import first_line, pluralize
+from kedge.turns.frozen_json import thaw
 from kedge.workflows import DebateResult, RefineResult, StepsResult, load_workflow
 from kedge.workflows.events import (
     AnswerJudged,
@@ -237,7 +238,7 @@ async def _load_spec(store: Store, kind: WorkflowKind, workflow: str) -> Workflo
         )
     if "file" not in found.spec:
         raise InvalidWorkflow(f"{workflow} was started by a program; resume it there")
-    spec: WorkflowSpec = dict(found.spec["file"])
+    spec: WorkflowSpec = thaw(found.spec["file"])
     advice = "resume it on a terminal to confirm, or start the workflow from a file of your own"
     require_confirmed(_spec_references(spec), f"the workflow {workflow}", advice)
     return spec

@@ -44,6 +44,7 @@ from kedge.events.run import TurnEdited
 from kedge.planning import AnchorRecord, Mode, RequestPlan
 from kedge.planning.state import validate_mode
 from kedge.turns import SystemBlock, Turn, system
+from kedge.turns.frozen_json import EMPTY, copy_read_only
 
 if TYPE_CHECKING:
     from kedge.engines.sync import SyncEngine
@@ -82,7 +83,7 @@ class Request:
     model: str = ""
     mode: Mode | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
-    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    params: Mapping[str, Any] = EMPTY
     candidates: tuple[AnchorRecord, ...] = ()
     """Further anchors that may be used, such as those of a store's index."""
     streaming: bool = True
@@ -105,6 +106,10 @@ class Request:
     """The schema of the answer, if it is typed."""
     output_retries: int = DEFAULT_OUTPUT_RETRIES
     """How often an answer that does not match ``output`` is requested again."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tools", tuple(map(copy_read_only, self.tools)))
+        object.__setattr__(self, "params", copy_read_only(self.params))
 
     @classmethod
     def of(

@@ -20,11 +20,13 @@ from typing_extensions import TypeVar
 
 from kedge.engines.strict_schema import (
     DEFINITIONS_PATH,
+    drop_unserializable_defaults,
     iter_subschemas,
     map_subschemas,
     to_strict_schema,
 )
 from kedge.errors import InvalidSetting
+from kedge.turns.frozen_json import FrozenMap, thaw
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -73,7 +75,7 @@ class OutputSchema(Generic[OutputT_co]):
     """
 
     name: str
-    schema: Mapping[str, Any]
+    schema: FrozenMap
     adapter: "TypeAdapter[OutputT_co] | None" = None
     wrapped: bool = False
 
@@ -82,7 +84,7 @@ class OutputSchema(Generic[OutputT_co]):
         text_format: dict[str, Any] = {
             "type": "json_schema",
             "name": self.name,
-            "schema": self.schema,
+            "schema": thaw(self.schema),
         }
         strict = self._build_strict()
         if strict is not None:
@@ -124,12 +126,12 @@ class OutputSchema(Generic[OutputT_co]):
             mismatch: The problems of the last answer.
         """
         message = CORRECTION_PROMPT.format(problems=mismatch)
-        schema = json.dumps(self.schema, ensure_ascii=False)
+        schema = json.dumps(thaw(self.schema), ensure_ascii=False)
         return f"{message} It is JSON that matches this schema:\n{schema}"
 
     def build_instructions(self) -> str:
         """Return system text that requests the answer, for servers without a parameter for it."""
-        schema = json.dumps(self.schema, ensure_ascii=False)
+        schema = json.dumps(thaw(self.schema), ensure_ascii=False)
         return f"Answer only with JSON that matches this schema, without other text:\n{schema}"
 
     def to_json(self, value: Any) -> Any:
@@ -138,7 +140,7 @@ class OutputSchema(Generic[OutputT_co]):
 
     def _build_strict(self) -> dict[str, Any] | None:
         """Return the strict form, or None if there is none."""
-        schema = dict(self.schema)
+        schema = thaw(self.schema)
         if not self.adapter and not _is_closed(schema):
             return None
         try:
@@ -184,7 +186,7 @@ class OutputSchema(Generic[OutputT_co]):
         if self.wrapped and not isinstance(value, dict):
             checked = {WRAPPER_MEMBER: value}
         # By default, the validator downloads the target of a `$ref`.
-        validator = Draft202012Validator(self.schema, registry=Registry[Any]())
+        validator = Draft202012Validator(thaw(self.schema), registry=Registry[Any]())
         try:
             found = list(validator.iter_errors(checked))  # pyright: ignore[reportUnknownMemberType]
         except Unresolvable as error:
@@ -238,7 +240,7 @@ def _build_schema(
     if isinstance(definition, dict):  # a recursive model; servers require an object
         schema = {**definition, "$defs": definitions}
     if schema.get("type") == "object" or not (adapter or schema.keys() & _TYPE_KEYWORDS):
-        return OutputSchema(name, schema, adapter)
+        return OutputSchema(name, FrozenMap(schema), adapter)
     schema = _move_references(schema, "#", f"#/properties/{WRAPPER_MEMBER}")
     inner = {key: value for key, value in schema.items() if key not in _DOCUMENT_KEYWORDS}
     wrapper: dict[str, Any] = {
@@ -249,7 +251,7 @@ def _build_schema(
     }
     if "$defs" in schema:
         wrapper["$defs"] = schema["$defs"]
-    return OutputSchema(name, wrapper, adapter, wrapped=True)
+    return OutputSchema(name, FrozenMap(wrapper), adapter, wrapped=True)
 
 
 def _move_references(schema: dict[str, Any], old: str, new: str) -> dict[str, Any]:
@@ -277,13 +279,15 @@ def _adapt_type(output: Any, name: str) -> "tuple[TypeAdapter[Any], dict[str, An
 
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(output)
-        return adapter, adapter.json_schema()
+        schema = adapter.json_schema()
     except (PydanticUserError, TypeError, NameError) as error:
         reason = str(error).partition("\n")[0]
         raise InvalidSetting(
             f"the schema of {name} must be a type with a JSON schema, such as a pydantic model or a "
             f"dataclass, or a JSON schema, not {output!r}: {reason}"
         ) from error
+    drop_unserializable_defaults(schema)
+    return adapter, schema
 
 
 def _is_closed(schema: dict[str, Any]) -> bool:

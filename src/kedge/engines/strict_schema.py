@@ -8,6 +8,7 @@ The SDK's ``to_strict_json_schema`` is not used: it is private, importing it loa
 accepts types that the API then rejects (free-form objects, tuples, ``Any``).
 """
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -63,6 +64,16 @@ def map_subschemas(schema: JSONSchema, transform: Callable[[JSONSchema], JSONSch
         if key in schema:
             mapped[key] = {name: map_one(each) for name, each in schema[key].items()}
     return mapped
+
+
+def drop_unserializable_defaults(schema: JSONSchema) -> None:
+    """Remove defaults that JSON cannot express, such as infinity."""
+    try:
+        json.dumps(schema.get("default"), allow_nan=False)
+    except ValueError:
+        del schema["default"]
+    for inner in iter_subschemas(schema):
+        drop_unserializable_defaults(inner)
 
 
 def has_type(schema: JSONSchema, name: str) -> bool:

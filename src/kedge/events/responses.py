@@ -5,7 +5,7 @@ passed on without being interpreted. Sequence numbers reveal duplicate events an
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
 
@@ -38,6 +38,7 @@ from kedge.events.types import (
     StreamFailed,
     TextDelta,
 )
+from kedge.turns.frozen_json import copy_read_only
 
 DeltaEvent = TextDelta | RefusalDelta | ReasoningDelta
 FinalStatus = Literal["completed", "incomplete", "failed"]
@@ -336,7 +337,7 @@ def _read_failure(response: JsonObject, code: str) -> JsonObject:
 
 def _read_output(
     state: StreamState, response: JsonObject, found: EventList
-) -> tuple[JsonObject, ...] | None:
+) -> tuple[Mapping[str, Any], ...] | None:
     """Return the items that a finished response lists; calls in the list complete the open ones."""
     if not isinstance(response.get("output"), list):
         return None
@@ -354,7 +355,7 @@ def _read_output(
             detail = f"call {call.call_id!r} differs in the finished response"
             found.append(AnomalyNoted("contradiction", detail))
         items[at] = _complete_call_item(items[at], call)
-    return tuple(items)
+    return tuple(map(copy_read_only, items))
 
 
 def _contradicts_call(item: JsonObject, call: ToolCall) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kedge.turns import Block
+from kedge.turns.frozen_json import EMPTY, copy_read_only
 
 PartKind = Literal["text", "refusal", "summary", "reasoning"]
 """The kinds of streamed parts."""
@@ -86,7 +87,10 @@ class ResponseFacts:
     previous_response_id: str | None = None
     echoed: bool = False
     status: str = ""
-    response: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, hash=False)
+    response: Mapping[str, Any] = field(default=EMPTY, repr=False, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "response", copy_read_only(self.response))
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +266,9 @@ class ItemCompleted(Event):
     item: Mapping[str, Any] = field(hash=False)
     output_index: int = -1
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "item", copy_read_only(self.item))
+
 
 @dataclass(frozen=True, slots=True)
 class ResponseCompleted(ResponseFacts, Event):
@@ -348,7 +355,10 @@ class OpaqueEvent(Event):
     """
 
     type: str
-    data: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, hash=False)
+    data: Mapping[str, Any] = field(default=EMPTY, repr=False, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "data", copy_read_only(self.data))
 
 
 StreamEvent = (

@@ -19,6 +19,7 @@ from kedge.planning import Mode
 from kedge.planning.anchors import validate_seconds
 from kedge.store.database import Row, Tx, marks, split_chunks
 from kedge.store.records import ConversationRow, validate_data, validate_tags, validate_text
+from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 
 T = TypeVar("T")
 
@@ -60,7 +61,7 @@ def insert_conversation(
     title: str,
     mode: Mode | None,
     retention: float | None,
-    data: Mapping[str, Any],
+    data: FrozenMap,
     now: float,
     ttl: float | None = None,
 ) -> int:
@@ -70,7 +71,7 @@ def insert_conversation(
         "updated_at, ttl, namespace) VALUES (?, ?, 0, 0, 0, ?, ?, ?, ?, ?, ?, ?) "
         "ON CONFLICT (namespace, id) DO NOTHING",
         (
-            *(name, title, mode, retention, encode(dict(data)) if data else None),
+            *(name, title, mode, retention, encode(thaw(data)) if data else None),
             *(now, now, ttl, tx.namespace),
         ),
         key="number",
@@ -223,7 +224,7 @@ def update(
     changes = compute(row)
     columns = {k: v for k, v in changes.items() if k != "tags"}
     if "data" in columns:
-        columns["data"] = encode(dict(columns["data"])) if columns["data"] else None
+        columns["data"] = encode(thaw(columns["data"])) if columns["data"] else None
     if "archived" in columns:
         columns["archived"] = int(columns["archived"])
     columns["updated_at"] = now
@@ -288,7 +289,7 @@ def _conversation_from_row(row: Row, tags: Mapping[int, list[str]]) -> Conversat
         head,
         mode,
         retention,
-        decode(data) if data else {},
+        FrozenMap(decode(data)) if data else EMPTY,
         origin or "",
         at or 0,
         created,

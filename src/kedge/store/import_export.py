@@ -34,6 +34,7 @@ from kedge.store.responses import RESPONSE_COLUMNS, intern_scope, select_respons
 from kedge.store.verify import check_tree
 from kedge.turns import load_block, new_id
 from kedge.turns.block_codec import encode_block
+from kedge.turns.frozen_json import thaw
 
 FORMAT, VERSION = "kedge.conversation", 1
 Json = dict[str, Any]
@@ -80,7 +81,7 @@ def export_lines(tx: Tx, row: ConversationRow) -> list[str]:
         response = rows.get(node.id)
         lines.append(encode(_encode_node(node, numbers, linked, response) | further))
     head: Json = {name: value for name, value in asdict(row).items() if name in _HEADER_FIELDS}
-    head["head"] = numbers[row.head]
+    head |= {"head": numbers[row.head], "data": thaw(row.data)}
     if row.ttl is not None:
         head["ttl"] = row.ttl
     head["forked_from"], head["forked_at"] = row.forked_from, numbers.get(row.forked_at)

@@ -7,12 +7,11 @@ first positions of another. Only new blocks are written; nothing is rewritten.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from itertools import starmap
 from operator import attrgetter
-from typing import Any
 
 from kedge.errors import NotInStore
 from kedge.planning import Mode
@@ -37,6 +36,7 @@ from kedge.store.responses import (
     insert_response,
     intern_scope,
 )
+from kedge.turns.frozen_json import FrozenMap
 
 NODE_COLUMNS = (
     "n.id, n.tree, n.branch, n.parent, n.conversation, n.kind, n.kept, n.length, n.depth, n.memory, "
@@ -137,7 +137,7 @@ def create_conversation(
     tags: Iterable[str],
     mode: Mode | None,
     retention: float | None,
-    data: Mapping[str, Any],
+    data: FrozenMap,
     now: float,
     root_created_at: float | None = None,
     ttl: float | None = None,

@@ -8,7 +8,7 @@ from kedge.errors import InvalidSetting
 from kedge.planning import AnchorRecord, Mode, TokenCounts
 from kedge.planning.state import ConversationState
 from kedge.turns import Block, Turn
-from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map, thaw
+from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, freeze_map
 
 
 def validate_text(text: str, field: str) -> str:
@@ -60,9 +60,9 @@ def validate_tags(texts: Iterable[str]) -> tuple[str, ...]:
     return tags
 
 
-def validate_data(data: Mapping[str, Any]) -> dict[str, Any]:
+def validate_data(data: Mapping[str, Any]) -> FrozenMap:
     """Check that data is JSON, and return a copy."""
-    return thaw(freeze_map(data, "data"))
+    return freeze_map(data, "data")
 
 
 NodeKind = Literal[
@@ -88,7 +88,7 @@ class ConversationRow:
     mode: Mode | None = None
     retention: float | None = None
     """Seconds for which the provider is assumed to store a response, if less than its retention."""
-    data: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
+    data: FrozenMap = EMPTY
     forked_from: str = ""
     forked_at: int = 0
     created_at: float = 0.0

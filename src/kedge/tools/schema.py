@@ -12,7 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from kedge.engines.strict_schema import JSONSchema, iter_subschemas, to_strict_schema
+from kedge.engines.strict_schema import (
+    JSONSchema,
+    drop_unserializable_defaults,
+    to_strict_schema,
+)
 from kedge.errors import InvalidArguments, InvalidTool
 from kedge.tools.arguments import check_argument_names, describe_errors
 from kedge.tools.signature import REQUIRED, ToolArgument, ToolSignature, strip_annotated
@@ -225,18 +229,8 @@ def _generate_schema(model: "type[BaseModel]") -> JSONSchema:
     schema = model.model_json_schema(schema_generator=_schema_generator())
     for untitled in (schema, *schema.get("$defs", {}).values()):
         untitled.pop("title", None)  # class names mean nothing to a model
-    _drop_unserializable_defaults(schema)
+    drop_unserializable_defaults(schema)
     return schema
-
-
-def _drop_unserializable_defaults(schema: JSONSchema) -> None:
-    """Remove defaults that JSON cannot express, such as infinity."""
-    try:
-        json.dumps(schema.get("default"), allow_nan=False)
-    except ValueError:
-        del schema["default"]
-    for inner in iter_subschemas(schema):
-        _drop_unserializable_defaults(inner)
 
 
 @cache

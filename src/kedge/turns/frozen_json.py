@@ -161,6 +161,13 @@ def freeze_map(value: object, path: str) -> FrozenMap:
     return freeze(value, path)
 
 
+def copy_read_only(members: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a mapping that cannot be changed, with the same members; their values need not be JSON."""
+    if isinstance(members, MappingProxyType | FrozenMap):
+        return members
+    return MappingProxyType(dict(members))
+
+
 def thaw(value: Any) -> Any:
     """Return plain dicts and lists, for ``json.dumps``."""
     return _thaw(value)

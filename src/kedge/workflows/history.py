@@ -1,13 +1,14 @@
 """Read workflows from a store, for pages, reports and resuming."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from kedge.engines.reply import CORRECTION_ORIGIN
 from kedge.errors import NotInStore
 from kedge.store import ConversationRow, Store
 from kedge.turns import AssistantBlock, UserBlock
+from kedge.turns.frozen_json import EMPTY, FrozenMap
 from kedge.workflows.events import WorkflowKind
 from kedge.workflows.results import Ruling, Verdict
 from kedge.workflows.roles import (
@@ -52,7 +53,7 @@ class Workflow:
     kind: WorkflowKind
     status: WorkflowStatus
     title: str = ""
-    spec: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
+    spec: FrozenMap = EMPTY
     chains: tuple[WorkflowChain, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     rulings: tuple[Ruling, ...] = ()
@@ -149,7 +150,7 @@ def _parse_workflow(
         kind=notes["kind"],
         status=notes["status"],
         title=row.title,
-        spec=notes.get("spec", {}),
+        spec=FrozenMap(notes.get("spec")),
         chains=chains,
         verdicts=tuple(Verdict(**each) for each in notes.get("verdicts", ())),
         rulings=tuple(Ruling(**each) for each in notes.get("rulings", ())),

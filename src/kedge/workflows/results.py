@@ -1,13 +1,12 @@
 """Inputs and results of workflows, as immutable values."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from kedge.engines import Engine
 from kedge.errors import InvalidWorkflow
 from kedge.events import Usage
-from kedge.turns.frozen_json import EMPTY
+from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class DebateResult:
     arguments: tuple[DebateArgument, ...]
     ruling: Ruling
     rounds: int
-    conversations: Mapping[str, str] = EMPTY
+    conversations: FrozenMap = EMPTY
     """The conversation of each side, and of the judge if it is a model."""
     usage: Usage = field(default_factory=Usage)
 

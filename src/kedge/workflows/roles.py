@@ -8,7 +8,6 @@ per workflow, because several workflows may use a caller's conversation one afte
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
@@ -29,6 +28,7 @@ from kedge.events import Usage
 from kedge.events.run import OutputRejected
 from kedge.store import ConversationRow, Store
 from kedge.turns import Turn, new_id, user
+from kedge.turns.frozen_json import FrozenMap, thaw
 from kedge.workflows.events import QuestionAnswered, QuestionAsked, WorkflowCallback, WorkflowKind
 
 WORKFLOW_KEY = "workflow"
@@ -314,16 +314,14 @@ def _count_corrections(turn: Turn) -> int:
 
 def _is_record(value: object) -> bool:
     """Return whether data is the record of a workflow, and not an application's under the same name."""
-    return (
-        isinstance(value, dict) and {"id", "kind", "role"} <= cast("dict[str, Any]", value).keys()
-    )
+    return isinstance(value, FrozenMap) and {"id", "kind", "role"} <= value.keys()
 
 
 def list_notes(row: ConversationRow) -> list[dict[str, Any]]:
     """Return copies of the records of all workflows of a conversation, the first workflow first."""
     further: Mapping[str, Any] = row.data.get(FURTHER_WORKFLOWS_KEY) or {}
     records: list[Any] = [row.data.get(WORKFLOW_KEY), *further.values()]
-    return deepcopy([each for each in records if _is_record(each)])
+    return [thaw(each) for each in records if _is_record(each)]
 
 
 def find_notes(row: ConversationRow, workflow: str) -> dict[str, Any]:
