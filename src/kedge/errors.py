@@ -56,6 +56,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kedge.events import Usage
     from kedge.planning import RequestPlan
     from kedge.turns import Block, Turn
 
@@ -411,6 +412,8 @@ class EngineError(KedgeError):
         plan: The plan that the request was built from.
         turn: The Turn to continue from: what was sent, with the changes that are known to be valid.
         partial: The blocks that arrived before the failure.
+        response_id: The id of the response, if it ended as incomplete or failed.
+        usage: The tokens of that response, if the server sent any.
     """
 
     def __init__(
@@ -439,6 +442,8 @@ class EngineError(KedgeError):
         self.plan: RequestPlan | None = None
         self.turn: Turn | None = None
         self.partial: tuple[Block, ...] = ()
+        self.response_id = ""
+        self.usage: Usage | None = None
 
     def __str__(self) -> str:
         where = [self.provider, f"HTTP {self.status}" if self.status else "", self.code]

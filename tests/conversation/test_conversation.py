@@ -15,6 +15,7 @@ import pytest
 from kedge import Conversation, assistant, system, tool_result, user
 from kedge.engines import Engine, Events, Request
 from kedge.errors import (
+    AnswerIncomplete,
     HeadConflict,
     InvalidSetting,
     KedgeError,
@@ -874,6 +875,17 @@ async def test_cost_of_an_answer_is_stored(store: Store) -> None:
         await conversation.send("Hello")
         (row,) = await conversation.responses()
     assert (row.provider, row.model, row.cost) == ("practice", "practice", 0.0)
+
+
+async def test_cost_of_an_incomplete_answer_is_stored(store: Store) -> None:
+    """Tokens that the provider bills are stored, also if the answer reached its limit."""
+    async with await Conversation.create(store, "practice", price=lambda row: 1.5) as conversation:
+        with pytest.raises(AnswerIncomplete):
+            await conversation.send("Write 500 words.", max_output_tokens=20)
+        (row,) = await conversation.responses()
+    assert (row.status, row.cost) == ("incomplete", 1.5)
+    assert row.input_tokens
+    assert row.output_tokens
 
 
 async def test_two_processes_may_create_one_conversation(

@@ -1,5 +1,6 @@
 """Tests of the spans that ``trace`` exports for runs on the practice server."""
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from itertools import permutations
 
@@ -10,9 +11,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from kedge import EngineError, Turn, connect, system, user, with_middleware
+from kedge import AnswerIncomplete, EngineError, Turn, connect, system, user, with_middleware
 from kedge.engines import Engine
-from kedge.middleware import guard, redact, tools, trace
+from kedge.middleware import guard, redact, retry, tools, trace
 from kedge.observe import bind_fields, otel
 from kedge.testing import serve
 from kedge.turns import assistant, tool_call
@@ -79,6 +80,7 @@ async def test_a_run_with_tools_is_a_tree_of_spans(
     assert names == ["chat practice", "execute_tool add", "chat practice", "invoke_agent harbour"]
     first, tool, second, run = spans.get_finished_spans()
     assert run.parent is None
+    assert (run.attributes or {})["gen_ai.agent.name"] == "harbour"
     for child in (first, tool, second):
         assert is_child(child, run)
     assert first.kind is SpanKind.CLIENT
@@ -123,6 +125,8 @@ async def test_content_is_exported_only_on_request(
     assert attributes[otel.TOOL_RESULT] == "5"
     assert '"a"' in str(attributes[otel.TOOL_ARGUMENTS])
     assert "Be brief." in received
+    written = str((spans_by_name(spans)["chat practice"].attributes or {})[otel.OUTPUT_MESSAGES])
+    assert [message["finish_reason"] for message in json.loads(written)] == ["stop"]
     spans.clear()
     await with_middleware(practice, trace(tracer, content=False), tools(add)).run(turn)
     assert SECRET not in spans_text(spans)
@@ -170,6 +174,55 @@ async def test_a_rejected_request_is_marked(
         assert (span.attributes or {})[otel.ERROR_TYPE] == "invalid_api_key"
     assert len(spans.get_finished_spans()) == 2
     assert "wrong-key" not in spans_text(spans)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_an_incomplete_answer_has_its_usage(
+    practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter, streaming: bool
+) -> None:
+    """The tokens of an answer that reached its limit are paid for, so its span has them and the reason."""
+    engine = with_middleware(practice, trace(tracer, content=True), guard(redact("kedge")))
+    turn = Turn([user("Write 500 words.")])
+    stream = engine.stream(turn, max_output_tokens=20, streaming=streaming)
+    with pytest.raises(AnswerIncomplete) as caught:
+        await stream.finish()
+    attributes = spans_by_name(spans)["chat practice"].attributes or {}
+    assert caught.value.usage == stream.usage
+    assert attributes[otel.OUTPUT_TOKENS] == stream.usage.output_tokens > 0
+    assert attributes[otel.RESPONSE_ID] == caught.value.response_id
+    assert attributes[otel.FINISH_REASONS] == ("length",)
+    assert attributes[otel.ERROR_TYPE] == "max_output_tokens"
+    [message] = json.loads(str(attributes[otel.OUTPUT_MESSAGES]))
+    assert message["finish_reason"] == "length"
+    assert "The [redacted] goes out" in message["parts"][0]["content"]
+
+
+async def test_a_filtered_answer_has_its_finish_reason(
+    tracer: otel_trace.Tracer, spans: InMemorySpanExporter
+) -> None:
+    """An answer that a content filter stopped has the finish reason of the conventions."""
+    error = AnswerIncomplete("stopped", code="content_filter")
+    error.response_id = "resp_1"
+    engine = with_middleware(ScriptedEngine(error), trace(tracer))
+    with pytest.raises(AnswerIncomplete):
+        await engine.run(Turn([user("Hello")]))
+    attributes = spans.get_finished_spans()[0].attributes or {}
+    assert attributes[otel.FINISH_REASONS] == ("content_filter",)
+
+
+async def test_a_retried_request_is_marked(
+    tracer: otel_trace.Tracer, spans: InMemorySpanExporter
+) -> None:
+    """The span of a failed attempt has an error, also if a middleware inside retries it."""
+    with serve() as server:
+        server.faults.set("status=500", times=1)
+        practice = connect(f"responses:{server.base_url}#practice", max_retries=0)
+        engine = with_middleware(practice, trace(tracer), retry(first=0))
+        await engine.run(Turn([user("Hello")]))
+        await engine.aclose()
+    failed, sent, run = spans.get_finished_spans()
+    assert (failed.attributes or {})[otel.ERROR_TYPE] == "retried"
+    assert {sent.status.status_code, run.status.status_code} == {StatusCode.UNSET}
 
 
 async def test_a_healed_request_is_two_spans(

@@ -111,6 +111,31 @@ class RunRecorder:
             members.update({name: getattr(record, name) for name in _RECORD_MEMBERS})
             if record.status == "lost":
                 members.update(status="lost", lost_reason="forgot")
+        return self._build_row(members, usage, price)
+
+    def build_failure_row(
+        self, error: EngineError, price: CostFunction | None
+    ) -> ResponseRow | None:
+        """Return the row of a failed request; None if no request was sent."""
+        plan = error.plan or self.plan
+        if plan is None:
+            return None
+        members = self._collect_members(plan, error.usage)
+        message = self.filters.edit_text(str(error))[:MAX_ERROR_LENGTH]
+        members.update(model=self.model, status=_classify_error(error), error=message)
+        return self._build_row(members, error.usage, price if error.usage else None)
+
+    def build_cancelled_row(self) -> ResponseRow | None:
+        """Return the row of a cancelled request; None if no request was sent."""
+        if self.plan is None:
+            return None
+        members = self._collect_members(self.plan, None)
+        return self._build_row({**members, "model": self.model, "status": "cancelled"})
+
+    def _build_row(
+        self, members: dict[str, Any], usage: Usage | None = None, price: CostFunction | None = None
+    ) -> ResponseRow:
+        """Return the row with these members and the cost of the tokens."""
         self.healed = ""
         if usage:
             priced = (usage, self.provider, members["model"])
@@ -119,24 +144,6 @@ class RunRecorder:
                 members["cost"] = cost(*priced, at=members["created_at"])
         row = ResponseRow(**members)
         return replace(row, cost=price(row)) if price else row
-
-    def build_failure_row(self, error: EngineError) -> ResponseRow | None:
-        """Return the row of a failed request; None if no request was sent."""
-        message = self.filters.edit_text(str(error))[:MAX_ERROR_LENGTH]
-        return self._build_unfinished_row(error.plan or self.plan, _classify_error(error), message)
-
-    def build_cancelled_row(self) -> ResponseRow | None:
-        """Return the row of a cancelled request; None if no request was sent."""
-        return self._build_unfinished_row(self.plan, "cancelled")
-
-    def _build_unfinished_row(
-        self, plan: RequestPlan | None, status: ResponseStatus, error: str = ""
-    ) -> ResponseRow | None:
-        if plan is None:
-            return None
-        self.healed = ""
-        members = self._collect_members(plan, None)
-        return ResponseRow(**members, model=self.model, status=status, error=error)
 
     def _collect_members(self, plan: RequestPlan, usage: Usage | None) -> dict[str, Any]:
         """Return the members of a row that every request has.

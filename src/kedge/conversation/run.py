@@ -296,7 +296,7 @@ class ConversationRun:
     async def _save_failure(self, error: EngineError) -> None:
         """Store a failed request, with the blocks and the text that arrived before the failure."""
         await self._save_answer()
-        row = self.recorder.build_failure_row(error)
+        row = self.recorder.build_failure_row(error, self.price)
         if row is None:
             return
         turn = error.turn or self.checkpoint.turn

@@ -178,6 +178,7 @@ def raise_for_outcome(
             error = cut or StreamCut(message, provider=provider, retryable=True)
     error.turn = turn
     error.partial = outcome.blocks
+    error.response_id, error.usage = outcome.response_id, outcome.usage
     raise error
 
 

@@ -16,7 +16,7 @@ from typing_extensions import TypeVar
 from kedge.engines.content_filter import ContentFilters
 from kedge.engines.output_schema import OutputSchema
 from kedge.engines.reply import answer_text
-from kedge.errors import KedgeError
+from kedge.errors import EngineError, KedgeError
 from kedge.event_loops import AsyncResource
 from kedge.events import Event, ResponseStarted, TextDelta, Usage
 from kedge.events.run import (
@@ -196,6 +196,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         self._log_context = _build_log_context(turn)
         self._sent_at = 0.0
         self._has_output = True
+        self._failed_usage: Usage | None = None
 
     @property
     def turn(self) -> Turn:
@@ -226,8 +227,10 @@ class Stream(RunStream[Turn], Generic[OutputT]):
 
     @property
     def usage(self) -> Usage:
-        """The tokens of all responses of this run."""
+        """The tokens of all responses of this run, also of one that ended as incomplete or failed."""
         usages = [each.outcome.usage for each in self.answers if each.outcome.usage]
+        if self._failed_usage:
+            usages.append(self._failed_usage)
         return reduce(add, usages) if usages else Usage()
 
     @property
@@ -266,6 +269,10 @@ class Stream(RunStream[Turn], Generic[OutputT]):
                 measure("responses_first_output_seconds", time.perf_counter() - self._sent_at)
             case _:
                 pass
+
+    def _handle_error(self, error: Exception) -> None:
+        if isinstance(error, EngineError):
+            self._failed_usage = error.usage
 
     async def _next_event(self) -> Event:
         """Return the next event; log records written meanwhile have the ids of this run.

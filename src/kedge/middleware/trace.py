@@ -18,8 +18,8 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
-from kedge.errors import Blocked, CannotConnect, EngineError
-from kedge.events import Event, Outcome
+from kedge.errors import AnswerIncomplete, Blocked, CannotConnect, EngineError
+from kedge.events import Event, Outcome, Usage
 from kedge.events.run import (
     VISIBLE_EVENTS,
     AnswerFinished,
@@ -46,7 +46,6 @@ _REQUEST_ATTRIBUTES = {
     "temperature": otel.REQUEST_TEMPERATURE,
     "top_p": otel.REQUEST_TOP_P,
 }
-_FINISH_REASONS = {"completed": "stop", "incomplete": "length", "failed": "error", "cut": "error"}
 _FAILED_OUTCOMES = frozenset({"failed", "timeout", "invalid", "unknown", "cancelled", "refused"})
 
 
@@ -138,7 +137,7 @@ class _RunSpans:
             {
                 otel.OPERATION: otel.INVOKE_AGENT,
                 otel.REQUEST_MODEL: self.model,
-                "otel.agent.name": agent,
+                otel.AGENT_NAME: agent,
             },
         )
         self.request_span: Span | None = None
@@ -150,8 +149,12 @@ class _RunSpans:
         match event:
             case RequestPlanned(plan):
                 self._start_request(plan)
-            case AnswerFinished():
-                self._record_response(event)
+            case AnswerFinished(outcome):
+                reason = _find_finish_reason(outcome)
+                self._record_response(
+                    outcome.response_id, outcome.usage, reason, outcome.blocks, outcome.model
+                )
+                self._close_request("")
             case FellBack(reason) if self.request_span:
                 self.request_span.set_attribute(otel.FALLBACK, reason)
             case Healed(reason):
@@ -176,6 +179,9 @@ class _RunSpans:
         kind = _error_type(error)
         if isinstance(error, GeneratorExit):
             kind = "cancelled"
+        if isinstance(error, EngineError) and error.response_id:
+            reason = _find_failure_reason(error)
+            self._record_response(error.response_id, error.usage, reason, error.partial)
         self._close_request(kind)
         _mark_error(self.run, kind)
 
@@ -191,7 +197,9 @@ class _RunSpans:
     def _start_request(self, plan: RequestPlan) -> None:
         from opentelemetry.trace import SpanKind
 
-        self._close_request("")
+        self._close_request(
+            "retried"
+        )  # a request without an answer, which an inner middleware repeats
         self.requested_at, self.has_output = self.now(), False
         params = self.request.params
         self.request_span = self._start_span(
@@ -216,15 +224,21 @@ class _RunSpans:
             _set_json(self.request_span, otel.INPUT_MESSAGES, self._to_messages(plan.delta))
             _set_json(self.request_span, otel.SYSTEM_INSTRUCTIONS, system_parts(instructions))
 
-    def _record_response(self, event: AnswerFinished) -> None:
-        span, outcome = self.request_span, event.outcome
+    def _record_response(
+        self,
+        response_id: str,
+        usage: Usage | None,
+        finish_reason: str,
+        blocks: Iterable[Block],
+        model: str = "",
+    ) -> None:
+        span = self.request_span
         if span is None:
             return
-        usage = outcome.usage
         attributes: dict[str, Any] = {
-            otel.RESPONSE_ID: outcome.response_id,
-            otel.RESPONSE_MODEL: outcome.model,
-            otel.FINISH_REASONS: [_find_finish_reason(outcome)],
+            otel.RESPONSE_ID: response_id,
+            otel.RESPONSE_MODEL: model,
+            otel.FINISH_REASONS: [finish_reason],
         }
         if usage:
             attributes |= {
@@ -236,8 +250,9 @@ class _RunSpans:
             }
         span.set_attributes(_drop_empty(attributes))
         if self.content:
-            _set_json(span, otel.OUTPUT_MESSAGES, self._to_messages(outcome.blocks))
-        self._close_request("" if outcome.completed else outcome.code or outcome.status)
+            messages = self._to_messages(blocks)
+            finished = [{**message, "finish_reason": finish_reason} for message in messages]
+            _set_json(span, otel.OUTPUT_MESSAGES, finished)
 
     def _close_request(self, error: str) -> None:
         if self.request_span is not None:
@@ -278,7 +293,7 @@ class _RunSpans:
         # Tools run concurrently and are reported together, so each span has a separate end time.
         span.end(start + int(event.seconds * 1e9))
 
-    def _to_messages(self, blocks: Iterable[Block]) -> Iterable[Any]:
+    def _to_messages(self, blocks: Iterable[Block]) -> list[otel.MessageDict]:
         """Return messages of the blocks after the guards of the stack."""
         allowed: list[Block] = []
         for block in blocks:
@@ -299,9 +314,15 @@ class _RunSpans:
 
 
 def _find_finish_reason(outcome: Outcome) -> str:
-    if outcome.completed and any(isinstance(block, ToolCallBlock) for block in outcome.blocks):
-        return "tool_call"
-    return _FINISH_REASONS[outcome.status]
+    """Return the reason of a complete answer."""
+    has_calls = any(isinstance(block, ToolCallBlock) for block in outcome.blocks)
+    return "tool_call" if has_calls else "stop"
+
+
+def _find_failure_reason(error: EngineError) -> str:
+    if not isinstance(error, AnswerIncomplete):
+        return "error"
+    return "content_filter" if error.code == "content_filter" else "length"
 
 
 def get_conversation_id(turn: Turn) -> str:

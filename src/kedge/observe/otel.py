@@ -22,6 +22,7 @@ from kedge.turns import (
 
 OPERATION = "gen_ai.operation.name"
 PROVIDER = "gen_ai.provider.name"
+AGENT_NAME = "gen_ai.agent.name"
 CONVERSATION_ID = "gen_ai.conversation.id"
 REQUEST_MODEL = "gen_ai.request.model"
 REQUEST_STREAM = "gen_ai.request.stream"
