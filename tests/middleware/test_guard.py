@@ -55,10 +55,10 @@ HELD_BACK = (ReasoningDelta, RefusalDelta, TextDelta, ToolCallCompleted)
 async def test_redaction_changes_what_is_sent_and_stored() -> None:
     """The secret is in neither the request nor the returned Turn."""
     engine = ScriptedEngine([assistant("ok")])
-    stack = with_middleware(engine, guard(redact(r"\d{4}")))
-    turn = await stack.run(Turn([user("my code is 4711"), tool_call("f", '{"pin": "4711"}')]))
-    assert "4711" not in str([repr(each) for each in engine.turns[0].blocks])
-    assert "4711" not in str([repr(each) for each in turn.blocks])
+    stack = with_middleware(engine, guard(redact(r"\d\d#\d\d")))
+    turn = await stack.run(Turn([user("my code is 47#11"), tool_call("f", '{"pin": "47#11"}')]))
+    assert "47#11" not in str([repr(each) for each in engine.turns[0].blocks])
+    assert "47#11" not in str([repr(each) for each in turn.blocks])
 
 
 ESCAPED_TEXTS = [
@@ -111,9 +111,9 @@ def test_json_that_matches_no_rule_is_unchanged(text: str) -> None:
 
 async def test_redacted_reasoning_loses_its_encrypted_content() -> None:
     """Reasoning that contains the secret is emptied, including its encrypted content."""
-    reasoning_block = reasoning("the code is 4711", encrypted_content="seal")
+    reasoning_block = reasoning("the code is 47#11", encrypted_content="seal")
     engine = ScriptedEngine([reasoning_block, assistant("ok")])
-    turn = await with_middleware(engine, guard(redact(r"\d{4}"))).run(Turn([user("hi")]))
+    turn = await with_middleware(engine, guard(redact(r"\d\d#\d\d"))).run(Turn([user("hi")]))
     retained = turn.blocks[1]
     assert isinstance(retained, ReasoningBlock)
     assert retained.content == ((), (), "")
@@ -121,14 +121,16 @@ async def test_redacted_reasoning_loses_its_encrypted_content() -> None:
 
 async def test_no_text_is_streamed_before_its_redaction() -> None:
     """With rules for output, text is streamed only after it is complete and redacted."""
-    engine = ScriptedEngine([assistant("the code is 4711")])
-    async with with_middleware(engine, guard(redact(r"\d{4}"))).stream(Turn([user("?")])) as stream:
+    engine = ScriptedEngine([assistant("the code is 47#11")])
+    async with with_middleware(engine, guard(redact(r"\d\d#\d\d"))).stream(
+        Turn([user("?")])
+    ) as stream:
         deltas = [event.delta async for event in stream if isinstance(event, TextDelta)]
     assert deltas == ["the code is [redacted]"]
     answer = stream.turn.blocks[-1]
     assert isinstance(answer, AssistantBlock)
     assert answer.text == "the code is [redacted]"
-    assert "4711" not in repr(stream.answers)
+    assert "47#11" not in repr(stream.answers)
 
 
 async def test_a_blocked_turn_is_not_sent() -> None:
@@ -153,14 +155,14 @@ async def test_an_answer_can_be_blocked() -> None:
 async def test_a_partial_answer_is_redacted() -> None:
     """The Turn and the partial answer of an error are redacted like a complete answer."""
     error = StreamCut("cut")
-    error.turn = Turn([user("?"), assistant("the code is 4711")])
-    error.partial = (assistant("the code is 4711"),)
-    stack = with_middleware(ScriptedEngine(error), guard(redact(r"\d{4}", direction="out")))
+    error.turn = Turn([user("?"), assistant("the code is 47#11")])
+    error.partial = (assistant("the code is 47#11"),)
+    stack = with_middleware(ScriptedEngine(error), guard(redact(r"\d\d#\d\d", direction="out")))
     with pytest.raises(StreamCut) as exc_info:
         await stack.run(Turn([user("?")]))
     assert exc_info.value.turn is not None
     retained = [*exc_info.value.turn.blocks, *exc_info.value.partial]
-    assert "4711" not in repr(retained)
+    assert "47#11" not in repr(retained)
     assert "[redacted]" in repr(retained)
 
 
@@ -169,28 +171,28 @@ async def test_tool_events_are_redacted() -> None:
 
     def code() -> str:
         """Tell the code."""
-        return "it is 4711"
+        return "it is 47#11"
 
     engine = ScriptedEngine([tool_call("code", "{}", call_id="call_1")], [assistant("done")])
-    stack = with_middleware(engine, guard(redact(r"\d{4}", direction="out")), tools(code))
+    stack = with_middleware(engine, guard(redact(r"\d\d#\d\d", direction="out")), tools(code))
     async with stack.stream(Turn([user("?")])) as stream:
         events = [e async for e in stream if isinstance(e, ToolStarted | ToolFinished)]
     assert len(events) == 2
-    assert "4711" not in repr(events)
+    assert "47#11" not in repr(events)
     assert "[redacted]" in repr(events)
 
 
 SEARCH = FrozenMap(
     {
-        "id": "ws_4711",
+        "id": "ws_47#11",
         "type": "web_search_call",
         "status": "completed",
         "action": {
             "type": "search",
-            "query": "who owns 4711",
-            "sources": [{"url": "x/4711"}, "4711"],
+            "query": "who owns 47#11",
+            "sources": [{"url": "x/47#11"}, "47#11"],
         },
-        "encrypted_content": "sealed with 4711",
+        "encrypted_content": "sealed with 47#11",
     }
 )
 
@@ -198,11 +200,11 @@ SEARCH = FrozenMap(
 async def test_text_inside_unknown_items_is_redacted() -> None:
     """Text is redacted at any depth; ids are unchanged, and encrypted content is removed."""
     engine = ScriptedEngine([OpaqueBlock(SEARCH), assistant("ok")])
-    turn = await with_middleware(engine, guard(redact(r"\d{4}"))).run(Turn([user("hi")]))
+    turn = await with_middleware(engine, guard(redact(r"\d\d#\d\d"))).run(Turn([user("hi")]))
     retained = turn.blocks[1]
     assert isinstance(retained, OpaqueBlock)
     assert thaw(retained.item) == {
-        "id": "ws_4711",
+        "id": "ws_47#11",
         "type": "web_search_call",
         "status": "completed",
         "action": {
@@ -340,15 +342,15 @@ def test_encoded_content_is_not_searched() -> None:
 
 async def test_a_guard_shows_all_that_it_held_back() -> None:
     """Text, refusals, reasoning and calls are shown once, redacted, with their positions."""
-    answer = AssistantBlock((TextPart("code 4711"), RefusalPart("not 4711")))
+    answer = AssistantBlock((TextPart("code 47#11"), RefusalPart("not 47#11")))
     shown_blocks: list[Block] = [
         ReasoningBlock(summary=("short",), texts=("long",)),
         answer,
-        tool_call("f", '{"pin": "4711"}', call_id="c"),
+        tool_call("f", '{"pin": "47#11"}', call_id="c"),
         OpaqueBlock(SEARCH),
     ]
     blocks = [each.with_metadata({OUTPUT_INDEX: i}) for i, each in enumerate(shown_blocks)]
-    stack = with_middleware(ScriptedEngine(blocks), guard(redact(r"\d{4}")))
+    stack = with_middleware(ScriptedEngine(blocks), guard(redact(r"\d\d#\d\d")))
     async with stack.stream(Turn([user("?")])) as stream:
         events = [event async for event in stream if isinstance(event, HELD_BACK)]
     assert events == [
@@ -372,16 +374,16 @@ async def test_a_redacted_item_does_not_leak_over_the_wire() -> None:
             "content": "done",
             "id": f"m{len(bodies)}",
         }
-        call = {"type": "mcp_call", "id": f"mcp{len(bodies)}", "output": "the code is 4711"}
+        call = {"type": "mcp_call", "id": f"mcp{len(bodies)}", "output": "the code is 47#11"}
         return json_response(
             {"id": f"resp_{len(bodies)}", "status": "completed", "output": [call, reported]}
         )
 
     with serve_handler(answer) as url:
         async with connect(f"responses:{url}#m", max_retries=0) as engine:
-            stack = with_middleware(engine, guard(redact(r"\d{4}")))
+            stack = with_middleware(engine, guard(redact(r"\d\d#\d\d")))
             turn = await stack.run(Turn([user("hi")]))
             await stack.run(turn.append(user("again")))
     assert b"[redacted]" in bodies[1]
-    assert b"4711" not in bodies[1]
+    assert b"47#11" not in bodies[1]
     assert b"previous_response_id" not in bodies[1]

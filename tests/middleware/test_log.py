@@ -18,14 +18,14 @@ async def test_the_log_records_requests_without_content(
 ) -> None:
     """Records have levels from TRACE to ERROR and ids as fields, and contain no message text."""
     caplog.set_level(TRACE, "kedge.run")
-    engine = ScriptedEngine([assistant("the answer is 4711")], EngineError("broken"))
+    engine = ScriptedEngine([assistant("the answer is 47#11")], EngineError("broken"))
     stack = with_middleware(engine, log())
     turn = await stack.run(Turn([user("tell me the secret")]))
     with pytest.raises(EngineError):
         await stack.run(turn)
     levels = {record.levelno for record in caplog.records}
     assert {TRACE, logging.DEBUG, logging.INFO, logging.ERROR} <= levels
-    assert "4711" not in caplog.text
+    assert "47#11" not in caplog.text
     assert "secret" not in caplog.text
     assert any(getattr(r, "kedge", {}).get("response_id") == "resp_1" for r in caplog.records)
 
