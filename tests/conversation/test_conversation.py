@@ -595,6 +595,19 @@ async def test_key_belongs_to_one_request(conversation: Conversation, changed: A
         await conversation.send("What is 2+3?", key="k", **{"temperature": 0.1, **changed})
 
 
+async def test_keys_of_requests_with_tools_are_stable(conversation: Conversation) -> None:
+    """The hash that is stored with a key covers the definitions of the tools as JSON."""
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+    reply = await conversation.send("What is 2+3?", key="k", model="practice", tools=[tool])
+    settings = json.dumps({"model": "practice", "tools": [tool]}, sort_keys=True).encode()
+    messages = hashlib.sha256(canonical_json(user("What is 2+3?")) or b"").digest()
+    request_hash = hashlib.sha256(b"request\n" + messages + settings).digest()
+    claim = await conversation.store.claim(
+        conversation.row, "k", request_hash=request_hash, owner="other", lease=1
+    )
+    assert claim.answer == reply.node
+
+
 @pytest.mark.parametrize("first", ["Hello", user("Hello")])
 async def test_conversation_can_start_with_one_block(
     store: Store, connected: Connect, first: Block | str
