@@ -20,6 +20,7 @@ from kedge.planning import (
     is_valid_anchor,
     set_state,
 )
+from kedge.planning.anchor_lookup import drop_changed_anchors
 from kedge.turns import Block, Turn, assistant, system, tool_call, tool_result, user
 from planning.recorded_turns import (
     add_response,
@@ -165,6 +166,16 @@ def test_anchor_problem_names_the_reason() -> None:
     unstored = add_response(turn.append(user("u")), "R4", stored=False)
     assert anchor_problem(unstored, "R4") == "unstored"
     assert find_best_anchor(unstored) == "R3"
+
+
+def test_a_turn_without_its_newest_response_is_detached_from_its_object() -> None:
+    """A conversation object still has the items of a removed answer, so it is not used any more."""
+    turn = make_exchanges(2, conversation_id="conv_1")
+    kept = get_state(drop_changed_anchors(turn.append(user("next"))))
+    assert (kept.previous_response_id, kept.conversation_id) == ("R2", "conv_1")
+    cut = get_state(drop_changed_anchors(turn.take(2)))
+    assert [record.response_id for record in cut.anchors] == ["R1"]
+    assert (cut.previous_response_id, cut.conversation_id) == ("R1", "")
 
 
 def test_tags_on_other_blocks_do_not_move_an_anchor() -> None:

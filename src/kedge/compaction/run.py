@@ -21,9 +21,8 @@ from kedge.engines.content_filter import ContentFilters, Phase
 from kedge.errors import Blocked
 from kedge.events import Usage
 from kedge.observe import count, get_logger
-from kedge.planning import ConversationState, covered_count, get_state, set_state
-from kedge.planning.anchors import matches_prefix
-from kedge.planning.digests import get_prefix_index
+from kedge.planning import get_state
+from kedge.planning.anchor_lookup import drop_changed_anchors
 from kedge.planning.tool_calls import ToolPairing
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Block, SystemBlock, Turn, diff
@@ -107,7 +106,7 @@ async def compact_turn(
         return original, result
     blocks = (*turn.leading, *result.blocks)
     short = Turn(blocks, id=turn.id, data=turn.data, extra=turn.extra)
-    return set_state(short, prune_anchors(short)), result
+    return drop_changed_anchors(short), result  # a cut cannot be undone
 
 
 def _filter_result(
@@ -129,15 +128,6 @@ def _filter_result(
     if all(map(is_, blocks, result.blocks)):
         return result
     return replace(result, blocks=blocks, changes=diff(Turn(request.blocks), Turn(blocks)))
-
-
-def prune_anchors(turn: Turn) -> ConversationState:
-    """Return the Turn's state with only the anchors that are still valid, because a cut cannot be undone."""
-    state, index, covered = get_state(turn), get_prefix_index(turn), covered_count(turn)
-    valid = tuple(record for record in state.anchors if matches_prefix(record, index, covered))
-    if any(record.response_id == state.previous_response_id for record in valid):
-        return replace(state, anchors=valid)
-    return replace(state, anchors=valid, previous_response_id="", conversation_id="")
 
 
 def record_result(result: CompactionResult, occasion: Occasion, turn_id: str) -> None:

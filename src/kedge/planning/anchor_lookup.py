@@ -59,7 +59,8 @@ def drop_changed_anchors(turn: Turn) -> Turn:
         turn: A Turn whose blocks were edited.
 
     Returns:
-        The Turn with the records of responses whose context is a prefix of it.
+        The Turn with the records of responses whose context is a prefix of it. Unless the newest response is
+        one of them, the Turn is also detached from its conversation object, which has more items.
     """
     state = get_state(turn)
     index, covered = get_prefix_index(turn), covered_count(turn)
@@ -68,7 +69,10 @@ def drop_changed_anchors(turn: Turn) -> Turn:
         return turn
     newest = max(matching, key=lambda record: record.block_count, default=None)
     previous = newest.response_id if newest else ""
-    return set_state(turn, replace(state, anchors=tuple(matching), previous_response_id=previous))
+    state = replace(state, anchors=tuple(matching))
+    if previous != state.previous_response_id:
+        state = replace(state, previous_response_id=previous, conversation_id="")
+    return set_state(turn, state)
 
 
 def blocks_after_response(turn: Turn, response_id: str) -> list[Block]:
