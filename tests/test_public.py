@@ -27,6 +27,7 @@ from kedge.incremental.json_splice import scan_object
 from kedge.incremental.report import ReportBuilder
 from kedge.server.faults import spec
 from kedge.tools.approval import Edit
+from kedge.turns.frozen_json import ReadOnlyDict
 
 HEAVY_MODULES = (
     "anyio",
@@ -181,8 +182,9 @@ def find_mutable(value: object) -> list[object]:
     """Return the mutable collections among the fields of a value and their elements."""
     members = [getattr(value, each.name) for each in fields(cast("Any", value))]
     members += [each for member in members if isinstance(member, tuple) for each in member]
+    mutable = MutableMapping | MutableSequence | MutableSet
     return [
-        each for each in members if isinstance(each, MutableMapping | MutableSequence | MutableSet)
+        each for each in members if isinstance(each, mutable) and not isinstance(each, ReadOnlyDict)
     ]
 
 

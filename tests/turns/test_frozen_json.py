@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from kedge.errors import InvalidJSON
 from kedge.turns import FrozenMap
-from kedge.turns.frozen_json import MAX_DEPTH, MAX_INTEGER_BITS, freeze, json_equal, thaw
+from kedge.turns.frozen_json import (
+    MAX_DEPTH,
+    MAX_INTEGER_BITS,
+    ReadOnlyDict,
+    copy_read_only,
+    freeze,
+    json_equal,
+    thaw,
+)
 from strategies import json_objects, json_values
 
 LARGEST = (1 << MAX_INTEGER_BITS) - 1
@@ -297,3 +305,25 @@ def test_the_depth_of_a_map_counts_maps_and_lists(value: Any) -> None:
         return 0
 
     assert FrozenMap(a=value).depth == 1 + depth(value)
+
+
+def test_read_only_dict_cannot_be_modified() -> None:
+    """Every method of a dict that changes it raises; operators and ``copy`` return plain dicts."""
+    members = {"a": 1}
+    read_only = ReadOnlyDict(members)
+    attempts: list[Any] = [
+        lambda: read_only.__setitem__("a", 2),
+        lambda: read_only.__delitem__("a"),
+        lambda: read_only.__ior__({"b": 2}),
+        lambda: read_only.update(b=2),
+        lambda: read_only.setdefault("b", 2),
+        lambda: read_only.pop("a"),
+        read_only.popitem,
+        read_only.clear,
+    ]
+    for attempt in attempts:
+        with pytest.raises(TypeError, match="read-only"):
+            attempt()
+    assert read_only == members
+    assert type(read_only | {"b": 2}) is type(read_only.copy()) is dict
+    assert copy_read_only(read_only) is read_only

@@ -97,9 +97,7 @@ class PromptHead:
             instructions: The leading system text.
             tools: The definitions of the tools.
         """
-        return cls(
-            model, instructions or "", tuple(json.dumps(dict(t), default=str) for t in tools)
-        )
+        return cls(model, instructions or "", tuple(json.dumps(t, default=str) for t in tools))
 
     def compare(self, before: "PromptHead") -> Iterator[CacheHint]:
         """Yield the changes since the previous request."""

@@ -238,7 +238,7 @@ def build_request_body(
     elif plan.anchor:
         body["previous_response_id"] = plan.previous_response_id
     if tools:
-        body["tools"] = list(map(dict, tools))
+        body["tools"] = list(tools)
     if options.mode == "stateless":
         body["store"] = False
     body |= {**params, **extra}
@@ -262,7 +262,7 @@ def build_settings(
     if plan.instructions is not None:
         settings["instructions"] = plan.instructions
     if tools:
-        settings["tools"] = list(map(dict, tools))
+        settings["tools"] = list(tools)
     return {**settings, **params, **extra}
 
 

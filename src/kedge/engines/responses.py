@@ -181,7 +181,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     async def count_tokens(self, turn: Turn, **options: Any) -> int:
         """Return how many tokens the server counts for this Turn."""
         request = Request.of(**options)
-        tools = {"tools": list(map(dict, request.tools))} if request.tools else {}
+        tools = {"tools": list(request.tools)} if request.tools else {}
         model = request.model or self.model
         return await responses_endpoints.count_tokens(
             self.transport, self._plan_out_of_band(turn), model=model, **tools

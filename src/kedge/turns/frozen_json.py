@@ -161,11 +161,27 @@ def freeze_map(value: object, path: str) -> FrozenMap:
     return freeze(value, path)
 
 
+class ReadOnlyDict(dict[str, Any]):
+    """A dict that cannot be changed; its values need not be JSON.
+
+    Unlike a ``MappingProxyType`` it is accepted by ``json``, ``pickle``, ``copy`` and ``dataclasses.asdict``.
+    """
+
+    __slots__ = ()
+
+    def _reject_change(self: Any, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("this mapping is read-only; dict(…) makes a copy that can be changed")
+
+    __setitem__ = __delitem__ = __ior__ = _reject_change
+    clear = pop = popitem = setdefault = update = _reject_change
+
+    def __reduce__(self) -> tuple[type[Self], tuple[dict[str, Any]]]:
+        return type(self), (dict(self),)
+
+
 def copy_read_only(members: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a mapping that cannot be changed, with the same members; their values need not be JSON."""
-    if isinstance(members, MappingProxyType | FrozenMap):
-        return members
-    return MappingProxyType(dict(members))
+    return members if isinstance(members, ReadOnlyDict | FrozenMap) else ReadOnlyDict(members)
 
 
 def thaw(value: Any) -> Any:
