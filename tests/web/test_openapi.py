@@ -1,7 +1,8 @@
 """Schemathesis tests that the API matches its OpenAPI document."""
 
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -10,28 +11,35 @@ from kedge.web.api import OPENAPI_DOCUMENT
 from strategies import scale_examples
 from web.conftest import PageServer, serve_page
 
+if TYPE_CHECKING:
+    from requests import Session
+
+Known = tuple[PageServer, str, "Session"]
 REJECTIONS = ["400", "404", "405", "409", "413", "415", "422"]
 """The statuses that reject a request; a body can be both too large and invalid."""
 METHODS = {"get", "put", "post", "delete", "patch"}
 CONFIG = {"checks": {"negative_data_rejection": {"expected-statuses": REJECTIONS}}}
 
 
-@pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PageServer, str]]:
-    """Yield a page and the id of a conversation that has a fork."""
-    with serve_page(tmp_path_factory.mktemp("schema")) as page:
+@pytest.fixture
+def known(tmp_path: Path) -> Iterator[Known]:
+    """Yield a page, the id of a conversation that has a fork, and a session that keeps connections open."""
+    from requests import Session
+
+    with serve_page(tmp_path) as page, Session() as session:
+        session.trust_env = False  # which would look for proxies at each request
         name = page.create_conversation("First", "Second")
         nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
         page.post(f"/api/conversations/{name}/turns", text="Third", at=nodes[0]["node"])
-        yield page, name
+        yield page, name, session
 
 
-def check_case(case: Any, known: tuple[PageServer, str]) -> None:
+def check_case(case: Any, known: Known) -> None:
     """Send one valid or invalid request, to the known conversation or to another id."""
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi import checks
 
-    page, name = known
+    page, name, session = known
     id_ = (case.path_parameters or {}).get("id", "")
     if case.method != "DELETE" and len(id_) % 2:
         case.path_parameters["id"] = name
@@ -43,10 +51,10 @@ def check_case(case: Any, known: tuple[PageServer, str]) -> None:
         checks.response_schema_conformance,
         checks.status_code_conformance,
     )
-    case.call_and_validate(base_url=page.url, checks=expected, timeout=300)
+    case.call_and_validate(base_url=page.url, session=session, checks=expected, timeout=300)
 
 
-def test_api_matches_its_document(known: tuple[PageServer, str], subtests: pytest.Subtests) -> None:
+def test_api_matches_its_document(known: Known, subtests: pytest.Subtests) -> None:
     """Every operation matches the document; Schemathesis is imported here because that takes seconds."""
     import schemathesis
     from schemathesis.config import SchemathesisConfig
