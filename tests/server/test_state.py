@@ -24,10 +24,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from kedge.json_codec import decode
 from kedge.server.encrypted_content import ReasoningPayload
 from kedge.server.errors import ApiError
 from kedge.server.item_forms import normalize_items
-from kedge.server.json_codec import decode
 from kedge.server.prepare import prepare_response
 from kedge.server.response_run import ResponseRun
 from kedge.server.settings import DAY, Limits, Settings

@@ -10,7 +10,6 @@ import httpx2
 import pytest
 
 from kedge.errors import StoreBusy
-from kedge.server.access import WindowCounts
 from kedge.store import AccessToken, Store, TokenRegistry, TokenUse, open_store
 from kedge.testing import TestServer, serve
 from server.waiting import TIMEOUT
@@ -280,7 +279,7 @@ def test_a_failed_count_does_not_break_the_response(
     users.add("small", tokens_per_minute=1000)
     count = users.registry.count
 
-    async def fail_for_tokens(name: str, *, requests: int = 0, tokens: int = 0) -> WindowCounts:
+    async def fail_for_tokens(name: str, *, requests: int = 0, tokens: int = 0) -> TokenUse:
         if tokens:
             raise StoreBusy("busy")
         return await count(name, requests=requests)

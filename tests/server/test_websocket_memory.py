@@ -1,7 +1,12 @@
 """The memory of a connection: the newest response of each lane, within a size limit."""
 
-from kedge.server.storage.context import EMPTY_CONTEXT, Context, extend_context
-from kedge.server.websocket import LaneMemory, SocketMemory
+from kedge.server.storage.context import (
+    EMPTY_CONTEXT,
+    Context,
+    LaneMemory,
+    SocketMemory,
+    extend_context,
+)
 
 
 def make_context(size: int, parent: Context = EMPTY_CONTEXT) -> Context:

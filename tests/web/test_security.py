@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from kedge.server.auth import LOOPBACK_NAMES
+from kedge.server.access import LOOPBACK_NAMES
 from kedge.web.security import (
     CONTENT_SECURITY_POLICY,
     MAX_LOGIN_FAILURES,

@@ -5,7 +5,6 @@ header, ``x-kedge-token``, which is not forwarded. This is the token that the pr
 named token of a user from the proxy's store.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +23,6 @@ from kedge.server.access import (
     parse_host_name,
     read_header,
 )
-from kedge.server.auth import find_exceeded_limit, has_limits, rate_limit_headers
 from kedge.store import AccessToken, TokenRegistry
 
 log = get_logger("kedge.proxy")
@@ -50,7 +48,7 @@ class ProxyGuard:
     """
 
     def __init__(self, token: str, registry: TokenRegistry | None, *, any_host: bool) -> None:
-        self._policy = AccessPolicy(token or None, None if any_host else LOOPBACK_NAMES)
+        self._policy = AccessPolicy(token or None, None if any_host else LOOPBACK_NAMES, registry)
         self._registry = registry
 
     async def check(self, scope: Scope, needed: str) -> Response | None:
@@ -61,7 +59,7 @@ class ProxyGuard:
             needed: The scope that the token must have.
         """
         policy, registry = self._policy, self._registry
-        if policy.token is None and (registry is None or not await registry.is_required()):
+        if not await policy.needs_token():
             if policy.allows_host(scope):
                 return None
             name = parse_host_name(read_header(scope, b"host"))
@@ -98,19 +96,11 @@ class ProxyGuard:
 
     async def count_request(self, caller: AccessToken) -> Response | None:
         """Count a request and return an error response if it exceeds a limit, or None."""
-        if self._registry is None or not has_limits(caller):
+        limits = await self._policy.count_request(caller)
+        if limits is None or limits.exceeded is None:
             return None
-        counts = await self._registry.count(caller.name, requests=1)
-        if find_exceeded_limit(caller, counts) is None:
-            return None
-        wait = math.ceil(counts.seconds_left)
-        rejection = build_error(
-            429,
-            f"the limit of this token is reached; try again in {wait} seconds",
-            "rate_limit_exceeded",
-        )
-        rejection.headers.update(rate_limit_headers(caller, counts))
-        rejection.headers["retry-after"] = str(wait)
+        rejection = build_error(429, limits.message, "rate_limit_exceeded")
+        rejection.headers.update(limits.headers)
         return rejection
 
     async def count_message(self, caller: AccessToken | None, data: str | bytes) -> None:

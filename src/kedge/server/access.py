@@ -1,4 +1,4 @@
-"""Access control by host name, origin and token, shared by the server, the page and the proxy.
+"""Access control by host name, origin, token and rate limit, shared by the server, the page and the proxy.
 
 A server on loopback needs no token, but any web page in a browser on the same machine can reach it
 through a host name that resolves to 127.0.0.1. So there the ``Host`` header must be a loopback name. A
@@ -6,65 +6,20 @@ web page may also send requests to a loopback name; its ``Origin`` header must t
 """
 
 import hmac
+import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from starlette.types import Scope
+
+from kedge.access_tokens import AccessToken, TokenUse
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 CALLER_KEY = "kedge.caller"
-"""The key of a request's scope for the `Caller` whose token it was sent with; None for the administrator.
+"""The key of a request's scope for the `AccessToken` that it was sent with; None for the administrator.
 
 A request that the server has not accepted does not have it."""
-
-
-class Caller(Protocol):
-    """The owner of a named token. The administrator, who uses the server's own token, is not a caller."""
-
-    @property
-    def name(self) -> str:
-        """The name of the token."""
-        ...
-
-    @property
-    def namespace(self) -> str:
-        """The namespace of the caller; empty for that of the administrator."""
-        ...
-
-    @property
-    def scopes(self) -> frozenset[str]:
-        """The scopes of the token: ``server``, ``page``, ``api``, ``metrics``."""
-        ...
-
-    @property
-    def requests_per_minute(self) -> int | None:
-        """The maximum number of requests per minute, or None."""
-        ...
-
-    @property
-    def tokens_per_minute(self) -> int | None:
-        """The maximum number of tokens of models per minute, or None."""
-        ...
-
-
-class WindowCounts(Protocol):
-    """The counts of a token in the current minute."""
-
-    @property
-    def requests(self) -> int:
-        """The number of requests."""
-        ...
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens of models."""
-        ...
-
-    @property
-    def seconds_left(self) -> float:
-        """The seconds until the next minute."""
-        ...
 
 
 class CallerRegistry(Protocol):
@@ -74,26 +29,45 @@ class CallerRegistry(Protocol):
         """Return whether requests need a token even if the server itself has none."""
         ...
 
-    async def find(self, token: str) -> Caller | None:
+    async def find(self, token: str) -> AccessToken | None:
         """Return the caller of a token, or None."""
         ...
 
-    async def count(self, name: str, *, requests: int = 0, tokens: int = 0) -> WindowCounts:
+    async def count(self, name: str, *, requests: int = 0, tokens: int = 0) -> TokenUse:
         """Add to the counts of the current minute, and return them."""
         ...
 
 
+class RateLimitCheck(NamedTuple):
+    """The limits of a caller after a request was counted.
+
+    ``exceeded`` is the limit that the request exceeds, if any. The ``headers`` are those of the hosted API.
+    """
+
+    exceeded: Literal["requests", "tokens"] | None
+    seconds_left: float
+    headers: dict[str, str]
+
+    @property
+    def message(self) -> str:
+        """The error message of the page and the proxy for an exceeded limit."""
+        seconds = math.ceil(self.seconds_left)
+        return f"the limit of this token is reached; try again in {seconds} seconds"
+
+
 @dataclass(frozen=True, slots=True)
 class AccessPolicy:
-    """The accepted host names, and the token that clients must send.
+    """The accepted host names, and the tokens that clients must send.
 
     Args:
-        token: The token, or None if no token is required.
+        token: The server's own token, which is that of the administrator, or None.
         hosts: The accepted host names, or None for any.
+        registry: Named tokens that are accepted as well, or None.
     """
 
     token: str | None = None
     hosts: frozenset[str] | None = None
+    registry: CallerRegistry | None = None
 
     def allows_host(self, scope: Scope) -> bool:
         """Return whether the request's ``Host`` is accepted."""
@@ -102,6 +76,33 @@ class AccessPolicy:
     def matches_token(self, candidate: bytes) -> bool:
         """Return whether this is the token, in constant time."""
         return self.token is not None and hmac.compare_digest(candidate, self.token.encode())
+
+    async def needs_token(self) -> bool:
+        """Return whether requests need a token."""
+        if self.token is not None:
+            return True
+        return self.registry is not None and await self.registry.is_required()
+
+    async def count_request(self, caller: AccessToken) -> RateLimitCheck | None:
+        """Count a request, and return the limits of its caller, or None if it has none."""
+        limits = (caller.requests_per_minute, caller.tokens_per_minute)
+        if self.registry is None or limits == (None, None):
+            return None
+        counts = await self.registry.count(caller.name, requests=1)
+        exceeded: Literal["requests", "tokens"] | None = None
+        if caller.requests_per_minute is not None and counts.requests > caller.requests_per_minute:
+            exceeded = "requests"
+        elif caller.tokens_per_minute is not None and counts.tokens >= caller.tokens_per_minute:
+            exceeded = "tokens"
+        seconds = math.ceil(counts.seconds_left)
+        headers = {} if exceeded is None else {"retry-after": str(seconds)}
+        used = zip(("requests", "tokens"), limits, (counts.requests, counts.tokens), strict=True)
+        for name, limit, count in used:
+            if limit is not None:
+                headers[f"x-ratelimit-limit-{name}"] = str(limit)
+                headers[f"x-ratelimit-remaining-{name}"] = str(max(limit - count, 0))
+                headers[f"x-ratelimit-reset-{name}"] = f"{seconds}s"
+        return RateLimitCheck(exceeded, counts.seconds_left, headers)
 
 
 def is_same_origin(scope: Scope) -> bool:

@@ -5,7 +5,6 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from anyio.lowlevel import checkpoint
@@ -15,10 +14,11 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from kedge.errors import StoreError
+from kedge.server.access import AccessPolicy
 from kedge.server.anthropic import endpoint as messages
 from kedge.server.auth import ServerAuthMiddleware
 from kedge.server.background import BackgroundJobs
@@ -38,7 +38,7 @@ from kedge.server.errors import (
 from kedge.server.faults.effects import MEMORY_FAULTS
 from kedge.server.faults.middleware import FaultMiddleware
 from kedge.server.faults.spec import Faults
-from kedge.server.http import get_service, respond_bytes, respond_json
+from kedge.server.http import EncodedResponse, get_service, respond_json
 from kedge.server.models import Model
 from kedge.server.request_log import (
     RESPONSE_HEADERS_KEY,
@@ -186,7 +186,7 @@ def _handle_http_error(request: Request, error: Exception) -> Response:
 
 
 def _handle_disconnect(_: Request, __: Exception) -> Response:
-    return respond_bytes(b"")  # there is no client to read it
+    return EncodedResponse(b"")  # there is no client to read it
 
 
 IDENTITY_HEADER = (b"kedge-server", b"kedge")
@@ -206,19 +206,9 @@ class IdentityMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and add the header to its response."""
         is_hidden = self._faults is not None and MEMORY_FAULTS & self._faults.armed.keys()
-        if is_hidden or scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
+        if not is_hidden and scope["type"] != "lifespan":
             scope[RESPONSE_HEADERS_KEY].append(IDENTITY_HEADER)
-            await self._app(scope, receive, send)
-        else:
-            await self._app(scope, receive, partial(_accept_marked, send))
-
-
-async def _accept_marked(send: Send, message: Message) -> None:
-    if message["type"] == "websocket.accept":
-        message["headers"] = [*message.get("headers", ()), IDENTITY_HEADER]
-    await send(message)
+        await self._app(scope, receive, send)
 
 
 def create_app(
@@ -273,10 +263,8 @@ def create_app(
             Middleware(IdentityMiddleware, faults=settings.faults),
             Middleware(
                 ServerAuthMiddleware,
-                token=settings.token,
-                hosts=settings.hosts,
+                policy=AccessPolicy(settings.token, settings.hosts, settings.callers),
                 header_bytes=settings.limits.header_bytes,
-                callers=settings.callers,
             ),
             *(
                 []

@@ -5,19 +5,15 @@ responses of its namespace, within its limits; the server's own token gives acce
 """
 
 import logging
-import math
 from itertools import chain
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kedge.access_tokens import AccessToken
 from kedge.errors import StoreError
 from kedge.server.access import (
     CALLER_KEY,
-    LOOPBACK_NAMES,
     AccessPolicy,
-    Caller,
-    CallerRegistry,
-    WindowCounts,
     is_same_origin,
     read_bearer_token,
     read_header,
@@ -34,11 +30,8 @@ from kedge.server.errors import (
     TOKEN_SCOPE_MISSING,
     TOKENS_LIMITED,
     ApiError,
-    ErrorTemplate,
 )
 from kedge.server.request_log import RESPONSE_HEADERS_KEY
-
-__all__ = ["LOOPBACK_NAMES", "PUBLIC_PATHS", "ServerAuthMiddleware"]
 
 log = logging.getLogger("kedge.server")
 
@@ -51,26 +44,15 @@ class ServerAuthMiddleware:
 
     Args:
         app: The app that requests are passed to.
-        token: The token that clients must send, or None.
-        hosts: The accepted host names, or None for any.
+        policy: The accepted host names and tokens.
         header_bytes: The maximum size of all headers.
-        callers: Named tokens that are accepted as well, or None.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        token: str | None,
-        hosts: frozenset[str] | None,
-        header_bytes: int,
-        callers: CallerRegistry | None = None,
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, policy: AccessPolicy, header_bytes: int) -> None:
         self._app = app
-        self._callers = callers
         self._header_bytes = header_bytes
-        self._policy = AccessPolicy(token, hosts)
-        self._has_tokens = token is not None or callers is not None
+        self._policy = policy
+        self._has_tokens = policy.token is not None or policy.registry is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or reject it."""
@@ -105,7 +87,7 @@ class ServerAuthMiddleware:
 
     async def _find_caller(self, scope: Scope) -> ApiError | None:
         """Set the caller of a request, None for the administrator, and return the error if it is rejected."""
-        if scope["path"] in PUBLIC_PATHS or not await self._needs_token():
+        if scope["path"] in PUBLIC_PATHS or not await self._policy.needs_token():
             scope[CALLER_KEY] = None
             return None
         api_key = _read_api_key(scope)
@@ -114,9 +96,8 @@ class ServerAuthMiddleware:
         if self._policy.matches_token(api_key):
             scope[CALLER_KEY] = None
             return None
-        caller: Caller | None = None
-        if self._callers is not None:
-            caller = await self._callers.find(api_key.decode("latin-1"))
+        registry = self._policy.registry
+        caller = await registry.find(api_key.decode("latin-1")) if registry else None
         if caller is None:
             return API_KEY_INVALID()
         needed = "metrics" if scope["path"] == METRICS_PATH else "server"
@@ -126,55 +107,18 @@ class ServerAuthMiddleware:
         # On a WebSocket each message is counted as a request.
         return await self._check_limits(scope, caller) if scope["type"] == "http" else None
 
-    async def _needs_token(self) -> bool:
-        if self._policy.token is not None:
-            return True
-        return self._callers is not None and await self._callers.is_required()
-
-    async def _check_limits(self, scope: Scope, caller: Caller) -> ApiError | None:
+    async def _check_limits(self, scope: Scope, caller: AccessToken) -> ApiError | None:
         """Count a request, and add the rate limit headers of the hosted API to its response."""
-        if self._callers is None or not has_limits(caller):
+        limits = await self._policy.count_request(caller)
+        if limits is None:
             return None
-        counts = await self._callers.count(caller.name, requests=1)
-        headers = rate_limit_headers(caller, counts)
         scope.get(RESPONSE_HEADERS_KEY, []).extend(
-            (name.encode(), value.encode()) for name, value in headers.items()
+            (name.encode(), value.encode()) for name, value in limits.headers.items()
         )
-        exceeded = find_exceeded_limit(caller, counts)
-        if exceeded is None:
+        if limits.exceeded is None:
             return None
-        error = exceeded(seconds=f"{counts.seconds_left:.3g}")
-        error.headers["retry-after"] = str(math.ceil(counts.seconds_left))
-        return error
-
-
-def has_limits(caller: Caller) -> bool:
-    """Return whether a caller has a limit."""
-    return caller.requests_per_minute is not None or caller.tokens_per_minute is not None
-
-
-def find_exceeded_limit(caller: Caller, counts: WindowCounts) -> ErrorTemplate | None:
-    """Return the error of the limit that a counted request exceeds, or None."""
-    if caller.requests_per_minute is not None and counts.requests > caller.requests_per_minute:
-        return RATE_LIMITED
-    if caller.tokens_per_minute is not None and counts.tokens >= caller.tokens_per_minute:
-        return TOKENS_LIMITED
-    return None
-
-
-def rate_limit_headers(caller: Caller, counts: WindowCounts) -> dict[str, str]:
-    """Return the rate limit headers of the hosted API, for the limits of a caller."""
-    used = {
-        "requests": (caller.requests_per_minute, counts.requests),
-        "tokens": (caller.tokens_per_minute, counts.tokens),
-    }
-    headers: dict[str, str] = {}
-    for name, (limit, count) in used.items():
-        if limit is not None:
-            headers[f"x-ratelimit-limit-{name}"] = str(limit)
-            headers[f"x-ratelimit-remaining-{name}"] = str(max(limit - count, 0))
-            headers[f"x-ratelimit-reset-{name}"] = f"{math.ceil(counts.seconds_left)}s"
-    return headers
+        template = RATE_LIMITED if limits.exceeded == "requests" else TOKENS_LIMITED
+        return template(seconds=f"{limits.seconds_left:.3g}")
 
 
 def _read_api_key(scope: Scope) -> bytes:

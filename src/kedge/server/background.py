@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 
 from kedge.errors import StoreError
+from kedge.json_codec import decode
 from kedge.server import errors
-from kedge.server.json_codec import decode
 from kedge.server.output_writer import StreamEvent
 from kedge.server.prepare import prepare_claimed
 from kedge.server.request_log import log_failure

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from kedge.server import errors
-from kedge.server.json_codec import Item
+from kedge.server.item_forms import Item
 
 
 class CallOutputType(NamedTuple):
@@ -43,11 +43,7 @@ CALL_TYPES: Mapping[str, tuple[str, ...]] = {
 """The types of calls that the client must answer, and their keys."""
 
 OUTPUT_TYPES: Mapping[str, CallOutputType] = {
-    "function_call_output": CallOutputType("function_call"),
-    "custom_tool_call_output": CallOutputType("custom_tool_call"),
-    "apply_patch_call_output": CallOutputType("apply_patch_call"),
-    "shell_call_output": CallOutputType("shell_call"),
-    "computer_call_output": CallOutputType("computer_call"),
+    **{f"{call}_output": CallOutputType(call) for call in CALL_TYPES if call.endswith("_call")},
     "local_shell_call_output": CallOutputType("local_shell_call", "id"),
     "mcp_approval_response": CallOutputType("mcp_approval_request", "approval_request_id"),
 }

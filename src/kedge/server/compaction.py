@@ -13,7 +13,7 @@ from typing import Any
 
 from kedge.server.encrypted_content import ContentCipher
 from kedge.server.errors import INVALID_ENCRYPTED_CONTENT
-from kedge.server.json_codec import Item
+from kedge.server.item_forms import Item
 from kedge.server.token_counts import count_items
 
 TRIGGER_TYPE = "compaction_trigger"

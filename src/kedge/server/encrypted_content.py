@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from kedge.encryption import FernetCipher
-from kedge.server.json_codec import decode, encode
+from kedge.json_codec import decode, encode
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
+from kedge.json_codec import encode
 from kedge.server.anthropic.errors import error_body, error_status
 from kedge.server.errors import ApiError
-from kedge.server.json_codec import encode
 
 JSON_HEADERS = {"content-type": "application/json"}
 MODELS_PATHS = "/v1/models/"

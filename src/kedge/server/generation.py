@@ -17,6 +17,7 @@ from kedge.server.models import (
     ItemDelta,
     ItemOpened,
     Model,
+    ModelUsage,
     OutputEvent,
     OutputTruncated,
     Prompt,
@@ -67,6 +68,11 @@ class Generation(ABC, Generic[Chunk]):
     def is_cancelled(self) -> bool:
         """Whether the client is gone or has cancelled."""
         return self._stop_status == "cancelled"
+
+    @property
+    def start_error(self) -> ApiError | None:
+        """The error to respond with if the stream has not been opened."""
+        return self.error
 
     def stop(self, status: str) -> None:
         """Stop from outside: as ``failed`` if the server shuts down, else as ``cancelled``."""
@@ -122,7 +128,8 @@ class Generation(ABC, Generic[Chunk]):
             self.end()
         # Also for a partial answer: a client that disconnects early must not evade its limit.
         if self._service.counts_tokens:
-            await self._service.count_tokens(self._sum_tokens())
+            used = self._count_usage()
+            await self._service.count_tokens(used.input + used.output)
 
     async def _write(self, emit: Emit[Chunk] | None) -> None:
         before = await self._prepare()
@@ -163,7 +170,11 @@ class Generation(ABC, Generic[Chunk]):
         """Record the complete answer."""
 
     @abstractmethod
-    def _sum_tokens(self) -> int:
+    async def stream(self, send: Emit[bytes], on_wait: OnWait) -> None:
+        """Send every frame, and call ``on_wait`` the first time that this waits."""
+
+    @abstractmethod
+    def _count_usage(self) -> ModelUsage:
         """Return the tokens of the request and of the answer so far."""
 
     @abstractmethod

@@ -1,16 +1,18 @@
 """Read request bodies and build responses, for all endpoints."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 
+from kedge.json_codec import encode
 from kedge.server import errors
 from kedge.server.access import CALLER_KEY, read_header
 from kedge.server.deadline import Deadline
-from kedge.server.json_codec import Item, encode
+from kedge.server.item_forms import Item
 from kedge.server.request_log import RESPONSE_HEADERS_KEY, RecordedRequest
 from kedge.server.schema.requests import INCLUDE
 from kedge.server.schema.validators import Integer, ignore_unknown
@@ -159,14 +161,22 @@ class EncodedResponse(Response):
         self.raw_headers = [(b"content-length", b"%d" % len(body)), JSON_HEADER]
 
 
-def respond_bytes(body: bytes) -> Response:
-    """Build a response from encoded JSON."""
-    return EncodedResponse(body)
-
-
 def respond_json(value: object) -> Response:
     """Build a response from a JSON value."""
-    return respond_bytes(encode(value))
+    return EncodedResponse(encode(value))
+
+
+def in_database(
+    work: Callable[[ServerState, Request], object],
+) -> Callable[[Request], Awaitable[Response]]:
+    """Make an endpoint from a function that reads or writes the database and returns a JSON value."""
+
+    @wraps(work)
+    async def answer(request: Request) -> Response:
+        service = get_service(request)
+        return respond_json(await service.run(work, service, request))
+
+    return answer
 
 
 def check_include(request: Request) -> None:

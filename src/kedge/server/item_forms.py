@@ -1,4 +1,4 @@
-"""Normalize input items: every item in its full form, with an id and a status.
+"""Items, and the normalization of input items: every item in its full form, with an id and a status.
 
 Clients send items in short forms (a bare string, a message without a type, content as a string).
 They are normalized once, before they are stored, so that the model, the list of input items and the
@@ -8,8 +8,10 @@ next turn all read the same form.
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from kedge.server.json_codec import Item
 from kedge.server.storage.ids import make_item_id
+
+Item = Mapping[str, Any]
+"""One item of a conversation in the format of the API: a message, a call, an output, reasoning…"""
 
 TYPES_WITHOUT_STATUS = frozenset(
     {"reasoning", "compaction", "additional_tools", "configuration_update"}

@@ -204,14 +204,13 @@ def _iter_output(
     for part in parts:
         yield _open_item(part)
         text = part.arguments if isinstance(part, ToolCallOutput) else part.text
+        is_cut = False
         if max_tokens is not None:
-            text, max_tokens, cut = _truncate_text(text, max_tokens)
-            yield from map(ItemDelta, _split_chunks(text, stream))
-            if cut:
-                yield OutputTruncated("max_output_tokens")
-                return
-        else:
-            yield from map(ItemDelta, _split_chunks(text, stream))
+            text, max_tokens, is_cut = _truncate_text(text, max_tokens)
+        yield from map(ItemDelta, _split_chunks(text, stream))
+        if is_cut:
+            yield OutputTruncated("max_output_tokens")
+            return
         yield ItemClosed()
 
 

@@ -41,72 +41,51 @@ class ItemFormat:
     """The format of one kind of output item, and its events.
 
     ``build_part`` returns the content part (or summary part) with the text, for kinds that have one;
-    ``index_key`` is the member with the index of such a part, and ``content_key`` the member of the
-    item that contains the parts. For other kinds, ``content_key`` is the member with the text itself.
+    ``part_event`` is the beginning of the events of such a part, and ``content_key`` the member of the item that
+    contains the parts. For other kinds, ``content_key`` is the member with the text itself. ``text_event`` is the
+    beginning of the events of the text.
     """
 
     type: str
-    delta_event: str
-    done_event: str
+    text_event: str
     text_key: str
     content_key: str
-    index_key: str = ""
+    part_event: str = ""
     build_part: Callable[[str], OutputItem] | None = None
-    part_added_event: str = ""
-    part_done_event: str = ""
 
 
 ITEM_FORMATS: Mapping[ItemKind, ItemFormat] = {
     "text": ItemFormat(
         type="message",
-        delta_event="response.output_text.delta",
-        done_event="response.output_text.done",
+        text_event="response.output_text",
         text_key="text",
         content_key="content",
-        index_key="content_index",
+        part_event="response.content_part",
         build_part=build_output_text,
-        part_added_event="response.content_part.added",
-        part_done_event="response.content_part.done",
     ),
     "refusal": ItemFormat(
         type="message",
-        delta_event="response.refusal.delta",
-        done_event="response.refusal.done",
+        text_event="response.refusal",
         text_key="refusal",
         content_key="content",
-        index_key="content_index",
+        part_event="response.content_part",
         build_part=lambda text: {"type": "refusal", "refusal": text},
-        part_added_event="response.content_part.added",
-        part_done_event="response.content_part.done",
     ),
     "reasoning": ItemFormat(
         type="reasoning",
-        delta_event="response.reasoning_summary_text.delta",
-        done_event="response.reasoning_summary_text.done",
+        text_event="response.reasoning_summary_text",
         text_key="text",
         content_key="summary",
-        index_key="summary_index",
+        part_event="response.reasoning_summary_part",
         build_part=lambda text: {"type": "summary_text", "text": text},
-        part_added_event="response.reasoning_summary_part.added",
-        part_done_event="response.reasoning_summary_part.done",
     ),
     "function_call": ItemFormat(
-        type="function_call",
-        delta_event="response.function_call_arguments.delta",
-        done_event="response.function_call_arguments.done",
-        text_key="arguments",
-        content_key="arguments",
+        "function_call", "response.function_call_arguments", "arguments", "arguments"
     ),
     "custom_tool_call": ItemFormat(
-        type="custom_tool_call",
-        delta_event="response.custom_tool_call_input.delta",
-        done_event="response.custom_tool_call_input.done",
-        text_key="input",
-        content_key="input",
+        "custom_tool_call", "response.custom_tool_call_input", "input", "input"
     ),
 }
-
-EVENTS_WITH_LOGPROBS = frozenset({"response.output_text.delta", "response.output_text.done"})
 
 
 CALL_ID_PATTERNS = {
@@ -200,17 +179,8 @@ class OutputWriter:
             case ModelUsage():
                 pass
             case ItemAdded():
-                item = self.items[-1]
-                yield {
-                    **self._build_item_event(),
-                    "type": "response.output_item.added",
-                    "item": item,
-                }
-                yield {
-                    **self._build_item_event(),
-                    "type": "response.output_item.done",
-                    "item": item,
-                }
+                yield self._build_item_event("added", self.items[-1])
+                yield self._build_item_event("done", self.items[-1])
             case _:
                 assert_never(event)
 
@@ -218,9 +188,10 @@ class OutputWriter:
         """Add a complete item and yield its stream events, with ``progress_event`` in between."""
         self.items.append(item)
         self._number += 1
-        yield {**self._build_item_event(), "type": "response.output_item.added", "item": item}
-        yield {**self._build_item_event(), "type": progress_event, "item_id": item["id"]}
-        yield {**self._build_item_event(), "type": "response.output_item.done", "item": item}
+        yield self._build_item_event("added", item)
+        index = len(self.items) - 1
+        yield {"type": progress_event, "output_index": index, "item_id": item["id"]}
+        yield self._build_item_event("done", item)
 
     def next_id(self, type: str) -> str:
         """Return the id of the next item."""
@@ -287,45 +258,44 @@ class OutputWriter:
 
     # Events.
 
-    def _build_item_event(self) -> StreamEvent:
-        return {"type": "", "output_index": len(self.items) - 1}
+    def _build_item_event(self, name: str, item: OutputItem) -> StreamEvent:
+        index = len(self.items) - 1
+        return {"type": f"response.output_item.{name}", "output_index": index, "item": item}
 
-    def _build_part_event(self) -> StreamEvent:
-        event = {"type": "", "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
-        return event | {self._format.index_key: 0} if self._format.index_key else event
+    def _build_part_event(self, type: str, **members: Any) -> StreamEvent:
+        event = {"type": type, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        if self._format.build_part is not None:
+            event[f"{self._format.content_key}_index"] = 0
+        return event | members
 
     def _is_hidden(self) -> bool:
         return self._format.type == "reasoning" and not self._show_summary
 
     def _iter_open_events(self) -> Iterator[StreamEvent]:
-        item = dict(self.items[-1])
-        yield {**self._build_item_event(), "type": "response.output_item.added", "item": item}
+        yield self._build_item_event("added", dict(self.items[-1]))
         if self._format.build_part is not None and not self._is_hidden():
-            yield {
-                **self._build_part_event(),
-                "type": self._format.part_added_event,
-                "part": self._format.build_part(""),
-            }
+            yield self._build_part_event(
+                f"{self._format.part_event}.added", part=self._format.build_part("")
+            )
 
     def _iter_delta_events(self, text: str) -> Iterator[StreamEvent]:
         if not self._is_hidden():
-            yield self._build_text_event(self._format.delta_event, "delta", text)
+            yield self._build_text_event("delta", "delta", text)
 
     def _iter_close_events(self) -> Iterator[StreamEvent]:
         form, item = self._format, self.items[-1]
         if form.build_part is None:
-            yield self._build_text_event(form.done_event, form.text_key, item[form.content_key])
+            yield self._build_text_event("done", form.text_key, item[form.content_key])
         elif not self._is_hidden():
             part = item[form.content_key][0]
-            yield self._build_text_event(form.done_event, form.text_key, part[form.text_key])
-            yield {**self._build_part_event(), "type": form.part_done_event, "part": part}
-        yield {**self._build_item_event(), "type": "response.output_item.done", "item": dict(item)}
+            yield self._build_text_event("done", form.text_key, part[form.text_key])
+            yield self._build_part_event(f"{form.part_event}.done", part=part)
+        yield self._build_item_event("done", dict(item))
 
-    def _build_text_event(self, type: str, member: str, text: str) -> StreamEvent:
-        event = self._build_part_event()
-        event["type"] = type
+    def _build_text_event(self, name: str, member: str, text: str) -> StreamEvent:
+        event = self._build_part_event(f"{self._format.text_event}.{name}")
         event[member] = text
-        if type in EVENTS_WITH_LOGPROBS:
+        if self._format.text_event == "response.output_text":
             event["logprobs"] = []
         return event
 

@@ -3,10 +3,11 @@
 The checks run in the documented order (``docs/strictness.md``). Nothing is written to the database.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kedge.json_codec import decode
 from kedge.practice import PracticeRequest
 from kedge.server import errors, response_object
 from kedge.server.coherence import (
@@ -21,8 +22,7 @@ from kedge.server.compaction import (
     find_newest_exchange,
     has_compaction_trigger,
 )
-from kedge.server.item_forms import normalize_items
-from kedge.server.json_codec import Item, decode
+from kedge.server.item_forms import Item, normalize_items
 from kedge.server.models import Model, Prompt
 from kedge.server.prompt_cache import (
     DEFAULT_LIFETIME,
@@ -36,7 +36,7 @@ from kedge.server.storage.context import (
     EMPTY_CONTEXT,
     Context,
     ContextItems,
-    UnstoredResponses,
+    LaneMemory,
     truncate_history,
 )
 from kedge.server.storage.ids import make_response_id, new_key
@@ -125,7 +125,7 @@ class ResponseDraft(NamedTuple):
 def prepare_response(
     service: ServerState,
     body: Body,
-    unstored: UnstoredResponses | None = None,
+    unstored: LaneMemory | None = None,
     idempotency_key: str | None = None,
 ) -> ResponseDraft:
     """Prepare the response to a valid request, or raise the first ApiError.
@@ -194,14 +194,7 @@ def _build_draft(
         if seen is model_input and not has_compaction(items)
         else 0,
         store=store,
-        prompt=Prompt(
-            ask=build_ask(body, seen.items, service.read_reasoning),
-            body=body,
-            stream=bool(body.get("stream")),
-            max_tokens=body.get("max_output_tokens"),
-            decrypt_reasoning=service.decrypt_reasoning,
-            namespace=service.namespace,
-        ),
+        prompt=build_prompt(service, body, seen.items, stream=bool(body.get("stream"))),
         compacted=compacted,
         skip_model=triggered or body.get("generate") is False,
         model=model,
@@ -209,9 +202,7 @@ def _build_draft(
     )
 
 
-def find_history(
-    service: ServerState, body: Body, unstored: UnstoredResponses | None = None
-) -> History:
+def find_history(service: ServerState, body: Body, unstored: LaneMemory | None = None) -> History:
     """Return the context that a request continues."""
     check_exclusive(body)
     conversation, previous = body.get("conversation"), body.get("previous_response_id")
@@ -234,9 +225,7 @@ def _find_conversation_history(service: ServerState, id: str) -> History:
     return History(context, found.node, found.id)
 
 
-def _find_response_history(
-    service: ServerState, id: str, unstored: UnstoredResponses | None
-) -> History:
+def _find_response_history(service: ServerState, id: str, unstored: LaneMemory | None) -> History:
     remembered = None if unstored is None else unstored.find(id)
     if remembered is not None:
         return History(remembered, in_memory=True)
@@ -279,8 +268,8 @@ def resolve_input(
     service: ServerState, input: str | Sequence[Item], key: str, history: History
 ) -> list[Item]:
     """Resolve the references in a request's input, check it against the history, and normalize it."""
-    items = resolve_references(_list_input(input), service.item_lookup)
-    check_request(history.context.coherence, items, service.item_lookup)
+    items = resolve_references(_list_input(input), service.nodes)
+    check_request(history.context.coherence, items, service.nodes)
     check_encrypted_content(items, service.cipher.decrypt)
     return normalize_items(items, key)
 
@@ -417,13 +406,18 @@ def read_prompt_cache(
     return service.prompt_cache.read(prefixes, RETENTIONS.get(retention, DEFAULT_LIFETIME))
 
 
-def build_ask(
-    body: Body, items: Sequence[Item], read_reasoning: Callable[[Item], str]
-) -> PracticeRequest:
+def build_prompt(
+    service: ServerState,
+    body: Body,
+    items: Sequence[Item],
+    *,
+    stream: bool,
+    stop: tuple[str, ...] = (),
+) -> Prompt:
     """Build the request to the model from the request body and the items of its input."""
     text: Body = body.get("text") or {}
     choice = body.get("tool_choice")
-    return PracticeRequest(
+    ask = PracticeRequest(
         items=items,
         instructions=body.get("instructions"),
         tools=body.get("tools") or (),
@@ -431,5 +425,14 @@ def build_ask(
         parallel_tool_calls=body.get("parallel_tool_calls") is not False,
         text_format=text.get("format"),
         reasoning=body.get("reasoning"),
-        read_reasoning=read_reasoning,
+        read_reasoning=service.read_reasoning,
+    )
+    return Prompt(
+        ask=ask,
+        body=body,
+        stream=stream,
+        max_tokens=body.get("max_output_tokens"),
+        stop=stop,
+        decrypt_reasoning=service.decrypt_reasoning,
+        namespace=service.namespace,
     )

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kedge.server.json_codec import Item
+from kedge.server.item_forms import Item
 
 MIN_CACHED_TOKENS = 1024
 """The minimum number of tokens of a prompt that is cached automatically."""
@@ -84,23 +84,20 @@ class PromptCache:
             prefixes: The prefixes of the prompt, longest first.
             lifetime: Seconds for which they remain cached without use.
         """
-        with self._lock:
-            return self._read(prefixes, lifetime)
-
-    def _read(self, prefixes: Iterable[Prefix], lifetime: float) -> int:
         cached, now = 0, self._clock()
         renewed_at = now
         used: list[Prefix] = []
-        for digest, tokens in prefixes:
-            entry = None if cached else self._renew(digest, now)
-            if entry is not None:
-                cached = entry.tokens
-                if entry.lifetime == lifetime and now - entry.renewed_at < lifetime * RENEWAL_SHARE:
-                    renewed_at = entry.renewed_at
-                    break
-            if tokens >= MIN_CACHED_TOKENS:
-                used.append((digest, tokens))
-        self._store(reversed(used), lifetime, now, renewed_at)
+        with self._lock:
+            for digest, tokens in prefixes:
+                entry = None if cached else self._renew(digest, now)
+                if entry is not None:
+                    cached, age = entry.tokens, now - entry.renewed_at
+                    if entry.lifetime == lifetime and age < lifetime * RENEWAL_SHARE:
+                        renewed_at = entry.renewed_at
+                        break
+                if tokens >= MIN_CACHED_TOKENS:
+                    used.append((digest, tokens))
+            self._store(reversed(used), lifetime, now, renewed_at)
         return cached - cached % CACHED_TOKENS_STEP
 
     def read_breakpoints(
@@ -113,22 +110,17 @@ class PromptCache:
             breakpoints: The breakpoints in order.
             minimum: The minimum number of tokens of a prefix that the model caches.
         """
-        with self._lock:
-            return self._read_breakpoints(digests, breakpoints, minimum)
-
-    def _read_breakpoints(
-        self, digests: Sequence[bytes], breakpoints: Sequence[Breakpoint], minimum: int
-    ) -> tuple[int, int]:
         tokens, now = 0, self._clock()
-        for each in reversed(breakpoints):
-            start = max(each.index - MAX_LOOKBACK, -1)
-            found = (self._renew(digests[index], now) for index in range(each.index, start, -1))
-            tokens = next((entry.tokens for entry in found if entry), 0)
-            if tokens:
-                break
         cacheable = [each for each in breakpoints if each.tokens >= minimum]
-        for each in cacheable:
-            self._store([(digests[each.index], each.tokens)], each.lifetime, now, now)
+        with self._lock:
+            for each in reversed(breakpoints):
+                start = max(each.index - MAX_LOOKBACK, -1)
+                found = (self._renew(digests[index], now) for index in range(each.index, start, -1))
+                tokens = next((entry.tokens for entry in found if entry), 0)
+                if tokens:
+                    break
+            for each in cacheable:
+                self._store([(digests[each.index], each.tokens)], each.lifetime, now, now)
         end = cacheable[-1].tokens if cacheable else 0
         return tokens, max(end - tokens, 0)
 

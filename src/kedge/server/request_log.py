@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kedge.observe import bind_fields, count, get_logger, measure
 from kedge.server.error_response import build_error_response, is_anthropic
 from kedge.server.errors import INTERNAL_ERROR
-from kedge.server.json_codec import Item
+from kedge.server.item_forms import Item
 
 log = get_logger("kedge.access")
 ROUTINE_PATH = re.compile(r"/healthz|/metrics|/static/.*|/api/conversations/[^/]+/runs")
@@ -108,11 +108,12 @@ class AccessLogMiddleware:
     async def _handle_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a connection on; each message on it becomes a separate request."""
         request_id = f"req_{os.urandom(16).hex()}"
+        extra_headers = [(b"x-request-id", request_id.encode())]
+        scope[RESPONSE_HEADERS_KEY] = extra_headers
 
         async def send_with_id(message: Message) -> None:
             if message["type"] in ("websocket.accept", "websocket.http.response.start"):
-                headers = message.get("headers", [])
-                message["headers"] = [*headers, (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message.get("headers", []), *extra_headers]
             await send(message)
 
         try:

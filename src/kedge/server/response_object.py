@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kedge.server.errors import INTERNAL_ERROR, ApiError
+from kedge.server.models import ModelUsage
 from kedge.server.prompt_cache import MIN_CACHED_TOKENS
 
 Body = Mapping[str, Any]
@@ -105,16 +106,21 @@ def build_failed_fields(status: str, cause: ApiError | str | None = None) -> dic
     return {**IN_PROGRESS_FIELDS, "status": status, "error": error if status == "failed" else None}
 
 
-def build_usage(*, input: int, cached: int, output: int, reasoning: int) -> dict[str, Any]:
+def build_usage(usage: ModelUsage) -> dict[str, Any]:
     """Build the ``usage`` object."""
-    written = input - cached if input >= MIN_CACHED_TOKENS else 0
+    written = usage.input - usage.cached if usage.input >= MIN_CACHED_TOKENS else 0
     return {
-        "input_tokens": input,
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
-        "output_tokens": output,
-        "output_tokens_details": {"reasoning_tokens": reasoning},
-        "total_tokens": input + output,
+        "input_tokens": usage.input,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": written},
+        "output_tokens": usage.output,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "total_tokens": usage.input + usage.output,
     }
+
+
+def join_response(request_json: bytes, result_json: bytes, output: bytes) -> bytes:
+    """Join the encoded parts of a response, which are stored separately."""
+    return b'%b,%b,"output":%b}' % (request_json[:-1], result_json[1:-1], output)
 
 
 def _build_conversation(value: str | Body | None) -> dict[str, Any] | None:

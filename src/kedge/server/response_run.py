@@ -8,23 +8,24 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from kedge.json_codec import encode_plain
+from kedge.json_codec import encode, encode_plain
 from kedge.observe import count
 from kedge.server import errors, response_object
 from kedge.server.compaction import build_compaction_item
 from kedge.server.deadline import Deadline
 from kedge.server.generation import Emit, Generation, OnWait
-from kedge.server.json_codec import Item, encode, join_response
+from kedge.server.item_forms import Item
 from kedge.server.models import ModelUsage, OutputEvent
 from kedge.server.output_writer import OutputWriter, StreamEvent, count_usage
 from kedge.server.prepare import ResponseDraft, add_summary
 from kedge.server.request_log import RecordedRequest
+from kedge.server.response_object import join_response
 from kedge.server.sse import SSEEncoder
 from kedge.server.state import ServerState
 from kedge.server.storage.context import (
     EMPTY_CONTEXT,
     Context,
-    UnstoredResponses,
+    LaneMemory,
     extend_context,
 )
 from kedge.server.storage.ids import parse_node_number
@@ -54,7 +55,7 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         self,
         service: ServerState,
         draft: ResponseDraft,
-        unstored: UnstoredResponses | None = None,
+        unstored: LaneMemory | None = None,
         recorded_request: RecordedRequest | None = None,
         *,
         is_locked: bool = False,
@@ -77,11 +78,6 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         self.before_settle: Callable[[], None] | None = None
         """Called before the result of the response is stored."""
 
-    @property
-    def start_error(self) -> errors.ApiError | None:
-        """The error to respond with if the stream has not been opened."""
-        return self.error
-
     async def generate(self, on_wait: OnWait) -> bytes | None:
         """Return the complete response as JSON, or None if the client disconnected.
 
@@ -103,14 +99,10 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
 
         await self._stream(emit, on_wait)
 
-    def begin(self) -> None:
-        """Store the response as in progress, before its client receives the id."""
-        self._store_in_progress()
-
     def enqueue(self) -> list[StreamEvent]:
         """Store the response as queued and return the first events of its stream."""
         self._result_fields = response_object.QUEUED_FIELDS
-        self._store_in_progress()
+        self.begin()
         return [self._build_event("created"), self._build_event("queued")]
 
     async def run_queued(self, slots: asyncio.Semaphore, emit: Emit[Sequence[StreamEvent]]) -> None:
@@ -138,7 +130,7 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
 
     def _start(self) -> list[StreamEvent]:
         if self._state == "unwritten":
-            self._store_in_progress()
+            self.begin()
         return [self._build_event("created"), self._build_event("in_progress")]
 
     def _start_queued(self) -> list[StreamEvent]:
@@ -220,7 +212,7 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
     def _handle_wait(self) -> None:
         # On a database of several servers this would be a round trip, and useless for its client.
         if self._state == "unwritten" and self._service.claims is None:
-            self._store_in_progress()
+            self.begin()
         super()._handle_wait()
 
     def _add_compaction(self) -> list[StreamEvent]:
@@ -253,7 +245,8 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
             else draft.input
         )
 
-    def _store_in_progress(self) -> None:
+    def begin(self) -> None:
+        """Store the response as in progress or queued, before its client receives the id."""
         if self.draft.store:
             entry, barrier = self._build_entry(), has_compaction(self.draft.input)
             queued = self._result_fields is response_object.QUEUED_FIELDS
@@ -264,22 +257,12 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         draft = self.draft
         return count_usage(self._writer, ModelUsage(draft.input_tokens, 0, draft.cached_tokens))
 
-    def _sum_tokens(self) -> int:
-        used = self._count_usage()
-        return used.input + used.output
-
     async def _complete(self) -> None:
         draft, writer = self.draft, self._writer
-        counted = self._count_usage()
         self._result_fields = response_object.build_finished_fields(
             reason=writer.incomplete_reason,
             now=int(self._service.clock()),
-            usage=response_object.build_usage(
-                input=counted.input,
-                cached=counted.cached,
-                output=counted.output,
-                reasoning=counted.reasoning,
-            ),
+            usage=response_object.build_usage(self._count_usage()),
         )
         self._service.remember_reasoning(writer.items, writer.reasoning_texts)
         result, output = encode_plain(self._result_fields), encode(writer.items)

@@ -1,16 +1,20 @@
 """Server-sent events: encoding, buffering, and the ASGI responses that stream them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 from starlette.types import Message, Receive, Scope, Send
 
+from kedge.json_codec import encode
 from kedge.server.deadline import Deadline
-from kedge.server.errors import ApiError
-from kedge.server.json_codec import encode
 
+if TYPE_CHECKING:
+    from kedge.server.generation import Generation
+
+FRAME_END = b"\n\n"
 DONE_FRAME = b"data: [DONE]\n\n"
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -32,7 +36,12 @@ class SSEEncoder:
         """Encode the next event."""
         event["sequence_number"] = self._number
         self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event))
+        return encode_event(event)
+
+
+def encode_event(event: Mapping[str, Any]) -> bytes:
+    """Encode an event with a type as a frame."""
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event))
 
 
 class DelayedStart:
@@ -77,36 +86,6 @@ class DelayedStart:
         await self.release()
 
 
-class Stoppable(Protocol):
-    """Protocol of runs that can be stopped from outside."""
-
-    def stop(self, status: str) -> None:
-        """Stop it: as ``failed`` or as ``cancelled``."""
-        ...
-
-
-class StreamSource(Stoppable, Protocol):
-    """Protocol of the sources of an ``EventStream``."""
-
-    grace: float
-    has_output: bool
-
-    @property
-    def start_error(self) -> ApiError | None:
-        """The error to respond with if the stream has not been opened."""
-        ...
-
-    async def stream(
-        self, send: Callable[[bytes], Awaitable[None]], on_wait: Callable[[], None]
-    ) -> None:
-        """Send every frame, and call ``on_wait`` the first time that this waits."""
-        ...
-
-    def end(self) -> None:
-        """Release all resources."""
-        ...
-
-
 class EventStream:
     """The ASGI response to a streaming request.
 
@@ -115,7 +94,7 @@ class EventStream:
         last_frame: The bytes that are sent after the last of them.
     """
 
-    def __init__(self, source: StreamSource, last_frame: bytes = b"") -> None:
+    def __init__(self, source: "Generation[Any]", last_frame: bytes = b"") -> None:
         self._source = source
         self._last_frame = last_frame
 
@@ -132,7 +111,7 @@ class EventStream:
         try:
             await start({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
             async with BufferedSender(start) as outbox:
-                with DisconnectWatcher(source, receive) as watcher:
+                with DisconnectWatcher(partial(source.stop, "cancelled"), receive) as watcher:
                     await source.stream(put, watcher.start)
         finally:
             source.end()
@@ -157,15 +136,12 @@ class ReplayStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the recorded frames and those that are added meanwhile, then the terminator."""
         await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
-        with DisconnectWatcher(self, receive) as watcher, self._deadline, suppress(EventsDropped):
+        watcher = DisconnectWatcher(self._deadline.cancel, receive)
+        with watcher, self._deadline, suppress(EventsDropped):
             watcher.start()
             async for frames in self._frames:
                 await send({"type": "http.response.body", "body": frames, "more_body": True})
             await send({"type": "http.response.body", "body": DONE_FRAME, "more_body": False})
-
-    def stop(self, status: str) -> None:
-        """Stop sending, because the reader disconnected."""
-        self._deadline.cancel()
 
 
 # Why there is an outbox. One write to a socket costs more than the event in it, and a fast model
@@ -223,10 +199,10 @@ class BufferedSender:
 
 
 class DisconnectWatcher:
-    """A watcher that stops a run when its client disconnects, from ``start`` until its block is left."""
+    """A watcher that calls ``stop`` when a client disconnects, from ``start`` until its block is left."""
 
-    def __init__(self, run: Stoppable, receive: Receive) -> None:
-        self._run = run
+    def __init__(self, stop: Callable[[], None], receive: Receive) -> None:
+        self._stop = stop
         self._receive = receive
         self._task: asyncio.Task[None] | None = None
 
@@ -244,4 +220,4 @@ class DisconnectWatcher:
     async def _wait_for_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._run.stop("cancelled")
+        self._stop()

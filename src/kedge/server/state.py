@@ -9,24 +9,24 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kedge.access_tokens import AccessToken
 from kedge.errors import KedgeError
-from kedge.server.access import Caller
 from kedge.server.compaction import expand_compaction
 from kedge.server.encrypted_content import KEY_BYTES, ContentCipher, parse_reasoning_payload
 from kedge.server.errors import MODEL_NOT_FOUND
-from kedge.server.json_codec import Item
+from kedge.server.item_forms import Item
 from kedge.server.models import Model, PracticeModel
 from kedge.server.prompt_cache import PromptCache
 from kedge.server.settings import Settings
 from kedge.server.storage.context import ContextCache
 from kedge.server.storage.conversations import ConversationRepository
 from kedge.server.storage.database import open_server_database
-from kedge.server.storage.items import NodeRepository, StoredItemLookup
+from kedge.server.storage.items import NodeRepository
 from kedge.server.storage.responses import ResponseRepository
 from kedge.server.token_counts import count_items
 
 if TYPE_CHECKING:
-    from kedge.server.sse import Stoppable
+    from kedge.server.generation import Generation
 
 log = logging.getLogger("kedge.server")
 
@@ -63,8 +63,7 @@ class ServerState:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.namespace = ""
-        self._caller: Caller | None = None
+        self._caller: AccessToken | None = None
         self._views: dict[str, ServerState] = {}
         self.model = settings.model
         self.models = dict(settings.models) or {settings.model.name: settings.model}
@@ -74,25 +73,18 @@ class ServerState:
         self.run = self._database.run
         self.submit = self._database.submit
         self.transact = self._database.transact
-        self.prompt_cache = PromptCache(self.clock)
         self.ignores_unknown = settings.unknown_parameters == "ignore" or (
             settings.unknown_parameters is None
             and not all(isinstance(model, PracticeModel) for model in self.models.values())
         )
         self.logged_parameters: set[str] = set()
         """Ignored parameters that the log already names."""
-        self.running: set[Stoppable] = set()
+        self.running: set[Generation[Any]] = set()
         self.sockets: set[SocketConnection] = set()
-        self._reasoning_texts: OrderedDict[str, str] = OrderedDict()
         key = secrets.token_bytes(KEY_BYTES)
         self._key = self._database.get_or_add_fact("sealing key", key) or key
-        self.cipher = ContentCipher(self._key)
         self._cache = ContextCache(settings.limits.cache_bytes)
-        self.nodes = NodeRepository(self._database, self._cache, self.expand_items)
-        self.responses = ResponseRepository(self._database, self.nodes, settings.retention)
-        self.conversations = ConversationRepository(self._database, self.nodes, count_items)
-        self.item_lookup = StoredItemLookup(self.nodes, self.clock)
-        self._views[""] = self
+        self._bind("", self._key)
         if self._database.shared:
             self.responses.fail_unfinished(settings.limits.answer_seconds)
         elif self._database.unclean_shutdown:
@@ -100,9 +92,14 @@ class ServerState:
 
     def view_namespace(self, namespace: str) -> "ServerState":
         """Return this state for a namespace."""
-        return self._views.get(namespace) or self._bind(namespace)
+        view = self._views.get(namespace)
+        if view is None:
+            key = hmac.digest(self._key, b"namespace " + namespace.encode(), hashlib.sha256)
+            view = copy.copy(self)
+            view._bind(namespace, key)  # noqa: SLF001 - of this class
+        return view
 
-    def view_as(self, caller: Caller | None) -> "ServerState":
+    def view_as(self, caller: AccessToken | None) -> "ServerState":
         """Return this state for a caller, which is None for the administrator."""
         if caller is None:
             return self
@@ -110,20 +107,16 @@ class ServerState:
         view._caller = caller  # noqa: SLF001 - of this class
         return view
 
-    def _bind(self, namespace: str) -> "ServerState":
+    def _bind(self, namespace: str, key: bytes) -> None:
         """Bind the state to a namespace, with separate rows, caches and key on the same connections."""
-        view = copy.copy(self)
-        view.namespace = namespace
-        key = hmac.digest(self._key, b"namespace " + namespace.encode(), hashlib.sha256)
-        view.cipher = ContentCipher(key)
-        view.prompt_cache = PromptCache(self.clock)
-        view._reasoning_texts = OrderedDict()  # noqa: SLF001 - of this class
-        view.nodes = NodeRepository(self._database, self._cache, view.expand_items, namespace)
-        view.responses = ResponseRepository(self._database, view.nodes, self.settings.retention)
-        view.conversations = ConversationRepository(self._database, view.nodes, count_items)
-        view.item_lookup = StoredItemLookup(view.nodes, self.clock)
-        self._views[namespace] = view
-        return view
+        self.namespace = namespace
+        self.cipher = ContentCipher(key)
+        self.prompt_cache = PromptCache(self.clock)
+        self._reasoning_texts: OrderedDict[str, str] = OrderedDict()
+        self.nodes = NodeRepository(self._database, self._cache, self.expand_items, namespace)
+        self.responses = ResponseRepository(self._database, self.nodes, self.settings.retention)
+        self.conversations = ConversationRepository(self._database, self.nodes, count_items)
+        self._views[namespace] = self
 
     @property
     def counts_tokens(self) -> bool:

@@ -2,20 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.requests import Request
 
 from kedge.server.errors import INTERNAL_ERROR, ApiError
 from kedge.server.generation import Emit, Generation, OnWait
-from kedge.server.http import get_recorded_request, get_service, respond_bytes, respond_json
-from kedge.server.item_forms import normalize_items
-from kedge.server.json_codec import Item
+from kedge.server.http import EncodedResponse, get_recorded_request, get_service, respond_json
+from kedge.server.item_forms import Item, normalize_items
 from kedge.server.models import Model, ModelUsage, OutputEvent, Prompt
 from kedge.server.output_writer import OutputWriter, count_usage
 from kedge.server.prepare import (
     ModelInput,
-    build_ask,
+    build_prompt,
     count_instruction_tokens,
     read_prompt_cache,
     truncate_to_window,
@@ -49,9 +49,8 @@ class PreparedRequest:
     key: str
     model: Model
     prompt: Prompt
-    input_tokens: int
-    cached_tokens: int = 0
-    cache_write_tokens: int = 0
+    usage: ModelUsage
+    """The usage before the first token of the answer."""
 
 
 async def prepare(
@@ -74,19 +73,13 @@ async def prepare(
     await precount(measure_texts(texts), count)
     counted = count()
     model_input = truncate_to_window(counted, body, model.window)
-    prompt = Prompt(
-        ask=build_ask(body, model_input.items, service.read_reasoning),
-        body=body,
-        stream=request.stream,
-        max_tokens=body.get("max_output_tokens"),
-        stop=request.stop,
-        decrypt_reasoning=service.decrypt_reasoning,
-        namespace=service.namespace,
+    prompt = build_prompt(
+        service, body, model_input.items, stream=request.stream, stop=request.stop
     )
     cached = 0
     if automatic_cache and model_input is counted:
         cached = read_prompt_cache(service, body, EMPTY_CONTEXT, items, counted)
-    return PreparedRequest(key, model, prompt, model_input.tokens, cached)
+    return PreparedRequest(key, model, prompt, ModelUsage(model_input.tokens, 1, cached))
 
 
 class Serializer(Protocol):
@@ -127,12 +120,7 @@ class StatelessRun(Generation[bytes]):
         serializer: Serializer,
     ) -> None:
         super().__init__(service, request.model, request.prompt, writer)
-        self._input_usage = ModelUsage(
-            request.input_tokens,
-            output=1,
-            cached=request.cached_tokens,
-            cache_write=request.cache_write_tokens,
-        )
+        self._input_usage = request.usage
         self._serializer = serializer
 
     @property
@@ -163,10 +151,6 @@ class StatelessRun(Generation[bytes]):
             return self._serializer.end(self._writer, self._count_usage())
         return self._serializer.error(self.error or INTERNAL_ERROR())
 
-    def _sum_tokens(self) -> int:
-        used = self._count_usage()
-        return used.input + used.output
-
     def _count_usage(self) -> ModelUsage:
         return count_usage(self._writer, self._input_usage)
 
@@ -186,6 +170,6 @@ async def respond(
     run = StatelessRun(get_service(request), prepared, writer, serializer)
     if prepared.prompt.stream:
         return EventStream(run)
-    with DisconnectWatcher(run, request.receive) as watch:
+    with DisconnectWatcher(partial(run.stop, "cancelled"), request.receive) as watch:
         response = await run.generate(watch.start)
-    return respond_bytes(b"") if response is None else respond_json(response)
+    return EncodedResponse(b"") if response is None else respond_json(response)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kedge import tokens
-from kedge.server.json_codec import Item
+from kedge.server.item_forms import Item
 from kedge.tokens import items as item_counts
 from kedge.tokens.items import to_compact_json
 

@@ -19,9 +19,14 @@ from typing import Any, cast
 
 from kedge.json_codec import decode, reject_constant
 from kedge.server import errors
-from kedge.server.json_codec import Item
+from kedge.server.item_forms import Item
 from kedge.server.schema import requests
-from kedge.server.schema.validators import Object, describe_json_type, is_ignoring_unknown
+from kedge.server.schema.validators import (
+    JsonPath,
+    Object,
+    describe_json_type,
+    is_ignoring_unknown,
+)
 
 ToolParam = Mapping[str, Any]
 
@@ -88,66 +93,62 @@ def parse_body(raw: bytes) -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestSchema:
+class RequestSchema(Object):
     """The body of one endpoint: its parameters, and those that were moved.
 
     ``legacy`` parameters are not supported and never ignored, because the answer would be wrong without them.
     """
 
-    params: Object
     moved: Mapping[str, str] = field(default_factory=dict[str, str])
     legacy: tuple[str, ...] = ()
 
-    def check(self, body: object) -> dict[str, Any]:
+    def check_body(self, body: object) -> dict[str, Any]:
         """Check for missing and unknown parameters, then each parameter in order."""
         if type(body) is not dict:
             raise errors.BODY_NOT_OBJECT(got=describe_json_type(body))
         fields = cast("dict[str, Any]", body)
-        for name in self.params.required:
-            if name not in fields:
-                raise self._missing_error(name, fields)
-        if not fields.keys() <= self.params.members.keys():
-            self._check_unknown(fields)
-        self.params.check(fields, None)
+        self.check(fields, None)
         return fields
 
-    def _missing_error(self, name: str, body: Mapping[str, Any]) -> errors.ApiError:
+    def missing_error(
+        self, name: str, members: Mapping[str, Any], path: JsonPath
+    ) -> errors.ApiError:
+        """Build the error of a missing parameter, which may have its old name."""
         for old, new in self.moved.items():
-            if new == name and old in body:
+            if new == name and old in members:
                 return errors.MOVED_PARAMETER(path=old, to=new)
-        return errors.MISSING_PARAMETER(path=name)
+        return Object.missing_error(self, name, members, path)
 
-    def _check_unknown(self, body: Mapping[str, Any]) -> None:
-        """Raise for an unknown parameter, unless unknown parameters are ignored."""
-        for name in body:
-            is_known = name in self.params.members
+    def check_unknown(self, members: dict[str, Any], path: JsonPath) -> None:
+        """Reject an unknown parameter, unless unknown parameters are ignored."""
+        for name in members:
             is_ignored = is_ignoring_unknown() and name not in (*self.moved, *self.legacy)
-            if not is_known and not is_ignored:
-                raise self._unknown_error(name, body)
+            if name not in self.members and not is_ignored:
+                raise self._unknown_error(name, members)
+        Object.check_unknown(self, members, path)
 
     def _unknown_error(self, name: str, body: Mapping[str, Any]) -> errors.ApiError:
-        known = self.params.members
         if name in self.moved:
             return errors.MOVED_PARAMETER(path=name, to=self.moved[name])
-        near = find_similar(name, [other for other in known if other not in body])
+        near = find_similar(name, [other for other in self.members if other not in body])
         if near:
             suggestion = " or ".join(f"'{other}'" for other in near)
             return errors.UNKNOWN_WITH_SUGGESTION(path=name, suggestion=suggestion)
         return errors.UNKNOWN_PARAMETER(path=name)
 
 
-_CREATE = RequestSchema(Object(requests.CREATE_RESPONSE), requests.MOVED_PARAMETERS)
-_SOCKET_CREATE = RequestSchema(Object(requests.SOCKET_CREATE), requests.MOVED_PARAMETERS)
-check_input_tokens = RequestSchema(Object(requests.INPUT_TOKENS)).check
-check_compact = RequestSchema(Object(requests.COMPACT_RESPONSE)).check
-check_conversation_create = RequestSchema(Object(requests.CONVERSATION_CREATE)).check
-check_conversation_update = RequestSchema(Object(requests.CONVERSATION_UPDATE)).check
-check_conversation_items = RequestSchema(Object(requests.CONVERSATION_ITEMS)).check
+_CREATE = RequestSchema(requests.CREATE_RESPONSE, moved=requests.MOVED_PARAMETERS)
+_SOCKET_CREATE = RequestSchema(requests.SOCKET_CREATE, moved=requests.MOVED_PARAMETERS)
+check_input_tokens = RequestSchema(requests.INPUT_TOKENS).check_body
+check_compact = RequestSchema(requests.COMPACT_RESPONSE).check_body
+check_conversation_create = RequestSchema(requests.CONVERSATION_CREATE).check_body
+check_conversation_update = RequestSchema(requests.CONVERSATION_UPDATE).check_body
+check_conversation_items = RequestSchema(requests.CONVERSATION_ITEMS).check_body
 
 
 def check_create(body: object, *, on_socket: bool = False) -> None:
     """Check a request to ``POST /v1/responses``, or the same request as a WebSocket message."""
-    fields = (_SOCKET_CREATE if on_socket else _CREATE).check(body)
+    fields = (_SOCKET_CREATE if on_socket else _CREATE).check_body(body)
     for entry in fields.get("context_management") or ():
         if entry["type"] != "compaction":
             raise errors.CONTEXT_MANAGEMENT_UNSUPPORTED(type=entry["type"])

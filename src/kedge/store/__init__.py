@@ -1,5 +1,6 @@
 """The store: durable conversations with their trees of nodes and their responses."""
 
+from kedge.access_tokens import AccessToken, TokenUse
 from kedge.store.open import open_store
 from kedge.store.proxied_requests import ProxiedRequest, ProxyTotals
 from kedge.store.records import (
@@ -17,7 +18,7 @@ from kedge.store.records import (
     ToolRow,
 )
 from kedge.store.store import Store
-from kedge.store.tokens import AccessToken, TokenRegistry, TokenUse
+from kedge.store.tokens import TokenRegistry
 
 __all__ = [
     "AccessToken",

@@ -14,8 +14,8 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
+from kedge.access_tokens import AccessToken, TokenUse
 from kedge.errors import InvalidSetting, NotInStore, StoreError
 from kedge.observe import get_logger
 from kedge.store.database import Row, Tx
@@ -37,42 +37,6 @@ RECHECK_SECONDS = 1.0
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 _COLUMNS = "t.name, t.namespace, t.scopes, t.requests_per_minute, t.tokens_per_minute, t.created_at"
-
-
-@dataclass(frozen=True, slots=True)
-class AccessToken:
-    """A named token, without its secret.
-
-    Attributes:
-        name: Its name.
-        namespace: The namespace of its user, which it gives access to. Empty for the administrator.
-        scopes: Its scopes: ``server``, ``page``, ``api``, ``metrics``.
-        requests_per_minute: The maximum number of requests per minute, or None.
-        tokens_per_minute: The maximum number of tokens of models per minute, or None.
-        created_at: When it was added, in seconds since 1970.
-    """
-
-    name: str
-    namespace: str
-    scopes: frozenset[str]
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    created_at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class TokenUse:
-    """The counts of a token in the current minute.
-
-    Attributes:
-        requests: The requests.
-        tokens: The tokens of models.
-        seconds_left: The seconds until the next minute.
-    """
-
-    requests: int
-    tokens: int
-    seconds_left: float
 
 
 class TokenRegistry:

@@ -26,7 +26,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kedge.errors import StoreError
 from kedge.observe import get_logger
 from kedge.server.access import CALLER_KEY, AccessPolicy, is_same_origin, read_bearer_token
-from kedge.server.auth import find_exceeded_limit, has_limits, rate_limit_headers
 from kedge.server.request_log import log_failure
 from kedge.store import AccessToken, TokenRegistry, TokenUse
 
@@ -75,14 +74,8 @@ class PageAuth(AccessPolicy):
     value whose hash is in the store, so it ends when the token is revoked.
     """
 
-    clock: Callable[[], float] = time.time
     registry: TokenRegistry | None = None
-
-    async def needs_token(self) -> bool:
-        """Return whether a token is required."""
-        if self.token is not None:
-            return True
-        return self.registry is not None and await self.registry.is_required()
+    clock: Callable[[], float] = time.time
 
     async def log_in(self, token: str) -> str | None:
         """Start a session for a token, or return None if it is wrong or lacks the scope ``page``."""
@@ -255,7 +248,7 @@ class PageAuthMiddleware:
             by_token = await registry.find(bearer.decode("latin-1"))
             caller = by_token or await registry.find_session(session)
             if caller is not None:
-                return await self._check_caller(scope, registry, caller, by_token is not None)
+                return await self._check_caller(scope, caller, by_token is not None)
         if scope["path"].startswith("/api/") or scope["method"] not in SAFE_METHODS:
             return error_response(
                 401, "token_needed", "send the server's token as Authorization: Bearer …"
@@ -263,7 +256,7 @@ class PageAuthMiddleware:
         return RedirectResponse("/login", 303)
 
     async def _check_caller(
-        self, scope: Scope, registry: TokenRegistry, caller: AccessToken, by_token: bool
+        self, scope: Scope, caller: AccessToken, by_token: bool
     ) -> Response | None:
         """Check the scopes and limits of a named token, and return an error response or None."""
         is_api = scope["path"].startswith("/api/")
@@ -274,16 +267,11 @@ class PageAuthMiddleware:
         scope[CALLER_KEY] = caller
         # A page requests changes every two seconds, so only the writes of a session are counted.
         is_counted = by_token or scope["method"] not in SAFE_METHODS
-        if not is_counted or not has_limits(caller):
+        limits = await self._auth.count_request(caller) if is_counted else None
+        if limits is None or limits.exceeded is None:
             return None
-        counts = await registry.count(caller.name, requests=1)
-        if find_exceeded_limit(caller, counts) is None:
-            return None
-        wait = math.ceil(counts.seconds_left)
-        message = f"the limit of this token is reached; try again in {wait} seconds"
-        rejection = error_response(429, "rate_limited", message)
-        rejection.headers.update(rate_limit_headers(caller, counts))
-        rejection.headers["retry-after"] = str(wait)
+        rejection = error_response(429, "rate_limited", limits.message)
+        rejection.headers.update(limits.headers)
         return rejection
 
 

@@ -12,10 +12,10 @@ from typing import Any, cast
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from kedge.server.access import CALLER_KEY, Caller
-from kedge.server.json_codec import Item, encode
+from kedge.json_codec import encode
+from kedge.server.access import CALLER_KEY
 from kedge.server.request_log import RecordedRequest
-from kedge.store import ProxiedRequest, Store
+from kedge.store import AccessToken, ProxiedRequest, Store
 from kedge.store.request_recorder import RequestRecorder
 
 PAGE_HEADER = "x-kedge-page"
@@ -49,7 +49,7 @@ class ServerRequests(RequestRecorder):
         is_own = exchange.headers.get(PAGE_HEADER) == PAGE_KEY
         if not is_question or is_own or CALLER_KEY not in scope:  # of no known user
             return
-        caller: Caller | None = scope[CALLER_KEY]
+        caller: AccessToken | None = scope[CALLER_KEY]
         self.add(_to_row(exchange, self._base_url), caller.namespace if caller else "")
 
 
@@ -57,7 +57,7 @@ def _to_row(exchange: RecordedRequest, base_url: str) -> ProxiedRequest:
     body = cast("dict[str, Any]", exchange.body) if isinstance(exchange.body, dict) else {}
     input_items = body.get("input", body.get("messages"))
     sent = len(cast("list[Any]", input_items)) if isinstance(input_items, list) else 1
-    context: Sequence[Item] = exchange.context or ()
+    context = exchange.context or ()
     anchor = _read_anchor(body)
     stored = context[: max(len(context) - sent, 0)] if anchor else ()
     return ProxiedRequest(

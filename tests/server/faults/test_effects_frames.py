@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from kedge.server.faults.effects import (
-    DONE,
     DuplicateStep,
     EditStep,
     FrameRewriter,
@@ -14,9 +13,10 @@ from kedge.server.faults.effects import (
     StreamStep,
     encode_frame,
 )
+from kedge.server.sse import DONE_FRAME
 
 EVENTS = [{"type": kind, "sequence_number": n} for n, kind in enumerate("aabac")]
-STREAM = b"".join(map(encode_frame, EVENTS)) + DONE
+STREAM = b"".join(map(encode_frame, EVENTS)) + DONE_FRAME
 
 
 def apply_steps(steps: list[StreamStep], size: int = 7) -> str:
@@ -25,7 +25,7 @@ def apply_steps(steps: list[StreamStep], size: int = 7) -> str:
     out = [
         frame for at in range(0, len(STREAM), size) for frame in frames.feed(STREAM[at : at + size])
     ]
-    assert out[-1] == DONE
+    assert out[-1] == DONE_FRAME
     events = [json.loads(frame.partition(b"data: ")[2]) for frame in out[:-1]]
     return "".join(str(event["sequence_number"]) for event in events)
 

@@ -68,14 +68,15 @@ def apply_breakpoints(
     marked = _list_breakpoints(body, segments)
     if not marked:
         return prepared
-    counter = _PrefixCounter(body, segments, prepared.input_tokens, decrypt)
+    counter = _PrefixCounter(body, segments, prepared.usage.input, decrypt)
     breakpoints = [
         Breakpoint(index, counter.count(index), _get_lifetime(control)) for index, control in marked
     ]
     cached, written = cache.read_breakpoints(
         list(_hash_segments(body, segments)), breakpoints, find_min_tokens(body["model"])
     )
-    return replace(prepared, cached_tokens=cached, cache_write_tokens=written)
+    usage = replace(prepared.usage, cached=cached, cache_write=written)
+    return replace(prepared, usage=usage)
 
 
 def find_min_tokens(model: str) -> int:

@@ -20,7 +20,6 @@ from kedge.server.anthropic.parse import (
 )
 from kedge.server.errors import ApiError
 from kedge.server.http import get_service, read_json, respond_json, validate
-from kedge.server.json_codec import encode
 from kedge.server.models import (
     ItemClosed,
     ItemDelta,
@@ -31,6 +30,7 @@ from kedge.server.models import (
     PracticeModel,
 )
 from kedge.server.output_writer import OutputWriter
+from kedge.server.sse import encode_event
 from kedge.server.stateless_run import prepare, respond
 
 MessageEvent = dict[str, Any]
@@ -192,11 +192,6 @@ def format_usage(usage: ModelUsage) -> dict[str, Any]:
     }
 
 
-def encode_event(event: MessageEvent) -> bytes:
-    """Encode one event."""
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event))
-
-
 async def create(request: Request) -> Any:
     """Answer ``POST /v1/messages``, complete or as a stream."""
     version = read_version(request)
@@ -234,7 +229,7 @@ async def count_tokens(request: Request) -> Response:
     service = get_service(request)
     parsed = validate(request, parse_count_request, body, service.cipher.decrypt)
     prepared = await prepare(service, parsed)
-    return respond_json({"input_tokens": prepared.input_tokens})
+    return respond_json({"input_tokens": prepared.usage.input})
 
 
 def read_version(request: Request) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kedge.json_codec import encode
 from kedge.server.anthropic import errors, schema
 from kedge.server.encrypted_content import parse_reasoning_payload
-from kedge.server.json_codec import Item, encode
-from kedge.server.schema.validators import Object
+from kedge.server.item_forms import Item
 from kedge.server.stateless_run import StatelessRequest, get_object
 from kedge.server.validation import RequestSchema, check_tool_choice
 
@@ -124,11 +124,9 @@ def check_thinking(merged: Sequence[MergedMessage]) -> None:
 Body = Mapping[str, Any]
 Decrypt = Callable[[str], Any]
 
-_CREATE = RequestSchema(Object(schema.CREATE_MESSAGE))
-_CREATE_WITH_SAMPLING = RequestSchema(
-    Object({**schema.CREATE_MESSAGE, **schema.SAMPLING_PARAMETERS})
-)
-_COUNT_TOKENS = RequestSchema(Object(schema.COUNT_TOKENS))
+_CREATE = RequestSchema(schema.CREATE_MESSAGE)
+_CREATE_WITH_SAMPLING = RequestSchema({**schema.CREATE_MESSAGE, **schema.SAMPLING_PARAMETERS})
+_COUNT_TOKENS = RequestSchema(schema.COUNT_TOKENS)
 
 DEFAULT_EFFORT = "medium"
 """The reasoning effort if thinking is enabled without one."""
@@ -158,7 +156,7 @@ def parse_request(
     Raises:
         ApiError: The first violation.
     """
-    checked = (_CREATE if version == LATEST_VERSION else _CREATE_WITH_SAMPLING).check(body)
+    checked = (_CREATE if version == LATEST_VERSION else _CREATE_WITH_SAMPLING).check_body(body)
     # A thread is never ignored: a client that continues one sends only the newest messages. After this error
     # the anthropic package and Claude Code send the full conversation.
     if checked.get("thread") is not None:
@@ -173,7 +171,7 @@ def parse_request(
 
 def parse_count_request(body: object, decrypt: Decrypt) -> StatelessRequest:
     """Validate and convert a request to ``POST /v1/messages/count_tokens``."""
-    return _build_request(_COUNT_TOKENS.check(body), decrypt)
+    return _build_request(_COUNT_TOKENS.check_body(body), decrypt)
 
 
 def check_thinking_blocks(body: Body) -> None:

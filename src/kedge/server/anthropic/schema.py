@@ -143,12 +143,10 @@ THINKING = TaggedUnion(
         "disabled": {},
     }
 )
-OUTPUT_CONFIG = Object(
-    {
-        "effort?": StringEnum(("low", "medium", "high", "xhigh", "max")),
-        "format?": TaggedUnion({"json_schema": {"schema!": ANY_OBJECT}}),
-    }
-)
+OUTPUT_CONFIG: Members = {
+    "effort?": StringEnum(("low", "medium", "high", "xhigh", "max")),
+    "format?": TaggedUnion({"json_schema": {"schema!": ANY_OBJECT}}),
+}
 
 COUNT_TOKENS: Members = {
     "model!": String(min_length=1),

@@ -9,11 +9,11 @@ from typing import Any
 
 from starlette.requests import Request
 
+from kedge.json_codec import encode
 from kedge.server import errors
 from kedge.server.chat_completions.parse import CONTEXT_LENGTH_EXCEEDED, parse_request
 from kedge.server.errors import ApiError
 from kedge.server.http import get_service, read_json, validate
-from kedge.server.json_codec import encode
 from kedge.server.models import ItemDelta, ItemOpened, ModelUsage, OutputEvent
 from kedge.server.output_writer import OutputWriter
 from kedge.server.sse import DONE_FRAME

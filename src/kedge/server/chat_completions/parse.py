@@ -6,8 +6,7 @@ from typing import Any, cast
 from kedge.server import errors
 from kedge.server.chat_completions import schema
 from kedge.server.errors import ErrorTemplate
-from kedge.server.json_codec import Item
-from kedge.server.schema.validators import Object
+from kedge.server.item_forms import Item
 from kedge.server.stateless_run import StatelessRequest, get_object
 from kedge.server.validation import RequestSchema, check_tool_choice
 
@@ -113,7 +112,7 @@ def _check_assistant(message: Message, index: int) -> None:
 
 Body = Mapping[str, Any]
 
-_CREATE = RequestSchema(Object(schema.CREATE_COMPLETION), legacy=("functions", "function_call"))
+_CREATE = RequestSchema(schema.CREATE_COMPLETION, legacy=("functions", "function_call"))
 
 SHARED_PARAMETERS = (
     "model",
@@ -137,7 +136,7 @@ SHARED_PARAMETERS = (
 
 def parse_request(body: object) -> StatelessRequest:
     """Validate and convert a request to ``POST /v1/chat/completions``."""
-    checked = _CREATE.check(body)
+    checked = _CREATE.check_body(body)
     _check_combinations(checked)
     check_order(checked["messages"])
     params = {**_convert_parameters(checked), "truncation": "disabled"}

@@ -109,9 +109,12 @@ TOOL_CHOICE = TypeUnion(
         }
     ),
 )
-JSON_SCHEMA = Object(
-    {"name!": NAME, "description": STRING, "schema": ANY_OBJECT, "strict?": BOOLEAN}
-)
+JSON_SCHEMA: Members = {
+    "name!": NAME,
+    "description": STRING,
+    "schema": ANY_OBJECT,
+    "strict?": BOOLEAN,
+}
 RESPONSE_FORMAT = TaggedUnion(
     {"text": {}, "json_object": {}, "json_schema": {"json_schema!": JSON_SCHEMA}}
 )

@@ -9,22 +9,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from starlette.responses import Response
 from starlette.types import Scope
 
-from kedge.json_codec import encode_text
+from kedge.json_codec import decode, encode, encode_text
 from kedge.server import errors
 from kedge.server.anthropic.errors import INVALID_SIGNATURE
 from kedge.server.anthropic.parse import THINKING_TYPES
 from kedge.server.coherence import CALL_TYPES, OUTPUT_TYPES
-from kedge.server.error_response import render_error
+from kedge.server.error_response import build_error_response
 from kedge.server.faults.spec import NOT_FOUND, UNSUPPORTED, Fault
-from kedge.server.json_codec import decode, encode
 from kedge.server.request_log import RecordedRequest
+from kedge.server.sse import DONE_FRAME, FRAME_END
 from kedge.tokens import count_items
 
 StreamEvent = dict[str, Any]
-FRAME_END = b"\n\n"
-DONE = b"data: [DONE]\n\n"
 
 
 def event_type(event: StreamEvent) -> str:
@@ -121,7 +120,7 @@ class FrameRewriter:
         *complete, self._buffer = (self._buffer + data).split(FRAME_END)
         for block in complete:
             frame = block + FRAME_END
-            if frame == DONE:
+            if frame == DONE_FRAME:
                 yield from self.flush()
                 yield frame
             elif not self._steps:
@@ -157,7 +156,6 @@ def encode_frame(event: StreamEvent) -> bytes:
 
 
 Body = dict[str, Any]
-Headers = list[tuple[bytes, bytes]]
 
 MAX_WITHHELD_CALL_IDS = 10_000
 
@@ -176,7 +174,6 @@ class FaultedRequest:
     scope: Scope
     raw: bytes
     body: Body
-    forget: Callable[[], None]
     consume: Callable[[Fault], None]
     withheld_call_ids: dict[str, str]
     access_record: RecordedRequest | None = None
@@ -226,20 +223,7 @@ class FaultedRequest:
         return members if output is None or name is None else members | {output.key: name}
 
 
-@dataclass(frozen=True, slots=True)
-class FaultResponse:
-    """A response that replaces that of the server."""
-
-    status: int
-    body: Mapping[str, Any]
-    headers: Headers = field(default_factory=Headers)
-
-
-def _error_response(request: FaultedRequest, error: errors.ApiError) -> FaultResponse:
-    return FaultResponse(*render_error(request.scope, error))
-
-
-def _status_response(fault: Fault, request: FaultedRequest) -> FaultResponse:
+def _status_response(fault: Fault, request: FaultedRequest) -> Response:
     after = fault.options["retry_after"]
     templates = {
         429: errors.RATE_LIMITED(seconds=f"{after or 0:g}"),
@@ -249,52 +233,56 @@ def _status_response(fault: Fault, request: FaultedRequest) -> FaultResponse:
         "The server rejects this request because a fault is active.",
         status=fault.value,
     )
-    headers = [] if after is None else [(b"retry-after", f"{after:g}".encode())]
-    return FaultResponse(fault.value, render_error(request.scope, error)[1], headers)
+    if after is not None:
+        error.headers["retry-after"] = f"{after:g}"
+    return build_error_response(request.scope, error)
 
 
 def _forget_all(fault: Fault, request: FaultedRequest) -> None:
     if request.is_stateful:
         request.record_fault(fault)
-        request.forget()
+        request.scope["app"].state.service.forget()
 
 
-def _reject_previous_response(fault: Fault, request: FaultedRequest) -> FaultResponse | None:
+def _reject_previous_response(fault: Fault, request: FaultedRequest) -> Response | None:
     if not request.is_stateful or request.body.get("previous_response_id") is None:
         return None
-    rejection = UNSUPPORTED[fault.value]
-    return FaultResponse(rejection.status, rejection.body)
+    return UNSUPPORTED[fault.value].build_response("")
 
 
-def _reject_empty_input(_: Fault, request: FaultedRequest) -> FaultResponse | None:
+def _reject_empty_input(_: Fault, request: FaultedRequest) -> Response | None:
     if not request.is_stateful or request.body.get("input") not in ([], ""):
         return None
-    return _error_response(request, errors.INPUT_REQUIRED())
+    return build_error_response(request.scope, errors.INPUT_REQUIRED())
 
 
-def _reject_encrypted_reasoning(_: Fault, request: FaultedRequest) -> FaultResponse | None:
+def _reject_encrypted_reasoning(_: Fault, request: FaultedRequest) -> Response | None:
     for item in _select_dicts(request.body.get("input")):
         if item.get("type") == "reasoning" and item.get("encrypted_content"):
             content = f"{item['encrypted_content'][:4]}..."
-            return _error_response(request, errors.INVALID_ENCRYPTED_CONTENT(content=content))
+            return build_error_response(
+                request.scope, errors.INVALID_ENCRYPTED_CONTENT(content=content)
+            )
     for index, message in enumerate(_select_dicts(request.body.get("messages"))):
         for part, block in enumerate(_select_dicts(message.get("content"))):
             if block.get("type") in THINKING_TYPES:
-                return _error_response(request, INVALID_SIGNATURE(index=index, part=part))
+                return build_error_response(
+                    request.scope, INVALID_SIGNATURE(index=index, part=part)
+                )
     return None
 
 
-def _reject_output_format(_: Fault, request: FaultedRequest) -> FaultResponse | None:
+def _reject_output_format(_: Fault, request: FaultedRequest) -> Response | None:
     for name, member in (("text", "format"), ("response_format", ""), ("output_config", "format")):
         for container in _select_dicts([request.body.get(name)]):
             forms = _select_dicts([container.get(member, container)])
             if any(form.get("type") == "json_schema" for form in forms):
                 param = f"{name}.{member}" if member else name
-                return _error_response(request, errors.FORMAT_NOT_SUPPORTED(param=param))
+                return build_error_response(request.scope, errors.FORMAT_NOT_SUPPORTED(param=param))
     return None
 
 
-RESPONSE_OVERRIDES: Mapping[str, Callable[[Fault, FaultedRequest], FaultResponse | None]] = {
+RESPONSE_OVERRIDES: Mapping[str, Callable[[Fault, FaultedRequest], Response | None]] = {
     "status": _status_response,
     "forget_all": _forget_all,
     "refuse_previous_response_id": _reject_previous_response,
@@ -494,13 +482,13 @@ EVENT_EDITS: Mapping[str, Callable[[Fault, FaultedRequest, Body], bool]] = {
 
 def translate_not_found(
     fault: Fault | None, request: FaultedRequest, body: Body
-) -> FaultResponse | None:
+) -> Response | None:
     """Replace the error of a missing previous response by that of another server."""
     code = cast("Body", body.get("error") or {}).get("code")
     if fault is None or code != errors.PREVIOUS_RESPONSE_NOT_FOUND.code:
         return None
     rejection = NOT_FOUND[request.record_fault(fault).value]
-    return FaultResponse(rejection.status, rejection.render(request.body["previous_response_id"]))
+    return rejection.build_response(request.body["previous_response_id"])
 
 
 HISTORY_LIMITS: Mapping[str, Callable[[Fault], int]] = {

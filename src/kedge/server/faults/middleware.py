@@ -13,10 +13,12 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any, cast
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kedge.json_codec import decode
 from kedge.server import errors
-from kedge.server.error_response import render_error
+from kedge.server.error_response import build_error_response, render_error
 from kedge.server.faults.effects import (
     EVENT_EDITS,
     HISTORY_LIMITS,
@@ -26,7 +28,6 @@ from kedge.server.faults.effects import (
     Body,
     EditStep,
     FaultedRequest,
-    FaultResponse,
     FrameRewriter,
     StreamStep,
     encode_frame,
@@ -34,7 +35,6 @@ from kedge.server.faults.effects import (
     translate_not_found,
 )
 from kedge.server.faults.spec import Fault, Faults
-from kedge.server.json_codec import decode
 from kedge.server.storage.context import limit_history
 
 DISCONNECT: Message = {"type": "http.disconnect"}
@@ -157,10 +157,10 @@ class FaultyConnection:
         return encode_frame(body)
 
     async def _finish_response(self) -> None:
-        headers = [pair for pair in self._headers if pair[0] != b"content-length"]
-        await send_response(self._build_response(), self._send, headers)
+        response = self._build_response()
+        await response(self._faulted_request.scope, self.receive, self._send)
 
-    def _build_response(self) -> FaultResponse:
+    def _build_response(self) -> Response:
         body: Body = decode(self._response_body)
         other = translate_not_found(self._armed.get("not_found"), self._faulted_request, body)
         if other is not None:
@@ -168,23 +168,10 @@ class FaultyConnection:
         event: Body = {"type": "", "response": body}
         if self._status == 200:
             self._edit_event(event)
-        return FaultResponse(self._status, event["response"])
-
-
-async def send_response(
-    response: FaultResponse, send: Send, headers: list[tuple[bytes, bytes]] | None = None
-) -> None:
-    """Send a JSON response."""
-    body = encode_json(response.body)
-    base = [(b"content-type", b"application/json")] if headers is None else headers
-    await send(
-        {
-            "type": "http.response.start",
-            "status": response.status,
-            "headers": [*base, *response.headers, (b"content-length", str(len(body)).encode())],
-        }
-    )
-    await send({"type": "http.response.body", "body": body})
+        response = Response(encode_json(event["response"]), self._status)
+        headers = [pair for pair in self._headers if pair[0] != b"content-length"]
+        response.raw_headers = [*headers, *response.raw_headers]
+        return response
 
 
 FAULT_PATHS = frozenset({RESPONSES_PATH, "/v1/chat/completions", "/v1/messages"})
@@ -204,7 +191,7 @@ class FaultMiddleware:
         if is_fetch(scope) and (hidden := self._faults.armed.get("hide_stored")):
             self._faults.consume(hidden)
             error = errors.RESPONSE_NOT_FOUND(id=scope["path"].split("/")[3])
-            await send_response(FaultResponse(*render_error(scope, error)), send)
+            await build_error_response(scope, error)(scope, receive, send)
             return
         if not is_eligible(scope) or not (self._faults.armed or self._withheld_call_ids):
             await self._app(scope, receive, send)
@@ -217,7 +204,7 @@ class FaultMiddleware:
             await asyncio.sleep(request.record_fault(slow).value)
         override = find_override(armed, request)
         if override is not None:
-            await send_response(override, send)
+            await override(scope, receive, send)
             return
         connection = FaultyConnection(armed, request, receive, send)
         with limit_history(find_history_limit(armed, request)):
@@ -229,10 +216,9 @@ class FaultMiddleware:
         with suppress(ValueError, RecursionError):
             body = decode(raw)
         members = cast("Body", body) if isinstance(body, dict) else {}
-        forget = scope["app"].state.service.forget
         exchange = scope.get("kedge.exchange")
         return FaultedRequest(
-            scope, raw, members, forget, self._faults.consume, self._withheld_call_ids, exchange
+            scope, raw, members, self._faults.consume, self._withheld_call_ids, exchange
         )
 
 
@@ -266,7 +252,7 @@ async def read_body(receive: Receive) -> bytes:
     return b"".join(chunks)
 
 
-def find_override(armed: Mapping[str, Fault], request: FaultedRequest) -> FaultResponse | None:
+def find_override(armed: Mapping[str, Fault], request: FaultedRequest) -> Response | None:
     """Return the response of the first fault that replaces that of the server, or None."""
     for name, build in RESPONSE_OVERRIDES.items():
         fault = armed.get(name)

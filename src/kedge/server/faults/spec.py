@@ -11,9 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
+
+from starlette.responses import Response
 
 from kedge.errors import InvalidFault
+from kedge.json_codec import encode
+from kedge.server.error_response import JSON_HEADERS
 from kedge.server.errors import PREVIOUS_RESPONSE_NOT_FOUND, ZERO_DATA_RETENTION
 
 
@@ -24,20 +28,10 @@ class ChainRejection:
     status: int
     body: dict[str, Any]
 
-    def render(self, id: str) -> dict[str, Any]:
-        """Return the body for this id."""
-        return _render_template(self.body, id)
-
-
-def _render_template(value: Any, id: str) -> Any:
-    match value:
-        case str():
-            return value.replace("{id}", id)
-        case dict():
-            members = cast("dict[str, Any]", value)
-            return {key: _render_template(one, id) for key, one in members.items()}
-        case _:
-            return value
+    def build_response(self, id: str) -> Response:
+        """Build the response for this id, which is a valid identifier."""
+        body = encode(self.body).replace(b"{id}", id.encode())
+        return Response(body, self.status, JSON_HEADERS)
 
 
 def _error_body(message: str, *, param: str | None, code: str | int | None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The endpoints of ``/v1/conversations`` and of the items in them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,13 +12,13 @@ from kedge.server.http import (
     build_list,
     check_include,
     get_service,
+    in_database,
     paginate,
     read_json,
     respond_json,
     validate,
 )
-from kedge.server.item_forms import normalize_items
-from kedge.server.json_codec import Item
+from kedge.server.item_forms import Item, normalize_items
 from kedge.server.prepare import precount_request
 from kedge.server.state import ServerState
 from kedge.server.storage.conversations import StoredConversation
@@ -45,11 +46,10 @@ async def create(request: Request) -> Response:
     return respond_json((await service.run(create)).to_json())
 
 
-async def retrieve(request: Request) -> Response:
+@in_database
+def retrieve(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``GET /v1/conversations/{id}``."""
-    service = get_service(request)
-    conversation = await service.run(_find_conversation, service, request)
-    return respond_json(conversation.to_json())
+    return _find_conversation(service, request).to_json()
 
 
 async def update(request: Request) -> Response:
@@ -66,26 +66,21 @@ async def update(request: Request) -> Response:
     return respond_json((await service.run(update)).to_json())
 
 
-async def delete(request: Request) -> Response:
+@in_database
+def delete(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``DELETE /v1/conversations/{id}``."""
-    service = get_service(request)
-
-    def delete() -> StoredConversation:
-        conversation = _find_conversation(service, request)
-        with service.conversations.lock(conversation):
-            service.conversations.delete(conversation)
-        return conversation
-
-    conversation = await service.run(delete)
-    return respond_json({"id": conversation.id, "object": "conversation.deleted", "deleted": True})
+    conversation = _find_conversation(service, request)
+    with service.conversations.lock(conversation):
+        service.conversations.delete(conversation)
+    return {"id": conversation.id, "object": "conversation.deleted", "deleted": True}
 
 
-async def list_items(request: Request) -> Response:
+@in_database
+def list_items(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``GET /v1/conversations/{id}/items``, in pages."""
     check_include(request)
-    service = get_service(request)
-    items = await service.run(_read_items, service, request)
-    return respond_json(paginate(items, request.query_params))
+    items = service.conversations.items(_find_conversation(service, request))
+    return paginate(items, request.query_params)
 
 
 async def add_items(request: Request) -> Response:
@@ -108,34 +103,27 @@ async def add_items(request: Request) -> Response:
     return respond_json(build_list(await service.run(add)))
 
 
-async def retrieve_item(request: Request) -> Response:
+@in_database
+def retrieve_item(service: ServerState, request: Request) -> Item:
     """Answer ``GET /v1/conversations/{id}/items/{item}``."""
     check_include(request)
-    service = get_service(request)
     id: str = request.path_params["item"]
-    for item in await service.run(_read_items, service, request):
+    conversation = _find_conversation(service, request)
+    for item in service.conversations.items(conversation):
         if item["id"] == id:
-            return respond_json(item)
-    raise errors.CONVERSATION_ITEM_NOT_FOUND(id=id, conversation=request.path_params["id"])
+            return item
+    raise errors.CONVERSATION_ITEM_NOT_FOUND(id=id, conversation=conversation.id)
 
 
-async def delete_item(request: Request) -> Response:
+@in_database
+def delete_item(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``DELETE /v1/conversations/{id}/items/{item}``."""
-    service = get_service(request)
     id: str = request.path_params["item"]
-
-    def delete() -> StoredConversation:
-        conversation = _find_conversation(service, request)
-        with service.conversations.lock(conversation):
-            if not service.conversations.remove(conversation, id):
-                raise errors.CONVERSATION_ITEM_NOT_FOUND(id=id, conversation=conversation.id)
-        return conversation
-
-    return respond_json((await service.run(delete)).to_json())
-
-
-def _read_items(service: ServerState, request: Request) -> list[Item]:
-    return service.conversations.items(_find_conversation(service, request))
+    conversation = _find_conversation(service, request)
+    with service.conversations.lock(conversation):
+        if not service.conversations.remove(conversation, id):
+            raise errors.CONVERSATION_ITEM_NOT_FOUND(id=id, conversation=conversation.id)
+    return conversation.to_json()
 
 
 def _find_conversation(service: ServerState, request: Request) -> StoredConversation:
@@ -150,7 +138,7 @@ def _prepare_items(
     service: ServerState, sent: Sequence[Item], existing: Sequence[Item]
 ) -> tuple[str, list[Item]]:
     key = new_key(service.nodes.next_number())
-    referred = resolve_references(sent, service.item_lookup)
+    referred = resolve_references(sent, service.nodes)
     check_encrypted_content(referred, service.cipher.decrypt)
     items = normalize_items(referred, key)
     ids = {item["id"] for item in existing}

@@ -2,27 +2,32 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kedge.json_codec import decode, encode
 from kedge.server import errors, response_object
+from kedge.server.access import read_header
 from kedge.server.background import BackgroundJobs, EventLog, enqueue_run
 from kedge.server.compaction import build_compaction_item, compact, retain_user_messages
 from kedge.server.http import (
+    EncodedResponse,
     check_include,
     get_background,
     get_recorded_request,
     get_service,
+    in_database,
     paginate,
     parse_integer,
     read_json,
-    respond_bytes,
     respond_json,
     validate,
 )
-from kedge.server.json_codec import Item, decode, encode
+from kedge.server.item_forms import Item
+from kedge.server.models import ModelUsage
 from kedge.server.prepare import (
     ModelInput,
     build_model_input,
@@ -46,19 +51,12 @@ from kedge.server.validation import (
 )
 
 if TYPE_CHECKING:
-    from kedge.server.storage.context import UnstoredResponses
+    from kedge.server.storage.context import LaneMemory
 
 MAX_KEY_LENGTH = 255
 """The maximum length of an ``Idempotency-Key``."""
 EVENT_NUMBER = Integer(minimum=0, maximum=2**53 - 1)
 """The number of an event: at most the largest integer that every JSON parser reads exactly."""
-
-
-class OpenedRun(NamedTuple):
-    """A response that is about to be generated and, in the background, the events of its stream so far."""
-
-    run: ResponseRun
-    log: EventLog | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ async def create(request: Request) -> Any:
     A request with an ``Idempotency-Key`` that was answered before gets the same response again.
     """
     body = await read_json(request)
-    unstored: UnstoredResponses | None = request.scope.get(WEBSOCKET_SCOPE_KEY)
+    unstored: LaneMemory | None = request.scope.get(WEBSOCKET_SCOPE_KEY)
     validate(request, check_create, body, on_socket=unstored is not None)
     await precount_request(body)
     service, background = get_service(request), get_background(request)
@@ -86,26 +84,32 @@ async def create(request: Request) -> Any:
         return await _repeat_response(
             service, background, opened, streamed=bool(body.get("stream"))
         )
-    run, log, draft = opened.run, opened.log, opened.run.draft
+    run, log = opened
+    draft = run.draft
     if log is not None:
         background.start(run, log, retain_events=draft.prompt.stream)
-        return ReplayStream(log.read(-1)) if draft.prompt.stream else respond_bytes(run.snapshot())
+        return (
+            ReplayStream(log.read(-1)) if draft.prompt.stream else EncodedResponse(run.snapshot())
+        )
     if draft.prompt.stream:
         return EventStream(run, DONE_FRAME)
-    with DisconnectWatcher(run, request.receive) as watcher:
+    with DisconnectWatcher(partial(run.stop, "cancelled"), request.receive) as watcher:
         response = await run.generate(watcher.start)
-    return respond_bytes(response or b"")
+    return EncodedResponse(response or b"")
 
 
 def _open_run(
     service: ServerState,
     background: BackgroundJobs,
     body: Any,
-    unstored: "UnstoredResponses | None",
+    unstored: "LaneMemory | None",
     record: RecordedRequest | None,
     idempotency_key: str | None,
-) -> OpenedRun | StoredResponse:
-    """Prepare a response and its run, or return the earlier response to a repeated request."""
+) -> tuple[ResponseRun, EventLog | None] | StoredResponse:
+    """Prepare a response and its run, or return the earlier response to a repeated request.
+
+    The events of its stream so far are returned if it is generated in the background.
+    """
     if idempotency_key is not None:
         repeated = _find_repeated(service, body, idempotency_key)
         if repeated is not None:
@@ -119,22 +123,20 @@ def _open_run(
     run = ResponseRun(service, draft, unstored, record)
     try:
         if draft.request_fields["background"]:
-            return OpenedRun(run, service.transact(lambda: enqueue_run(run)))
+            return run, service.transact(lambda: enqueue_run(run))
         if draft.idempotency_key is not None:
             run.begin()
     except BaseException:
         run.end()
         raise
-    return OpenedRun(run)
+    return run, None
 
 
 def _get_idempotency_key(request: Request) -> str | None:
-    for name, value in request.scope["headers"]:
-        if name == b"idempotency-key":
-            if len(value) > MAX_KEY_LENGTH:
-                raise errors.IDEMPOTENCY_KEY_TOO_LONG(most=MAX_KEY_LENGTH)
-            return value.decode("latin-1") or None  # an empty value is no key
-    return None
+    value = read_header(request.scope, b"idempotency-key")
+    if len(value) > MAX_KEY_LENGTH:
+        raise errors.IDEMPOTENCY_KEY_TOO_LONG(most=MAX_KEY_LENGTH)
+    return value.decode("latin-1") or None  # an empty value is no key
 
 
 def _find_repeated(service: ServerState, body: Any, idempotency_key: str) -> StoredResponse | None:
@@ -161,7 +163,7 @@ async def _repeat_response(
     service: ServerState, background: BackgroundJobs, found: StoredResponse, *, streamed: bool
 ) -> Any:
     if not streamed:
-        return respond_bytes(found.encoded)
+        return EncodedResponse(found.encoded)
     response = decode(found.encoded)
     if response["background"]:
         stored = await background.open_stream(service, response["id"], found.node, -1)
@@ -182,7 +184,7 @@ async def retrieve(request: Request) -> Any:
     found = await service.run(_read_response, service, request)
     if request.query_params.get("stream") == "true":
         return await _replay_stream(request, found)
-    return respond_bytes(found.encoded)
+    return EncodedResponse(found.encoded)
 
 
 async def _replay_stream(request: Request, found: StoredResponse) -> ReplayStream:
@@ -199,18 +201,14 @@ async def _replay_stream(request: Request, found: StoredResponse) -> ReplayStrea
     return ReplayStream(frames)
 
 
-async def delete(request: Request) -> Response:
+@in_database
+def delete(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``DELETE /v1/responses/{id}``."""
-    service = get_service(request)
-    await service.run(_delete_response, service, request)
-    return respond_json({"id": request.path_params["id"], "object": "response", "deleted": True})
-
-
-def _delete_response(service: ServerState, request: Request) -> None:
     found = _read_response(service, request)
     if decode(found.encoded)["status"] in response_object.UNFINISHED_STATUSES:
         raise errors.CANNOT_DELETE_IN_FLIGHT()
     service.responses.delete(found.node)
+    return {"id": request.path_params["id"], "object": "response", "deleted": True}
 
 
 async def cancel(request: Request) -> Response:
@@ -220,7 +218,7 @@ async def cancel(request: Request) -> Response:
     run = get_background(request).get_run(request.path_params["id"])
     if run is not None:
         run.cancel()
-    return respond_bytes(await service.run(_cancel_response, service, request))
+    return EncodedResponse(await service.run(_cancel_response, service, request))
 
 
 def _cancel_response(service: ServerState, request: Request) -> bytes:
@@ -237,21 +235,16 @@ def _cancel_response(service: ServerState, request: Request) -> bytes:
     return encoded
 
 
-async def list_input_items(request: Request) -> Response:
+@in_database
+def list_input_items(service: ServerState, request: Request) -> dict[str, Any]:
     """Answer ``GET /v1/responses/{id}/input_items`` with the complete resolved input, in pages."""
     check_include(request)
-    service = get_service(request)
-    items = await service.run(_read_input_items, service, request)
-    return respond_json(paginate(items, request.query_params))
-
-
-def _read_input_items(service: ServerState, request: Request) -> list[Item]:
-    id: str = request.path_params["id"]
     try:
         node = service.nodes.get(_find_node(service, request))
-        return service.nodes.load_context(node.parent).list_items() + decode(node.input)
+        items = service.nodes.load_context(node.parent).list_items() + decode(node.input)
     except LookupError:
-        raise errors.RESPONSE_NOT_FOUND(id=id) from None
+        raise errors.RESPONSE_NOT_FOUND(id=request.path_params["id"]) from None
+    return paginate(items, request.query_params)
 
 
 async def count_input_tokens(request: Request) -> Response:
@@ -294,18 +287,16 @@ async def compact_context(request: Request) -> Response:
         make_item_id("compaction", key, number),
         await _compact_items(service, body, model_input),
     )
-    usage = response_object.build_usage(
-        input=model_input.tokens, cached=0, output=count_items([compaction]), reasoning=0
-    )
+    used = ModelUsage(model_input.tokens, count_items([compaction]))
     if service.counts_tokens:
-        await service.count_tokens(usage["total_tokens"])
+        await service.count_tokens(used.input + used.output)
     return respond_json(
         {
             "id": make_response_id(key),
             "object": "response.compaction",
             "created_at": int(service.clock()),
             "output": [compaction],
-            "usage": usage,
+            "usage": response_object.build_usage(used),
         }
     )
 

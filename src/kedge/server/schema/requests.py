@@ -11,8 +11,7 @@ package or the Open Responses specification allows it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from kedge.server.schema.calls import CALL_TYPES, ITEM_ID, STATUS
 from kedge.server.schema.content import (
@@ -36,7 +35,6 @@ from kedge.server.schema.validators import (
     Array,
     Identifier,
     Integer,
-    JsonPath,
     Map,
     Members,
     NonNull,
@@ -102,31 +100,23 @@ ITEM_TYPES = dict(sorted({**CALL_TYPES, **OTHER_TYPES}.items()))
 """Every item type, in the order of the live API's own list."""
 
 
-@dataclass(frozen=True, slots=True)
-class InputItem:
+class InputItem(TaggedUnion):
     """An item of the type that it names; without a type, a message or a reference."""
 
-    union: TaggedUnion
-    expected: str = "an input item"
-
-    def check(self, value: Any, path: JsonPath) -> None:
-        """Find the item's type and check its members."""
-        if type(value) is dict:
-            item = cast("dict[str, Any]", value)
-            if item.get("type") is None:
-                is_reference = "id" in item and item.keys() <= {"type", "id"}
-                return (ITEM_REFERENCE if is_reference else MESSAGE).check(item, path)
-        return self.union.check(value, path)
+    def find_tag(self, members: Mapping[str, Any]) -> Any:
+        """Return the type of an item."""
+        if (tag := members.get(self.tag)) is not None:
+            return tag
+        is_reference = "id" in members and members.keys() <= {"type", "id"}
+        return "item_reference" if is_reference else "message"
 
 
 ITEM = InputItem(
-    TaggedUnion(
-        ITEM_TYPES,
-        error_on_object=True,
-        # In the openai package, but not in the live API's list.
-        unlisted=("configuration_update",),
-        expected="an input item",
-    )
+    ITEM_TYPES,
+    error_on_object=True,
+    # In the openai package, but not in the live API's list.
+    unlisted=("configuration_update",),
+    expected="an input item",
 )
 ITEMS = Array(ITEM, of="input items")
 
@@ -164,37 +154,29 @@ CONVERSATION = TypeUnion(
     string=Identifier(max_length=256),
     record=Object({"id!": Identifier(max_length=256)}),
 )
-PROMPT = Object(
-    {
-        "id!": STRING,
-        "variables?": Map(TypeUnion("one of a string or object", string=STRING, record=INPUT_PART)),
-        "version?": STRING,
-    }
-)
+PROMPT: Members = {
+    "id!": STRING,
+    "variables?": Map(TypeUnion("one of a string or object", string=STRING, record=INPUT_PART)),
+    "version?": STRING,
+}
 TEXT_CONFIG = Object({"format?": TEXT_FORMAT, "verbosity?": StringEnum(("low", "medium", "high"))})
-REASONING = Object(
-    {
-        "effort?": StringEnum(REASONING_EFFORTS),
-        "summary?": StringEnum(("concise", "detailed", "auto")),
-        "context?": StringEnum(("auto", "current_turn", "all_turns")),
-        "mode": STRING,
-    }
-)
+REASONING: Members = {
+    "effort?": StringEnum(REASONING_EFFORTS),
+    "summary?": StringEnum(("concise", "detailed", "auto")),
+    "context?": StringEnum(("auto", "current_turn", "all_turns")),
+    "mode": STRING,
+}
 MODERATION_MODE = Object({"mode!": StringEnum(("score", "block"))})
-MODERATION = Object(
-    {
-        "model!": STRING,
-        "policy?": {"input?": MODERATION_MODE, "output?": MODERATION_MODE},
-    }
-)
-CACHE_OPTIONS = Object(
-    {
-        "comparison_response_id?": STRING,
-        "mode": StringEnum(("implicit", "explicit")),
-        "prewarm": BOOLEAN,
-        "ttl": StringEnum(("30m", "12h")),
-    }
-)
+MODERATION: Members = {
+    "model!": STRING,
+    "policy?": {"input?": MODERATION_MODE, "output?": MODERATION_MODE},
+}
+CACHE_OPTIONS: Members = {
+    "comparison_response_id?": STRING,
+    "mode": StringEnum(("implicit", "explicit")),
+    "prewarm": BOOLEAN,
+    "ttl": StringEnum(("30m", "12h")),
+}
 CONTEXT_MANAGEMENT = Array(
     Object({"type!": STRING, "compact_threshold?": Integer(minimum=1000)}),
     min_length=1,

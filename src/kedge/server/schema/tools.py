@@ -72,15 +72,13 @@ FILE_SEARCH: Members = {
     },
 }
 
-USER_LOCATION = Object(
-    {
-        "type": StringEnum(("approximate",)),
-        "city?": STRING,
-        "country?": STRING,
-        "region?": STRING,
-        "timezone?": STRING,
-    }
-)
+USER_LOCATION: Members = {
+    "type": StringEnum(("approximate",)),
+    "city?": STRING,
+    "country?": STRING,
+    "region?": STRING,
+    "timezone?": STRING,
+}
 CONTEXT_SIZE = StringEnum(("low", "medium", "high"))
 WEB_SEARCH: Members = {
     "external_web_access": BOOLEAN,

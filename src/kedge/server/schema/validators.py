@@ -47,6 +47,7 @@ def format_path(path: JsonPath) -> str:
 MAX_IGNORED_PATHS = 32
 """The maximum number of ignored members of one request that are listed."""
 MAX_IGNORED_PATH_CHARS = 100
+INDEX_PATTERN = pattern(r"\[\d+\]")
 
 _ignored_paths: ContextVar[dict[str, None] | None] = ContextVar("kedge_ignored_paths", default=None)
 
@@ -75,29 +76,11 @@ def is_ignoring_unknown() -> bool:
     return _ignored_paths.get() is not None
 
 
-def reject_or_remove_unknown(
-    value: dict[str, Any], known: Mapping[str, Any], path: JsonPath
-) -> None:
-    """Raise the error of the first unknown member, or remove all of them where they are ignored."""
-    unknown = [name for name in value if name not in known]
-    paths = _ignored_paths.get()
-    if paths is None:
-        raise path_error(errors.UNKNOWN_PARAMETER, (path, unknown[0]))
-    for name in unknown:
-        del value[name]
-        if len(paths) < MAX_IGNORED_PATHS:
-            paths[_generalize_path((path, name))] = None
-
-
 def _generalize_path(path: JsonPath) -> str:
     """Format a path without indexes and without characters that no HTTP header may contain."""
-    steps: list[str] = []
-    while path is not None:
-        path, key = path
-        steps.append("[]" if isinstance(key, int) else f".{key[:MAX_IGNORED_PATH_CHARS]}")
-    text = "".join(reversed(steps)).removeprefix(".")
+    text = INDEX_PATTERN.sub("[]", format_path(path))[:MAX_IGNORED_PATH_CHARS]
     safe = (char if "!" <= char <= "~" and char != "," else "?" for char in text)
-    return "".join(safe)[:MAX_IGNORED_PATH_CHARS]
+    return "".join(safe)
 
 
 JSON_TYPE_NAMES: Mapping[type, str] = {
@@ -363,16 +346,18 @@ class Object:
     expected: str = "an object"
     members: Mapping[str, Validator] = field(init=False)
     required: tuple[str, ...] = field(init=False)
+    nullable: frozenset[str] = field(init=False)
     order: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
         members: dict[str, Validator] = {}
         for name, each in self.table.items():
-            validator = as_validator(each)
-            members[name.rstrip("!?")] = Nullable(validator) if "?" in name else validator
+            members[name.rstrip("!?")] = as_validator(each)
         required = dict.fromkeys(name.rstrip("!?") for name in self.table if "!" in name)
+        nullable = frozenset(name.rstrip("!?") for name in self.table if "?" in name)
         object.__setattr__(self, "members", members)
         object.__setattr__(self, "required", tuple(required))
+        object.__setattr__(self, "nullable", nullable)
         object.__setattr__(self, "order", {name: index for index, name in enumerate(members)})
 
     def check(self, value: Any, path: JsonPath) -> None:
@@ -382,11 +367,30 @@ class Object:
         members = cast("dict[str, Any]", value)
         for name in self.required:
             if name not in members:
-                raise path_error(errors.MISSING_PARAMETER, (path, name))
+                raise self.missing_error(name, members, path)
         if not members.keys() <= self.members.keys():
-            reject_or_remove_unknown(members, self.members, path)
+            self.check_unknown(members, path)
         for name in sorted(members, key=self.order.__getitem__):
-            self.members[name].check(members[name], (path, name))
+            member = members[name]
+            if member is not None or name not in self.nullable:
+                self.members[name].check(member, (path, name))
+
+    def missing_error(
+        self, name: str, members: Mapping[str, Any], path: JsonPath
+    ) -> errors.ApiError:
+        """Build the error of a missing member."""
+        return path_error(errors.MISSING_PARAMETER, (path, name))
+
+    def check_unknown(self, members: dict[str, Any], path: JsonPath) -> None:
+        """Reject unknown members, or remove them where they are ignored."""
+        unknown = [name for name in members if name not in self.members]
+        paths = _ignored_paths.get()
+        if paths is None:
+            raise path_error(errors.UNKNOWN_PARAMETER, (path, unknown[0]))
+        for name in unknown:
+            del members[name]
+            if len(paths) < MAX_IGNORED_PATHS:
+                paths[_generalize_path((path, name))] = None
 
 
 def as_validator(value: Validator | Members) -> Validator:
@@ -454,12 +458,16 @@ class TaggedUnion:
         if type(value) is not dict:
             raise invalid_type_error(self, value, path)
         members = cast("dict[str, Any]", value)
-        tag = members.get(self.tag)
-        tag = self.default if tag is None else tag
+        tag = self.find_tag(members)
         variant = self.by_tag.get(tag) if type(tag) is str else None
         if variant is None:
             raise self._tag_error(members, path)
         variant.check(members, path)
+
+    def find_tag(self, members: Mapping[str, Any]) -> Any:
+        """Return the tag of an object, or the default."""
+        tag = members.get(self.tag)
+        return self.default if tag is None else tag
 
     def _tag_error(self, value: Mapping[str, Any], path: JsonPath) -> errors.ApiError:
         tag = value.get(self.tag)
@@ -492,23 +500,6 @@ class TypeUnion:
         if validator is None:
             raise invalid_type_error(self, value, path)
         validator.check(value, path)
-
-
-@dataclass(frozen=True, slots=True)
-class Nullable:
-    """A value of some kind, or null."""
-
-    inner: Validator
-
-    @property
-    def expected(self) -> str:
-        """That of the inner validator, because the API does not mention null."""
-        return self.inner.expected
-
-    def check(self, value: Any, path: JsonPath) -> None:
-        """Check a value that is not null."""
-        if value is not None:
-            self.inner.check(value, path)
 
 
 @dataclass(frozen=True, slots=True)

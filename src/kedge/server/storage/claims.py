@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kedge.database.postgres import NOW
-from kedge.server.json_codec import encode
+from kedge.json_codec import encode
 from kedge.server.response_object import (
     QUEUED_FIELDS,
     RESTARTED_MESSAGE,
     build_failed_fields,
 )
+from kedge.server.sse import FRAME_END
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -180,5 +181,4 @@ class ReplicaClaims:
         return StoredEvents(rows[0][0], frames)
 
 
-FRAME_END = b"\n\n"
 _QUEUED_JSON = encode(QUEUED_FIELDS)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
+from kedge.json_codec import decode, encode
 from kedge.server.errors import CONVERSATION_LOCKED
-from kedge.server.json_codec import Item, decode, encode
+from kedge.server.item_forms import Item
 from kedge.server.storage.database import ServerDatabase
 from kedge.server.storage.ids import new_key
 from kedge.server.storage.items import ItemCounter, NodeRepository

@@ -11,7 +11,7 @@ others from changing its unfinished responses.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
@@ -43,6 +43,7 @@ class ServerDatabase(ABC):
     """The name of this server among several on the same database."""
     claims: "ReplicaClaims | None" = None
     """The claims of this server and others on the same database; None if the database is not shared."""
+    _numbers: Iterator[int] = iter(())
 
     @abstractmethod
     def transact(self, work: Callable[[], T]) -> T:
@@ -64,9 +65,17 @@ class ServerDatabase(ABC):
     def unlock_conversation(self, id: str) -> None:
         """Release the lock of a conversation."""
 
-    @abstractmethod
     def next_number(self) -> int:
-        """Return the number for a new node."""
+        """Return the number for a new node; it is unique while the server runs."""
+        number = next(self._numbers, None)
+        if number is None:
+            self._numbers = iter(self._reserve_numbers())
+            number = next(self._numbers)
+        return number
+
+    @abstractmethod
+    def _reserve_numbers(self) -> Iterable[int]:
+        """Return numbers for new nodes, which no other server uses."""
 
     @abstractmethod
     def used_bytes(self) -> int:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from kedge.server.json_codec import Item, decode, encode
+from kedge.json_codec import decode, encode
+from kedge.server.item_forms import Item
 from kedge.server.storage.context import EMPTY_CONTEXT, Context, ContextCache, extend_context
 from kedge.server.storage.database import ServerDatabase
 from kedge.server.storage.ids import parse_item_key, parse_node_number
@@ -95,6 +96,7 @@ class NodeRepository:
     ) -> None:
         self.namespace = namespace
         self._execute = database.execute
+        self._clock = database.clock
         self._cache = cache
         self._expand = expand
         self.next_number = database.next_number
@@ -140,13 +142,32 @@ class NodeRepository:
             raise LookupError(node)
         return ContextNode(*row)
 
-    def find(self, key: str, now: float) -> ContextNode | None:
-        """Return the node with a key, or None if its items are only retained for its children."""
+    def find_item(self, id: str) -> Item | None:
+        """Return a stored item, or None."""
+        node = self._find(id)
+        items = node.items() if node else ()
+        return next((item for item in items if item["id"] == id), None)
+
+    def find_reasoning_before(self, id: str) -> str | None:
+        """Return the id of the reasoning item directly before this item in its model's output."""
+        node = self._find(id)
+        before: Item | None = None
+        for item in decode(node.output) if node else ():
+            if item["id"] == id:
+                return before["id"] if before and before["type"] == "reasoning" else None
+            before = item
+        return None
+
+    def _find(self, item_id: str) -> ContextNode | None:
+        """Return the node of an item, or None if its items are only retained for its children."""
+        key = parse_item_key(item_id)
+        if key is None:
+            return None
         row = self._execute(
             "SELECT id, parent, input, output FROM nodes WHERE id = ? AND key = ? "
             "AND (expires_at > ? OR EXISTS "
             "(SELECT 1 FROM conversations c WHERE c.id = nodes.conversation)) AND namespace = ?",
-            (parse_node_number(key), key, now, self.namespace),
+            (parse_node_number(key), key, self._clock(), self.namespace),
         ).fetchone()
         return row and ContextNode(*row)
 
@@ -238,31 +259,3 @@ def slice_from_compaction(items: Sequence[Item]) -> list[Any]:
         if items[index]["type"] == "compaction":
             return list(items[index:])
     return list(items)
-
-
-class StoredItemLookup:
-    """A lookup of stored items by id."""
-
-    def __init__(self, nodes: NodeRepository, clock: Callable[[], float]) -> None:
-        self._nodes = nodes
-        self._clock = clock
-
-    def find_item(self, id: str) -> Item | None:
-        """Return a stored item, or None."""
-        node = self._find_node(id)
-        items = node.items() if node else ()
-        return next((item for item in items if item["id"] == id), None)
-
-    def find_reasoning_before(self, id: str) -> str | None:
-        """Return the id of the reasoning item directly before this item in its model's output."""
-        node = self._find_node(id)
-        before: Item | None = None
-        for item in decode(node.output) if node else ():
-            if item["id"] == id:
-                return before["id"] if before and before["type"] == "reasoning" else None
-            before = item
-        return None
-
-    def _find_node(self, id: str) -> ContextNode | None:
-        key = parse_item_key(id)
-        return None if key is None else self._nodes.find(key, self._clock())

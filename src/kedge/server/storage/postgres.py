@@ -15,7 +15,7 @@ import re
 import threading
 import time
 from asyncio import get_running_loop, shield
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -177,7 +177,6 @@ class PostgresServerDatabase(ServerDatabase):
         self.owner = token_hex(8)
         self._given_clock = clock
         self._clock_offset = 0.0
-        self._numbers: Iterator[int] = iter(())
         self._current = threading.local()
         self._thread = ThreadPoolExecutor(1, "kedge-responses")
         try:
@@ -271,15 +270,10 @@ class PostgresServerDatabase(ServerDatabase):
 
         return self.transact(purge)
 
-    def next_number(self) -> int:
-        """Return the number for a new node; a sequence of the database reserves some at a time."""
-        number = next(self._numbers, None)
-        if number is None:
-            row = self.execute("SELECT nextval('kedge_server_numbers')").fetchone()
-            first = row[0] if row else 0
-            self._numbers = iter(range(first, first + NUMBERS_PER_RESERVATION))
-            number = next(self._numbers)
-        return number
+    def _reserve_numbers(self) -> Iterable[int]:
+        row = self.execute("SELECT nextval('kedge_server_numbers')").fetchone()
+        first = row[0] if row else 0
+        return range(first, first + NUMBERS_PER_RESERVATION)
 
     def used_bytes(self) -> int:
         """Return the size of the content, not that of the tables, which only shrink when they are vacuumed."""

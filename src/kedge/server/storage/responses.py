@@ -6,24 +6,25 @@ several servers on one database, a response in progress has an owner, and only t
 server that was suspended until another one claimed its responses does not own them any more.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
+from kedge.json_codec import encode
 from kedge.server.errors import (
     CONVERSATION_LOCKED,
     HISTORY_DELETED,
     IDEMPOTENCY_KEY_IN_USE,
     ApiError,
 )
-from kedge.server.json_codec import encode, join_response
 from kedge.server.response_object import (
     IN_PROGRESS_FIELDS,
     QUEUED_FIELDS,
     RESTARTED_MESSAGE,
     UNFINISHED_STATUSES,
     build_failed_fields,
+    join_response,
 )
 from kedge.server.storage.database import ServerDatabase
 from kedge.server.storage.ids import make_response_id, parse_node_number, parse_response_key
@@ -160,31 +161,26 @@ class ResponseRepository:
         Returns:
             Whether the response still existed; it may have been deleted in the meantime.
         """
-        if entry.conversation is None:
-            return self._update(entry, result)
+        return self._settle(entry, lambda: self._update(entry, result))
 
-        def update() -> bool:
-            is_stored = self._update(entry, result)
+    def record(self, entry: ResponseEntry, result: ResponseResult) -> bool:
+        """Store a finished response that was not stored as in progress."""
+        return self._settle(entry, lambda: self._insert(entry, result))
+
+    def _settle(self, entry: ResponseEntry, store: Callable[[], bool]) -> bool:
+        """Store a result, and advance the conversation of the response."""
+        if entry.conversation is None:
+            return store()
+
+        def settle() -> bool:
+            is_stored = store()
             if is_stored:
                 self._advance_conversation(entry)
             return is_stored
 
-        return self._database.transact(update)
+        return self._database.transact(settle)
 
-    def record(self, entry: ResponseEntry, result: ResponseResult) -> bool:
-        """Store a finished response that was not stored as in progress."""
-        if entry.conversation is None:
-            self._insert(entry, result)
-            return True
-
-        def insert() -> None:
-            self._insert(entry, result)
-            self._advance_conversation(entry)
-
-        self._database.transact(insert)
-        return True
-
-    def _insert(self, entry: ResponseEntry, result: ResponseResult) -> None:
+    def _insert(self, entry: ResponseEntry, result: ResponseResult) -> bool:
         is_unfinished = result.status in UNFINISHED_STATUSES
         values = (
             parse_node_number(entry.key),
@@ -213,7 +209,7 @@ class ResponseRepository:
         else:
             inserted = self._execute(_INSERT_ALL, (*values, *optional_values, parent, parent))
         if inserted.rowcount:
-            return
+            return True
         if entry.idempotency_key and self.find_repeated(entry.idempotency_key):
             raise IDEMPOTENCY_KEY_IN_USE()
         raise HISTORY_DELETED()
@@ -280,8 +276,7 @@ class ResponseRepository:
 
     def delete_all(self) -> None:
         """Delete every response."""
-        rows = self._execute("SELECT id FROM nodes WHERE expires_at IS NOT NULL").fetchall()
-        self._delete_nodes([node for (node,) in rows])
+        self._delete_selected("expires_at IS NOT NULL")
 
     def delete_others(self, retained: Collection[str]) -> None:
         """Delete every finished response, except those with these ids."""
@@ -292,18 +287,17 @@ class ResponseRepository:
 
     def delete_oldest(self) -> int:
         """Delete one batch of the oldest responses, and return their number."""
-        rows = self._execute(
-            "SELECT id FROM nodes WHERE expires_at IS NOT NULL ORDER BY expires_at LIMIT ?",
-            (PURGE_BATCH_SIZE,),
-        ).fetchall()
-        self._delete_nodes([node for (node,) in rows])
-        return len(rows)
+        return self._delete_selected(
+            "expires_at IS NOT NULL ORDER BY expires_at LIMIT ?", PURGE_BATCH_SIZE
+        )
 
     def purge(self) -> int:
         """Delete one batch of expired responses, and return their number."""
-        rows = self._execute(
-            "SELECT id FROM nodes WHERE expires_at <= ? LIMIT ?", (self._clock(), PURGE_BATCH_SIZE)
-        ).fetchall()
+        return self._delete_selected("expires_at <= ? LIMIT ?", self._clock(), PURGE_BATCH_SIZE)
+
+    def _delete_selected(self, condition: str, *values: float) -> int:
+        """Delete the responses that match a condition, and return their number."""
+        rows = self._execute(f"SELECT id FROM nodes WHERE {condition}", values).fetchall()
         self._delete_nodes([node for (node,) in rows])
         return len(rows)
 

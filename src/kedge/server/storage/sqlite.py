@@ -12,7 +12,7 @@ is older than any response can be. Only locks of conversation objects are per pr
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -107,7 +107,6 @@ class SQLiteServerDatabase(ServerDatabase):
         self.clock = clock
         self.shared = shared
         self._locked: set[str] = set()
-        self._numbers: Iterator[int] = iter(())
         # Opened in the thread that creates the app, used in the thread of its loop.
         try:
             self._connection = sqlite3.connect(
@@ -181,14 +180,6 @@ class SQLiteServerDatabase(ServerDatabase):
     def unlock_conversation(self, id: str) -> None:
         """Release the lock of a conversation."""
         self._locked.discard(id)
-
-    def next_number(self) -> int:
-        """Return the number for a new node; it is unique while the server runs."""
-        number = next(self._numbers, None)
-        if number is None:
-            self._numbers = iter(self._reserve_numbers())
-            number = next(self._numbers)
-        return number
 
     def _reserve_numbers(self) -> Iterable[int]:
         """Return numbers for new nodes: all following ones, or a range if the database is shared."""

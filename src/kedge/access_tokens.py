@@ -1,0 +1,39 @@
+"""Named tokens and their counts: the values that the store keeps, and that the server, the page and the proxy check."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AccessToken:
+    """A named token, without its secret.
+
+    Attributes:
+        name: Its name.
+        namespace: The namespace of its user, which it gives access to. Empty for the administrator.
+        scopes: Its scopes: ``server``, ``page``, ``api``, ``metrics``.
+        requests_per_minute: The maximum number of requests per minute, or None.
+        tokens_per_minute: The maximum number of tokens of models per minute, or None.
+        created_at: When it was added, in seconds since 1970.
+    """
+
+    name: str
+    namespace: str
+    scopes: frozenset[str]
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    created_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUse:
+    """The counts of a token in the current minute.
+
+    Attributes:
+        requests: The requests.
+        tokens: The tokens of models.
+        seconds_left: The seconds until the next minute.
+    """
+
+    requests: int
+    tokens: int
+    seconds_left: float
