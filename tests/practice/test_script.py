@@ -102,22 +102,20 @@ def test_a_script_may_be_json(tmp_path: Path) -> None:
 
 
 INVALID_SCRIPTS: list[tuple[object, str]] = [
-    ([], "s must be a table"),
-    ({}, "s: answers must be a list"),
-    ({"answer": []}, "s has an unknown key 'answer'; known keys: answers"),
-    ({"answers": ["hi"]}, "s: answers[0] must be a table"),
-    (
-        {"answers": [{"say": "a"}, {"sya": "b"}]},
-        "s: answers[1] has an unknown key 'sya'; known keys:",
-    ),
-    ({"answers": [{"say": 1}]}, "s: answers[0].say must be a text"),
-    ({"answers": [{"turn": True, "say": "a"}]}, "s: answers[0].turn must be a whole number"),
-    ({"answers": [{"when": "a"}]}, "s: answers[0] has no answer"),
-    ({"answers": [{"say": "a", "pace": -1}]}, "s: answers[0].pace must be between 0 and 60"),
-    ({"answers": [{"call": {}}]}, "s: answers[0].call.name must be a text"),
-    ({"answers": [{"call": [{"name": "f", "arguments": 1}]}]}, "s: answers[0].call[0].arguments"),
+    ([], "s is not valid: Expected `object`"),
+    ({}, "missing required field `answers`"),
+    ({"answer": []}, "unknown field `answer`"),
+    ({"answers": ["hi"]}, "Expected `object`, got `str` - at `$.answers[0]`"),
+    ({"answers": [{"say": "a"}, {"sya": "b"}]}, "unknown field `sya` - at `$.answers[1]`"),
+    ({"answers": [{"say": 1}]}, "got `int` - at `$.answers[0].say`"),
+    ({"answers": [{"turn": True, "say": "a"}]}, "got `bool` - at `$.answers[0].turn`"),
+    ({"answers": [{"when": "a"}]}, "no answer; add think, say, refuse or call - at `$.answers[0]`"),
+    ({"answers": [{"say": "a", "pace": -1}]}, ">= 0.0 - at `$.answers[0].pace`"),
+    ({"answers": [{"say": "a", "pace": 61}]}, "<= 60.0 - at `$.answers[0].pace`"),
+    ({"answers": [{"call": {}}]}, "missing required field `name` - at `$.answers[0].call`"),
+    ({"answers": [{"call": [{"name": "f", "arguments": 1}]}]}, "at `$.answers[0].call[0].arguments`"),
     ({"answers": [{"call": {"name": "f", "input": "", "arguments": ""}}]}, "not both"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("data", "message"), INVALID_SCRIPTS)

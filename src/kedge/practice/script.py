@@ -10,10 +10,11 @@ on the context only.
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Annotated, Any, Self
+
+import msgspec
 
 from kedge.errors import InvalidScript
 from kedge.practice.context import (
@@ -32,53 +33,79 @@ from kedge.practice.context import (
 )
 from kedge.practice.model import answer
 
-ScriptCondition = Callable[[PracticeRequest, Any], bool]
+MAX_PACE = 60.0
+
+
+class ScriptedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call: ``arguments`` for a function, ``input`` for a custom tool."""
+
+    name: str
+    arguments: dict[str, Any] | str | None = None
+    input: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.arguments is not None and self.input is not None:
+            raise ValueError("arguments (a function) or input (a custom tool), not both")
+
+    def build_part(self) -> ToolCallOutput:
+        """Return the part of an answer."""
+        if self.input is not None:
+            return ToolCallOutput(self.name, self.input, custom=True)
+        if isinstance(self.arguments, str):
+            return ToolCallOutput(self.name, self.arguments)
+        return ToolCallOutput(self.name, json.dumps(self.arguments or {}))
+
+
+class ScriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One answer of a script, with its conditions."""
+
+    when: str | None = None
+    sees: str | None = None
+    after: str | None = None
+    turn: int | None = None
+    think: str | None = None
+    say: str | None = None
+    refuse: str | None = None
+    call: ScriptedCall | list[ScriptedCall] = []
+    pace: Annotated[float, msgspec.Meta(ge=0, le=MAX_PACE)] = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.build_output().parts:
+            raise ValueError("no answer; add think, say, refuse or call")
+
+    def matches(self, request: PracticeRequest) -> bool:
+        """Return whether every condition is met."""
+        items = request.items
+        if self.when is not None and not _contains(last_user_text(items), self.when):
+            return False
+        if self.sees is not None and not any(
+            _contains(text, self.sees) for text in message_texts(items)
+        ):
+            return False
+        if self.after is not None and self.after not in dict(
+            tool_results(items_after_last_user(items))
+        ):
+            return False
+        return self.turn is None or count_answers(items) + 1 == self.turn
+
+    def build_output(self) -> PracticeOutput:
+        """Return the answer."""
+        texts = (
+            (ReasoningOutput, self.think),
+            (MessageOutput, self.say),
+            (RefusalOutput, self.refuse),
+        )
+        parts: list[OutputPart] = [build(text) for build, text in texts if text is not None]
+        calls = self.call if isinstance(self.call, list) else [self.call]
+        return PracticeOutput((*parts, *(call.build_part() for call in calls)), self.pace)
+
+
+class _ScriptFile(msgspec.Struct, forbid_unknown_fields=True):
+    answers: list[ScriptEntry]
 
 
 def _contains(text: str, wanted: str) -> bool:
     return wanted.casefold() in text.casefold()
-
-
-def _matches_last_message(request: PracticeRequest, wanted: str) -> bool:
-    return _contains(last_user_text(request.items), wanted)
-
-
-def _matches_any_message(request: PracticeRequest, wanted: str) -> bool:
-    return any(_contains(text, wanted) for text in message_texts(request.items))
-
-
-def _follows_tool_result(request: PracticeRequest, tool: str) -> bool:
-    return any(name == tool for name, _ in tool_results(items_after_last_user(request.items)))
-
-
-def _is_answer_number(request: PracticeRequest, number: int) -> bool:
-    return count_answers(request.items) + 1 == number
-
-
-CONDITIONS: Mapping[str, tuple[type, ScriptCondition]] = {
-    "when": (str, _matches_last_message),
-    "sees": (str, _matches_any_message),
-    "after": (str, _follows_tool_result),
-    "turn": (int, _is_answer_number),
-}
-TEXT_PARTS: Mapping[str, Callable[[str], OutputPart]] = {
-    "think": ReasoningOutput,
-    "say": MessageOutput,
-    "refuse": RefusalOutput,
-}
-ENTRY_KEYS = (*CONDITIONS, *TEXT_PARTS, "call", "pace")
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptEntry:
-    """One answer of a script, with its conditions."""
-
-    conditions: tuple[tuple[ScriptCondition, Any], ...]
-    output: PracticeOutput
-
-    def matches(self, request: PracticeRequest) -> bool:
-        """Return whether every condition is met."""
-        return all(condition(request, wanted) for condition, wanted in self.conditions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +157,10 @@ class Script:
         Raises:
             InvalidScript: If the data is not a script.
         """
-        table = _check_table(data, location, ("answers",))
-        answers = _check_type(table.get("answers"), list, f"{location}: answers")
-        return cls(
-            tuple(
-                _parse_entry(entry, f"{location}: answers[{i}]") for i, entry in enumerate(answers)
-            )
-        )
+        try:
+            return cls(tuple(msgspec.convert(data, _ScriptFile).answers))
+        except msgspec.ValidationError as error:
+            raise InvalidScript(location, f"is not valid: {error}") from None
 
     def answer(self, request: PracticeRequest) -> PracticeOutput:
         """Return the first answer that applies, or the answer of the practice model.
@@ -149,82 +173,5 @@ class Script:
         """
         for entry in self.entries:
             if entry.matches(request):
-                return entry.output
+                return entry.build_output()
         return answer(request)
-
-
-TYPE_NAMES = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    list: "a list",
-    dict: "a table",
-}
-
-
-def _check_type(value: Any, kind: type, location: str) -> Any:
-    fits = isinstance(value, (int, float) if kind is float else kind)
-    if not fits or isinstance(value, bool):
-        raise InvalidScript(location, f"must be {TYPE_NAMES[kind]}")
-    return value
-
-
-def _check_table(value: object, location: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidScript(location, f"must be a table with some of the keys {', '.join(keys)}")
-    table = cast("dict[str, Any]", value)
-    unknown = sorted(set(table) - set(keys))
-    if unknown:
-        raise InvalidScript(
-            location, f"has an unknown key {unknown[0]!r}; known keys: {', '.join(keys)}"
-        )
-    return table
-
-
-def _parse_entry(entry: object, location: str) -> ScriptEntry:
-    table = _check_table(entry, location, ENTRY_KEYS)
-    conditions = tuple(
-        (condition, _check_type(table[key], kind, f"{location}.{key}"))
-        for key, (kind, condition) in CONDITIONS.items()
-        if key in table
-    )
-    return ScriptEntry(conditions, _parse_output(table, location))
-
-
-def _parse_output(table: Mapping[str, Any], location: str) -> PracticeOutput:
-    parts: list[OutputPart] = [
-        make(_check_type(table[key], str, f"{location}.{key}"))
-        for key, make in TEXT_PARTS.items()
-        if key in table
-    ]
-    calls = table.get("call", [])
-    for i, entry in enumerate(cast("list[object]", calls if isinstance(calls, list) else [calls])):
-        parts.append(
-            _parse_call(entry, f"{location}.call" + (f"[{i}]" if isinstance(calls, list) else ""))
-        )
-    if not parts:
-        raise InvalidScript(location, "has no answer; add think, say, refuse or call")
-    pace = float(_check_type(table.get("pace", 0.0), float, f"{location}.pace"))
-    if not 0 <= pace <= MAX_PACE:
-        raise InvalidScript(f"{location}.pace", f"must be between 0 and {MAX_PACE:g} seconds")
-    return PracticeOutput(tuple(parts), pace)
-
-
-MAX_PACE = 60.0
-
-
-def _parse_call(entry: object, location: str) -> ToolCallOutput:
-    table = _check_table(entry, location, ("name", "arguments", "input"))
-    name = _check_type(table.get("name"), str, f"{location}.name")
-    if "input" in table:
-        if "arguments" in table:
-            raise InvalidScript(
-                location, "must have arguments (a function) or input (a custom tool), not both"
-            )
-        return ToolCallOutput(
-            name, _check_type(table["input"], str, f"{location}.input"), custom=True
-        )
-    arguments = table.get("arguments", {})
-    if isinstance(arguments, str):
-        return ToolCallOutput(name, arguments)
-    return ToolCallOutput(name, json.dumps(_check_type(arguments, dict, f"{location}.arguments")))
