@@ -46,6 +46,11 @@ STEPS = (
         155_000,
     ),
     Step("planning laws, random examples", (*PYTEST, "tests/planning/test_laws.py"), 1),
+    Step(
+        "other property tests, random examples",
+        (*PYTEST, "tests/turns", "tests/planning", "tests/events", "tests/practice"),
+        1,
+    ),
     Step("transcripts cut at every byte", (*PYTEST, "tests/events", "-k", "cut_at_any_byte"), 1),
     Step(
         "damaged chat states",

@@ -2,7 +2,7 @@
 
 A slow machine must not fail a test. Only the tests of ``tests/live`` may reach a provider, if enabled.
 The examples are the same in every run, so that a failure is caused by a change;
-``HYPOTHESIS_PROFILE=random`` uses other examples, ``thorough`` fifty times as many. See CONTRIBUTING.md.
+``HYPOTHESIS_PROFILE=random`` uses other examples, ``thorough`` a hundred times as many. See CONTRIBUTING.md.
 """
 
 import functools
@@ -36,7 +36,10 @@ settings.register_profile(
 )
 settings.register_profile("random", deadline=None)
 settings.register_profile(
-    "thorough", deadline=None, max_examples=3_000, suppress_health_check=list(HealthCheck)
+    "thorough",
+    deadline=None,
+    max_examples=100 * BASE_EXAMPLES,
+    suppress_health_check=list(HealthCheck),
 )
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "kedge")
 settings.load_profile(PROFILE)

@@ -33,7 +33,7 @@ from kedge.turns.turn import TURN_MEMBERS
 
 Strategy = st.SearchStrategy
 
-BASE_EXAMPLES = 60
+BASE_EXAMPLES = 30
 """The number of examples of a test in ``make test``, unless the test sets another."""
 
 

@@ -22,7 +22,7 @@ from strategies import scale_examples
 
 
 @settings(
-    max_examples=scale_examples(300),
+    max_examples=scale_examples(150),
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(scripts())

@@ -104,14 +104,14 @@ def damage(body: Any, path: tuple[Any, ...], junk: Any, *, remove: bool) -> Any:
     return body
 
 
-@settings(max_examples=scale_examples(300))
+@settings(max_examples=scale_examples(150))
 @given(path=st.sampled_from(json_paths(CHAT)), junk=st.sampled_from(JUNK), remove=st.booleans())
 def test_damaged_chat_is_accepted_or_rejected(path: Any, junk: Any, remove: bool) -> None:
     """A chat request with one part replaced or removed raises only API errors."""
     check_parse(chat.parse_request, damage(CHAT, path, junk, remove=remove))
 
 
-@settings(max_examples=scale_examples(300))
+@settings(max_examples=scale_examples(150))
 @given(path=st.sampled_from(json_paths(MESSAGE)), junk=st.sampled_from(JUNK), remove=st.booleans())
 def test_damaged_message_is_accepted_or_rejected(path: Any, junk: Any, remove: bool) -> None:
     """A message request with one part replaced or removed raises only API errors."""

@@ -143,7 +143,7 @@ def build_input(plan: dict[str, Any], model: ServerModel, previous: str | None) 
     return items
 
 
-@settings(max_examples=scale_examples(25), deadline=None)
+@settings(max_examples=scale_examples(13), deadline=None)
 @given(plans=st.lists(request_plans(), min_size=1, max_size=10))
 def test_server_and_model_agree_on_every_chain(
     server: TestServer, http: httpx.Client, plans: list[dict[str, Any]]

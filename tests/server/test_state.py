@@ -264,13 +264,13 @@ def test_state_machine_on_postgresql(postgres_url: str) -> None:
     """The same operations are correct on a PostgreSQL database."""
     with create_schema(postgres_url) as url:
         machine: Any = partial(ServerStateMachine, url)
-        steps = settings(max_examples=scale_examples(6), stateful_step_count=15)
+        steps = settings(max_examples=scale_examples(3), stateful_step_count=15)
         run_state_machine_as_test(machine, settings=steps)
 
 
 TestServerState = ServerStateMachine.TestCase
 TestServerState.settings = settings(
-    max_examples=scale_examples(20), stateful_step_count=30, deadline=None
+    max_examples=scale_examples(10), stateful_step_count=30, deadline=None
 )
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kedge import run_sync, user
 from kedge.errors import HeadConflict
 from kedge.store import ConversationRow, Node, Store, open_store
+from strategies import scale_examples
 
 numbers = st.integers(0, 50)
 steps = st.lists(
@@ -183,7 +184,7 @@ async def compare(store: Store, model: StoreModel) -> None:
         ("delete", 0),
     ]
 )  # a node of which fewer blocks are used than it has in common with its parent
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(20))
 def test_store_matches_model(moves: list[Any]) -> None:
     """Appends, edits, forks, moved heads, shared blocks and deletions in any order match the model."""
     run_sync(run_moves(moves))

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.store import ConversationRow, Node, ResponseRow
@@ -219,7 +219,6 @@ def test_branch_ends_with_its_totals() -> None:
     assert ends[4].saved == 16
 
 
-@settings(max_examples=50)
 @given(trees(), st.integers(0, 30))
 def test_every_node_is_once_below_its_parent(nodes: list[GraphNode], chosen: int) -> None:
     """Each node is in exactly one row, at or below its parent, and edges lead downwards."""
@@ -234,7 +233,6 @@ def test_every_node_is_once_below_its_parent(nodes: list[GraphNode], chosen: int
     assert all(edge.to_lane - edge.lane in (0, 1) for edge in layout.edges)
 
 
-@settings(max_examples=50)
 @given(trees())
 def test_lines_do_not_share_a_lane_in_one_row(nodes: list[GraphNode]) -> None:
     """A lane belongs to one line from its first row to its last."""
@@ -244,7 +242,6 @@ def test_lines_do_not_share_a_lane_in_one_row(nodes: list[GraphNode]) -> None:
         assert all(row.lane > edge.lane for row in between)
 
 
-@settings(max_examples=50)
 @given(trees())
 def test_totals_of_branches_sum_to_total(nodes: list[GraphNode]) -> None:
     """Each response is counted in exactly one branch."""

@@ -33,7 +33,7 @@ from kedge.turns import (
 )
 from kedge.turns.block_codec import BLOCK_CODECS, PART_CODECS
 from kedge.turns.frozen_json import FrozenMap, json_equal, path_step, thaw
-from strategies import json_values, sample_blocks, turns
+from strategies import json_values, sample_blocks, scale_examples, turns
 
 Path = tuple[str | int, ...]
 
@@ -380,7 +380,7 @@ def mutate(form: Any, data: st.DataObject) -> Path:
     return (*path, key)
 
 
-@settings(max_examples=150)
+@settings(max_examples=scale_examples(75))
 @given(turns(max_size=2), st.data())
 def test_mutated_form_loads_or_raises_with_a_path(turn: Turn, data: st.DataObject) -> None:
     """An invalid member raises an error whose path is the member, its parent or a conflicting member."""
@@ -397,7 +397,7 @@ def test_mutated_form_loads_or_raises_with_a_path(turn: Turn, data: st.DataObjec
         assert loaded.path.startswith(owner) or owner.startswith(loaded.path)
 
 
-@settings(max_examples=150)
+@settings(max_examples=scale_examples(75))
 @given(turns(max_size=2), st.data())
 def test_mutated_text_loads_or_raises_invalid_json(turn: Turn, data: st.DataObject) -> None:
     """Text with removed or inserted characters or bytes raises ``InvalidJSON`` or loads as a Turn."""

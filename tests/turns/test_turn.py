@@ -27,7 +27,7 @@ from kedge.turns import (
     user,
 )
 from kedge.turns.turn import cache_index, count_leading, get_cached_index, has_prefix
-from strategies import blocks, json_objects
+from strategies import blocks, json_objects, scale_examples
 
 FEW_IDS = st.sampled_from("abcdefgh")
 SMALL = st.builds(lambda make, id_: make("text", id=id_), st.sampled_from([user, system]), FEW_IDS)
@@ -132,7 +132,9 @@ class TurnsAgainstLists(RuleBasedStateMachine):
             assert list(map(id, derived[:retained])) == list(map(id, turn.body[:retained]))
 
 
-TurnsAgainstLists.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+TurnsAgainstLists.TestCase.settings = settings(
+    max_examples=scale_examples(30), stateful_step_count=30
+)
 
 
 class TestTurnsAgainstLists(TurnsAgainstLists.TestCase):

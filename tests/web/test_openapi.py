@@ -65,7 +65,7 @@ def test_api_matches_its_document(known: Known, subtests: pytest.Subtests) -> No
         OPENAPI_DOCUMENT, config=SchemathesisConfig.from_dict(CONFIG)
     )
     limits = settings(
-        max_examples=scale_examples(3),
+        max_examples=scale_examples(2),
         deadline=None,
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
