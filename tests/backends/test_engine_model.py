@@ -11,6 +11,10 @@ import openai
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
+from openai.types.responses import (
+    ResponseCompletedEvent,
+    ResponseOutputTextAnnotationAddedEvent,
+)
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -782,3 +786,88 @@ def test_tools_in_the_input_are_sent_to_responses_apis_only(client: OpenAI, kind
     with pytest.raises(openai.BadRequestError, match="send the tools as 'tools'") as exc_info:
         client.responses.create(**body)
     assert exc_info.value.param == "input"
+
+
+SEARCH = {
+    "type": "web_search_call",
+    "id": "ws_1",
+    "status": "completed",
+    "action": {"type": "search", "query": "weather", "sources": [{"type": "url", "url": "x"}]},
+}
+CITATION = {
+    "type": "url_citation",
+    "url": "https://weather.example",
+    "title": "Weather",
+    "start_index": 12,
+    "end_index": 15,
+}
+TEXT = {"type": "output_text", "text": "It is sunny [1].", "annotations": [CITATION]}
+MESSAGE = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed"}
+
+
+async def answer_with_search(request: Request) -> Response:
+    """Answer with a hosted search and a text that cites a page, streamed or not."""
+    message = {**MESSAGE, "content": [TEXT]}
+    finished = {"id": "resp_1", "status": "completed", "output": [SEARCH, message]}
+    if not (await request.json())["stream"]:
+        return json_response(finished)
+    place = {"item_id": "msg_1", "output_index": 1, "content_index": 0}
+    delta = {**place, "type": "response.output_text.delta", "delta": TEXT["text"]}
+    events: list[dict[str, Any]] = [
+        {"type": "response.created", "response": {"id": "resp_1", "output": []}},
+        {"type": "response.output_item.added", "output_index": 0, "item": SEARCH},
+        {"type": "response.output_item.done", "output_index": 0, "item": SEARCH},
+        {"type": "response.output_item.added", "output_index": 1, "item": MESSAGE},
+        delta,
+        {"type": "response.output_item.done", "output_index": 1, "item": message},
+        {"type": "response.completed", "response": finished},
+    ]
+    frames = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    return Response(frames, media_type="text/event-stream")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_hosted_search_and_citations_are_passed_on(stream: bool) -> None:
+    """Items of hosted tools keep their members and their place, and texts their citations."""
+    with (
+        serve_handler(answer_with_search) as url,
+        serve(model=make_model("responses", url)) as front,
+        OpenAI(base_url=front.base_url, api_key="any", max_retries=0) as client,
+    ):
+        if stream:
+            events = list(client.responses.create(model="m", input="Is it sunny?", stream=True))
+            added = [
+                each for each in events if isinstance(each, ResponseOutputTextAnnotationAddedEvent)
+            ]
+            assert [each.output_index for each in added] == [1]
+            assert added[0].to_dict()["annotation"] == CITATION
+            completed = events[-1]
+            assert isinstance(completed, ResponseCompletedEvent)
+            response = completed.response
+        else:
+            response = client.responses.create(model="m", input="Is it sunny?")
+        search, message = (item.model_dump(exclude_unset=True) for item in response.output)
+        assert search == SEARCH
+        assert message["content"][0]["annotations"] == [CITATION]
+        stored = client.responses.retrieve(response.id).output
+        assert [item.type for item in stored] == ["web_search_call", "message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_citations_of_web_pages_are_in_chat_completions(stream: bool) -> None:
+    """The Chat Completions API has citations of web pages in another form."""
+    expected = {name: value for name, value in CITATION.items() if name != "type"}
+    with (
+        serve_handler(answer_with_search) as url,
+        serve(model=make_model("responses", url)) as front,
+        OpenAI(base_url=front.base_url, api_key="any", max_retries=0) as client,
+    ):
+        messages: Any = [{"role": "user", "content": "Is it sunny?"}]
+        if stream:
+            chunks = client.chat.completions.create(model="m", messages=messages, stream=True)
+            deltas = [chunk.choices[0].delta.model_dump() for chunk in chunks]
+            found = [each for delta in deltas for each in delta.get("annotations") or ()]
+        else:
+            completion = client.chat.completions.create(model="m", messages=messages)
+            found = [each.model_dump() for each in completion.choices[0].message.annotations or ()]
+    assert found == [{"type": "url_citation", "url_citation": expected}]

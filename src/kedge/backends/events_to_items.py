@@ -7,6 +7,7 @@ and deltas of other items wait. Items that the stream did not contain are added 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import cast
 
 from kedge.backends.items_to_turn import pack_reasoning
 from kedge.events import (
@@ -38,12 +39,16 @@ from kedge.turns import (
     AssistantBlock,
     Block,
     OpaqueBlock,
+    Part,
     ReasoningBlock,
     RefusalPart,
     TextPart,
     ToolCallBlock,
 )
+from kedge.turns.frozen_json import thaw
 
+STREAMED_TYPES = frozenset({"message", "function_call", "custom_tool_call"})
+"""The types of items that are emitted by their deltas."""
 ItemKey = tuple[str, object]
 """The item that a delta belongs to: its kind, and its index or call id."""
 
@@ -155,16 +160,25 @@ class OutputEmitter:
         """Close the open item."""
         if self._current is None:
             return
-        kind, index = self._current
-        self._current = None
-        payload = self._find_reasoning_payload(index) if kind == "reasoning" else None
-        yield ItemClosed(model_data=payload)
+        (kind, index), self._current = self._current, None
+        if kind == "reasoning":
+            block = self._find_block(index)
+            is_known = isinstance(block, ReasoningBlock)
+            yield ItemClosed(
+                model_data=pack_reasoning(block, self.prefix_digest) if is_known else None
+            )
+        elif kind == "text":
+            output_index, content_index = cast("tuple[int, int]", index)
+            block = self._find_block(output_index)
+            parts = block.parts if isinstance(block, AssistantBlock) else ()
+            yield _close_text(parts[content_index] if content_index < len(parts) else None)
+        else:
+            yield ItemClosed()
 
-    def _find_reasoning_payload(self, index: object) -> object:
-        for block in self.assembler.blocks():
-            if isinstance(block, ReasoningBlock) and block.metadata.get(OUTPUT_INDEX) == index:
-                return pack_reasoning(block, self.prefix_digest)
-        return None
+    def _find_block(self, index: object) -> Block | None:
+        """Return the block of an output item, as far as it has been received."""
+        blocks = self.assembler.blocks()
+        return next((each for each in blocks if each.metadata.get(OUTPUT_INDEX) == index), None)
 
     def _remaining_text(self, key: ItemKey, text: str) -> str:
         """Return the text of a finished part that was not emitted yet."""
@@ -225,18 +239,16 @@ class OutputEmitter:
         is_text = kind == "message" and current is not None and current[0] in ("text", "refusal")
         if is_reasoning or is_text:
             yield from self._close_item()
-        elif kind == "reasoning" and event.output_index not in self._seen_indices:
-            yield from self._add_silent_reasoning(event.output_index)
+        elif kind not in STREAMED_TYPES and event.output_index not in self._seen_indices:
+            yield from self._add_item(event.output_index)
 
-    def _add_silent_reasoning(self, index: int) -> Iterator[OutputEvent]:
-        """Emit reasoning without text, which has no deltas, before the item that it belongs to."""
-        if not self._can_open():
-            return  # ``finish`` emits it
-        for block in self.assembler.blocks():
-            if block.metadata.get(OUTPUT_INDEX) == index:
-                self._seen_indices.add(index)
-                yield from self._close_item()
-                yield from emit_block(block, self.prefix_digest)
+    def _add_item(self, index: int) -> Iterator[OutputEvent]:
+        """Emit an item without deltas, such as a search or reasoning without text, before the next one."""
+        block = self._find_block(index) if self._can_open() else None
+        if block is not None:  # otherwise, ``finish`` emits it
+            self._seen_indices.add(index)
+            yield from self._close_item()
+            yield from emit_block(block, self.prefix_digest)
 
 
 def emit_block(block: Block, prefix_digest: str) -> Iterator[OutputEvent]:
@@ -247,7 +259,7 @@ def emit_block(block: Block, prefix_digest: str) -> Iterator[OutputEvent]:
                 if isinstance(part, TextPart | RefusalPart):
                     yield ItemOpened("text" if isinstance(part, TextPart) else "refusal")
                     yield ItemDelta(part.text)
-                    yield ItemClosed()
+                    yield _close_text(part)
         case ReasoningBlock():
             yield ItemOpened("reasoning")
             yield ItemDelta("\n\n".join(block.summary or block.texts))
@@ -258,9 +270,15 @@ def emit_block(block: Block, prefix_digest: str) -> Iterator[OutputEvent]:
             yield ItemDelta(block.arguments)
             yield ItemClosed()
         case OpaqueBlock():
-            yield ItemAdded(dict(block.item))
+            yield ItemAdded(thaw(block.item))
         case _:
             pass
+
+
+def _close_text(part: Part | None) -> ItemClosed:
+    """Return the end of a text, with the annotations of the received part."""
+    found = part.extra.get("annotations") if isinstance(part, TextPart) else None
+    return ItemClosed(annotations=tuple(thaw(found)) if isinstance(found, tuple) else ())
 
 
 def convert_usage(usage: Usage) -> ModelUsage:

@@ -51,10 +51,12 @@ class ItemClosed:
         stop_sequence: The stop sequence that ended the answer, if any.
         model_data: Any JSON value that the model needs when its reasoning is sent again. It is
             encrypted into the reasoning item.
+        annotations: The annotations of the text, such as citations, in the form of the Responses API.
     """
 
     stop_sequence: str = ""
     model_data: Any = None
+    annotations: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,8 @@ class OutputWriter:
             case ItemClosed():
                 self.stop_sequence = event.stop_sequence
                 self._close_item("completed", event.model_data)
+                if event.annotations:
+                    self.items[-1]["content"][0]["annotations"] = list(event.annotations)
             case OutputTruncated():
                 self._truncate(event)
             case ModelUsage():
@@ -288,6 +290,9 @@ class OutputWriter:
             yield self._build_text_event("done", form.text_key, item[form.content_key])
         elif not self._is_hidden():
             part = item[form.content_key][0]
+            for number, annotation in enumerate(part.get("annotations", ())):
+                added = f"{form.text_event}.annotation.added"
+                yield self._build_part_event(added, annotation_index=number, annotation=annotation)
             yield self._build_text_event("done", form.text_key, part[form.text_key])
             yield self._build_part_event(f"{form.part_event}.done", part=part)
         yield self._build_item_event("done", dict(item))

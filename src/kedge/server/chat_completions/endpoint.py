@@ -4,7 +4,7 @@ Reasoning is sent as ``reasoning_content``, which is not part of OpenAI's API bu
 servers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -14,7 +14,7 @@ from kedge.server import errors
 from kedge.server.chat_completions.parse import CONTEXT_LENGTH_EXCEEDED, parse_request
 from kedge.server.errors import ApiError
 from kedge.server.http import get_service, read_json, validate
-from kedge.server.models import ItemDelta, ItemOpened, ModelUsage, OutputEvent
+from kedge.server.models import ItemClosed, ItemDelta, ItemOpened, ModelUsage, OutputEvent
 from kedge.server.output_writer import OutputWriter
 from kedge.server.sse import DONE_FRAME
 from kedge.server.state import ServerState
@@ -63,6 +63,8 @@ class CompletionSerializer:
             return self._encode_call_start(writer.items[-1]) if piece.kind in CALL_FORMS else b""
         if isinstance(piece, ItemDelta) and piece.text:
             return self._encode_delta(self._build_delta(piece.text))
+        if isinstance(piece, ItemClosed) and (found := list_citations(piece.annotations)):
+            return self._encode_delta({"annotations": found})
         return b""
 
     def _encode_call_start(self, item: Mapping[str, Any]) -> bytes:
@@ -121,7 +123,12 @@ def finish_reason(writer: OutputWriter) -> str:
 
 def build_message(writer: OutputWriter) -> dict[str, Any]:
     """Build one message from the output items."""
-    message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "annotations": [],
+    }
     calls: list[dict[str, Any]] = []
     for item in writer.items:
         if item["type"] == "message":
@@ -130,6 +137,7 @@ def build_message(writer: OutputWriter) -> dict[str, Any]:
             message[member] = (message[member] or "") + (
                 part.get("text") or part.get("refusal", "")
             )
+            message["annotations"] += list_citations(part.get("annotations", ()))
         elif item["type"] == "reasoning":
             text = "".join(part["text"] for part in item["summary"])
             message["reasoning_content"] = message.get("reasoning_content", "") + text
@@ -137,8 +145,16 @@ def build_message(writer: OutputWriter) -> dict[str, Any]:
             kind, member = CALL_FORMS[item["type"]]
             call = {"id": item["call_id"], "type": kind}
             calls.append(call | {kind: {"name": item["name"], member: item[member]}})
-    message["annotations"] = []
     return message | ({"tool_calls": calls} if calls else {})
+
+
+def list_citations(annotations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the citations of web pages, the only annotations that this API has, in its form."""
+    return [
+        {"type": "url_citation", "url_citation": {k: v for k, v in each.items() if k != "type"}}
+        for each in annotations
+        if each.get("type") == "url_citation"
+    ]
 
 
 def format_usage(usage: ModelUsage) -> dict[str, Any]:
