@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -17,10 +18,10 @@ from kedge.cli.confirmations import confirmations_file, remember, require_confir
 from kedge.cli.inspect import inspect_file
 from kedge.cli.store_options import complete_names
 from kedge.config import store_url
-from kedge.errors import KedgeError
+from kedge.errors import KedgeError, StoreFull
 from kedge.event_loops import run_sync
 from kedge.providers import connect
-from kedge.store import open_store
+from kedge.store import nodes, open_store
 from kedge.testing.server import TestServer
 from kedge.turns import Turn, dumps, file, image, system, tool_call, tool_result, user
 
@@ -423,6 +424,23 @@ def test_import_of_invalid_messages_changes_nothing() -> None:
     done = run_command("import", "-", stdin="\n".join(lines))
     assert done.exit_code == 1
     assert "chat 2: messages[0]: a message has no content; nothing was imported" in done.stderr
+    assert run_json("conversations") == []
+
+
+def test_interrupted_import_of_messages_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the second chat cannot be stored, the first one is not stored either."""
+    insert, calls = nodes.insert_node, 0
+
+    def fail_second(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise StoreFull("no space left")
+        return insert(*args, **options)
+
+    monkeypatch.setattr(nodes, "insert_node", fail_second)
+    done = run_command("import", "-", stdin=f"{json.dumps(CHAT)}\n{json.dumps(CHAT)}")
+    assert (done.exit_code, calls) == (1, 2)
     assert run_json("conversations") == []
 
 

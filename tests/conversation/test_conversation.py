@@ -919,6 +919,8 @@ async def test_two_processes_may_create_one_conversation(
     assert (second.title, second.turn[0].text) == ("new", "Hi")
     with pytest.raises(InvalidSetting, match="NUL"):
         await Conversation.open_or_create(store, "c3", connected(), title="\0")
+    with pytest.raises(InvalidSetting, match="the id is empty"):
+        await Conversation.open_or_create(store, "", connected())
 
 
 async def test_a_stored_answer_is_streamed(store: Store) -> None:

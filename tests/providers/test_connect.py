@@ -136,10 +136,13 @@ def get_scope(model: str, **settings: Any) -> str:
 
 
 def test_account_is_part_of_the_scope(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Projects and authorization headers are part of the scope, also those from the environment."""
+    """Projects and headers with credentials are part of the scope, also those from the environment."""
     plain = get_scope("openai:gpt-5.1")
     assert get_scope("openai:gpt-5.1", default_headers={"X-Tag": "t"}) == plain
     assert get_scope("openai:gpt-5.1", default_headers={"Authorization": "Bearer b"}) != plain
+    accounts = [{"Helicone-Auth": f"Bearer {name}"} for name in "ab"]
+    scopes = {get_scope("openai:gpt-5.1", default_headers=each) for each in accounts}
+    assert len({plain, *scopes}) == 3
     other = get_scope("xai:grok-4")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj_1")
     assert get_scope("openai:gpt-5.1") not in (plain, "")

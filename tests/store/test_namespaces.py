@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kedge import Conversation, Turn, user
+from kedge import Conversation, Turn, assistant, user
 from kedge.analytics import Selection, analyse, analyse_conversations, analyse_over_time
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.incremental.store_index import StoreIndex
@@ -120,7 +120,7 @@ EMPTY_METHODS: dict[str, tuple[Call, Any]] = {
 
 OTHER_METHODS = {
     # Tested below.
-    "conversation", "create", "import_", "add_proxied", "get_proxied", "sum_proxied",
+    "conversation", "create", "create_all", "import_", "add_proxied", "get_proxied", "sum_proxied",
     "save_evidence", "mark_lost", "use_namespace", "namespaces", "verify",
     # Without content of conversations; `analyse` calls `read_with_sums`.
     "aclose", "read_with_sums",
@@ -242,6 +242,20 @@ async def test_ranked_hits_are_independent_of_other_namespaces(
     assert [hit.conversation for hit in hits] == ["shared", "shared"]
     assert await store.search("question", order="rank") == []
     assert await store.search("nothing", order="rank") == []
+
+
+async def test_several_conversations_are_created_in_a_namespace(store: Store) -> None:
+    """They have the given blocks, and only their namespace has them."""
+    carol = store.use_namespace("carol")
+    rows = await carol.create_all([[user("One"), assistant("1")], [], [user("Three")]])
+    loaded = [await carol.load(row) for row in rows]
+    assert [[block.text for block in each.blocks] for each in loaded] == [
+        ["One", "1"],
+        [],
+        ["Three"],
+    ]
+    assert {row.id for row in await carol.conversations()} == {row.id for row in rows}
+    assert await store.conversations() == []
 
 
 async def test_namespaces_may_use_the_same_ids(store: Store, alice: Owner) -> None:

@@ -88,7 +88,7 @@ def import_command(file: Path, store: str, as_json: bool) -> None:
         chats = _read_chats(text, lines)
         if chats is None:
             return await opened.import_(lines)
-        return [await opened.create(blocks=blocks) for blocks in chats]
+        return await opened.create_all(chats)
 
     rows = run_with_store(work, address=store, make=True)
     if as_json:

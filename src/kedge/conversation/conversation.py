@@ -271,6 +271,8 @@ class Conversation(AsyncResource):
             TypeError: There is no setting with this name.
             Blocked: A guard rejects one of the blocks.
         """
+        if not id:
+            raise InvalidSetting("the id is empty, so the conversation could not be opened again")
         with suppress(NotInStore):
             return await cls.open(store, id, engine, **settings)
         try:

@@ -22,6 +22,16 @@ from kedge.errors import (
 
 PLACEHOLDER_KEY = "none"
 """The key that is sent to a server without keys."""
+CREDENTIAL_HEADERS = ("authorization", "api-key", "x-api-key", "cookie", "proxy-authorization")
+GATEWAY_HEADERS = (
+    "ocp-apim-subscription-key",
+    "x-goog-api-key",
+    "x-litellm-api-key",
+    "cf-aig-authorization",
+    "x-portkey-api-key",
+    "helicone-auth",
+)
+"""Headers of gateways that identify an account; like other credentials, their values are stored as a hash only."""
 MAX_CODE_LENGTH = 200
 MAX_MESSAGE_LENGTH = 2_000
 """The maximum length of a server's code and message in an error."""

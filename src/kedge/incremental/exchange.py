@@ -28,7 +28,7 @@ from kedge.engines.heal_rules import (
     classify_error,
     is_server_error,
 )
-from kedge.engines.http_errors import parse_error
+from kedge.engines.http_errors import CREDENTIAL_HEADERS, GATEWAY_HEADERS, parse_error
 from kedge.engines.telemetry import record_healing, record_lost_context
 from kedge.errors import RequestRefused
 from kedge.events import (
@@ -64,16 +64,6 @@ from kedge.planning.anchors import check_positive_int, validate_seconds
 
 log = get_logger("kedge.incremental")
 
-CREDENTIAL_HEADERS = ("authorization", "api-key", "x-api-key", "cookie", "proxy-authorization")
-GATEWAY_HEADERS = (
-    "ocp-apim-subscription-key",
-    "x-goog-api-key",
-    "x-litellm-api-key",
-    "cf-aig-authorization",
-    "x-portkey-api-key",
-    "helicone-auth",
-)
-"""Headers of gateways that identify an account; like other credentials, their values are stored as a hash only."""
 ROUTING_COOKIES = frozenset(
     {
         *("__cf_bm", "_cfuvid", "__cfruid", "__cflb", "cf_clearance"),

@@ -8,7 +8,12 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from kedge.engines.http_errors import PLACEHOLDER_KEY, ErrorBuilder
+from kedge.engines.http_errors import (
+    CREDENTIAL_HEADERS,
+    GATEWAY_HEADERS,
+    PLACEHOLDER_KEY,
+    ErrorBuilder,
+)
 from kedge.errors import CannotConnect, InvalidSetting
 from kedge.planning.anchors import validate_seconds
 
@@ -46,7 +51,7 @@ def hash_account(*credentials: str | None) -> str:
 _CLIENT_SETTINGS = ("timeout", "max_retries", "organization", "project", "default_headers")
 _OWNER_VARIABLES = {"organization": "OPENAI_ORG_ID", "project": "OPENAI_PROJECT_ID"}
 _ACCOUNT_HEADERS = frozenset(
-    {"authorization", "api-key", "x-api-key", "openai-organization", "openai-project"}
+    {*CREDENTIAL_HEADERS, *GATEWAY_HEADERS, "openai-organization", "openai-project"}
 )
 """Headers that identify an account."""
 

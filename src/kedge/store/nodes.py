@@ -36,7 +36,7 @@ from kedge.store.responses import (
     insert_response,
     intern_scope,
 )
-from kedge.turns.frozen_json import FrozenMap
+from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 NODE_COLUMNS = (
     "n.id, n.tree, n.branch, n.parent, n.conversation, n.kind, n.kept, n.length, n.depth, n.memory, "
@@ -133,12 +133,12 @@ def create_conversation(
     tx: Tx,
     name: str,
     *,
-    title: str,
-    tags: Iterable[str],
-    mode: Mode | None,
-    retention: float | None,
-    data: FrozenMap,
     now: float,
+    title: str = "",
+    tags: Iterable[str] = (),
+    mode: Mode | None = None,
+    retention: float | None = None,
+    data: FrozenMap = EMPTY,
     root_created_at: float | None = None,
     ttl: float | None = None,
 ) -> ConversationRow:

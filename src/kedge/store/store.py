@@ -271,13 +271,26 @@ class Store(AsyncResource):
                 now=now,
                 ttl=ttl,
             )
-            if not bodies:
-                return row
-            root = nodes.select_node(tx, row.head, row.tree)
-            nodes.insert_node(
-                tx, root, bodies, conversation=row, kind="added", now=now, head=root.id
-            )
-            return conversations.select_conversation(tx, name)
+            return _insert_first_blocks(tx, row, bodies, now)
+
+        return await self.database.write(work)
+
+    async def create_all(self, chats: Iterable[Sequence[Block]]) -> list[ConversationRow]:
+        """Create a conversation for each list of blocks, all or none of them.
+
+        Args:
+            chats: The blocks that each conversation begins with.
+
+        Returns:
+            The rows of the new conversations.
+        """
+        encoded = [[encode_block(block) for block in blocks] for blocks in chats]
+
+        def work(tx: Tx) -> list[ConversationRow]:
+            now = self.clock()
+            rows = [nodes.create_conversation(tx, new_id("conv"), now=now) for _ in encoded]
+            pairs = zip(rows, encoded, strict=True)
+            return [_insert_first_blocks(tx, row, bodies, now) for row, bodies in pairs]
 
         return await self.database.write(work)
 
@@ -1126,3 +1139,14 @@ class Store(AsyncResource):
             node=node,
             body_bytes=self.body_bytes if self.keep_bodies else 0,
         )
+
+
+def _insert_first_blocks(
+    tx: Tx, row: ConversationRow, bodies: Sequence[str], now: float
+) -> ConversationRow:
+    """Insert the blocks that a new conversation begins with, and return its current row."""
+    if not bodies:
+        return row
+    root = nodes.select_node(tx, row.head, row.tree)
+    nodes.insert_node(tx, root, bodies, conversation=row, kind="added", now=now, head=root.id)
+    return conversations.select_conversation(tx, row.id)
