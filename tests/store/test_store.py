@@ -357,7 +357,8 @@ async def test_key_is_claimed_once(store: Store) -> None:
     claimed = await store.claim(row, "k", request_hash=b"x", owner="b", lease=1000)
     assert (claimed.is_owner, claimed.question) == (True, question.id)
     assert not await store.renew(row, "k", owner="a", lease=1000)
-    answer = await store.append(row, question, [assistant("a")], kind="answered", answers="k")
+    answer = await store.append(row, question, [assistant("a")], kind="answered")
+    await store.settle(row, "k", answer.id)
     done = await store.claim(row, "k", request_hash=b"x", owner="c", lease=1000)
     assert (done.is_owner, done.answer) == (False, answer.id)
 

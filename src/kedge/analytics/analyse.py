@@ -31,7 +31,7 @@ from kedge.prices import Prices
 from kedge.store import Store
 from kedge.store.database import Row, Tx
 from kedge.store.records import validate_page
-from kedge.store.response_sums import ANSWERED
+from kedge.store.response_sums import ANSWERED, read_with_sums
 
 ALL_RESPONSES = Selection()
 MAX_BUCKETS = 10_000
@@ -55,7 +55,9 @@ async def analyse(
     Returns:
         The statistics.
     """
-    return await store.read_with_sums(lambda tx: _collect_analytics(tx, selection, prices))
+    return await read_with_sums(
+        store.database, lambda tx: _collect_analytics(tx, selection, prices)
+    )
 
 
 async def analyse_over_time(

@@ -10,11 +10,14 @@ locks first or in the same statement. So no response with a smaller number can a
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from kedge.store.database import Row, Tx, lock_links, marks, split_chunks
+from kedge.errors import StoreReadOnly
+from kedge.store.database import Database, Row, Tx, lock_links, marks, split_chunks
 from kedge.store.records import Damage
+
+T = TypeVar("T")
 
 BATCH_SIZE = 256
 """The number of responses that a process stores before it adds them to the sums."""
@@ -114,6 +117,28 @@ def add_pending(tx: Tx) -> None:
     if newest > position:
         _apply(tx, "r.node > ? AND r.node <= ?", (position, newest), 1)
         tx.run("UPDATE summed SET node = ?", (newest,))
+
+
+async def read_with_sums(database: Database, work: Callable[[Tx], T]) -> T:
+    """Run queries that use the sums, after adding all responses to them.
+
+    A read-only store can have responses that are not in the sums.
+    """
+
+    def read(tx: Tx) -> tuple[T] | None:
+        return None if has_pending(tx) else (work(tx),)
+
+    def write(tx: Tx) -> T:
+        add_pending(tx)
+        return work(tx)
+
+    found = await database.read(read)
+    if found is not None:
+        return found[0]
+    try:
+        return await database.write(write)
+    except StoreReadOnly:
+        return await database.read(work)
 
 
 def subtract(tx: Tx, nodes: Sequence[int]) -> None:

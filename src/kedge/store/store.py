@@ -8,6 +8,7 @@ transactions and checks that the conversation of a row still exists.
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from kedge.errors import (
@@ -15,7 +16,6 @@ from kedge.errors import (
     InvalidSetting,
     NotInStore,
     StoreError,
-    StoreReadOnly,
 )
 from kedge.event_loops import AsyncResource
 from kedge.events import Usage
@@ -56,7 +56,6 @@ from kedge.store.records import (
     LoadedPath,
     Node,
     NodeKind,
-    PathChange,
     ResponseRow,
     StoredExchange,
     Telemetry,
@@ -77,6 +76,13 @@ MAX_NUMBER_LENGTH = 100
 """How many digits of a node's number are read; Python rejects thousands of them."""
 
 _NO_TELEMETRY = Telemetry()
+
+
+def _at_node(
+    conversation: ConversationRow, node: int, work: Callable[[Tx, Node], T]
+) -> Callable[[Tx], T]:
+    """Return a transaction on a node, which raises `NotInStore` if the conversation's tree does not have it."""
+    return lambda tx: work(tx, nodes.select_node(tx, node, conversation.tree))
 
 
 class Store(AsyncResource):
@@ -110,6 +116,11 @@ class Store(AsyncResource):
         self._scope_names: dict[int, str] = {}
         self._scope_numbers: dict[str, int] = {}
         self._unsummed = 0
+
+    @property
+    def _body_limit(self) -> int:
+        """The number of bytes that are stored of each body."""
+        return self.body_bytes if self.keep_bodies else 0
 
     async def aclose(self) -> None:
         """Close the database: its threads and its connections."""
@@ -183,8 +194,9 @@ class Store(AsyncResource):
         Args:
             requests: The requests; the newest 10,000 of this namespace are retained.
         """
-        size = self.body_bytes if self.keep_bodies else 0
-        await self.database.write(lambda tx: proxied_requests.insert_proxied(tx, requests, size))
+        await self.database.write(
+            lambda tx: proxied_requests.insert_proxied(tx, requests, self._body_limit)
+        )
 
     async def list_proxied(self, *, limit: int = 100, before: int = 0) -> list[ProxiedRequest]:
         """Return requests that were sent through a proxy, newest first, without their bodies.
@@ -415,12 +427,9 @@ class Store(AsyncResource):
             NotInStore: The conversation or the node does not exist.
         """
         name, title = new_id("conv"), validate_text(title, "title")
-
-        def work(tx: Tx) -> ConversationRow:
-            nodes.select_node(tx, at, origin.tree)
-            return conversations.fork(tx, name, origin, at, title, self.clock())
-
-        return await self._write(origin, work)
+        return await self._write_at(
+            origin, at, lambda tx, _: conversations.fork(tx, name, origin, at, title, self.clock())
+        )
 
     async def delete(self, name: str | ConversationRow) -> None:
         """Delete a conversation with all its rows, and the blocks that no other conversation uses.
@@ -528,7 +537,6 @@ class Store(AsyncResource):
         accounts: Telemetry = _NO_TELEMETRY,
         head: int | None = None,
         asked_for: str = "",
-        answers: str = "",
     ) -> Node:
         """Add a node.
 
@@ -544,7 +552,6 @@ class Store(AsyncResource):
             accounts: The incidents, tool runs and exchanges to store with it.
             head: The node at which the head must be; it is moved from there to the new node.
             asked_for: The idempotency key of the question, if the node is one.
-            answers: The idempotency key of the answer, if the node is one.
 
         Returns:
             The new node.
@@ -559,7 +566,6 @@ class Store(AsyncResource):
         if memory is not None or data:
             state = paths.encode_node_state(memory or ConversationState(), data, conversation.mode)
         scope = await self._intern_scope(response.scope) if response else 0
-        incidents = [(each, await self._intern_scope(each.scope)) for each in accounts.incidents]
 
         def work(tx: Tx) -> tuple[Node, int | None]:
             node, moved = nodes.insert_node(
@@ -574,14 +580,12 @@ class Store(AsyncResource):
                 response=response,
                 scope=scope,
                 head=head,
-                single_statement=not (accounts or asked_for or answers),
+                single_statement=not (accounts or asked_for),
             )
             if accounts:
-                self._insert_telemetry(tx, accounts, incidents, conversation, node.id)
+                telemetry.insert_telemetry(tx, accounts, number, node.id, self._body_limit)
             if asked_for:
                 idempotency.record_question(tx, number, asked_for, node.id)
-            if answers:
-                idempotency.record_answer(tx, number, answers, node.id)
             if head is None or moved:
                 return node, None
             return node, conversations.select_head(tx, number)
@@ -601,28 +605,6 @@ class Store(AsyncResource):
             with suppress(StoreError):
                 await self.database.write(response_sums.add_pending)
 
-    async def read_with_sums(self, work: Callable[[Tx], T]) -> T:
-        """Run queries that use the sums of responses, after adding all responses to them.
-
-        A read-only store can have responses that are not in the sums; see
-        `response_sums.has_pending`.
-        """
-
-        def read(tx: Tx) -> tuple[T] | None:
-            return None if response_sums.has_pending(tx) else (work(tx),)
-
-        def write(tx: Tx) -> T:
-            response_sums.add_pending(tx)
-            return work(tx)
-
-        found = await self.database.read(read)
-        if found is not None:
-            return found[0]
-        try:
-            return await self.database.write(write)
-        except StoreReadOnly:
-            return await self.database.read(work)
-
     async def move_head(self, conversation: ConversationRow, node: Node, *, head: int) -> None:
         """Move the head to a node.
 
@@ -636,13 +618,12 @@ class Store(AsyncResource):
             NotInStore: The conversation or the node was deleted.
         """
 
-        def work(tx: Tx) -> int | None:
-            nodes.select_node(tx, node.id, conversation.tree)
+        def work(tx: Tx, _: Node) -> int | None:
             if conversations.move_head(tx, conversation.number, head, node.id, self.clock()):
                 return None
             return conversations.select_head(tx, conversation.number)
 
-        elsewhere = await self._write(conversation, work)
+        elsewhere = await self._write_at(conversation, node.id, work)
         if elsewhere is not None:
             raise HeadConflict(conversation.id, node.id, elsewhere)
 
@@ -657,14 +638,12 @@ class Store(AsyncResource):
             NotInStore: The conversation was deleted, or its tree has no such node.
             StoreDamaged: A stored block cannot be read.
         """
-        at = conversation.head if node is None else node
-        return await self._read(conversation, lambda tx: self._load_path(tx, conversation, at))
+        return await self._read_at(conversation, node, self._path_loader(conversation))
 
     def load_sync(self, conversation: ConversationRow, node: int) -> LoadedPath:
         """Do the same as `load` from synchronous code; blocks the calling thread."""
-        return self.database.read_sync(
-            conversations.checked(conversation, lambda tx: self._load_path(tx, conversation, node))
-        )
+        work = _at_node(conversation, node, self._path_loader(conversation))
+        return self.database.read_sync(conversations.checked(conversation, work))
 
     async def load_short(self, conversation: ConversationRow, max_blocks: int) -> LoadedPath | Node:
         """Return the path to the head when the row was read, or only its node if the path is long.
@@ -677,19 +656,16 @@ class Store(AsyncResource):
             NotInStore: The conversation was deleted.
             StoreDamaged: A stored block cannot be read.
         """
+        load_path = self._path_loader(conversation)
+        return await self._read_at(
+            conversation,
+            None,
+            lambda tx, node: node if node.length > max_blocks else load_path(tx, node),
+        )
 
-        def work(tx: Tx) -> LoadedPath | Node:
-            node = nodes.select_node(tx, conversation.head, conversation.tree)
-            if node.length > max_blocks:
-                return node
-            return self._load_path(tx, conversation, node.id)
-
-        return await self._read(conversation, work)
-
-    def _load_path(self, tx: Tx, conversation: ConversationRow, node: int) -> LoadedPath:
-        return paths.load_path(
-            tx,
-            nodes.select_node(tx, node, conversation.tree),
+    def _path_loader(self, conversation: ConversationRow) -> Callable[[Tx, Node], LoadedPath]:
+        return partial(
+            paths.load_path,
             scopes=self._scope_names,
             mode=conversation.mode,
             retention=conversation.retention,
@@ -710,17 +686,13 @@ class Store(AsyncResource):
             NotInStore: The conversation was deleted, or its tree has no such node.
             StoreDamaged: A stored block cannot be read.
         """
-
-        def work(tx: Tx) -> PathChange:
-            return paths.load_path_change(
-                tx,
-                nodes.select_node(tx, node, conversation.tree),
-                known.id,
-                scopes=self._scope_names,
-                retention=conversation.retention,
-            )
-
-        change = await self._read(conversation, work)
+        change = await self._read_at(
+            conversation,
+            node,
+            lambda tx, found: paths.load_path_change(
+                tx, found, known.id, scopes=self._scope_names, retention=conversation.retention
+            ),
+        )
         return change.node, paths.apply_change(turn, change, conversation.mode, conversation.id)
 
     async def last_blocks(
@@ -954,12 +926,11 @@ class Store(AsyncResource):
         Raises:
             NotInStore: The conversation was deleted, or its tree has no such node.
         """
-
-        def work(tx: Tx) -> None:
-            nodes.select_node(tx, answer, conversation.tree)
-            idempotency.record_answer(tx, conversation.number, key, answer)
-
-        await self._write(conversation, work)
+        await self._write_at(
+            conversation,
+            answer,
+            lambda tx, _: idempotency.record_answer(tx, conversation.number, key, answer),
+        )
 
     # Telemetry
 
@@ -969,13 +940,12 @@ class Store(AsyncResource):
         Raises:
             NotInStore: The conversation was deleted, or its tree has no such node.
         """
-        incidents = [(each, await self._intern_scope(each.scope)) for each in accounts.incidents]
-
-        def work(tx: Tx) -> None:
-            nodes.select_node(tx, node, conversation.tree)
-            self._insert_telemetry(tx, accounts, incidents, conversation, node)
-
-        await self._write(conversation, work)
+        number = conversation.number
+        await self._write_at(
+            conversation,
+            node,
+            lambda tx, _: telemetry.insert_telemetry(tx, accounts, number, node, self._body_limit),
+        )
 
     async def exchanges(self, conversation: ConversationRow) -> list[StoredExchange]:
         """Return the stored requests and replies of a conversation in order; see ``keep_bodies``."""
@@ -1101,9 +1071,7 @@ class Store(AsyncResource):
     ) -> T:
         """Run queries about a node of the conversation's tree, by default the head."""
         at = conversation.head if node is None else node
-        return await self._read(
-            conversation, lambda tx: work(tx, nodes.select_node(tx, at, conversation.tree))
-        )
+        return await self._read(conversation, _at_node(conversation, at, work))
 
     async def _write(self, conversation: ConversationRow, work: Callable[[Tx], T]) -> T:
         """Run a transaction on a conversation that must exist, and prevent its deletion meanwhile."""
@@ -1115,6 +1083,12 @@ class Store(AsyncResource):
 
         return await self.database.write(run)
 
+    async def _write_at(
+        self, conversation: ConversationRow, node: int, work: Callable[[Tx, Node], T]
+    ) -> T:
+        """Run a transaction on a node of the conversation's tree."""
+        return await self._write(conversation, _at_node(conversation, node, work))
+
     async def _intern_scope(self, name: str) -> int:
         """Return the number of a scope, which never changes once it is stored."""
         number = self._scope_numbers.get(name)
@@ -1122,23 +1096,6 @@ class Store(AsyncResource):
             number = await self.database.write(lambda tx: responses.intern_scope(tx, name))
             self._scope_numbers[name] = number
         return number
-
-    def _insert_telemetry(
-        self,
-        tx: Tx,
-        accounts: Telemetry,
-        incidents: Iterable[tuple[Any, int]],
-        conversation: ConversationRow,
-        node: int,
-    ) -> None:
-        telemetry.insert_telemetry(
-            tx,
-            accounts,
-            incidents,
-            conversation=conversation,
-            node=node,
-            body_bytes=self.body_bytes if self.keep_bodies else 0,
-        )
 
 
 def _insert_first_blocks(

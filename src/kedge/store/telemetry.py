@@ -1,9 +1,8 @@
 """The `incidents`, `tool_runs` and `exchanges` tables: further records of each node."""
 
-from collections.abc import Iterable
-
 from kedge.store.database import Tx
-from kedge.store.records import ConversationRow, Incident, StoredExchange, Telemetry
+from kedge.store.records import StoredExchange, Telemetry
+from kedge.store.responses import intern_scope
 
 TABLES = ("incidents", "tool_runs", "exchanges")
 
@@ -27,30 +26,24 @@ _SELECT_EXCHANGES = (
 
 
 def insert_telemetry(
-    tx: Tx,
-    telemetry: Telemetry,
-    incidents: Iterable[tuple[Incident, int]],
-    *,
-    conversation: ConversationRow,
-    node: int,
-    body_bytes: int,
+    tx: Tx, telemetry: Telemetry, conversation: int, node: int, body_bytes: int
 ) -> None:
-    """Insert the telemetry of a node; incidents are paired with the numbers of their scopes.
+    """Insert the telemetry of a node.
 
     Bodies are truncated to ``body_bytes``; with 0, no exchange is stored.
     """
-    number = conversation.number
-    for each, scope in incidents:
-        values = (number, node, each.kind, each.reason, scope, each.created_at)
+    for each in telemetry.incidents:
+        scope = intern_scope(tx, each.scope)
+        values = (conversation, node, each.kind, each.reason, scope, each.created_at)
         tx.run(_INSERT_INCIDENT, values)
     for each in telemetry.tools:
         tx.run(
             _INSERT_TOOL_RUN,
-            (number, node, each.name, each.outcome, each.seconds, each.created_at),
+            (conversation, node, each.name, each.outcome, each.seconds, each.created_at),
         )
     for each in telemetry.exchanges if body_bytes else ():
         request, reply = each.request[:body_bytes], each.reply[:body_bytes]
-        tx.run(_INSERT_EXCHANGE, (number, node, request, reply, each.status, each.created_at))
+        tx.run(_INSERT_EXCHANGE, (conversation, node, request, reply, each.status, each.created_at))
 
 
 def select_exchanges(
