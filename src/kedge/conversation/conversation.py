@@ -7,11 +7,11 @@ conversation.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, get_args, overload
 
 from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block
 from kedge.conversation.anchor_index import with_stored_anchors
@@ -32,6 +32,7 @@ from kedge.conversation.run import (
     ConversationRun,
     ConversationStream,
     ReplyEvents,
+    TaskBuilder,
     TurnTask,
 )
 from kedge.engines import (
@@ -49,7 +50,6 @@ from kedge.engines.reply import answer_text, build_correction, read_output
 from kedge.errors import HeadConflict, InvalidSetting, NotInStore, OutputInvalid
 from kedge.event_loops import AsyncResource
 from kedge.events import Usage
-from kedge.events.run import TurnFinished
 from kedge.middleware import with_middleware
 from kedge.middleware.compose import StackSettings, with_default_middleware
 from kedge.planning import Mode, RequestPlan
@@ -536,10 +536,8 @@ class Conversation(AsyncResource):
         """
         blocks = tuple(_as_block(each) for each in messages)
         build_task = partial(self._build_task, blocks, at, keep, key)
-        if key:
-            run = partial(self._stream_once, key, blocks, build_task)
-            return self._open_stream(run, output, options)
-        return self._open_stream(partial(self._run, build_task), output, options)
+        run = partial(self._run_once, key, blocks) if key else self._run
+        return self._open_stream(partial(run, build_task), output, options)
 
     async def resume(self, node: int | None = None, **options: Any) -> Reply[Any]:
         """Continue with a question that was stored and never answered.
@@ -572,7 +570,9 @@ class Conversation(AsyncResource):
         Returns:
             The stream; its iteration raises ``NotInStore`` if there is no such question.
         """
-        return self._open_stream(partial(self._resume, node, restart), output, options)
+        schema = None if output is None else to_output_schema(output)
+        run = partial(self._run, partial(self._resume, node, restart, schema))
+        return self._open_stream(run, schema, options)
 
     async def pending(self) -> Sequence[Node]:
         """Return the questions without an answer, which are in progress or were interrupted by a crash."""
@@ -592,9 +592,8 @@ class Conversation(AsyncResource):
             HeadConflict: Another process moved the head; the blocks are stored on a branch.
             Blocked: A guard rejects one of the blocks.
         """
-        turn = await self._require_turn()
-        turn = turn.append(*_filter_blocks(self.engine, map(_as_block, messages)))
-        return await self._save_turn(turn, kind)
+        blocks = _filter_blocks(self.engine, map(_as_block, messages))
+        return await self._change_turn(lambda turn: turn.append(*blocks), kind)
 
     def plan(self, *messages: Block | str, **options: Any) -> RequestPlan:
         """Return the plan of the request that ``send`` would send: a dry run."""
@@ -653,7 +652,7 @@ class Conversation(AsyncResource):
         node, length = await self._find_position(at)
         await self._move_to(node)
         if length < node.length:
-            await self._save_turn((await self._require_turn()).take(length), "edited")
+            await self._change_turn(lambda turn: turn.take(length))
         return self
 
     async def fork(self, at: int | str | None = None, *, title: str = "") -> Self:
@@ -676,7 +675,7 @@ class Conversation(AsyncResource):
         if self._turn is not None:
             forked._turn = (await self._load_turn(node.id, row))[1]  # noqa: SLF001
         if length < node.length:
-            await forked._save_turn((await forked._require_turn()).take(length), "edited")  # noqa: SLF001
+            await forked._change_turn(lambda turn: turn.take(length))  # noqa: SLF001
         return forked
 
     async def undo(self) -> Self:
@@ -724,7 +723,7 @@ class Conversation(AsyncResource):
             Blocked: A guard rejects one of the blocks.
         """
         blocks = _filter_blocks(self.engine, map(_as_block, messages))
-        return await self._save_turn((await self._require_turn()).insert(index, *blocks), "edited")
+        return await self._change_turn(lambda turn: turn.insert(index, *blocks))
 
     async def remove(self, *block_ids: str) -> Node:
         """Remove blocks; the other blocks remain.
@@ -739,7 +738,7 @@ class Conversation(AsyncResource):
             InvalidTurn: The conversation has no such block.
             HeadConflict: Another process moved the head; the change is stored on a branch.
         """
-        return await self._save_turn((await self._require_turn()).remove(*block_ids), "edited")
+        return await self._change_turn(lambda turn: turn.remove(*block_ids))
 
     async def truncate(self, length: int | str) -> Node:
         """Remove all blocks after the first ones.
@@ -755,7 +754,7 @@ class Conversation(AsyncResource):
             InvalidTurn: The conversation has no such block.
             HeadConflict: Another process moved the head; the change is stored on a branch.
         """
-        return await self._save_turn((await self._require_turn()).truncate(length), "edited")
+        return await self._change_turn(lambda turn: turn.truncate(length))
 
     async def replace(self, block_id: str, new: Block | str) -> Node:
         """Replace a block; the same as ``edit``."""
@@ -776,10 +775,12 @@ class Conversation(AsyncResource):
             InvalidSetting: ``new`` is a text and the block is not a user block.
             HeadConflict: Another process moved the head; the edit is stored on a branch.
         """
-        turn = await self._require_turn()
-        new = build_replacement(turn.blocks[turn.index(block_id)], new)
-        (block,) = _filter_blocks(self.engine, [new])
-        return await self._save_turn(turn.replace(block_id, block), "edited")
+
+        def change(turn: Turn) -> Turn:
+            block = build_replacement(turn.blocks[turn.index(block_id)], new)
+            return turn.replace(block_id, *_filter_blocks(self.engine, [block]))
+
+        return await self._change_turn(change)
 
     async def regenerate(self, *, output: Any = None, **options: Any) -> Reply[Any]:
         """Send the last question again; the previous answer remains in the tree.
@@ -903,9 +904,7 @@ class Conversation(AsyncResource):
             async for event in events:
                 yield event
 
-    def _run(
-        self, build_task: Callable[[], Awaitable[TurnTask]], options: dict[str, Any]
-    ) -> ReplyEvents:
+    def _run(self, build_task: TaskBuilder, options: dict[str, Any]) -> ReplyEvents:
         run = ConversationRun(
             self.engine, build_task, options, price=self.price, on_finish=self._set_position
         )
@@ -920,63 +919,58 @@ class Conversation(AsyncResource):
         before = checkpoint.turn if keep is None else checkpoint.turn.take(keep)
         return TurnTask(checkpoint, before.append(*blocks), self.head, key)
 
-    async def _stream_once(
+    async def _run_once(
         self,
         key: str,
         blocks: Sequence[Block],
-        build_task: Callable[[], Awaitable[TurnTask]],
+        build_task: TaskBuilder,
         options: dict[str, Any],
     ) -> ReplyEvents:
         """Run the turn with this key, or return its reply if it was run already."""
         request = ClaimRequest(self.store, self.row, key, new_id("run"), self.lease)
         model = options.get("model") or getattr(unwrap(self._base_engine), "model", "")
         claim = await request.acquire(blocks, {**options, "model": model})
-        if claim.answer:
-            await self._follow_head()
-            reply = await self._load_valid_reply(claim.answer, options.get("output"))
-            yield TurnFinished(reply.turn)
-            yield reply
-            return
-        async with request.maintain():
+        schema = options.get("output")
+
+        async def build_claimed_task() -> TurnTask | Reply[Any]:
+            if claim.answer:
+                await self._follow_head()
+                return await self._load_valid_reply(claim.answer, schema)
             point = await self._find_claimed_turn(claim.question) if claim.question else None
-            resumed = self._resume_at(point, key, options) if point else None
-            async with aclosing(resumed or self._run(build_task, options)) as events:
-                async for event in events:
-                    yield event
+            return await (self._resume_at(point, key, schema) if point else build_task())
+
+        async with (
+            request.maintain(),
+            aclosing(self._run(build_claimed_task, options)) as events,
+        ):
+            async for event in events:
+                yield event
 
     async def _resume(
-        self, node: int | None, restart: bool, options: dict[str, Any]
-    ) -> ReplyEvents:
+        self, node: int | None, restart: bool, schema: OutputSchema[Any] | None
+    ) -> TurnTask | Reply[Any]:
         point = await find_resume_point(self.store, self.row, node)
         if restart and node is not None:
             point = ResumePoint(await self.store.node(self.row, node), done=False)
-        async with aclosing(self._resume_at(point, "", options)) as events:
-            async for event in events:
-                yield event
+        return await self._resume_at(point, "", schema)
 
     async def _resume_at(
-        self, point: ResumePoint, key: str, options: dict[str, Any]
-    ) -> ReplyEvents:
-        """Run a stored question from this point, or return its answer if it has one.
+        self, point: ResumePoint, key: str, schema: OutputSchema[Any] | None
+    ) -> TurnTask | Reply[Any]:
+        """Return the task that continues a stored question from this point, or its answer if it has one.
 
         If an answer does not have the requested type, the run continues with a correction.
         """
-        correction: tuple[Block, ...] = ()
-        if point.done:
-            try:
-                reply = await self._adopt_answer(point.node, options.get("output"))
-            except SchemaMismatch as mismatch:
-                correction = (build_correction(options["output"], mismatch),)
-            else:
-                if key:
-                    await self.store.settle(self.row, key, point.node.id)
-                yield TurnFinished(reply.turn)
-                yield reply
-                return
-        build_task = partial(self._build_resume_task, point.node, key, correction)
-        async with aclosing(self._run(build_task, options)) as events:
-            async for event in events:
-                yield event
+        if not point.done:
+            return await self._build_resume_task(point.node, key)
+        try:
+            reply = await self._adopt_answer(point.node, schema)
+        except SchemaMismatch as mismatch:
+            correction = build_correction(cast("OutputSchema[Any]", schema), mismatch)
+            return await self._build_resume_task(point.node, key, [correction])
+        if key:
+            await self.store.settle(self.row, key, point.node.id)
+        return reply
 
     async def _find_claimed_turn(self, question: int) -> ResumePoint | None:
         """Return where the turn of a key continues; None if it must be run from the current head.
@@ -1043,8 +1037,11 @@ class Conversation(AsyncResource):
             turn = (await self.store.load(self.row, node)).turn(self.id)
             raise OutputInvalid(answer_text(turn), mismatch.problems, 0, turn) from mismatch
 
-    async def _save_turn(self, turn: Turn, kind: NodeKind) -> Node:
-        checkpoint = Checkpoint(self.store, self.row, self._node, await self._require_turn())
+    async def _change_turn(self, change: Callable[[Turn], Turn], kind: NodeKind = "edited") -> Node:
+        """Store a change of the Turn as a new node, and move the head to it."""
+        before = await self._require_turn()
+        turn = change(before)
+        checkpoint = Checkpoint(self.store, self.row, self._node, before)
         node = await checkpoint.save(turn, kind, head=self.head)
         self._set_position(node, turn)
         return node

@@ -75,6 +75,9 @@ class TurnTask:
     """Whether the question is in the tree already."""
 
 
+TaskBuilder = Callable[[], Awaitable[TurnTask | Reply[Any]]]
+
+
 class ConversationStream(RunStream[Reply[OutputT]], Generic[OutputT]):
     """The events of one turn, and after the last event the reply, which is then stored.
 
@@ -133,14 +136,14 @@ class ConversationRun:
 
     Args:
         engine: The engine with all its middleware.
-        build_task: A function that prepares the task when the first event is requested.
+        build_task: Called when the first event is requested; returns the task, or the reply if it is stored.
         options: The options of the engine's ``stream``.
         price: A function that computes the cost of a response.
         on_finish: A function that is called with the final node and Turn of the run.
     """
 
     engine: Engine
-    build_task: Callable[[], Awaitable[TurnTask]]
+    build_task: TaskBuilder
     options: dict[str, Any]
     price: CostFunction | None
     on_finish: Callable[[Node, Turn], Turn]
@@ -152,7 +155,12 @@ class ConversationRun:
 
     async def events(self) -> ReplyEvents:
         """Yield the engine's events, and the reply."""
-        stream = self._start(await self.build_task())
+        task = await self.build_task()
+        if isinstance(task, Reply):
+            yield TurnFinished(task.turn)
+            yield task
+            return
+        stream = self._start(task)
         try:
             async with stream:
                 async for event in stream:
