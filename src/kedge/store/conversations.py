@@ -148,6 +148,16 @@ def select_conversations(
     return [_conversation_from_row(row, tags) for row in rows]
 
 
+def select_tree_conversations(tx: Tx, tree: int) -> list[ConversationRow]:
+    """Return the conversations on a tree in the order of their creation."""
+    rows = tx.rows(
+        f"SELECT {_COLUMNS} FROM conversations c WHERE c.tree = ? AND c.namespace = ? ORDER BY c.number",
+        (tree, tx.namespace),
+    )
+    tags = _select_tags(tx, [row[-1] for row in rows])
+    return [_conversation_from_row(row, tags) for row in rows]
+
+
 def select_old(
     tx: Tx, now: float, *, age: float | None, tag: str | None = None, number: int | None = None
 ) -> list[ConversationRow]:

@@ -15,7 +15,7 @@ from operator import attrgetter
 
 from kedge.errors import NotInStore
 from kedge.planning import Mode
-from kedge.store.block_codec import hash_block
+from kedge.store.block_codec import PREVIEW_CHARS, hash_block
 from kedge.store.conversations import (
     insert_conversation,
     move_head,
@@ -46,6 +46,10 @@ NODE_COLUMNS = (
 _INSERT_NODE = (
     "INSERT INTO nodes (tree, branch, parent, conversation, kind, kept, length, depth, memory, "
     "created_at, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_SELECT_LAST_BODIES = (
+    "SELECT n.id, {} FROM nodes n JOIN links l ON l.branch = n.branch AND l.place = n.length - 1 "
+    "JOIN blocks b ON b.id = l.block WHERE n.tree = ? AND n.length > n.kept"
 )
 CHECKSUM_BYTES = 8
 _get_columns = attrgetter(*(each.name for each in fields(Node)))
@@ -107,6 +111,17 @@ def find_response_node(tx: Tx, tree: int, response_id: str) -> Node | None:
         (tree, response_id),
     )
     return Node(*rows[0]) if rows else None
+
+
+def select_last_bodies(tx: Tx, tree: int) -> dict[int, str]:
+    """Return the last block that each node of a tree added, encoded; nodes that added none are omitted."""
+    return dict(tx.rows(_SELECT_LAST_BODIES.format("b.body"), (tree,)))
+
+
+def select_question_previews(tx: Tx, tree: int) -> dict[int, str]:
+    """Return the beginning of the last block of each question of a tree, encoded."""
+    beginning = f"SUBSTR(b.body, 1, {PREVIEW_CHARS})"
+    return dict(tx.rows(_SELECT_LAST_BODIES.format(beginning) + " AND n.kind = 'asked'", (tree,)))
 
 
 def find_used_nodes(nodes: Sequence[Node], starts: Iterable[int]) -> dict[int, int]:

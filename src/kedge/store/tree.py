@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from kedge.planning.anchors import is_expired
-from kedge.store.block_codec import PREVIEW_CHARS, decode_blocks, preview_bodies
-from kedge.store.conversations import checked, select_conversation
-from kedge.store.database import Row, Tx
-from kedge.store.nodes import select_tree
+from kedge.store.block_codec import decode_blocks, preview_bodies
+from kedge.store.conversations import checked, select_tree_conversations
+from kedge.store.database import Tx
+from kedge.store.nodes import select_last_bodies, select_question_previews, select_tree
 from kedge.store.records import ConversationRow, Node, ResponseRow
 from kedge.store.responses import select_responses
 from kedge.store.store import Store
@@ -368,21 +368,14 @@ async def read_tree(store: Store, conversation: ConversationRow) -> StoredTree:
     """Return the complete tree of a conversation, including forks."""
 
     def work(tx: Tx) -> StoredTree:
-        tree = (conversation.tree,)
-        responses = select_responses(tx, "WHERE n.tree = ?", tree)
-        rows = tx.rows(
-            f"SELECT n.id, SUBSTR(b.body, 1, {PREVIEW_CHARS}) "
-            "FROM nodes n JOIN links l ON l.branch = n.branch "
-            "AND l.place = n.length - 1 JOIN blocks b ON b.id = l.block "
-            "WHERE n.tree = ? AND n.kind = 'asked' AND n.length > n.kept",
-            tree,
-        )
-        texts = preview_bodies([body for _, body in rows], (UserBlock, AssistantBlock))
+        responses = select_responses(tx, "WHERE n.tree = ?", (conversation.tree,))
+        bodies = select_question_previews(tx, conversation.tree)
+        texts = preview_bodies(list(bodies.values()), (UserBlock, AssistantBlock))
         return StoredTree(
             conversation,
             tuple(select_tree(tx, conversation.tree)),
             {row.node: row for row in responses},
-            {node: text or "" for (node, _), text in zip(rows, texts, strict=True)},
+            {node: text or "" for node, text in zip(bodies, texts, strict=True)},
         )
 
     return await store.database.read(checked(conversation, work))
@@ -406,27 +399,16 @@ def newest_response(tree: StoredTree, node: int) -> ResponseRow | None:
 
 async def load_last_blocks(store: Store, conversation: ConversationRow) -> Mapping[int, Block]:
     """Return the last block that each node of a tree added; nodes that added none are omitted."""
-    query = (
-        "SELECT n.id, b.body FROM nodes n JOIN links l ON l.branch = n.branch "
-        "AND l.place = n.length - 1 JOIN blocks b ON b.id = l.block "
-        "WHERE n.tree = ? AND n.length > n.kept"
+    bodies = await store.database.read(
+        checked(conversation, lambda tx: select_last_bodies(tx, conversation.tree))
     )
-
-    def work(tx: Tx) -> list[Row]:
-        return tx.rows(query, (conversation.tree,))
-
-    rows = await store.database.read(checked(conversation, work))
-    blocks = decode_blocks([body for _, body in rows])
-    return {node: block for (node, _), block in zip(rows, blocks, strict=True)}
+    return dict(zip(bodies, decode_blocks(list(bodies.values())), strict=True))
 
 
 async def list_tree_conversations(
     store: Store, conversation: ConversationRow
 ) -> list[ConversationRow]:
     """Return the conversations on the tree: this one, its forks and its origin."""
-    query = "SELECT c.id FROM conversations c WHERE c.tree = ? ORDER BY c.number"
-
-    def work(tx: Tx) -> list[ConversationRow]:
-        return [select_conversation(tx, name) for (name,) in tx.rows(query, (conversation.tree,))]
-
-    return await store.database.read(checked(conversation, work))
+    return await store.database.read(
+        checked(conversation, lambda tx: select_tree_conversations(tx, conversation.tree))
+    )
