@@ -6,6 +6,7 @@ the rest. Each check returns what is missing, so that a test can pass it a name 
 """
 
 import ast
+import functools
 import inspect
 import re
 import tomllib
@@ -88,10 +89,16 @@ def find_source(module: str) -> Path:
     return package if package.exists() else path.with_suffix(".py")
 
 
+@functools.cache
+def parse_body(module: str) -> list[ast.stmt]:
+    """Return the statements of a module, including those below a condition."""
+    body = ast.parse(find_source(module).read_text(encoding="utf-8")).body
+    return [*body, *(child for node in body if isinstance(node, ast.If) for child in node.body)]
+
+
 def is_documented(module: str, name: str) -> bool:
     """Return whether a name has a docstring, or a string below its assignment, where it is defined."""
-    body = ast.parse(find_source(module).read_text(encoding="utf-8")).body
-    body += [child for node in body if isinstance(node, ast.If) for child in node.body]
+    body = parse_body(module)
     for node, below in zip(body, [*body[1:], ast.Pass()], strict=True):
         match node:
             case (
