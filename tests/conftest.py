@@ -11,6 +11,7 @@ import inspect
 import os
 import signal
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import coverage
@@ -47,6 +48,11 @@ if PROFILE == "kedge":
     # Hypothesis would parse every loaded module of the project for constants to try: ten seconds in every
     # worker, and examples that depend on the tests which the worker has collected.
     setattr(providers, "is_local_module_file", lambda path: False)  # noqa: B010 - not exported
+
+if not os.environ.get("KEDGE_LIVE"):
+    # Each process that the tests start would otherwise load all certificates of the system.
+    os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "certificate.pem")
+    os.environ.pop("SSL_CERT_DIR", None)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop(
