@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.events import Assembler, Outcome, ResponsesDecoder, StreamEvent
+from strategies import scale_examples
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 TRANSCRIPT_NAMES = sorted(path.stem for path in TRANSCRIPTS.glob("*.sse"))
@@ -53,3 +54,14 @@ def decode_outcome(*chunks: bytes) -> Outcome:
 def replay(events: Iterable[Message]) -> Outcome:
     """Encode, decode and assemble a server's events."""
     return decode_outcome(encode_sse(events))
+
+
+def choose_cuts(stream: bytes) -> list[int]:
+    """Return the positions to cut a stream at: around each line end and every 23 bytes, or all of them.
+
+    All of them are tested in a campaign, that is with more examples than in ``make test``.
+    """
+    positions = range(len(stream) + 1)
+    if scale_examples(1) > 1:
+        return list(positions)
+    return [at for at in positions if at % 23 == 0 or b"\n" in stream[max(at - 2, 0) : at + 2]]
