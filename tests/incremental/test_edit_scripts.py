@@ -4,7 +4,6 @@ import asyncio
 import json
 from typing import Any
 
-import pytest
 from openai import AsyncOpenAI
 
 from clients.edit_scripts import (
@@ -79,10 +78,9 @@ def observe(script: list[Step], setup: str) -> tuple[list[str], list[list[str]],
         return texts, contexts, uploaded, best
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_edit_scripts_are_coherent_and_close_to_the_best_plan(seed: int) -> None:
+def test_edit_scripts_are_coherent_and_close_to_the_best_plan() -> None:
     """Contexts and answers through `chain` and through the proxy are the same as without them."""
-    script = make_script(seed, 20)
+    script = make_script(0, 20)
     texts, contexts, uploaded, best = observe(script, "bare")
     assert best < uploaded / 2
     for setup in ("chain", "proxy"):

@@ -34,6 +34,7 @@ from kedge.store.open import open_current_database
 from kedge.store.sqlite import SQLiteDatabase
 from kedge.testing import serve
 from postgresql import create_schema, run_server
+from proxy.running import serve_proxy
 
 MakeIndex = Callable[..., AnchorIndex]
 COUNTED = TokenCounts(10, 0, 3, 0, 0, 7)
@@ -283,16 +284,21 @@ def test_replicas_of_the_proxy_share_responses(store_url: str, tmp_path: Path) -
         environment = {**os.environ, "HOME": str(tmp_path), "KEDGE_PROXY_DB": store_url}
         command = [sys.executable, "-m", "kedge", "proxy", "--upstream", server.base_url]
         command += ["--port", "0", "--trust", "always", "--json"]
-        for number in range(2):
-            process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-            try:
-                assert process.stdout is not None
-                base_url = json.loads(process.stdout.readline())["base_url"]
-                with OpenAI(base_url=base_url, api_key="k", max_retries=0) as client:
-                    send(client, history, f"Say {number}")
-            finally:
-                process.send_signal(signal.SIGKILL)
-                process.communicate()
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            base_url = json.loads(process.stdout.readline())["base_url"]
+            with OpenAI(base_url=base_url, api_key="k", max_retries=0) as client:
+                send(client, history, "Say 0")
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+        with (
+            closing(StoreIndex(store_url)) as index,
+            serve_proxy(server.base_url, index=index) as url,
+            OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
+        ):
+            send(client, history, "Say 1")
         sizes = [
             len(json.loads(request.raw)["input"]) for request in server.requests if request.raw
         ]
