@@ -12,7 +12,7 @@ import anyio
 from kedge.store import open_store
 
 SCRIPT = Path(__file__).parent / "concurrent_process.py"
-OPERATIONS = int(os.environ.get("KEDGE_OPERATIONS", "30"))
+OPERATIONS = int(os.environ.get("KEDGE_OPERATIONS", "15"))
 
 
 async def test_four_processes_leave_a_valid_store(lasting_url: str) -> None:

@@ -21,7 +21,7 @@ from store.crash_writer import check_store
 from store.sample_conversations import count_rows, create_conversation
 
 WRITER = Path(__file__).parent / "crash_writer.py"
-KILLS = int(os.environ.get("KEDGE_KILLS", "8"))
+KILLS = int(os.environ.get("KEDGE_KILLS", "5"))
 
 
 async def kill_writers(url: str, kills: int, seed: int) -> int:
