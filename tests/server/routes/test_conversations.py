@@ -200,6 +200,18 @@ def test_an_item_cannot_be_added_twice(client: OpenAI) -> None:
         client.conversations.create(items=[item, item])
 
 
+def test_an_output_may_have_the_id_of_its_call(http: httpx2.Client) -> None:
+    """The output of a local shell call, which has the id of its call, is not a duplicate of it."""
+    action = {"type": "exec", "command": ["ls"], "env": {}}
+    call = {"type": "local_shell_call", "id": "lsh_1", "call_id": "call_1", "action": action}
+    output = {"type": "local_shell_call_output", "id": "lsh_1", "output": "{}"}
+    items = [{**call, "status": "completed"}, output]
+    created = http.post("/v1/conversations", json={"items": items})
+    assert created.status_code == 200, created.text
+    listed = http.get(f"/v1/conversations/{created.json()['id']}/items").json()
+    assert [item["type"] for item in listed["data"]] == [output["type"], call["type"]]
+
+
 def test_tool_call_without_result_blocks_a_conversation(client: OpenAI) -> None:
     """A tool call without a result may be added, but a response requires the result."""
     call: Any = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}

@@ -7,7 +7,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kedge.server import errors
-from kedge.server.coherence import check_encrypted_content, resolve_references
+from kedge.server.coherence import (
+    EMPTY_COHERENCE,
+    check_duplicate_ids,
+    check_encrypted_content,
+    resolve_references,
+)
 from kedge.server.http import (
     build_list,
     check_include,
@@ -139,11 +144,6 @@ def _prepare_items(
 ) -> tuple[str, list[Item]]:
     key = new_key(service.nodes.next_number())
     referred = resolve_references(sent, service.nodes)
+    check_duplicate_ids(EMPTY_COHERENCE.extend(existing), referred)
     check_encrypted_content(referred, service.cipher.decrypt)
-    items = normalize_items(referred, key)
-    ids = {item["id"] for item in existing}
-    for item in items:
-        if item["id"] in ids:
-            raise errors.DUPLICATE_ITEM(id=item["id"])
-        ids.add(item["id"])
-    return key, items
+    return key, normalize_items(referred, key)
