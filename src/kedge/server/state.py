@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kedge.access_tokens import AccessToken
 from kedge.errors import KedgeError
@@ -27,24 +27,12 @@ from kedge.server.token_counts import count_items
 
 if TYPE_CHECKING:
     from kedge.server.generation import Generation
+    from kedge.server.websocket import ServerConnection
 
 log = logging.getLogger("kedge.server")
 
 MAX_REASONING_TEXTS = 10_000
 """The maximum number of reasoning items whose texts are cached."""
-
-
-class SocketConnection(Protocol):
-    """A WebSocket connection."""
-
-    def finish(self) -> None:
-        """Accept no more requests, because the server stops."""
-
-    def forget(self) -> None:
-        """Forget the unstored responses of this connection."""
-
-    def hang_up(self) -> None:
-        """Close the connection at once."""
 
 
 class ServerState:
@@ -80,7 +68,7 @@ class ServerState:
         self.logged_parameters: set[str] = set()
         """Ignored parameters that the log already names."""
         self.running: set[Generation[Any]] = set()
-        self.sockets: set[SocketConnection] = set()
+        self.sockets: set[ServerConnection] = set()
         key = secrets.token_bytes(KEY_BYTES)
         self._key = self._database.get_or_add_fact("sealing key", key) or key
         self._cache = ContextCache(settings.limits.cache_bytes)

@@ -68,9 +68,24 @@ def apply_breakpoints(
     marked = _list_breakpoints(body, segments)
     if not marked:
         return prepared
-    counter = _PrefixCounter(body, segments, prepared.usage.input, decrypt)
+    tools = [convert_tool(tool) for tool in body.get("tools") or ()]
+
+    def count_prefix(index: int) -> int:
+        """Count the tokens of the request up to one of its segments."""
+        segment = segments[index]
+        if segment.section == "tools":
+            return count_json(tools[: segment.number + 1])
+        if segment.section == "system":
+            system = normalize_content(body["system"])[: segment.number + 1]
+            return (count_json(tools) if tools else 0) + count_text(join_system(system))
+        rest = (
+            MergedMessage(each.role, 0, [(0, 0, each.content)]) for each in segments[index + 1 :]
+        )
+        after = count_items(item for each in rest for item in iter_items(each, decrypt))
+        return prepared.usage.input - after
+
     breakpoints = [
-        Breakpoint(index, counter.count(index), _get_lifetime(control)) for index, control in marked
+        Breakpoint(index, count_prefix(index), _get_lifetime(control)) for index, control in marked
     ]
     cached, written = cache.read_breakpoints(
         list(_hash_segments(body, segments)), breakpoints, find_min_tokens(body["model"])
@@ -118,33 +133,6 @@ def _hash_segments(body: Body, segments: Sequence[_Segment]) -> Iterator[bytes]:
             digest = next(hash_items(digest, [start]))
         digest = next(hash_items(digest, [{"role": each.role, **each.content}]))
         yield digest
-
-
-@dataclass(frozen=True, slots=True)
-class _PrefixCounter:
-    """A counter of the tokens of a request up to one of its segments."""
-
-    body: Body
-    segments: Sequence[_Segment]
-    total: int
-    decrypt: Decrypt
-
-    def count(self, index: int) -> int:
-        segment = self.segments[index]
-        tools = [convert_tool(tool) for tool in self.body.get("tools") or ()]
-        match segment.section:
-            case "tools":
-                return count_json(tools[: segment.number + 1])
-            case "system":
-                system = normalize_content(self.body["system"])[: segment.number + 1]
-                return (count_json(tools) if tools else 0) + count_text(join_system(system))
-            case _:
-                return self.total - self._count_after(index)
-
-    def _count_after(self, index: int) -> int:
-        rest = self.segments[index + 1 :]
-        messages = [MergedMessage(each.role, 0, [(0, 0, each.content)]) for each in rest]
-        return count_items(item for each in messages for item in iter_items(each, self.decrypt))
 
 
 def _get_lifetime(control: Mapping[str, Any]) -> float:

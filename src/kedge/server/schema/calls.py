@@ -48,7 +48,7 @@ CALLER = TaggedUnion(
 )
 ITEM_ID = Identifier()
 FILE_DIFF: Members = {"path!": STRING, "diff!": STRING}
-SAFETY_CHECKS = Array(Object({"id!": STRING, "code?": STRING, "message?": STRING}))
+SAFETY_CHECKS = Array({"id!": STRING, "code?": STRING, "message?": STRING})
 POINT_MEMBERS: Members = {"x!": Integer(), "y!": Integer()}
 KEYS_MEMBER: Members = {"keys?": STRING_ARRAY}
 COMPUTER_ACTION = TaggedUnion(
@@ -57,7 +57,7 @@ COMPUTER_ACTION = TaggedUnion(
         | POINT_MEMBERS
         | KEYS_MEMBER,
         "double_click": POINT_MEMBERS | KEYS_MEMBER,
-        "drag": {"path!": Array(Object(POINT_MEMBERS))} | KEYS_MEMBER,
+        "drag": {"path!": Array(POINT_MEMBERS)} | KEYS_MEMBER,
         "keypress": {"keys!": STRING_ARRAY},
         "move": POINT_MEMBERS | KEYS_MEMBER,
         "screenshot": {},
@@ -156,18 +156,16 @@ CALL_TYPES: Mapping[str, Members] = {
         "id?": Identifier(prefix="sh"),
         "call_id!": CALL_ID,
         "output!": Array(
-            Object(
-                {
-                    "stdout!": STRING,
-                    "stderr!": STRING,
-                    "outcome!": TaggedUnion(
-                        {
-                            "timeout": {},
-                            "exit": {"exit_code!": Integer()},
-                        }
-                    ),
-                }
-            )
+            {
+                "stdout!": STRING,
+                "stderr!": STRING,
+                "outcome!": TaggedUnion(
+                    {
+                        "timeout": {},
+                        "exit": {"exit_code!": Integer()},
+                    }
+                ),
+            }
         ),
         "max_output_length?": Integer(),
         "caller?": CALLER,
@@ -219,7 +217,7 @@ CALL_TYPES: Mapping[str, Members] = {
                 "search": {
                     "query": STRING,
                     "queries": STRING_ARRAY,
-                    "sources": Array(Object({"type!": STRING, "url!": STRING})),
+                    "sources": Array({"type!": STRING, "url!": STRING}),
                 },
                 "open_page": {"url?": STRING},
                 "find_in_page": {"pattern!": STRING, "url!": STRING},
@@ -232,15 +230,13 @@ CALL_TYPES: Mapping[str, Members] = {
         "queries!": STRING_ARRAY,
         "status!": SEARCH_STATUS,
         "results?": Array(
-            Object(
-                {
-                    "attributes?": ANY_OBJECT,
-                    "file_id": STRING,
-                    "filename": STRING,
-                    "score": Number(),
-                    "text": STRING,
-                }
-            )
+            {
+                "attributes?": ANY_OBJECT,
+                "file_id": STRING,
+                "filename": STRING,
+                "score": Number(),
+                "text": STRING,
+            }
         ),
     },
     "code_interpreter_call": {
@@ -289,14 +285,12 @@ CALL_TYPES: Mapping[str, Members] = {
         "id!?": Identifier(prefix="mcpl"),
         "server_label!": STRING,
         "tools!": Array(
-            Object(
-                {
-                    "name!": STRING,
-                    "input_schema!": AnyJson(),
-                    "annotations": AnyJson(),
-                    "description?": STRING,
-                }
-            )
+            {
+                "name!": STRING,
+                "input_schema!": AnyJson(),
+                "annotations": AnyJson(),
+                "description?": STRING,
+            }
         ),
         "error?": STRING,
     },

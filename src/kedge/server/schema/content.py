@@ -88,12 +88,12 @@ ANNOTATION = TaggedUnion(
         "file_path": {"file_id!": STRING, "index": Integer()},
     }
 )
-TOKEN_MEMBERS = {
+TOKEN_MEMBERS: Members = {
     "token!": STRING,
     "bytes?": Array(Integer(), of="integers"),
     "logprob!": Number(),
 }
-LOGPROB = Object(TOKEN_MEMBERS | {"top_logprobs": Array(Object(TOKEN_MEMBERS))})
+LOGPROB = Object(TOKEN_MEMBERS | {"top_logprobs": Array(TOKEN_MEMBERS)})
 OUTPUT_TEXT: Members = {
     "text!": STRING,
     "annotations?": Array(ANNOTATION),

@@ -178,7 +178,7 @@ CACHE_OPTIONS: Members = {
     "ttl": StringEnum(("30m", "12h")),
 }
 CONTEXT_MANAGEMENT = Array(
-    Object({"type!": STRING, "compact_threshold?": Integer(minimum=1000)}),
+    {"type!": STRING, "compact_threshold?": Integer(minimum=1000)},
     min_length=1,
 )
 IMAGE_OPTIONS = Object({"context_compression": StringEnum(("auto", "enabled", "disabled"))})

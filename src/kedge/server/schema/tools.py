@@ -131,7 +131,7 @@ NETWORK_POLICY = TaggedUnion(
         "disabled": {},
         "allowlist": {
             "allowed_domains!": STRING_ARRAY,
-            "domain_secrets": Array(Object({"domain!": STRING, "name!": STRING, "value!": STRING})),
+            "domain_secrets": Array({"domain!": STRING, "name!": STRING, "value!": STRING}),
         },
     }
 )
@@ -150,7 +150,7 @@ CODE_INTERPRETER: Members = {
 }
 
 LOCAL_ENVIRONMENT: Members = {
-    "skills": Array(Object({"name!": STRING, "description!": STRING, "path!": STRING}))
+    "skills": Array({"name!": STRING, "description!": STRING, "path!": STRING})
 }
 CONTAINER_REFERENCE: Members = {"container_id!": STRING}
 SKILL = TaggedUnion(

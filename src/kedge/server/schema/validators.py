@@ -310,10 +310,14 @@ class AnyJson:
 class Array:
     """A list of values of one kind; ``of`` names them in the plural."""
 
-    item: Validator
+    items: "Validator | Members"
     of: str = "objects"
     min_length: int = 0
     max_length: int | None = None
+    item: Validator = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "item", as_validator(self.items))
 
     @property
     def expected(self) -> str:
