@@ -96,12 +96,14 @@ def echo_json(value: Any) -> None:
     click.echo(format_json(value, indent=indent, default=_encode_other))
 
 
-def echo_result(value: Any, text: str, *, as_json: bool) -> None:
-    """Print the result of a command: as JSON with ``--json``, else as text."""
+def echo_result(value: Any, text: str | Callable[[], object], *, as_json: bool) -> None:
+    """Print the result of a command: as JSON with ``--json``, else as a text or by a function."""
     if as_json:
         echo_json(value)
-    else:
+    elif isinstance(text, str):
         echo(text)
+    else:
+        text()
 
 
 def _encode_other(value: object) -> Any:

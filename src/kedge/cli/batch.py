@@ -12,7 +12,7 @@ import click
 from kedge.batch import AsyncioRunner, Progress, Runner, Summary, run_batch
 from kedge.batch.run import ProgressCallback
 from kedge.cli.base import command as kedge_command
-from kedge.cli.base import dim, echo, echo_json, setting_option
+from kedge.cli.base import dim, echo, echo_result, setting_option
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
 from kedge.cli.store_options import store_practice_responses
 from kedge.config.paths import store_url
@@ -89,10 +89,7 @@ def command(
     url = store_url(store)
     with store_practice_responses(url), _show_progress() as watch:
         summary = anyio.run(work, watch)
-    if as_json:
-        echo_json(asdict(summary))
-    else:
-        _print_summary(summary)
+    echo_result(asdict(summary), lambda: _print_summary(summary), as_json=as_json)
     if summary.failed:
         raise click.exceptions.Exit(1)
 

@@ -8,7 +8,6 @@ import click
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import dim, echo, echo_json, print_table
 from kedge.cli.store_options import page_options, run_with_store, store_option, time_options
-from kedge.config import store_file, store_url
 from kedge.text_format import format_age, format_percent, sanitize_text, shorten_id
 
 if TYPE_CHECKING:
@@ -50,29 +49,21 @@ def command(store: str, archived: bool, as_json: bool, **filters: Any) -> None:
     """List the conversations in the store, the most recently changed first."""
     if archived and filters["show"] == "active":
         filters["show"] = "all"
-    file = store_file(store_url(store, create=False))
-    if file and not file.exists():
-        rows: list[dict[str, Any]] = []
-    else:
-        rows = run_with_store(lambda opened: _load_rows(opened, filters), address=store)
+
+    async def work(opened: "Store") -> tuple[list[dict[str, Any]], bool]:
+        from kedge.store.summaries import list_summaries
+
+        found, _ = await list_summaries(opened, **filters)
+        has_any = bool(found or await opened.conversations(archived=None, limit=1))
+        return [_overview_to_json(each) for each in found], has_any
+
+    rows, has_any = run_with_store(work, address=store, may_miss=True)
     if as_json:
         echo_json(rows)
     elif rows:
         _print_rows(rows)
-    elif file and not file.exists():
-        echo(NO_CONVERSATIONS)
     else:
-        stored = run_with_store(
-            lambda opened: opened.conversations(archived=None, limit=1), address=store
-        )
-        echo("No conversations match; --status all lists all." if stored else NO_CONVERSATIONS)
-
-
-async def _load_rows(store: "Store", filters: dict[str, Any]) -> list[dict[str, Any]]:
-    from kedge.store.summaries import list_summaries
-
-    found, _ = await list_summaries(store, **filters)
-    return [_overview_to_json(each) for each in found]
+        echo("No conversations match; --status all lists all." if has_any else NO_CONVERSATIONS)
 
 
 def _overview_to_json(overview: "ConversationSummary") -> dict[str, Any]:

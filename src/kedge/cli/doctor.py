@@ -12,13 +12,13 @@ import sqlite3
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -40,7 +40,9 @@ from kedge.text_format import format_size, pluralize, sanitize_text
 
 if TYPE_CHECKING:
     from kedge.engines.transport import Client
+    from kedge.store.database import Tx
 
+T = TypeVar("T")
 CheckState = Literal["ok", "note", "wrong"]
 
 REQUIRED_PACKAGES = (
@@ -223,19 +225,10 @@ MAX_SERVERS = 20
 def check_servers(address: str) -> Iterator[Check]:
     """Show the stored evidence about the memory of each server."""
     from kedge.engines.evidence import ServerEvidence
-    from kedge.event_loops import run_sync
-    from kedge.store.open import open_database
     from kedge.store.response_index import select_all_evidence
 
-    async def look() -> list[tuple[str, dict[str, Any]]]:
-        database = open_database(address)
-        try:
-            return await database.read(lambda tx: select_all_evidence(tx, MAX_SERVERS))
-        finally:
-            await database.aclose()
-
     try:
-        rows = run_sync(look())
+        rows = _read_store(address, lambda tx: select_all_evidence(tx, MAX_SERVERS))
     except KedgeError:  # a store of an older version has no evidence
         return
     shown = dict[str, None]()  # streaming or not is usually the same
@@ -245,6 +238,21 @@ def check_servers(address: str) -> Iterator[Check]:
         shown[f"{scope}, {model}: {evidence.describe(time.time())}"] = None
     for text in shown:
         yield Check("server", "ok", sanitize_text(text))
+
+
+def _read_store(address: str, read: "Callable[[Tx], T]") -> T:
+    """Run queries on a store without upgrading it."""
+    from kedge.event_loops import run_sync
+    from kedge.store.open import open_database
+
+    async def run() -> T:
+        database = open_database(address)
+        try:
+            return await database.read(read)
+        finally:
+            await database.aclose()
+
+    return run_sync(run())
 
 
 MIN_FREE_BYTES = 50_000_000
@@ -305,20 +313,12 @@ def _read_sqlite(path: Path, options: str = "") -> tuple[int, str]:
 
 def _check_version(address: str, shown: str) -> Check:
     """Compare the schema of the store with the one of this version."""
-    from kedge.event_loops import run_sync
     from kedge.store.migrate import load_migrations, read_schema_version
-    from kedge.store.open import open_database
-
-    async def look() -> tuple[int, int]:
-        database = open_database(address)
-        try:
-            found = await database.read(read_schema_version)
-        finally:
-            await database.aclose()
-        return found, len(load_migrations(database.dialect.name))
 
     try:
-        found, newest = run_sync(look())
+        found, newest = _read_store(
+            address, lambda tx: (read_schema_version(tx), len(load_migrations(tx.dialect.name)))
+        )
     except KedgeError as error:
         advice = "Check the address, the password and whether the database is running."
         return Check("store", "wrong", f"{shown} cannot be opened: {error}", advice)

@@ -9,11 +9,11 @@ import click
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import echo, echo_json, echo_result
 from kedge.cli.store_options import (
-    MAX_CONVERSATIONS,
     DurationParam,
     complete_names,
     erase_practice_responses,
     find_conversation,
+    find_conversations,
     model_option,
     resolve_model,
     run_with_store,
@@ -47,10 +47,7 @@ def export_command(
         )
 
     async def work(opened: "Store") -> list[str]:
-        if conversations:
-            rows = [await find_conversation(opened, name) for name in conversations]
-        else:
-            rows = await opened.conversations(archived=None, limit=MAX_CONVERSATIONS)
+        rows = await find_conversations(opened, conversations)
         return [await opened.export(row) for row in rows]
 
     written = run_with_store(work, address=store)
@@ -229,21 +226,16 @@ def verify_command(
     """
 
     async def work(opened: "Store") -> "tuple[list[Damage], list[AuditReport]]":
-        rows = [await find_conversation(opened, name) for name in conversations]
+        is_listed = server or conversations
+        rows = await find_conversations(opened, conversations) if is_listed else []
         damage = await opened.verify()
-        if not server:
-            return damage, []
-        if not rows:
-            rows = await opened.conversations(archived=None, limit=MAX_CONVERSATIONS)
-        return damage, [await _audit(opened, row, model) for row in rows]
+        return damage, [await _audit(opened, row, model) for row in rows if server]
 
     damage, audits = run_with_store(work, address=store, connects=server)
     wrong = bool(damage) or any(audit["agrees"] is False for audit in audits)
-    if as_json:
-        found = [{"where": each.where, "problem": each.problem} for each in damage]
-        echo_json({"ok": not wrong, "damage": found, "audits": audits})
-    else:
-        _print_report(damage, audits)
+    found = [{"where": each.where, "problem": each.problem} for each in damage]
+    report = {"ok": not wrong, "damage": found, "audits": audits}
+    echo_result(report, lambda: _print_report(damage, audits), as_json=as_json)
     if wrong:
         sys.exit(1)
 

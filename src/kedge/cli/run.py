@@ -11,7 +11,7 @@ import anyio
 import click
 
 from kedge.cli.base import command as kedge_command
-from kedge.cli.base import dim, echo, echo_json, get_config, setting_option
+from kedge.cli.base import dim, echo, echo_result, get_config, setting_option
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
 from kedge.cli.confirmations import model_references, remember, require_confirmed
 from kedge.cli.store_options import use_store
@@ -306,10 +306,7 @@ def _run_workflow(
                 advice = f"Continue with: kedge run {kind} --resume {started[0]}"
                 click.echo(dim(advice), err=True)
             raise
-    if as_json:
-        echo_json(_result_to_json(result))
-    else:
-        _print_result(result)
+    echo_result(_result_to_json(result), lambda: _print_result(result), as_json=as_json)
 
 
 def _result_to_json(result: WorkflowResult) -> dict[str, Any]:

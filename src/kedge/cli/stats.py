@@ -1,9 +1,8 @@
 """``kedge stats``: show requests, tokens, cost and latency of a store, with small charts."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
-import anyio
 import click
 from rich.console import Console
 from rich.table import Table
@@ -18,10 +17,9 @@ from kedge.analytics import (
     analyse_over_time,
 )
 from kedge.cli.base import command as kedge_command
-from kedge.cli.base import echo_json, setting_option
-from kedge.cli.store_options import IN_MEMORY, find_conversation, time_options
-from kedge.config import store_file, store_url
-from kedge.store import Store, open_store
+from kedge.cli.base import echo_result, setting_option
+from kedge.cli.store_options import find_conversation, run_with_store, time_options
+from kedge.store import Store
 from kedge.text_format import (
     NO_VALUE,
     format_cost,
@@ -192,31 +190,13 @@ def command(
     as_json: bool,
 ) -> None:
     """Show chains, fallbacks, tokens, cost and latency over a time range."""
-    selection = Selection(since, until, model, provider, conversation)
 
-    async def work() -> tuple[Analytics, tuple[Bucket, ...]]:
-        async with await open_store(_existing_store_url(store)) as opened:
-            resolved = await _resolve_selection(opened, selection)
-            found = await analyse(opened, resolved)
-            return found, await analyse_over_time(opened, resolved, buckets=buckets)
+    async def work(opened: Store) -> tuple[Analytics, tuple[Bucket, ...]]:
+        chosen = (await find_conversation(opened, conversation)).id if conversation else ""
+        selection = Selection(since, until, model, provider, chosen)
+        found = await analyse(opened, selection)
+        return found, await analyse_over_time(opened, selection, buckets=buckets)
 
-    found, pieces = anyio.run(work)
-    if as_json:
-        echo_json({**asdict(found), "over_time": [asdict(each) for each in pieces]})
-    else:
-        print_stats(found, pieces)
-
-
-def _existing_store_url(address: str) -> str:
-    """Return the store's address, or that of an empty store in memory if it does not exist."""
-    url = store_url(address, create=False)
-    file = store_file(url)
-    return url if file is None or file.exists() else IN_MEMORY
-
-
-async def _resolve_selection(store: Store, selection: Selection) -> Selection:
-    """Replace the name of a conversation in the selection with its id."""
-    if not selection.conversation:
-        return selection
-    row = await find_conversation(store, selection.conversation)
-    return replace(selection, conversation=row.id)
+    found, pieces = run_with_store(work, address=store, may_miss=True)
+    values = {**asdict(found), "over_time": [asdict(each) for each in pieces]}
+    echo_result(values, lambda: print_stats(found, pieces), as_json=as_json)

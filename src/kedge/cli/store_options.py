@@ -6,7 +6,7 @@ create a store.
 
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -168,7 +168,7 @@ def resolve_model(
 
 @asynccontextmanager
 async def use_store(
-    address: str, *, make: bool = False, connects: bool = False
+    address: str, *, make: bool = False, connects: bool = False, may_miss: bool = False
 ) -> "AsyncGenerator[Store]":
     """Open the store.
 
@@ -176,16 +176,19 @@ async def use_store(
         address: A file, a URL, or empty for the default file.
         make: Whether the store may be created.
         connects: Whether models are connected within this block.
+        may_miss: Whether a store that does not exist is an empty one, which is not created.
     """
     from kedge.store import open_store
 
     url = store_url(address, create=make)
     file = store_file(url)
     if file and not make and not file.exists():
-        raise NotInStore(
-            f"there are no conversations yet: {file} does not exist; "
-            "'kedge chat --conversation NAME' starts one"
-        )
+        if not may_miss:
+            raise NotInStore(
+                f"there are no conversations yet: {file} does not exist; "
+                "'kedge chat --conversation NAME' starts one"
+            )
+        url = IN_MEMORY
     memory = store_practice_responses(url, make=make) if connects else nullcontext()
     with memory:
         async with await open_store(url) as store:
@@ -227,16 +230,15 @@ def run_with_store(
     work: "Callable[[Store], Awaitable[T]]",
     *,
     address: str | None = None,
-    make: bool = False,
-    connects: bool = False,
+    **options: bool,
 ) -> T:
-    """Open the store with `use_store`, and run an async function on it."""
+    """Open the store with the options of `use_store`, and run an async function on it."""
     import anyio
 
     store_address: str = get_config()["store"] if address is None else address
 
     async def run() -> T:
-        async with use_store(store_address, make=make, connects=connects) as store:
+        async with use_store(store_address, **options) as store:
             return await work(store)
 
     return anyio.run(run)  # in this thread, which has the context of click
@@ -248,6 +250,13 @@ async def find_conversation(store: "Store", name: str) -> "ConversationRow":
     if found is None:
         raise NotInStore(f"there is no conversation {name!r}; 'kedge conversations' lists them")
     return found
+
+
+async def find_conversations(store: "Store", names: "Sequence[str]") -> "list[ConversationRow]":
+    """Return the conversations with these names, or all if there are none."""
+    if names:
+        return [await find_conversation(store, name) for name in names]
+    return await store.conversations(archived=None, limit=MAX_CONVERSATIONS)
 
 
 async def lookup_conversation(store: "Store", name: str) -> "ConversationRow | None":

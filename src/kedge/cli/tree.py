@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kedge.cli.base import command as kedge_command
-from kedge.cli.base import dim, echo, echo_json
+from kedge.cli.base import dim, echo_result
 from kedge.cli.store_options import (
     conversation_argument,
     find_conversation,
@@ -163,11 +163,9 @@ def command(conversation: str, limit: int, store: str, as_json: bool) -> None:
         return await load_tree(opened, await find_conversation(opened, conversation))
 
     tree = run_with_store(work, address=store)
-    if as_json:
-        echo_json(tree.to_json(time.time()))
-        return
-    for line in render_tree(tree, time.time(), limit):
-        echo(line)
+    now = time.time()
+    text = "\n".join(render_tree(tree, now, limit))
+    echo_result(tree.to_json(now), text, as_json=as_json)
 
 
 def render_tree(tree: AnnotatedTree, now: float, limit: int = 0) -> list[str]:

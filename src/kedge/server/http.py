@@ -123,15 +123,21 @@ def _log_ignored(service: ServerState, paths: Iterable[str]) -> None:
 
 async def _read_body(request: Request) -> bytes:
     limits = get_service(request).settings.limits
-    declared = read_header(request.scope, b"content-length")
-    if declared.isdigit() and int(declared) > limits.body_bytes:
-        raise errors.BODY_TOO_LARGE(most=limits.body_bytes)
     with Deadline(limits.read_seconds):
-        return await _collect_body(request, limits.body_bytes)
+        return await collect_body(request, limits.body_bytes)
     raise errors.REQUEST_TIMEOUT(seconds=limits.read_seconds)
 
 
-async def _collect_body(request: Request, max_bytes: int) -> bytes:
+async def collect_body(request: Request, max_bytes: int) -> bytes:
+    """Read the body of a request.
+
+    Raises:
+        ApiError: If it is larger than ``max_bytes``.
+        ClientDisconnect: If it is incomplete.
+    """
+    declared = read_header(request.scope, b"content-length")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise errors.BODY_TOO_LARGE(most=max_bytes)
     chunks: list[bytes] = []
     size = 0
     while True:

@@ -42,19 +42,17 @@ from kedge.web.service import ConversationService
 from kedge.web.transcript import find_matches
 from kedge.web.workflows import (
     find_workflow_run,
+    list_with_runs,
     load_running,
     start_workflow,
     to_workflow_shape,
 )
-from kedge.workflows import list_workflows
 
 DAY = 86_400.0
 JSONL = "application/jsonl"
 EVENT_STREAM = "text/event-stream"
 MAX_TURN_BYTES = 14_000_000
 """The maximum size of a request body with a message and its attachments."""
-MAX_WORKFLOWS = 200
-"""The maximum number of workflows in a list."""
 RUN_HEADER = "x-kedge-run"
 """The header of an event stream with the id of its run."""
 
@@ -352,10 +350,7 @@ async def export_conversation(call: ApiCall) -> Response:
 
 async def list_started_workflows(call: ApiCall) -> BaseModel:
     """List the newest workflows, the most recently changed first."""
-    service = call.service
-    rows = await list_workflows(service.store, limit=MAX_WORKFLOWS)
-    runs = [next(iter(service.runs.list(row.id)), None) for row in rows]
-    data = [to_workflow_shape(row, run) for row, run in zip(rows, runs, strict=True)]
+    data = [to_workflow_shape(row, run) for row, run in await list_with_runs(call.service)]
     return schemas.WorkflowPage(data=data)
 
 

@@ -28,6 +28,8 @@ from kedge.errors import (
     NotInStore,
     StoreError,
 )
+from kedge.server.errors import ApiError
+from kedge.server.http import collect_body
 from kedge.web.schemas import ErrorResponse
 from kedge.web.security import SESSION_COOKIE, error_response, is_json
 from kedge.web.service import ConversationService, get_service
@@ -167,21 +169,13 @@ async def _read_json(request: Request, max_bytes: int) -> bytes:
 
 async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Read the body of a request, up to a maximum size."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise RequestError(413, "too_large", f"the request body is limited to {max_bytes:,} bytes")
-    size, chunks = 0, list[bytes]()
     try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > max_bytes:
-                raise RequestError(
-                    413, "too_large", f"the request body is limited to {max_bytes:,} bytes"
-                )
-            chunks.append(chunk)
+        return await collect_body(request, max_bytes)
+    except ApiError:
+        message = f"the request body is limited to {max_bytes:,} bytes"
+        raise RequestError(413, "too_large", message) from None
     except ClientDisconnect:
         raise RequestError(400, "gone", "the request body is incomplete; send it again") from None
-    return b"".join(chunks)
 
 
 def _validation_message(error: ValidationError) -> str:

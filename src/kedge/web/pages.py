@@ -13,9 +13,8 @@ from starlette.routing import Route
 from kedge import text_format
 from kedge.incremental.rewrite import PASS_THROUGH_REASONS
 from kedge.store.proxied_requests import MAX_PROXIED
-from kedge.store.summaries import ConversationSummary, list_labels, load_attached
-from kedge.web.api import MAX_WORKFLOWS
-from kedge.web.attachments import serve_attachment
+from kedge.store.summaries import ConversationSummary, list_labels
+from kedge.web.api import read_attachment
 from kedge.web.dashboard import (
     DEFAULT_RANGE,
     RANGES,
@@ -23,7 +22,7 @@ from kedge.web.dashboard import (
     read_change_token,
     stream_figures,
 )
-from kedge.web.openapi import get_path_text, read_body
+from kedge.web.openapi import ApiCall, get_path_text, read_body
 from kedge.web.page_templates import render, render_page, serve_static
 from kedge.web.plan_card import MAX_BODY_CHARS
 from kedge.web.schemas import ListQuery
@@ -38,8 +37,12 @@ from kedge.web.server_requests import DIRECT, find_chain, flush_requests
 from kedge.web.service import ConversationService, FoundConversations, build_tag, get_service
 from kedge.web.transcript import MAX_EXCERPTS, build_excerpt
 from kedge.web.views import ConversationList, ConversationListItem, LinkChoice
-from kedge.web.workflows import build_workflow_view, load_running, workflow_status
-from kedge.workflows import list_workflows
+from kedge.web.workflows import (
+    build_workflow_view,
+    list_with_runs,
+    load_running,
+    workflow_status,
+)
 
 PAGE_SIZE = 50
 MAX_FORM_BYTES = 10_000
@@ -163,10 +166,7 @@ async def conversation(request: Request) -> Response:
 
 async def attachment(request: Request) -> Response:
     """Serve an attachment of a message."""
-    service = get_service(request)
-    row = await service.store.conversation(get_path_text(request, "id"))
-    blocks = await load_attached(service.store, row, get_path_text(request, "block"))
-    return serve_attachment(blocks, get_path_text(request, "block"), request.path_params["index"])
+    return await read_attachment(ApiCall(get_service(request), request))
 
 
 async def compare(request: Request) -> Response:
@@ -210,11 +210,8 @@ def _read_range(request: Request) -> str:
 async def workflows(request: Request) -> Response:
     """Render the list of workflows, the most recently changed first."""
     service = get_service(request)
-    rows = await list_workflows(service.store, limit=MAX_WORKFLOWS)
-    listed = [
-        replace(row, status=workflow_status(row, next(iter(service.runs.list(row.id)), None)))
-        for row in rows
-    ]
+    rows = await list_with_runs(service)
+    listed = [replace(row, status=workflow_status(row, run)) for row, run in rows]
     return render_page(
         request, "workflows.html", here="workflows", rows=listed, models=service.models.names
     )

@@ -22,6 +22,7 @@ from kedge.workflows import (
     WorkflowChain,
     WorkflowExchange,
     debate,
+    list_workflows,
     load_workflow,
     refine,
     steps,
@@ -30,6 +31,8 @@ from kedge.workflows.judges import JUDGE_ROLE
 from kedge.workflows.roles import new_workflow_id
 
 RunnableWorkflow = Awaitable[Any]
+MAX_WORKFLOWS = 200
+"""The maximum number of workflows in a list."""
 
 
 async def start_workflow(service: ConversationService, body: NewWorkflow) -> TurnRun:
@@ -102,6 +105,14 @@ def _build_workflow(
             return steps(
                 [Step(each.name, each.prompt) for each in body.steps], engine=engine, **common
             )
+
+
+async def list_with_runs(
+    service: ConversationService,
+) -> list[tuple[Workflow, TurnRun | None]]:
+    """List the newest workflows, the most recently changed first, each with its run if it is running here."""
+    rows = await list_workflows(service.store, limit=MAX_WORKFLOWS)
+    return [(row, next(iter(service.runs.list(row.id)), None)) for row in rows]
 
 
 async def load_running(service: ConversationService, name: str) -> tuple[Workflow, TurnRun | None]:
