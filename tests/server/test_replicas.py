@@ -370,7 +370,9 @@ def test_a_stream_of_a_deleted_response_ends(replicas: tuple[Replica, Replica]) 
     async def read_all(service: Any) -> None:
         node = service.responses.find(id_)[0]
         other.http.delete(f"/responses/{id_}")
-        read.extend([frames async for frames in read_stored_events(service, node, -1)])
+        read.extend(
+            [frames async for frames in read_stored_events(service, service.claims, node, -1)]
+        )
 
     loop = one.server._server.loop
     assert loop is not None

@@ -241,7 +241,7 @@ def create_app(
         tasks = [asyncio.create_task(_purge_periodically(service))]
         if service.claims is not None:
             tasks.append(asyncio.create_task(_renew_claims(service.claims)))
-            tasks.append(asyncio.create_task(_watch_claims(service, background)))
+            tasks.append(asyncio.create_task(_watch_claims(service, service.claims, background)))
         try:
             yield
         finally:
@@ -302,15 +302,16 @@ async def _renew_claims(claims: ReplicaClaims) -> None:
         await asyncio.sleep(claims.lease_seconds / 3)
 
 
-async def _watch_claims(service: ServerState, background: BackgroundJobs) -> None:
+async def _watch_claims(
+    service: ServerState, claims: ReplicaClaims, background: BackgroundJobs
+) -> None:
     """Continue or fail unfinished responses of servers that are gone, and stop those that others cancelled."""
-    claims, round = service.claims, 0
-    assert claims is not None  # noqa: S101 - there are other servers
+    round = 0
     while True:
         with _log_outage():
-            await background.stop_lost(service)
+            await background.stop_lost(service, claims)
             await service.run(claims.fail_lost)
-            await background.resume(service, background.free_slots)
+            await background.resume(service, claims)
             if round % CLEANUP_ROUNDS == 0:
                 await service.run(claims.delete_old, service.settings.limits.stream_seconds)
         round += 1

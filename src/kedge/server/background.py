@@ -27,7 +27,7 @@ from kedge.server.response_run import ResponseRun, build_last_events
 from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped, SSEEncoder
 from kedge.server.state import ServerState
-from kedge.server.storage.claims import ClaimedResponse
+from kedge.server.storage.claims import ClaimedResponse, ReplicaClaims
 from kedge.server.storage.ids import parse_node_number
 
 log = logging.getLogger("kedge.server")
@@ -172,25 +172,21 @@ class BackgroundJobs:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def resume(self, service: ServerState, limit: int) -> None:
-        """Run background responses that other servers did not finish.
-
-        Args:
-            service: The state of this server.
-            limit: The maximum number of responses.
-        """
-        assert service.claims is not None  # noqa: S101 - there are other servers
-        self._claimed += await service.run(service.claims.claim, limit - len(self._claimed))
+    async def resume(self, service: ServerState, claims: ReplicaClaims) -> None:
+        """Run background responses that other servers did not finish, as long as there are free slots."""
+        free_slots = self._limits.background_running - len(self._jobs)
+        self._claimed += await service.run(claims.claim, free_slots - len(self._claimed))
         while self._claimed:
             # If the database fails meanwhile, the next round continues here: no other server claims it.
-            await self._resume_claimed(service, self._claimed[0])
+            await self._resume_claimed(service, claims, self._claimed[0])
             self._claimed.popleft()
 
-    async def _resume_claimed(self, service: ServerState, claimed: ClaimedResponse) -> None:
-        assert service.claims is not None  # noqa: S101 - there are other servers
+    async def _resume_claimed(
+        self, service: ServerState, claims: ReplicaClaims, claimed: ClaimedResponse
+    ) -> None:
         view = service.view_namespace(claimed.namespace)
         log.info("continuing the background response of another server: %s", claimed.key)
-        first = await service.run(service.claims.count_events, claimed.node)
+        first = await service.run(claims.count_events, claimed.node)
         try:
             run = await service.run(_open_claimed, view, claimed)
         except StoreError:
@@ -203,17 +199,12 @@ class BackgroundJobs:
             return
         self.start(run, EventLog(first), retain_events=run.draft.prompt.stream)
 
-    async def stop_lost(self, service: ServerState) -> None:
+    async def stop_lost(self, service: ServerState, claims: ReplicaClaims) -> None:
         """Stop jobs that were cancelled through another server, or that another server has claimed."""
         nodes = {parse_node_number(run.draft.key): run for run in self._jobs.values()}
-        if nodes and service.claims is not None:
-            for node in await service.run(service.claims.find_lost, list(nodes)):
+        if nodes:
+            for node in await service.run(claims.find_lost, list(nodes)):
                 nodes[node].stop("cancelled")
-
-    @property
-    def free_slots(self) -> int:
-        """The number of additional jobs that can run at once."""
-        return self._limits.background_running - len(self._jobs)
 
     def get_run(self, id: str) -> ResponseRun | None:
         """Return the run of an unfinished response, or None."""
@@ -228,7 +219,7 @@ class BackgroundJobs:
         """
         if service.claims is not None:
             is_stored = await service.run(service.claims.count_events, node)
-            return read_stored_events(service, node, after) if is_stored else None
+            return read_stored_events(service, service.claims, node, after) if is_stored else None
         self._drop_expired_logs()
         log = self._logs.get(id)
         return log.read(after) if log is not None and log.has_events_after(after) else None
@@ -295,7 +286,9 @@ def _fail_claimed(
         service.conversations.release(claimed.conversation)
 
 
-async def read_stored_events(service: ServerState, node: int, after: int) -> AsyncIterator[bytes]:
+async def read_stored_events(
+    service: ServerState, claims: ReplicaClaims, node: int, after: int
+) -> AsyncIterator[bytes]:
     """Yield the stored frames of a background response after an event, until the response has ended.
 
     The last events are not stored but derived from the response, so they are available even if its server
@@ -304,8 +297,7 @@ async def read_stored_events(service: ServerState, node: int, after: int) -> Asy
     Raises:
         EventsDropped: If the response was deleted.
     """
-    claims, start, pause = service.claims, after + 1, MIN_POLL_SECONDS
-    assert claims is not None  # noqa: S101 - there are other servers
+    start, pause = after + 1, MIN_POLL_SECONDS
     while True:
         stored = await service.run(claims.read_events, node, start)
         if stored is None:
@@ -316,7 +308,8 @@ async def read_stored_events(service: ServerState, node: int, after: int) -> Asy
             yield b"".join(stored.frames)
         if stored.status not in UNFINISHED_STATUSES:
             try:
-                first, response = await service.run(_read_result, service, node)
+                first = await service.run(claims.count_events, node)
+                response = await service.run(service.responses.read, node)
             except LookupError:
                 raise EventsDropped from None
             encoder = SSEEncoder(first)
@@ -325,9 +318,3 @@ async def read_stored_events(service: ServerState, node: int, after: int) -> Asy
             return
         await asyncio.sleep(pause)
         pause = min(pause * 2, MAX_POLL_SECONDS)
-
-
-def _read_result(service: ServerState, node: int) -> tuple[int, bytes]:
-    """Return the number of the first event after the stored ones, and the response."""
-    assert service.claims is not None  # noqa: S101 - there are other servers
-    return service.claims.count_events(node), service.responses.read(node)

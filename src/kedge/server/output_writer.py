@@ -43,7 +43,7 @@ class ItemFormat:
     ``build_part`` returns the content part (or summary part) with the text, for kinds that have one;
     ``part_event`` is the beginning of the events of such a part, and ``content_key`` the member of the item that
     contains the parts. For other kinds, ``content_key`` is the member with the text itself. ``text_event`` is the
-    beginning of the events of the text.
+    beginning of the events of the text, ``index_key`` the member of events with the index of a part.
     """
 
     type: str
@@ -52,6 +52,7 @@ class ItemFormat:
     content_key: str
     part_event: str = ""
     build_part: Callable[[str], OutputItem] | None = None
+    index_key: str = ""
 
 
 ITEM_FORMATS: Mapping[ItemKind, ItemFormat] = {
@@ -62,6 +63,7 @@ ITEM_FORMATS: Mapping[ItemKind, ItemFormat] = {
         content_key="content",
         part_event="response.content_part",
         build_part=build_output_text,
+        index_key="content_index",
     ),
     "refusal": ItemFormat(
         type="message",
@@ -70,6 +72,7 @@ ITEM_FORMATS: Mapping[ItemKind, ItemFormat] = {
         content_key="content",
         part_event="response.content_part",
         build_part=lambda text: {"type": "refusal", "refusal": text},
+        index_key="content_index",
     ),
     "reasoning": ItemFormat(
         type="reasoning",
@@ -78,6 +81,7 @@ ITEM_FORMATS: Mapping[ItemKind, ItemFormat] = {
         content_key="summary",
         part_event="response.reasoning_summary_part",
         build_part=lambda text: {"type": "summary_text", "text": text},
+        index_key="summary_index",
     ),
     "function_call": ItemFormat(
         "function_call", "response.function_call_arguments", "arguments", "arguments"
@@ -203,6 +207,7 @@ class OutputWriter:
 
     def _open_item(self, event: ItemOpened) -> None:
         self._format = form = ITEM_FORMATS[event.kind]
+        self._delta_event = f"{form.text_event}.delta"
         item: OutputItem = {"id": self.next_id(form.type), "type": form.type}
         if form.type == "message":
             item |= {"role": "assistant", "content": []}
@@ -264,11 +269,11 @@ class OutputWriter:
         index = len(self.items) - 1
         return {"type": f"response.output_item.{name}", "output_index": index, "item": item}
 
-    def _build_part_event(self, type: str, **members: Any) -> StreamEvent:
+    def _build_part_event(self, type: str) -> StreamEvent:
         event = {"type": type, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
         if self._format.build_part is not None:
-            event[f"{self._format.content_key}_index"] = 0
-        return event | members
+            event[self._format.index_key] = 0
+        return event
 
     def _is_hidden(self) -> bool:
         return self._format.type == "reasoning" and not self._show_summary
@@ -276,29 +281,29 @@ class OutputWriter:
     def _iter_open_events(self) -> Iterator[StreamEvent]:
         yield self._build_item_event("added", dict(self.items[-1]))
         if self._format.build_part is not None and not self._is_hidden():
-            yield self._build_part_event(
-                f"{self._format.part_event}.added", part=self._format.build_part("")
-            )
+            part = self._format.build_part("")
+            yield self._build_part_event(f"{self._format.part_event}.added") | {"part": part}
 
     def _iter_delta_events(self, text: str) -> Iterator[StreamEvent]:
         if not self._is_hidden():
-            yield self._build_text_event("delta", "delta", text)
+            yield self._build_text_event(self._delta_event, "delta", text)
 
     def _iter_close_events(self) -> Iterator[StreamEvent]:
         form, item = self._format, self.items[-1]
+        done_event = f"{form.text_event}.done"
         if form.build_part is None:
-            yield self._build_text_event("done", form.text_key, item[form.content_key])
+            yield self._build_text_event(done_event, form.text_key, item[form.content_key])
         elif not self._is_hidden():
             part = item[form.content_key][0]
             for number, annotation in enumerate(part.get("annotations", ())):
-                added = f"{form.text_event}.annotation.added"
-                yield self._build_part_event(added, annotation_index=number, annotation=annotation)
-            yield self._build_text_event("done", form.text_key, part[form.text_key])
-            yield self._build_part_event(f"{form.part_event}.done", part=part)
+                added = self._build_part_event(f"{form.text_event}.annotation.added")
+                yield added | {"annotation_index": number, "annotation": annotation}
+            yield self._build_text_event(done_event, form.text_key, part[form.text_key])
+            yield self._build_part_event(f"{form.part_event}.done") | {"part": part}
         yield self._build_item_event("done", dict(item))
 
-    def _build_text_event(self, name: str, member: str, text: str) -> StreamEvent:
-        event = self._build_part_event(f"{self._format.text_event}.{name}")
+    def _build_text_event(self, type: str, member: str, text: str) -> StreamEvent:
+        event = self._build_part_event(type)
         event[member] = text
         if self._format.text_event == "response.output_text":
             event["logprobs"] = []

@@ -103,10 +103,8 @@ ITEM_TYPES = dict(sorted({**CALL_TYPES, **OTHER_TYPES}.items()))
 class InputItem(TaggedUnion):
     """An item of the type that it names; without a type, a message or a reference."""
 
-    def find_tag(self, members: Mapping[str, Any]) -> Any:
-        """Return the type of an item."""
-        if (tag := members.get(self.tag)) is not None:
-            return tag
+    def find_default(self, members: Mapping[str, Any]) -> str:
+        """Return the type of an item without one."""
         is_reference = "id" in members and members.keys() <= {"type", "id"}
         return "item_reference" if is_reference else "message"
 

@@ -462,16 +462,17 @@ class TaggedUnion:
         if type(value) is not dict:
             raise invalid_type_error(self, value, path)
         members = cast("dict[str, Any]", value)
-        tag = self.find_tag(members)
+        tag = members.get(self.tag)
+        if tag is None:
+            tag = self.find_default(members)
         variant = self.by_tag.get(tag) if type(tag) is str else None
         if variant is None:
             raise self._tag_error(members, path)
         variant.check(members, path)
 
-    def find_tag(self, members: Mapping[str, Any]) -> Any:
-        """Return the tag of an object, or the default."""
-        tag = members.get(self.tag)
-        return self.default if tag is None else tag
+    def find_default(self, members: Mapping[str, Any]) -> str | None:
+        """Return the tag of an object without one."""
+        return self.default
 
     def _tag_error(self, value: Mapping[str, Any], path: JsonPath) -> errors.ApiError:
         tag = value.get(self.tag)
