@@ -20,6 +20,7 @@ from kedge.server.access import (
     CALLER_KEY,
     LOOPBACK_NAMES,
     AccessPolicy,
+    TokenCheck,
     parse_host_name,
     read_header,
 )
@@ -58,7 +59,7 @@ class ProxyGuard:
             scope: The request; its `AccessToken` is added under `CALLER_KEY`.
             needed: The scope that the token must have.
         """
-        policy, registry = self._policy, self._registry
+        policy = self._policy
         if not await policy.needs_token():
             if policy.allows_host(scope):
                 return None
@@ -70,18 +71,16 @@ class ProxyGuard:
         if policy.matches_token(sent_token):
             return None
         try:
-            caller = await registry.find(sent_token.decode("latin-1")) if registry else None
+            caller = await policy.find_caller(sent_token)
             if caller is None:
                 return build_error(401, f"send a token of the proxy in the {TOKEN_HEADER} header")
-            if needed not in caller.scopes:
-                return build_error(
-                    403, f"this token lacks the scope {needed}; use a token with this scope"
-                )
-            scope[CALLER_KEY] = caller
             is_counted = needed == "server" and scope["type"] == "http"
-            return await self.count_request(caller) if is_counted else None
+            check = await policy.check_caller(caller, needed, is_counted=is_counted)
         except StoreError as error:
             return _build_store_error(error)
+        if check.problem != "scope":
+            scope[CALLER_KEY] = caller
+        return _build_rejection(check)
 
     async def check_message(self, caller: AccessToken | None) -> Response | None:
         """Check a message of a WebSocket, which counts as one request."""
@@ -90,18 +89,11 @@ class ProxyGuard:
         try:
             if not await self._registry.is_valid(caller):
                 return build_error(401, "the token was revoked; send a valid one")
-            return await self.count_request(caller)
+            return _build_rejection(
+                await self._policy.check_caller(caller, "server", is_counted=True)
+            )
         except StoreError as error:
             return _build_store_error(error)
-
-    async def count_request(self, caller: AccessToken) -> Response | None:
-        """Count a request and return an error response if it exceeds a limit, or None."""
-        limits = await self._policy.count_request(caller)
-        if limits is None or limits.exceeded is None:
-            return None
-        rejection = build_error(429, limits.message, "rate_limit_exceeded")
-        rejection.headers.update(limits.headers)
-        return rejection
 
     async def count_message(self, caller: AccessToken | None, data: str | bytes) -> None:
         """Count the tokens in a message of the upstream on a WebSocket."""
@@ -180,6 +172,15 @@ def _get_object(value: Any, name: str) -> Mapping[str, Any]:
 def _read_count(usage: Mapping[str, Any], name: str) -> int:
     count = usage.get(name)
     return max(count, 0) if isinstance(count, int) else 0
+
+
+def _build_rejection(check: TokenCheck) -> Response | None:
+    if check.problem is None:
+        return None
+    code = "proxy_error" if check.problem == "scope" else "rate_limit_exceeded"
+    rejection = build_error(check.status, check.message, code)
+    rejection.headers.update(check.headers)
+    return rejection
 
 
 def _build_store_error(error: StoreError) -> Response:

@@ -7,7 +7,9 @@ web page may also send requests to a loopback name; its ``Origin`` header must t
 
 import hmac
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
 from starlette.types import Scope
@@ -38,21 +40,23 @@ class CallerRegistry(Protocol):
         ...
 
 
-class RateLimitCheck(NamedTuple):
-    """The limits of a caller after a request was counted.
+class TokenCheck(NamedTuple):
+    """The check of a named token for a request.
 
-    ``exceeded`` is the limit that the request exceeds, if any. The ``headers`` are those of the hosted API.
+    ``problem`` is the reason for which the request is rejected: the missing scope, or the exceeded limit of requests or
+    tokens. The page and the proxy send ``message``, the server the messages of the hosted API. ``headers`` are the rate
+    limit headers of the hosted API.
     """
 
-    exceeded: Literal["requests", "tokens"] | None
-    seconds_left: float
-    headers: dict[str, str]
+    problem: Literal["scope", "requests", "tokens"] | None = None
+    message: str = ""
+    headers: Mapping[str, str] = MappingProxyType({})
+    seconds_left: float = 0.0
 
     @property
-    def message(self) -> str:
-        """The error message of the page and the proxy for an exceeded limit."""
-        seconds = math.ceil(self.seconds_left)
-        return f"the limit of this token is reached; try again in {seconds} seconds"
+    def status(self) -> int:
+        """The HTTP status of the rejection."""
+        return 403 if self.problem == "scope" else 429
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,26 +87,38 @@ class AccessPolicy:
             return True
         return self.registry is not None and await self.registry.is_required()
 
-    async def count_request(self, caller: AccessToken) -> RateLimitCheck | None:
-        """Count a request, and return the limits of its caller, or None if it has none."""
+    async def find_caller(self, token: bytes) -> AccessToken | None:
+        """Return the named token with this secret, or None."""
+        return await self.registry.find(token.decode("latin-1")) if self.registry else None
+
+    async def check_caller(
+        self, caller: AccessToken, needed: str, *, is_counted: bool
+    ) -> TokenCheck:
+        """Check whether a named token has a scope, and count the request if its token has limits."""
+        if needed not in caller.scopes:
+            message = f"this token lacks the scope {needed}; use a token with this scope"
+            return TokenCheck("scope", message)
         limits = (caller.requests_per_minute, caller.tokens_per_minute)
-        if self.registry is None or limits == (None, None):
-            return None
+        if self.registry is None or not is_counted or limits == (None, None):
+            return TokenCheck()
         counts = await self.registry.count(caller.name, requests=1)
-        exceeded: Literal["requests", "tokens"] | None = None
-        if caller.requests_per_minute is not None and counts.requests > caller.requests_per_minute:
-            exceeded = "requests"
-        elif caller.tokens_per_minute is not None and counts.tokens >= caller.tokens_per_minute:
-            exceeded = "tokens"
         seconds = math.ceil(counts.seconds_left)
-        headers = {} if exceeded is None else {"retry-after": str(seconds)}
+        headers: dict[str, str] = {}
         used = zip(("requests", "tokens"), limits, (counts.requests, counts.tokens), strict=True)
         for name, limit, count in used:
             if limit is not None:
                 headers[f"x-ratelimit-limit-{name}"] = str(limit)
                 headers[f"x-ratelimit-remaining-{name}"] = str(max(limit - count, 0))
                 headers[f"x-ratelimit-reset-{name}"] = f"{seconds}s"
-        return RateLimitCheck(exceeded, counts.seconds_left, headers)
+        if caller.requests_per_minute is not None and counts.requests > caller.requests_per_minute:
+            problem = "requests"
+        elif caller.tokens_per_minute is not None and counts.tokens >= caller.tokens_per_minute:
+            problem = "tokens"
+        else:
+            return TokenCheck(headers=headers)
+        headers["retry-after"] = str(seconds)
+        message = f"the limit of this token is reached; try again in {seconds} seconds"
+        return TokenCheck(problem, message, headers, counts.seconds_left)
 
 
 def is_same_origin(scope: Scope) -> bool:

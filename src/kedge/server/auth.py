@@ -9,7 +9,6 @@ from itertools import chain
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kedge.access_tokens import AccessToken
 from kedge.errors import StoreError
 from kedge.server.access import (
     CALLER_KEY,
@@ -96,29 +95,23 @@ class ServerAuthMiddleware:
         if self._policy.matches_token(api_key):
             scope[CALLER_KEY] = None
             return None
-        registry = self._policy.registry
-        caller = await registry.find(api_key.decode("latin-1")) if registry else None
+        caller = await self._policy.find_caller(api_key)
         if caller is None:
             return API_KEY_INVALID()
         needed = "metrics" if scope["path"] == METRICS_PATH else "server"
-        if needed not in caller.scopes:
+        # On a WebSocket each message is counted as a request.
+        is_counted = scope["type"] == "http"
+        check = await self._policy.check_caller(caller, needed, is_counted=is_counted)
+        if check.problem == "scope":
             return TOKEN_SCOPE_MISSING(scope=needed)
         scope[CALLER_KEY] = caller
-        # On a WebSocket each message is counted as a request.
-        return await self._check_limits(scope, caller) if scope["type"] == "http" else None
-
-    async def _check_limits(self, scope: Scope, caller: AccessToken) -> ApiError | None:
-        """Count a request, and add the rate limit headers of the hosted API to its response."""
-        limits = await self._policy.count_request(caller)
-        if limits is None:
-            return None
         scope.get(RESPONSE_HEADERS_KEY, []).extend(
-            (name.encode(), value.encode()) for name, value in limits.headers.items()
+            (name.encode(), value.encode()) for name, value in check.headers.items()
         )
-        if limits.exceeded is None:
+        if check.problem is None:
             return None
-        template = RATE_LIMITED if limits.exceeded == "requests" else TOKENS_LIMITED
-        return template(seconds=f"{limits.seconds_left:.3g}")
+        template = RATE_LIMITED if check.problem == "requests" else TOKENS_LIMITED
+        return template(seconds=f"{check.seconds_left:.3g}")
 
 
 def _read_api_key(scope: Scope) -> bytes:

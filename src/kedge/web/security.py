@@ -245,7 +245,7 @@ class PageAuthMiddleware:
         if self._auth.matches_token(bearer) or await self._auth.is_valid_session(session):
             return None
         if registry := self._auth.registry:
-            by_token = await registry.find(bearer.decode("latin-1"))
+            by_token = await self._auth.find_caller(bearer)
             caller = by_token or await registry.find_session(session)
             if caller is not None:
                 return await self._check_caller(scope, caller, by_token is not None)
@@ -261,17 +261,16 @@ class PageAuthMiddleware:
         """Check the scopes and limits of a named token, and return an error response or None."""
         is_api = scope["path"].startswith("/api/")
         needed = "api" if is_api and by_token else "page"
-        if needed not in caller.scopes:
-            message = f"this token lacks the scope {needed}; use a token with this scope"
-            return error_response(403, "scope_missing", message)
-        scope[CALLER_KEY] = caller
         # A page requests changes every two seconds, so only the writes of a session are counted.
         is_counted = by_token or scope["method"] not in SAFE_METHODS
-        limits = await self._auth.count_request(caller) if is_counted else None
-        if limits is None or limits.exceeded is None:
+        check = await self._auth.check_caller(caller, needed, is_counted=is_counted)
+        if check.problem != "scope":
+            scope[CALLER_KEY] = caller
+        if check.problem is None:
             return None
-        rejection = error_response(429, "rate_limited", limits.message)
-        rejection.headers.update(limits.headers)
+        code = "scope_missing" if check.problem == "scope" else "rate_limited"
+        rejection = error_response(check.status, code, check.message)
+        rejection.headers.update(check.headers)
         return rejection
 
 
