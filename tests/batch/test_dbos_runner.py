@@ -28,9 +28,13 @@ from postgresql import create_schema
 
 LINES = 8
 TURNS = 2
+needs_sqlite = pytest.mark.skipif(
+    sqlite3.sqlite_version_info < dbos_runner.MIN_SQLITE,
+    reason=f"DBOS needs a newer SQLite than {sqlite3.sqlite_version} with this version of Python",
+)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=[pytest.param("sqlite", marks=needs_sqlite), "postgresql"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """Yield the address of an empty store that processes can share."""
     if request.param == "sqlite":
@@ -98,6 +102,7 @@ async def test_killed_worker_is_replaced(store_url: str, tmp_path: Path) -> None
     assert max(counts.values()) <= 2
 
 
+@needs_sqlite
 async def test_finished_batch_is_not_run_again(tmp_path: Path) -> None:
     """A second run reads the finished results, but not for another prompt with the same line id."""
     store_url = f"sqlite:///{tmp_path}/store.db"
@@ -138,6 +143,7 @@ def test_dbos_database_is_beside_the_store() -> None:
         DbosRunner(0)
 
 
+@needs_sqlite
 def test_interrupted_run_is_continued_by_fewer_workers(tmp_path: Path) -> None:
     """Lines of a worker that does not exist any more are enqueued again, those of others are not."""
     url = f"sqlite:///{tmp_path}/dbos.db"
@@ -160,6 +166,7 @@ def test_interrupted_run_is_continued_by_fewer_workers(tmp_path: Path) -> None:
         client.destroy()
 
 
+@needs_sqlite
 def test_changed_line_replaces_what_was_enqueued(tmp_path: Path) -> None:
     """What an earlier run left of a changed or removed line is not run; other batches remain."""
     url = f"sqlite:///{tmp_path}/dbos.db"
@@ -185,6 +192,7 @@ def _statuses(client: Any, names: list[str]) -> list[str]:
     return [found[name] for name in names]
 
 
+@needs_sqlite
 async def test_batch_fails_if_workers_only_exit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,3 +216,13 @@ def test_workflow_abandoned_by_dbos_is_a_failed_line() -> None:
     assert (result.id, result.status, result.kind) == ("a", "failed", workflow.status)
     assert dbos_runner._workflow_id("b.a", {"b.a.1": workflow}) == "b.a.2"
     assert dbos_runner._workflow_id("b.a", {}) == "b.a.1"
+
+
+def test_sqlite_that_dbos_does_not_support_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DBOS would fail with a violated constraint of its own tables."""
+    monkeypatch.setattr(dbos_runner, "MIN_SQLITE", (99,))
+    work = BatchJob("old", f"sqlite:///{tmp_path}/store.db", "practice")
+    with pytest.raises(InvalidBatch, match="DBOS needs SQLite"):
+        prepare_client(f"sqlite:///{tmp_path}/dbos.db", work, 1)

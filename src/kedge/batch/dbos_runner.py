@@ -8,6 +8,7 @@ the next run uses the finished results of its workers.
 
 import json
 import logging
+import sqlite3
 import sys
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -36,6 +37,8 @@ CHUNK_SIZE = 200
 """The number of lines that are polled in addition to those that can run at the same time."""
 MAX_DEATHS = 5
 """The maximum number of consecutive deaths of a worker without a finished line in between."""
+MIN_SQLITE = (3, 42) if sys.version_info >= (3, 12) else (0,)
+"""The oldest SQLite that DBOS supports: since Python 3.12 it uses a function of SQLite 3.42."""
 FINAL_STATUSES = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 
 
@@ -107,6 +110,11 @@ def prepare_client(url: str, work: BatchJob, workers: int) -> "DBOSClient":
         raise InvalidBatch("the runner needs the extra dbos: pip install 'kedge[dbos]'") from error
     from kedge.batch.worker import APPLICATION_NAME
 
+    if url.startswith("sqlite") and sqlite3.sqlite_version_info < MIN_SQLITE:
+        raise InvalidBatch(
+            f"with Python 3.12 and newer, DBOS needs SQLite 3.42; this Python has {sqlite3.sqlite_version}: "
+            "use a store on PostgreSQL, or a Python with a newer SQLite"
+        )
     logging.getLogger("dbos").setLevel(logging.ERROR)
     DBOS.migrate(url)
     client = DBOSClient(system_database_url=url)

@@ -224,11 +224,13 @@ class SQLiteDatabase(Database):
         self._wait_seconds = wait_seconds
         self._read_only = read_only
         self._options = "mode=ro" if read_only else "mode=rwc"
+        self._connections: list[sqlite3.Connection] = []
+        # For a store that is not closed. At the end of the program, later finalizers run first: the threads stop.
+        self._close_connections = weakref.finalize(self, _close_all, self._connections)
         self._writer = _Workers(1, "kedge-store-writer")
         alone = path == MEMORY
         self._readers = self._writer if alone else _Workers(MAX_READERS, "kedge-store-reader")
         self._local = threading.local()
-        self._connections: list[sqlite3.Connection] = []
         self._write_lock = threading.Lock()
         self._inline_lock = threading.Lock()
         self._inline: sqlite3.Connection | None = None
@@ -338,8 +340,7 @@ class SQLiteDatabase(Database):
         self._readers.close()
         with self._inline_lock:
             self._is_closed = True
-            while self._connections:
-                self._connections.pop().close()
+            self._close_connections()
 
     def _run_read(self, work: Callable[[Tx], T]) -> T:
         return self._translate_errors(
@@ -406,6 +407,11 @@ class SQLiteDatabase(Database):
             connection.close()
             raise
         return connection
+
+
+def _close_all(connections: list[sqlite3.Connection]) -> None:
+    while connections:
+        connections.pop().close()
 
 
 def _run_transaction(

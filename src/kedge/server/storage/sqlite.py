@@ -12,6 +12,7 @@ is older than any response can be. Only locks of conversation objects are per pr
 import os
 import sqlite3
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import count
@@ -114,6 +115,8 @@ class SQLiteServerDatabase(ServerDatabase):
             )
         except (sqlite3.Error, OSError) as error:
             raise _build_open_error(path, error) from error
+        # For a server that is not closed; at the end of the program its thread may still use the connection.
+        weakref.finalize(self, self._connection.close).atexit = False
         self.execute: Callable[..., Any] = self._connection.execute
         try:
             self._prepare()
