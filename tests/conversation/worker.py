@@ -44,11 +44,7 @@ def run(name: str, url: str, server: str, items: str, shared: str, *conversation
 
 if __name__ == "__main__":
     store, server, number, *others = sys.argv[1:]
-    for name in (
-        "aiohttp",
-        "openai",
-    ):  # before the fork, because the imports take longer than the work
-        import_module(name)
+    import_module("aiohttp")  # before the fork, because the import takes longer than the work
     context = multiprocessing.get_context("fork")
     processes = [
         context.Process(target=run, args=(f"w{each}", store, server, *others))
