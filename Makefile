@@ -22,7 +22,7 @@ LITELLM := .venv-litellm
 WEBUI := .venv-webui
 PEERS := .venv-peers
 NODE_CLIENTS := .node-clients
-WORKERS ?= 4
+WORKERS ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start hundreds of Python processes, each of which would compile Kedge again.
 unexport PYTHONDONTWRITEBYTECODE
