@@ -5,10 +5,12 @@ The examples are the same in every run, so that a failure is caused by a change;
 ``HYPOTHESIS_PROFILE=random`` uses other examples, ``thorough`` a hundred times as many. See CONTRIBUTING.md.
 """
 
+import asyncio
 import functools
 import gc
 import inspect
 import os
+import shutil
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -141,6 +143,23 @@ def no_network() -> Iterator[None]:
         return
     with forbid_network():
         yield
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file of an empty store, which tests copy because creating the tables takes longer."""
+    from postgresql import create_store
+
+    path = tmp_path_factory.mktemp("template") / "store.db"
+    asyncio.run(create_store(f"sqlite:///{path}"))
+    return path
+
+
+@pytest.fixture
+def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """Return the address of an empty store in a file."""
+    shutil.copy(sqlite_template, tmp_path / "store.db")
+    return f"sqlite:///{tmp_path}/store.db"
 
 
 @pytest.fixture(scope="session")

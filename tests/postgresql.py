@@ -194,7 +194,7 @@ class ReusableStore:
     def _create(self) -> None:
         with psycopg.connect(self._server_url, autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {self._name}".encode())
-        asyncio.run(_create_tables(self.url))
+        asyncio.run(create_store(self.url))
         with psycopg.connect(self.url) as connection:
             self._tables = connection.execute(LIST_TABLES).fetchall()
             select = sql.SQL("SELECT * FROM {}")
@@ -230,7 +230,8 @@ class ReusableStore:
         return [str(name) for _, name, of_kind, *_ in self._tables if of_kind == kind]
 
 
-async def _create_tables(url: str) -> None:
+async def create_store(url: str) -> None:
+    """Create an empty store."""
     async with await open_store(url):
         pass
 

@@ -1,7 +1,6 @@
 """Fixtures for stores, and a class that adds responses to them."""
 
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +10,10 @@ from kedge.turns import user
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """Yield the address of an empty store, for each kind of database."""
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/store.db"
+        yield request.getfixturevalue("sqlite_url")
         return
     with request.getfixturevalue("postgres_store").borrow() as url:
         yield url

@@ -1,7 +1,6 @@
 """Fixtures for stores and engines; tests of the contract run on every database."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ Connect = Callable[..., Engine]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """Yield the address of an empty store."""
     match request.param:
         case "postgresql":
@@ -24,7 +23,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         case "memory":
             yield "sqlite://:memory:"
         case _:
-            yield f"sqlite:///{tmp_path}/store.db"
+            yield request.getfixturevalue("sqlite_url")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Fixtures for stores; tests of the contract run on every database."""
 
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -9,7 +8,7 @@ from kedge.store import Store, open_store
 
 
 @pytest.fixture(params=["sqlite", "memory", "postgresql"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """Yield the address of an empty store."""
     match request.param:
         case "postgresql":
@@ -18,7 +17,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         case "memory":
             yield "sqlite://:memory:"
         case _:
-            yield f"sqlite:///{tmp_path}/store.db"
+            yield request.getfixturevalue("sqlite_url")
 
 
 @pytest.fixture
@@ -29,10 +28,10 @@ async def store(store_url: str) -> AsyncIterator[Store]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def lasting_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def lasting_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """Yield the address of an empty store that can be opened several times."""
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/store.db"
+        yield request.getfixturevalue("sqlite_url")
         return
     with request.getfixturevalue("postgres_store").borrow() as url:
         yield url

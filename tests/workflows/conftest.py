@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +18,9 @@ Connect = Callable[..., Engine]
 
 
 @pytest.fixture
-def store_url(tmp_path: Path) -> str:
+def store_url(sqlite_url: str) -> str:
     """Return the address of an empty store."""
-    return f"sqlite:///{tmp_path}/store.db"
+    return sqlite_url
 
 
 @pytest.fixture
