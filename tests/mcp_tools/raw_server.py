@@ -16,6 +16,17 @@ from typing import Any
 
 MODE = sys.argv[1] if len(sys.argv) > 1 else "plain"
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
+NIL_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "any": None,
+        "inner": {"type": "object", "properties": None, "required": None},
+        "required": {"enum": ["a", None], "default": None},
+    },
+    "required": None,
+    "additionalProperties": None,
+}
+"""A schema as of a program that writes null for an empty list or map."""
 HUGE = 3_000_000
 COMPLETE = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
 """Members of a result that the newest protocol version requires and older versions ignore."""
@@ -69,6 +80,7 @@ def list_tools() -> list[dict[str, Any]]:
             return [
                 {"name": "bare", "inputSchema": {"type": "object"}},
                 {"name": "null", "inputSchema": {"type": "object", "properties": None}},
+                {"name": "nil", "inputSchema": NIL_SCHEMA},
             ]
     return [{"name": name, "description": "Echo.", "inputSchema": SCHEMA} for name in names]
 
@@ -96,8 +108,8 @@ def call_tool(params: dict[str, Any]) -> dict[str, Any] | None:
             return {"content": [{"type": "text", "text": "a\x1b[2Jb\x00c\u200dd\te\n\U000e0041"}]}
         case "items":
             return {"content": [{"type": "text", "text": str(n)} for n in range(5_000)]}
-        case "invalid":
-            return {"content": "not a list"}
+        case "given":
+            return params["arguments"]["result"]
         case "input":
             return {"resultType": "input_required", "requestState": "x"}
         case "environment":

@@ -16,7 +16,7 @@ from kedge import mcp_tools
 from kedge.errors import CannotConnect
 from kedge.mcp import content, transports
 from kedge.tools import MAX_OUTPUT, Toolbox, run_calls
-from kedge.turns import ToolResultBlock, tool_call
+from kedge.turns import TextPart, ToolResultBlock, tool_call
 from mcp_tools.conftest import RAW_SERVER, OpenRaw, read_pids, wait_for
 
 
@@ -176,8 +176,39 @@ async def test_large_schemas_and_descriptions_are_bounded(open_raw: OpenRaw) -> 
 
 async def test_invalid_result_is_a_failed_call(open_raw: OpenRaw) -> None:
     """An invalid result becomes a tool result with an error message."""
-    async with open_raw("invalid") as toolbox:
-        assert (await call(toolbox)).text == "The server returned an invalid result."
+    async with open_raw("given") as toolbox:
+        received = await call(toolbox, result={"content": "not a list"})
+    assert received.text == "The server returned an invalid result."
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"structuredContent": {"n": 1}}, '{"n": 1}'),
+        ({"content": None, "structuredContent": {"n": 1}, "isError": None}, '{"n": 1}'),
+        ({"content": None}, ""),
+        (
+            {
+                "content": [
+                    {"type": "text", "text": "a", "annotations": {"priority": 5}, "_meta": 5}
+                ]
+            },
+            "a",
+        ),
+        (
+            {"content": [{"type": "text", "text": "a"}, {"type": "video", "data": "AAAA"}]},
+            "a\n[omitted: content that is not valid, or of an unknown type]",
+        ),
+    ],
+)
+async def test_usable_parts_of_a_result_are_used(
+    open_raw: OpenRaw, result: dict[str, Any], text: str
+) -> None:
+    """The tool has run, so the model gets what can be read of a result with invalid members."""
+    async with open_raw("given") as toolbox:
+        received = await call(toolbox, result=result)
+    assert received.metadata["outcome"] == "ok"
+    assert "\n".join(part.text for part in received.parts if isinstance(part, TextPart)) == text
 
 
 async def test_server_that_requires_input_fails_the_call(open_raw: OpenRaw) -> None:
@@ -213,6 +244,20 @@ async def test_schemas_have_properties(open_raw: OpenRaw) -> None:
         for name in ("bare", "null"):
             parameters = toolbox[name].definition()["parameters"]
             assert parameters == {"type": "object", "properties": {}}
+
+
+async def test_null_keywords_of_schemas_are_dropped(open_raw: OpenRaw) -> None:
+    """A keyword with the value null is dropped, because OpenAI rejects it; the tool can be called."""
+    async with open_raw("propertyless") as toolbox:
+        assert toolbox["nil"].definition()["parameters"] == {
+            "type": "object",
+            "properties": {
+                "any": {},
+                "inner": {"type": "object"},
+                "required": {"enum": ["a", None], "default": None},
+            },
+        }
+        assert (await call(toolbox, "nil")).metadata["outcome"] == "ok"
 
 
 async def test_invalid_listing_is_described(open_raw: OpenRaw) -> None:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import mcp_types as types
 from mcp_types.methods import validate_server_result
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
+from pydantic import TypeAdapter
 
 from kedge.errors import KedgeError, ToolFailed
 from kedge.observe import get_logger
@@ -34,6 +35,15 @@ MAX_LINK_CHARS = 500
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 """The types of images that models accept."""
 
+UNREADABLE_CONTENT = "[omitted: content that is not valid, or of an unknown type]"
+CONTENT_ADAPTER: TypeAdapter[types.ContentBlock] = TypeAdapter(types.ContentBlock)
+SCHEMA_MAPS = frozenset(
+    {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+)
+"""Keywords of a schema whose members are schemas with names."""
+SCHEMA_VALUES = frozenset({"const", "default", "enum", "examples"})
+"""Keywords of a schema whose values are values, which may be null."""
+
 # Control characters except tab and line breaks, and Unicode tags, which are invisible but which models read.
 CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\U000e0000-\U000e007f]")
 
@@ -44,7 +54,7 @@ def repair_tool_list(result: dict[str, Any]) -> None:
     """Change a list of tools so that one tool does not make the official client reject the whole list.
 
     A schema without the type that the protocol requires gets it; a tool that cannot be used is left out; members
-    that Kedge does not use are removed.
+    that Kedge does not use, and keywords of a schema that are null, are removed.
 
     Args:
         result: The result of a request, which may have a list of tools.
@@ -59,7 +69,7 @@ def repair_tool_list(result: dict[str, Any]) -> None:
 def _repair_tool(listed: Any) -> Iterator[dict[str, Any]]:
     try:
         texts = {name: listed.get(name) for name in ("name", "title", "description")}
-        schema: dict[str, Any] = listed.get("inputSchema") or {}
+        schema: dict[str, Any] = _drop_null_keywords(listed.get("inputSchema") or {})
         tool = {**texts, "inputSchema": {**schema, "type": "object"}}
         validate_server_result("tools/list", LATEST_HANDSHAKE_VERSION, {"tools": [tool]})
     except (AttributeError, TypeError, ValueError, RecursionError):
@@ -67,6 +77,53 @@ def _repair_tool(listed: Any) -> Iterator[dict[str, Any]]:
         log.warning("a tool of an MCP server is left out, because it is invalid: %s", start)
     else:
         yield tool
+
+
+def repair_result(result: dict[str, Any]) -> None:
+    """Change the result of a call so that members that Kedge does not need do not make it invalid.
+
+    The tool has run, so what can be read of its result is used. Null is the same as no member.
+
+    Args:
+        result: The result of a request, which may be that of a call.
+    """
+    if result.get("content") is None and ("content" in result or "structuredContent" in result):
+        result["content"] = []
+    if "isError" in result and result["isError"] is None:
+        del result["isError"]
+    content: Any = result.get("content")
+    if isinstance(content, list):
+        result["content"] = [_repair_item(each) for each in cast("list[Any]", content)]
+
+
+def _repair_item(item: Any) -> Any:
+    try:
+        plain = {name: item[name] for name in item if name not in ("annotations", "_meta", "icons")}
+        CONTENT_ADAPTER.validate_python(plain, by_name=False)
+    except (TypeError, ValueError, RecursionError):
+        return {"type": "text", "text": UNREADABLE_CONTENT}
+    return plain
+
+
+def _drop_null_keywords(schema: Any) -> Any:
+    """Return a schema without keywords that are null, which some programs write for an empty list or map."""
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, Any] = {}
+    for name, value in cast("dict[str, Any]", schema).items():
+        if name in SCHEMA_VALUES:
+            kept[name] = value
+        elif name in SCHEMA_MAPS and isinstance(value, dict):
+            schemas = cast("dict[str, Any]", value)
+            kept[name] = {
+                key: {} if each is None else _drop_null_keywords(each)
+                for key, each in schemas.items()
+            }
+        elif isinstance(value, list):
+            kept[name] = [_drop_null_keywords(each) for each in cast("list[Any]", value)]
+        elif value is not None:
+            kept[name] = _drop_null_keywords(value)
+    return kept
 
 
 def convert_tools(
@@ -200,7 +257,7 @@ def _convert_item(item: types.ContentBlock) -> Iterator[Part]:
                 kind = f"the resource <{_shorten(resource.uri)}>"
                 yield _describe_content(kind, media_type, resource.blob)
         case _:
-            yield TextPart("[omitted: content of an unknown type]")
+            yield TextPart(UNREADABLE_CONTENT)
 
 
 def _convert_image(data: str, media_type: str) -> Part:

@@ -30,7 +30,7 @@ from mcp_types import JSONRPCMessage, JSONRPCResponse, jsonrpc_message_adapter
 
 from kedge.errors import InvalidSetting
 from kedge.events.fields import repair_surrogates
-from kedge.mcp.content import repair_tool_list
+from kedge.mcp.content import repair_result, repair_tool_list
 from kedge.observe import get_logger
 from kedge.text_format import sanitize_text
 from kedge.tools.output import redact_secrets
@@ -291,6 +291,7 @@ def _parse_message(line: bytes, notes: ConnectionNotes) -> SessionMessage | None
 def _repair_message(message: SessionMessage) -> SessionMessage:
     if isinstance(message.message, JSONRPCResponse):
         repair_tool_list(message.message.result)
+        repair_result(message.message.result)
     return message
 
 

@@ -42,10 +42,10 @@ def describe_errors(error: "ValidationError", text: str, schema: Mapping[str, An
 
 def check_argument_names(value: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
     """Return one line for each argument that is missing or unknown in an explicit schema."""
-    known: Mapping[str, Any] = schema.get("properties", {})
+    known: Mapping[str, Any] = schema.get("properties") or {}
     lines = [
         _describe_missing((name,), schema)
-        for name in schema.get("required", ())
+        for name in schema.get("required") or ()
         if name not in value
     ]
     if schema.get("additionalProperties") is False:
