@@ -24,7 +24,7 @@ NAME = String(min_length=1, max_length=128, pattern=pattern("^[a-zA-Z0-9_-]{1,12
 MIN_THINKING_BUDGET = 1024
 
 
-CACHE_CONTROL = Object({"type!": StringEnum(("ephemeral",)), "ttl": StringEnum(("5m", "1h"))})
+CACHE_CONTROL = Object({"type!": StringEnum("ephemeral"), "ttl": StringEnum("5m", "1h")})
 CITATIONS = Object({"enabled": BOOLEAN})
 CALL_ID = String(min_length=1, pattern=pattern("^[a-zA-Z0-9_-]+$"))
 
@@ -41,7 +41,7 @@ TEXT_BLOCK: Members = {
 }
 URL_SOURCE: Members = {"url!": STRING}
 FILE_SOURCE: Members = {"file_id!": STRING}
-IMAGE_TYPE = StringEnum(("image/jpeg", "image/png", "image/gif", "image/webp"))
+IMAGE_TYPE = StringEnum("image/jpeg", "image/png", "image/gif", "image/webp")
 IMAGE_BLOCK: Members = {
     "cache_control?": CACHE_CONTROL,
     "source!": TaggedUnion(
@@ -57,8 +57,8 @@ DOCUMENT_BLOCK: Members = {
     "cache_control?": CACHE_CONTROL,
     "source!": TaggedUnion(
         {
-            "base64": {"media_type!": StringEnum(("application/pdf",)), "data!": STRING},
-            "text": {"media_type!": StringEnum(("text/plain",)), "data!": STRING},
+            "base64": {"media_type!": StringEnum("application/pdf"), "data!": STRING},
+            "text": {"media_type!": StringEnum("text/plain"), "data!": STRING},
             "content": {"content!": text_or_blocks({"text": TEXT_BLOCK, "image": IMAGE_BLOCK})},
             "url": URL_SOURCE,
             "file": FILE_SOURCE,
@@ -104,13 +104,13 @@ BLOCK_TYPES: Mapping[str, Members] = {
 }
 MESSAGE = Object(
     {
-        "role!": StringEnum(("user", "assistant", "system")),
+        "role!": StringEnum("user", "assistant", "system"),
         "content!": text_or_blocks(BLOCK_TYPES),
     }
 )
 
 CUSTOM_TOOL: Members = {
-    "type?": StringEnum(("custom",)),
+    "type?": StringEnum("custom"),
     "name!": NAME,
     "description": STRING,
     "input_schema!": TaggedUnion({"object": ANY_OBJECT}),
@@ -131,7 +131,7 @@ TOOL_CHOICE = TaggedUnion(
         "none": {},
     }
 )
-THINKING_DISPLAY = StringEnum(("summarized", "omitted"))
+THINKING_DISPLAY = StringEnum("summarized", "omitted")
 THINKING = TaggedUnion(
     {
         "enabled": {
@@ -144,7 +144,7 @@ THINKING = TaggedUnion(
     }
 )
 OUTPUT_CONFIG: Members = {
-    "effort?": StringEnum(("low", "medium", "high", "xhigh", "max")),
+    "effort?": StringEnum("low", "medium", "high", "xhigh", "max"),
     "format?": TaggedUnion({"json_schema": {"schema!": ANY_OBJECT}}),
 }
 
@@ -157,7 +157,7 @@ COUNT_TOKENS: Members = {
     "thinking": THINKING,
     "output_config": OUTPUT_CONFIG,
     "cache_control?": CACHE_CONTROL,
-    "speed?": StringEnum(("standard", "fast")),
+    "speed?": StringEnum("standard", "fast"),
 }
 """``POST /v1/messages/count_tokens``."""
 
@@ -167,7 +167,7 @@ CREATE_MESSAGE: Members = {
     "stream": BOOLEAN,
     "stop_sequences": Array(String(min_length=1), of="strings"),
     "metadata": {"user_id?": STRING},
-    "service_tier": StringEnum(("auto", "standard_only")),
+    "service_tier": StringEnum("auto", "standard_only"),
     "container?": TypeUnion("a string or object", string=STRING, record=ANY_OBJECT),
     "diagnostics?": ANY_OBJECT,
     "inference_geo?": STRING,

@@ -26,7 +26,7 @@ from kedge.server.schema.validators import (
 NAMED_TOOL = Object({"name!": NAME})
 
 TEXT_PART: Members = {"text!": STRING, "prompt_cache_breakpoint?": CACHE_BREAKPOINT}
-IMAGE_URL = Object({"url!": STRING, "detail": StringEnum(("auto", "low", "high", "original"))})
+IMAGE_URL = Object({"url!": STRING, "detail": StringEnum("auto", "low", "high", "original")})
 
 
 def text_or_parts(types: Mapping[str, Members]) -> TypeUnion:
@@ -41,7 +41,7 @@ USER_CONTENT = text_or_parts(
         "text": TEXT_PART,
         "image_url": {"image_url!": IMAGE_URL, "prompt_cache_breakpoint?": CACHE_BREAKPOINT},
         "input_audio": {
-            "input_audio!": {"data!": STRING, "format!": StringEnum(("wav", "mp3"))},
+            "input_audio!": {"data!": STRING, "format!": StringEnum("wav", "mp3")},
             "prompt_cache_breakpoint?": CACHE_BREAKPOINT,
         },
         "file": {
@@ -85,7 +85,7 @@ FUNCTION_TOOL: Members = {
         "strict?": BOOLEAN,
     }
 }
-GRAMMAR = Object({"definition!": STRING, "syntax!": StringEnum(("lark", "regex"))})
+GRAMMAR = Object({"definition!": STRING, "syntax!": StringEnum("lark", "regex")})
 CUSTOM_TOOL: Members = {
     "custom!": {
         "name!": NAME,
@@ -95,14 +95,14 @@ CUSTOM_TOOL: Members = {
 }
 TOOL_CHOICE = TypeUnion(
     "one of an object or 'none', 'auto', or 'required'",
-    string=StringEnum(("none", "auto", "required")),
+    string=StringEnum("none", "auto", "required"),
     record=TaggedUnion(
         {
             "function": {"function!": NAMED_TOOL},
             "custom": {"custom!": NAMED_TOOL},
             "allowed_tools": {
                 "allowed_tools!": {
-                    "mode!": StringEnum(("auto", "required")),
+                    "mode!": StringEnum("auto", "required"),
                     "tools!": Array(ANY_OBJECT),
                 }
             },
@@ -146,10 +146,10 @@ CREATE_COMPLETION: Members = {
     "logprobs?": BOOLEAN,
     "top_logprobs?": Integer(minimum=0, maximum=20),
     "seed?": Integer(),
-    "reasoning_effort?": StringEnum(REASONING_EFFORTS),
-    "verbosity?": StringEnum(("low", "medium", "high")),
+    "reasoning_effort?": StringEnum(*REASONING_EFFORTS),
+    "verbosity?": StringEnum("low", "medium", "high"),
     "metadata?": requests.METADATA,
-    "modalities?": Array(StringEnum(("text", "audio")), of="strings", min_length=1),
+    "modalities?": Array(StringEnum("text", "audio"), of="strings", min_length=1),
     "audio?": ANY_OBJECT,
     "moderation?": requests.MODERATION,
     "prediction?": PREDICTION,

@@ -39,7 +39,7 @@ from kedge.server.schema.validators import (
 )
 
 CALL_ID = String(min_length=1, max_length=64)
-STATUS = StringEnum(("in_progress", "completed", "incomplete"))
+STATUS = StringEnum("in_progress", "completed", "incomplete")
 CALLER = TaggedUnion(
     {
         "direct": {},
@@ -53,7 +53,7 @@ POINT_MEMBERS: Members = {"x!": Integer(), "y!": Integer()}
 KEYS_MEMBER: Members = {"keys?": STRING_ARRAY}
 COMPUTER_ACTION = TaggedUnion(
     {
-        "click": {"button!": StringEnum(("left", "right", "wheel", "back", "forward"))}
+        "click": {"button!": StringEnum("left", "right", "wheel", "back", "forward")}
         | POINT_MEMBERS
         | KEYS_MEMBER,
         "double_click": POINT_MEMBERS | KEYS_MEMBER,
@@ -66,18 +66,11 @@ COMPUTER_ACTION = TaggedUnion(
         "wait": {},
     }
 )
-SEARCH_STATUS = StringEnum(("in_progress", "searching", "completed", "incomplete", "failed"))
+SEARCH_STATUS = StringEnum("in_progress", "searching", "completed", "incomplete", "failed")
 AGENT = Object({"agent_name!": STRING})
 CODED_ERROR: Members = {"code!": Integer(), "message!": STRING}
 AGENT_ACTION = StringEnum(
-    (
-        "spawn_agent",
-        "interrupt_agent",
-        "list_agents",
-        "send_message",
-        "followup_task",
-        "wait_agent",
-    )
+    "spawn_agent", "interrupt_agent", "list_agents", "send_message", "followup_task", "wait_agent"
 )
 CALL_TYPES: Mapping[str, Members] = {
     "function_call": {
@@ -182,14 +175,14 @@ CALL_TYPES: Mapping[str, Members] = {
             }
         ),
         "caller?": CALLER,
-        "status!": StringEnum(("in_progress", "completed")),
+        "status!": StringEnum("in_progress", "completed"),
     },
     "apply_patch_call_output": {
         "id?": Identifier(prefix="apc"),
         "call_id!": CALL_ID,
         "output?": STRING,
         "caller?": CALLER,
-        "status!": StringEnum(("completed", "failed")),
+        "status!": StringEnum("completed", "failed"),
     },
     "computer_call": {
         "id?": Identifier(prefix="cu"),
@@ -203,7 +196,7 @@ CALL_TYPES: Mapping[str, Members] = {
         "id?": ITEM_ID,
         "call_id!": CALL_ID,
         "output!": {
-            "type!": StringEnum(("computer_screenshot",)),
+            "type!": StringEnum("computer_screenshot"),
             "file_id": STRING,
             "image_url": STRING,
         },
@@ -251,14 +244,14 @@ CALL_TYPES: Mapping[str, Members] = {
                 }
             )
         ),
-        "status!": StringEnum(("in_progress", "completed", "incomplete", "interpreting", "failed")),
+        "status!": StringEnum("in_progress", "completed", "incomplete", "interpreting", "failed"),
     },
     "image_generation_call": {
         "id!?": Identifier(prefix="ig"),
         "result!?": STRING,
-        "status!": StringEnum(("in_progress", "completed", "generating", "failed")),
-        "action?": StringEnum(("generate", "edit", "auto")),
-        "background?": StringEnum(("transparent", "opaque", "auto")),
+        "status!": StringEnum("in_progress", "completed", "generating", "failed"),
+        "action?": StringEnum("generate", "edit", "auto"),
+        "background?": StringEnum("transparent", "opaque", "auto"),
         "error": {
             "type!": STRING,
             "code?": STRING,
@@ -266,11 +259,11 @@ CALL_TYPES: Mapping[str, Members] = {
             "param?": STRING,
             "moderation_details": {
                 "categories!": STRING_ARRAY,
-                "moderation_stage!": StringEnum(("input", "output", "unknown")),
+                "moderation_stage!": StringEnum("input", "output", "unknown"),
             },
         },
-        "output_format?": StringEnum(("png", "webp", "jpeg", "gif", "svg")),
-        "quality?": StringEnum(("low", "medium", "high", "xhigh", "max", "auto")),
+        "output_format?": StringEnum("png", "webp", "jpeg", "gif", "svg"),
+        "quality?": StringEnum("low", "medium", "high", "xhigh", "max", "auto"),
         "revised_prompt?": STRING,
         "size?": STRING,
         "svg_usage": {
@@ -324,7 +317,7 @@ CALL_TYPES: Mapping[str, Members] = {
                 }
             ),
         ),
-        "status": StringEnum(("in_progress", "completed", "incomplete", "calling", "failed")),
+        "status": StringEnum("in_progress", "completed", "incomplete", "calling", "failed"),
     },
     "tool_search_call": {
         "id?": ITEM_ID,
@@ -366,7 +359,7 @@ CALL_TYPES: Mapping[str, Members] = {
         "id!?": ITEM_ID,
         "call_id!": CALL_ID,
         "result!": STRING,
-        "status!": StringEnum(("completed", "incomplete")),
+        "status!": StringEnum("completed", "incomplete"),
     },
 }
 """Calls, their outputs and what agents exchange, by the type of the item."""

@@ -48,17 +48,17 @@ def content_part(variants: Mapping[str, Validator | Members]) -> TaggedUnion:
     return TaggedUnion(variants, all_tags=PART_TYPES)
 
 
-CACHE_BREAKPOINT = Object({"mode!": StringEnum(("explicit",)), "ttl": StringEnum(("30m", "12h"))})
+CACHE_BREAKPOINT = Object({"mode!": StringEnum("explicit"), "ttl": StringEnum("30m", "12h")})
 
 INPUT_TEXT: Members = {"text!": TEXT, "prompt_cache_breakpoint?": CACHE_BREAKPOINT}
 INPUT_IMAGE: Members = {
-    "detail?": StringEnum(("low", "high", "auto", "original")),
+    "detail?": StringEnum("low", "high", "auto", "original"),
     "file_id?": STRING,
     "image_url?": STRING,
     "prompt_cache_breakpoint?": CACHE_BREAKPOINT,
 }
 INPUT_FILE: Members = {
-    "detail": StringEnum(("auto", "low", "high")),
+    "detail": StringEnum("auto", "low", "high"),
     "file_data?": STRING,
     "file_id?": STRING,
     "file_url?": STRING,
@@ -66,7 +66,7 @@ INPUT_FILE: Members = {
     "prompt_cache_breakpoint?": CACHE_BREAKPOINT,
 }
 INPUT_AUDIO: Members = {
-    "input_audio!": {"data!": STRING, "format!": StringEnum(("mp3", "wav"))},
+    "input_audio!": {"data!": STRING, "format!": StringEnum("mp3", "wav")},
 }
 
 ANNOTATION = TaggedUnion(

@@ -55,7 +55,7 @@ INPUT_MESSAGE: Members = {
 }
 ASSISTANT_MESSAGE = INPUT_MESSAGE | {
     "content!": OUTPUT_CONTENT,
-    "phase?": StringEnum(("commentary", "final_answer")),
+    "phase?": StringEnum("commentary", "final_answer"),
 }
 MESSAGE = TaggedUnion(
     {
@@ -89,10 +89,10 @@ OTHER_TYPES: Mapping[str, Validator | Members] = {
     },
     "compaction": {"id?": Identifier(prefix="cmp"), "encrypted_content!": STRING},
     "compaction_trigger": {"id?": ITEM_ID},
-    "additional_tools": {"id?": ITEM_ID, "role!": StringEnum(("developer",)), "tools!": TOOLS},
+    "additional_tools": {"id?": ITEM_ID, "role!": StringEnum("developer"), "tools!": TOOLS},
     "configuration_update": {
         "id?": ITEM_ID,
-        "reasoning": {"effort?": StringEnum(REASONING_EFFORTS)},
+        "reasoning": {"effort?": StringEnum(*REASONING_EFFORTS)},
         "text": {"format!": TaggedUnion({"text": {}, "json_schema": JSON_SCHEMA_FORMAT})},
     },
 }
@@ -132,16 +132,14 @@ MAX_ITEMS_PER_REQUEST = 20
 
 INPUT = TypeUnion("one of a string or array of input items", string=TEXT, array=ITEMS)
 INCLUDE_VALUE = StringEnum(
-    (
-        "file_search_call.results",
-        "web_search_call.results",
-        "web_search_call.action.sources",
-        "message.input_image.image_url",
-        "computer_call_output.output.image_url",
-        "code_interpreter_call.outputs",
-        "reasoning.encrypted_content",
-        "message.output_text.logprobs",
-    )
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
 )
 INCLUDE = Array(INCLUDE_VALUE, of=INCLUDE_VALUE.expected)
 METADATA = Map(
@@ -157,40 +155,40 @@ PROMPT: Members = {
     "variables?": Map(TypeUnion("one of a string or object", string=STRING, record=INPUT_PART)),
     "version?": STRING,
 }
-TEXT_CONFIG = Object({"format?": TEXT_FORMAT, "verbosity?": StringEnum(("low", "medium", "high"))})
+TEXT_CONFIG = Object({"format?": TEXT_FORMAT, "verbosity?": StringEnum("low", "medium", "high")})
 REASONING: Members = {
-    "effort?": StringEnum(REASONING_EFFORTS),
-    "summary?": StringEnum(("concise", "detailed", "auto")),
-    "context?": StringEnum(("auto", "current_turn", "all_turns")),
+    "effort?": StringEnum(*REASONING_EFFORTS),
+    "summary?": StringEnum("concise", "detailed", "auto"),
+    "context?": StringEnum("auto", "current_turn", "all_turns"),
     "mode": STRING,
 }
-MODERATION_MODE = Object({"mode!": StringEnum(("score", "block"))})
+MODERATION_MODE = Object({"mode!": StringEnum("score", "block")})
 MODERATION: Members = {
     "model!": STRING,
     "policy?": {"input?": MODERATION_MODE, "output?": MODERATION_MODE},
 }
 CACHE_OPTIONS: Members = {
     "comparison_response_id?": STRING,
-    "mode": StringEnum(("implicit", "explicit")),
+    "mode": StringEnum("implicit", "explicit"),
     "prewarm": BOOLEAN,
-    "ttl": StringEnum(("30m", "12h")),
+    "ttl": StringEnum("30m", "12h"),
 }
 CONTEXT_MANAGEMENT = Array(
     {"type!": STRING, "compact_threshold?": Integer(minimum=1000)},
     min_length=1,
 )
-IMAGE_OPTIONS = Object({"context_compression": StringEnum(("auto", "enabled", "disabled"))})
-ACCESS_PROGRAMS = Object({"cyber": StringEnum(("standard", "daybreak_blue", "daybreak_red"))})
+IMAGE_OPTIONS = Object({"context_compression": StringEnum("auto", "enabled", "disabled")})
+ACCESS_PROGRAMS = Object({"cyber": StringEnum("standard", "daybreak_blue", "daybreak_red")})
 
 MODEL = STRING
 PREVIOUS_RESPONSE_ID = Identifier(max_length=256)
 PENALTY = Number(minimum=-2, maximum=2)
 CACHE_KEY = STRING
-CACHE_RETENTION = StringEnum(("in_memory", "24h"))
+CACHE_RETENTION = StringEnum("in_memory", "24h")
 SERVICE_TIER = StringEnum(
-    ("auto", "default", "fast", "flex", "priority"), unlisted=("scale", "ultrafast")
+    "auto", "default", "fast", "flex", "priority", unlisted=("scale", "ultrafast")
 )
-TRUNCATION = StringEnum(("auto", "disabled"))
+TRUNCATION = StringEnum("auto", "disabled")
 
 CREATE_RESPONSE: Members = {
     "moderation?": MODERATION,

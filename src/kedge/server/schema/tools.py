@@ -25,8 +25,8 @@ BOOLEAN = Boolean()
 ANY_OBJECT = AnyJson(only_objects=True)
 NAME = String(min_length=1, max_length=128, pattern=pattern("^[a-zA-Z0-9_-]+$"))
 
-ALLOWED_CALLERS = Array(StringEnum(("direct", "programmatic")), of="strings")
-EXECUTION = StringEnum(("server", "client"))
+ALLOWED_CALLERS = Array(StringEnum("direct", "programmatic"), of="strings")
+EXECUTION = StringEnum("server", "client")
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 FUNCTION: Members = {
@@ -46,7 +46,7 @@ CUSTOM: Members = {
     "format": TaggedUnion(
         {
             "text": {},
-            "grammar": {"definition!": STRING, "syntax!": StringEnum(("lark", "regex"))},
+            "grammar": {"definition!": STRING, "syntax!": StringEnum("lark", "regex")},
         }
     ),
     "async": BOOLEAN,
@@ -67,19 +67,19 @@ FILE_SEARCH: Members = {
     "max_num_results": Integer(minimum=1, maximum=50),
     "ranking_options": {
         "hybrid_search": {"embedding_weight!": Number(), "text_weight!": Number()},
-        "ranker": StringEnum(("auto", "default-2024-11-15")),
+        "ranker": StringEnum("auto", "default-2024-11-15"),
         "score_threshold": Number(minimum=0, maximum=1),
     },
 }
 
 USER_LOCATION: Members = {
-    "type": StringEnum(("approximate",)),
+    "type": StringEnum("approximate"),
     "city?": STRING,
     "country?": STRING,
     "region?": STRING,
     "timezone?": STRING,
 }
-CONTEXT_SIZE = StringEnum(("low", "medium", "high"))
+CONTEXT_SIZE = StringEnum("low", "medium", "high")
 WEB_SEARCH: Members = {
     "external_web_access": BOOLEAN,
     "filters?": {"allowed_domains?": STRING_ARRAY},
@@ -87,7 +87,7 @@ WEB_SEARCH: Members = {
     "user_location?": USER_LOCATION,
 }
 WEB_SEARCH_PREVIEW: Members = {
-    "search_content_types": Array(StringEnum(("text", "image")), of="strings"),
+    "search_content_types": Array(StringEnum("text", "image"), of="strings"),
     "search_context_size": CONTEXT_SIZE,
     "user_location?": USER_LOCATION,
 }
@@ -110,7 +110,7 @@ MCP: Members = {
     "server_label!": STRING,
     "server_url": STRING,
     "server_description": STRING,
-    "connector_id": StringEnum(CONNECTORS),
+    "connector_id": StringEnum(*CONNECTORS),
     "tunnel_id": STRING,
     "authorization": STRING,
     "headers?": ANY_OBJECT,
@@ -120,7 +120,7 @@ MCP: Members = {
     ),
     "require_approval?": TypeUnion(
         "one of an object or 'always' or 'never'",
-        string=StringEnum(("always", "never")),
+        string=StringEnum("always", "never"),
         record=Object({"always": TOOL_FILTER, "never": TOOL_FILTER}),
     ),
     "defer_loading": BOOLEAN,
@@ -137,7 +137,7 @@ NETWORK_POLICY = TaggedUnion(
 )
 CONTAINER_MEMBERS: Members = {
     "file_ids": STRING_ARRAY,
-    "memory_limit?": StringEnum(("1g", "4g", "16g", "64g")),
+    "memory_limit?": StringEnum("1g", "4g", "16g", "64g"),
     "network_policy": NETWORK_POLICY,
 }
 CODE_INTERPRETER: Members = {
@@ -162,7 +162,7 @@ SKILL = TaggedUnion(
             "source!": {
                 "type!": STRING,
                 "data!": STRING,
-                "media_type!": StringEnum(("application/zip",)),
+                "media_type!": StringEnum("application/zip"),
             },
         },
     }
@@ -179,30 +179,30 @@ SHELL: Members = {
 }
 
 IMAGE_GENERATION: Members = {
-    "action": StringEnum(("generate", "edit", "auto")),
-    "background": StringEnum(("transparent", "opaque", "auto")),
-    "complexity": StringEnum(("low", "medium", "high")),
+    "action": StringEnum("generate", "edit", "auto"),
+    "background": StringEnum("transparent", "opaque", "auto"),
+    "complexity": StringEnum("low", "medium", "high"),
     "frame_count": Integer(minimum=1),
     "frame_duration_ms": Integer(minimum=1),
-    "input_fidelity?": StringEnum(("high", "low")),
+    "input_fidelity?": StringEnum("high", "low"),
     "input_image_mask": {"file_id": STRING, "image_url": STRING},
     "model": STRING,
-    "moderation": StringEnum(("auto", "low")),
+    "moderation": StringEnum("auto", "low"),
     "output_compression": Integer(minimum=0, maximum=100),
-    "output_format": StringEnum(("png", "webp", "jpeg", "gif", "svg")),
+    "output_format": StringEnum("png", "webp", "jpeg", "gif", "svg"),
     "partial_images": Integer(minimum=0, maximum=3),
-    "quality": StringEnum(("low", "medium", "high", "xhigh", "max", "auto")),
+    "quality": StringEnum("low", "medium", "high", "xhigh", "max", "auto"),
     "size": STRING,
     "svg": {
         "model": STRING,
-        "reasoning?": {"effort": StringEnum(REASONING_EFFORTS)},
+        "reasoning?": {"effort": StringEnum(*REASONING_EFFORTS)},
     },
 }
 
 COMPUTER_USE_PREVIEW: Members = {
     "display_height!": Integer(minimum=1),
     "display_width!": Integer(minimum=1),
-    "environment!": StringEnum(("windows", "mac", "linux", "ubuntu", "browser")),
+    "environment!": StringEnum("windows", "mac", "linux", "ubuntu", "browser"),
 }
 
 TOOL = TaggedUnion(
@@ -237,11 +237,11 @@ TOOLS = Array(TOOL, of="tools")
 NAMED_TOOL_CHOICE: Members = {"name!": STRING}
 TOOL_CHOICE = TypeUnion(
     "one of an object or 'none', 'auto', or 'required'",
-    string=StringEnum(("none", "auto", "required")),
+    string=StringEnum("none", "auto", "required"),
     record=TaggedUnion(
         {
             "allowed_tools": {
-                "mode!": StringEnum(("auto", "required")),
+                "mode!": StringEnum("auto", "required"),
                 "tools!": Array(ANY_OBJECT),
             },
             "function": NAMED_TOOL_CHOICE,

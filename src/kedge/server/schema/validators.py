@@ -268,16 +268,12 @@ class Boolean:
             raise invalid_type_error(self, value, path)
 
 
-@dataclass(frozen=True, slots=True)
 class StringEnum:
     """One of several strings; ``unlisted`` ones are accepted but not listed in errors."""
 
-    values: tuple[str, ...]
-    unlisted: tuple[str, ...] = ()
-    accepted: frozenset[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "accepted", frozenset(self.values + self.unlisted))
+    def __init__(self, *values: str, unlisted: Sequence[str] = ()) -> None:
+        self.values = values
+        self.accepted = frozenset((*values, *unlisted))
 
     @property
     def expected(self) -> str:
