@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kedge.errors import ChainRefused, EngineError, RequestRefused
-from kedge.events import Outcome, StreamFailed
+from kedge.events import StreamFailed
 from kedge.events.run import ResendReason
-from kedge.events.types import ResponseFacts
 from kedge.planning import ConversationState, RequestPlan
 from kedge.turns import Turn
 
@@ -32,15 +31,6 @@ class HealableError(Exception):
 def is_server_error(status: int | None) -> bool:
     """Return whether an HTTP status reports a failure of the server."""
     return status is not None and status >= 500
-
-
-def detect_echo_mismatch(response: ResponseFacts | Outcome, plan: RequestPlan) -> bool:
-    """Return whether the server echoes another ``previous_response_id`` than the request had.
-
-    Some servers echo it only when the response is finished, so both its start and its end are checked.
-    """
-    expected = plan.previous_response_id
-    return bool(expected) and response.echoed and response.previous_response_id != expected
 
 
 @dataclass(frozen=True, slots=True)

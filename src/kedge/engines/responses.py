@@ -21,7 +21,6 @@ from kedge.engines.heal_rules import (
     HealableError,
     RequestSummary,
     as_healable,
-    detect_echo_mismatch,
     error_from_event,
     find_lost,
     is_live_only,
@@ -36,7 +35,7 @@ from kedge.engines.request_body import (
 )
 from kedge.engines.response_reader import attach_context, record_outcome
 from kedge.engines.responses_endpoints import ConversationObjects, identify_server
-from kedge.engines.server_memory import ServerMemory
+from kedge.engines.server_memory import ServerMemory, detect_echo_mismatch
 from kedge.engines.telemetry import record_lost_context, record_plan
 from kedge.engines.token_evidence import SentTokens
 from kedge.engines.transport import RawResponse, Transport

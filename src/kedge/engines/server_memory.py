@@ -20,7 +20,6 @@ from kedge.engines.evidence import (
     Trust,
     validate_trust,
 )
-from kedge.engines.heal_rules import detect_echo_mismatch
 from kedge.engines.token_evidence import (
     SentTokens,
     Verdict,
@@ -32,12 +31,22 @@ from kedge.engines.token_evidence import (
 )
 from kedge.errors import KedgeError
 from kedge.events import Outcome
+from kedge.events.types import ResponseFacts
 from kedge.observe import get_logger
 from kedge.planning import AnchorRecord, RejectedAnchor, RequestPlan, TokenCounts
 
 MAX_REMEMBERED_RESPONSES = 4_096
 
 log = get_logger("kedge.engines.server_memory")
+
+
+def detect_echo_mismatch(response: ResponseFacts | Outcome, plan: RequestPlan) -> bool:
+    """Return whether the server echoes another ``previous_response_id`` than the request had.
+
+    Some servers echo it only when the response is finished, so both its start and its end are checked.
+    """
+    expected = plan.previous_response_id
+    return bool(expected) and response.echoed and response.previous_response_id != expected
 
 
 class ServerMemory:

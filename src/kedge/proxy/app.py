@@ -356,27 +356,17 @@ class _Proxy:
         result = exchange.result
         if self._recorder is None or result is None:
             return
-        self._recorder.add(
-            ProxiedRequest(
-                created_at=result.at,
-                upstream=self._upstream,
-                model=result.model,
-                status=response.status_code,
-                seconds=time.perf_counter() - started,
-                previous_response_id=result.previous_response_id,
-                response_id=result.response_id,
-                sent_items=result.sent_items,
-                full_items=result.full_items,
-                sent_bytes=result.sent_bytes,
-                full_bytes=result.full_bytes,
-                reason=result.reason,
-                healed=result.healed,
-                is_lost=result.is_lost,
-                request=exchange.content,
-                response=bytes(response.body_start),
-            ),
-            namespace,
+        members = asdict(result)
+        request = ProxiedRequest(
+            created_at=members.pop("at"),
+            upstream=self._upstream,
+            status=response.status_code,
+            seconds=time.perf_counter() - started,
+            request=exchange.content,
+            response=bytes(response.body_start),
+            **members,
         )
+        self._recorder.add(request, namespace)
 
     async def forward_socket(self, socket: WebSocket) -> None:
         """Forward a WebSocket to the upstream."""
