@@ -142,9 +142,12 @@ def list_frozen_classes() -> list[type[Any]]:
     return [each for each in dict.fromkeys(classes) if "__delattr__" in vars(each)]
 
 
+MUTABLE_TYPES = r"(dict|list|set|bytearray|deque|Counter|Mutable\w+)\b"
+
+
 def test_frozen_classes_declare_no_mutable_members() -> None:
     """No public field of a frozen class has the type ``dict``, ``list`` or ``set``, at any depth."""
-    mutable = re.compile(r"\b(dict|list|set|bytearray|deque|Counter|Mutable\w+)\b")
+    mutable = re.compile(r"\b" + MUTABLE_TYPES)
     missing = [
         f"{each.__module__}.{each.__name__}.{field.name}: {field.type}"
         for each in list_frozen_classes()
@@ -152,6 +155,23 @@ def test_frozen_classes_declare_no_mutable_members() -> None:
         if not field.name.startswith("_") and mutable.search(str(field.type))
     ]
     assert missing == []
+
+
+def test_internal_frozen_classes_declare_no_mutable_members() -> None:
+    """No public field of a frozen class of any module is a ``dict``, ``list`` or ``set``."""
+    modules = [import_module(each.name) for each in walk_packages(kedge.__path__, "kedge.")]
+    values = [value for module in modules for value in vars(module).values()]
+    classes = {each for each in values if isinstance(each, type) and is_dataclass(each)}
+    mutable = re.compile(r"(<class ')?((collections|typing)\.)?" + MUTABLE_TYPES)
+    found = [
+        f"{each.__module__}.{each.__name__}.{field.name}: {field.type}"
+        for each in classes
+        for field in fields(each)
+        if "__delattr__" in vars(each)
+        and not field.name.startswith("_")
+        and mutable.match(str(field.type))
+    ]
+    assert found == []
 
 
 FAILED_LINE = LineResult("1", "failed", kind="RateLimited")

@@ -172,7 +172,7 @@ def test_a_field_may_be_the_default_of_a_parameter() -> None:
     ) -> None: ...
 
     schema = make_schema(f)
-    assert schema.json_schema["required"] == ["x"]
+    assert schema.json_schema["required"] == ("x",)
     assert schema.json_schema["properties"]["x"] == {
         "type": "integer",
         "minimum": 1,
@@ -355,6 +355,6 @@ def test_a_schema_lists_all_parameters(
     parameters = inspect.signature(function).parameters
     plain = make_schema(function).json_schema
     assert list(plain["properties"]) == list(parameters)
-    assert plain.get("required", []) == [
+    assert list(plain.get("required", ())) == [
         name for name, p in parameters.items() if p.default is inspect.Parameter.empty
     ]

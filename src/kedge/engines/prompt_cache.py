@@ -237,7 +237,7 @@ def mark_chat_messages(
             message["content"] = text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Marker:
     """Marks blocks of one request; ``blocks`` are all of them, in order."""
 

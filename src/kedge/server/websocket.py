@@ -160,7 +160,7 @@ CREATE_TYPE = "response.create"
 GOING_AWAY, SERVICE_RESTART, INTERNAL_ERROR, UNSUPPORTED_DATA = 1001, 1012, 1011, 1003
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class QueuedRequest:
     """A queued request."""
 

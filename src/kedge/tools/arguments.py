@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
 
+from kedge.turns.frozen_json import thaw
+
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails, ValidationError
 
@@ -123,7 +125,7 @@ def _format_path(path: ArgumentPath) -> str:
 
 def _format_expected(path: ArgumentPath, schema: Mapping[str, Any]) -> str:
     expected = _find_schema(path, schema)
-    shown = {key: value for key, value in expected.items() if key not in ("default", "$defs")}
+    shown = {key: thaw(each) for key, each in expected.items() if key not in ("default", "$defs")}
     text = json.dumps(shown, ensure_ascii=False)
     return f"; expected {text}" if shown and len(text) <= MAX_EXPECTED_CHARS else ""
 

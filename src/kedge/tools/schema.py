@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 from kedge.engines.strict_schema import (
     JSONSchema,
@@ -21,7 +21,7 @@ from kedge.errors import InvalidArguments, InvalidTool
 from kedge.tools.arguments import check_argument_names, describe_errors
 from kedge.tools.signature import REQUIRED, ToolArgument, ToolSignature, strip_annotated
 from kedge.turns import FrozenMap, ToolCallBlock
-from kedge.turns.frozen_json import thaw
+from kedge.turns.frozen_json import EMPTY
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -34,7 +34,7 @@ Arguments = dict[str, Any]
 class FunctionSchema:
     """A schema generated from a function's signature; arguments become typed values."""
 
-    json_schema: JSONSchema
+    json_schema: FrozenMap
     model: "type[BaseModel]"
     signature: ToolSignature
     null_is_default: frozenset[str] = frozenset()
@@ -83,7 +83,7 @@ class FunctionSchema:
 class ExplicitSchema:
     """A schema passed by the caller: arguments are JSON values, and only their names are checked."""
 
-    json_schema: JSONSchema
+    json_schema: FrozenMap
 
     def parse_arguments(self, call: ToolCallBlock) -> Arguments:
         """Return the arguments of a call as JSON values.
@@ -109,6 +109,7 @@ class ExplicitSchema:
 class FreeForm:
     """The reader of a custom tool: its text is passed as the function's single argument."""
 
+    json_schema: ClassVar[FrozenMap] = EMPTY
     signature: ToolSignature
 
     def parse_arguments(self, call: ToolCallBlock) -> Arguments:
@@ -131,21 +132,21 @@ def build_function_schema(
     model = _build_model(signature)
     plain = _generate_schema(model)
     if not strict:
-        return FunctionSchema(plain, model, signature)
+        return FunctionSchema(FrozenMap(plain), model, signature)
     # In strict mode every argument is required, so null means "use the default".
     properties: JSONSchema = plain["properties"]
     optional = properties.keys() - set(plain.get("required", ()))
     nullable = frozenset(name for name in optional if not _allows_null(properties[name]))
     properties |= {name: _make_nullable(properties[name]) for name in nullable}
     plain = to_strict_schema(plain, lambda path, problem: InvalidTool(tool, f"{path}: {problem}"))
-    return FunctionSchema(plain, model, signature, nullable)
+    return FunctionSchema(FrozenMap(plain), model, signature, nullable)
 
 
 def build_explicit_schema(tool: str, schema: Mapping[str, Any]) -> ExplicitSchema:
     """Check and copy a schema passed by the caller, such as that of a remote tool."""
     if schema.get("type") != "object":
         raise InvalidTool(tool, 'its parameters must be a JSON schema of "type": "object"')
-    return ExplicitSchema(thaw(FrozenMap(schema)))
+    return ExplicitSchema(FrozenMap(schema))
 
 
 def build_free_form(tool: str, signature: ToolSignature) -> FreeForm:
@@ -257,8 +258,3 @@ def _make_nullable(schema: JSONSchema) -> JSONSchema:
     described = {"description": schema["description"]} if "description" in schema else {}
     plain = {k: v for k, v in schema.items() if k not in ("default", "description")}
     return {"anyOf": [plain, {"type": "null"}], **described}
-
-
-def freeze_schema(reader: ArgumentReader) -> FrozenMap:
-    """Return the schema as an immutable value; empty for a custom tool."""
-    return FrozenMap() if isinstance(reader, FreeForm) else FrozenMap(reader.json_schema)

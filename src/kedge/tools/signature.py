@@ -10,14 +10,15 @@ are omitted, because a model cannot catch them. The parser is imported when the 
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 from kedge.errors import InvalidTool
 from kedge.turns import ToolCallBlock
+from kedge.turns.frozen_json import EMPTY
 
 if TYPE_CHECKING:
     import docstring_parser
@@ -32,7 +33,7 @@ class Docstring:
     """The description of a function and of its parameters, by name."""
 
     description: str = ""
-    parameters: dict[str, str] = field(default_factory=dict[str, str])
+    parameters: Mapping[str, str] = EMPTY
 
 
 def parse_docstring(text: str | None) -> Docstring:

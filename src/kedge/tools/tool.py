@@ -18,7 +18,6 @@ from kedge.tools.schema import (
     build_explicit_schema,
     build_free_form,
     build_function_schema,
-    freeze_schema,
 )
 from kedge.tools.signature import ToolSignature, get_function_name, parse_signature
 from kedge.turns import FrozenMap
@@ -103,7 +102,7 @@ class Tool(Generic[P, R]):
         for name, is_valid, expected in FIELD_CHECKS:
             if not is_valid(getattr(self, name)):
                 raise InvalidTool(self.name, f"its {name} must be {expected}")
-        object.__setattr__(self, "parameters", freeze_schema(self.reader))
+        object.__setattr__(self, "parameters", self.reader.json_schema)
         object.__setattr__(
             self, "limit", ConcurrencyLimit(self.concurrency) if self.concurrency else None
         )

@@ -130,7 +130,7 @@ class _Debate:
     """A running debate."""
 
     sides: Sequence[Side]
-    roles: list[Role]
+    roles: Sequence[Role]
     judge_role: Role | None
     judge: DebateJudge
     question: str

@@ -7,7 +7,7 @@ that parent, and so does the lane.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,7 +23,7 @@ class SocketMessage:
     """One message of a server: its bytes and its parsed content."""
 
     data: bytes
-    payload: dict[str, Any]
+    payload: Mapping[str, Any]
 
     @property
     def kind(self) -> str:

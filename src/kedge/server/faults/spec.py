@@ -26,7 +26,7 @@ class ChainRejection:
     """A rejection; ``body`` is a template with the requested id."""
 
     status: int
-    body: dict[str, Any]
+    body: Mapping[str, Any]
 
     def build_response(self, id: str) -> Response:
         """Build the response for this id, which is a valid identifier."""

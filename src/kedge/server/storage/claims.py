@@ -84,7 +84,7 @@ class StoredEvents:
     """The status of a response, and the frames of its events from a number on."""
 
     status: str
-    frames: list[bytes]
+    frames: tuple[bytes, ...]
 
 
 class ReplicaClaims:
@@ -178,7 +178,7 @@ class ReplicaClaims:
             if chunk is not None:
                 split = [frame + FRAME_END for frame in chunk.split(FRAME_END)[:-1]]
                 frames += split[max(start - first, 0) :]
-        return StoredEvents(rows[0][0], frames)
+        return StoredEvents(rows[0][0], tuple(frames))
 
 
 _QUEUED_JSON = encode(QUEUED_FIELDS)

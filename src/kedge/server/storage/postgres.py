@@ -119,7 +119,7 @@ SELECT coalesce(sum(octet_length(input) + octet_length(output) + coalesce(octet_
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class QueryResult:
     """The rows that a statement returned, and the number of changed rows."""
 
