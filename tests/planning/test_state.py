@@ -154,6 +154,13 @@ def test_record_with_an_invalid_member_is_rejected(wrong: dict[str, Any]) -> Non
     assert load_record({"response_id": "R"}) is None
 
 
+@pytest.mark.parametrize("counts", [[1], [1, 2, 3, 4, 5, "6"], [1, 2, 3, 4, 5, True], "123456", {}])
+def test_malformed_token_counts_are_missing(counts: object) -> None:
+    """A record with malformed token counts is loaded without them, because they prove nothing alone."""
+    form = {"response_id": "R", "scope": "s", "digest": "d", "block_count": 2}
+    assert load_record({**form, "counted": counts}) == AnchorRecord("R", "s", "d", 2)
+
+
 def test_drop_anchors() -> None:
     """``drop_anchors`` removes everything that refers to a server, but not the blocks, data and mode."""
     record = AnchorRecord("R", "s", "d", 1)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, cast
 
 from kedge.json_codec import encode_text, quote
 from kedge.planning import AnchorRecord, TokenCounts
-from kedge.planning.anchors import unchecked_records
+from kedge.planning.anchors import parse_token_counts, unchecked_records
 from kedge.turns import (
     ITEM_ID,
     OUTPUT_INDEX,
@@ -243,7 +243,7 @@ def decode_anchors(forms: Iterable[Json], responses: Sequence[str]) -> list[Anch
         if _DERIVED in form:
             members[_DERIVED] = _decode_texts(form[_DERIVED])
         if _COUNTED in form:
-            members[_COUNTED] = _decode_counts(form[_COUNTED])
+            members[_COUNTED] = parse_token_counts(form[_COUNTED])
         rows.append(tuple(members.values()))
     if not rows:
         return []
@@ -260,13 +260,6 @@ def _decode_texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ValueError("an anchor has a member of another type")  # noqa: TRY004 - the bytes are wrong
     return tuple([check_text(each, _DERIVED) for each in cast("list[object]", value)])
-
-
-def _decode_counts(value: object) -> TokenCounts | None:
-    counts = cast("list[object]", value) if isinstance(value, list) else []
-    if len(counts) != len(TokenCounts._fields) or not all(type(each) is int for each in counts):
-        return None
-    return TokenCounts._make(cast("list[int]", counts))
 
 
 def _encode_value(value: object) -> str:

@@ -8,7 +8,7 @@ record show whether the response is still available on the server.
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from kedge.errors import InvalidSetting
 from kedge.planning.digests import PrefixIndex
@@ -86,6 +86,14 @@ class TokenCounts(NamedTuple):
     reasoning: int
     own_reasoning: int
     settings: int
+
+
+def parse_token_counts(value: object) -> TokenCounts | None:
+    """Return the counts in a parsed JSON array; malformed ones count as missing, which only delays a verdict."""
+    counts = cast("list[Any]", value) if isinstance(value, list) else []
+    if len(counts) != len(TokenCounts._fields) or not all(type(each) is int for each in counts):
+        return None
+    return TokenCounts._make(counts)
 
 
 @immutable

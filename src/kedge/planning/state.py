@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any, Literal, cast
 
 from kedge.errors import InvalidSetting
-from kedge.planning.anchors import AnchorRecord, TokenCounts
+from kedge.planning.anchors import AnchorRecord, parse_token_counts
 from kedge.turns import Turn
 from kedge.turns.frozen_json import thaw
 
@@ -298,14 +298,6 @@ def _read_texts(value: object) -> tuple[str, ...]:
     return tuple(map(_read_text, cast("list[object]", value)))
 
 
-def _read_token_counts(value: object) -> TokenCounts | None:
-    """Parse token counts; malformed ones are treated as missing, which only delays a verdict."""
-    counts = cast("list[object]", value) if isinstance(value, list) else []
-    if len(counts) != len(TokenCounts._fields):
-        return None
-    return TokenCounts._make(map(_read_count, counts))
-
-
 # The parser of each field of a record, which raises TypeError for a wrong value.
 _FIELD_READERS: dict[str, Callable[[object], Any]] = {
     "response_id": _read_text,
@@ -320,6 +312,6 @@ _FIELD_READERS: dict[str, Callable[[object], Any]] = {
     "expires_at": lambda value: None if value is None else _read_time(value),
     "barrier": lambda value: None if value is None else _read_count(value),
     "derived": _read_texts,
-    "counted": _read_token_counts,
+    "counted": parse_token_counts,
 }
 _FIELD_DEFAULTS = {each.name: each.default for each in fields(AnchorRecord)}

@@ -8,8 +8,8 @@ from typing import Any
 from kedge.events import Usage
 from kedge.json_codec import decode
 from kedge.json_codec import encode_text as encode
-from kedge.planning import AnchorRecord, Status, TokenCounts
-from kedge.planning.anchors import limit_expiry
+from kedge.planning import AnchorRecord, Status
+from kedge.planning.anchors import limit_expiry, parse_token_counts
 from kedge.store import response_sums
 from kedge.store.database import Row, Tx, lock_links_shared, marks
 from kedge.store.records import ResponseRow
@@ -136,7 +136,7 @@ def _response_from_row(row: Row) -> ResponseRow:
     members["expires_at"] = limit_expiry(members["created_at"], members["expires_at"], retention)
     members["digest"] = unpack_digest(members["digest"])
     members["derived"] = tuple(decode(members["derived"])) if members["derived"] else ()
-    members["counted"] = _decode_counts(members["counted"])
+    members["counted"] = parse_token_counts(decode(members["counted"] or "null"))
     members["stored"] = bool(members["stored"])
     return ResponseRow(**members, scope=scope, node=node, parent=parent, conversation=conversation)
 
@@ -234,12 +234,8 @@ def anchors_from_rows(
         expires_at=map(limit_expiry, created, expiries, retentions),
         barrier=barriers,
         derived=[tuple(decode(text)) if text else () for text in derived],
-        counted=[_decode_counts(text) if text else None for text in counted],
+        counted=[parse_token_counts(decode(text)) if text else None for text in counted],
     )
-
-
-def _decode_counts(form: str | None) -> TokenCounts | None:
-    return TokenCounts._make(decode(form)) if form else None
 
 
 def pack_digest(digest: str) -> bytes | None:
