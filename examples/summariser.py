@@ -15,7 +15,7 @@ SHIPS = ("Argo", "Beagle", "Calypso", "Discovery", "Endeavour", "Fram", "Golden 
 
 
 async def main() -> None:
-    """Mention many ships, then ask about the first message."""
+    """Mention many ships, then ask about the first."""
     model = os.environ.get("KEDGE_MODEL", "practice")
     ask = PRACTICE if model == "practice" else SUMMARY_PROMPT
     compactor = SummarisingCompactor(250, 80, ask=ask)  # engine= or model= for a cheaper model
@@ -26,7 +26,7 @@ async def main() -> None:
             state = answer.state
             if answer.compaction:
                 print(answer.compaction)
-        answer = await chat.chat_with_state(state, "What did I say first?")
+        answer = await chat.chat_with_state(state, "Do you remember Argo?")
         print(answer.text)
         print([block.kind for block in answer.turn], is_summary(answer.turn.blocks[0]))
 

@@ -136,10 +136,8 @@ def test_summary_contains_removed_messages(capsys: pytest.CaptureFixture[str]) -
     runpy.run_path(str(EXAMPLES / "summariser.py"), run_name="__main__")
     printed = capsys.readouterr().out
     assert "compacted by SummarisingCompactor" in printed
-    assert (
-        'You said first: "[Summary of the conversation so far]\n1. Ship number 0 is the Argo.'
-        in printed
-    )
+    assert "Yes, in message 1" in printed
+    assert "Argo" in printed
 
 
 def test_puzzle_is_solved_with_critique(capsys: pytest.CaptureFixture[str]) -> None:

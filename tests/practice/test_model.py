@@ -168,6 +168,13 @@ def test_the_effort_determines_reasoning() -> None:
         assert isinstance(parts[0], ReasoningOutput) == thinks
 
 
+def test_a_message_position_past_the_end_is_answered() -> None:
+    """The answer to a position past the end states how many messages there are."""
+    text = answer_text("One", "What did I say 9th?")
+    assert text == "I cannot see it: there is only 1 message of yours before this one."
+    assert "no message before" in answer_text("What was the first message?")
+
+
 def call_item(name: str, call_id: str = "c1") -> Item:
     return {"type": "function_call", "name": name, "call_id": call_id, "arguments": "{}"}
 
@@ -239,6 +246,7 @@ TOOL_MENTIONS: list[tuple[str, list[str]]] = [
     ("never call add", []),
     ('call shout with "add"', ["shout"]),
     ("call add and add", ["add", "add"]),
+    ("call all tools", ["add", "shout", "ping"]),
     ("can you run ping?", ["ping"]),
     ("Say: call add", []),
     ("ping " * 100, ["ping"]),
@@ -252,6 +260,25 @@ def test_tools_are_called_on_request(sentence: str, names: list[str]) -> None:
     """A tool is called for a verb, a leading name or a question, but not for a mere mention."""
     parts = answer_parts(sentence, tools=[ADD, SHOUT, PING])
     assert [part.name for part in parts if isinstance(part, ToolCallOutput)] == names
+
+
+def test_steps_run_one_after_another() -> None:
+    """A step after "then" waits for the result of the one before and receives it."""
+    text = {"properties": {"text": {"type": "string"}}, "required": ["text"]}
+    tools = [ADD, {"type": "function", "name": "shout", "parameters": text}]
+    sentence = "call add with 1 and 2, then shout the result"
+    assert answer_parts(sentence, tools=tools) == (ToolCallOutput("add", '{"a":1,"b":2}'),)
+    second = answer_parts(sentence, call_item("add"), output_item("3"), tools=tools)
+    assert second == (ToolCallOutput("shout", '{"text":"3"}'),)
+    done = answer_text(
+        sentence,
+        call_item("add"),
+        output_item("3"),
+        call_item("shout", "c2"),
+        output_item("!", "c2"),
+        tools=tools,
+    )
+    assert done == "add says: 3. shout says: !"
 
 
 def test_a_malformed_tool_is_called_without_arguments() -> None:
@@ -276,8 +303,8 @@ def test_lengths_are_bounded() -> None:
 
 @pytest.mark.parametrize(
     ("sentence", "pace"),
-    [("Hi", 0), ("slowly: hi", 0.05), ("Please say hi very slowly!", 0.25)],
+    [("Hi", 0), ("slowly: hi", 0.05), ("Please say hi very slowly!", 0.25), ("every 99 s: hi", 10)],
 )
 def test_the_pace_is_parsed(sentence: str, pace: float) -> None:
-    """The pace is the number of seconds between chunks."""
+    """The pace is the number of seconds between chunks, limited to 10."""
     assert answer(PracticeRequest([user_item(sentence)])).pace == pace

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kedge.practice.context import PracticeRequest, ToolCallOutput, last_user_text, message_texts
 
-SLOW, VERY_SLOW = 0.05, 0.25
+SLOW, VERY_SLOW, MAX_PACE = 0.05, 0.25, 10.0
 FLAGS = re.IGNORECASE | re.DOTALL
 
 POLITE = re.compile(
@@ -19,6 +19,9 @@ POLITE = re.compile(
 )
 SLOWLY = re.compile(r"(very\s+)?slowly\b[\s,:.]*(?:and\s+)?", re.IGNORECASE)
 SLOWLY_AT_END = re.compile(r"[\s,]+(very\s+)?slowly\s*([.!?]?)\s*\Z", re.IGNORECASE)
+EVERY_SECONDS = re.compile(
+    r"every\s+(\d{1,3}(?:\.\d{1,4})?)\s*(?:s|seconds?)\b[\s,:]*", re.IGNORECASE
+)
 THINK = re.compile(r"think\b(?:\s+about\b|\s+and\b)?[\s,:.]*", re.IGNORECASE)
 INVALID = re.compile(r"(first|always)\s+invalid\b[\s,:.]*", re.IGNORECASE)
 CORRECTION = "That does not have the form asked for"
@@ -29,7 +32,7 @@ MAX_MODIFIERS = 8
 END_WINDOW = 40
 SEARCH_WINDOW = 500
 """A question is at the end of a long message, not in the middle of a pasted text."""
-SEARCH_START = re.compile(r"\b(?=[wh])(?:what|how)\b", re.IGNORECASE)
+SEARCH_START = re.compile(r"\b(?=[wqrhcd])(?:what|quote|repeat|how|count|do|did)\b", re.IGNORECASE)
 """The first words of all phrases that are searched. A sentence without them is not searched ten times."""
 
 
@@ -40,6 +43,7 @@ def _read_slow(found: "re.Match[str]") -> dict[str, Any]:
 MODIFIERS: tuple[tuple[re.Pattern[str], Callable[["re.Match[str]"], dict[str, Any]]], ...] = (
     (POLITE, lambda _: {}),
     (SLOWLY, _read_slow),
+    (EVERY_SECONDS, lambda found: {"pace": min(float(found[1]), MAX_PACE)}),
     (THINK, lambda _: {"think": True}),
     (INVALID, lambda found: {"invalid": found[1].lower()}),
 )

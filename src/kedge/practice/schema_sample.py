@@ -4,11 +4,11 @@ Used for the arguments of a tool and for answers in a ``json_schema`` format. "c
 values; "get_weather in Paris" only mentions one. A named value is used for the member of that name, a mentioned one for
 the first member that it fits, each once.
 
-Supports types (also several), const, enum, required and optional members, nested objects, arrays, bounds, lengths, the
-formats of ``FORMATS``, ``$ref`` into the same document, ``anyOf`` and ``oneOf``. Other keywords (``allOf``,
-``prefixItems``, ``multipleOf``, ``uniqueItems``, ``minProperties``) are ignored. A ``pattern`` is not evaluated,
-because it is part of a request and a malicious one can make ``re`` run without end. The text is a value of the
-sentence, the schema's default or example, or any other text.
+Supports types (also several), const, enum, required and optional members, nested objects, arrays and tuples, bounds,
+lengths, the formats of ``FORMATS``, ``$ref`` into the same document, ``anyOf``, ``oneOf`` and ``allOf``. Other keywords
+(``multipleOf``, ``uniqueItems``, ``minProperties``) are ignored. A ``pattern`` is not evaluated, because it is part of
+a request and a malicious one can make ``re`` run without end. The text is a value of the sentence, the schema's default
+or example, or any other text.
 """
 
 import json
@@ -16,7 +16,9 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeGuard, cast
+from datetime import date, datetime, time
+from typing import Any, NamedTuple, TypeGuard, cast
+from uuid import UUID
 
 MAX_SENTENCE_LENGTH = 2_000
 _NUMBER = r"[-+]?\d{1,30}(?:\.\d{1,30})?(?:[eE][-+]?\d{1,2})?"
@@ -35,6 +37,7 @@ PHRASE = re.compile(
     re.IGNORECASE,
 )
 WORD = re.compile(r"[\w.-]*\w")
+BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 class SentenceValues:
@@ -105,15 +108,20 @@ def _parse_literal(text: str) -> Any:
         return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    try:
-        return json.loads(text) if text.startswith("[") else text
-    except ValueError:
+    if not text.startswith("["):
         return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        parts = (part.strip() for part in text.strip("[]").split(","))
+        return [_parse_literal(part) for part in parts if part]
 
 
 JsonSchema = Mapping[str, Any]
 ANY_TYPE = "any"
 SCALAR_TYPES = (ANY_TYPE, "string", "number", "integer", "boolean")
+TYPE_HINTS = {"properties": "object", "required": "object", "items": "array", "minimum": "number"}
+"""The type of a schema that states none, by a keyword that it has."""
 
 MAX_REFERENCES = 24
 MAX_STEPS = 4_000
@@ -152,18 +160,22 @@ def list_types(rules: JsonSchema) -> list[str]:
     """List the types that a schema allows, in its order; guessed if it states none."""
     declared: Any = rules.get("type") or ()
     types = [declared] if isinstance(declared, str) else list(declared)
-    return types or ["object" if "properties" in rules else ANY_TYPE]
+    return types or [kind for word, kind in TYPE_HINTS.items() if word in rules][:1] or [ANY_TYPE]
 
 
-def resolve_schema(root: JsonSchema, schema: object) -> JsonSchema:
-    """Follow references; members beside a reference have precedence."""
+def resolve_schema(root: JsonSchema, schema: object, depth: int = 0) -> JsonSchema:
+    """Follow references and merge the parts of ``allOf``."""
     rules = as_schema(schema)
-    for _ in range(MAX_REFERENCES):
-        if not isinstance(reference := rules.get("$ref"), str):
-            return rules
-        own = {key: rules[key] for key in rules if key != "$ref"}
-        rules = {**as_schema(_find_reference(root, reference)), **own}
-    return {}
+    if depth > MAX_REFERENCES:
+        return {}
+    parts = list(rules.get("allOf", ()))
+    if isinstance(reference := rules.get("$ref"), str):
+        parts.append(_find_reference(root, reference))
+    merged: JsonSchema = {}
+    for part in parts:
+        merged = _merge_schemas(merged, resolve_schema(root, part, depth + 1))
+    own = {key: rules[key] for key in rules if key not in ("$ref", "allOf")}
+    return _merge_schemas(merged, own)
 
 
 def _find_reference(root: JsonSchema, reference: str) -> object:
@@ -174,28 +186,48 @@ def _find_reference(root: JsonSchema, reference: str) -> object:
     return node
 
 
+def _merge_schemas(left: JsonSchema, right: JsonSchema) -> JsonSchema:
+    """Merge two schemas that both apply; where they differ, the right one has precedence."""
+    both = {**left, **right}
+    if "properties" in left and "properties" in right:
+        both["properties"] = {**as_schema(left["properties"]), **as_schema(right["properties"])}
+    if "required" in left and "required" in right:
+        both["required"] = [*left["required"], *right["required"]]
+    return both
+
+
 _DATE = r"\d{4}-\d\d-\d\d"
 _TIME = r"\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)"
 
 
-FORMATS: Mapping[str, tuple[str, str]] = {
-    "date": (_DATE, "2025-01-31"),
-    "time": (rf"(?<!\S){_TIME}", "12:00:00Z"),
-    "date-time": (rf"{_DATE}T{_TIME}", "2025-01-31T12:00:00Z"),
-    "email": (r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+", "ada@example.com"),
-    "uuid": (
-        r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b",
-        "00000000-0000-4000-8000-000000000001",
+class TextFormat(NamedTuple):
+    """A format of strings: a pattern that finds one, an example, and a parser that raises ValueError."""
+
+    pattern: str
+    example: str
+    parse: Callable[[str], object] = str
+
+
+FORMATS: Mapping[str, TextFormat] = {
+    "date": TextFormat(_DATE, "2025-01-31", date.fromisoformat),
+    "time": TextFormat(rf"(?<!\S){_TIME}", "12:00:00Z", time.fromisoformat),
+    "date-time": TextFormat(rf"{_DATE}T{_TIME}", "2025-01-31T12:00:00Z", datetime.fromisoformat),
+    "email": TextFormat(r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+", "ada@example.com"),
+    "uuid": TextFormat(
+        r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", str(UUID(int=1 << 78, version=4)), UUID
     ),
-    "uri": (r"\bhttps?://[^\s\"'<>]+", "https://example.com/"),
+    "uri": TextFormat(r"\bhttps?://[^\s\"'<>]+", "https://example.com/"),
 }
-"""The formats of strings: a pattern that finds one in a sentence, and an example."""
 
 
 def text_fits(value: str, rules: JsonSchema) -> bool:
     """Return whether a text has the length and the format of the schema."""
-    pattern, _ = FORMATS.get(str(rules.get("format")), (".*", ""))
-    matches = re.fullmatch(pattern, value, re.IGNORECASE | re.DOTALL)
+    text_format = FORMATS.get(str(rules.get("format")), TextFormat(".*", ""))
+    try:
+        text_format.parse(value)
+    except ValueError:
+        return False
+    matches = re.fullmatch(text_format.pattern, value, re.IGNORECASE | re.DOTALL)
     return matches is not None and fit_length(value, rules) == value
 
 
@@ -225,9 +257,10 @@ def number_fits(value: object, rules: JsonSchema, kind: str) -> bool:
 
 def _find_number(rules: JsonSchema, kind: str) -> float:
     """Find a number within the bounds: the default, 1, 0, one near a bound, or the one in the middle."""
+    if number_fits(default := rules.get("default"), rules, kind):
+        return cast("float", default)
     limits = _read_bounds(rules).values()
-    default = rules.get("default")
-    for start in (default, 1, 0, *limits) if _is_number(default) else (1, 0, *limits):
+    for start in (1, 0, *limits):
         for value in (start, math.floor(start) + 1, math.ceil(start) - 1):
             if number_fits(value, rules, kind):
                 return value if value % 1 else int(value)
@@ -296,7 +329,7 @@ class _Sampler:
                 branches or [{"type": kind} for kind in types], name, depth
             )
             rest = {key: rules[key] for key in rules if key not in ("anyOf", "oneOf")}
-            return self.sample({**rest, **branch}, name, depth + 1)
+            return self.sample(_merge_schemas(rest, branch), name, depth + 1)
         if (value := self._find_value(rules, name, take=True)) is not NO_VALUE:
             return value
         match types[0]:
@@ -324,6 +357,8 @@ class _Sampler:
         named = self._hints.find_named(name)
         if kind == "string" and (isinstance(named, str) or _is_number(named)):
             named = fit_length(str(named), rules)
+        elif kind == "boolean":
+            named = BOOLEAN_WORDS.get(str(named).lower())
         if named is not None and value_fits(named, rules, kind):
             return named
         unnamed = [] if is_named else self._hints.unnamed_values
@@ -377,13 +412,14 @@ class _Sampler:
         return {key: sampled[key] for key in (*members, *sampled) if key in sampled}
 
     def _sample_array(self, rules: JsonSchema, name: str, depth: int) -> list[Any]:
+        fixed = cast("Sequence[object]", rules.get("prefixItems", ()))
         items = resolve_schema(self._root, rules.get("items", {}))
         minimum = min(int(rules.get("minItems", 0)), MAX_ITEMS)
         maximum = min(int(rules.get("maxItems", MAX_ITEMS)), MAX_ITEMS)
-        sampled: list[Any] = []
+        sampled = [self.sample(schema, "", depth + 1) for schema in fixed[:maximum]]
         if rules.get("items") is False:
             return sampled
-        if depth < SHORTEST_BRANCH_DEPTH:
+        if depth < SHORTEST_BRANCH_DEPTH and not fixed:
             minimum = max(minimum, min(1, maximum))
         is_list = list_types(items)[0] in ("string", "integer", "number") and "format" not in items
         while len(sampled) < maximum and (
@@ -394,10 +430,9 @@ class _Sampler:
 
     def _sample_text(self, rules: JsonSchema, name: str) -> str:
         if text_format := FORMATS.get(str(rules.get("format"))):
-            pattern, example = text_format
-            matches = re.finditer(pattern, self._hints.sentence, re.IGNORECASE)
+            matches = re.finditer(text_format.pattern, self._hints.sentence, re.IGNORECASE)
             texts = (match[0].rstrip(".,;") for match in matches)
-            return next((text for text in texts if text_fits(text, rules)), example)
+            return next((text for text in texts if text_fits(text, rules)), text_format.example)
         defaults = (rules.get("default"), *(rules.get("examples") or ()))
         default_text = next((text for text in defaults if text and isinstance(text, str)), "")
         return fit_length(default_text or self._fallback_text(name) or "text", rules)

@@ -1,4 +1,4 @@
-"""Rules for texts: echo one, write at length, count, refuse; quote and count messages, recall facts.
+"""Rules for texts: echo one, write at length, count, refuse; quote, count and search messages, recall facts.
 
 "Earlier" never includes the question itself, so a server that has lost the context is detected
 by the first question about the past.
@@ -20,7 +20,9 @@ from kedge.practice.rule import (
 MAX_TIMES = 1_000
 MAX_WORDS = 100_000
 MAX_REPEAT_LENGTH = 2_000
-TIMES_PATTERN = re.compile(r"\A(.*?)[\s,]+(\d{1,6}) times\W*\Z", re.DOTALL | re.IGNORECASE)
+TIMES_PATTERN = re.compile(
+    r"\A(.*?)[\s,]+(?:(\d{1,6}) times|(twice)|(thrice|three times))\W*\Z", re.DOTALL | re.IGNORECASE
+)
 QUOTE_PAIRS = {'"': '"', "“": "”", "'": "'"}
 
 FILLER_TEXT = (
@@ -34,15 +36,19 @@ def echo(_: Utterance, match: re.Match[str]) -> TextResult | None:
     if not text:
         return None
     if len(text) < MAX_REPEAT_LENGTH and (times := TIMES_PATTERN.match(text)):
+        number = int(times[2]) if times[2] else 2 if times[3] else 3
         once = strip_quotes(times[1].rstrip(":, "))
-        return TextResult(" ".join([once] * min(int(times[2]), MAX_TIMES)), once)
+        return TextResult(" ".join([once] * min(number, MAX_TIMES)), once)
     return TextResult(strip_quotes(text), strip_quotes(text))
 
 
 def strip_quotes(text: str) -> str:
     """Remove a pair of quotation marks around the text."""
-    is_quoted = len(text) > 1 and QUOTE_PAIRS.get(text[0]) == text[-1]
-    return text[1:-1] if is_quoted else text
+    for end in ("", ".", "!", "?"):
+        body = text.removesuffix(end)
+        if len(body) > 1 and QUOTE_PAIRS.get(body[0]) == body[-1] and body.count(body[-1]) <= 2:
+            return body[1:-1]
+    return text
 
 
 def write_words(_: Utterance, match: re.Match[str]) -> TextResult:
@@ -64,7 +70,8 @@ def refuse(_: Utterance, match: re.Match[str]) -> TextResult:
 
 
 LITERAL_RULES = (
-    prefix_rule("say something", r"(?:say|repeat|echo)(?:\s*:\s*|\s+(?=[\"“']))(?P<text>.+)", echo),
+    prefix_rule("say something", r"(?:say|repeat|echo|repeat after me)\s*:\s*(?P<text>.+)", echo),
+    prefix_rule("say something", r"(?:say|repeat|echo)\s+(?P<text>[\"“'].+)", echo),
     prefix_rule("refuse", r"refuse\b(?:\s+to\b)?[\s:,]*(?P<what>.*)", refuse),
     prefix_rule("write at length", r"write\s+(\d{1,9})\s+words?\b", write_words),
     prefix_rule("count to a number", r"count\s+(?:from 1\s+)?to\s+(\d{1,9})\b", count_to),
@@ -72,9 +79,17 @@ LITERAL_RULES = (
 LOOSE_RULES = (prefix_rule("say something", r"(?:say|repeat|echo)\s+(?P<text>.+)", echo),)
 
 
-SPEAKERS = {"i": ("user", "You", "yours"), "you": ("assistant", "I", "mine")}
-"""The messages that a pronoun refers to: their role, and the pronouns of the answer."""
-FACT_PATTERN = re.compile(r"\bmy ([\w' -]{1,60}?) is ([^.!?\n]{1,200})", re.IGNORECASE)
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth",
+            "tenth")  # fmt: skip
+ORDINAL_PATTERN = rf"{'|'.join(ORDINALS)}|\d{{1,6}}(?:st|nd|rd|th)|last|previous|latest"
+SPEECH_VERBS = (
+    r"(?:say|said|write|written|ask|asked|answer|answered|reply|replied|tell you|told you)"
+)
+USER, MODEL = (("user",), "You", " of yours"), (("assistant",), "I", " of mine")
+SPEAKERS = {"i": USER, "my": USER, "you": MODEL, "your": MODEL}
+"""The messages that a pronoun refers to: their roles, the subject of a quote, and the suffix of a count."""
+ANY_SPEAKER = ("user", "assistant"), "", ""
+FACT_PATTERN = re.compile(r"\bmy ([\w' -]{1,60}?) (?:is|are) ([^.!?\n]{1,200})", re.IGNORECASE)
 
 
 def earlier_texts(utterance: Utterance, *roles: str) -> list[str]:
@@ -87,19 +102,32 @@ def earlier_texts(utterance: Utterance, *roles: str) -> list[str]:
 
 
 def quote_message(utterance: Utterance, match: re.Match[str]) -> TextResult:
-    """Quote the first or the last message of the user or of the model."""
-    role, subject, owner = SPEAKERS[match["whose"].lower()]
-    texts = earlier_texts(utterance, role)
-    if not texts:
-        return TextResult(f"I cannot see it: there is no message of {owner} before this one.")
-    which = "first" if "first" in match["which"].lower().split() else "last"
-    text = texts[0] if which == "first" else texts[-1]
-    return TextResult(f"{subject} said {which}: {quote_text(text)}", text)
+    """Quote one message: the first, the last, the n-th, of the user or of the model."""
+    roles, subject, owner = SPEAKERS.get(match["whose"].lower(), ANY_SPEAKER)
+    ordinal = re.search(rf"\b({ORDINAL_PATTERN})\b", match["which"] or "", re.IGNORECASE)
+    which = ordinal[1].lower() if ordinal else "last"
+    texts = earlier_texts(utterance, *roles)
+    position = _find_index(which, len(texts))
+    if not 0 <= position < len(texts):
+        number = f"only {format_count(len(texts), 'message')}" if texts else "no message"
+        return TextResult(f"I cannot see it: there is {number}{owner} before this one.")
+    text = texts[position]
+    start = f"{subject} said {which}" if subject else f"The {which} message is"
+    return TextResult(f"{start}: {quote_text(text)}", text)
+
+
+def _find_index(which: str, count: int) -> int:
+    if which in ORDINALS:
+        return ORDINALS.index(which)
+    if which[0].isdigit():
+        return int(which[:-2]) - 1
+    return count - 1
 
 
 def list_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
-    """List the messages of the user or of the model so far, with numbers."""
-    texts = earlier_texts(utterance, SPEAKERS[match["whose"].lower()][0])
+    """List the messages so far, with numbers."""
+    roles, *_ = SPEAKERS.get((match["whose"] or "").lower(), ANY_SPEAKER)
+    texts = earlier_texts(utterance, *roles)
     if not texts:
         return TextResult("Nothing has been said before this message.", [])
     return TextResult("\n".join(f"{i}. {text}" for i, text in enumerate(texts, 1)), texts)
@@ -139,12 +167,24 @@ def recall_fact(utterance: Utterance, match: re.Match[str]) -> TextResult | None
     for text in reversed(earlier_texts(utterance, "user")):
         for name, value in reversed(FACT_PATTERN.findall(text)):
             if _normalize(name) == wanted:
-                return TextResult(f"Your {name.strip()} is {value.strip()}.", value.strip())
+                verb = "are" if match[0].lower().split()[1] == "are" else "is"
+                return TextResult(f"Your {name.strip()} {verb} {value.strip()}.", value.strip())
     return TextResult(f"You have not told me your {match[1].strip()}.")
 
 
 def _normalize(text: str) -> str:
     return " ".join(text.lower().split())
+
+
+def search_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
+    """Search the earlier messages for a text."""
+    wanted = match[1].strip().strip("\"'“”").rstrip("?.! ")
+    for i, text in enumerate(
+        earlier_texts(utterance, "user", "assistant", "system", "developer"), 1
+    ):
+        if wanted and wanted.lower() in text.lower():
+            return TextResult(f"Yes, in message {i}: {quote_text(text)}", True)
+    return TextResult(f"No, I can see nothing about {quote_text(wanted)}.", False)
 
 
 def quote_instructions(utterance: Utterance, _: re.Match[str]) -> TextResult:
@@ -181,17 +221,45 @@ def quote_last_reasoning(utterance: Utterance, _: re.Match[str]) -> TextResult:
 RECALL_RULES = (
     search_rule(
         "list the messages",
-        r"\bwhat (?:did|have) (?P<whose>i|you) sa(?:y|id) so far",
+        rf"\bwhat (?:did|have) (?P<whose>i|you|we) {SPEECH_VERBS} (?:so far|until now|in all|altogether)",
+        list_messages,
+    ),
+    prefix_rule(
+        "list the messages",
+        r"(?:repeat|list) (?:everything|all|all the messages|the messages)"
+        r"(?: (?:that )?(?P<whose>i|you|we)(?: have)? said)?(?: so far)?\W*\Z",
         list_messages,
     ),
     search_rule(
         "quote a message",
-        r"\bwhat (?:did|have) (?P<whose>i|you) (?:just )?sa(?:y|id)\b(?P<which>[^?.!]*)",
+        rf"\bwhat (?:did|have) (?P<whose>i|you) (?:just )?{SPEECH_VERBS}\b(?P<which>[^?.!]*)",
         quote_message,
     ),
-    search_rule("count the messages", r"\bhow many messages\b", count_messages),
-    search_rule("quote the instructions", r"\bwhat are your instructions\b", quote_instructions),
-    search_rule("quote a tool result", r"\bwhat did the tool say\b", quote_last_result),
-    search_rule("quote a thought", r"\bwhat did you think\b", quote_last_reasoning),
-    search_rule("recall a fact", r"\bwhat is my ([\w' -]{1,60}?)\s*\??\s*\Z", recall_fact),
+    search_rule(
+        "quote a message",
+        r"\b(?:what (?:was|is)|quote|repeat) (?P<whose>my|your|the) "
+        rf"(?P<which>{ORDINAL_PATTERN}) (?:message|question|answer|sentence|thing)\b",
+        quote_message,
+    ),
+    search_rule(
+        "count the messages", r"\b(?:how many|count (?:the|my|our|all)) messages\b", count_messages
+    ),
+    search_rule(
+        "quote the instructions",
+        r"\b(?:what (?:are|were)|repeat|quote) your instructions\b",
+        quote_instructions,
+    ),
+    search_rule(
+        "quote a tool result",
+        r"\bwhat (?:did (?:the|your|that)(?: last)? tool (?:say|answer|return)"
+        r"|was the(?: last)? tool (?:result|output))\b",
+        quote_last_result,
+    ),
+    search_rule("quote a thought", r"\bwhat did you (?:just )?think\b", quote_last_reasoning),
+    search_rule("recall a fact", r"\bwhat (?:is|are) my ([\w' -]{1,60}?)\s*\??\s*\Z", recall_fact),
+    search_rule(
+        "search the messages",
+        r"\b(?:do you remember|did i (?:mention|say anything about|tell you about))\b(.{1,200})",
+        search_messages,
+    ),
 )

@@ -1,7 +1,8 @@
 """Rules for tool calls: which ones a sentence requests, in which order and with which arguments.
 
-A sentence is split at the tool names in it; the text after a name describes that call. The calls that already
-follow the user's message determine which remain to be made, so the model stores nothing.
+A sentence is split at the tool names in it; the text after a name describes that call. After "then" a
+call waits for the result of the previous one. The calls that already follow the user's message determine
+which remain to be made, so the model stores nothing.
 """
 
 import json
@@ -19,7 +20,7 @@ from kedge.practice.context import (
     items_after_last_user,
     tool_results,
 )
-from kedge.practice.rule import TextResult, Utterance, prefix_rule, search_rule
+from kedge.practice.rule import TextResult, Utterance, prefix_rule, quote_text, search_rule
 from kedge.practice.schema_sample import (
     MAX_SENTENCE_LENGTH,
     QUOTED,
@@ -34,9 +35,15 @@ CALL_PATTERN = re.compile(rf"\b{VERB}\b", re.IGNORECASE)
 NO_CALL_PATTERN = re.compile(
     rf"\b(?:do not|don't|never|without|not)\s+(?:{VERB}|calling|using)\b", re.IGNORECASE
 )
+EVERY_TOOL_PATTERN = re.compile(
+    rf"\b{VERB}\s+(?:all|both|every|each)\b[\w\s]*\btools?\b", re.IGNORECASE
+)
+THEN_PATTERN = re.compile(r"\b(?:then|after that|afterwards)\b", re.IGNORECASE)
+RESULT_PATTERN = re.compile(r"\b(?:the|its|that)\s+(?:result|answer|output)\b", re.IGNORECASE)
 WORD_PATTERN = re.compile(r"[\w.-]*\w")
 CLAUSE_TAIL = re.compile(
-    rf"(?:[\s,;]+(?:and|then|also|{VERB}|the|tool|tools))+[\s,;]*\Z", re.IGNORECASE
+    rf"(?:[\s,;]+(?:and|then|also|after that|afterwards|{VERB}|the|tool|tools))+[\s,;]*\Z",
+    re.IGNORECASE,
 )
 CLAUSE_HEAD = re.compile(r"\A(?:\s*\btools?\b)?(?:\s*\bwith\b)?[\s:,]*", re.IGNORECASE)
 # Words that do not distinguish the name of a tool from others, and words that start a request.
@@ -52,10 +59,11 @@ REQUEST_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """A call that a sentence requests: the tool, and the text about it."""
+    """A call that a sentence requests: the tool, the text about it, and its step."""
 
     tool: Item
     text: str
+    step: int = 0
 
 
 def offered_tools(request: PracticeRequest) -> dict[str, Item]:
@@ -101,7 +109,7 @@ def make_forced_calls(utterance: Utterance) -> tuple[ToolCallOutput, ...]:
         return ()
     named = _make_next_calls(utterance, _plan_calls(utterance.sentence, tools))
     best = _match_tool(utterance.sentence, tools) or next(iter(tools.values()))
-    return named or (_make_call(PlannedCall(best, utterance.sentence)),)
+    return named or (_make_call(utterance, PlannedCall(best, utterance.sentence)),)
 
 
 def make_named_calls(utterance: Utterance, _: object = None) -> tuple[ToolCallOutput, ...] | None:
@@ -128,14 +136,15 @@ def make_implied_call(utterance: Utterance, _: re.Match[str]) -> tuple[ToolCallO
 def _make_next_calls(
     utterance: Utterance, planned: Sequence[PlannedCall]
 ) -> tuple[ToolCallOutput, ...]:
-    """Return the calls that remain to be made, or one of them if they must not be parallel."""
+    """Return the calls of the current step of a plan, or one of them if they must not be parallel."""
     calls_so_far = sum(
         item.get("type") in CALL_TYPES for item in items_after_last_user(utterance.request.items)
     )
     rest = planned[calls_so_far:]
+    step = [call for call in rest if call.step == rest[0].step]
     if not utterance.request.parallel_tool_calls:
-        rest = rest[:1]
-    return tuple(map(_make_call, rest))
+        step = step[:1]
+    return tuple(_make_call(utterance, call) for call in step)
 
 
 def _plan_calls(sentence: str, tools: Mapping[str, Item]) -> list[PlannedCall]:
@@ -143,15 +152,18 @@ def _plan_calls(sentence: str, tools: Mapping[str, Item]) -> list[PlannedCall]:
     sentence = sentence[:MAX_SENTENCE_LENGTH]
     if not tools or NO_CALL_PATTERN.search(sentence):
         return []
+    if every := EVERY_TOOL_PATTERN.search(sentence):
+        return [PlannedCall(tool, sentence[every.end() :]) for tool in tools.values()][:MAX_CALLS]
     mentions = _find_mentions(sentence, tools)
     planned: list[PlannedCall] = []
-    for i, (name, _, end) in enumerate(mentions[:MAX_CALLS]):
-        is_last = i + 1 == len(mentions)
-        clause = (
-            sentence[end:] if is_last else CLAUSE_TAIL.sub("", sentence[end : mentions[i + 1][1]])
-        )
-        planned.append(PlannedCall(tools[name], clause))
-    return planned
+    step = 0
+    for i, (name, _, end) in enumerate(mentions):
+        stop = mentions[i + 1][1] if i + 1 < len(mentions) else len(sentence)
+        between = sentence[end:stop]
+        clause = between if stop == len(sentence) else CLAUSE_TAIL.sub("", between)
+        planned.append(PlannedCall(tools[name], clause, step))
+        step += bool(THEN_PATTERN.search(between[len(clause) :]))
+    return planned[:MAX_CALLS]
 
 
 def _find_mentions(sentence: str, tools: Mapping[str, Item]) -> list[tuple[str, int, int]]:
@@ -183,12 +195,15 @@ def _match_tool(sentence: str, tools: Mapping[str, Item]) -> Item | None:
     return best
 
 
-def _make_call(planned: PlannedCall) -> ToolCallOutput:
+def _make_call(utterance: Utterance, planned: PlannedCall) -> ToolCallOutput:
     name = str(planned.tool["name"])
     clause = CLAUSE_HEAD.sub("", planned.text).strip()
+    results = tool_results(items_after_last_user(utterance.request.items))
+    result = results[-1][1] if results and RESULT_PATTERN.search(clause) else None
     if planned.tool.get("type") == "custom":
-        return ToolCallOutput(name, _read_custom_input(clause), custom=True)
-    hints = SentenceValues(clause)
+        return ToolCallOutput(name, result or _read_custom_input(clause), custom=True)
+    facts = [result] if result else []
+    hints = SentenceValues(RESULT_PATTERN.sub(" ", clause) if result else clause, facts=facts)
     schema = {"type": "object", **as_schema(planned.tool.get("parameters"))}
     arguments: Any = sample_value(schema, hints, lambda member: hints.remainder or member) or {}
     return ToolCallOutput(name, encode_json(arguments))
@@ -239,8 +254,25 @@ def list_tools(utterance: Utterance, _: re.Match[str]) -> TextResult:
     )
 
 
+def report_unknown_tool(utterance: Utterance, match: re.Match[str]) -> TextResult | None:
+    """Report that the named tool is not offered."""
+    called = match["a"] or match["b"] or match["c"]
+    names = list(offered_tools(utterance.request))
+    if called in names:
+        return None
+    available = f"my tools are: {', '.join(names)}." if names else "I have no tools here."
+    return TextResult(f"I have no tool named {quote_text(called)}; {available}")
+
+
 RULES = (
-    search_rule("name the tools", r"\bwhat tools do you have\b", list_tools),
+    search_rule(
+        "name the tools", r"\bwhat tools (?:do you have|can you (?:use|call))\b", list_tools
+    ),
     prefix_rule("call tools by name", "", make_named_calls),
+    prefix_rule(
+        "call tools by name",
+        rf"{VERB}\s+(?:the\s+)?(?:tool\s+(?P<a>\w+)|(?P<b>\w+_\w+)|(?P<c>\w+)\s+tool)\b",
+        report_unknown_tool,
+    ),
 )
 IMPLIED_RULES = (prefix_rule("call a tool in plain words", "", make_implied_call),)
