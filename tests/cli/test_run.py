@@ -112,6 +112,14 @@ def test_steps_from_a_file(folder: Path) -> None:
     assert "more  10 + 1 = 11." in invoke_run("steps", "steps.toml").stdout
 
 
+def test_dates_of_a_file_are_text(folder: Path) -> None:
+    """TOML has dates and times, which become text in a prompt."""
+    (folder / "dates.toml").write_text(
+        '[inputs]\nday = 2026-01-02\nat = [08:30:00]\n[[steps]]\nname = "a"\nprompt = "Say {day} {at.0}"\n'
+    )
+    assert run_json("steps", "dates.toml")["results"] == {"a": "2026-01-02 08:30:00"}
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_failed_workflow_can_be_resumed(
     folder: Path, kedge_server: TestServer, options: list[str]

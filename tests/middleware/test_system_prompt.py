@@ -37,3 +37,12 @@ def test_a_prompt_is_a_text_or_a_function() -> None:
     """Any other value is rejected when the middleware is made."""
     with pytest.raises(InvalidSetting, match="a system prompt must be a text"):
         system_prompt(cast("str", None))
+
+
+async def test_function_must_return_a_text() -> None:
+    """The error names the function of the prompt, before anything is sent."""
+    engine = ScriptedEngine([assistant("a")])
+    stack = with_middleware(engine, system_prompt(lambda _: cast("str", None)))
+    with pytest.raises(InvalidSetting, match="function of a system prompt must return a text"):
+        await stack.run(Turn([user("hi")]))
+    assert not engine.turns

@@ -1,6 +1,7 @@
 """``steps``: prompts on one chain, with typed results between them."""
 
 from contextlib import AsyncExitStack
+from datetime import date
 from typing import Any
 
 import pytest
@@ -188,6 +189,14 @@ async def test_invalid_pipeline_is_rejected_before_sending(
     with pytest.raises(InvalidWorkflow) as exc_info:
         await steps(pipeline, inputs={"place": "x"}, store=store, engine="practice")
     assert message in str(exc_info.value)
+
+
+async def test_input_that_is_not_json_is_rejected_by_its_name(store: Store) -> None:
+    """Inputs are stored with the workflow, so they must be JSON values."""
+    with pytest.raises(InvalidWorkflow, match=r"inputs\.day: a date is not a JSON value"):
+        await steps(
+            [Step("a", "{day}")], inputs={"day": date(2026, 1, 2)}, store=store, engine="practice"
+        )
 
 
 async def test_template_accesses_only_values(store: Store, scripted: Any, connected: Any) -> None:

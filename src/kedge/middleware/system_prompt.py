@@ -84,7 +84,7 @@ class _SystemPromptMiddleware(BaseMiddleware):
 
     def enter(self, turn: Turn) -> Turn:
         """Return the Turn with the text at its start, replacing that of an earlier request."""
-        text = self.text if isinstance(self.text, str) else self.text(turn)
+        text = self.text if isinstance(self.text, str) else _call_function(self.text, turn)
         metadata = {LEVEL_KEY: self.level} if self.level else {}
         outer = 0
         for index, block in enumerate(turn.leading):
@@ -97,6 +97,14 @@ class _SystemPromptMiddleware(BaseMiddleware):
             if level > self.level:
                 outer = index + 1
         return turn.insert(outer, system(text, origin=NAME, metadata=metadata))
+
+
+def _call_function(function: Callable[[Turn], str], turn: Turn) -> str:
+    text = function(turn)
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        kind = type(text).__name__
+        raise InvalidSetting(f"the function of a system prompt must return a text, not {kind}")
+    return text
 
 
 def _count_prompts(engine: Engine) -> int:

@@ -10,6 +10,7 @@ import json
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
+from datetime import date, time
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -50,9 +51,23 @@ _MEMBER_TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
 
 def read_spec(path: str | Path) -> WorkflowSpec:
     """Load a workflow from a TOML file."""
-    data: WorkflowSpec = _read_file(Path(path), tomllib.loads, "TOML")
+    data: WorkflowSpec = _dates_to_text(_read_file(Path(path), tomllib.loads, "TOML"))
     data.pop("kind", None)
     return {**data, "folder": str(Path(path).absolute().parent)}
+
+
+def _dates_to_text(value: Any) -> Any:
+    """Return a value of TOML with its dates and times as text, because a specification is stored as JSON."""
+    match value:
+        case dict():
+            members = cast("dict[str, Any]", value)
+            return {name: _dates_to_text(member) for name, member in members.items()}
+        case list():
+            return [_dates_to_text(each) for each in cast("list[Any]", value)]
+        case date() | time():
+            return str(value)
+        case _:
+            return value
 
 
 def _read_file(path: Path, parse: Callable[[str], Any], form: str) -> Any:

@@ -12,8 +12,9 @@ from typing import Any, cast
 from kedge.conversation import Conversation, Reply
 from kedge.engines import Engine, OutputSchema
 from kedge.engines.output_schema import SchemaMismatch
-from kedge.errors import InvalidWorkflow, WorkflowFailed
+from kedge.errors import InvalidJSON, InvalidWorkflow, WorkflowFailed
 from kedge.store import Store
+from kedge.turns.frozen_json import freeze_map
 from kedge.workflows.events import (
     AnswerJudged,
     WorkflowCallback,
@@ -74,6 +75,10 @@ async def steps(
 def _validate_pipeline(pipeline: Sequence[Step], inputs: Mapping[str, Any]) -> None:
     if not pipeline:
         raise InvalidWorkflow("a pipeline needs at least one step")
+    try:
+        freeze_map(inputs, "inputs")
+    except InvalidJSON as error:
+        raise InvalidWorkflow(str(error)) from error
     known = set(inputs)
     for step in pipeline:
         if step.name in known:
