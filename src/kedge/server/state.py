@@ -23,7 +23,6 @@ from kedge.server.storage.conversations import ConversationRepository
 from kedge.server.storage.database import open_server_database
 from kedge.server.storage.items import NodeRepository
 from kedge.server.storage.responses import ResponseRepository
-from kedge.server.token_counts import count_items
 
 if TYPE_CHECKING:
     from kedge.server.generation import Generation
@@ -103,7 +102,7 @@ class ServerState:
         self._reasoning_texts: OrderedDict[str, str] = OrderedDict()
         self.nodes = NodeRepository(self._database, self._cache, self.expand_items, namespace)
         self.responses = ResponseRepository(self._database, self.nodes, self.settings.retention)
-        self.conversations = ConversationRepository(self._database, self.nodes, count_items)
+        self.conversations = ConversationRepository(self._database, self.nodes)
         self._views[namespace] = self
 
     @property

@@ -302,12 +302,6 @@ def _is_call(item: Body) -> bool:
     return str(item.get("type")) in CALL_TYPES
 
 
-def _iter_output_items(event: Body) -> Iterable[Body]:
-    """Yield the output items of an event, or of the response in it."""
-    yield from _select_dicts([event.get("item")])
-    yield from _select_dicts(event.get("response", {}).get("output"))
-
-
 def _remove_call_ids(event: Body, request: FaultedRequest, *, empty: bool) -> bool:
     """Remove the id of every call, under the key of its API."""
     changed = False
@@ -327,10 +321,10 @@ def _remove_call_ids(event: Body, request: FaultedRequest, *, empty: bool) -> bo
 
 def _iter_calls(event: Body) -> Iterable[tuple[Body, str]]:
     """Yield the calls of an event or a complete response, each with the key of its id."""
-    for item in _iter_output_items(event):
+    response: Body = event.get("response", event)
+    for item in _select_dicts([event.get("item"), *_select_dicts(response.get("output"))]):
         if _is_call(item):
             yield item, "call_id"
-    response: Body = event.get("response", event)
     for choice in _select_dicts(response.get("choices")):
         for message in _select_dicts([choice.get("delta"), choice.get("message")]):
             yield from ((call, "id") for call in _select_dicts(message.get("tool_calls")))

@@ -16,7 +16,7 @@ from kedge.server.errors import CONVERSATION_LOCKED
 from kedge.server.item_forms import Item
 from kedge.server.storage.database import ServerDatabase
 from kedge.server.storage.ids import new_key
-from kedge.server.storage.items import ItemCounter, NodeRepository
+from kedge.server.storage.items import NodeRepository
 from kedge.server.storage.responses import MOVE_CONVERSATION, PURGE_BATCH_SIZE
 
 
@@ -42,17 +42,11 @@ class StoredConversation:
 class ConversationRepository:
     """The conversation objects of one namespace."""
 
-    def __init__(
-        self,
-        database: ServerDatabase,
-        nodes: NodeRepository,
-        count_tokens: ItemCounter,
-    ) -> None:
+    def __init__(self, database: ServerDatabase, nodes: NodeRepository) -> None:
         self._database = database
         self._execute = database.execute
         self._nodes = nodes
         self._clock = database.clock
-        self._count_tokens = count_tokens
 
     @contextmanager
     def lock(self, conversation: StoredConversation) -> Generator[None]:
@@ -81,7 +75,7 @@ class ConversationRepository:
         id, now = f"conv_{token_hex(16)}", int(self._clock())
 
         def insert() -> int | None:
-            node = self._nodes.add(key, None, id, items, self._count_tokens) if items else None
+            node = self._nodes.add(key, None, id, items) if items else None
             self._execute(
                 "INSERT INTO conversations (id, created_at, metadata, node, namespace) "
                 "VALUES (?, ?, ?, ?, ?)",
@@ -141,9 +135,7 @@ class ConversationRepository:
         """Add items at the end."""
 
         def insert() -> None:
-            node = self._nodes.add(
-                key, conversation.node, conversation.id, items, self._count_tokens
-            )
+            node = self._nodes.add(key, conversation.node, conversation.id, items)
             self._set_node(conversation, node)
 
         self._database.transact(insert)
@@ -158,9 +150,7 @@ class ConversationRepository:
 
         def replace() -> None:
             self._database.begin_delete()
-            node = None
-            if others:
-                node = self._nodes.add(key, None, conversation.id, others, self._count_tokens)
+            node = self._nodes.add(key, None, conversation.id, others) if others else None
             self._set_node(conversation, node)
             self._nodes.detach(conversation.node)
             self._nodes.delete_unused(conversation.node)

@@ -125,6 +125,15 @@ def open_server_database(settings: "Settings") -> ServerDatabase:
     return SQLiteServerDatabase(path, clock=settings.clock, shared=settings.shared)
 
 
+def check_schema_version(database: str, version: int, newest: int) -> None:
+    """Reject a database that was written by a newer version of Kedge."""
+    if version > newest:
+        raise CannotServe(
+            f"{database} was written by a newer version of Kedge (schema {version}, this "
+            f"version supports {newest}): upgrade Kedge, or use another --db"
+        )
+
+
 def parse_sqlite_address(db: str) -> str:
     """Return the file of a database that is not PostgreSQL: a path, or ``sqlite:///`` before one.
 

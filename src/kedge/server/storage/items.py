@@ -15,6 +15,7 @@ from kedge.server.item_forms import Item
 from kedge.server.storage.context import EMPTY_CONTEXT, Context, ContextCache, extend_context
 from kedge.server.storage.database import ServerDatabase
 from kedge.server.storage.ids import parse_item_key, parse_node_number
+from kedge.server.token_counts import count_items
 
 _SELECT_NODE = "SELECT id, parent, barrier, tokens, input, output FROM nodes WHERE id = ?"
 _SELECT_CHAIN = """
@@ -54,8 +55,6 @@ NO_ITEMS = b"[]"
 
 ItemExpander = Callable[[Sequence[Item]], Sequence[Item]]
 """Returns items as a model sees them, with a compaction item replaced by the items in it."""
-
-ItemCounter = Callable[[Sequence[Item]], int]
 
 _get_type = itemgetter("type")
 
@@ -101,18 +100,11 @@ class NodeRepository:
         self._expand = expand
         self.next_number = database.next_number
 
-    def add(
-        self,
-        key: str,
-        parent: int | None,
-        conversation: str,
-        items: Sequence[Item],
-        count_tokens: ItemCounter,
-    ) -> int:
-        """Add items to a conversation; ``count_tokens`` counts them as a model sees them."""
+    def add(self, key: str, parent: int | None, conversation: str, items: Sequence[Item]) -> int:
+        """Add items to a conversation."""
         node, barrier = parse_node_number(key), has_compaction(items)
         model_items = self._expand(slice_from_compaction(items)) if barrier else items
-        tokens = count_tokens(model_items)
+        tokens = count_items(model_items)
         self._execute(
             "INSERT INTO nodes (id, key, parent, barrier, tokens, conversation, input, namespace, "
             "output) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",

@@ -33,7 +33,7 @@ from kedge.database.postgres import (
 )
 from kedge.errors import CannotServe, StoreError
 from kedge.server.storage.claims import ReplicaClaims
-from kedge.server.storage.database import Clock, ServerDatabase
+from kedge.server.storage.database import Clock, ServerDatabase, check_schema_version
 
 T = TypeVar("T")
 
@@ -293,11 +293,7 @@ class PostgresServerDatabase(ServerDatabase):
         for statement in _CREATE_VERSION:
             self.execute(statement)
         ((version,),) = self.execute("SELECT version FROM kedge_server_schema").fetchall()
-        if version > len(_MIGRATIONS):
-            raise CannotServe(
-                f"the database was written by a newer version of Kedge (schema {version}, this "
-                f"version supports {len(_MIGRATIONS)}): upgrade Kedge, or use another --db"
-            )
+        check_schema_version("the database", version, len(_MIGRATIONS))
         for script in _MIGRATIONS[version:]:
             for statement in script.split(";"):
                 self.execute(statement)

@@ -20,7 +20,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kedge.errors import CannotServe
-from kedge.server.storage.database import IN_MEMORY, Clock, ServerDatabase
+from kedge.server.storage.database import (
+    IN_MEMORY,
+    Clock,
+    ServerDatabase,
+    check_schema_version,
+)
 
 T = TypeVar("T")
 
@@ -141,12 +146,7 @@ class SQLiteServerDatabase(ServerDatabase):
     def _upgrade_schema(self) -> None:
         run = self.execute
         (version,) = run("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
-            raise CannotServe(
-                f"the database {self.path} was written by a newer version of Kedge (schema "
-                f"{version}, this version supports {SCHEMA_VERSION}): upgrade Kedge, or use "
-                "another --db"
-            )
+        check_schema_version(f"the database {self.path}", version, SCHEMA_VERSION)
         versions = range(version, SCHEMA_VERSION) if version else ()
         upgrades = (statement for each in versions for statement in _UPGRADES[each])
         for statement in upgrades if version else _SCHEMA.split(";\n"):
