@@ -178,7 +178,9 @@ async def test_invalid_result_is_a_failed_call(open_raw: OpenRaw) -> None:
     """An invalid result becomes a tool result with an error message."""
     async with open_raw("given") as toolbox:
         received = await call(toolbox, result={"content": "not a list"})
+        malformed = await call(toolbox, result=5)
     assert received.text == "The server returned an invalid result."
+    assert malformed.text == "The MCP server rejected the call: its response is not valid"
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,8 @@ async def test_errors_and_output_are_bounded(store: Store) -> None:
     server = create_mcp_server(StoreTools(store, choose_practice).to_toolbox())
     assert "error: show failed: NotInStore" in await call(server, "show", {"conversation": "x"})
     assert "error: The arguments of list are invalid" in await call(server, "list", {"limit": 999})
+    not_json = {"tag": "\ud800"}
+    assert "error: The call is invalid: arguments.tag" in await call(server, "list", not_json)
     blocks = ["z" * 20_000 for _ in range(30)]
     long = await Conversation.create(store, "practice", blocks=blocks)
     text = await call(server, "show", {"conversation": long.id, "last": 100})

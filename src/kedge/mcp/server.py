@@ -19,11 +19,12 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kedge.conversation import Conversation
+from kedge.errors import InvalidTurn
 from kedge.server.access import AccessPolicy, is_same_origin, read_bearer_token
 from kedge.store import ConversationRow, Store
 from kedge.store.summaries import list_summaries
 from kedge.tools import Toolbox, ToolRun, run_calls, tool
-from kedge.turns import Block, FilePart, ImagePart, Part, TextPart, tool_call
+from kedge.turns import Block, FilePart, ImagePart, Part, TextPart, ToolCallBlock, tool_call
 from kedge.turns.text_format import describe, format_part
 
 MAX_OUTPUT = 50_000
@@ -179,11 +180,11 @@ def create_mcp_server(toolbox: Toolbox, *, instructions: str = INSTRUCTIONS) -> 
 
     async def call_tool(_: object, params: types.CallToolRequestParams) -> types.CallToolResult:
         runs: list[ToolRun] = []
-        arguments = params.arguments or {}
-        if params.name in toolbox and toolbox[params.name].custom:
-            call = tool_call(params.name, str(arguments.get("input", "")), custom=True)
-        else:
-            call = tool_call(params.name, arguments)
+        try:
+            call = _build_call(toolbox, params)
+        except InvalidTurn as error:
+            text = f"The call is invalid: {error}"
+            return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True)
         await run_calls(toolbox, [call], on_run=runs.append, max_output=MAX_OUTPUT)
         return types.CallToolResult(
             content=[_to_content(part) for part in runs[0].result.parts],
@@ -197,6 +198,13 @@ def create_mcp_server(toolbox: Toolbox, *, instructions: str = INSTRUCTIONS) -> 
         on_list_tools=list_tools,
         on_call_tool=call_tool,
     )
+
+
+def _build_call(toolbox: Toolbox, params: types.CallToolRequestParams) -> ToolCallBlock:
+    arguments = params.arguments or {}
+    if params.name in toolbox and toolbox[params.name].custom:
+        return tool_call(params.name, str(arguments.get("input", "")), custom=True)
+    return tool_call(params.name, arguments)
 
 
 def _to_content(part: Part) -> types.ContentBlock:

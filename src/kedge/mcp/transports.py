@@ -26,7 +26,14 @@ from mcp.client._transport import ReadStream, TransportStreams
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCMessage, JSONRPCResponse, jsonrpc_message_adapter
+from mcp_types import (
+    INTERNAL_ERROR,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCResponse,
+    jsonrpc_message_adapter,
+)
 
 from kedge.errors import InvalidSetting
 from kedge.events.fields import repair_surrogates
@@ -284,8 +291,20 @@ def _parse_message(line: bytes, notes: ConnectionNotes) -> SessionMessage | None
     except (ValueError, RecursionError):
         notes.stray_output = notes.stray_output or line[:MAX_NOTE_CHARS].decode(errors="replace")
         log.debug("an MCP server wrote a line that is not a message, %d bytes", len(line))
-        return None
+        return _build_rejection(line)
     return _repair_message(SessionMessage(message))
+
+
+def _build_rejection(line: bytes) -> SessionMessage | None:
+    """Return an error for the request that an invalid response belongs to, which would wait for its time limit."""
+    try:
+        response: Any = json.loads(line)
+        is_response = response["jsonrpc"] == "2.0" and ("result" in response or "error" in response)
+        error = ErrorData(code=INTERNAL_ERROR, message="its response is not valid")
+        message = JSONRPCError(jsonrpc="2.0", id=response["id"], error=error)
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+    return SessionMessage(message) if is_response else None
 
 
 def _repair_message(message: SessionMessage) -> SessionMessage:
