@@ -150,8 +150,7 @@ def test_failed_message_argument_exits_with_1(kedge_server: TestServer) -> None:
 
 def test_piped_chat_is_chained_and_prints_status() -> None:
     """Answers are printed on standard output, each followed by a line about what was sent."""
-    done = run_chat("What is 2+3?\nWhat did I say first?\n")
-    assert done.returncode == 0
+    done = invoke_chat("What is 2+3?\nWhat did I say first?\n")
     assert "2+3 = 5." in done.stdout
     assert 'You said first: "What is 2+3?"' in done.stdout
     statuses = [line for line in done.stdout.splitlines() if line.startswith("[chained")]

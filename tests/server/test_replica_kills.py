@@ -26,7 +26,7 @@ from postgresql import create_schema
 from server.replica_process import digest_messages, list_messages
 from server.waiting import TIMEOUT, wait_until
 
-KILLS = int(os.environ.get("KEDGE_REPLICA_KILLS", "2"))
+KILLS = int(os.environ.get("KEDGE_REPLICA_KILLS", "1"))
 REPLICAS = 3
 STEPS_BETWEEN_KILLS = 6
 STEPS_PER_CHAIN = 20
