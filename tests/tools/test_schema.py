@@ -161,6 +161,25 @@ def test_only_given_arguments_are_passed() -> None:
     assert read_arguments(schema, {"y": None}) == {"y": None}
 
 
+def test_null_is_accepted_where_it_is_the_default() -> None:
+    """A model may pass the default that the schema shows, also if the annotation does not allow it."""
+    none: Any = None
+
+    def f(x: Annotated[int, "A number."] = none, y: Any = None, z: int = 5) -> None: ...
+
+    schema = make_schema(f)
+    nullable = {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}
+    assert schema.json_schema["properties"] == {
+        "x": {**nullable, "description": "A number."},
+        "y": {"default": None},
+        "z": {"default": 5, "type": "integer"},
+    }
+    assert read_arguments(schema, {"x": None, "y": None}) == {"y": None}
+    assert read_arguments(schema, {"x": 1}) == {"x": 1}
+    with pytest.raises(InvalidArguments):
+        read_arguments(schema, {"z": None})
+
+
 def test_a_field_may_be_the_default_of_a_parameter() -> None:
     """``x: int = Field(…)`` has the same meaning as in a model, including default factories."""
 

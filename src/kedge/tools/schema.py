@@ -131,12 +131,16 @@ def build_function_schema(
     """
     model = _build_model(signature)
     plain = _generate_schema(model)
-    if not strict:
-        return FunctionSchema(FrozenMap(plain), model, signature)
-    # In strict mode every argument is required, so null means "use the default".
-    properties: JSONSchema = plain["properties"]
+    properties: JSONSchema = plain.get("properties", {})
     optional = properties.keys() - set(plain.get("required", ()))
     nullable = frozenset(name for name in optional if not _allows_null(properties[name]))
+    if not strict:
+        # A model that reads "default": null may pass null, also for a parameter like `x: int = None`.
+        nullable = frozenset(name for name in nullable if _defaults_to_null(properties[name]))
+        for name in nullable:
+            properties[name] = {**_make_nullable(properties[name]), "default": None}
+        return FunctionSchema(FrozenMap(plain), model, signature, nullable)
+    # In strict mode every argument is required, so null means "use the default".
     properties |= {name: _make_nullable(properties[name]) for name in nullable}
     plain = to_strict_schema(plain, lambda path, problem: InvalidTool(tool, f"{path}: {problem}"))
     return FunctionSchema(FrozenMap(plain), model, signature, nullable)
@@ -251,6 +255,12 @@ def _schema_generator() -> "type[GenerateJsonSchema]":
 
 def _allows_null(schema: JSONSchema) -> bool:
     return any(choice.get("type") == "null" for choice in (schema, *schema.get("anyOf", ())))
+
+
+def _defaults_to_null(schema: JSONSchema) -> bool:
+    """Return whether the default is null, and the schema has a type, which null would not match."""
+    is_null = "default" in schema and schema["default"] is None
+    return is_null and bool(schema.keys() - {"default", "description"})
 
 
 def _make_nullable(schema: JSONSchema) -> JSONSchema:
