@@ -11,7 +11,7 @@ package or the Open Responses specification allows it.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from kedge.server.schema.calls import CALL_TYPES, ITEM_ID, STATUS
 from kedge.server.schema.content import (
@@ -35,6 +35,7 @@ from kedge.server.schema.validators import (
     Array,
     Identifier,
     Integer,
+    JsonPath,
     Map,
     Members,
     NonNull,
@@ -103,10 +104,14 @@ ITEM_TYPES = dict(sorted({**CALL_TYPES, **OTHER_TYPES}.items()))
 class InputItem(TaggedUnion):
     """An item of the type that it names; without a type, a message or a reference."""
 
-    def find_default(self, members: Mapping[str, Any]) -> str:
-        """Return the type of an item without one."""
-        is_reference = "id" in members and members.keys() <= {"type", "id"}
-        return "item_reference" if is_reference else "message"
+    def check(self, value: Any, path: JsonPath) -> None:
+        """Find the item's type and check its members."""
+        if type(value) is dict:
+            item = cast("dict[str, Any]", value)
+            if item.get("type") is None:
+                is_reference = "id" in item and item.keys() <= {"type", "id"}
+                return (ITEM_REFERENCE if is_reference else MESSAGE).check(item, path)
+        return TaggedUnion.check(self, value, path)
 
 
 ITEM = InputItem(

@@ -368,12 +368,13 @@ class Object:
         for name in self.required:
             if name not in members:
                 raise self.missing_error(name, members, path)
-        if not members.keys() <= self.members.keys():
+        validators = self.members
+        if not members.keys() <= validators.keys():
             self.check_unknown(members, path)
         for name in sorted(members, key=self.order.__getitem__):
             member = members[name]
             if member is not None or name not in self.nullable:
-                self.members[name].check(member, (path, name))
+                validators[name].check(member, (path, name))
 
     def missing_error(
         self, name: str, members: Mapping[str, Any], path: JsonPath
@@ -460,15 +461,11 @@ class TaggedUnion:
         members = cast("dict[str, Any]", value)
         tag = members.get(self.tag)
         if tag is None:
-            tag = self.find_default(members)
+            tag = self.default
         variant = self.by_tag.get(tag) if type(tag) is str else None
         if variant is None:
             raise self._tag_error(members, path)
         variant.check(members, path)
-
-    def find_default(self, members: Mapping[str, Any]) -> str | None:
-        """Return the tag of an object without one."""
-        return self.default
 
     def _tag_error(self, value: Mapping[str, Any], path: JsonPath) -> errors.ApiError:
         tag = value.get(self.tag)
