@@ -133,6 +133,15 @@ def decode(data: str | Buffer, *, parse_constant: Callable[[str], Any] | None = 
         return json.loads(text, parse_constant=parse_constant)
 
 
+def copy_value(value: Any) -> Any:
+    """Return a copy of a JSON value, with copies of the dicts and lists in it.
+
+    Raises:
+        RecursionError: If it is nested too deep.
+    """
+    return msgspec.to_builtins(value)
+
+
 def split_array(text: str) -> list[str]:
     """Return the text of each element of a JSON array, as it is written.
 

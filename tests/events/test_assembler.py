@@ -40,6 +40,30 @@ def message_item(text: str, item_id: str = "msg_1", **more: Any) -> dict[str, An
     return {"type": "message", "id": item_id, "role": "assistant", "content": content, **more}
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_changed_event_does_not_change_the_block(listed: bool) -> None:
+    """Whoever changes an item inside an event changes neither the block nor the digest of its anchor."""
+    item = message_item("Hello")
+    assembler = Assembler()
+    if listed:
+        assembler.feed(ResponseCompleted("resp_1", status="completed", output=(item,)))
+    else:
+        assembler.feed(ItemCompleted(item, 0))
+    item["content"][0]["text"] = "Changed"
+    if not listed:
+        assembler.feed(COMPLETED)
+    assert assembler.finish().blocks == (assistant("Hello"),)
+
+
+def test_an_item_that_is_nested_too_deep_is_rejected() -> None:
+    """An item that cannot become a block makes the response a failed one, whatever its depth."""
+    nested: list[Any] = []
+    for _ in range(900):
+        nested = [nested]
+    outcome = assemble([ItemCompleted({"type": "other", "id": "x", "value": nested}, 0), COMPLETED])
+    assert outcome.status == "failed"
+
+
 # Streams without finished items, as decoders of other providers produce them.
 
 

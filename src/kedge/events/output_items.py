@@ -29,6 +29,7 @@ from kedge.events.types import (
     ToolCallRenamed,
     ToolCallStarted,
 )
+from kedge.json_codec import copy_value
 from kedge.turns import (
     ITEM_ID,
     OUTPUT_INDEX,
@@ -136,11 +137,11 @@ class ItemBuilder:
         """Set the finished item; the first one with content is used, and a different second one is logged."""
         known = self.item
         if known is None:
-            self.item = item
+            self.item = _copy_item(item)
         elif known != item and _items_differ(self._complete_item(known), self._complete_item(item)):
             self.is_contradicted = self.type != REASONING
             if self.type == MESSAGE and _is_empty_message(known):
-                self.item = item
+                self.item = _copy_item(item)
             log.warning(
                 "item %r of type %r differs between the stream and the finished response; "
                 "the %s version is used",
@@ -203,6 +204,14 @@ class ItemBuilder:
         for (kind, _), part in sorted(self.parts.items(), key=lambda entry: entry[0][1]):
             if kind in kinds and (text := part.text):
                 yield kind, text
+
+
+def _copy_item(item: Item) -> Item:
+    """Return a copy of the item of an event, so that a consumer who changes it does not change the block."""
+    try:
+        return copy_value(item)
+    except (RecursionError, TypeError):  # too deep for a block, or not the value of a decoder
+        return item
 
 
 def _is_empty_message(item: Item) -> bool:
