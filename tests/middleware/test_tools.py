@@ -8,6 +8,7 @@ from kedge.errors import EngineError
 from kedge.events.run import ToolFinished, ToolStarted
 from kedge.middleware import find_open_calls, guard, redact, tools, with_middleware
 from kedge.middleware.compose import with_default_middleware
+from kedge.observe import snapshot
 from kedge.planning import find_problems
 from kedge.tools import AnyTool, Deny, Toolbox, ToolSource, tool
 from kedge.turns import (
@@ -312,3 +313,21 @@ async def test_run_accepts_a_toolbox_beside_the_tools_of_a_stack() -> None:
 def test_a_dry_run_accepts_functions() -> None:
     """Functions become tool definitions of the request."""
     assert [each["name"] for each in Request.of(tools=[add]).tools] == ["add"]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_cancelled_calls_are_counted(number: int) -> None:
+    """A run that is cancelled while tools run counts each of their calls."""
+
+    async def wait() -> None:
+        scope.cancel()
+        await anyio.sleep_forever()
+
+    def count_cancelled() -> int:
+        return snapshot().get("tool_runs_total", {}).get((("outcome", "cancelled"),), (0, 0.0))[0]
+
+    before = count_cancelled()
+    calls = [make_call(index, "wait", "{}") for index in range(number)]
+    with anyio.CancelScope() as scope:
+        await with_middleware(ScriptedEngine(calls), tools(wait)).run(Turn([user("hi")]))
+    assert count_cancelled() - before == number

@@ -19,7 +19,7 @@ from kedge.events.run import ToolFinished, ToolStarted, TurnFinished
 from kedge.middleware.base import BaseMiddleware
 from kedge.observe import count, get_logger, measure
 from kedge.planning import find_problems
-from kedge.tools import AnyTool, Approver, Tool, Toolbox
+from kedge.tools import AnyTool, Approver, Tool, Toolbox, ToolRun
 from kedge.tools.execute import iter_runs
 from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, tool_result
 
@@ -170,14 +170,13 @@ class _ToolsMiddleware(BaseMiddleware):
             calls,
             approve=self.approver,
             origin=NAME,
+            on_run=_count_run,
             filters=filters,
             text_only=self.text_only,
         )
         async with aclosing(finished) as runs:
             async for run in runs:
                 results[run.call.id] = run.result
-                count("tool_runs_total", outcome=run.outcome)
-                measure("tool_duration_seconds", run.seconds)
                 yield ToolFinished(filters.apply(run.call), run.result, run.seconds, run.outcome)
         turn = filters.apply_to_turn(turn)
         yield TurnFinished(turn.append(*(results[call.id] for call in calls)))
@@ -209,6 +208,11 @@ class _ToolsMiddleware(BaseMiddleware):
         return turn.append(
             *(tool_result(c.call_id, text, custom=c.custom, origin=NAME) for c in calls)
         )
+
+
+def _count_run(run: ToolRun) -> None:
+    count("tool_runs_total", outcome=run.outcome)
+    measure("tool_duration_seconds", run.seconds)
 
 
 def _offer_tools(request: Request, toolbox: Toolbox) -> Request:

@@ -77,12 +77,14 @@ async def iter_runs(
     *,
     approve: Approver | None,
     origin: str,
+    on_run: OnRun,
     filters: ContentFilters | None = None,
     text_only: bool = False,
 ) -> AsyncGenerator[ToolRun]:
     """Run tool calls in parallel and yield the record of each as soon as it has a result.
 
-    If the caller stops iterating or is cancelled, the remaining calls are cancelled.
+    If the caller stops iterating or is cancelled, the remaining calls are cancelled. ``on_run`` also receives
+    their records.
     """
     options: dict[str, Any] = {
         "approve": approve,
@@ -90,18 +92,23 @@ async def iter_runs(
         "filters": filters,
         "text_only": text_only,
     }
-    if len(calls) == 1:  # a single call needs no separate task
-        runs: list[ToolRun] = []
-        await run_calls(toolbox, calls, on_run=runs.append, **options)
-        yield runs[0]
-        return
     done: asyncio.Queue[ToolRun | None] = asyncio.Queue()
     escaped: list[BaseException] = []
+
+    def report(run: ToolRun) -> None:
+        on_run(run)
+        done.put_nowait(run)
+
+    if len(calls) == 1:  # a single call needs no separate task
+        await run_calls(toolbox, calls, on_run=report, **options)
+        if run := done.get_nowait():
+            yield run
+        return
 
     async def run_all() -> None:
         # SystemExit raised in a task of its own would end the event loop, also that of other callers.
         try:
-            await run_calls(toolbox, calls, on_run=done.put_nowait, **options)
+            await run_calls(toolbox, calls, on_run=report, **options)
         except (SystemExit, KeyboardInterrupt) as error:
             escaped.append(error)
 
