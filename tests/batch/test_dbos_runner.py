@@ -34,13 +34,10 @@ needs_sqlite = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=[pytest.param("sqlite", marks=needs_sqlite), "postgresql"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Yield the address of an empty store that processes can share."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/store.db"
-        return
-    with create_schema(request.getfixturevalue("postgres_url")) as url:
+@pytest.fixture
+def shared_url(postgres_url: str) -> Iterator[str]:
+    """Yield the address of an empty store on PostgreSQL; other tests run workers on SQLite."""
+    with create_schema(postgres_url) as url:
         yield url
 
 
@@ -58,7 +55,7 @@ async def answered_questions(store: Store, name: str) -> set[str]:
     return texts
 
 
-async def test_killed_worker_is_replaced(store_url: str, tmp_path: Path) -> None:
+async def test_killed_worker_is_replaced(shared_url: str, tmp_path: Path) -> None:
     """Every conversation is completed in order, and no finished turn is requested twice."""
     lines = [
         BatchLine(f"line{i}", tuple(f"Turn {turn} of {i}" for turn in range(TURNS)))
@@ -79,7 +76,7 @@ async def test_killed_worker_is_replaced(store_url: str, tmp_path: Path) -> None
         summary = await run_batch(
             lines,
             tmp_path / "out.jsonl",
-            store_url=store_url,
+            store_url=shared_url,
             model=f"responses:{server.base_url}#practice",
             name="killing",
             runner=runner,
@@ -90,7 +87,7 @@ async def test_killed_worker_is_replaced(store_url: str, tmp_path: Path) -> None
         counts = count_questions(server)
     assert killed
     assert (summary.completed, summary.failed) == (LINES, 0)
-    async with await open_store(store_url) as store:
+    async with await open_store(shared_url) as store:
         rows = await store.responses()
         answered = await answered_questions(store, "killing")
     assert len([row for row in rows if row.status == "completed"]) == LINES * TURNS

@@ -21,6 +21,7 @@ WORKERS, ITEMS = 4, 2
 Connect = Callable[..., Engine]
 
 
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
 async def test_response_id_is_the_same_everywhere(
     store: Store, store_url: str, connected: Connect, kedge_server: TestServer
 ) -> None:

@@ -12,6 +12,7 @@ import sys
 from importlib import import_module
 
 from kedge import Conversation, HeadConflict, connect, open_store
+from kedge.tokens.counter import get_encoding
 
 
 async def send_items(
@@ -44,7 +45,9 @@ def run(name: str, url: str, server: str, items: str, shared: str, *conversation
 
 if __name__ == "__main__":
     store, server, number, *others = sys.argv[1:]
-    import_module("aiohttp")  # before the fork, because the import takes longer than the work
+    # Before the fork, because the import and the vocabulary take longer than the work.
+    import_module("kedge.engines.http_client")
+    get_encoding()
     context = multiprocessing.get_context("fork")
     processes = [
         context.Process(target=run, args=(f"w{each}", store, server, *others))
