@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from engines.fake_server import json_response, make_handler, serve_handler
 from kedge.engines import AnthropicEngine, Engine, ResponsesEngine
+from kedge.engines.sdk_client import SdkClient
 from kedge.errors import EngineError, InvalidSetting, NotAuthorised, StreamCut, Unreachable
 from kedge.testing import TestServer
 from kedge.turns import Turn, user
@@ -74,6 +75,14 @@ async def test_error_of_the_server_has_no_key(api: str) -> None:
             with pytest.raises(NotAuthorised, match=r"Incorrect key \*\*\*") as exc_info:
                 await engine.run(TURN)
     assert KEY not in f"{exc_info.value!r} {exc_info.value.__cause__!r}"
+
+
+async def test_errors_have_no_credentials_of_headers() -> None:
+    """The credentials in the headers of the program's client are redacted as its key is."""
+    headers = {"Helicone-Auth": "Bearer secret-77", "X-Tag": "harbor"}
+    async with AsyncOpenAI(api_key="sk-abcdef", default_headers=headers) as client:
+        errors = SdkClient(client, "openai", "openai").errors
+        assert errors.redact("secret-77 sk-abcdef harbor") == "*** *** harbor"
 
 
 async def test_hooks_of_the_client_are_called(kedge_server: TestServer) -> None:

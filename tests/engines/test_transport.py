@@ -18,6 +18,7 @@ from engines.fake_server import (
 from kedge.engines.http_errors import MAX_MESSAGE_LENGTH
 from kedge.errors import (
     EngineError,
+    NotAuthorised,
     RateLimited,
     RequestRefused,
     ServerFailed,
@@ -30,6 +31,7 @@ from kedge.testing import TestServer
 from kedge.turns import Turn, user
 
 TURN = Turn([user("What is 2+3?")])
+SECRET = "secret-77"
 ITEM = {"type": "message", "role": "assistant", "content": "5", "id": "m"}
 ANSWER = {"id": "resp_1", "status": "completed", "output": [ITEM]}
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
@@ -227,6 +229,23 @@ async def test_truncated_message_contains_no_part_of_the_key() -> None:
             with pytest.raises(RequestRefused) as exc_info:
                 await engine.run(TURN)
     assert "sk-" not in str(exc_info.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [("Authorization", f"Bearer {SECRET}"), ("api-key", SECRET), ("Helicone-Auth", SECRET)],
+)
+async def test_credentials_in_headers_are_redacted(header: str, value: str) -> None:
+    """A message that repeats the credentials of a header is an error without them, as for an API key."""
+
+    async def refuse(request: Request) -> Response:
+        return Response(f"not valid: {request.headers[header]}", 401)
+
+    with serve_handler(refuse) as url:
+        async with connect(f"responses:{url}#m", default_headers={header: value}) as engine:
+            with pytest.raises(NotAuthorised, match=r"not valid: (Bearer )?\*\*\*") as exc_info:
+                await engine.run(TURN)
+    assert SECRET not in str(exc_info.value)
 
 
 @pytest.mark.parametrize(

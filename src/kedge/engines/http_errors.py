@@ -59,17 +59,19 @@ class ErrorBuilder:
         provider: The name of the provider.
         base_url: The address of the server.
         api_key: The key, which errors must not contain.
+        secrets: Other credentials of the requests, which errors must not contain either.
     """
 
     provider: str
     base_url: str
     api_key: object
+    secrets: tuple[str, ...] = ()
 
     def redact(self, text: str) -> str:
-        """Return a text of the server without the API key."""
-        key = self.api_key
-        if isinstance(key, str) and len(key) > 3 and key != PLACEHOLDER_KEY:
-            return text.replace(key, "***")
+        """Return a text of the server without the API key and other credentials."""
+        for key in (self.api_key, *self.secrets):
+            if isinstance(key, str) and len(key) > 3 and key != PLACEHOLDER_KEY:
+                text = text.replace(key, "***")
         return text
 
     def find_cause(self, exc: Exception) -> Exception | None:
@@ -128,6 +130,13 @@ class ErrorBuilder:
                 return ServerFailed(message, **facts, retryable=not permanent, retry_after=after)
             case status:
                 return RequestRefused(message, **facts, retryable=status in (408, 409))
+
+
+def find_secrets(headers: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the credentials in the headers of a request, without their schemes, such as ``Bearer``."""
+    names = (*CREDENTIAL_HEADERS, *GATEWAY_HEADERS)
+    values = [value for name, value in headers.items() if name.lower() in names]
+    return tuple(value.rpartition(" ")[2] for value in values if isinstance(value, str))
 
 
 def is_permanent_failure(code: str, message: str) -> bool:

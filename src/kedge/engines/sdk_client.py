@@ -11,7 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from kedge.engines.http_errors import ErrorBuilder, find_root_cause
+from kedge.engines.http_errors import ErrorBuilder, find_root_cause, find_secrets
 from kedge.errors import EngineError
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class SdkClient:
     @property
     def errors(self) -> ErrorBuilder:
         """Builds the errors of requests; a client can change its key."""
-        return ErrorBuilder(self._provider, str(self.client.base_url), self.client.api_key)
+        secrets = find_secrets(getattr(self.client, "_custom_headers", {}))
+        return ErrorBuilder(self._provider, str(self.client.base_url), self.client.api_key, secrets)
 
     async def send(
         self,

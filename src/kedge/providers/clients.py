@@ -13,6 +13,7 @@ from kedge.engines.http_errors import (
     GATEWAY_HEADERS,
     PLACEHOLDER_KEY,
     ErrorBuilder,
+    find_secrets,
 )
 from kedge.errors import CannotConnect, InvalidSetting
 from kedge.planning.anchors import validate_seconds
@@ -76,7 +77,7 @@ def prepare_openai_client(
         env_headers,
         given,
     )
-    errors = ErrorBuilder(provider, base_url, key)
+    errors = ErrorBuilder(provider, base_url, key, find_secrets(headers))
     if settings.get("transport") == "websocket":
         return lambda: _make_openai_client(errors, headers, client_settings), scope
     return lambda: _make_client(errors, headers, client_settings), scope
@@ -97,7 +98,7 @@ def prepare_anthropic_client(
         env_headers,
         given,
     )
-    errors = ErrorBuilder(provider, base_url, key)
+    errors = ErrorBuilder(provider, base_url, key, find_secrets(headers))
     return lambda: _make_client(errors, headers, client_settings), scope
 
 
