@@ -415,7 +415,7 @@ def _hash_request(blocks: Sequence[Block], options: Mapping[str, Any]) -> bytes:
     """Return a hash of a request: the messages as a model reads them, the model and all settings."""
     settings = {name: value for name, value in options.items() if name not in _TRANSPORT_OPTIONS}
     if "tools" in settings:
-        settings["tools"] = list(map(dict, Request.of(tools=settings["tools"]).tools))
+        settings["tools"] = Request.of(tools=settings["tools"]).tools
     if "output" in settings:
         settings["output"] = settings["output"].request_options()
     described = json.dumps(settings, sort_keys=True, default=str).encode()
