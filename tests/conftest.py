@@ -10,6 +10,7 @@ import functools
 import gc
 import inspect
 import os
+import re
 import shutil
 import signal
 from collections.abc import Generator, Iterator
@@ -98,7 +99,8 @@ def _prepare_clients() -> None:
 
 
 # Tests that start processes and browsers. They run first, so that no worker runs them alone at the end.
-SLOW_PACKAGES = {
+SLOW_NAMES = {
+    "test_docs.py",
     "batch",
     "web",
     "cli",
@@ -111,8 +113,8 @@ SLOW_PACKAGES = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the slow packages to the front."""
-    items.sort(key=lambda item: not SLOW_PACKAGES.intersection(item.nodeid.split("/")))
+    """Move the slow packages and files to the front."""
+    items.sort(key=lambda item: not SLOW_NAMES.intersection(re.split("/|::", item.nodeid)))
 
 
 @pytest.hookimpl(wrapper=True)
