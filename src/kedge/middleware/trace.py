@@ -197,9 +197,8 @@ class _RunSpans:
     def _start_request(self, plan: RequestPlan) -> None:
         from opentelemetry.trace import SpanKind
 
-        self._close_request(
-            "retried"
-        )  # a request without an answer, which an inner middleware repeats
+        # A request without an answer is one that an inner middleware repeats.
+        self._close_request("retried")
         self.requested_at, self.has_output = self.now(), False
         params = self.request.params
         self.request_span = self._start_span(
