@@ -50,7 +50,9 @@ def list_tools() -> list[dict[str, Any]]:
     names = ["echo", "more"] if CALLS and MODE == "change" else ["echo"]
     match MODE:
         case "duplicates":
-            names = ["echo", "echo", "a.b", "a/b", "", "x" * 100]
+            names = ["echo", "echo", "a.b", "a/b", "a_b", "c.d", "", "x" * 100, "x" * 101]
+        case "reordered":
+            names = ["a_b", "a/b", "a.b"]
         case "many":
             names = [f"tool_{number}" for number in range(300)]
         case "schemas":
@@ -112,8 +114,8 @@ def call_tool(params: dict[str, Any]) -> dict[str, Any] | None:
             return params["arguments"]["result"]
         case "input":
             return {"resultType": "input_required", "requestState": "x"}
-        case "environment":
-            text = json.dumps(dict(os.environ))
+        case "environment" | "duplicates":
+            text = json.dumps(dict(os.environ)) if MODE == "environment" else params["name"]
             return {"content": [{"type": "text", "text": text}]}
         case _:
             text = json.dumps(params.get("arguments")) + (" \ud83d" if MODE == "surrogates" else "")

@@ -153,10 +153,22 @@ async def test_control_characters_are_replaced(open_raw: OpenRaw) -> None:
 async def test_names_are_made_unique_and_valid(
     open_raw: OpenRaw, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Invalid characters in names are replaced, and of two tools with one name the first is used."""
+    """Invalid characters are replaced; names that become equal by this, or by their length, get a suffix."""
     async with open_raw("duplicates") as toolbox:
-        assert list(toolbox) == ["echo", "a_b", "x" * 64]
-    assert "no free name" in caplog.text
+        called = {name: (await call(toolbox, name)).text for name in toolbox}
+    long = "x" * 55
+    assert called == {
+        "echo": "echo",
+        "a_b_2e7336dc": "a.b",
+        "a_b_c14cddc0": "a/b",
+        "a_b": "a_b",
+        "c_d": "c.d",
+        f"{long}_09ecb6eb": "x" * 100,
+        f"{long}_c675a2e6": "x" * 101,
+    }
+    assert caplog.text.count("no free name") == 2  # the second "echo", and the one without a name
+    async with open_raw("reordered") as toolbox:
+        assert set(toolbox) == {"a_b", "a_b_2e7336dc", "a_b_c14cddc0"}
 
 
 async def test_number_of_tools_is_bounded(open_raw: OpenRaw) -> None:

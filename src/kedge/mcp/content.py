@@ -7,7 +7,9 @@ reason, structured results are not checked against the output schema that the se
 import base64
 import json
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from hashlib import sha256
 from typing import Any, cast
 
 import mcp_types as types
@@ -131,8 +133,9 @@ def convert_tools(
 ) -> tuple[AnyTool, ...]:
     """Return the tools of a server.
 
-    Names are converted to the form that providers accept. Of two tools with one name, the first is used. A
-    tool whose schema is too large or invalid is omitted.
+    Names are converted to the form that providers accept; those that would become equal get a hash of the
+    server's name for the tool as a suffix, so they do not depend on the order of the list. Of two tools with one
+    name, the first is used. A tool whose schema is too large or invalid is omitted.
 
     Args:
         listed: The tools in the server's list.
@@ -140,9 +143,14 @@ def convert_tools(
         options: Execution options for ``kedge.tools.tool``.
         server: The name of the server, for the log.
     """
+    listed = tuple(listed)
+    uses = Counter(_convert_name(name) for name in {each.name for each in listed})
     found: dict[str, AnyTool] = {}
     for each in listed:
-        name = re.sub(r"[^a-zA-Z0-9_-]", "_", each.name)[:MAX_NAME_CHARS]
+        name = _convert_name(each.name)
+        if name != each.name and uses[name] > 1:
+            suffix = f"_{sha256(each.name.encode()).hexdigest()[:8]}"
+            name = name[: MAX_NAME_CHARS - len(suffix)] + suffix
         if not name or name in found or len(found) == MAX_TOOLS:
             log.warning(
                 "a tool of the MCP server %s is left out: no free name, or too many", server
@@ -154,6 +162,10 @@ def convert_tools(
             reason = sanitize_text(str(error))[:MAX_LINK_CHARS]
             log.warning("the tool %s of the MCP server %s is left out: %s", name, server, reason)
     return tuple(found.values())
+
+
+def _convert_name(name: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:MAX_NAME_CHARS]
 
 
 def _convert_tool(
