@@ -22,6 +22,7 @@ from kedge.events import (
     AnthropicDecoder,
     ChatDecoder,
     Outcome,
+    ResponseStarted,
     StreamDecoder,
     StreamEvent,
     ToolCallStarted,
@@ -656,6 +657,61 @@ def test_a_complete_answer_equals_its_stream(name: str) -> None:
     assert (complete.status, complete.reason) == (streamed.status, streamed.reason)
     assert block_contents(complete.blocks) == block_contents(streamed.blocks)
     assert block_contents(complete.whole_blocks) == block_contents(streamed.whole_blocks)
+
+
+HALF = "\ud83d"
+"""Half of a character, which a JSON parser returns for one escape of a pair."""
+TOOL_USE = {"type": "tool_use", "id": f"call{HALF}", "name": f"roll{HALF}", "input": {"a": HALF}}
+FUNCTION_CALL = {
+    "id": f"call{HALF}",
+    "function": {"name": f"roll{HALF}", "arguments": {"a": HALF}},
+}
+HALVES: dict[str, dict[str, Any]] = {
+    "chat": {
+        "choices": [
+            {"message": {"content": f"text{HALF}", "tool_calls": [FUNCTION_CALL]}},
+        ],
+    },
+    "anthropic": {"content": [{"type": "text", "text": f"text{HALF}"}, TOOL_USE]},
+}
+
+
+@pytest.mark.parametrize("api", HALVES)
+def test_halves_of_characters_in_a_complete_answer_are_replaced(api: str) -> None:
+    """Every text of a complete answer can be encoded; without ``repair`` the answer is read as it is."""
+    response = {"id": f"id{HALF}", "model": f"model{HALF}", **HALVES[api]}
+    outcome = assemble(make_decoder(api).feed_whole(response))
+    assert outcome.completed
+    assert (outcome.response_id, outcome.model) == ("id\ufffd", "model\ufffd")
+    assert outcome.blocks == (
+        assistant("text\ufffd"),
+        tool_call("roll\ufffd", '{"a": "\ufffd"}', call_id="call\ufffd"),
+    )
+    [started, *_] = make_decoder(api).feed_whole(response, repair=False)
+    assert isinstance(started, ResponseStarted)
+    assert started.response_id == response["id"]
+
+
+def test_halves_of_characters_in_an_anthropic_stream_are_replaced() -> None:
+    """A stream may contain complete texts outside of its deltas, which are replaced there as well."""
+    deltas = [
+        {"type": "text_delta", "text": HALF},
+        {"type": "text_delta", "text": "\ude00"},
+        {"type": "citations_delta", "citation": {"type": "char_location", "cited_text": HALF}},
+    ]
+    text = {"type": "text", "text": ""}
+    events: list[dict[str, Any]] = [
+        {"type": "message_start", "message": {"id": f"id{HALF}", "model": "m"}},
+        {"type": "content_block_start", "index": 0, "content_block": TOOL_USE},
+        {"type": "content_block_start", "index": 1, "content_block": text},
+        *({"type": "content_block_delta", "index": 1, "delta": delta} for delta in deltas),
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
+        {"type": "message_stop"},
+    ]
+    outcome = decode_outcome("anthropic", encode_sse(events))
+    assert outcome.completed
+    assert outcome.response_id == "id\ufffd"
+    assert [block.text for block in outcome.blocks] == ["", "\U0001f600"]
 
 
 @pytest.mark.parametrize(

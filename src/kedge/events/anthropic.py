@@ -265,6 +265,13 @@ class AnthropicDecoder(StreamDecoder):
         except MalformedEvent as problem:
             self._report_malformed(kind, message, str(problem), found)
 
+    def _repair_message(self, message: JsonObject, event: str) -> JsonObject:
+        clean = repair_surrogates(message)
+        delta = message.get("delta")
+        if isinstance(delta, dict) and cast("JsonObject", delta).get("type") in PIECE_TYPES:
+            clean["delta"] = delta
+        return clean
+
     def _expects_json(self, event: str) -> bool:
         return not event or event in EVENT_READERS
 
@@ -308,7 +315,7 @@ def _read_block_start(state: _MessageState, message: JsonObject, found: EventLis
     found.append(ItemStarted(growing.item_type, growing.item_id, index))
     for name in ("text", "thinking"):
         if growing.type == name and (begun := fields.get_text(growing.block, name)):
-            found += _build_delta(growing, name, repair_surrogates(begun))
+            found += _build_delta(growing, name, begun)
 
 
 def _read_block_delta(state: _MessageState, message: JsonObject, found: EventList) -> None:
@@ -429,6 +436,8 @@ DELTA_READERS: dict[str, DeltaReader] = {
     "input_json_delta": _read_input_json,
     "citations_delta": _read_citation,
 }
+PIECE_TYPES = frozenset({"text_delta", "thinking_delta", "input_json_delta"})
+"""The deltas with a piece of a text, which may end with half of a character."""
 
 
 # Finished blocks.
@@ -446,7 +455,7 @@ def _emit_refusal(state: _MessageState, found: EventList) -> None:
     """Emit a message with the refusal that stopped the model."""
     stop_details = state.message.get("stop_details")
     details = cast("JsonObject", stop_details) if isinstance(stop_details, dict) else {}
-    text = repair_surrogates(fields.get_text(details, "explanation")) or DEFAULT_REFUSAL
+    text = fields.get_text(details, "explanation") or DEFAULT_REFUSAL
     index = state.next_index()
     item_id = state.item_id(index)
     content = [{"type": "refusal", "refusal": text}]

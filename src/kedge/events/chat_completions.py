@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from kedge.events import fields
 from kedge.events.decoder import DecoderState, EventList, StreamDecoder
-from kedge.events.fields import JsonObject, MalformedEvent
+from kedge.events.fields import JsonObject, MalformedEvent, repair_surrogates
 from kedge.events.tool_calls import ToolCall, ToolCallUpdate, valid_call_id
 from kedge.events.types import (
     OpaqueEvent,
@@ -161,7 +161,7 @@ class ChatDecoder(StreamDecoder):
     def feed_whole(self, response: dict[str, Any], *, repair: bool = True) -> list[StreamEvent]:
         """Decode a completion that was not streamed; see ``StreamDecoder.feed_whole``."""
         found: EventList = []
-        self._decode_message(response, "", found)
+        self._decode_message(repair_surrogates(response) if repair else response, "", found)
         state = self._state
         if state.has_message:
             state.finish_reason = state.finish_reason or "stop"  # some servers send no reason
