@@ -233,7 +233,16 @@ async def test_truncated_message_contains_no_part_of_the_key() -> None:
 
 @pytest.mark.parametrize(
     ("header", "value"),
-    [("Authorization", f"Bearer {SECRET}"), ("api-key", SECRET), ("Helicone-Auth", SECRET)],
+    [
+        ("Authorization", f"Bearer {SECRET}"),
+        ("Authorization", f"Bearer {SECRET}=="),
+        ("Authorization", f'Digest username="{SECRET}", response="{SECRET}2"'),
+        ("api-key", SECRET),
+        ("Helicone-Auth", SECRET),
+        ("Cookie", f"session={SECRET}"),
+        ("Cookie", f"session={SECRET}; other={SECRET}="),
+        ("cookie", f'a={SECRET};b="{SECRET} 2" ; {SECRET}'),
+    ],
 )
 async def test_credentials_in_headers_are_redacted(header: str, value: str) -> None:
     """A message that repeats the credentials of a header is an error without them, as for an API key."""
@@ -243,9 +252,22 @@ async def test_credentials_in_headers_are_redacted(header: str, value: str) -> N
 
     with serve_handler(refuse) as url:
         async with connect(f"responses:{url}#m", default_headers={header: value}) as engine:
-            with pytest.raises(NotAuthorised, match=r"not valid: (Bearer )?\*\*\*") as exc_info:
+            with pytest.raises(NotAuthorised, match=r"not valid: (\w+ )?\*\*\*") as exc_info:
                 await engine.run(TURN)
     assert SECRET not in str(exc_info.value)
+
+
+async def test_each_value_of_several_cookies_is_redacted() -> None:
+    """A message that repeats only a value of one pair does not show it either."""
+    cookies = 'session="first-1"; token=first-12=; theme=dark'
+
+    async def refuse(_: Request) -> Response:
+        return Response("unknown: first-1, first-12=, dark", 401)
+
+    with serve_handler(refuse) as url:
+        async with connect(f"responses:{url}#m", default_headers={"Cookie": cookies}) as engine:
+            with pytest.raises(NotAuthorised, match=r"unknown: \*\*\*, \*\*\*, \*\*\*"):
+                await engine.run(TURN)
 
 
 @pytest.mark.parametrize(

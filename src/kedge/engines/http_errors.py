@@ -35,6 +35,7 @@ GATEWAY_HEADERS = (
 MAX_CODE_LENGTH = 200
 MAX_MESSAGE_LENGTH = 2_000
 """The maximum length of a server's code and message in an error."""
+_SCHEME = re.compile(r"^\s*[\w-]+\s+")
 _PERMANENT_CODES = re.compile(
     r"^(invalid|unsupported|empty|image)_|policy|content_filter|moderation|_not_found|quota|billing"
     r"|context_length|_too_(large|small|long)|max_tokens"
@@ -69,8 +70,9 @@ class ErrorBuilder:
 
     def redact(self, text: str) -> str:
         """Return a text of the server without the API key and other credentials."""
-        for key in (self.api_key, *self.secrets):
-            if isinstance(key, str) and len(key) > 3 and key != PLACEHOLDER_KEY:
+        keys = [key for key in (self.api_key, *self.secrets) if isinstance(key, str)]
+        for key in sorted(keys, key=len, reverse=True):  # a shorter one may be part of a longer one
+            if len(key) > 3 and key != PLACEHOLDER_KEY:
                 text = text.replace(key, "***")
         return text
 
@@ -133,10 +135,19 @@ class ErrorBuilder:
 
 
 def find_secrets(headers: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the credentials in the headers of a request, without their schemes, such as ``Bearer``."""
+    """Return the credentials in the headers of a request, without their schemes, such as ``Bearer``.
+
+    Of a list of pairs, such as several cookies, each pair and each value is returned.
+    """
     names = (*CREDENTIAL_HEADERS, *GATEWAY_HEADERS)
-    values = [value for name, value in headers.items() if name.lower() in names]
-    return tuple(value.rpartition(" ")[2] for value in values if isinstance(value, str))
+    found: list[str] = []
+    for name, value in headers.items():
+        if name.lower() in names and isinstance(value, str):
+            is_cookie = name.lower() == "cookie"
+            pairs = value.split(";") if is_cookie else _SCHEME.sub("", value).split(",")
+            found += [pair.strip() for pair in pairs]
+            found += [pair.partition("=")[2].strip(' "') for pair in pairs]
+    return tuple(found)
 
 
 def is_permanent_failure(code: str, message: str) -> bool:

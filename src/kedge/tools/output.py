@@ -50,6 +50,13 @@ SECRET_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
         re.compile(r"(?i)(authorization[\"']?[:=] ?[\"']?(?:\w{1,20} )?)[\w.~+/=-]+"),
         rf"\1{REDACTED}",
     ),
+    (
+        re.compile(
+            r"(?i)(\bcookie[\"']?: ?)"
+            r"(?:\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[^\s=;,\"']{1,200}=[^\r\n]*)"
+        ),
+        rf"\1{REDACTED}",
+    ),
     (re.compile(r"(://)[^/\s@]{1,200}@"), rf"\1{REDACTED}@"),
     (
         re.compile(
