@@ -12,7 +12,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 
-from benchmarks.table import Row, cpu_seconds
+from benchmarks.table import Row
 from kedge.planning import RequestPlan, canonical, plan_request, record_response
 from kedge.turns import Block, Turn, assistant, system, tool_call, tool_result, user
 
@@ -42,9 +42,7 @@ def run() -> list[Row]:
     warms: list[float] = []
     for count in (100, 1_000, 10_000):
         blocks = make_blocks(count)
-        number = max(1, 2_000 // count)
-        base = cpu_seconds(lambda b=blocks: _hash_blocks(b), number=number)
-        cold = _measure_cold(blocks, number)
+        base, cold = _compare_cold(blocks, number=max(1, 2_000 // count))
         warm = _measure_warm(blocks)
         warms.append(warm)
         rows += [
@@ -66,13 +64,17 @@ def _hash_blocks(blocks: list[Block]) -> bytes:
     return hashlib.sha256(encoded.encode()).digest()
 
 
-def _measure_cold(blocks: list[Block], number: int) -> float:
-    """CPU seconds of a plan that finds no digest made yet, neither in the Turn nor in its blocks."""
-    best = float("inf")
+def _compare_cold(blocks: list[Block], number: int) -> list[float]:
+    """CPU seconds of the baseline, and of a plan that finds no digest in the Turn or in its blocks."""
+    best = [float("inf")] * 2
     for _ in range(5):
         turns = [Turn(make_blocks(len(blocks) - 1)) for _ in range(number)]
-        best = min(best, _measure(lambda turns=turns: [_plan(turn) for turn in turns]) / number)
-    return best
+        spent = (
+            _measure(lambda: [_hash_blocks(blocks) for _ in range(number)]),
+            _measure(lambda turns=turns: [_plan(turn) for turn in turns]),
+        )
+        best = [min(pair) for pair in zip(best, spent, strict=True)]
+    return [seconds / number for seconds in best]
 
 
 def _measure_warm(blocks: list[Block]) -> float:

@@ -13,7 +13,7 @@ import time
 import tracemalloc
 from typing import Any
 
-from benchmarks.table import Row, cpu_seconds
+from benchmarks.table import Row, compare_cpu, cpu_seconds
 from kedge.chat.state import ChatState, decode_state, encode_state, state_from_turn
 from kedge.compaction import BlockCounter
 from kedge.planning import plan_request, prefix_digest, record_response
@@ -67,10 +67,10 @@ def run() -> list[Row]:
 
 def _measure_speed(state: ChatState, data: bytes) -> list[Row]:
     parsed = json.loads(data)
-    dumps = cpu_seconds(lambda: json.dumps(parsed), number=5)
-    loads = cpu_seconds(lambda: json.loads(data), number=5)
-    encode = cpu_seconds(lambda: encode_state(state), number=5)
-    decode = cpu_seconds(lambda: decode_state(data, "openai"), number=5)
+    dumps, encode = compare_cpu(lambda: json.dumps(parsed), lambda: encode_state(state), number=5)
+    loads, decode = compare_cpu(
+        lambda: json.loads(data), lambda: decode_state(data, "openai"), number=5
+    )
     return [
         Row(f"encode {BLOCKS:,} blocks", encode / dumps, 2.0, detail=_format_ms(encode)),
         Row(f"decode {BLOCKS:,} blocks", decode / loads, 3.5, detail=_format_ms(decode)),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from benchmarks.table import Row, cpu_seconds
+from benchmarks.table import Row, compare_cpu
 from kedge.events import Assembler, Outcome, ResponsesDecoder
 
 BASELINE = "the openai SDK's typed stream"
@@ -26,9 +26,11 @@ def run() -> list[Row]:
     for kind, make in (("text", make_text_events), ("arguments", make_argument_events)):
         burst, long = make_chunks(make(BURST)), make_chunks(make(LONG))
         events = len(make(BURST))
-        sdk = cpu_seconds(partial(read_with_sdk, burst))
-        ours = cpu_seconds(partial(read_with_kedge, burst))
-        ours_long = cpu_seconds(partial(read_with_kedge, long), repeat=3)
+        sdk, ours, ours_long = compare_cpu(
+            partial(read_with_sdk, burst),
+            partial(read_with_kedge, burst),
+            partial(read_with_kedge, long),
+        )
         detail = f"{ours / events * 1e6:.1f} µs an event; SDK {sdk / events * 1e6:.1f}"
         rows.append(Row(f"{BURST} {kind} deltas, against the SDK", ours / sdk, 0.06, detail=detail))
         growth = (ours_long / LONG) / (ours / BURST)
@@ -36,11 +38,11 @@ def run() -> list[Row]:
             Row(f"{LONG} {kind} deltas, per event", growth, 1.1, baseline=f"{BURST} deltas")
         )
     short, line = (split_small(make_line(size)) for size in (4_000_000, 40_000_000))
-    growth = cpu_seconds(partial(read_line, line)) / cpu_seconds(partial(read_line, short)) / 10
+    of_short, of_line = compare_cpu(partial(read_line, short), partial(read_line, line))
     rows.append(
         Row(
             "a line of 40 MB in chunks of 1 KB, per byte",
-            growth,
+            of_line / of_short / 10,
             1.5,
             detail="quadratic: 10",
             baseline="a line of 4 MB",

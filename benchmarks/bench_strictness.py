@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from benchmarks.table import Row, cpu_seconds
+from benchmarks.table import Row, compare_cpu
 from kedge.server.coherence import EMPTY_COHERENCE, Coherence, check_request
 from kedge.server.validation import check_create, parse_body
 
@@ -44,8 +44,7 @@ def measure_checks() -> list[Row]:
     """Check a body of 200 items, beside reading it from JSON."""
     body: Any = {"model": "practice", "input": ITEMS * 50}
     raw = json.dumps(body).encode()
-    check = cpu_seconds(lambda: check_create(body), number=20)
-    parse = cpu_seconds(lambda: parse_body(raw), number=20)
+    check, parse = compare_cpu(lambda: check_create(body), lambda: parse_body(raw), number=20)
     return [
         Row("checking an item", check / 200 * 1e6, limit=20, unit="µs", detail="of 200 in a body"),
         Row("checking a body / parsing it", check / parse, detail=f"{len(raw)} bytes"),
@@ -55,8 +54,7 @@ def measure_checks() -> list[Row]:
 def measure_chains() -> list[Row]:
     """Judge and extend a turn at the end of a long chain, beside a short one."""
     short, long = build_chain(5), build_chain(2_000)
-    near = cpu_seconds(lambda: check_turn(short), number=2_000)
-    far = cpu_seconds(lambda: check_turn(long), number=2_000)
+    near, far = compare_cpu(lambda: check_turn(short), lambda: check_turn(long), number=2_000)
     return [
         Row("a turn's coherence at depth 2,000", far / near, limit=3, baseline="depth 5"),
         Row("a turn's coherence at depth 2,000", far * 1e6, unit="µs"),

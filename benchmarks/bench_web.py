@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.table import Row, cpu_seconds
+from benchmarks.table import Row, compare_cpu, cpu_seconds
 from kedge.providers import connect
 from kedge.server.settings import Settings
 from kedge.server.uvicorn_server import UvicornServer, bind
@@ -58,11 +58,13 @@ def _measure_layout() -> list[Row]:
         parent = nodes[-1] if rng.random() < 0.8 else rng.choice(nodes[-40:])
         nodes.append(GraphNode(number, parent.id, f"Question {number}", sums=Totals(1, 10, 1, 2)))
     encoded = json.dumps([[each.id, each.parent, each.label, [1, 10, 1, 2]] for each in nodes])
-    read = cpu_seconds(lambda: json.loads(encoded))
     selected = nodes[-1].id
-    laid = cpu_seconds(lambda: compute_layout(nodes, selected))
     layout = compute_layout(nodes, selected)
-    drawn = cpu_seconds(lambda: draw_lanes(layout))
+    read, laid, drawn = compare_cpu(
+        lambda: json.loads(encoded),
+        lambda: compute_layout(nodes, selected),
+        lambda: draw_lanes(layout),
+    )
     label = f"of {RESPONSES:,} responses / json.loads of them"
     return [
         Row(f"layout {label}", laid / read, detail=f"{laid * 1e3:.1f} ms"),

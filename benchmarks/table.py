@@ -28,17 +28,24 @@ class Row:
 
 def cpu_seconds(work: Callable[[], object], *, repeat: int = 5, number: int = 1) -> float:
     """CPU seconds of one call of ``work``: the least of ``repeat`` rounds of ``number`` calls."""
-    best = float("inf")
+    (best,) = compare_cpu(work, repeat=repeat, number=number)
+    return best
+
+
+def compare_cpu(*works: Callable[[], object], repeat: int = 5, number: int = 1) -> list[float]:
+    """CPU seconds of one call of each, measured in turn: a busy machine then slows all of them."""
+    best = [float("inf")] * len(works)
     for _ in range(repeat):
-        gc.collect()
-        gc.disable()
-        try:
-            start = time.process_time_ns()
-            for _ in range(number):
-                work()
-            best = min(best, (time.process_time_ns() - start) / 1e9 / number)
-        finally:
-            gc.enable()
+        for i, work in enumerate(works):
+            gc.collect()
+            gc.disable()
+            try:
+                start = time.process_time_ns()
+                for _ in range(number):
+                    work()
+                best[i] = min(best[i], (time.process_time_ns() - start) / 1e9 / number)
+            finally:
+                gc.enable()
     return best
 
 
