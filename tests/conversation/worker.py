@@ -12,7 +12,7 @@ import sys
 from importlib import import_module
 
 from kedge import Conversation, HeadConflict, connect, open_store
-from kedge.tokens.counter import get_encoding
+from kedge.tokens import count_text
 
 
 async def send_items(
@@ -47,7 +47,7 @@ if __name__ == "__main__":
     store, server, number, *others = sys.argv[1:]
     # Before the fork, because the import and the vocabulary take longer than the work.
     import_module("kedge.engines.http_client")
-    get_encoding()
+    count_text("hello")
     context = multiprocessing.get_context("fork")
     processes = [
         context.Process(target=run, args=(f"w{each}", store, server, *others))
