@@ -193,6 +193,9 @@ FROZEN_VALUES = (
     *ResponsesDecoder().feed_whole({"id": "a", "status": "completed", "output": [{"id": "b"}]}),
     *ResponsesDecoder().feed_whole({"id": "a", "status": "incomplete", "output": [{"id": "b"}]}),
     *ResponsesDecoder().feed_whole({"id": "a", "status": "failed"}),
+    *ResponsesDecoder().feed_message(
+        {"type": "response.output_text.delta", "delta": "a", "logprobs": [{"token": "a"}]}
+    ),
 )
 BORROWED = {"PracticeRequest"}
 """Classes whose values share the server's own items, which may be too large to copy for each request."""

@@ -284,6 +284,8 @@ def test_function_tools_are_translated_and_native_tools_unchanged() -> None:
             {"stop": ["x"], "metadata": {"a": "b"}, "user": "u"},
         ),
         ({"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 2}),
+        ({"top_logprobs": 0}, {}),
+        ({"include": ["message.output_text.logprobs"]}, {"logprobs": True}),
         ({"store": False, "truncation": "disabled", "background": False, "include": []}, {}),
         ({"store": True}, {"store": True}),
         (

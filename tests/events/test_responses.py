@@ -445,7 +445,9 @@ def test_minus_infinity_is_accepted() -> None:
         b'data: {"type":"response.output_text.delta","output_index":0,"delta":"hi",'
         b'"logprobs":[{"token":"hi","logprob":-Infinity}]}\n\n'
     )
-    assert decode(stream) == [TextDelta("hi", "", 0)]
+    assert decode(stream) == [
+        TextDelta("hi", "", 0, logprobs=({"token": "hi", "logprob": None},)),
+    ]
 
 
 def test_line_limit_is_enforced() -> None:

@@ -24,6 +24,7 @@ from kedge.engines import (
 )
 from kedge.engines.base import Request, unwrap
 from kedge.engines.reply import answer_text
+from kedge.engines.request_body import LOGPROBS
 from kedge.errors import AnswerIncomplete, KedgeError, UnsupportedParameter
 from kedge.events import Outcome
 from kedge.events.run import AnswerFinished, Healed
@@ -263,6 +264,9 @@ class EngineModel:
             params.pop("parallel_tool_calls", None)
             if params.get("tool_choice") in ("auto", "none"):
                 del params["tool_choice"]
+        # The server handles the other values.
+        if LOGPROBS in (body.get("include") or ()) and not isinstance(engine, AnthropicEngine):
+            params["include"] = [LOGPROBS]
         if prompt.max_tokens is not None:
             params["max_output_tokens"] = prompt.max_tokens
         if (text := _drop_nulls(body, "text")) and text != {"format": {"type": "text"}}:

@@ -5,9 +5,9 @@ open at a time: text and reasoning end where the next item starts; a call stays 
 and deltas of other items wait. Items that the stream did not contain are added from the finished response.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from kedge.backends.items_to_turn import pack_reasoning
 from kedge.events import (
@@ -61,6 +61,8 @@ class _PendingItem:
     output_index: int
     emitted: list[str] = field(default_factory=list[str])
     pending: str = ""
+    logprobs: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
+    """Those of the waiting text."""
     is_started: bool = False
     is_complete: bool = False
     index: int = 0
@@ -83,7 +85,9 @@ class OutputEmitter:
         match event:
             case TextDelta():
                 key = ("text", (event.output_index, event.content_index))
-                yield from self._append_text(key, "text", event.output_index, event.delta)
+                yield from self._append_text(
+                    key, "text", event.output_index, event.delta, event.logprobs
+                )
             case RefusalDelta():
                 key = ("refusal", (event.output_index, event.content_index))
                 yield from self._append_text(key, "refusal", event.output_index, event.delta)
@@ -127,12 +131,18 @@ class OutputEmitter:
         self._items[key].index = event.index
 
     def _append_text(
-        self, key: ItemKey, kind: ItemKind, output_index: int, text: str
+        self,
+        key: ItemKey,
+        kind: ItemKind,
+        output_index: int,
+        text: str,
+        logprobs: Sequence[Mapping[str, Any]] = (),
     ) -> Iterator[OutputEvent]:
         item = self._items.get(key)
         if item is None:
             item = self._items[key] = _PendingItem(ItemOpened(kind), output_index)
             self._seen_indices.add(output_index)
+        item.logprobs += logprobs
         yield from self._emit_text(key, item, text)
 
     def _emit_text(self, key: ItemKey, item: _PendingItem, text: str) -> Iterator[OutputEvent]:
@@ -144,7 +154,8 @@ class OutputEmitter:
             yield from self._open_item(key, item)
         if text:
             item.emitted.append(text)
-            yield ItemDelta(text)
+            logprobs, item.logprobs = tuple(map(dict, item.logprobs)), []
+            yield ItemDelta(text, logprobs)
 
     def _can_open(self) -> bool:
         """Whether another item may start: not while a call is incomplete."""
@@ -258,7 +269,7 @@ def emit_block(block: Block, prefix_digest: str) -> Iterator[OutputEvent]:
             for part in block.parts:
                 if isinstance(part, TextPart | RefusalPart):
                     yield ItemOpened("text" if isinstance(part, TextPart) else "refusal")
-                    yield ItemDelta(part.text)
+                    yield ItemDelta(part.text, _read_list(part, "logprobs"))
                     yield _close_text(part)
         case ReasoningBlock():
             yield ItemOpened("reasoning")
@@ -277,8 +288,13 @@ def emit_block(block: Block, prefix_digest: str) -> Iterator[OutputEvent]:
 
 def _close_text(part: Part | None) -> ItemClosed:
     """Return the end of a text, with the annotations of the received part."""
-    found = part.extra.get("annotations") if isinstance(part, TextPart) else None
-    return ItemClosed(annotations=tuple(thaw(found)) if isinstance(found, tuple) else ())
+    return ItemClosed(annotations=_read_list(part, "annotations"))
+
+
+def _read_list(part: Part | None, name: str) -> tuple[Mapping[str, Any], ...]:
+    """Return a list of objects that the provider attached to a text."""
+    found = part.extra.get(name) if isinstance(part, TextPart) else None
+    return tuple(thaw(found)) if isinstance(found, tuple) else ()
 
 
 def convert_usage(usage: Usage) -> ModelUsage:

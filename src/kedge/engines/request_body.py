@@ -174,6 +174,7 @@ def get_extra_body(params: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +274,6 @@ def summarize_request(body: Mapping[str, Any], options: SendOptions) -> RequestS
         previous_response_id=body.get("previous_response_id", ""),
         conversation_id=body.get("conversation", ""),
         has_reasoning=options.reasoning and any(item["type"] == "reasoning" for item in items),
-        requests_reasoning=options.include and "include" in body,
+        requests_reasoning=options.include and ENCRYPTED_REASONING in (body.get("include") or ()),
         has_empty_input=not items,
     )

@@ -201,6 +201,8 @@ class ChatDecoder(StreamDecoder):
             raise MalformedEvent("delta is not an object")
         if choice.get("error"):
             self._fail(choice, found)
+        if isinstance(logprobs := choice.get("logprobs"), dict):
+            state.hold_logprobs(cast("JsonObject", logprobs).get("content"))
         raw_fields = cast("JsonObject", raw)
         delta = {name: value for name, value in raw_fields.items() if value is not None}
         state.has_message = state.has_message or bool(raw_fields)
@@ -311,7 +313,11 @@ def _emit_delta(state: _CompletionState, kind: TextKind, text: str, found: Event
     state.texts.setdefault(kind, []).append(delta)
     match kind:
         case "text":
-            found.append(TextDelta(delta, "", state.item_index("message")))
+            index, logprobs = (
+                state.item_index("message"),
+                state.take_logprobs() if state.logprobs else (),
+            )
+            found.append(TextDelta(delta, "", index, 0, logprobs))
         case "refusal":
             found.append(RefusalDelta(delta, "", state.item_index("message"), 1))
         case "reasoning":

@@ -11,11 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
-from kedge.events.fields import JsonObject, SurrogateJoiner, describe_event
+from kedge.events.fields import (
+    JsonObject,
+    SurrogateJoiner,
+    describe_event,
+    repair_surrogates,
+)
 from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SSEDecoder, SSEMessage
 from kedge.events.tool_calls import ToolCallState
 from kedge.events.types import AnomalyKind, AnomalyNoted, OpaqueEvent, StreamEvent
 from kedge.json_codec import decode
+from kedge.turns.frozen_json import copy_read_only
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +35,24 @@ class DecoderState:
 
     calls: ToolCallState = field(default_factory=ToolCallState)
     joiner: SurrogateJoiner = field(default_factory=SurrogateJoiner)
+    logprobs: list[JsonObject] = field(default_factory=list[JsonObject])
+    """Log probabilities of tokens whose text follows: a token may be a part of a character."""
     started: bool = False
     ended: bool = False
+
+    def hold_logprobs(self, logprobs: object) -> None:
+        """Add log probabilities for the next text."""
+        if isinstance(logprobs, list):
+            self.logprobs += [
+                repair_surrogates(each)
+                for each in cast("list[Any]", logprobs)
+                if isinstance(each, dict)
+            ]
+
+    def take_logprobs(self) -> tuple[Mapping[str, Any], ...]:
+        """Return and remove the log probabilities of a text."""
+        taken, self.logprobs = tuple(map(copy_read_only, self.logprobs)), []
+        return taken
 
     def resolve_calls(self, found: EventList) -> None:
         """Complete the tool calls of a complete response, and report those that cannot be completed."""

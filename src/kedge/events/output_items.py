@@ -36,6 +36,7 @@ from kedge.turns import (
     RESPONSE_ID,
     AssistantBlock,
     Block,
+    FrozenMap,
     ReasoningBlock,
     RefusalPart,
     TextPart,
@@ -65,6 +66,7 @@ class PartBuilder:
 
     pieces: list[str] = field(default_factory=list[str])
     is_complete: bool = False
+    logprobs: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
     @property
     def text(self) -> str:
@@ -180,30 +182,34 @@ class ItemBuilder:
             {"type": "refusal", "refusal": text}
             if kind == "refusal"
             else {"type": "output_text", "text": text}
-            for kind, text in self._iter_texts("text", "refusal")
+            for kind, text, _ in self._iter_texts("text", "refusal")
         ]
         return {**item, "content": content}
 
     def _build_from_deltas(self, identity: Any) -> Block | None:
         if self.type == MESSAGE:
             parts = tuple(
-                RefusalPart(text) if kind == "refusal" else TextPart(text)
-                for kind, text in self._iter_texts("text", "refusal")
+                RefusalPart(text) if kind == "refusal" else _build_text(text, logprobs)
+                for kind, text, logprobs in self._iter_texts("text", "refusal")
             )
             return AssistantBlock(parts, **identity) if parts else None
         if self.type == REASONING:
-            summary = tuple(text for _, text in self._iter_texts("summary"))
-            texts = tuple(text for _, text in self._iter_texts("reasoning"))
+            summary = tuple(text for _, text, _ in self._iter_texts("summary"))
+            texts = tuple(text for _, text, _ in self._iter_texts("reasoning"))
             return ReasoningBlock(summary, texts, **identity) if summary or texts else None
         if self.type in CALL_TYPES and self.name and self.call_id:
             custom = self.type == CUSTOM_CALL
             return ToolCallBlock(self.name, self.arguments.text, self.call_id, custom, **identity)
         return None
 
-    def _iter_texts(self, *kinds: PartKind) -> Iterator[tuple[PartKind, str]]:
+    def _iter_texts(self, *kinds: PartKind) -> Iterator[tuple[PartKind, str, list[Item]]]:
         for (kind, _), part in sorted(self.parts.items(), key=lambda entry: entry[0][1]):
             if kind in kinds and (text := part.text):
-                yield kind, text
+                yield kind, text, part.logprobs
+
+
+def _build_text(text: str, logprobs: list[Item]) -> TextPart:
+    return TextPart(text, extra=FrozenMap(logprobs=logprobs)) if logprobs else TextPart(text)
 
 
 def _copy_item(item: Item) -> Item:
@@ -279,6 +285,8 @@ class OutputBuilder:
         part = self._find_part(MESSAGE, event, "text", event.content_index)
         if not part.is_complete:
             part.pieces.append(event.delta)
+            if event.logprobs:
+                part.logprobs += event.logprobs
 
     def add_refusal(self, event: RefusalDelta) -> None:
         """Add text to a refusal."""

@@ -6,7 +6,7 @@ passed on without being interpreted. Sequence numbers reveal duplicate events an
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
 from kedge.events import fields
@@ -202,10 +202,15 @@ def _delta_reader(kind: PartKind, index: str) -> EventReader:
     def read(state: StreamState, message: JsonObject, found: EventList) -> None:
         item_id, at = fields.get_text(message, "item_id"), fields.get_part_index(message, index)
         delta = state.joiner.feed((kind, item_id, at), fields.require_text(message, "delta"))
+        if kind == "text" and (logprobs := message.get("logprobs")):
+            state.hold_logprobs(logprobs)
         if delta:
             output_index = state.indexes.find_or_start(message, item_id, item_type)
             state.parts.setdefault((kind, output_index, at), False)
-            found.append(build_delta(delta, item_id, output_index, at))
+            event = build_delta(delta, item_id, output_index, at)
+            if kind == "text" and state.logprobs:
+                event = replace(cast("TextDelta", event), logprobs=state.take_logprobs())
+            found.append(event)
 
     return read
 

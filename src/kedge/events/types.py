@@ -122,12 +122,15 @@ class TextDelta(Event):
         item_id: The provider's id of the message.
         output_index: The position of the message in the output.
         content_index: The position of the text part in the message.
+        logprobs: The log probabilities of the tokens of this text, if they were requested, in the form of the
+            Responses API.
     """
 
     delta: str
     item_id: str = ""
     output_index: int = -1
     content_index: int = 0
+    logprobs: tuple[Mapping[str, Any], ...] = field(default=(), repr=False, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

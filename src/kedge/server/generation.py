@@ -6,8 +6,8 @@ the model, a bug in it, the deadline, a client that disconnects, a server that s
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Generic, TypeVar
 
 from kedge.errors import StoreError
 from kedge.server.deadline import Deadline
@@ -195,25 +195,40 @@ async def apply_stop_sequences(
 ) -> AsyncIterator[OutputEvent]:
     """Yield the events of an answer up to the first stop sequence in its text."""
     pending: str | None = None  # the end of the open text; None if no text is open
+    logprobs: tuple[Mapping[str, Any], ...] = ()  # of tokens that are in this end, or before it
+    before = 0  # the characters of these tokens that were sent
     async for piece in events:
         if isinstance(piece, ItemOpened):
-            pending = "" if piece.kind == "text" else None
+            pending, logprobs, before = "" if piece.kind == "text" else None, (), 0
         elif pending is not None and isinstance(piece, ItemDelta):
-            pending += piece.text
+            pending, logprobs = pending + piece.text, logprobs + piece.logprobs
             text, stop_sequence = _find_first_stop(pending, stops)
             if stop_sequence:
-                yield ItemDelta(text)
+                yield ItemDelta(text, _take_logprobs(logprobs, before + len(text)))
                 yield ItemClosed(stop_sequence)
                 return
             end = len(pending) - _partial_stop_length(pending, stops)
             text, pending = pending[:end], pending[end:]
             if text:
-                yield ItemDelta(text)
+                yield ItemDelta(text, () if pending else logprobs)
+                before, logprobs = (before + len(text), logprobs) if pending else (0, ())
             continue
         elif pending and isinstance(piece, ItemClosed | OutputTruncated):
-            yield ItemDelta(pending)
+            yield ItemDelta(pending, logprobs)
             pending = None
         yield piece
+
+
+def _take_logprobs(
+    logprobs: tuple[Mapping[str, Any], ...], end: int
+) -> tuple[Mapping[str, Any], ...]:
+    """Return the log probabilities of the tokens that start before a position in their text."""
+    start = 0
+    for index, each in enumerate(logprobs):
+        if start >= end:
+            return logprobs[:index]
+        start += len(str(each.get("token")))
+    return logprobs
 
 
 def _find_first_stop(text: str, stops: tuple[str, ...]) -> tuple[str, str]:

@@ -38,9 +38,13 @@ class ItemOpened:
 
 @dataclass(frozen=True, slots=True)
 class ItemDelta:
-    """Text that is appended to the open item."""
+    """Text that is appended to the open item.
+
+    ``logprobs`` are the log probabilities of its tokens, in the form of the Responses API.
+    """
 
     text: str
+    logprobs: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ events that close it. Without streaming the same writer builds the items only.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -136,6 +136,7 @@ class OutputWriter:
         self._call_prefix = call_prefix
         self._format = ITEM_FORMATS["text"]
         self._text_chunks: list[str] | None = None
+        self._logprobs: list[Mapping[str, Any]] = []
         self._item_tokens: list[int] = []
 
     def count_each(self) -> list[int]:
@@ -151,6 +152,7 @@ class OutputWriter:
                 self._open_item(event)
             case ItemDelta():
                 self._append_text(event.text)
+                self._logprobs += event.logprobs
             case ItemClosed():
                 self.stop_sequence = event.stop_sequence
                 self._close_item("completed", event.model_data)
@@ -176,7 +178,7 @@ class OutputWriter:
             case ItemOpened():
                 yield from self._iter_open_events()
             case ItemDelta():
-                yield from self._iter_delta_events(event.text)
+                yield from self._iter_delta_events(event)
             case ItemClosed():
                 yield from self._iter_close_events()
             case OutputTruncated():
@@ -223,6 +225,7 @@ class OutputWriter:
             item["status"] = "in_progress"
         self._number += 1
         self._text_chunks = []
+        self._logprobs = []
         self.items.append(item)
 
     def _choose_call_id(self, event: ItemOpened) -> str:
@@ -244,6 +247,8 @@ class OutputWriter:
             self._fill_reasoning(item, ReasoningPayload(text, model_data, self._show_summary))
         elif form.build_part is not None:
             item[form.content_key] = [form.build_part(text)]
+            if self._logprobs:
+                item[form.content_key][0]["logprobs"] = self._logprobs
         else:
             item[form.content_key] = text
         if form.type != "reasoning":
@@ -284,9 +289,9 @@ class OutputWriter:
             part = self._format.build_part("")
             yield self._build_part_event(f"{self._format.part_event}.added") | {"part": part}
 
-    def _iter_delta_events(self, text: str) -> Iterator[StreamEvent]:
+    def _iter_delta_events(self, delta: ItemDelta) -> Iterator[StreamEvent]:
         if not self._is_hidden():
-            yield self._build_text_event(self._delta_event, "delta", text)
+            yield self._build_text_event(self._delta_event, "delta", delta.text, delta.logprobs)
 
     def _iter_close_events(self) -> Iterator[StreamEvent]:
         form, item = self._format, self.items[-1]
@@ -298,15 +303,18 @@ class OutputWriter:
             for number, annotation in enumerate(part.get("annotations", ())):
                 added = self._build_part_event(f"{form.text_event}.annotation.added")
                 yield added | {"annotation_index": number, "annotation": annotation}
-            yield self._build_text_event(done_event, form.text_key, part[form.text_key])
+            logprobs = part.get("logprobs", ())
+            yield self._build_text_event(done_event, form.text_key, part[form.text_key], logprobs)
             yield self._build_part_event(f"{form.part_event}.done") | {"part": part}
         yield self._build_item_event("done", dict(item))
 
-    def _build_text_event(self, type: str, member: str, text: str) -> StreamEvent:
+    def _build_text_event(
+        self, type: str, member: str, text: str, logprobs: Sequence[Mapping[str, Any]] = ()
+    ) -> StreamEvent:
         event = self._build_part_event(type)
         event[member] = text
         if self._format.text_event == "response.output_text":
-            event["logprobs"] = []
+            event["logprobs"] = list(logprobs)
         return event
 
 

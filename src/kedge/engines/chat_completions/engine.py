@@ -16,6 +16,7 @@ from kedge.engines.param_rules import (
     rename,
 )
 from kedge.engines.prompt_cache import anthropic_rules, mark_chat_messages
+from kedge.engines.request_body import LOGPROBS
 from kedge.engines.stateless import StatelessEngine
 from kedge.errors import EngineError, UnsupportedParameter
 from kedge.events.chat_completions import ChatDecoder
@@ -83,6 +84,12 @@ _FORMATS: ParamRules = {
 }
 
 
+def _map_include(names: Any) -> Members:
+    if names in ([LOGPROBS], (LOGPROBS,)):
+        return {"logprobs": True}
+    return reject_unless("include", NO_SERVER_STATE, [], ())(names)
+
+
 def build_param_rules(max_tokens: str) -> ParamRules:
     """Return the conversion of each parameter; ``max_tokens`` is the server's name for the output limit."""
     return {
@@ -99,14 +106,14 @@ def build_param_rules(max_tokens: str) -> ParamRules:
                 "summary": reject_unless("reasoning.summary", NO_SUMMARY),
             },
         ),
-        "top_logprobs": lambda count: {"logprobs": True, "top_logprobs": count},
+        "top_logprobs": lambda count: {"logprobs": True, "top_logprobs": count} if count else {},
         "store": lambda store: {"store": True} if store else {},
         "instructions": reject_unless(
             "instructions", "put a system block at the start of the Turn"
         ),
         "truncation": reject_unless("truncation", "compact the Turn instead", "disabled"),
         "background": reject_unless("background", NO_SERVER_STATE, False),
-        "include": reject_unless("include", NO_SERVER_STATE, [], ()),
+        "include": _map_include,
         "previous_response_id": reject_unless("previous_response_id", NO_SERVER_STATE),
         "conversation": reject_unless("conversation", NO_SERVER_STATE),
         "prompt": reject_unless("prompt", NO_SERVER_STATE),

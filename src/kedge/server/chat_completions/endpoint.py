@@ -4,7 +4,7 @@ Reasoning is sent as ``reasoning_content``, which is not part of OpenAI's API bu
 servers.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -61,8 +61,8 @@ class CompletionSerializer:
         if isinstance(piece, ItemOpened):
             self._kind = piece.kind
             return self._encode_call_start(writer.items[-1]) if piece.kind in CALL_FORMS else b""
-        if isinstance(piece, ItemDelta) and piece.text:
-            return self._encode_delta(self._build_delta(piece.text))
+        if isinstance(piece, ItemDelta) and (piece.text or piece.logprobs):
+            return self._encode_delta(self._build_delta(piece.text), logprobs=piece.logprobs)
         if isinstance(piece, ItemClosed) and (found := list_citations(piece.annotations)):
             return self._encode_delta({"annotations": found})
         return b""
@@ -96,14 +96,24 @@ class CompletionSerializer:
         choice = {
             "index": 0,
             "message": build_message(writer),
-            "logprobs": None,
+            "logprobs": format_logprobs(list_logprobs(writer)),
             "finish_reason": finish_reason(writer),
         }
         frame = {**self._header, "object": "chat.completion"}
         return {**frame, "choices": [choice], "usage": format_usage(usage)}
 
-    def _encode_delta(self, delta: Mapping[str, Any], reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _encode_delta(
+        self,
+        delta: Mapping[str, Any],
+        reason: str | None = None,
+        logprobs: Sequence[Mapping[str, Any]] = (),
+    ) -> bytes:
+        choice = {
+            "index": 0,
+            "delta": delta,
+            "logprobs": format_logprobs(logprobs),
+            "finish_reason": reason,
+        }
         return self._encode_chunk(
             {"choices": [choice], **({"usage": None} if self._include_usage else {})}
         )
@@ -146,6 +156,17 @@ def build_message(writer: OutputWriter) -> dict[str, Any]:
             call = {"id": item["call_id"], "type": kind}
             calls.append(call | {kind: {"name": item["name"], member: item[member]}})
     return message | ({"tool_calls": calls} if calls else {})
+
+
+def list_logprobs(writer: OutputWriter) -> list[Mapping[str, Any]]:
+    """Return the log probabilities of the tokens of all texts."""
+    texts = (item["content"][0] for item in writer.items if item["type"] == "message")
+    return [each for part in texts for each in part.get("logprobs", ())]
+
+
+def format_logprobs(logprobs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Format log probabilities, which have the same members in this API and in the Responses API."""
+    return {"content": list(logprobs), "refusal": None} if logprobs else None
 
 
 def list_citations(annotations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -191,6 +191,10 @@ def _convert_parameters(body: Body) -> dict[str, Any]:
     max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
     if max_tokens:
         params["max_output_tokens"] = max_tokens
+    if body.get("logprobs"):
+        params["include"] = ["message.output_text.logprobs"]
+        if body.get("top_logprobs") is not None:
+            params["top_logprobs"] = body["top_logprobs"]
     if body.get("reasoning_effort") is not None:
         params["reasoning"] = {"effort": body["reasoning_effort"]}
     text = {
