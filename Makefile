@@ -88,7 +88,7 @@ chromium:
 	  echo "Installing Chromium for the tests of the page"; \
 	  { apt-get update && \
 	    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium; } \
-	    > /dev/null 2>&1 || echo "Chromium could not be installed; see tests/web/chromium.py"; \
+	    > /dev/null 2>&1 || echo "Chromium could not be installed; see tests/web/browser/chromium.py"; \
 	fi
 
 # Chat needs no development tools: unless they are installed already, it has a small environment of its own.

@@ -26,6 +26,8 @@ from kedge.testing import forbid_network
 from strategies import BASE_EXAMPLES
 
 if TYPE_CHECKING:
+    from xdist.remote import Producer
+
     from postgresql import ReusableStore
 
 # Without the phase "explain", whose tracer doubles the time of every example.
@@ -74,7 +76,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _prepare_clients() -> None:
-    import anthropic
     import httpcore2
     import httpx2
     import openai
@@ -84,15 +85,13 @@ def _prepare_clients() -> None:
     # The default of 5 seconds, for a connection or for a complete request, is short for a busy machine.
     for timeout in (
         openai.DEFAULT_TIMEOUT,
-        anthropic.DEFAULT_TIMEOUT,
         inspect.signature(httpx2.Client).parameters["timeout"].default,
     ):
         vars(timeout).update(connect=300.0, read=300.0, write=300.0, pool=300.0)
     http_client.DEFAULT_TIMEOUTS = http_client.Timeouts(300.0, 300.0)
 
     # A client that a test does not close fails every time, not only when its socket is collected first.
-    for sdk in (openai, anthropic):
-        del sdk._base_client.SyncHttpxClientWrapper.__del__
+    del openai._base_client.SyncHttpxClientWrapper.__del__
 
     # Each client of a test would load the certificates again, which takes longer than most tests.
     httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
@@ -115,6 +114,31 @@ SLOW_NAMES = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Move the slow packages and files to the front."""
     items.sort(key=lambda item: not SLOW_NAMES.intersection(re.split("/|::", item.nodeid)))
+
+
+# Files that need the browser or a package that is slow to import. They run in one worker, which loads it once.
+SHARED_RESOURCES = {
+    "tests/web/browser/": "browser",
+    "tests/backends/test_engine_model.py": "anthropic",
+    "tests/engines/test_sdk_client.py": "anthropic",
+    "tests/server/anthropic/test_endpoint.py": "anthropic",
+    "tests/server/test_unknown_parameters.py": "anthropic",
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> object:
+    """With ``--dist loadfile``, distribute the files that share a resource like one file."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ResourceScheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            shared = (name for path, name in SHARED_RESOURCES.items() if nodeid.startswith(path))
+            return next(shared, super()._split_scope(nodeid))
+
+    if config.getoption("dist") != "loadfile":
+        return None
+    return ResourceScheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,10 +6,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
-from anthropic import Anthropic
 from openai import OpenAI
 from openai.types.responses import (
     ResponseCompletedEvent,
@@ -18,6 +16,7 @@ from openai.types.responses import (
 from starlette.requests import Request
 from starlette.responses import Response
 
+from anthropic_sdk import make_anthropic
 from backends.conftest import make_model, serve_backend
 from engines.fake_server import json_response, serve_handler
 from kedge.backends import EngineModel
@@ -282,7 +281,7 @@ def test_message_parameters_are_sent_upstream(
     """The user and the service tier of a message are sent under the upstream API's names."""
     anthropic_kind = kind == "anthropic"
     expected: Any = ANTHROPIC_PARAMS if anthropic_kind else {"user": "u", "service_tier": "default"}
-    with Anthropic(base_url=server.url, api_key="any", max_retries=0) as other:
+    with make_anthropic(server.url) as other:
         other.messages.create(
             model="any",
             max_tokens=50,
@@ -506,13 +505,15 @@ def test_a_chat_and_a_message_reach_the_same_model(
     server: TestServer, client: OpenAI, upstream: TestServer
 ) -> None:
     """The stateless endpoints work with every kind of backend, including reasoning."""
+    from anthropic import APIStatusError
+
     chat = client.chat.completions.create(
         model="any",
         messages=[{"role": "user", "content": "Think about 6 * 7"}],
         reasoning_effort="low",
     )
     assert chat.choices[0].message.content == "6 * 7 = 42."
-    with Anthropic(base_url=server.url, api_key="any", max_retries=0) as other:
+    with make_anthropic(server.url) as other:
         stream = other.messages.stream(
             model="any",
             max_tokens=3000,
@@ -522,7 +523,7 @@ def test_a_chat_and_a_message_reach_the_same_model(
         with stream as events:
             message: Any = events.get_final_message()
         upstream.faults.set("status=529", times=1)
-        with pytest.raises(anthropic.APIStatusError) as exc_info:
+        with pytest.raises(APIStatusError) as exc_info:
             other.messages.create(
                 model="any", max_tokens=50, messages=[{"role": "user", "content": "Hello"}]
             )
@@ -538,7 +539,7 @@ def test_reasoning_can_be_requested_after_turns_without_it(upstream: TestServer)
     body: Any = {"model": "any", "max_tokens": 3000, "messages": messages, "tools": [tool]}
     with (
         serve_backend(upstream, "chat") as server,
-        Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
+        make_anthropic(server.url) as client,
     ):
         call: Any = client.messages.create(**body).content[0]
         result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
@@ -586,7 +587,7 @@ def test_disconnect_from_stateless_endpoints_cancels_upstream_request(
     assert upstream.running == 1
     chat.close()
     wait_until(lambda: upstream.running == 0)
-    with Anthropic(base_url=server.url, api_key="any", max_retries=0) as other:
+    with make_anthropic(server.url) as other:
         events = other.messages.create(model="any", max_tokens=5000, messages=slow, stream=True)
         next(event for event in events if event.type == "content_block_delta")
         assert upstream.running == 1

@@ -2,7 +2,6 @@
 
 import httpx2
 import pytest
-from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI, DefaultAioHttpClient
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,10 +20,14 @@ TURN = Turn([user("What is 2+3?")])
 def open_engine(base_url: str, api: str = "openai", **settings: object) -> Engine:
     """Return an engine with a client of a package, which sends no retries."""
     if api == "anthropic":
+        from anthropic import AsyncAnthropic
+
         address = base_url.removesuffix("/v1")
         return AnthropicEngine(
             "practice",
-            make_client=lambda: AsyncAnthropic(base_url=address, api_key=KEY, max_retries=0),
+            make_client=lambda: AsyncAnthropic(
+                base_url=address, api_key=KEY, max_retries=0, timeout=300.0
+            ),
             scope="test",
         )
     http_client = None if api == "openai" else DefaultAioHttpClient()

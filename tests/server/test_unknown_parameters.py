@@ -4,13 +4,12 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import httpx2
 import openai
 import pytest
-from anthropic import Anthropic, beta_tool
 from openai import OpenAI
 
+from anthropic_sdk import make_anthropic
 from kedge.backends import open_model
 from kedge.errors import InvalidSetting
 from kedge.testing import TestServer, serve
@@ -232,12 +231,6 @@ async def test_websocket_ignores_unknown_parameters(server: TestServer) -> None:
     assert last["type"] == "response.completed"
 
 
-@beta_tool
-def get_weather(city: str) -> str:
-    """Return the weather of a city."""
-    return f"sunny in {city}"
-
-
 def test_an_unknown_policy_is_rejected() -> None:
     """An invalid value of the setting is an error."""
     with (
@@ -250,9 +243,16 @@ def test_an_unknown_policy_is_rejected() -> None:
 @pytest.mark.parametrize("unknown_parameters", ["ignore", "reject"])
 def test_anthropic_tool_runner_continues_without_threads(unknown_parameters: str) -> None:
     """After the error for ``thread``, the tool runner sends the complete conversation."""
+    from anthropic import beta_tool
+
+    @beta_tool
+    def get_weather(city: str) -> str:
+        """Return the weather of a city."""
+        return f"sunny in {city}"
+
     with (
         serve(unknown_parameters=unknown_parameters) as server,
-        Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
+        make_anthropic(server.url) as client,
     ):
         runner = client.beta.messages.tool_runner(
             model="m",
@@ -269,9 +269,11 @@ def test_anthropic_tool_runner_continues_without_threads(unknown_parameters: str
 
 def test_a_thread_is_rejected_with_its_code(server: TestServer) -> None:
     """``thread`` is rejected, because the client would then send only its newest message."""
+    from anthropic import BadRequestError
+
     with (
-        Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
-        pytest.raises(anthropic.BadRequestError) as exc_info,
+        make_anthropic(server.url) as client,
+        pytest.raises(BadRequestError) as exc_info,
     ):
         client.beta.messages.create(
             model="m",

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import httpx2
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ViewportSize
 
 from kedge.conversation import Conversation
 from kedge.server.faults import Faults
@@ -17,11 +16,9 @@ from kedge.server.settings import Limits, Settings
 from kedge.server.uvicorn_server import UvicornServer, bind
 from kedge.web.app import PageSettings, open_page_server
 from kedge.web.service import ConversationService
-from web.chromium import launch_chromium
 
 T = TypeVar("T")
 TIMEOUT = 300.0
-VIEWPORT: ViewportSize = {"width": 1280, "height": 800}
 
 
 def add(a: int, b: int) -> int:
@@ -130,33 +127,3 @@ def empty_page(tmp_path: Path) -> Iterator[PageServer]:
     """Yield a separate page for one test."""
     with serve_page(tmp_path) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Yield one browser for the tests of a module, with the context that ``open_context`` shares."""
-    with launch_chromium() as opened:
-        # Other tabs of the same site reuse this tab's renderer process; starting one takes longer than a test.
-        background = opened.new_context(viewport=VIEWPORT).new_page()
-        background.route("**", lambda route: route.fulfill(body=""))
-        background.goto("http://127.0.0.1/")
-        yield opened
-
-
-@contextmanager
-def open_context(browser: Browser, **settings: Any) -> Iterator[BrowserContext]:
-    """Yield a browser context and close its tabs; a context with settings is not shared with other tests."""
-    if settings:
-        context = browser.new_context(**{"viewport": VIEWPORT, **settings})
-        try:
-            yield context
-        finally:
-            context.close()
-        return
-    context = browser.contexts[0]
-    try:
-        yield context
-    finally:
-        for tab in context.pages[1:]:
-            tab.close()
-        context.clear_cookies()

@@ -1,11 +1,15 @@
 """Fixtures: a server for the package, and the official client connected to it."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-from anthropic import Anthropic
 
+from anthropic_sdk import make_anthropic
 from kedge.testing import TestServer, serve
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
 
 
 @pytest.fixture(scope="package")
@@ -21,6 +25,6 @@ def server(running: TestServer) -> Iterator[TestServer]:
 
 
 @pytest.fixture(scope="package")
-def client(running: TestServer) -> Iterator[Anthropic]:
-    with Anthropic(base_url=running.url, api_key="any", max_retries=0) as anthropic_client:
+def client(running: TestServer) -> Iterator["Anthropic"]:
+    with make_anthropic(running.url) as anthropic_client:
         yield anthropic_client

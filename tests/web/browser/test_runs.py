@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from server.gated_model import GatedModel
-from web.chromium import WatchedTab
-from web.conftest import PageServer, open_context, serve_page
+from web.browser.chromium import WatchedTab, open_context
+from web.conftest import PageServer, serve_page
 
 expect.set_options(timeout=120_000)
 

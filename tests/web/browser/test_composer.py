@@ -5,8 +5,8 @@ from playwright.sync_api import Browser, FilePayload, Page, expect
 
 from kedge.conversation import Conversation
 from kedge.web.service import ConversationService
-from web.chromium import WatchedTab
-from web.conftest import PageServer, open_context
+from web.browser.chromium import WatchedTab, open_context
+from web.conftest import PageServer
 from web.test_attachments import PNG
 
 expect.set_options(timeout=120_000)

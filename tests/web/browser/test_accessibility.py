@@ -8,8 +8,8 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, expect
 
-from web.chromium import WatchedTab
-from web.conftest import PageServer, open_context, serve_page
+from web.browser.chromium import WatchedTab, open_context
+from web.conftest import PageServer, serve_page
 
 WIDTHS = (1280, 375)
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")

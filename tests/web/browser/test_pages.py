@@ -18,8 +18,8 @@ from kedge.turns import (
     user,
 )
 from kedge.web.service import ConversationService
-from web.chromium import WatchedTab
-from web.conftest import PageServer, open_context, serve_page
+from web.browser.chromium import WatchedTab, open_context
+from web.conftest import PageServer, serve_page
 from web.large_tree import create_large_tree
 
 expect.set_options(timeout=120_000)

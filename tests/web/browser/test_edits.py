@@ -2,8 +2,8 @@
 
 from playwright.sync_api import Browser, expect
 
-from web.chromium import WatchedTab
-from web.conftest import PageServer, open_context
+from web.browser.chromium import WatchedTab, open_context
+from web.conftest import PageServer
 
 expect.set_options(timeout=120_000)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from playwright.sync_api import Browser, expect
 
 from server.gated_model import GatedModel
-from web.chromium import WatchedTab
-from web.conftest import open_context, serve_page
+from web.browser.chromium import WatchedTab, open_context
+from web.conftest import serve_page
 
 expect.set_options(timeout=120_000)
 

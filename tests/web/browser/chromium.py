@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from playwright.sync_api import (
@@ -12,10 +13,12 @@ from playwright.sync_api import (
     ConsoleMessage,
     Dialog,
     Page,
+    ViewportSize,
     sync_playwright,
 )
 from playwright.sync_api import Request as Sent
 
+VIEWPORT: ViewportSize = {"width": 1280, "height": 800}
 BROWSER_NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 INSTALL_HINT = (
     "no Chromium on this machine; 'make chromium' installs Debian's as root, or set KEDGE_CHROMIUM"
@@ -43,6 +46,25 @@ def launch_chromium() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+@contextmanager
+def open_context(browser: Browser, **settings: Any) -> Iterator[BrowserContext]:
+    """Yield a browser context and close its tabs; a context with settings is not shared with other tests."""
+    if settings:
+        context = browser.new_context(**{"viewport": VIEWPORT, **settings})
+        try:
+            yield context
+        finally:
+            context.close()
+        return
+    context = browser.contexts[0]
+    try:
+        yield context
+    finally:
+        for tab in context.pages[1:]:
+            tab.close()
+        context.clear_cookies()
 
 
 class WatchedTab:
