@@ -6,11 +6,11 @@ index for a response with the same content, from any conversation and process; t
 accounts.
 """
 
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import replace
 
-from kedge.engines import Engine, Events, Middleware, Request, unwrap
-from kedge.middleware import BaseMiddleware
+from kedge.engines import Engine, Request, unwrap
+from kedge.middleware.compose import InnermostMiddleware
 from kedge.planning import AnchorRecord, covered_count, get_state
 from kedge.planning.anchors import matches_prefix
 from kedge.planning.digests import get_prefix_index
@@ -18,7 +18,9 @@ from kedge.store import Store
 from kedge.turns import Turn
 
 
-def with_stored_anchors(store: Store, retention: float | None = None) -> Middleware:
+def with_stored_anchors(
+    store: Store, retention: float | None = None
+) -> Callable[[Engine], InnermostMiddleware]:
     """Find anchors by content, in the index of a store.
 
     Args:
@@ -31,7 +33,7 @@ def with_stored_anchors(store: Store, retention: float | None = None) -> Middlew
     return lambda engine: _StoredAnchors(engine, store, retention)
 
 
-class _StoredAnchors(BaseMiddleware):
+class _StoredAnchors(InnermostMiddleware):
     name = "recall"
 
     def __init__(self, inner: Engine, store: Store, retention: float | None) -> None:
@@ -39,18 +41,14 @@ class _StoredAnchors(BaseMiddleware):
         self.store, self.retention = store, retention
         self.scope = getattr(unwrap(inner), "scope", "")
 
-    async def events(self, turn: Turn, request: Request) -> Events:
-        """Yield the inner engine's events, with anchors from the index among the candidates."""
-        # All filters are applied, also those of guards inside, because only filtered content may be stored.
-        turn = request.filters.apply_to_turn(turn, ("input",))
+    async def prepare(self, turn: Turn, request: Request) -> Request:
+        """Return the request with anchors from the index among its candidates."""
         if request.before_send is not None:
             await request.before_send(turn)
         anchors = await find_anchors(self.store, turn, self.scope, self.retention)
-        if anchors:
-            request = replace(request, candidates=(*request.candidates, *anchors))
-        async with aclosing(self.inner.events(turn, request)) as events:
-            async for event in events:
-                yield event
+        if not anchors:
+            return request
+        return replace(request, candidates=(*request.candidates, *anchors))
 
 
 async def find_anchors(

@@ -134,7 +134,8 @@ class Conversation(AsyncResource):
         """The heads before each ``undo`` since the last other change; the newest last."""
         self._base_engine = connect(engine) if isinstance(engine, str) else engine
         anchors = with_stored_anchors(store, row.retention)
-        self.engine = with_default_middleware(self._base_engine, innermost=[anchors], **stack)
+        self.engine = with_default_middleware(self._base_engine, innermost=anchors, **stack)
+        self._inner_engine = unwrap(self.engine)
         self.price = price
         self.lease = validate_seconds(lease, "lease") or DEFAULT_LEASE
         if concurrent not in get_args(Concurrency):
@@ -308,7 +309,7 @@ class Conversation(AsyncResource):
             conversation._turn = None
         else:
             conversation = cls(store, row, loaded.node, loaded.turn(row.id), engine, **settings)
-        inner = unwrap(conversation.engine)
+        inner = conversation._inner_engine
         if isinstance(inner, ResponsesEngine):
             await inner.memory.attach(store, inner.model)
         return conversation
@@ -906,7 +907,12 @@ class Conversation(AsyncResource):
 
     def _run(self, build_task: TaskBuilder, options: dict[str, Any]) -> ReplyEvents:
         run = ConversationRun(
-            self.engine, build_task, options, price=self.price, on_finish=self._set_position
+            self.engine,
+            self._inner_engine,
+            build_task,
+            options,
+            price=self.price,
+            on_finish=self._set_position,
         )
         return run.events()
 

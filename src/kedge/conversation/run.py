@@ -22,7 +22,7 @@ from typing_extensions import TypeVar
 from kedge.compaction import TurnCompacted
 from kedge.conversation.checkpoint import Checkpoint, has_same_blocks
 from kedge.conversation.recorder import CostFunction, RunRecorder
-from kedge.engines import Engine, OutputSchema, Reply, Request, RunStream, Stream, unwrap
+from kedge.engines import Engine, OutputSchema, Reply, Request, RunStream, Stream
 from kedge.engines.reply import answer_text
 from kedge.engines.request_body import KNOWN_PARAMS
 from kedge.errors import EngineError, HeadConflict, KedgeError, KeyReused, StoreError
@@ -136,6 +136,7 @@ class ConversationRun:
 
     Args:
         engine: The engine with all its middleware.
+        inner_engine: The engine inside of the middleware.
         build_task: Called when the first event is requested; returns the task, or the reply if it is stored.
         options: The options of the engine's ``stream``.
         price: A function that computes the cost of a response.
@@ -143,6 +144,7 @@ class ConversationRun:
     """
 
     engine: Engine
+    inner_engine: Engine
     build_task: TaskBuilder
     options: dict[str, Any]
     price: CostFunction | None
@@ -193,7 +195,7 @@ class ConversationRun:
         self.checkpoint = task.checkpoint
         self.store = task.checkpoint.store
         self.question_saved = task.resumed
-        inner = unwrap(self.engine)
+        inner = self.inner_engine
         model = self.options.get("model") or getattr(inner, "model", "")
         settings = {name: self.options[name] for name in self.options if name in KNOWN_PARAMS}
         self.recorder = RunRecorder(inner.name, model, self.store.clock, settings)

@@ -408,8 +408,8 @@ Middleware = Callable[[Engine], Engine]
 def iter_stack(engine: Engine) -> Iterator[Engine]:
     """Yield a middleware stack from its outermost middleware to its engine."""
     current: object = engine
-    while isinstance(current, Engine):
-        yield current
+    while Engine in type(current).__mro__:  # isinstance is ten times slower for an abstract class
+        yield cast("Engine", current)
         current = getattr(current, "inner", None)
 
 

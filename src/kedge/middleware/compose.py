@@ -73,7 +73,8 @@ class _StackFilters:
 
 
 def _wrap(engine: Engine, middleware: Middleware, stack: _StackFilters) -> Engine:
-    inside = _Inside(engine if isinstance(engine, _Observed) else _Innermost(engine), stack)
+    is_wrapped = isinstance(engine, _Observed | InnermostMiddleware)
+    inside = _Inside(engine if is_wrapped else InnermostMiddleware(engine), stack)
     if not callable(middleware):
         raise InvalidSetting(
             f"a middleware is a function that wraps an engine, not {type(middleware).__name__}"
@@ -160,13 +161,19 @@ class _Observed(BaseMiddleware):
                 raise
 
 
-class _Innermost(BaseMiddleware):
-    """The engine inside of all middleware: stores its final Turn in the probe."""
+class InnermostMiddleware(BaseMiddleware):
+    """The middleware next to the engine: receives each Turn exactly as it is sent, and does not change it."""
+
+    async def prepare(self, turn: Turn, request: Request) -> Request:
+        """Return the request to send; called before each one."""
+        return request
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the engine's events; content that a filter of the stack rejects is not sent to it."""
+        # All filters are applied, also those of guards inside, because only filtered content may be stored.
         turn = request.filters.apply_to_turn(turn, ("input",))
-        async with aclosing(self.inner.events(turn, replace(request, probe=None))) as events:
+        request = await self.prepare(turn, request)
+        async with aclosing(self.inner.events(turn, request)) as events:
             async for event in events:
                 if isinstance(event, TurnFinished) and request.probe is not None:
                     request.probe.turn = event.turn
@@ -189,8 +196,8 @@ def _track_edits(before: Turn, after: Turn, name: str) -> tuple[Turn, TurnDiff]:
 def _diff_turns(before: Turn, after: Turn) -> TurnDiff:
     """Return the difference; fast if nothing changed or blocks were only appended."""
     if has_prefix(after, before):
-        added = after[len(before) :]
-        return TurnDiff(added) if added else NO_DIFFERENCE
+        length = len(before)
+        return NO_DIFFERENCE if length == len(after) else TurnDiff(after[length:])
     return diff(before, after)
 
 
@@ -226,9 +233,9 @@ def with_default_middleware(
     counter: TokenCounter = DEFAULT_COUNTER,
     resend_limit: int | None = None,
     repair: bool = True,
-    innermost: Sequence[Middleware] = (),
+    innermost: Callable[[Engine], InnermostMiddleware] = InnermostMiddleware,
 ) -> Engine:
-    """Return the engine in its stack; ``innermost`` middleware receives a Turn exactly as it is sent."""
+    """Return the engine in its stack; ``innermost`` is the middleware next to the engine."""
     toolbox = (
         tools
         if callable(tools) and not isinstance(tools, Toolbox | Tool)
@@ -253,4 +260,4 @@ def with_default_middleware(
         stack.append(tooling(toolbox=toolbox, approve=approve))
     if repair:
         stack.append(repairing())
-    return with_middleware(engine, *stack, *innermost)
+    return with_middleware(innermost(engine), *stack)
