@@ -12,7 +12,7 @@ in most servers) and transport. Everything here is pure: no I/O, and the time is
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
@@ -332,6 +332,10 @@ class ServerEvidence:
 
     def _limit_depth(self, depth: int) -> None:
         self.max_depth = depth if self.max_depth is None else min(self.max_depth, depth)
+
+    def copy(self) -> "ServerEvidence":
+        """Return a copy that does not change with this object."""
+        return replace(self, overheads=dict(self.overheads))
 
     def to_json(self) -> dict[str, Any]:
         """Return the evidence as plain JSON values."""

@@ -65,7 +65,7 @@ class ServerMemory:
         self.trust: Trust = validate_trust(trust)
         self._store = store
         self._is_configured = store is not None
-        self._saved: dict[EvidenceKey, Mapping[str, Any] | None] = {}
+        self._saved: dict[EvidenceKey, ServerEvidence | None] = {}
         self._scope = scope
         self._transport = transport
         self._clock = clock
@@ -91,10 +91,11 @@ class ServerMemory:
         """Return the evidence for a request, read from the store at its first use."""
         key = self._key(model, streaming)
         if self._store is not None and key not in self._saved:
-            form = self._saved[key] = await self._store.load_evidence(str(key))
-            if form is not None and key not in self._evidence:
-                self._evidence[key] = evidence = ServerEvidence.from_json(form)
-                if evidence.proof == "identity":
+            form = await self._store.load_evidence(str(key))
+            saved = self._saved[key] = None if form is None else ServerEvidence.from_json(form)
+            if saved is not None and key not in self._evidence:
+                self._evidence[key] = saved.copy()
+                if saved.proof == "identity":
                     self.identify("kedge")
         return self.get(model, streaming=streaming)
 
@@ -115,13 +116,14 @@ class ServerMemory:
         if self._store is None:
             return
         for key, stored in list(self._evidence.items()):  # other requests add theirs meanwhile
-            if stored is evidence and self._saved.get(key) != (form := evidence.to_json()):
+            if stored is evidence and self._saved.get(key) != evidence:
+                saved = evidence.copy()
                 try:
-                    await self._store.save_evidence(str(key), form)
+                    await self._store.save_evidence(str(key), saved.to_json())
                 except KedgeError as error:
                     log.warning("evidence about a server was not stored: %s", error)
                     return
-                self._saved[key] = form
+                self._saved[key] = saved
 
     def identify(self, identity: str) -> None:
         """Apply the known properties of a server with this identity to all evidence."""
