@@ -24,7 +24,7 @@ from kedge.events.run import (
     ToolFinished,
 )
 from kedge.planning import RequestPlan, get_state
-from kedge.prices import cache_savings, cost
+from kedge.prices import current_prices
 from kedge.store import Incident, ResponseRow, StoredExchange, Telemetry, ToolRow
 from kedge.store.records import ResponseStatus
 
@@ -138,10 +138,11 @@ class RunRecorder:
         """Return the row with these members and the cost of the tokens."""
         self.healed = ""
         if usage:
-            priced = (usage, self.provider, members["model"])
-            members["cache_savings"] = cache_savings(*priced, at=members["created_at"])
-            if price is None:
-                members["cost"] = cost(*priced, at=members["created_at"])
+            created_at = members["created_at"]
+            listed = current_prices().find_at(usage, self.provider, members["model"], created_at)
+            if listed:
+                members["cache_savings"] = listed.cache_savings(usage)
+                members["cost"] = listed.cost(usage) if price is None else None
         row = ResponseRow(**members)
         return replace(row, cost=price(row)) if price else row
 

@@ -30,6 +30,23 @@ class Price:
     above: int = 0
     since: date = date.min
 
+    def cost(self, usage: Usage) -> float:
+        """Return dollars; cached and cache-written tokens are part of the input, with their own prices."""
+        uncached = max(usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens, 0)
+        dollars = (
+            uncached * self.input
+            + usage.cached_tokens * (self.input if self.cached is None else self.cached)
+            + usage.cache_write_tokens
+            * (self.input if self.cache_write is None else self.cache_write)
+            + usage.output_tokens * self.output
+        )
+        return dollars / MILLION
+
+    def cache_savings(self, usage: Usage) -> float:
+        """Return the dollars that the provider's prompt cache saved, less what writing to it cost."""
+        uncached = replace(usage, cached_tokens=0, cache_write_tokens=0)
+        return self.cost(uncached) - self.cost(usage)
+
 
 @dataclass(frozen=True, slots=True)
 class PriceFile:
@@ -186,8 +203,8 @@ class Prices:
         Returns:
             Dollars, or None if the price is unknown.
         """
-        price = self._find_at(usage, provider, model, at)
-        return None if price is None else _compute_cost(usage, price)
+        price = self.find_at(usage, provider, model, at)
+        return None if price is None else price.cost(usage)
 
     def cache_savings(
         self, usage: Usage, provider: str, model: str, *, at: float | None = None
@@ -203,13 +220,10 @@ class Prices:
         Returns:
             Dollars, which are negative if writing cost more; None if the price is unknown.
         """
-        price = self._find_at(usage, provider, model, at)
-        if price is None:
-            return None
-        uncached = replace(usage, cached_tokens=0, cache_write_tokens=0)
-        return _compute_cost(uncached, price) - _compute_cost(usage, price)
+        price = self.find_at(usage, provider, model, at)
+        return None if price is None else price.cache_savings(usage)
 
-    def _find_at(self, usage: Usage, provider: str, model: str, at: float | None) -> Price | None:
+    def find_at(self, usage: Usage, provider: str, model: str, at: float | None) -> Price | None:
         """Return the price of a response at a time; now by default."""
         day = None if at is None else datetime.fromtimestamp(at, UTC).date()
         return self.find(provider, model, input_tokens=usage.input_tokens, on=day)
@@ -268,16 +282,3 @@ def _matches_model(pattern: str, model: str) -> bool:
 
 def _specificity(price: Price) -> tuple[bool, int, int, date]:
     return not price.model.endswith("*"), len(price.model), price.above, price.since
-
-
-def _compute_cost(usage: Usage, price: Price) -> float:
-    """Compute dollars; cached and cache-written tokens are part of the input, with their own prices."""
-    uncached = max(usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens, 0)
-    dollars = (
-        uncached * price.input
-        + usage.cached_tokens * (price.input if price.cached is None else price.cached)
-        + usage.cache_write_tokens
-        * (price.input if price.cache_write is None else price.cache_write)
-        + usage.output_tokens * price.output
-    )
-    return dollars / MILLION
