@@ -8,16 +8,15 @@ The store of conversations and the server both use this module and define their 
 in a lower layer than both, and imports neither blocks nor plans.
 """
 
-import asyncio
 import logging
 import select
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
+from kedge.database.workers import Workers
 from kedge.errors import (
     CannotOpenStore,
     InvalidSetting,
@@ -170,22 +169,18 @@ class PostgresPool(Generic[TxT]):
             check=_check_connection,
             open=False,
         )
-        self._executor = ThreadPoolExecutor(MAX_THREADS, "kedge-store")
+        self._workers = Workers(MAX_THREADS, "kedge-store")
 
     def close(self) -> None:
         """Close the connections, then stop the threads."""
-        self._executor.shutdown()
+        self._workers.close()
         self._pool.close()
 
     async def run_in_thread(
         self, runner: Callable[[Callable[[TxT], T]], T], work: Callable[[TxT], T]
     ) -> T:
         """Run `run_read` or `run_write` without blocking the event loop."""
-        try:
-            future = asyncio.get_running_loop().run_in_executor(self._executor, runner, work)
-        except RuntimeError:
-            raise StoreError("the store is closed; open it again") from None
-        return await future
+        return await self._workers.run(runner, work)
 
     def run_read(self, work: Callable[[TxT], T]) -> T:
         """Run queries against one consistent state, in the calling thread."""

@@ -5,19 +5,17 @@ acquire the lock at the beginning (``BEGIN IMMEDIATE``), so a transaction never 
 of a lock. A transaction that waits longer than ``wait_seconds`` raises `StoreBusy`.
 """
 
-import asyncio
 import os
 import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from kedge.database.workers import Workers, closed_error
 from kedge.errors import (
     CannotOpenStore,
     InvalidSetting,
@@ -113,107 +111,6 @@ class _SQLiteTx:
         return None  # statements are cheap here
 
 
-class _Workers:
-    """Threads that run the work of a database: at most ``limit``, started when all others are busy.
-
-    A `ThreadPoolExecutor` is not used because its futures, locks and bookkeeping cost 30 microseconds of
-    CPU for each job, as much as a small transaction. A worker notifies the event loop directly.
-    """
-
-    def __init__(self, limit: int, name: str) -> None:
-        self._limit = limit
-        self._name = name
-        self._jobs: _Jobs = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._idle = [0]
-        self._lock = threading.Lock()
-        self._is_closed = False
-        # Also at the end of the program, and when the store is garbage-collected without being closed.
-        self._stop = weakref.finalize(self, _stop_threads, self._jobs, self._threads)
-
-    async def run(self, runner: Callable[[Any], T], work: object) -> T:
-        """Run work in a thread, unless the caller is cancelled before it starts."""
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[T] = loop.create_future()
-
-        def job() -> None:
-            if waiter.cancelled():
-                return
-            result: Any
-            try:
-                report, result = _set_result, runner(work)
-            except BaseException as error:  # noqa: BLE001 - the caller raises it
-                report, result = _set_error, error
-            with suppress(RuntimeError):  # the loop was closed
-                loop.call_soon_threadsafe(report, waiter, result)
-
-        self._submit(job)
-        return await waiter
-
-    def run_sync(self, runner: Callable[[Any], T], work: object) -> T:
-        """Run work in a thread, and wait for it."""
-        future: Future[T] = Future()
-
-        def job() -> None:
-            try:
-                future.set_result(runner(work))
-            except BaseException as error:  # noqa: BLE001 - the caller raises it
-                future.set_exception(error)
-
-        self._submit(job)
-        return future.result()
-
-    def close(self) -> None:
-        """Finish the work that was submitted, and stop the threads."""
-        with self._lock:
-            self._is_closed = True
-        self._stop()
-
-    def _submit(self, job: Callable[[], None]) -> None:
-        with self._lock:
-            if self._is_closed:
-                raise _closed_error()
-            self._jobs.put(job)
-            if self._idle[0]:
-                self._idle[0] -= 1
-            elif len(self._threads) < self._limit:
-                name = f"{self._name}_{len(self._threads)}"
-                arguments = (self._jobs, self._idle, self._lock)
-                thread = threading.Thread(target=_run_jobs, name=name, args=arguments, daemon=True)
-                self._threads.append(thread)
-                thread.start()
-
-
-_Jobs = SimpleQueue[Callable[[], None] | None]
-
-
-def _run_jobs(jobs: _Jobs, idle: list[int], lock: threading.Lock) -> None:
-    """Run jobs until one is None; the thread has no reference to its `_Workers`."""
-    while (job := jobs.get()) is not None:
-        job()
-        del job  # otherwise its result would stay in memory until the next job
-        with lock:
-            idle[0] += 1
-
-
-def _stop_threads(jobs: _Jobs, threads: list[threading.Thread]) -> None:
-    for _ in threads:
-        jobs.put(None)
-    for thread in threads:
-        if thread is not threading.current_thread():
-            thread.join()
-
-
-def _set_result(waiter: asyncio.Future[T], result: T) -> None:
-    if not waiter.done():
-        waiter.set_result(result)
-
-
-def _set_error(waiter: asyncio.Future[Any], error: BaseException) -> None:
-    if not waiter.done():
-        waiter.set_exception(error)
-
-
 class SQLiteDatabase(Database):
     """A SQLite file, or a database in memory."""
 
@@ -227,9 +124,9 @@ class SQLiteDatabase(Database):
         self._connections: list[sqlite3.Connection] = []
         # For a store that is not closed. At the end of the program, later finalizers run first: the threads stop.
         self._close_connections = weakref.finalize(self, _close_all, self._connections)
-        self._writer = _Workers(1, "kedge-store-writer")
+        self._writer = Workers(1, "kedge-store-writer")
         alone = path == MEMORY
-        self._readers = self._writer if alone else _Workers(MAX_READERS, "kedge-store-reader")
+        self._readers = self._writer if alone else Workers(MAX_READERS, "kedge-store-reader")
         self._local = threading.local()
         self._write_lock = threading.Lock()
         self._inline_lock = threading.Lock()
@@ -290,7 +187,7 @@ class SQLiteDatabase(Database):
 
     def _run_inline(self, run_on: Callable[[sqlite3.Connection], T]) -> T:
         if self._is_closed:
-            raise _closed_error()
+            raise closed_error()
 
         def run() -> T:
             if self._inline is None:
@@ -426,10 +323,6 @@ def _run_transaction(
             connection.execute("ROLLBACK")
         raise
     return result
-
-
-def _closed_error() -> StoreError:
-    return StoreError("the store is closed; open it again")
 
 
 def _create_private_file(path: str) -> bool:
