@@ -29,9 +29,10 @@ def validate_mode(mode: Mode | None) -> Mode | None:
     return mode
 
 
-def anchor_sort_key(record: AnchorRecord) -> tuple[int, float]:
-    """Return the sort key of a record: the length of the prefix that it covers, then its age."""
-    return (record.block_count, record.created_at)
+anchor_sort_key: Callable[[AnchorRecord], tuple[int, float]] = attrgetter(
+    "block_count", "created_at"
+)
+"""Return the sort key of a record: the length of the prefix that it covers, then its age."""
 
 
 _get_response_id = attrgetter("response_id")
@@ -77,9 +78,10 @@ class ConversationState:
         Returns:
             The record, or None.
         """
-        if response_id not in map(_get_response_id, self.anchors):  # faster than the loop below
+        newest_first = self.anchors[::-1]
+        if response_id not in map(_get_response_id, newest_first):  # faster than the loop below
             return None
-        for record in reversed(self.anchors):
+        for record in newest_first:
             if record.response_id == response_id and scope in (None, record.scope):
                 return record
         return None

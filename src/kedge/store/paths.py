@@ -205,12 +205,11 @@ def diff_paths(tx: Tx, left: Node, right: Node) -> Differences:
 
 def encode_node_state(state: ConversationState, data: FrozenMap, mode: str | None) -> str | None:
     """Encode the state that does not follow from the responses and the conversation's mode, if any."""
-    form: Json = {
-        "mode": None if state.mode == mode else state.mode,
-        "conversation_id": state.conversation_id,
-    }
-    form = {name: value for name, value in form.items() if value}
+    form: Json = {}
+    if state.mode and state.mode != mode:
+        form["mode"] = state.mode
     if state.conversation_id:
+        form["conversation_id"] = state.conversation_id
         form["previous_response_id"] = state.previous_response_id
     if data:
         form["data"] = thaw(data)

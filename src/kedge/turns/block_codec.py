@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from itertools import repeat
 from operator import attrgetter
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
@@ -195,9 +195,7 @@ def _build_blocks(kind: type[_Form], forms: Sequence[Any]) -> Sequence[Block]:
     unset = msgspec.UNSET
     columns: dict[str, Iterable[object]] = {
         "id": [form.id for form in forms],
-        "metadata": [
-            EMPTY if form.metadata is unset else unchecked_map(form.metadata) for form in forms
-        ],
+        "metadata": _build_maps([form.metadata for form in forms]),
         "origin": ["user" if form.origin is unset else form.origin for form in forms],
         "extra": repeat(EMPTY),
         "_digest": repeat(None),
@@ -213,6 +211,17 @@ def _build_blocks(kind: type[_Form], forms: Sequence[Any]) -> Sequence[Block]:
         columns |= {"call_id": [form.call_id for form in forms], "custom": repeat(False)}
         return build_instances(ToolResultBlock, len(forms), **columns)
     return build_instances(UserBlock if kind is _User else AssistantBlock, len(forms), **columns)
+
+
+def _build_maps(values: Sequence[Any]) -> Iterable[FrozenMap]:
+    """Return the maps of metadata that was checked when it was decoded."""
+    members = [value for value in values if value is not msgspec.UNSET]
+    maps = iter(
+        build_instances(
+            FrozenMap, len(members), _members=map(MappingProxyType, members), _depth=repeat(None)
+        )
+    )
+    return [EMPTY if value is msgspec.UNSET else next(maps) for value in values]
 
 
 def decode_common(
