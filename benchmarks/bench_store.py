@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.table import Row, cpu_seconds
+from benchmarks.table import Row, compare_cpu
 from kedge.planning import plan_request, record_response
 from kedge.planning.state import get_state
 from kedge.store import ConversationRow, Node, ResponseRow, Store, open_store
@@ -310,10 +310,9 @@ async def measure_loading(folder: Path) -> list[Row]:
             loaded = loop.run_until_complete(store.load(row))
             return loaded.turn()
 
-        def measured() -> tuple[float, float, float]:
-            return cpu_seconds(load_rows), cpu_seconds(ours), cpu_seconds(load_complete)
-
-        base, load, full = await asyncio.to_thread(measured)
+        base, load, full = await asyncio.to_thread(
+            compare_cpu, load_rows, ours, load_complete, repeat=ROUNDS
+        )
         loop.close()
         connection.close()
     bare_load, details = (
