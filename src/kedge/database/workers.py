@@ -40,7 +40,7 @@ class Workers:
 
     async def run(self, runner: Callable[[Any], T], work: object) -> T:
         """Run work in a thread, unless the caller is cancelled before it starts."""
-        waiter: _Waiter[T] = _Waiter()
+        waiter: _WorkResult[T] = _WorkResult()
 
         def job() -> Callable[[], object]:
             try:
@@ -110,7 +110,7 @@ def _do_nothing() -> None:
     pass
 
 
-class _Waiter(asyncio.Future[T]):
+class _WorkResult(asyncio.Future[T]):
     """The result of work in a thread, which one task awaits.
 
     A plain future resumes its task in the next iteration of the event loop, and an iteration costs about as much as
