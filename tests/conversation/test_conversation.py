@@ -11,8 +11,10 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from starlette.responses import Response
 
-from kedge import Conversation, assistant, system, tool_result, user
+from engines.fake_server import json_response, serve_handler
+from kedge import Conversation, assistant, connect, system, tool_result, user
 from kedge.engines import Engine, Events, Request
 from kedge.errors import (
     AnswerIncomplete,
@@ -25,7 +27,7 @@ from kedge.errors import (
 )
 from kedge.events import TextDelta
 from kedge.events.run import TurnFinished
-from kedge.middleware import BaseMiddleware, find_open_calls, guard, redact
+from kedge.middleware import BaseMiddleware, find_open_calls, guard, redact, retry
 from kedge.planning import get_state
 from kedge.planning.canonical import canonical_json
 from kedge.store import Store
@@ -899,6 +901,39 @@ async def test_cost_of_an_incomplete_answer_is_stored(store: Store) -> None:
     assert (row.status, row.cost) == ("incomplete", 1.5)
     assert row.input_tokens
     assert row.output_tokens
+
+
+async def test_cost_of_an_attempt_that_is_retried_is_stored(store: Store) -> None:
+    """Tokens of an attempt that ``retry`` repeats are stored beside the path, and counted in the reply."""
+    failures = 2
+
+    async def answer(_: object) -> Response:
+        nonlocal failures
+        failures -= 1
+        usage = {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10}
+        error = {"code": "server_error", "message": "overloaded"}
+        content = [{"type": "output_text", "text": "Hi"}]
+        message = {"type": "message", "id": "m", "role": "assistant", "content": content}
+        failed = {"id": f"resp_{failures}", "status": "failed", "error": error, "usage": usage}
+        finished = {"id": "resp_9", "status": "completed", "output": [message], "usage": usage}
+        return json_response(failed if failures >= 0 else finished)
+
+    with serve_handler(answer) as url:
+        engine = connect(f"responses:{url}#m")
+        async with await Conversation.create(
+            store, engine, middleware=[retry(first=0)], price=lambda row: 1.5
+        ) as conversation:
+            reply = await conversation.send("Hello")
+            rows = await conversation.responses()
+            path = await conversation.path()
+    assert reply.text == "Hi"
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (21, 9)
+    assert sorted((row.status, row.cost, row.input_tokens) for row in rows) == [
+        ("completed", 1.5, 7),
+        ("failed", 1.5, 7),
+        ("failed", 1.5, 7),
+    ]
+    assert node_kinds(path) == ["root", "asked", "answered"]
 
 
 async def test_two_processes_may_create_one_conversation(

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kedge.engines import Events, Request
-from kedge.errors import EngineError, InvalidSetting, RateLimited, StreamCut
-from kedge.events import TextDelta
+from kedge.errors import EngineError, InvalidSetting, RateLimited, ServerFailed, StreamCut
+from kedge.events import AttemptFailed, TextDelta, Usage
 from kedge.middleware import retry, two_phase, with_middleware
 from kedge.turns import Turn, UserBlock, assistant, user
 from middleware.scripted_engine import ScriptedEngine
@@ -26,6 +26,28 @@ async def test_transient_errors_are_retried() -> None:
     assert len(turn) == 2
     assert 0 < pauses[0] <= 0.5
     assert pauses[1] == 7
+
+
+async def test_tokens_of_failed_attempts_are_counted() -> None:
+    """The usage of a run includes that of the attempts that were repeated, and each is an event."""
+    first, last = (ServerFailed("down", retryable=True) for _ in range(2))
+    first.usage, first.response_id = Usage(input_tokens=5, output_tokens=2), "resp_1"
+    last.usage = Usage(input_tokens=6)
+    engine = ScriptedEngine(first, StreamCut("cut", retryable=True), [assistant("ok")])
+    stack = with_middleware(engine, retry(first=0, sleep=_no_sleep))
+    async with stack.stream(Turn([user("hi")])) as stream:
+        failed = [event async for event in stream if isinstance(event, AttemptFailed)]
+    assert [(each.error, each.usage) for each in failed] == [
+        (ServerFailed, first.usage),
+        (StreamCut, None),
+    ]
+    assert (failed[0].wait, failed[0].response_id) == (0, "resp_1")
+    assert stream.usage == first.usage
+    both = with_middleware(ScriptedEngine(first, last), retry(2, sleep=_no_sleep))
+    stream = both.stream(Turn([user("hi")]))
+    with pytest.raises(ServerFailed):
+        await stream.finish()
+    assert stream.usage == Usage(input_tokens=11, output_tokens=2)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from kedge import AnswerIncomplete, EngineError, Turn, connect, system, user, with_middleware
 from kedge.engines import Engine
+from kedge.errors import ServerFailed
+from kedge.events import Usage
 from kedge.middleware import guard, redact, retry, tools, trace
 from kedge.observe import bind_fields, otel
 from kedge.testing import serve
@@ -223,6 +225,20 @@ async def test_a_retried_request_is_marked(
     failed, sent, run = spans.get_finished_spans()
     assert (failed.attributes or {})[otel.ERROR_TYPE] == "retried"
     assert {sent.status.status_code, run.status.status_code} == {StatusCode.UNSET}
+
+
+async def test_tokens_of_a_retried_request_are_recorded(
+    tracer: otel_trace.Tracer, spans: InMemorySpanExporter
+) -> None:
+    """The span of an attempt that a middleware inside repeats has the tokens of its response."""
+    error = ServerFailed("down", retryable=True)
+    error.response_id, error.usage = "resp_1", Usage(input_tokens=7, output_tokens=3)
+    engine = ScriptedEngine(error, [assistant("ok")])
+    await with_middleware(engine, trace(tracer), retry(first=0)).run(Turn([user("Hello")]))
+    attributes = spans.get_finished_spans()[0].attributes or {}
+    assert attributes[otel.ERROR_TYPE] == "retried"
+    assert (attributes[otel.INPUT_TOKENS], attributes[otel.OUTPUT_TOKENS]) == (7, 3)
+    assert attributes[otel.RESPONSE_ID] == "resp_1"
 
 
 async def test_a_healed_request_is_two_spans(

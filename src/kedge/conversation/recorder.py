@@ -16,6 +16,7 @@ from kedge.events import Event, Usage
 from kedge.events.run import (
     VISIBLE_EVENTS,
     AnswerFinished,
+    AttemptFailed,
     Healed,
     ModeChanged,
     RequestPlanned,
@@ -122,8 +123,20 @@ class RunRecorder:
             return None
         members = self._collect_members(plan, error.usage)
         message = self.filters.edit_text(str(error))[:MAX_ERROR_LENGTH]
-        members.update(model=self.model, status=_classify_error(error), error=message)
+        members.update(model=self.model, status=_classify_error(type(error)), error=message)
         return self._build_row(members, error.usage, price if error.usage else None)
+
+    def build_retried_row(
+        self, event: AttemptFailed, price: CostFunction | None
+    ) -> ResponseRow | None:
+        """Return the row of a request that is sent again; None if the server counted no tokens for it."""
+        plan = event.plan or self.plan
+        if plan is None or event.usage is None:
+            return None
+        members = self._collect_members(plan, event.usage)
+        error = f"{event.error.__name__}; the request was sent again"
+        members.update(model=self.model, status=_classify_error(event.error), error=error)
+        return self._build_row(members, event.usage, price)
 
     def build_cancelled_row(self) -> ResponseRow | None:
         """Return the row of a cancelled request; None if no request was sent."""
@@ -225,9 +238,9 @@ def _full_send_reason(plan: RequestPlan, healed: str) -> str:
     return plan.fallback or ("new" if plan.mode == "chained" else plan.mode)
 
 
-def _classify_error(error: EngineError) -> ResponseStatus:
-    if isinstance(error, RequestRefused):
+def _classify_error(error: type[EngineError]) -> ResponseStatus:
+    if issubclass(error, RequestRefused):
         return "refused"
-    if isinstance(error, StreamCut):
+    if issubclass(error, StreamCut):
         return "cut"
-    return "incomplete" if isinstance(error, AnswerIncomplete) else "failed"
+    return "incomplete" if issubclass(error, AnswerIncomplete) else "failed"

@@ -29,6 +29,7 @@ from kedge.errors import EngineError, HeadConflict, KedgeError, KeyReused, Store
 from kedge.events import Event, RefusalDelta, TextDelta
 from kedge.events.run import (
     AnswerFinished,
+    AttemptFailed,
     Healed,
     OutputAccepted,
     RequestPlanned,
@@ -215,6 +216,8 @@ class ConversationRun:
             case Healed(reason, lost) if lost and self.recorder.plan and self.recorder.plan.anchor:
                 anchor = self.recorder.plan.anchor
                 await self._persist(lambda: self.store.mark_lost(anchor, reason))
+            case AttemptFailed():
+                await _complete(self._save_retried(event))
             case TurnCompacted():
                 self.compacted = True
             case OutputAccepted():
@@ -317,6 +320,13 @@ class ConversationRun:
             if isinstance(block, AssistantBlock) and block.id not in complete
         ]
         await self._save_unfinished(turn, texts, row)
+
+    async def _save_retried(self, event: AttemptFailed) -> None:
+        """Store a failed request that is sent again, if the provider counted tokens for it."""
+        await self._save_answer()
+        row = self.recorder.build_retried_row(event, self.price)
+        if row is not None:
+            await self._persist(lambda: self._save_unfinished(self.checkpoint.turn, (), row))
 
     async def _save_cancelled(self) -> None:
         """Store the partial answer of a run that was stopped while it waited for an answer or a tool."""

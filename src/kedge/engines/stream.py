@@ -22,6 +22,7 @@ from kedge.events import Event, ResponseStarted, TextDelta, Usage
 from kedge.events.run import (
     VISIBLE_EVENTS,
     AnswerFinished,
+    AttemptFailed,
     OutputAccepted,
     RequestPlanned,
     ToolFinished,
@@ -196,7 +197,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
         self._log_context = _build_log_context(turn)
         self._sent_at = 0.0
         self._has_output = True
-        self._failed_usage: Usage | None = None
+        self._failed_usages: list[Usage] = []
 
     @property
     def turn(self) -> Turn:
@@ -227,11 +228,9 @@ class Stream(RunStream[Turn], Generic[OutputT]):
 
     @property
     def usage(self) -> Usage:
-        """The tokens of all responses of this run, also of one that ended as incomplete or failed."""
+        """The tokens of all responses of this run, also of those that ended as incomplete or failed."""
         usages = [each.outcome.usage for each in self.answers if each.outcome.usage]
-        if self._failed_usage:
-            usages.append(self._failed_usage)
-        return reduce(add, usages) if usages else Usage()
+        return reduce(add, [*usages, *self._failed_usages], Usage())
 
     @property
     def text(self) -> str:
@@ -260,6 +259,8 @@ class Stream(RunStream[Turn], Generic[OutputT]):
                 self.answers.append(event)
                 self._partial_turn, self._tool_results = event.turn, []
                 measure("responses_duration_seconds", time.perf_counter() - self._sent_at)
+            case AttemptFailed(usage=Usage() as usage):
+                self._failed_usages.append(usage)
             case ToolFinished():
                 self._tool_results.append(event.result)
             case TurnEdited():
@@ -271,8 +272,8 @@ class Stream(RunStream[Turn], Generic[OutputT]):
                 pass
 
     def _handle_error(self, error: Exception) -> None:
-        if isinstance(error, EngineError):
-            self._failed_usage = error.usage
+        if isinstance(error, EngineError) and error.usage:
+            self._failed_usages.append(error.usage)
 
     async def _next_event(self) -> Event:
         """Return the next event; log records written meanwhile have the ids of this run.

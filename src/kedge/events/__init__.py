@@ -7,6 +7,7 @@ from kedge.events.decoder import StreamDecoder
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import (
     AnswerFinished,
+    AttemptFailed,
     FellBack,
     Healed,
     ModeChanged,
@@ -54,6 +55,7 @@ __all__ = [
     "AnswerFinished",
     "AnthropicDecoder",
     "Assembler",
+    "AttemptFailed",
     "CallSummary",
     "ChatDecoder",
     "Event",

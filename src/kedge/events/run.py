@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kedge.errors import EngineError
 from kedge.events.types import (
     Event,
     Outcome,
@@ -10,6 +11,7 @@ from kedge.events.types import (
     RefusalDelta,
     TextDelta,
     ToolCallStarted,
+    Usage,
 )
 from kedge.planning import Mode, Reason, RequestPlan
 from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, TurnDiff
@@ -103,6 +105,25 @@ class ServerForgot(Event):
     """
 
     response_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed(Event):
+    """An attempt failed before it showed any output, and the middleware ``retry`` sends the Turn again.
+
+    Attributes:
+        error: The type of the error.
+        wait: Seconds until the next attempt.
+        plan: The plan of the failed request, if there is one.
+        response_id: The id of its response, if the server sent one.
+        usage: Token counts of its response, if the server sent any.
+    """
+
+    error: type[EngineError]
+    wait: float
+    plan: RequestPlan | None = field(default=None, repr=False)
+    response_id: str = ""
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)

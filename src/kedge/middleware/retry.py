@@ -14,7 +14,7 @@ import anyio
 
 from kedge.engines.base import Engine, Events, Middleware, Request
 from kedge.errors import EngineError, InvalidSetting
-from kedge.events.run import VISIBLE_EVENTS, ToolStarted
+from kedge.events.run import VISIBLE_EVENTS, AttemptFailed, ToolStarted
 from kedge.middleware.base import BaseMiddleware
 from kedge.observe import get_logger
 from kedge.planning import get_state, set_state
@@ -85,6 +85,10 @@ class _RetryMiddleware(BaseMiddleware):
                 turn = set_state(turn, get_state(error.turn)) if error.turn else turn
                 wait = self._backoff(error, attempt)
                 log.warning("attempt %d failed; retrying in %.1f s", attempt, wait)
+                failed = AttemptFailed(
+                    type(error), wait, error.plan, error.response_id, error.usage
+                )
+            yield failed
             await self.sleep(wait)
 
     def _backoff(self, error: EngineError, attempt: int) -> float:

@@ -23,6 +23,7 @@ from kedge.events import Event, Outcome, Usage
 from kedge.events.run import (
     VISIBLE_EVENTS,
     AnswerFinished,
+    AttemptFailed,
     FellBack,
     Healed,
     RequestPlanned,
@@ -155,6 +156,10 @@ class _RunSpans:
                     outcome.response_id, outcome.usage, reason, outcome.blocks, outcome.model
                 )
                 self._close_request("")
+            case AttemptFailed():
+                if event.response_id:
+                    self._record_response(event.response_id, event.usage, "error", ())
+                self._close_request("retried")
             case FellBack(reason) if self.request_span:
                 self.request_span.set_attribute(otel.FALLBACK, reason)
             case Healed(reason):
