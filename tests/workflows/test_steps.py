@@ -12,7 +12,7 @@ from kedge.conversation import run as conversation_run
 from kedge.conversation.run import _hash_blocks  # pyright: ignore[reportPrivateUsage]
 from kedge.errors import InvalidWorkflow, WorkflowFailed
 from kedge.store import Store
-from kedge.workflows import Step, load_workflow, refine, steps
+from kedge.workflows import Side, Step, debate, list_workflows, load_workflow, refine, steps
 from kedge.workflows.events import AnswerJudged, QuestionAnswered, QuestionAsked, ignore_event
 from kedge.workflows.roles import WorkflowRun
 
@@ -170,6 +170,26 @@ async def test_finished_steps_are_read_from_the_store(
     conversation = await Conversation.open(store, first.conversation, engine)
     with pytest.raises(InvalidWorkflow, match="is a steps workflow, not a refine workflow"):
         await refine("x", judge=bool, workflow=first.workflow, conversation=conversation)
+
+
+async def test_an_id_belongs_to_one_kind_of_workflow(store: Store) -> None:
+    """The id of a workflow is rejected for another kind, in a store and in a caller's conversation."""
+    await steps([Step("a", "Hi")], store=store, engine="practice", workflow="w1")
+    async with await Conversation.create(store, "practice") as conversation:
+        places: list[Any] = [{"store": store, "engine": "practice"}, {"conversation": conversation}]
+        for place in places:
+            with pytest.raises(InvalidWorkflow, match="w1 is a steps workflow, not a refine"):
+                await refine("x", judge=bool, workflow="w1", **place)
+    sides = (Side("a", "practice"), Side("b", "practice"))
+    with pytest.raises(InvalidWorkflow, match="w1 is a steps workflow, not a debate workflow"):
+        await debate(sides, "x?", store=store, judge=lambda _: "a", workflow="w1")
+    await debate(sides, "x?", store=store, judge=lambda _: "a", workflow="w2", rounds=1)
+    with pytest.raises(InvalidWorkflow, match="w2 is a debate workflow, not a steps workflow"):
+        await steps([Step("a", "Hi")], store=store, engine="practice", workflow="w2")
+    assert {each.id: each.kind for each in await list_workflows(store)} == {
+        "w1": "steps",
+        "w2": "debate",
+    }
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap
 from kedge.workflows.events import WorkflowKind
 from kedge.workflows.results import Ruling, Verdict
 from kedge.workflows.roles import (
+    MAX_ROLES,
     ROUND_KEY,
     WORKFLOW_KEY,
     find_notes,
@@ -106,7 +107,7 @@ async def _load_rows(store: Store, workflow: str) -> list[ConversationRow]:
 
     A fork or an imported copy of a conversation has its tags and data, but is not part of the workflow.
     """
-    rows = await store.conversations(tag=workflow_tag(workflow), archived=None, limit=1_000)
+    rows = await store.conversations(tag=workflow_tag(workflow), archived=None, limit=MAX_ROLES)
     found: dict[str, ConversationRow] = {}
     for row in sorted(rows, key=lambda row: row.number):
         if notes := find_notes(row, workflow):

@@ -33,6 +33,8 @@ from kedge.workflows.events import QuestionAnswered, QuestionAsked, WorkflowCall
 
 WORKFLOW_KEY = "workflow"
 """The key of a workflow in a conversation's data, its tags and the metadata of its questions."""
+MAX_ROLES = 1_000
+"""The maximum number of conversations of one workflow that are read, with copies."""
 FURTHER_WORKFLOWS_KEY = "workflows"
 """The member of a conversation's data with the records of its second and later workflows, by id."""
 ROUND_KEY = "round"
@@ -241,7 +243,13 @@ class WorkflowRun:
     async def open_role(
         self, role: str, store: Store, engine: Engine | str, title: str = "", *, lead: bool = False
     ) -> Role:
-        """Open the conversation of a role, or create it."""
+        """Open the conversation of a role, or create it.
+
+        Raises:
+            InvalidWorkflow: The id belongs to a workflow of another kind.
+        """
+        if lead:
+            await self._check_kind(store)
         conversation = await Conversation.open_or_create(
             store,
             role_conversation_id(self.workflow, role),
@@ -266,7 +274,7 @@ class WorkflowRun:
         """Open the lead of a workflow: a caller's conversation, or one in a store.
 
         Raises:
-            InvalidWorkflow: Neither is given, or the conversation is part of a workflow of another kind.
+            InvalidWorkflow: Neither is given, or the id belongs to a workflow of another kind.
         """
         if conversation is None:
             if store is None or engine is None:
@@ -275,6 +283,7 @@ class WorkflowRun:
         row = await conversation.store.conversation(conversation.row)
         if find_notes(row, self.workflow):
             return self._check_role(role, conversation, row)
+        await self._check_kind(conversation.store)
         lead = Role(self.workflow, role, conversation, {}, self.watch)
         await conversation.tag(*self._build_tags(lead=True))
         await lead.update_notes(**self._build_notes(role, lead=True))
@@ -290,16 +299,27 @@ class WorkflowRun:
             notes |= {"lead": True, "status": "running", "spec": dict(self.spec)}
         return notes
 
+    async def _check_kind(self, store: Store) -> None:
+        """Raise ``InvalidWorkflow`` if the id belongs to a workflow of another kind, whose roles have other names."""
+        tag = workflow_tag(self.workflow)
+        rows = await store.conversations(tag=tag, archived=None, limit=MAX_ROLES)
+        kinds = [notes["kind"] for row in rows if (notes := find_notes(row, self.workflow))]
+        if kinds and self.kind not in kinds:
+            raise self._build_kind_error(f"a {kinds[0]} workflow")
+
     def _check_role(self, role: str, conversation: Conversation, row: ConversationRow) -> Role:
         """Return a role, or raise ``InvalidWorkflow`` if its conversation is part of another workflow."""
         notes = find_notes(row, self.workflow)
         if notes.get("kind") != self.kind:
             found = f"a {notes['kind']} workflow" if "kind" in notes else "not a workflow"
-            raise InvalidWorkflow(
-                f"{self.workflow} is {found}, not a {self.kind} workflow; resume it as what it is, "
-                "or use another id"
-            )
+            raise self._build_kind_error(found)
         return Role(self.workflow, role, conversation, notes, self.watch)
+
+    def _build_kind_error(self, found: str) -> InvalidWorkflow:
+        return InvalidWorkflow(
+            f"{self.workflow} is {found}, not a {self.kind} workflow; resume it as what it is, or "
+            "use another id"
+        )
 
 
 def _count_corrections(turn: Turn) -> int:
