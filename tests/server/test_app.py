@@ -5,6 +5,7 @@ import gzip
 import logging
 import re
 import socket
+import threading
 from contextlib import suppress
 from http.client import HTTPConnection
 from typing import Any
@@ -12,9 +13,12 @@ from typing import Any
 import httpx2
 import pytest
 from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
-from kedge.server.app import ROUTES
-from kedge.server.request_log import log_failure
+from kedge.server import app as server_app
+from kedge.server.app import ROUTES, ErrorMiddleware
+from kedge.server.errors import INPUT_REQUIRED, ApiError
+from kedge.server.request_log import STATUS_KEY, log_failure
 from kedge.server.settings import Limits
 from kedge.server.uvicorn_server import HeadBuffer
 from kedge.testing import TestServer, serve
@@ -38,6 +42,49 @@ def test_unknown_route_is_404(http: httpx2.Client) -> None:
     answer = http.get("/v1/nothing")
     assert answer.status_code == 404
     assert read_error(answer)["message"] == "Invalid URL (GET /v1/nothing)"
+
+
+def test_an_error_response_is_built_in_the_thread_of_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An error needs no other thread than that of the event loop."""
+    threads: list[str] = []
+    build = server_app.build_error_response
+
+    def build_recorded(scope: Scope, error: ApiError) -> Any:
+        threads.append(threading.current_thread().name)
+        return build(scope, error)
+
+    monkeypatch.setattr(server_app, "build_error_response", build_recorded)
+    with serve() as server, httpx2.Client(base_url=server.url) as http:
+        assert http.get("/v1/nothing").status_code == 404
+        assert http.post("/v1/responses", json={"model": "m"}).status_code == 400
+    assert threads == ["kedge-server"] * 2
+
+
+@pytest.mark.parametrize("status", [0, 200])
+async def test_an_error_after_the_start_of_a_response_is_raised(status: int) -> None:
+    """An error becomes a response only as long as no response has started."""
+    sent: list[Message] = []
+
+    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+        raise INPUT_REQUIRED()
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope: Scope = {"type": "http", "path": "/v1/responses", STATUS_KEY: status}
+    handled = ErrorMiddleware(fail)(scope, receive, send)
+    if status:
+        with pytest.raises(ApiError):
+            await handled
+        assert not sent
+    else:
+        await handled
+        assert sent[0]["status"] == 400
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{sorted(route.methods)}{route.path}")
@@ -158,6 +205,23 @@ def test_idle_connection_is_closed(received: bytes) -> None:
     """A connection without a request, or with unfinished headers, is closed."""
     with serve(limits=Limits(idle_seconds=0)) as server:
         assert send_raw(server, received) == b""
+
+
+@pytest.mark.parametrize("cut", [0, 10, 60])
+def test_pipelined_requests_are_answered_in_order(server: TestServer, cut: int) -> None:
+    """Requests that arrive together, also with the start of another one, are answered one after the other."""
+    paths = ["/healthz", "/v1/nothing", "/v1/models"]
+    requests = [f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode() for path in paths]
+    last = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+    with socket.create_connection(server.address, timeout=TIMEOUT) as connection:
+        connection.sendall(b"".join(requests) + last[:cut])
+        received = b""
+        while received.count(b"HTTP/1.1 ") < len(paths):
+            received += connection.recv(65536)
+        connection.sendall(last[cut:])
+        while data := connection.recv(65536):
+            received += data
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200", b"404", b"200", b"200"]
 
 
 class FakeClock:

@@ -1,4 +1,4 @@
-"""The ASGI app: routes, small endpoints, middleware, error handlers, and the deletion of expired responses."""
+"""The ASGI app: routes, small endpoints, middleware, error responses, and the deletion of expired responses."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,6 @@ from typing import Any
 from anyio.lowlevel import checkpoint
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
@@ -42,6 +41,7 @@ from kedge.server.http import EncodedResponse, get_service, respond_json
 from kedge.server.models import Model
 from kedge.server.request_log import (
     RESPONSE_HEADERS_KEY,
+    STATUS_KEY,
     AccessLogMiddleware,
     FinishListener,
     Listener,
@@ -114,7 +114,7 @@ async def serve_websocket(websocket: WebSocket) -> None:
 
 
 class Endpoint:
-    """A handler as an ASGI app, whose errors are converted to responses by the exception middleware.
+    """A handler as an ASGI app, whose errors are converted to responses by ``ErrorMiddleware``.
 
     Starlette's wrapper of a function would do that a second time for each request.
 
@@ -165,28 +165,47 @@ WEBSOCKET_ROUTES = [WebSocketRoute("/v1/responses", serve_websocket)]
 """All WebSocket routes."""
 
 
-def _handle_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)  # noqa: S101 - registered for these only
-    return build_error_response(request.scope, error)
+class ErrorMiddleware:
+    """Middleware that converts expected errors to responses; any other one is an internal error.
+
+    Starlette's own middleware builds a response in another thread, and wraps ``send`` twice.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and respond to it if it fails."""
+        try:
+            await self._app(scope, receive, send)
+        except (ApiError, StoreError, HTTPException, ClientDisconnect) as error:
+            if scope.get(STATUS_KEY) != 0:
+                raise  # it is a WebSocket, or a response has started
+            await _build_response(scope, error)(scope, receive, send)
 
 
-def _handle_store_error(request: Request, error: Exception) -> Response:
-    log.error("%s", error)
-    return build_error_response(request.scope, DATABASE_UNAVAILABLE())
+def _build_response(
+    scope: Scope, error: ApiError | StoreError | HTTPException | ClientDisconnect
+) -> Response:
+    match error:
+        case ApiError():
+            return build_error_response(scope, error)
+        case StoreError():
+            log.error("%s", error)
+            return build_error_response(scope, DATABASE_UNAVAILABLE())
+        case ClientDisconnect():
+            return EncodedResponse(b"")  # there is no client to read it
+        case HTTPException():
+            return _build_routing_error(scope, error)
 
 
-def _handle_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 - registered for these only
-    route = {"method": request.method, "path": request.url.path}
+def _build_routing_error(scope: Scope, error: HTTPException) -> Response:
+    route = {"method": scope["method"], "path": scope["path"]}
     if error.status_code != 405:
-        return build_error_response(request.scope, UNKNOWN_ROUTE(**route))
-    response = build_error_response(request.scope, METHOD_NOT_ALLOWED(**route))
-    response.headers["allow"] = format_allowed_methods(ROUTES, request.scope)
+        return build_error_response(scope, UNKNOWN_ROUTE(**route))
+    response = build_error_response(scope, METHOD_NOT_ALLOWED(**route))
+    response.headers["allow"] = format_allowed_methods(ROUTES, scope)
     return response
-
-
-def _handle_disconnect(_: Request, __: Exception) -> Response:
-    return EncodedResponse(b"")  # there is no client to read it
 
 
 IDENTITY_HEADER = (b"kedge-server", b"kedge")
@@ -250,35 +269,14 @@ def create_app(
             await asyncio.wait(tasks)
             await service.aclose()
 
-    app = Starlette(
-        routes=[*ROUTES, *WEBSOCKET_ROUTES],
-        lifespan=lifespan,
-        middleware=[
-            Middleware(
-                AccessLogMiddleware,
-                listener=listener,
-                on_finish=on_finish,
-                reply_bytes=reply_bytes,
-            ),
-            Middleware(IdentityMiddleware, faults=settings.faults),
-            Middleware(
-                ServerAuthMiddleware,
-                policy=AccessPolicy(settings.token, settings.hosts, settings.callers),
-                header_bytes=settings.limits.header_bytes,
-            ),
-            *(
-                []
-                if settings.faults is None
-                else [Middleware(FaultMiddleware, faults=settings.faults)]
-            ),
-        ],
-        exception_handlers={
-            ApiError: _handle_api_error,
-            StoreError: _handle_store_error,
-            HTTPException: _handle_http_error,
-            ClientDisconnect: _handle_disconnect,
-        },
-    )
+    app = Starlette(routes=[*ROUTES, *WEBSOCKET_ROUTES], lifespan=lifespan)
+    stack: ASGIApp = ErrorMiddleware(app.router)
+    if settings.faults is not None:
+        stack = FaultMiddleware(stack, settings.faults)
+    policy = AccessPolicy(settings.token, settings.hosts, settings.callers)
+    stack = ServerAuthMiddleware(stack, policy=policy, header_bytes=settings.limits.header_bytes)
+    stack = IdentityMiddleware(stack, settings.faults)
+    app.middleware_stack = AccessLogMiddleware(stack, listener, on_finish, reply_bytes)
     app.router.redirect_slashes = False  # the API has one URL for each resource
     app.state.service = service
     app.state.background = background

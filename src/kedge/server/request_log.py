@@ -67,6 +67,9 @@ WEBSOCKET_SCOPE_KEY = "kedge.place"
 RESPONSE_HEADERS_KEY = "kedge.response_headers"
 """The key of a request's scope under which handlers collect headers for its response."""
 
+STATUS_KEY = "kedge.status"
+"""The key of a request's scope for the status of its response; 0 until the response has started."""
+
 Listener = Callable[[RecordedRequest], None]
 FinishListener = Callable[[RecordedRequest, Scope], None]
 
@@ -130,15 +133,15 @@ class AccessLogMiddleware:
             extra_headers.append((b"request-id", request_id.encode()))
         scope[RESPONSE_HEADERS_KEY] = extra_headers
         exchange = self._record_request(scope, request_id)
-        status, reply = 0, bytearray()
+        scope[STATUS_KEY] = 0
+        reply = bytearray()
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                scope[STATUS_KEY] = message["status"]
                 message["headers"] = [*message["headers"], *extra_headers]
                 if exchange is not None:
-                    exchange.status = status
+                    exchange.status = message["status"]
             elif len(reply) < self._reply_bytes:
                 reply.extend(message.get("body", b""))
             await send(message)
@@ -148,11 +151,11 @@ class AccessLogMiddleware:
                 await self._app(scope, receive, send_with_id)
             except Exception as error:
                 log_failure(f"{request_id} failed with an internal error", error)
-                if status:
+                if scope[STATUS_KEY]:
                     raise  # a response has started: the connection must be closed
                 await build_error_response(scope, INTERNAL_ERROR())(scope, receive, send_with_id)
             finally:
-                took = time.perf_counter() - started
+                took, status = time.perf_counter() - started, scope[STATUS_KEY]
                 record_metrics(scope, status, took)
                 log.log(
                     choose_level(scope, status),
