@@ -1,70 +1,96 @@
-"""A time limit for a block of code, which costs almost nothing if the block does not wait."""
+"""A time limit for a coroutine, which costs almost nothing if the coroutine does not wait."""
 
 import asyncio
-from collections.abc import Callable
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Coroutine, Generator
+from types import coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 # Why not ``asyncio.timeout``. Most requests are answered within one turn of the loop: their body
 # arrived with their headers, and the practice model does not wait. For these, creating and cancelling
-# a timer would be most of the cost. So entering the block only schedules a callback for the next turn
-# of the loop; a block that ends before that cancels it, without further cost. The callback runs only
-# if the block really waits: then the timer starts, and ``on_wait`` is called once, which is the time to
-# store a response as in progress and to watch for a disconnect.
+# a timer would be most of the cost. So the first step of the coroutine is run without one, and if it
+# ends there, nothing else happens. Only if it waits a callback is scheduled for the next turn of the
+# loop: then the timer starts, and ``on_wait`` is called once, which is the time to store a response
+# as in progress and to watch for a disconnect.
 #
-# Other code can cancel the task, too. An expired deadline cancels the task, and on leaving the block
-# reverts exactly its own cancellation (``uncancel``). If the count of pending cancellations was already
-# higher when the block was entered, or has grown by more than one, another caller has cancelled the
-# task, and CancelledError must propagate.
+# Other code can cancel the task, too. An expired deadline cancels the task, and at the end of the
+# coroutine reverts exactly its own cancellation (``uncancel``). If the count of pending cancellations
+# has grown by more than one since the coroutine began to wait, another caller has cancelled the task,
+# and CancelledError must propagate.
 
 
 class Deadline:
-    """A block of code that ends after a time, or when it is cancelled from outside.
-
-    A block that was ended is left as if it had finished; ``cancelled`` is set then.
+    """The end of a coroutine after a time, or when it is cancelled from outside.
 
     Args:
-        seconds: The maximum time of the block, from the first time that it waits.
-        on_wait: Called once, the first time that the block waits.
+        seconds: The maximum time of the coroutine, from the first time that it waits.
     """
 
-    def __init__(self, seconds: float, on_wait: Callable[[], None] | None = None) -> None:
+    def __init__(self, seconds: float) -> None:
         self.cancelled = False
+        """Whether the time is over, or ``cancel`` was called."""
         self._seconds = seconds
-        self._on_wait = on_wait
         self._task: asyncio.Task[object] | None = None
 
-    def __enter__(self) -> Self:
-        self._task = asyncio.current_task()
-        assert self._task is not None  # noqa: S101 - we are in a coroutine
-        self._cancel_count = self._task.cancelling()
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.Handle = self._loop.call_soon(self._start_timer)
-        if self.cancelled:
-            self._task.cancel()
-        return self
+    async def run(
+        self, work: Coroutine[Any, Any, T], on_wait: Callable[[], None] | None = None
+    ) -> T | None:
+        """Run a coroutine.
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        self._timer.cancel()
-        self._on_wait = None  # its object may refer to the deadline, a cycle
-        task, self._task = self._task, None
-        assert task is not None  # noqa: S101 - set when the block was entered
-        ours = self.cancelled and task.uncancel() <= self._cancel_count
-        return ours and kind is asyncio.CancelledError
+        Args:
+            work: The coroutine.
+            on_wait: Called once, the first time that the coroutine waits.
+
+        Returns:
+            Its result, or None if the deadline ended it.
+        """
+        steps = work.__await__()
+        try:
+            future = next(steps)
+        except StopIteration as end:
+            return end.value
+        self._task = task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - we are in a coroutine
+        cancel_count = task.cancelling()
+        self._timer = asyncio.get_running_loop().call_soon(self._start_timer, on_wait)
+        if self.cancelled:
+            task.cancel()
+        try:
+            return await _resume(steps, future)
+        except asyncio.CancelledError:
+            if not self.cancelled or task.cancelling() - 1 > cancel_count:
+                raise
+            return None
+        finally:
+            self._timer.cancel()
+            self._task = None
+            if self.cancelled:
+                task.uncancel()
 
     def cancel(self) -> None:
-        """End the block now, or as soon as it is entered."""
+        """End the coroutine now, or as soon as it waits."""
         if not self.cancelled:
             self.cancelled = True
             if self._task is not None:
                 self._task.cancel()
 
-    def _start_timer(self) -> None:
-        self._timer = self._loop.call_later(self._seconds, self.cancel)
-        if self._on_wait is not None:
-            self._on_wait()
+    def _start_timer(self, on_wait: Callable[[], None] | None) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self.cancel)
+        if on_wait is not None:
+            on_wait()
+
+
+@coroutine
+def _resume(steps: Generator[Any, Any, T], future: Any) -> Generator[Any, Any, T]:
+    """Continue a coroutine that waits for a future."""
+    try:
+        while True:
+            try:
+                result = yield future
+            except BaseException as error:  # noqa: BLE001 - the coroutine handles it
+                future = steps.throw(error)
+            else:
+                future = steps.send(result)
+    except StopIteration as end:
+        return end.value

@@ -6,7 +6,7 @@ the model, a bug in it, the deadline, a client that disconnects, a server that s
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
 from kedge.errors import StoreError
@@ -61,7 +61,7 @@ class Generation(ABC, Generic[Chunk]):
         self._writer = writer
         self._stop_status: str | None = None
         self._on_wait: OnWait | None = None
-        self._deadline = Deadline(service.settings.limits.answer_seconds, self._handle_wait)
+        self._deadline = Deadline(service.settings.limits.answer_seconds)
         service.running.add(self)
 
     @property
@@ -94,7 +94,7 @@ class Generation(ABC, Generic[Chunk]):
             ApiError: If there is a client, but no complete answer.
         """
         self._on_wait = on_wait
-        await self._run(lambda: self._write(None))
+        await self._run(self._write(None))
         if not self.is_complete and not self.is_cancelled:
             raise self.error or INTERNAL_ERROR()
         return self.is_complete
@@ -111,12 +111,11 @@ class Generation(ABC, Generic[Chunk]):
             await emit(await self._service.run(start))
             await self._write(emit)
 
-        await self._run(work)
+        await self._run(work())
 
-    async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
         try:
-            with self._deadline:
-                await work()
+            await self._deadline.run(work, self._handle_wait)
         except ApiError as error:
             self.error = error
         except StoreError as error:
@@ -154,8 +153,8 @@ class Generation(ABC, Generic[Chunk]):
                 elif chunk := self._render(piece):
                     await emit(chunk)
         finally:
-            if isinstance(pieces, AsyncGenerator):
-                await pieces.aclose()  # stops the model
+            if (aclose := getattr(pieces, "aclose", None)) is not None:
+                await aclose()  # stops the model
 
     def _handle_wait(self) -> None:
         """Handle the first time that the generation waits."""

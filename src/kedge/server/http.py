@@ -123,9 +123,10 @@ def _log_ignored(service: ServerState, paths: Iterable[str]) -> None:
 
 async def _read_body(request: Request) -> bytes:
     limits = get_service(request).settings.limits
-    with Deadline(limits.read_seconds):
-        return await collect_body(request, limits.body_bytes)
-    raise errors.REQUEST_TIMEOUT(seconds=limits.read_seconds)
+    body = await Deadline(limits.read_seconds).run(collect_body(request, limits.body_bytes))
+    if body is None:
+        raise errors.REQUEST_TIMEOUT(seconds=limits.read_seconds)
+    return body
 
 
 async def collect_body(request: Request, max_bytes: int) -> bytes:

@@ -108,12 +108,9 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
     async def run_queued(self, slots: asyncio.Semaphore, emit: Emit[Sequence[StreamEvent]]) -> None:
         """Generate a queued response when one of the slots is free."""
         answering, self._deadline = self._deadline, Deadline(MAX_QUEUE_SECONDS)
-        has_slot = False
         if answering.cancelled:  # before it could wait
             self._deadline.cancel()
-        with self._deadline:
-            has_slot = await slots.acquire()
-        if has_slot:
+        if await self._deadline.run(slots.acquire()):
             self._deadline = answering
             try:
                 await self._run_stream(emit, self._start_queued)

@@ -137,11 +137,14 @@ class ReplayStream:
         """Send the recorded frames and those that are added meanwhile, then the terminator."""
         await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
         watcher = DisconnectWatcher(self._deadline.cancel, receive)
-        with watcher, self._deadline, suppress(EventsDropped):
+        with watcher, suppress(EventsDropped):
             watcher.start()
-            async for frames in self._frames:
-                await send({"type": "http.response.body", "body": frames, "more_body": True})
-            await send({"type": "http.response.body", "body": DONE_FRAME, "more_body": False})
+            await self._deadline.run(self._send_frames(send))
+
+    async def _send_frames(self, send: Send) -> None:
+        async for frames in self._frames:
+            await send({"type": "http.response.body", "body": frames, "more_body": True})
+        await send({"type": "http.response.body", "body": DONE_FRAME, "more_body": False})
 
 
 # Why there is an outbox. One write to a socket costs more than the event in it, and a fast model
