@@ -91,6 +91,17 @@ class BufferedH11Protocol(H11Protocol):
         """Handle a new connection."""
         super().connection_made(cast("asyncio.Transport", HeadBuffer(transport, self.loop)))
 
+    def on_response_complete(self) -> None:
+        """Handle the next request, without uvicorn's timer for each: ``on_tick`` closes idle connections."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.conn.our_state is h11.DONE and self.conn.their_state is h11.DONE:
+            self.conn.start_next_cycle()
+            if self.conn.trailing_data[0]:
+                self.handle_events()
+
 
 class UvicornServer(uvicorn.Server):
     """A uvicorn server that can be started and stopped from any thread without polling.
@@ -121,7 +132,6 @@ class UvicornServer(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 h11_max_incomplete_event_size=self._limits.header_bytes,
-                timeout_keep_alive=int(self._limits.idle_seconds) + 1,
                 **config,
             )
         )
