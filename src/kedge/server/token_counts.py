@@ -6,46 +6,40 @@ when the same code is run on the loop.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from types import MappingProxyType
+from functools import cache
 from typing import Any
 
 from kedge import tokens
 from kedge.server.item_forms import Item
 from kedge.tokens import items as item_counts
-from kedge.tokens.items import to_compact_json
+from kedge.tokens.items import CountText, to_compact_json
 
 MIN_THREAD_CHARS = 100_000
 """The minimum number of characters of texts that are counted in a thread."""
 
-_counts: ContextVar[Mapping[str, int]] = ContextVar(
-    "token counts of the current request", default=MappingProxyType({})
-)
-_recorded: ContextVar[dict[str, int] | None] = ContextVar(
-    "token counts that are being recorded", default=None
-)
+_counter: ContextVar[CountText | None] = ContextVar("token counter of the request", default=None)
+"""Returns the stored counts of the current request; None if nothing was counted in a thread."""
+
+
+def _get_counter() -> CountText:
+    return _counter.get() or tokens.count_text
 
 
 def count_text(text: str) -> int:
     """Count the tokens of a text."""
-    recorded = _recorded.get()
-    if recorded is None:
-        cached = _counts.get().get(text)
-        return tokens.count_text(text) if cached is None else cached
-    if text not in recorded:
-        recorded[text] = tokens.count_text(text)
-    return recorded[text]
+    return _get_counter()(text)
 
 
 def count_items(items: Iterable[Item]) -> int:
     """Count the tokens of items; additive over the items."""
-    return item_counts.count_each(items, count_text)
+    return item_counts.count_each(items, _get_counter())
 
 
 def count_item(item: Item) -> int:
     """Count the tokens of one item."""
-    return item_counts.count_item(item, count_text)
+    return item_counts.count_item(item, _get_counter())
 
 
 def count_json(value: object) -> int:
@@ -56,14 +50,14 @@ def count_json(value: object) -> int:
 async def precount(length: int, count: Callable[[], object]) -> None:
     """Run a function that counts texts of this length in a thread, if they are long."""
     if length >= MIN_THREAD_CHARS:
-        _counts.set(await asyncio.to_thread(_record_counts, count))
+        _counter.set(await asyncio.to_thread(_store_counts, count))
 
 
-def _record_counts(count: Callable[[], object]) -> Mapping[str, int]:
-    recorded: dict[str, int] = {}
-    _recorded.set(recorded)  # in the context of this thread's call only
+def _store_counts(count: Callable[[], object]) -> CountText:
+    counter = cache(tokens.count_text)
+    _counter.set(counter)  # in the context of this thread's call only
     count()
-    return recorded
+    return counter
 
 
 _get_type: Callable[[object], object] = type
