@@ -32,7 +32,7 @@ MAX_MODIFIERS = 8
 END_WINDOW = 40
 SEARCH_WINDOW = 500
 """A question is at the end of a long message, not in the middle of a pasted text."""
-SEARCH_START = re.compile(r"\b(?=[wqrhcd])(?:what|quote|repeat|how|count|do|did)\b", re.IGNORECASE)
+SEARCH_WORDS = ("what", "quote", "repeat", "how", "count", "do", "did")
 """The first words of all phrases that are searched. A sentence without them is not searched ten times."""
 
 
@@ -69,7 +69,8 @@ def parse_utterance(request: PracticeRequest) -> "Utterance":
                 fields |= read(found)
                 break
         else:
-            found = SLOWLY_AT_END.search(sentence, max(0, len(sentence) - END_WINDOW))
+            is_slow = "slowly" in sentence[-END_WINDOW:].lower()
+            found = is_slow and SLOWLY_AT_END.search(sentence, max(0, len(sentence) - END_WINDOW))
             if not found:
                 break
             sentence = (sentence[: found.start()] + found[2]).strip()
@@ -124,7 +125,7 @@ def prefix_rule(description: str, pattern: str, handler: RuleHandler) -> PhraseR
 def search_rule(description: str, pattern: str, handler: RuleHandler) -> PhraseRule:
     """Return a rule for sentences that contain the phrase in their last ``SEARCH_WINDOW`` characters.
 
-    The phrase starts with one of the words of ``SEARCH_START``.
+    The phrase starts with one of the words of ``SEARCH_WORDS``.
     """
     return PhraseRule(description, re.compile(pattern, FLAGS), handler, is_searched=True)
 
@@ -135,12 +136,13 @@ def first_match(
     """Try the rules in order, and return the first answer and the topic of its rule."""
     sentence = utterance.sentence
     start = max(0, len(sentence) - SEARCH_WINDOW)
-    has_search_start = SEARCH_START.search(sentence, start)
+    end = sentence[start:].lower()
+    has_search_word = any(word in end for word in SEARCH_WORDS)
     for rule in rules:
         if not rule.is_searched:
             found = rule.pattern.match(sentence)
         else:
-            found = has_search_start and rule.pattern.search(sentence, start)
+            found = has_search_word and rule.pattern.search(sentence, start)
         if found and (response := rule.handler(utterance, found)) is not None:
             return response, rule.description
     return None
