@@ -6,8 +6,7 @@ closed. A model behind a provider's API implements the same interface as the pra
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, assert_never
+from typing import Any, Literal, NamedTuple, Protocol, assert_never
 
 from anyio import sleep
 
@@ -27,8 +26,7 @@ from kedge.server.token_counts import count_text
 ItemKind = Literal["text", "refusal", "reasoning", "function_call", "custom_tool_call"]
 
 
-@dataclass(frozen=True, slots=True)
-class ItemOpened:
+class ItemOpened(NamedTuple):
     """The beginning of an output item. A call has a ``name`` and, if the model chose one, a ``call_id``."""
 
     kind: ItemKind
@@ -36,8 +34,7 @@ class ItemOpened:
     call_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ItemDelta:
+class ItemDelta(NamedTuple):
     """Text that is appended to the open item.
 
     ``logprobs`` are the log probabilities of its tokens, in the form of the Responses API.
@@ -47,8 +44,7 @@ class ItemDelta:
     logprobs: tuple[Mapping[str, Any], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ItemClosed:
+class ItemClosed(NamedTuple):
     """The end of the open item, which is complete.
 
     Args:
@@ -63,15 +59,13 @@ class ItemClosed:
     annotations: tuple[Mapping[str, Any], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OutputTruncated:
+class OutputTruncated(NamedTuple):
     """The early end of an answer; an open item remains incomplete."""
 
     reason: Literal["max_output_tokens", "content_filter"]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelUsage:
+class ModelUsage(NamedTuple):
     """The token counts of the complete answer, if the model reports them.
 
     ``cached`` and ``cache_write`` (tokens written to an explicit cache) are part of ``input``, ``reasoning``
@@ -85,8 +79,7 @@ class ModelUsage:
     cache_write: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ItemAdded:
+class ItemAdded(NamedTuple):
     """A complete item, as the model wrote it, of a type that only the Responses API has."""
 
     item: Mapping[str, Any]
@@ -99,8 +92,7 @@ def _no_model_data(_: str) -> Any:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """One request to a model.
 
     Args:
