@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NewType, ParamSpec, TypeVar
 
 import pytest
 from hypothesis import given
@@ -30,6 +30,7 @@ from kedge.tools.schema import (
 )
 from kedge.tools.signature import parse_signature
 from kedge.turns import ToolCallBlock, tool_call
+from kedge.turns.frozen_json import thaw
 
 
 class Unit(enum.Enum):
@@ -226,6 +227,42 @@ def test_a_parameter_without_a_schema_is_named(function: Callable[..., Any]) -> 
     """The error names the parameter, whereas pydantic's error names only the type."""
     with pytest.raises(InvalidTool, match="parameter x has no JSON schema"):
         make_schema(function)
+
+
+UserId = NewType("UserId", int)
+Anything = TypeVar("Anything")
+Number = TypeVar("Number", bound=int)
+Choice = TypeVar("Choice", int, str)
+Parameters = ParamSpec("Parameters")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "schema"),
+    [
+        (UserId, {"type": "integer"}),
+        (list[UserId], {"items": {"type": "integer"}, "type": "array"}),
+        (Anything, {}),
+        (Number, {"type": "integer"}),
+        (Choice, {"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+        (Annotated[Annotated[int, Field(ge=1)], "text"], {"minimum": 1, "type": "integer"}),
+        ("list[Annotated[Number, Field(ge=1)]]", {"items": {"minimum": 1, "type": "integer"}}),
+        ("UserId", {"type": "integer"}),
+        ("Callable[Parameters, int]", None),
+        (Parameters.args, None),
+    ],
+)
+def test_other_annotations_have_a_schema_or_an_error(annotation: Any, schema: Any) -> None:
+    """New types, type variables and nested annotations are resolved; other ones raise ``InvalidTool``."""
+
+    def f(x: int) -> None: ...
+
+    f.__annotations__["x"] = annotation
+    if schema is None:
+        with pytest.raises(InvalidTool, match="parameter x has no JSON schema"):
+            make_schema(f)
+    else:
+        found = make_schema(f).json_schema["properties"]["x"]
+        assert schema.items() <= thaw(found).items()
 
 
 def test_contradictory_defaults_are_rejected() -> None:

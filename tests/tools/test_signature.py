@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import pytest
 from typing_extensions import Doc
@@ -32,6 +32,11 @@ class Shelf:
     def find(self, query: str) -> str:
         """Find it here."""
         return query
+
+    def join(self, other: Self) -> Self:
+        """Join two shelves."""
+        del other
+        return self
 
     async def __call__(self, query: str) -> str:
         return query
@@ -120,6 +125,15 @@ def broken(x: int) -> None: ...
 broken.__annotations__["x"] = "1 +"
 
 
+def annotate(annotation: Any) -> Callable[..., None]:
+    """Return a function whose parameter has this annotation."""
+
+    def annotated(x: int) -> None: ...
+
+    annotated.__annotations__["x"] = annotation
+    return annotated
+
+
 def generator() -> Iterator[int]:
     yield 1
 
@@ -135,6 +149,15 @@ REJECTED: list[tuple[Any, str]] = [
     (untyped, "parameter x has no type; annotate it"),
     (unresolved, "the annotation 'Decimal' cannot be resolved"),
     (broken, "its annotations cannot be evaluated"),
+    (annotate(""), "its annotations cannot be evaluated: IndexError"),
+    (annotate("1 / 0"), "its annotations cannot be evaluated: ZeroDivisionError"),
+    (annotate("{}['a']"), "its annotations cannot be evaluated: KeyError: 'a'"),
+    (
+        annotate(Self),
+        "annotated cannot be a tool: parameter x is annotated with Self; name its class",
+    ),
+    (annotate("Annotated[list[Self] | None, 1]"), "parameter x is annotated with Self"),
+    (Shelf().join, "join cannot be a tool: parameter other is annotated with Self"),
     (generator, "it is a generator"),
     (async_generator, "it is a generator"),
     (Shelf, "Shelf cannot be a tool: it is a class; pass a function"),

@@ -14,7 +14,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from inspect import cleandoc
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Self,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from kedge.errors import InvalidTool
 from kedge.turns import ToolCallBlock
@@ -196,18 +205,27 @@ def _resolve_hints(function: Function, name: str) -> dict[str, Any]:
             f"the annotation {error.name!r} cannot be resolved; define it at the top of the module, "
             "outside `if TYPE_CHECKING`",
         ) from error
-    except (TypeError, AttributeError, SyntaxError) as error:
-        raise InvalidTool(name, f"its annotations cannot be evaluated: {error}") from error
+    except Exception as error:  # an annotation in quotes may be any expression
+        detail = f"{type(error).__name__}: {error}"
+        raise InvalidTool(name, f"its annotations cannot be evaluated: {detail}") from error
 
 
 def _get_annotation(parameter: inspect.Parameter, hints: dict[str, Any], name: str) -> Any:
     if parameter.name in hints:
+        if _contains_self(hints[parameter.name]):
+            problem = f"parameter {parameter.name} is annotated with Self; name its class instead"
+            raise InvalidTool(name, problem)
         return hints[parameter.name]
     if parameter.name == "self":
         raise InvalidTool(name, "it is an unbound method; pass object.method")
     raise InvalidTool(
         name, f"parameter {parameter.name} has no type; annotate it (Any accepts every value)"
     )
+
+
+def _contains_self(annotation: Any) -> bool:
+    """Return whether an annotation is or contains ``Self``, which is unknown outside of the method's class."""
+    return annotation is Self or any(map(_contains_self, get_args(annotation)))
 
 
 def _find_description(annotation: Any) -> str:
