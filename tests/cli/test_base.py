@@ -219,21 +219,31 @@ def test_sqlite_errors_are_not_internal_errors() -> None:
     assert "SQLite reports: disk I/O error" in result.stderr
 
 
-def test_help_lists_every_command_without_importing_it() -> None:
-    """``kedge --help`` is fast because it imports no command."""
+def list_imports(*arguments: str) -> tuple[str, set[str]]:
+    """Run the command in a separate process and return its output and the modules that it imported."""
     code = (
         "import sys, kedge.cli\n"
-        "try: kedge.cli.main(['--help'])\n"
+        f"try: kedge.cli.main({arguments!r})\n"
         "except SystemExit: pass\n"
         "print(*sys.modules, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    output = " ".join(done.stdout.split())
+    return done.stdout, set(done.stderr.split())
+
+
+def test_help_lists_every_command_without_importing_it() -> None:
+    """``kedge --help`` is fast because it imports no command."""
+    output, loaded = list_imports("--help")
     for name, line in COMMANDS.items():
-        assert f"{name} {line}" in output
-    loaded = set(done.stderr.split())
+        assert f"{name} {line}" in " ".join(output.split())
     assert loaded & HEAVY_MODULES == set()
     assert {name for name in loaded if name.startswith("kedge")} == {"kedge", "kedge.cli"}
+
+
+def test_help_of_chat_imports_no_heavy_module() -> None:
+    """``kedge chat --help`` is fast because it imports only what defines its options."""
+    _, loaded = list_imports("chat", "--help")
+    assert loaded & HEAVY_MODULES == set()
 
 
 @pytest.mark.parametrize("first", COMMANDS)

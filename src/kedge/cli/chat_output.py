@@ -1,15 +1,11 @@
-"""Output of a chat: text in a pipe, Markdown on a terminal, JSON for scripts."""
+"""Output of a chat: text in a pipe, JSON for scripts, and the choice between these and Markdown on a terminal."""
 
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.live import Live
-from rich.markdown import Markdown
 
 from kedge.cli.base import echo_error, find_hint, format_json, wrap_text
 from kedge.conversation import Reply
@@ -222,72 +218,6 @@ def reply_to_json(reply: Reply, requests: Sequence[SentRequest]) -> dict[str, An
     }
 
 
-_FENCE = re.compile(r"^\s{0,3}(`{3,}|~{3,})")
-
-
-def split_settled(text: str) -> tuple[str, str]:
-    """Split a growing text into the part that can no longer change and the rest."""
-    fence, end, position = "", 0, 0
-    for line in text.splitlines(keepends=True):
-        position += len(line)
-        if found := _FENCE.match(line):
-            mark = found[1]
-            if not fence:
-                fence = mark
-            elif mark[0] == fence[0] and len(mark) >= len(fence):
-                fence = ""
-        if not fence and line.endswith("\n") and not line.strip():
-            end = position
-    return text[:end], text[end:]
-
-
-class MarkdownOutput(TextOutput):
-    """Draws answers as Markdown, and a line while only reasoning arrives."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        super().__init__()
-        self._console = console or Console(highlight=False)
-        self._rest = ""
-        self._live: Live | None = None
-
-    def show_event(self, event: Event) -> None:
-        """Draw text, and fold other events into a line."""
-        super().show_event(event)
-        if isinstance(event, ReasoningDelta):
-            self._draw(f"*reasoning, about {pluralize(self._reasoning_words, 'word')}*")
-
-    def write_text(self, delta: str) -> None:
-        """Draw a piece of the answer."""
-        done, self._rest = split_settled(self._rest + sanitize_text(delta))
-        if done.strip():
-            self._erase()
-            self._console.print(Markdown(done))
-        self._draw(self._rest)
-
-    def stop(self) -> None:
-        """Print the rest of the answer."""
-        self._erase()
-        if self._rest.strip():
-            self._console.print(Markdown(self._rest))
-        self._rest, self._reasoning_words = "", 0
-
-    def _draw(self, text: str) -> None:
-        fresh = self._live is None
-        if self._live is None:
-            self._live = self._make_live()
-            self._live.start()
-        self._live.update(Markdown(text), refresh=fresh)
-
-    def _make_live(self) -> Live:
-        options: dict[str, Any] = {"transient": True, "refresh_per_second": 12}
-        return Live(console=self._console, vertical_overflow="ellipsis", **options)
-
-    def _erase(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-
 ChatOutput = TextOutput | JsonOutput
 """Shows the events of a turn and its result."""
 
@@ -299,5 +229,7 @@ def create_output(*, as_json: bool, is_typed: bool = False) -> ChatOutput:
     if is_typed:
         return ValueOutput()
     if sys.stdout.isatty():
+        from kedge.cli.chat_markdown import MarkdownOutput
+
         return MarkdownOutput()
     return TextOutput()

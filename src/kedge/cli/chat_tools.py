@@ -1,12 +1,10 @@
 """The tools of the command line: default ones, functions by name, MCP servers, and approval of calls."""
 
-import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
@@ -59,6 +57,8 @@ async def ask_approval(call: "ToolCallBlock") -> "Decision":
 
 async def _read_line() -> str:
     """Read a line of standard input without a thread, which Ctrl-C could not cancel."""
+    import asyncio
+
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(sys.stdin, readable.set)
@@ -83,6 +83,8 @@ def load_tool(path: str) -> Callable[..., Any]:
 
 def clock(zone: Annotated[str, "An IANA time zone such as Europe/Paris"] = "UTC") -> str:
     """Return the date and time in a time zone."""
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
     try:
         timezone = UTC if zone.upper() == "UTC" else ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from kedge.cli.chat_output import MarkdownOutput, split_settled
+from kedge.cli.chat_markdown import MarkdownOutput, split_settled
 from kedge.events import ReasoningDelta, TextDelta
 from kedge.text_format import sanitize_text
 
