@@ -80,6 +80,23 @@ def test_a_test_can_set_fixed_answers(kedge_server: TestServer) -> None:
         kedge_server.set_answers({"wen": "weather", "say": "Sunny."})
 
 
+def test_fixed_answers_may_be_texts(kedge_server: TestServer) -> None:
+    """Texts are the answers of each conversation in order, the last one repeated; entries apply as before."""
+    kedge_server.set_answers("One.", {"when": "weather", "say": "Sunny."}, "Two.", "Three.")
+    for _ in range(2):
+        previous, said = None, list[str]()
+        for text in ("a", "the weather", "b", "c", "d"):
+            answer = create_response(kedge_server, input=text, previous_response_id=previous)
+            previous = answer["id"]
+            said.append(answer["output"][0]["content"][0]["text"])
+        assert said == ["One.", "Sunny.", "Three.", "Three.", "Three."]
+    kedge_server.set_answers("Hello.")
+    answers = [create_response(kedge_server, input=text) for text in "ab"]
+    assert {each["output"][0]["content"][0]["text"] for each in answers} == {"Hello."}
+    with pytest.raises(InvalidScript, match=r"answers\[0\]"):
+        kedge_server.set_answers(5)  # pyright: ignore[reportArgumentType]
+
+
 def test_answers_need_the_practice_model() -> None:
     """A server with another model has no fixed answers, and says so."""
     with (

@@ -1,7 +1,7 @@
 """Run a real server in a thread and record its requests."""
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -69,11 +69,12 @@ class TestServer(ServerThread):
         """The number of responses in progress."""
         return self.call(lambda service: len(service.running))
 
-    def set_answers(self, *answers: Mapping[str, Any]) -> None:
+    def set_answers(self, *answers: Mapping[str, Any] | str) -> None:
         """Set fixed answers; the practice model answers where none applies, and after a call without answers.
 
         Args:
-            *answers: Entries of a script: ``{"when": "weather", "say": "Sunny."}``.
+            *answers: Entries of a script: ``{"when": "weather", "say": "Sunny."}``. Texts are the answers of each
+                conversation in this order; the last text is repeated.
 
         Raises:
             InvalidScript: An entry is invalid.
@@ -82,7 +83,8 @@ class TestServer(ServerThread):
         model = self.settings.model
         if not isinstance(model, PracticeModel):
             raise InvalidSetting("set_answers needs the practice model; remove model= from serve")
-        model.set_script(Script.from_data({"answers": list(answers)}) if answers else None)
+        entries = list(_iter_entries(answers))
+        model.set_script(Script.from_data({"answers": entries}) if entries else None)
 
     def forget(self) -> None:
         """Delete every stored response, to simulate a server that lost its data."""
@@ -104,6 +106,17 @@ class TestServer(ServerThread):
             The number of deleted responses.
         """
         return self.call(lambda service: service.responses.purge())
+
+
+def _iter_entries(answers: Sequence[Mapping[str, Any] | str]) -> Iterator[Mapping[str, Any]]:
+    """Yield entries of a script; a text is that of the next turn, and the last text that of all further turns."""
+    turn, last = 0, sum(isinstance(each, str) for each in answers)
+    for each in answers:
+        if isinstance(each, str):
+            turn += 1
+            yield {"say": each} if turn == last else {"say": each, "turn": turn}
+        else:
+            yield each
 
 
 @contextmanager
