@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import accumulate, chain
+from itertools import chain
 from json import dumps
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -49,7 +49,7 @@ _UNSEEN_MEMBERS = frozenset({"id", "status", "encrypted_content", "cache_control
 """Members of a segment that are not part of the prompt."""
 MAX_REMEMBERED_LENGTH = 1024
 """The maximum length of instructions whose digest is cached."""
-_SETTINGS: tuple[str, ...] = ("model", "prompt_cache_key", "tools", "instructions", "text")
+_SETTINGS: tuple[str, ...] = ("model", "prompt_cache_key", "instructions", "tools", "text")
 
 
 Prefix = tuple[bytes, int]
@@ -129,9 +129,7 @@ class PromptCache:
         entry = self._entries.get(digest)
         if entry is None or entry.expires_at <= now:
             return None
-        self._entries[digest] = _Entry(
-            entry.tokens, entry.lifetime, now + entry.lifetime, entry.renewed_at
-        )
+        entry.expires_at = now + entry.lifetime
         return entry
 
     def _store(
@@ -145,7 +143,8 @@ class PromptCache:
             entries.popitem(last=False)
 
 
-class _Entry(NamedTuple):
+@dataclass(slots=True)
+class _Entry:
     """A cached prefix: its expiry, and the last time that the shorter prefixes of its prompt were renewed."""
 
     tokens: int
@@ -156,16 +155,15 @@ class _Entry(NamedTuple):
 
 def hash_settings(body: Mapping[str, Any]) -> bytes:
     """Return the digest of the settings, which precede the items of a prompt."""
-    settings = dict(zip(_SETTINGS, map(body.get, _SETTINGS), strict=True))
-    is_short = len(settings["instructions"] or "") <= MAX_REMEMBERED_LENGTH
-    if is_short and settings["tools"] is None and settings["text"] is None:
-        return _hash_plain_settings(*settings.values())
-    return _hash_segment(EMPTY_DIGEST, settings)
+    model, cache_key, instructions, tools, text = map(body.get, _SETTINGS)
+    if tools is None and text is None and len(instructions or "") <= MAX_REMEMBERED_LENGTH:
+        return _hash_plain_settings(model, cache_key, instructions)
+    return _hash_segment(EMPTY_DIGEST, {name: body.get(name) for name in _SETTINGS})
 
 
 @lru_cache(maxsize=1024)
 def _hash_plain_settings(*values: str | None) -> bytes:
-    return _hash_segment(EMPTY_DIGEST, dict(zip(_SETTINGS, values, strict=True)))
+    return _hash_segment(EMPTY_DIGEST, dict(zip(_SETTINGS, values, strict=False)))
 
 
 def hash_items(digest: bytes, items: Iterable[Item]) -> Iterator[bytes]:
@@ -191,9 +189,10 @@ def iter_prefixes(
     stored = iter(history)
     newest = next(stored, None)
     last, total = newest or (EMPTY_DIGEST, 0)
-    totals = accumulate(counts, initial=total)
-    next(totals)
-    new = list(zip(hash_items(last, items), totals, strict=False))
+    new: list[Prefix] = []
+    for digest, count in zip(hash_items(last, items), counts, strict=False):
+        total += count
+        new.append((digest, total))
     for digest, count in chain(reversed(new), [newest] if newest else (), stored):
         yield settings + digest, count and tokens + count
     yield start
