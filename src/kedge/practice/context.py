@@ -171,9 +171,11 @@ def last_user_text(items: Sequence[Item]) -> str:
 
 def items_after_last_user(items: Sequence[Item]) -> Sequence[Item]:
     """Return the items after the newest user message: the current round of tool calls."""
-    for i in range(len(items) - 1, -1, -1):
-        if is_message(items[i], "user"):
-            return items[i + 1 :]
+    newer: list[Item] = []
+    for item in reversed(items):
+        if is_message(item, "user"):
+            return newer[::-1]
+        newer.append(item)
     return items
 
 
