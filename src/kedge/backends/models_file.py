@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, cast
 
 from kedge.backends.engine_model import DEFAULT_WINDOW, EngineModel
@@ -28,6 +27,7 @@ from kedge.errors import CannotConnect, InvalidSetting
 from kedge.practice import Script
 from kedge.providers import connect
 from kedge.server.models import Model, PracticeModel
+from kedge.turns.frozen_json import copy_read_only
 
 BUILTIN_MODELS = ("practice", "script")
 """Models without an engine, which answer inside the server."""
@@ -125,7 +125,7 @@ class Models:
     default: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "models", MappingProxyType(dict(self.models)))
+        object.__setattr__(self, "models", copy_read_only(self.models))
 
 
 def load_models(path: str | Path) -> Models:

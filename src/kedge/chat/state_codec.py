@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from math import isfinite
 from operator import attrgetter, is_
-from types import MappingProxyType, NoneType
+from types import NoneType
 from typing import Any, NamedTuple, cast
 
 from kedge.json_codec import encode_text, quote
@@ -63,7 +63,7 @@ class EncodedArray(NamedTuple):
 
     items: tuple[object, ...] = ()
     elements: str = ""
-    responses: Mapping[str, int] = MappingProxyType({})
+    responses: Mapping[str, int] = EMPTY
     last: tuple[Any, ...] | None = None
 
     @property

@@ -8,13 +8,13 @@ mean ``Allow()`` and ``Deny()``. If the approver raises, the call is denied.
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from inspect import isawaitable
-from types import MappingProxyType
 from typing import Any
 
 from anyio import to_thread
 
 from kedge.tools.signature import is_async
 from kedge.turns import ToolCallBlock, tool_call
+from kedge.turns.frozen_json import copy_read_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,7 @@ class Edit:
 
     def __post_init__(self) -> None:
         if not isinstance(self.arguments, str):
-            arguments = MappingProxyType(dict(self.arguments))
-            object.__setattr__(self, "arguments", arguments)
+            object.__setattr__(self, "arguments", copy_read_only(self.arguments))
 
 
 Decision = Allow | Deny | Edit
