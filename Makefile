@@ -54,8 +54,9 @@ types: $(VENV)/.ready
 	$(BIN)/python tests/snippets.py build/snippets
 	NODE_OPTIONS=--max-semi-space-size=128 $(BIN)/basedpyright
 
+# Without garbage collection, which would find little, the build takes an eighth less.
 docs: $(VENV)/.ready
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -c 'import gc; gc.disable(); from mkdocs.__main__ import cli; cli()' build
 
 # What to run when tests have failed, and not when pytest itself has: .ci/run repeats them.
 IF_TESTS_FAIL ?= false

@@ -6,6 +6,7 @@ concepts; docstrings, messages and docs are plain technical English. Exceptions 
 
 import ast
 import functools
+import gc
 import re
 import tokenize
 from collections import defaultdict
@@ -100,7 +101,12 @@ BANNED = re.compile(rf"\b(?:{'|'.join(BANNED_PHRASES)})\b", re.IGNORECASE)
 @functools.cache
 def parse_modules() -> dict[Path, ast.Module]:
     """Return the tree of every module, parsed by the first test that needs it and not by every worker."""
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+    gc.disable()  # it would visit all the nodes again and again, now and during later tests
+    try:
+        return {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @functools.cache

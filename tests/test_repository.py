@@ -39,7 +39,7 @@ def test_the_site_contains_every_page() -> None:
 def test_warnings_of_the_site_are_errors() -> None:
     """The site is built in strict mode without ``--quiet``, which would hide warnings from it."""
     assert re.search(r"^strict: true$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    (build,) = re.findall(r"^.*mkdocs build.*$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    (build,) = re.findall(r"^\t.*mkdocs.* build.*$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert "quiet" not in build
 
 
