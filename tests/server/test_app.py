@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -42,6 +43,21 @@ def test_unknown_route_is_404(http: httpx2.Client) -> None:
     answer = http.get("/v1/nothing")
     assert answer.status_code == 404
     assert read_error(answer)["message"] == "Invalid URL (GET /v1/nothing)"
+
+
+async def test_a_program_can_add_middleware() -> None:
+    """Middleware that is added to the app is outside of that of the server."""
+    app = server_app.create_app()
+    app.add_middleware(GZipMiddleware, minimum_size=1)
+    transport = httpx2.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http,
+    ):
+        answer = await http.get("/v1/nothing")
+    assert answer.status_code == 404
+    assert answer.headers["content-encoding"] == "gzip"
+    read_error(answer)
 
 
 def test_an_error_response_is_built_in_the_thread_of_the_server(

@@ -230,6 +230,21 @@ class IdentityMiddleware:
         await self._app(scope, receive, send)
 
 
+class _ServerApp(Starlette):
+    """A Starlette app with middleware of its own instead of the two for errors that Starlette adds."""
+
+    def __init__(self, wrap: Callable[[ASGIApp], ASGIApp], **members: Any) -> None:
+        super().__init__(**members)
+        self._wrap = wrap
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Wrap the routes, and then add the middleware of a program that extends the app."""
+        app = self._wrap(self.router)
+        for middleware, arguments, options in reversed(self.user_middleware):
+            app = middleware(app, *arguments, **options)
+        return app
+
+
 def create_app(
     settings: Settings | None = None,
     listener: Listener | None = None,
@@ -269,14 +284,16 @@ def create_app(
             await asyncio.wait(tasks)
             await service.aclose()
 
-    app = Starlette(routes=[*ROUTES, *WEBSOCKET_ROUTES], lifespan=lifespan)
-    stack: ASGIApp = ErrorMiddleware(app.router)
-    if settings.faults is not None:
-        stack = FaultMiddleware(stack, settings.faults)
-    policy = AccessPolicy(settings.token, settings.hosts, settings.callers)
-    stack = ServerAuthMiddleware(stack, policy=policy, header_bytes=settings.limits.header_bytes)
-    stack = IdentityMiddleware(stack, settings.faults)
-    app.middleware_stack = AccessLogMiddleware(stack, listener, on_finish, reply_bytes)
+    def wrap(app: ASGIApp) -> ASGIApp:
+        app = ErrorMiddleware(app)
+        if settings.faults is not None:
+            app = FaultMiddleware(app, settings.faults)
+        policy = AccessPolicy(settings.token, settings.hosts, settings.callers)
+        app = ServerAuthMiddleware(app, policy=policy, header_bytes=settings.limits.header_bytes)
+        app = IdentityMiddleware(app, settings.faults)
+        return AccessLogMiddleware(app, listener, on_finish, reply_bytes)
+
+    app = _ServerApp(wrap, routes=[*ROUTES, *WEBSOCKET_ROUTES], lifespan=lifespan)
     app.router.redirect_slashes = False  # the API has one URL for each resource
     app.state.service = service
     app.state.background = background
