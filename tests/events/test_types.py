@@ -3,12 +3,14 @@
 import copy
 import json
 import pickle
+from collections.abc import Callable, Mapping
 from dataclasses import FrozenInstanceError, asdict, is_dataclass
-from typing import get_args
+from typing import Any, cast, get_args
 
 import pytest
 
 from kedge.events import Event, ItemCompleted, StreamEvent, TextDelta, Usage
+from kedge.json_codec import encode
 
 STREAM_EVENTS: tuple[type[Event], ...] = get_args(StreamEvent)
 
@@ -34,13 +36,75 @@ def test_usage_can_be_added() -> None:
     assert Usage(1, 2, 3, 4, 5, 6) + Usage(10, 20, 30, 40, 50, 60) == Usage(11, 22, 33, 44, 55, 66)
 
 
+ITEM: dict[str, Any] = {
+    "type": "message",
+    "content": [{"text": "hi", "lists": [[1, {"a": 2}], []]}],
+    "nested": {"object": {"list": [1]}},
+}
+
+
+def make_event() -> tuple[dict[str, Any], ItemCompleted]:
+    """Return an item, and an event with it."""
+    item = copy.deepcopy(ITEM)
+    return item, ItemCompleted(item, output_index=1)
+
+
 def test_event_with_an_object_can_be_copied_and_encoded() -> None:
     """The object of an event cannot be changed, but is accepted wherever a dict is."""
-    item = {"type": "message", "content": [{"text": "hi"}]}
-    event = ItemCompleted(item, output_index=1)
+    item, event = make_event()
     with pytest.raises(TypeError, match="read-only"):
         event.item["type"] = "other"  # pyright: ignore[reportIndexIssue]
     assert asdict(event) == {"item": item, "output_index": 1}
-    assert json.loads(json.dumps(event.item)) == item
-    assert copy.deepcopy(event) == event
-    assert pickle.loads(pickle.dumps(event)) == event  # noqa: S301
+    for read in (lambda: None, lambda: event.item["content"][0]["lists"], event.item.items):
+        read()
+        assert json.loads(json.dumps(event.item)) == json.loads(encode(event.item)) == item
+        assert event == ItemCompleted(item, output_index=1)
+        assert copy.deepcopy(event) == copy.copy(event) == event
+        assert pickle.loads(pickle.dumps(event)) == event  # noqa: S301
+
+
+READERS: dict[str, Callable[[Mapping[str, Any]], tuple[Any, Any]]] = {
+    "index": lambda item: (item["content"], item["nested"]),
+    "get": lambda item: (item.get("content"), item.get("nested")),
+    "items": lambda item: (dict(item.items())["content"], dict(item.items())["nested"]),
+    "values": lambda item: tuple(list(item.values())[1:]),  # pyright: ignore[reportReturnType]
+    "dict": lambda item: (dict(item)["content"], dict(item)["nested"]),
+    "unpacking": lambda item: ({**item}["content"], {**item}["nested"]),
+    "copy": lambda item: (copy.copy(item)["content"], cast("Any", item).copy()["nested"]),
+    "union": lambda item: ((cast("Any", item) | {})["content"], ({} | cast("Any", item))["nested"]),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_nested_members_of_an_object_are_read_only(
+    read: Callable[[Mapping[str, Any]], tuple[Any, Any]],
+) -> None:
+    """No object or array inside the object of an event can be changed, however it is read."""
+    item, event = make_event()
+    content, nested = read(event.item)
+    changes: list[Callable[[], Any]] = [
+        lambda: content.append(1),
+        lambda: content.__setitem__(0, 1),
+        lambda: content[0].update(text="no"),
+        content[0]["lists"].clear,
+        content[0]["lists"][0].pop,
+        lambda: content[0]["lists"][0][1].pop("a"),
+        lambda: next(iter(content)).clear(),
+        lambda: nested.__setitem__("object", 1),
+        nested["object"]["list"].sort,
+        lambda: nested["object"]["list"].__iadd__([2]),
+    ]
+    for change in changes:
+        with pytest.raises(TypeError, match="read-only"):
+            change()
+    assert event.item == item == ITEM
+    assert event.item["content"] is event.item["content"]
+    assert isinstance(event.item["content"], list)
+
+
+def test_deeply_nested_members_can_be_read() -> None:
+    """A value that is nested too deeply to be made read-only does not raise an error."""
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert ItemCompleted({"id": deep}).item.get("id")

@@ -21,7 +21,7 @@ from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SSEDecoder, SSEMessage
 from kedge.events.tool_calls import ToolCallState
 from kedge.events.types import AnomalyKind, AnomalyNoted, OpaqueEvent, StreamEvent
 from kedge.json_codec import decode
-from kedge.turns.frozen_json import copy_read_only
+from kedge.turns.frozen_json import copy_read_only_object
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class DecoderState:
 
     def take_logprobs(self) -> tuple[Mapping[str, Any], ...]:
         """Return and remove the log probabilities of a text."""
-        taken, self.logprobs = tuple(map(copy_read_only, self.logprobs)), []
+        taken, self.logprobs = tuple(map(copy_read_only_object, self.logprobs)), []
         return taken
 
     def resolve_calls(self, found: EventList) -> None:

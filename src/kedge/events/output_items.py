@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from kedge.errors import InvalidTurn
 from kedge.events.fields import read_message_parts, repair_surrogates
@@ -353,20 +353,19 @@ class OutputBuilder:
 
     def merge_listed(self, items: tuple[Item, ...]) -> None:
         """Add the items that the finished response lists and the stream did not contain."""
-        listed = list(enumerate(items))
+        listed = [_ListedItem(index, *_item_keys(item)) for index, item in enumerate(items)]
         known = match_items(
             listed,
             self._items,
-            (lambda at: _item_keys(at[1])[2], lambda slot: slot.call_id),
-            (lambda at: id(self._by_item.get(_item_keys(at[1])[0])), id),
-            (lambda at: (at[0], _item_keys(at[1])[1]), lambda slot: (slot.output_index, slot.type)),
-            (lambda at: _item_keys(at[1])[1], lambda slot: slot.type),
+            (attrgetter("call_id"), attrgetter("call_id")),
+            (lambda each: id(self._by_item.get(each.item_id)), id),
+            (lambda each: (each.position, each.type), lambda slot: (slot.output_index, slot.type)),
+            (attrgetter("type"), attrgetter("type")),
         )
         order: list[ItemBuilder] = []
-        for (at, item), slot in zip(listed, known, strict=True):
-            item_id, item_type, call_id = _item_keys(item)
-            filled = slot or self._add_item(item_type, item_id, at)
-            filled.call_id = filled.call_id or call_id
+        for each, item, slot in zip(listed, items, known, strict=True):
+            filled = slot or self._add_item(each.type, each.item_id, each.position)
+            filled.call_id = filled.call_id or each.call_id
             filled.set_item(item)
             order.append(filled)
         # An empty list is from a server that does not list its items.
@@ -418,6 +417,15 @@ class OutputBuilder:
         if item_id:
             self._by_item[item_id] = slot
         return slot
+
+
+class _ListedItem(NamedTuple):
+    """The keys of an item that the finished response lists."""
+
+    position: int
+    item_id: str
+    type: str
+    call_id: str
 
 
 def _item_keys(item: Item) -> tuple[str, str, str]:

@@ -38,7 +38,7 @@ from kedge.events.types import (
     StreamFailed,
     TextDelta,
 )
-from kedge.turns.frozen_json import copy_read_only
+from kedge.turns.frozen_json import copy_read_only_object
 
 DeltaEvent = TextDelta | RefusalDelta | ReasoningDelta
 FinalStatus = Literal["completed", "incomplete", "failed"]
@@ -360,7 +360,7 @@ def _read_output(
             detail = f"call {call.call_id!r} differs in the finished response"
             found.append(AnomalyNoted("contradiction", detail))
         items[at] = _complete_call_item(items[at], call)
-    return tuple(map(copy_read_only, items))
+    return tuple(map(copy_read_only_object, items))
 
 
 def _contradicts_call(item: JsonObject, call: ToolCall) -> bool:

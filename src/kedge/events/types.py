@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kedge.turns import Block
-from kedge.turns.frozen_json import EMPTY, copy_read_only
+from kedge.turns.frozen_json import EMPTY, copy_read_only_object
 
 PartKind = Literal["text", "refusal", "summary", "reasoning"]
 """The kinds of streamed parts."""
@@ -90,7 +90,7 @@ class ResponseFacts:
     response: Mapping[str, Any] = field(default=EMPTY, repr=False, hash=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "response", copy_read_only(self.response))
+        object.__setattr__(self, "response", copy_read_only_object(self.response))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ class ItemCompleted(Event):
     output_index: int = -1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "item", copy_read_only(self.item))
+        object.__setattr__(self, "item", copy_read_only_object(self.item))
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +361,7 @@ class OpaqueEvent(Event):
     data: Mapping[str, Any] = field(default=EMPTY, repr=False, hash=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "data", copy_read_only(self.data))
+        object.__setattr__(self, "data", copy_read_only_object(self.data))
 
 
 StreamEvent = (

@@ -179,8 +179,89 @@ class ReadOnlyDict(dict[str, Any]):
         return type(self), (dict(self),)
 
 
+class ReadOnlyList(list[Any]):
+    """A list that cannot be changed; see ``ReadOnlyDict``."""
+
+    __slots__ = ()
+
+    def _reject_change(self: Any, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("this list is read-only; list(…) makes a copy that can be changed")
+
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _reject_change
+    append = clear = extend = insert = pop = remove = reverse = sort = _reject_change
+
+    def __reduce__(self) -> tuple[type[Self], tuple[list[Any]]]:
+        return type(self), (list(self),)
+
+
+class ReadOnlyObject(ReadOnlyDict):
+    """A parsed JSON object that cannot be changed, nor can the objects and arrays in it.
+
+    They are replaced by read-only ones when they are read, because few members of the objects of a stream ever are.
+    """
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        if type(value) in _MUTABLE_TYPES:
+            value = _to_read_only(value)
+            _set_member(self, name, value)
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a member, or the default."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def __iter__(self) -> Iterator[str]:
+        # With this method, ``dict(…)`` and ``{**…}`` read each member instead of copying the original ones.
+        return super().__iter__()
+
+    def items(self) -> Any:
+        """Return the members as pairs."""
+        return {name: self[name] for name in self}.items()
+
+    def values(self) -> Any:
+        """Return the values of the members."""
+        return {name: self[name] for name in self}.values()
+
+    def copy(self) -> dict[str, Any]:
+        """Return a dict with the same members."""
+        return dict(self)
+
+    def __or__(self, other: Any) -> Any:
+        return dict(self) | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | dict(self)
+
+
+_MUTABLE_TYPES = frozenset({dict, list})
+_set_member = dict[str, Any].__setitem__
+
+
+def _to_read_only(value: Any) -> Any:
+    if type(value) is dict:
+        return ReadOnlyObject(cast("dict[str, Any]", value))
+    if type(value) is not list:
+        return value
+    try:
+        return ReadOnlyList(map(_to_read_only, cast("list[Any]", value)))
+    except RecursionError:  # no value of a server makes an event fail
+        return cast("list[Any]", value)
+
+
+def copy_read_only_object(members: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a JSON object with the same members, nothing in which can be changed."""
+    return members if type(members) in _READ_ONLY_OBJECTS else ReadOnlyObject(members)
+
+
 # Checking types is several times faster than isinstance, which asks the abstract base class of FrozenMap.
-_READ_ONLY_TYPES = frozenset({FrozenMap, ReadOnlyDict})
+_READ_ONLY_TYPES = frozenset({FrozenMap, ReadOnlyDict, ReadOnlyObject})
+_READ_ONLY_OBJECTS = frozenset({FrozenMap, ReadOnlyObject})
 
 
 def copy_read_only(members: Mapping[str, Any]) -> Mapping[str, Any]:
