@@ -6,10 +6,9 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from contextvars import Context, copy_context
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from kedge.errors import StoreError
 
@@ -40,15 +39,16 @@ class Workers:
 
     async def run(self, runner: Callable[[Any], T], work: object) -> T:
         """Run work in a thread, unless the caller is cancelled before it starts."""
-        waiter: _WorkResult[T] = _WorkResult()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[T] = loop.create_future()
 
         def job() -> Callable[[], object]:
             try:
                 if waiter.cancelled():
                     return _do_nothing
-                return partial(waiter.report, waiter.set_result, runner(work))
+                return partial(_call_in_loop, loop, _set_result, waiter, runner(work))
             except BaseException as error:  # noqa: BLE001 - the caller raises it
-                return partial(waiter.report, waiter.set_exception, error)
+                return partial(_call_in_loop, loop, _set_error, waiter, error)
 
         self._submit(job)
         return await waiter
@@ -110,39 +110,21 @@ def _do_nothing() -> None:
     pass
 
 
-class _WorkResult(asyncio.Future[T]):
-    """The result of work in a thread, which one task awaits.
+def _call_in_loop(
+    loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object
+) -> None:
+    with suppress(RuntimeError):  # the loop was closed
+        loop.call_soon_threadsafe(function, *arguments)
 
-    A plain future resumes its task in the next iteration of the event loop, and an iteration costs about as much as
-    the thread's notification. This one resumes it in the same iteration.
-    """
 
-    _resume: tuple[Callable[[Self], object], Context]
+def _set_result(waiter: asyncio.Future[T], result: T) -> None:
+    if not waiter.done():
+        waiter.set_result(result)
 
-    def add_done_callback(
-        self, fn: Callable[[Self], object], /, *, context: Context | None = None
-    ) -> None:
-        """Set the function that resumes the task."""
-        self._resume = fn, context or copy_context()
 
-    def cancel(self, msg: Any | None = None) -> bool:
-        """Resume the task with the error; the result will be ignored."""
-        is_cancelled = super().cancel(msg)
-        if is_cancelled:
-            function, context = self._resume
-            self.get_loop().call_soon(function, self, context=context)
-        return is_cancelled
-
-    def report(self, set_result: Callable[[Any], None], result: object) -> None:
-        """Set the result in the event loop, and resume the task; called in another thread."""
-        with suppress(RuntimeError):  # the loop was closed
-            self.get_loop().call_soon_threadsafe(self._finish, set_result, result)
-
-    def _finish(self, set_result: Callable[[Any], None], result: object) -> None:
-        if not self.done():
-            set_result(result)
-            function, context = self._resume
-            context.run(function, self)
+def _set_error(waiter: asyncio.Future[Any], error: BaseException) -> None:
+    if not waiter.done():
+        waiter.set_exception(error)
 
 
 def closed_error() -> StoreError:
