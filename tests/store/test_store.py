@@ -6,7 +6,7 @@ import pytest
 
 from kedge import assistant, user
 from kedge.errors import HeadConflict, InvalidSetting, KeyReused, NotInStore
-from kedge.planning import ConversationState, get_state
+from kedge.planning import ConversationState, TokenCounts, get_state
 from kedge.store import ConversationRow, Node, ResponseRow, Store
 from kedge.turns import FrozenMap, Turn, dumps, loads
 
@@ -49,6 +49,20 @@ async def create_exchanges(store: Store, exchanges: int) -> tuple[ConversationRo
         node = await store.append(row, node, blocks, response=make_response(number), head=node.id)
         nodes.append(node)
     return await store.conversation(row.id), nodes
+
+
+@pytest.mark.parametrize("stored", ["[1]", "[1, 2, 3, 4, 5, true]", "null", "[1,"])
+async def test_token_counts_are_loaded(store: Store, stored: str) -> None:
+    """The counts of a response are read as they were stored; malformed ones count as missing."""
+    counts = TokenCounts(1200, 900, 100, 0, 0, 1 << 47)
+    row, root = await create_conversation(store)
+    blocks = [user("question"), assistant("answer")]
+    node = await store.append(row, root, blocks, response=make_response(1, counted=counts))
+    assert (await store.load(row, node.id)).state.anchors[0].counted == counts
+    assert (await store.responses(row))[0].counted == counts
+    await store.database.write(lambda tx: tx.run("UPDATE responses SET counted = ?", (stored,)))
+    assert (await store.load(row, node.id)).state.anchors[0].counted is None
+    assert (await store.responses(row))[0].counted is None
 
 
 async def test_appended_blocks_are_loaded(store: Store) -> None:

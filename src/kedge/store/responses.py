@@ -5,11 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import msgspec
+
 from kedge.events import Usage
 from kedge.json_codec import decode
 from kedge.json_codec import encode_text as encode
-from kedge.planning import AnchorRecord, Status
-from kedge.planning.anchors import limit_expiry, parse_token_counts
+from kedge.planning import AnchorRecord, Status, TokenCounts
+from kedge.planning.anchors import limit_expiry
 from kedge.store import response_sums
 from kedge.store.database import Row, Tx, lock_links_shared, marks
 from kedge.store.records import ResponseRow
@@ -136,7 +138,7 @@ def _response_from_row(row: Row) -> ResponseRow:
     members["expires_at"] = limit_expiry(members["created_at"], members["expires_at"], retention)
     members["digest"] = unpack_digest(members["digest"])
     members["derived"] = tuple(decode(members["derived"])) if members["derived"] else ()
-    members["counted"] = parse_token_counts(decode(members["counted"] or "null"))
+    members["counted"] = _decode_token_counts(members["counted"])
     members["stored"] = bool(members["stored"])
     return ResponseRow(**members, scope=scope, node=node, parent=parent, conversation=conversation)
 
@@ -234,8 +236,19 @@ def anchors_from_rows(
         expires_at=map(limit_expiry, created, expiries, retentions),
         barrier=barriers,
         derived=[tuple(decode(text)) if text else () for text in derived],
-        counted=[parse_token_counts(decode(text)) if text else None for text in counted],
+        counted=map(_decode_token_counts, counted),
     )
+
+
+_decode_counts = msgspec.json.Decoder(TokenCounts).decode
+
+
+def _decode_token_counts(text: str | None) -> TokenCounts | None:
+    """Return stored counts; malformed ones count as missing, which only delays a verdict."""
+    try:
+        return _decode_counts(text) if text else None
+    except ValueError:
+        return None
 
 
 def pack_digest(digest: str) -> bytes | None:
