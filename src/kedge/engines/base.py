@@ -155,7 +155,8 @@ class Request:
             UnsupportedParameter: A parameter is decided by the plan, or has an unknown name.
             InvalidSetting: There is no such mode, or ``output`` has no JSON schema.
         """
-        check_params(params, known_options=_OPTION_NAMES)
+        if params:
+            check_params(params, known_options=_OPTION_NAMES)
         text: Mapping[str, Any] = params.get("text") or {}
         if output is not None and text.get("format"):
             raise UnsupportedParameter(
@@ -205,6 +206,14 @@ class Request:
         """Return the request with further tools."""
         return replace(self, tools=(*self.tools, *tools))
 
+    def with_probe(self, probe: TurnProbe) -> "Request":
+        """Return the request with another probe; every middleware of a stack sets its own."""
+        copied = object.__new__(Request)
+        for name in _FIELD_NAMES:  # dataclasses.replace would check the fields again
+            object.__setattr__(copied, name, getattr(self, name))
+        object.__setattr__(copied, "probe", probe)
+        return copied
+
 
 def _join_ephemeral(blocks: EphemeralBlocks) -> str:
     listed = [blocks] if isinstance(blocks, str | SystemBlock) else blocks
@@ -249,7 +258,8 @@ def _find_approver(engine: "Engine") -> Callable[..., Any] | None:
     return next((each.approver for each in iter_stack(engine) if each.approver is not None), None)
 
 
-_OPTION_NAMES = frozenset(each.name for each in fields(Request)) - {
+_FIELD_NAMES = tuple(each.name for each in fields(Request))
+_OPTION_NAMES = frozenset(_FIELD_NAMES) - {
     "params",
     "probe",
     "filters",
@@ -274,6 +284,9 @@ class Engine(AsyncResource, ABC):
     def prompted_models(self) -> set[str]:
         """The models that rejected a structured output format, and are sent the schema as text."""
         return set()
+
+    includes_inner_filters: bool = False
+    """Whether ``content_filters`` has those of the engines inside, too."""
 
     @property
     def content_filters(self) -> tuple[ContentFilter, ...]:
@@ -422,5 +435,9 @@ def unwrap(engine: Engine) -> Engine:
 
 def find_filters(engine: Engine) -> tuple[ContentFilter, ...]:
     """Return the content filters of all middleware in a stack, outermost first."""
-    found = (each for layer in iter_stack(engine) for each in layer.content_filters)
+    found: list[ContentFilter] = []
+    for layer in iter_stack(engine):
+        found += layer.content_filters
+        if layer.includes_inner_filters:
+            break
     return tuple(dict.fromkeys(found))

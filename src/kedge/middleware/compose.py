@@ -16,7 +16,6 @@ repair next to the engine.
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, TypedDict, cast
 
 from kedge.compaction import Compactor
@@ -96,6 +95,8 @@ def _wrap(engine: Engine, middleware: Middleware, stack: _StackFilters) -> Engin
 class _Inside(BaseMiddleware):
     """The engine passed to a middleware: compares the Turn that the middleware passes on."""
 
+    includes_inner_filters = True
+
     def __init__(self, inner: Engine, stack: _StackFilters) -> None:
         super().__init__(inner)
         self.stack = stack
@@ -127,6 +128,8 @@ class _Inside(BaseMiddleware):
 class _Observed(BaseMiddleware):
     """A middleware in a stack, with its changes reported as events."""
 
+    includes_inner_filters = True
+
     def __init__(self, inner: Engine, name: str, stack: _StackFilters) -> None:
         super().__init__(inner)
         self.name = name
@@ -140,7 +143,7 @@ class _Observed(BaseMiddleware):
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the middleware's events, and its changes before and after the run."""
         probe = TurnProbe(turn)
-        inner = self.inner.events(turn, replace(request, probe=probe))
+        inner = self.inner.events(turn, request.with_probe(probe))
         async with aclosing(inner) as events:
             try:
                 async for event in events:
