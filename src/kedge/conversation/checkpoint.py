@@ -6,7 +6,7 @@ from operator import is_not
 from kedge.planning import AnchorRecord, get_state, set_state
 from kedge.planning.state import STATE_KEY
 from kedge.store import ConversationRow, Node, ResponseRow, Store, Telemetry
-from kedge.store.records import NodeKind
+from kedge.store.records import NO_TELEMETRY, NodeKind
 from kedge.turns import Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 from kedge.turns.turn import has_prefix
@@ -27,7 +27,7 @@ class Checkpoint:
         kind: NodeKind,
         *,
         response: ResponseRow | None = None,
-        telemetry: Telemetry | None = None,
+        telemetry: Telemetry = NO_TELEMETRY,
         head: int | None = None,
         question_key: str = "",
     ) -> Node:
@@ -42,7 +42,7 @@ class Checkpoint:
             response=response,
             memory=get_state(turn),
             data=extract_data(turn),
-            accounts=telemetry or Telemetry(),
+            accounts=telemetry,
             head=head,
             asked_for=question_key,
         )

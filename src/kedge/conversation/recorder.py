@@ -27,7 +27,7 @@ from kedge.events.run import (
 from kedge.planning import RequestPlan, get_state
 from kedge.prices import current_prices
 from kedge.store import Incident, ResponseRow, StoredExchange, Telemetry, ToolRow
-from kedge.store.records import ResponseStatus
+from kedge.store.records import NO_TELEMETRY, ResponseStatus
 
 MAX_ERROR_LENGTH = 500
 WITHHELD_BODY = b"[not stored: guard rules apply, and this body is a stream]"
@@ -94,6 +94,8 @@ class RunRecorder:
 
     def drain_telemetry(self) -> Telemetry:
         """Return the data recorded since the last call."""
+        if not (self.incidents or self.tools or self.exchanges):
+            return NO_TELEMETRY
         accounts = Telemetry(self.incidents, self.tools, self.exchanges)
         self.incidents, self.tools, self.exchanges = (), (), ()
         return accounts

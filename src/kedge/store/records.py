@@ -312,6 +312,9 @@ class Telemetry:
         return bool(self.incidents or self.tools or self.exchanges)
 
 
+NO_TELEMETRY = Telemetry()
+
+
 @dataclass(frozen=True, slots=True)
 class Hit:
     """A block that matches a search, as part of one conversation."""

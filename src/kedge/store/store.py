@@ -48,6 +48,7 @@ from kedge.store.database import (
 from kedge.store.proxied_requests import ProxiedRequest, ProxyTotals
 from kedge.store.records import (
     MAX_INTEGER,
+    NO_TELEMETRY,
     Claim,
     ConversationRow,
     Damage,
@@ -74,8 +75,6 @@ T = TypeVar("T")
 
 MAX_NUMBER_LENGTH = 100
 """How many digits of a node's number are read; Python rejects thousands of them."""
-
-_NO_TELEMETRY = Telemetry()
 
 
 def _at_node(
@@ -534,7 +533,7 @@ class Store(AsyncResource):
         response: ResponseRow | None = None,
         memory: ConversationState | None = None,
         data: FrozenMap = EMPTY,
-        accounts: Telemetry = _NO_TELEMETRY,
+        accounts: Telemetry = NO_TELEMETRY,
         head: int | None = None,
         asked_for: str = "",
     ) -> Node:
