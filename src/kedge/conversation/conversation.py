@@ -62,6 +62,7 @@ from kedge.text_format import pluralize
 from kedge.turns import Block, Turn, TurnDiff, diff, new_id, user
 from kedge.turns.constructors import build_replacement
 from kedge.turns.frozen_json import EMPTY
+from kedge.turns.immutable import replace_fields
 
 if TYPE_CHECKING:
     from kedge.conversation.sync import SyncConversation
@@ -1087,7 +1088,7 @@ class Conversation(AsyncResource):
     def _set_position(self, node: Node, turn: Turn) -> Turn:
         """Continue from a node, and return the Turn with the conversation's retention applied."""
         self._node, self._turn = node, limit_retention(turn, self.row.retention)
-        self.row = replace(self.row, head=node.id)
+        self.row = replace_fields(self.row, head=node.id)
         self._undone = ()
         return self._turn
 

@@ -6,16 +6,25 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kedge.errors import StoreError
 
 T = TypeVar("T")
 
-_Job = Callable[[], Callable[[], object]]
-"""Does the work, and returns a function that reports its result."""
+_AnyFuture = asyncio.Future[Any] | Future[Any]
+
+
+class _Job(NamedTuple):
+    """Work to run, and the future that gets its result; in the event loop, if there is one."""
+
+    runner: Callable[[Any], Any]
+    work: object
+    waiter: _AnyFuture
+    loop: asyncio.AbstractEventLoop | None
+
+
 _Jobs = SimpleQueue[_Job | None]
 
 
@@ -41,30 +50,14 @@ class Workers:
         """Run work in a thread, unless the caller is cancelled before it starts."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[T] = loop.create_future()
-
-        def job() -> Callable[[], object]:
-            try:
-                if waiter.cancelled():
-                    return _do_nothing
-                return partial(_call_in_loop, loop, _set_result, waiter, runner(work))
-            except BaseException as error:  # noqa: BLE001 - the caller raises it
-                return partial(_call_in_loop, loop, _set_error, waiter, error)
-
-        self._submit(job)
+        self._submit(_Job(runner, work, waiter, loop))
         return await waiter
 
     def run_sync(self, runner: Callable[[Any], T], work: object) -> T:
         """Run work in a thread, and wait for it."""
-        future: Future[T] = Future()
-
-        def job() -> Callable[[], object]:
-            try:
-                return partial(future.set_result, runner(work))
-            except BaseException as error:  # noqa: BLE001 - the caller raises it
-                return partial(future.set_exception, error)
-
-        self._submit(job)
-        return future.result()
+        waiter: Future[T] = Future()
+        self._submit(_Job(runner, work, waiter, None))
+        return waiter.result()
 
     def close(self) -> None:
         """Finish the work that was submitted, and stop the threads."""
@@ -90,12 +83,22 @@ class Workers:
 def _run_jobs(jobs: _Jobs, idle: list[int], lock: threading.Lock) -> None:
     """Run jobs until one is None; the thread has no reference to its `Workers`."""
     while (job := jobs.get()) is not None:
-        report = job()
+        runner, work, waiter, loop = job
+        report, result = _set_result, None
+        try:
+            if not waiter.cancelled():
+                result = runner(work)
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            report, result = _set_error, error
         # The caller may submit the next job as soon as it has the result, and this thread shall run it.
         with lock:
             idle[0] += 1
-        report()
-        del job, report  # otherwise the result would stay in memory until the next job
+        if loop is None:
+            report(waiter, result)
+        else:
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(report, waiter, result)
+        del job, runner, work, waiter, result  # or they would stay in memory until the next job
 
 
 def _stop_threads(jobs: _Jobs, threads: list[threading.Thread]) -> None:
@@ -106,23 +109,12 @@ def _stop_threads(jobs: _Jobs, threads: list[threading.Thread]) -> None:
             thread.join()
 
 
-def _do_nothing() -> None:
-    pass
-
-
-def _call_in_loop(
-    loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object
-) -> None:
-    with suppress(RuntimeError):  # the loop was closed
-        loop.call_soon_threadsafe(function, *arguments)
-
-
-def _set_result(waiter: asyncio.Future[T], result: T) -> None:
+def _set_result(waiter: _AnyFuture, result: Any) -> None:
     if not waiter.done():
         waiter.set_result(result)
 
 
-def _set_error(waiter: asyncio.Future[Any], error: BaseException) -> None:
+def _set_error(waiter: _AnyFuture, error: Any) -> None:
     if not waiter.done():
         waiter.set_exception(error)
 

@@ -45,6 +45,7 @@ from kedge.planning import AnchorRecord, Mode, RequestPlan
 from kedge.planning.state import validate_mode
 from kedge.turns import SystemBlock, Turn, system
 from kedge.turns.frozen_json import EMPTY, copy_read_only
+from kedge.turns.immutable import replace_fields
 
 if TYPE_CHECKING:
     from kedge.engines.sync import SyncEngine
@@ -204,15 +205,11 @@ class Request:
 
     def with_tools(self, tools: tuple[Mapping[str, Any], ...]) -> "Request":
         """Return the request with further tools."""
-        return replace(self, tools=(*self.tools, *tools))
+        return replace_fields(self, tools=(*self.tools, *map(copy_read_only, tools)))
 
     def with_probe(self, probe: TurnProbe) -> "Request":
         """Return the request with another probe; every middleware of a stack sets its own."""
-        copied = object.__new__(Request)
-        for name in _FIELD_NAMES:  # dataclasses.replace would check the fields again
-            object.__setattr__(copied, name, getattr(self, name))
-        object.__setattr__(copied, "probe", probe)
-        return copied
+        return replace_fields(self, probe=probe)
 
 
 def _join_ephemeral(blocks: EphemeralBlocks) -> str:
@@ -258,8 +255,7 @@ def _find_approver(engine: "Engine") -> Callable[..., Any] | None:
     return next((each.approver for each in iter_stack(engine) if each.approver is not None), None)
 
 
-_FIELD_NAMES = tuple(each.name for each in fields(Request))
-_OPTION_NAMES = frozenset(_FIELD_NAMES) - {
+_OPTION_NAMES = frozenset(each.name for each in fields(Request)) - {
     "params",
     "probe",
     "filters",

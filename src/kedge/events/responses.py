@@ -512,7 +512,8 @@ class ResponsesDecoder(StreamDecoder):
         is_error = response.get("error") and not response.get("status")
         if is_error:  # some gateways send errors with HTTP 200
             return [*feed({**response, "type": "error"}), *self.close()]
-        begun = {name: value for name, value in response.items() if name != "output"}
+        begun = dict(response)
+        begun.pop("output", None)
         ended = f"response.{response.get('status') or 'completed'}"
         return [
             *feed({"type": "response.created", "response": begun}),

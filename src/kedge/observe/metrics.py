@@ -242,10 +242,10 @@ def _update(name: str, labels: Mapping[str, str], value: float) -> None:
     metric = METRICS[name]
     key = tuple(labels.items())
     with _lock:
-        series = _registry.setdefault(name, {})
-        entry = series.get(key)
-        if entry is None:
-            entry = _add_series(metric, series, key)
+        try:
+            entry = _registry[name][key]
+        except KeyError:
+            entry = _add_series(metric, _registry.setdefault(name, {}), key)
         entry[0] += 1
         entry[1] = value if metric.kind == "gauge" else entry[1] + value
         if metric.buckets:

@@ -17,6 +17,7 @@ from kedge.planning.plan import RequestPlan
 from kedge.planning.reusable_items import ENGINE_ORIGIN, conversation_scope, derived_digests
 from kedge.planning.state import ConversationState, get_state, set_state
 from kedge.turns import OUTPUT_INDEX, RESPONSE_ID, Block, FrozenMap, Turn
+from kedge.turns.immutable import replace_fields
 
 log = get_logger("kedge.planning")
 
@@ -114,7 +115,9 @@ def record_response(
     )
     state = prune_anchors(get_state(turn).with_anchor(record), turn)
     if status == "completed" and head:
-        state = replace(state, previous_response_id=response_id, conversation_id=conversation_id)
+        state = replace_fields(
+            state, previous_response_id=response_id, conversation_id=conversation_id
+        )
     return set_state(turn, state)
 
 

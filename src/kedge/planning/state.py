@@ -14,6 +14,7 @@ from kedge.errors import InvalidSetting
 from kedge.planning.anchors import AnchorRecord, parse_token_counts
 from kedge.turns import Turn
 from kedge.turns.frozen_json import thaw
+from kedge.turns.immutable import replace_fields
 
 Mode = Literal["chained", "stateless", "conversation"]
 """Whether a request continues a proved response, nothing, or a conversation object of the server."""
@@ -118,7 +119,8 @@ class ConversationState:
                 each for each in anchors if (each.response_id, each.scope) != (name, scope)
             )
         index = bisect_right(anchors, anchor_sort_key(record), key=anchor_sort_key)
-        return replace(self, anchors=_SortedAnchors((*anchors[:index], record, *anchors[index:])))
+        merged = _SortedAnchors((*anchors[:index], record, *anchors[index:]))
+        return replace_fields(self, anchors=merged)
 
     def with_anchors(self, anchors: Iterable[AnchorRecord]) -> "ConversationState":
         """Return the state with other records.

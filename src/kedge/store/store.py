@@ -73,6 +73,8 @@ from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 T = TypeVar("T")
 
+_Appended = tuple[Node, int | None]
+"""A new node, and the head if it is elsewhere."""
 MAX_NUMBER_LENGTH = 100
 """How many digits of a node's number are read; Python rejects thousands of them."""
 
@@ -566,7 +568,7 @@ class Store(AsyncResource):
             state = paths.encode_node_state(memory or ConversationState(), data, conversation.mode)
         scope = await self._intern_scope(response.scope) if response else 0
 
-        def work(tx: Tx) -> tuple[Node, int | None]:
+        def work(tx: Tx) -> _Appended:
             node, moved = nodes.insert_node(
                 tx,
                 parent,
