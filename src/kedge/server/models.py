@@ -6,7 +6,8 @@ closed. A model behind a provider's API implements the same interface as the pra
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, assert_never
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, assert_never
 
 from anyio import sleep
 
@@ -26,7 +27,8 @@ from kedge.server.token_counts import count_text
 ItemKind = Literal["text", "refusal", "reasoning", "function_call", "custom_tool_call"]
 
 
-class ItemOpened(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ItemOpened:
     """The beginning of an output item. A call has a ``name`` and, if the model chose one, a ``call_id``."""
 
     kind: ItemKind
@@ -34,7 +36,8 @@ class ItemOpened(NamedTuple):
     call_id: str = ""
 
 
-class ItemDelta(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ItemDelta:
     """Text that is appended to the open item.
 
     ``logprobs`` are the log probabilities of its tokens, in the form of the Responses API.
@@ -44,7 +47,8 @@ class ItemDelta(NamedTuple):
     logprobs: tuple[Mapping[str, Any], ...] = ()
 
 
-class ItemClosed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ItemClosed:
     """The end of the open item, which is complete.
 
     Args:
@@ -59,13 +63,15 @@ class ItemClosed(NamedTuple):
     annotations: tuple[Mapping[str, Any], ...] = ()
 
 
-class OutputTruncated(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class OutputTruncated:
     """The early end of an answer; an open item remains incomplete."""
 
     reason: Literal["max_output_tokens", "content_filter"]
 
 
-class ModelUsage(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ModelUsage:
     """The token counts of the complete answer, if the model reports them.
 
     ``cached`` and ``cache_write`` (tokens written to an explicit cache) are part of ``input``, ``reasoning``
@@ -79,7 +85,8 @@ class ModelUsage(NamedTuple):
     cache_write: int = 0
 
 
-class ItemAdded(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ItemAdded:
     """A complete item, as the model wrote it, of a type that only the Responses API has."""
 
     item: Mapping[str, Any]
@@ -92,7 +99,8 @@ def _no_model_data(_: str) -> Any:
     return None
 
 
-class Prompt(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Prompt:
     """One request to a model.
 
     Args:

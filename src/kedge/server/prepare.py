@@ -360,7 +360,7 @@ async def add_summary(draft: ResponseDraft) -> ResponseDraft:
     # The note is the first item, unless it was dropped to fit the window.
     has_note = list(ask.items[:1]) == compacted.items[:1]
     items = [*summarized.items[:1], *ask.items[1:]] if has_note else ask.items
-    prompt = draft.prompt._replace(ask=replace(ask, items=items))
+    prompt = replace(draft.prompt, ask=replace(ask, items=items))
     return draft._replace(compacted=summarized, prompt=prompt)
 
 

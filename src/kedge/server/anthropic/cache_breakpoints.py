@@ -78,7 +78,7 @@ def apply_breakpoints(
     cached, written = cache.read_breakpoints(
         list(_hash_segments(body, segments)), breakpoints, find_min_tokens(body["model"])
     )
-    usage = prepared.usage._replace(cached=cached, cache_write=written)
+    usage = replace(prepared.usage, cached=cached, cache_write=written)
     return replace(prepared, usage=usage)
 
 
