@@ -117,7 +117,7 @@ def _load_records(
     """Return the anchors in rows, and add the names of their scopes to ``scopes``."""
     if any(row[1] not in scopes for row in rows):
         scopes.update(tx.rows("SELECT number, name FROM scopes"))
-    return anchors_from_rows(rows, scopes, repeat(retention))
+    return anchors_from_rows(rows, scopes, None if retention is None else repeat(retention))
 
 
 def load_path_change(

@@ -207,14 +207,16 @@ _ANCHOR_STATUS: dict[str, Status] = {"refused": "failed", "cut": "failed"}
 
 
 def anchors_from_rows(
-    rows: Sequence[Row], scopes: Mapping[int, str], retentions: Iterable[float | None]
+    rows: Sequence[Row],
+    scopes: Mapping[int, str],
+    retentions: Iterable[float | None] | None = None,
 ) -> list[AnchorRecord]:
     """Return the anchors in rows of `ANCHOR_COLUMNS`.
 
     Args:
         rows: The rows.
         scopes: The names of their scopes.
-        retentions: For each row, the seconds after which its anchor expires at the latest.
+        retentions: For each row, the seconds after which its anchor expires at the latest; by default no limit.
     """
     if not rows:
         return []
@@ -233,7 +235,9 @@ def anchors_from_rows(
         status=[_ANCHOR_STATUS.get(status, status) for status in statuses],
         stored=map(bool, stored),
         created_at=created,
-        expires_at=map(limit_expiry, created, expiries, retentions),
+        expires_at=expiries
+        if retentions is None
+        else map(limit_expiry, created, expiries, retentions),
         barrier=barriers,
         derived=[tuple(decode(text)) if text else () for text in derived],
         counted=map(_decode_token_counts, counted),
