@@ -112,8 +112,13 @@ SLOW_NAMES = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the slow packages and files to the front."""
-    items.sort(key=lambda item: not SLOW_NAMES.intersection(re.split("/|::", item.nodeid)))
+    """Move the slow packages and files to the front, first the tests in the browser, which one worker runs."""
+    items.sort(key=_rank_item)
+
+
+def _rank_item(item: pytest.Item) -> int:
+    names = re.split("/|::", item.nodeid)
+    return 0 if "browser" in names else 1 if SLOW_NAMES.intersection(names) else 2
 
 
 # Files that need the browser or a package that is slow to import. They run in one worker, which loads it once.
