@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 DAY = 86_400
 MEGABYTE = 1_000_000
-ENCODING_DELAY = 5.0
-"""Seconds until tiktoken's encoding is built in a thread, so that later requests do not wait for it."""
 
 
 class _TokenSettings(NamedTuple):
@@ -184,8 +182,8 @@ def run(
         url = bound_url(listener)
 
         def announce() -> None:
-            build = threading.Thread(target=get_encoding, daemon=True)
-            asyncio.get_running_loop().call_later(ENCODING_DELAY, build.start)
+            # The vocabulary is slow to load: load it before the first request.
+            threading.Thread(target=get_encoding, daemon=True).start()
             measure("responses_chained_mode_enabled", int(is_chaining_enabled()))
             facts = {"url": url, "base_url": f"{url}/v1", "db": mask_url(settings.db)}
             line = f"Serving {facts['base_url']}, storing responses in {facts['db']}"
