@@ -12,7 +12,7 @@ import sys
 from importlib import import_module
 
 from kedge import Conversation, HeadConflict, connect, open_store
-from kedge.tokens import count_text
+from kedge.tokens.counter import get_encoding
 
 
 async def send_items(
@@ -47,7 +47,7 @@ if __name__ == "__main__":
     store, server, number, *others = sys.argv[1:]
     # Before the fork, because the import and the vocabulary take longer than the work.
     import_module("kedge.engines.http_client")
-    count_text("hello")
+    get_encoding()
     context = multiprocessing.get_context("fork")
     processes = [
         context.Process(target=run, args=(f"w{each}", store, server, *others))

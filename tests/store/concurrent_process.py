@@ -15,7 +15,7 @@ from importlib import import_module
 from kedge import Conversation, assistant, user
 from kedge.errors import HeadConflict, NotInStore
 from kedge.store import ConversationRow, Incident, Node, Store, Telemetry, open_store
-from kedge.tokens import count_text
+from kedge.tokens.counter import get_encoding
 
 SHARED = [user(f"shared text {number}", id=f"blk_shared_{number}") for number in range(5)]
 TELEMETRY = Telemetry((Incident("healed", "gone", "scope", 5.0),))
@@ -115,7 +115,7 @@ if __name__ == "__main__":
     # Before the fork, because imports and the vocabulary take longer than the operations.
     for name in ("aiohttp", "kedge.server.app", "uvicorn.lifespan.on", "websockets.server"):
         import_module(name)
-    count_text("hello")
+    get_encoding()
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=run, args=(url, operations, seed)) for seed in seeds]
     for process in processes:

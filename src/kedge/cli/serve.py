@@ -176,14 +176,14 @@ def run(
     from kedge.config.settings import is_chaining_enabled
     from kedge.observe import measure
     from kedge.server.uvicorn_server import bind
-    from kedge.tokens.counter import get_encoding
+    from kedge.tokens import count_text
 
     with bind(host, port) as listener:
         url = bound_url(listener)
 
         def announce() -> None:
             # The vocabulary is slow to load: load it before the first request.
-            threading.Thread(target=get_encoding, daemon=True).start()
+            threading.Thread(target=count_text, args=("hello",), daemon=True).start()
             measure("responses_chained_mode_enabled", int(is_chaining_enabled()))
             facts = {"url": url, "base_url": f"{url}/v1", "db": mask_url(settings.db)}
             line = f"Serving {facts['base_url']}, storing responses in {facts['db']}"

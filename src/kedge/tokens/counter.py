@@ -6,15 +6,16 @@ are their own cache keys; long ones are stored under their hash, so that the cac
 
 import hashlib
 import re
+from binascii import a2b_base64
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
+from importlib.resources import files
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kedge.tokens.ascii_counter import AsciiCounter
+from kedge.errors import BrokenInstallation
 from kedge.tokens.items import count_each, to_compact_json
-from kedge.tokens.o200k_base import SPECIAL_TOKENS, SPLIT_PATTERN, parse_ranks, read_vocabulary
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -47,6 +48,24 @@ def split_text(text: str) -> Iterator[str]:
     yield text[start:] if start else text
 
 
+VOCABULARY_FILE = "o200k_base.tiktoken.gz"
+VOCABULARY_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
+SPECIAL_TOKENS = {"<|endoftext|>": 199999, "<|endofprompt|>": 200018}
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+SPLIT_PATTERN = "|".join(
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+
 _load_lock = Lock()
 
 
@@ -60,25 +79,28 @@ def get_encoding() -> "Encoding":
 def _build_encoding() -> "Encoding":
     from tiktoken import Encoding
 
-    ranks = parse_ranks(_load_ascii_counter().vocabulary)
-    _load_ascii_counter.cache_clear()
+    fields = read_vocabulary().split()
+    # A line is a token and its rank, and the ranks are the line numbers; the checked hash guarantees it.
+    ranks = dict(zip(map(a2b_base64, fields[::2]), range(len(fields) // 2), strict=True))
     return Encoding(
         "o200k_base", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=SPECIAL_TOKENS
     )
 
 
-@cache
-def _load_ascii_counter() -> AsciiCounter:
-    return AsciiCounter(read_vocabulary())
+def read_vocabulary() -> bytes:
+    """Return the published vocabulary.
 
+    Raises:
+        BrokenInstallation: The file's hash is not that of the published one.
+    """
+    import gzip
 
-def _count_ascii(text: str) -> int | None:
-    """Count one of the first ASCII texts, or return None if the encoding is built or has to be."""
-    with _load_lock:
-        if _build_encoding.cache_info().currsize:
-            return None
-        ascii_counter = _load_ascii_counter()
-    return ascii_counter.count(text)
+    content = gzip.decompress(files("kedge.tokens").joinpath(VOCABULARY_FILE).read_bytes())
+    if hashlib.sha256(content).hexdigest() != VOCABULARY_SHA256:
+        raise BrokenInstallation(
+            f"the vocabulary {VOCABULARY_FILE} inside the kedge package is damaged; reinstall kedge"
+        )
+    return content
 
 
 MAX_EXACT_LENGTH = 2_000_000
@@ -153,8 +175,6 @@ class TiktokenCounter:
 def _count_uncached(text: str) -> int:
     if len(text) > MAX_EXACT_LENGTH:
         return _estimate(text)
-    if (tokens := _count_ascii(text)) is not None:
-        return tokens
     encode = get_encoding().encode_ordinary
     return sum(len(encode(piece)) for piece in split_text(text))
 
