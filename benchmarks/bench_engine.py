@@ -19,8 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager
+from operator import truediv
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -33,7 +34,7 @@ Rounds = list[list[float]]
 
 BASELINE = "the openai client with hand-kept ids"
 TURNS = 60
-ROUNDS = 5
+ROUNDS = 9
 TOOL: Any = {
     "type": "function",
     "name": "add",
@@ -66,41 +67,55 @@ def run() -> list[Row]:
     ):
         base_url = f"http://127.0.0.1:{server.port}/v1"
         direct, ours, full, chat, durable = asyncio.run(_run_conversations(base_url, folder))
-    base = _mean_turn(direct)
-    late, early = _median_near(ours, TURNS - 1), _median_near(ours, 10)
+    turns, resends = _compare(ours, direct, mean), median(map(truediv, full, map(mean, direct)))
     return [
-        Row(
-            "turn, proof included",
-            _mean_turn(ours) / base,
-            0.4,
-            detail=f"{_mean_turn(ours):.2f} ms",
-        ),
-        Row("turn 60", late / early, 1.05, "x", f"{early:.2f} -> {late:.2f} ms", "turn 10"),
-        Row("full resend at turn 60", full / base, 0.6, detail=f"{full:.2f} ms"),
+        Row("turn, proof included", turns, 0.4, detail=_format_ms(map(mean, ours))),
+        _measure_growth("turn 60", ours, 1.05),
+        Row("full resend at turn 60", resends, 0.6, detail=_format_ms(full)),
         *_compare_facade("Chat, state in and out", chat, direct),
         *_compare_facade("Conversation, every step durable", durable, direct),
-        Row("bare client, a turn", base, unit="ms"),
+        Row("bare client, a turn", median(map(mean, direct)), unit="ms"),
         _measure_sync(),
         _measure_import(),
     ]
 
 
-def _compare_facade(name: str, ours: list[list[float]], direct: list[list[float]]) -> list[Row]:
+def _compare_facade(name: str, ours: Rounds, direct: Rounds) -> list[Row]:
     """Compare a turn near the end with the bare client's, and with an early one."""
-    late, early, base = (
-        _median_near(ours, TURNS - 1),
-        _median_near(ours, 10),
-        _median_near(direct, TURNS - 1),
-    )
-    return [
-        Row(f"{name}, turn 60", late / base, 0.7, detail=f"{late:.2f} ms against {base:.2f} ms"),
-        Row(f"{name}, turn 60", late / early, 1.2, "x", f"{early:.2f} -> {late:.2f} ms", "turn 10"),
-    ]
+    detail = f"{_format_ms(map(_late, ours))} against {_format_ms(map(_late, direct))}"
+    late = Row(f"{name}, turn 60", _compare(ours, direct, _late), 0.7, detail=detail)
+    return [late, _measure_growth(f"{name}, turn 60", ours, 1.2)]
+
+
+def _compare(ours: Rounds, direct: Rounds, value: Callable[[list[float]], float]) -> float:
+    """The typical ratio of two rounds next to each other: the speed of a busy machine varies between rounds."""
+    return median(map(truediv, map(value, ours), map(value, direct)))
+
+
+def _measure_growth(name: str, rounds: Rounds, limit: float) -> Row:
+    early = [_typical_near(times, 10) for times in rounds]
+    growth = median(map(truediv, map(_late, rounds), early))
+    detail = f"{_format_ms(early)} -> {_format_ms(map(_late, rounds))}"
+    return Row(name, growth, limit, "x", detail, "turn 10")
+
+
+def _late(times: list[float]) -> float:
+    return _typical_near(times, TURNS - 1)
+
+
+def _typical_near(times: list[float], index: int) -> float:
+    """The typical cost of the plain (one request) turns around a place."""
+    near = range(max(0, index - 8), min(TURNS, index + 9))
+    return median(times[n] for n in near if n % 3 != 2)
+
+
+def _format_ms(values: Iterable[float]) -> str:
+    return f"{median(values):.2f} ms"
 
 
 async def _run_conversations(
     base_url: str, folder: str
-) -> tuple[Rounds, Rounds, float, Rounds, Rounds]:
+) -> tuple[Rounds, Rounds, list[float], Rounds, Rounds]:
     """CPU milliseconds of every turn, of the bare client and of ours, in alternating rounds."""
     from openai import AsyncOpenAI
 
@@ -126,7 +141,7 @@ async def _run_conversations(
             chat.append(await _run_chat(Chat(engine, tools=[add])))
             durable.append(await _run_durable(store, engine))
     # The first round warms everything up.
-    return direct[1:], ours[1:], min(resends[1:]), chat[1:], durable[1:]
+    return direct[1:], ours[1:], resends[1:], chat[1:], durable[1:]
 
 
 async def _run_bare(client: Any) -> list[float]:
@@ -205,17 +220,6 @@ async def _measure_cpu(work: Awaitable[object]) -> float:
     return (time.process_time_ns() - start) / 1e6
 
 
-def _mean_turn(rounds: list[list[float]]) -> float:
-    """The mean of all turns, each in its quickest round: tool turns cost two requests and belong in it."""
-    return mean(map(min, zip(*rounds, strict=True)))
-
-
-def _median_near(rounds: list[list[float]], index: int) -> float:
-    """The typical cost of the plain (one request) turns around a place, over all rounds."""
-    near = [n for n in range(max(0, index - 8), min(TURNS, index + 9)) if n % 3 != 2]
-    return median(min(times[n] for times in rounds) for n in near)
-
-
 def _measure_sync() -> Row:
     """CPU of a turn by ``engine.sync.run`` against ``await engine.run``, in alternating rounds."""
     from kedge.event_loops import run_sync
@@ -242,11 +246,10 @@ def _measure_sync() -> Row:
 
         times = [(run_sync(run_async()), run_blocking()) for _ in range(ROUNDS + 1)][1:]
         engine.sync.close()
-    awaited, blocking = (min(column) for column in zip(*times, strict=True))
-    detail = f"{blocking:.2f} ms against {awaited:.2f} ms"
-    return Row(
-        "turn of sync code", blocking / awaited, 1.2, "x", detail, "the same turn with await"
-    )
+    awaited, blocking = zip(*times, strict=True)
+    detail = f"{_format_ms(blocking)} against {_format_ms(awaited)}"
+    ratio = median(map(truediv, blocking, awaited))
+    return Row("turn of sync code", ratio, 1.2, "x", detail, "the same turn with await")
 
 
 def _measure_import() -> Row:
