@@ -282,3 +282,22 @@ def test_resources_of_sync_calls_are_closed_at_exit() -> None:
         """
     )
     assert printed == "closed it\n"
+
+
+def test_a_loop_that_used_threads_ends_with_the_program() -> None:
+    """The end of a program that used threads, and that has a running task, writes no error."""
+    printed = run_script(
+        """
+        async def use():
+            global task
+            task = asyncio.create_task(wait())
+            print(await asyncio.to_thread(lambda: "worked"))
+        async def wait():
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                print("cancelled")
+        run_sync(use())
+        """
+    )
+    assert printed == "worked\ncancelled\n"
