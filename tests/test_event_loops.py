@@ -301,3 +301,16 @@ def test_a_loop_that_used_threads_ends_with_the_program() -> None:
         """
     )
     assert printed == "worked\ncancelled\n"
+
+
+def test_a_server_that_used_threads_ends_with_the_program() -> None:
+    """The server of the practice model counts the tokens of a long message in a thread."""
+    printed = run_script(
+        """
+        from kedge import Turn, connect, user
+        engine = connect("practice")
+        turn = engine.sync.run(Turn([user("hello world " * 60_000)]))
+        print(len(turn))
+        """
+    )
+    assert printed == "2\n"

@@ -148,23 +148,39 @@ class BackgroundLoop:
             self._thread.join(MAX_STOP_SECONDS)
 
     def _run(self) -> None:
-        # ``asyncio.run`` starts a thread to end a loop that has used the thread pool, as for the lookup of a
-        # host name. Since Python 3.12 that fails at the end of a program. Closing the loop ends the pool as well.
-        loop = asyncio.new_event_loop()
-        try:
-            loop.run_until_complete(self._serve(loop))
-        finally:
-            loop.close()
+        async def serve() -> None:
+            stopped = asyncio.Event()
+            self._started.set_result((asyncio.get_running_loop(), stopped))
+            await stopped.wait()
 
-    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        stopped = asyncio.Event()
-        self._started.set_result((loop, stopped))
-        await stopped.wait()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await loop.shutdown_asyncgens()
+        run_in_thread(serve())
+
+
+def run_in_thread(work: Coroutine[Any, Any, object]) -> None:
+    """Run a coroutine on a new event loop of this thread, as ``asyncio.run``; also after the main thread has ended.
+
+    ``asyncio.run`` starts a thread to end a loop that has used the thread pool, as for the lookup of a host name.
+    Since Python 3.12 that fails at the end of a program. Closing the loop ends the pool as well.
+
+    Args:
+        work: The coroutine. What it leaves behind, tasks and generators, is ended.
+    """
+
+    async def run() -> None:
+        try:
+            await work
+        finally:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await loop.shutdown_asyncgens()
+
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(run())
+    finally:
+        loop.close()
 
 
 MAX_STOP_SECONDS = 5.0

@@ -18,6 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kedge.errors import CannotServe
+from kedge.event_loops import run_in_thread
 
 if TYPE_CHECKING:
     from kedge.server.request_log import RecordedRequest
@@ -342,6 +343,6 @@ class ServerThread:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._server.serve(sockets=[self._socket]))
+            run_in_thread(self._server.serve(sockets=[self._socket]))
         finally:
             self._ready.set()
