@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kedge.fast_init import with_fast_init
 from kedge.turns import Block
 from kedge.turns.frozen_json import EMPTY, copy_read_only_object
 
@@ -35,6 +36,7 @@ class Event:
     __slots__ = ()
 
 
+@with_fast_init
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of one response; ``+`` adds those of two responses.
@@ -395,6 +397,7 @@ PARTIAL = "partial"
 OutcomeStatus = Literal["completed", "incomplete", "failed", "cut"]
 
 
+@with_fast_init
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of one response's stream, as the assembler returns it.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from kedge.errors import InvalidSetting
+from kedge.fast_init import with_fast_init
 from kedge.planning.digests import PrefixIndex
 from kedge.turns.immutable import immutable
 
@@ -97,6 +98,7 @@ def parse_token_counts(value: object) -> TokenCounts | None:
 
 
 @immutable
+@with_fast_init
 @dataclass(frozen=True, slots=True)
 class AnchorRecord:
     """The properties of one stored response.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kedge.errors import Unsendable
+from kedge.fast_init import with_fast_init
 from kedge.planning.anchors import (
     AnchorRecord,
     Reason,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from kedge.planning.prompt_cache import CachePlan
 
 
+@with_fast_init
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
     """The decision for one request.

@@ -7,7 +7,7 @@ they are loaded. A copy of an immutable value is the value itself. The classes a
 ``match`` on them is exhaustive.
 
 A class that is constructed often defines ``__new__`` itself, which is twice as fast as calling the
-``__init__`` that dataclasses generate.
+``__init__`` that dataclasses generate. Frozen dataclasses with many fields use ``kedge.fast_init``.
 
 A local id consists of a nanosecond timestamp that increases with every id of a process, and 40 random bits that
 identify the process. It is never sent to a provider.

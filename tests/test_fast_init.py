@@ -1,0 +1,83 @@
+"""The fast constructor of frozen dataclasses equals the generated one."""
+
+import copy
+import inspect
+import pickle
+from dataclasses import FrozenInstanceError, asdict, dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from kedge.fast_init import with_fast_init
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A class with the ``__init__`` that dataclasses generate."""
+
+    text: str
+    number: int = 1
+    tags: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            raise ValueError("empty")
+
+
+@with_fast_init
+@dataclass(frozen=True, slots=True)
+class Fast:
+    """The same class with the fast one."""
+
+    text: str
+    number: int = 1
+    tags: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            raise ValueError("empty")
+
+
+class FastWithMore(Fast):
+    """A subclass with further attributes."""
+
+
+def test_the_fast_init_accepts_the_arguments_of_the_generated_one() -> None:
+    assert inspect.signature(Fast) == inspect.signature(Generated)
+    arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        (("a",), {}),
+        (("a", 2), {"tags": ("x",)}),
+        ((), {"text": "a", "number": 3}),
+    ]
+    for args, members in arguments:
+        made: Any = Fast(*args, **members)
+        assert type(made) is Fast
+        assert asdict(made) == asdict(Generated(*args, **members))
+        loaded = pickle.loads(pickle.dumps(made))  # noqa: S301 - our own bytes
+        assert made == copy.deepcopy(made) == loaded == replace(made)
+        assert hash(made) == hash(replace(made))
+
+
+@pytest.mark.parametrize(
+    ("args", "error"), [((), TypeError), (("a", 1, ("x",)), TypeError), (("",), ValueError)]
+)
+def test_the_fast_init_rejects_what_the_generated_one_rejects(
+    args: tuple[Any, ...], error: type[Exception]
+) -> None:
+    for cls in (Generated, Fast):
+        with pytest.raises(error):
+            cls(*args)
+
+
+def test_the_fast_init_leaves_a_frozen_object() -> None:
+    made: Any = Fast("a")
+    with pytest.raises(FrozenInstanceError):
+        made.text = "b"
+    with pytest.raises(FrozenInstanceError):
+        del made.text
+
+
+def test_a_subclass_uses_the_generated_init() -> None:
+    made: Any = FastWithMore("a", tags=("x",))
+    assert type(made) is FastWithMore
+    assert (made.text, made.number, made.tags) == ("a", 1, ("x",))
