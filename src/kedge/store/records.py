@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
 from kedge.errors import InvalidSetting
+from kedge.fast_init import with_fast_init
 from kedge.planning import AnchorRecord, Mode, TokenCounts
 from kedge.planning.state import ConversationState
 from kedge.turns import Block, Turn
@@ -76,6 +77,7 @@ ResponseStatus = Literal["completed", "incomplete", "failed", "refused", "cut", 
 """The outcome of a request; ``cancelled`` means that the user stopped it."""
 
 
+@with_fast_init
 @dataclass(frozen=True, slots=True)
 class ConversationRow:
     """A conversation: an id, and a head on a tree of nodes."""
@@ -102,6 +104,7 @@ class ConversationRow:
     """When it is deleted; until then it is not in lists, and `Store.schedule_delete` can undo that."""
 
 
+@with_fast_init
 @dataclass(frozen=True, slots=True)
 class Node:
     """A node of a tree: it retains the first ``kept`` blocks of its parent's path, and adds further blocks.
@@ -123,6 +126,7 @@ class Node:
     created_at: float = 0.0
 
 
+@with_fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRow:
     """A response of a model, or a failed request.
