@@ -936,6 +936,27 @@ async def test_cost_of_an_attempt_that_is_retried_is_stored(store: Store) -> Non
     assert node_kinds(path) == ["root", "asked", "answered"]
 
 
+async def test_cost_of_an_answer_that_healing_discards_is_stored(
+    store: Store, connected: Connect, kedge_server: TestServer
+) -> None:
+    """Tokens of an answer without the context are stored beside the path, and counted in the reply."""
+    async with await Conversation.create(store, connected(), price=lambda row: 1.5) as conversation:
+        await conversation.send("One")
+        kedge_server.faults.set("forget_silently,echo=no", times=1)
+        reply = await conversation.send("Two")
+        _, *rows = await conversation.responses()
+        path = await conversation.path()
+    discarded, answered = sorted(rows, key=lambda row: row.status, reverse=True)
+    assert (discarded.status, discarded.cost, discarded.healed) == ("failed", 1.5, "")
+    assert (answered.status, answered.cost, answered.healed) == ("completed", 1.5, "forgot")
+    assert discarded.anchor
+    assert "without the earlier context" in discarded.error
+    assert discarded.input_tokens
+    assert answered.input_tokens
+    assert reply.usage.input_tokens == discarded.input_tokens + answered.input_tokens
+    assert node_kinds(path) == ["root", "asked", "answered", "asked", "answered"]
+
+
 async def test_two_processes_may_create_one_conversation(
     store: Store, connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

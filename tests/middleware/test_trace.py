@@ -258,6 +258,23 @@ async def test_a_healed_request_is_two_spans(
     assert [event.name for event in run.events] == ["kedge.healed"]
 
 
+async def test_tokens_of_a_discarded_answer_are_recorded(
+    tracer: otel_trace.Tracer, spans: InMemorySpanExporter
+) -> None:
+    """The span of a request whose answer healing discards has the tokens of that answer."""
+    with serve() as server:
+        engine = with_middleware(connect(f"responses:{server.base_url}#practice"), trace(tracer))
+        turn = await engine.run(Turn([user("Hello")]))
+        spans.clear()
+        server.faults.set("forget_silently,echo=no", times=1)
+        await engine.run(turn.append(user("And?")))
+        await engine.aclose()
+    attributes = spans.get_finished_spans()[0].attributes or {}
+    assert attributes[otel.ERROR_TYPE] == "healed:forgot"
+    assert attributes[otel.INPUT_TOKENS]
+    assert attributes[otel.RESPONSE_ID]
+
+
 async def test_closing_a_stream_early_ends_its_spans(
     practice: Engine, tracer: otel_trace.Tracer, spans: InMemorySpanExporter
 ) -> None:

@@ -28,6 +28,7 @@ from kedge.planning import RequestPlan, get_state
 from kedge.prices import current_prices
 from kedge.store import Incident, ResponseRow, StoredExchange, Telemetry, ToolRow
 from kedge.store.records import NO_TELEMETRY, ResponseStatus
+from kedge.text_format import HEALING_TEXTS
 
 MAX_ERROR_LENGTH = 500
 WITHHELD_BODY = b"[not stored: guard rules apply, and this body is a stream]"
@@ -129,15 +130,18 @@ class RunRecorder:
         return self._build_row(members, error.usage, price if error.usage else None)
 
     def build_retried_row(
-        self, event: AttemptFailed, price: CostFunction | None
+        self, event: AttemptFailed | Healed, price: CostFunction | None
     ) -> ResponseRow | None:
         """Return the row of a request that is sent again; None if the server counted no tokens for it."""
-        plan = event.plan or self.plan
+        if isinstance(event, AttemptFailed):
+            plan, status = event.plan or self.plan, _classify_error(event.error)
+            error = f"{event.error.__name__}; the request was sent again"
+        else:
+            plan, status, error = self.plan, "failed", HEALING_TEXTS[event.reason]
         if plan is None or event.usage is None:
             return None
         members = self._collect_members(plan, event.usage)
-        error = f"{event.error.__name__}; the request was sent again"
-        members.update(model=self.model, status=_classify_error(event.error), error=error)
+        members.update(model=self.model, status=status, error=error)
         return self._build_row(members, event.usage, price)
 
     def build_cancelled_row(self) -> ResponseRow | None:

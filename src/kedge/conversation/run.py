@@ -209,6 +209,8 @@ class ConversationRun:
         return stream
 
     async def _handle_event(self, event: Event) -> None:
+        if isinstance(event, AttemptFailed | Healed) and event.usage:
+            await _complete(self._save_retried(event))  # before the event marks the next request
         self.recorder.record_event(event)
         match event:
             case AnswerFinished():
@@ -216,8 +218,6 @@ class ConversationRun:
             case Healed(reason, lost) if lost and self.recorder.plan and self.recorder.plan.anchor:
                 anchor = self.recorder.plan.anchor
                 await self._persist(lambda: self.store.mark_lost(anchor, reason))
-            case AttemptFailed():
-                await _complete(self._save_retried(event))
             case TurnCompacted():
                 self.compacted = True
             case OutputAccepted():
@@ -321,8 +321,8 @@ class ConversationRun:
         ]
         await self._save_unfinished(turn, texts, row)
 
-    async def _save_retried(self, event: AttemptFailed) -> None:
-        """Store a failed request that is sent again, if the provider counted tokens for it."""
+    async def _save_retried(self, event: AttemptFailed | Healed) -> None:
+        """Store a request that is sent again, and for which the provider counted tokens."""
         await self._save_answer()
         row = self.recorder.build_retried_row(event, self.price)
         if row is not None:

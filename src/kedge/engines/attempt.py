@@ -123,7 +123,8 @@ class RequestEngine(Engine, Generic[AttemptT]):
                 turn, options, lost = self._heal(failure.turn or turn, request, options, failure)
                 record_healing(failure.reason, "".join(lost))
                 await self._before_resend(turn, request, options, failure)
-                yield Healed(failure.reason, lost)
+                answer = failure.error
+                yield Healed(failure.reason, lost, answer.response_id, answer.usage)
                 if options.mode != mode:
                     record_mode_change(options.mode, mode, failure.reason)
                     yield ModeChanged(options.mode, mode, failure.reason)
@@ -160,13 +161,13 @@ class RequestEngine(Engine, Generic[AttemptT]):
         except StreamCut as error:
             cut = error  # relevant only if the answer had not ended
         outcome = assembler.finish()
+        record_completion(outcome, decoder.calls)
         for event in self._check_outcome(attempt, outcome):
             yield event
         if request.streaming:
             for event in assembler.unstreamed_text():
                 yield event
         finished = await self._record(attempt, outcome)
-        record_completion(outcome, decoder.calls)
         self._check_finished(attempt, outcome, finished)
         raise_for_outcome(outcome, self.name, finished, cut)
         yield AnswerFinished(outcome, finished, plan)

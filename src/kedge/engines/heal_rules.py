@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kedge.errors import ChainRefused, EngineError, RequestRefused
-from kedge.events import StreamFailed
+from kedge.events import StreamFailed, Usage
 from kedge.events.run import ResendReason
 from kedge.planning import ConversationState, RequestPlan
 from kedge.turns import Turn
@@ -164,10 +164,26 @@ def as_healable(error: EngineError, summary: RequestSummary) -> HealableError | 
     return HealableError(reason, error) if reason else None
 
 
-def lost_context(reason: ResendReason, provider: str, turn: Turn | None = None) -> HealableError:
-    """Return the failure of a request that was answered without the context that it continues."""
+def lost_context(
+    reason: ResendReason,
+    provider: str,
+    response_id: str = "",
+    usage: Usage | None = None,
+    turn: Turn | None = None,
+) -> HealableError:
+    """Return the failure of a request that was answered without the context that it continues.
+
+    Args:
+        reason: How the loss was found.
+        provider: The provider.
+        response_id: The id of the answer, which is discarded.
+        usage: Token counts of the answer, if the server sent any.
+        turn: The Turn to heal, if it is not the one that was sent.
+    """
     message = "the server answered without the context that the request continues"
-    return HealableError(reason, ChainRefused(message, provider=provider), turn)
+    error = ChainRefused(message, provider=provider)
+    error.response_id, error.usage = response_id, usage
+    return HealableError(reason, error, turn)
 
 
 def error_from_event(event: StreamFailed, provider: str) -> EngineError:

@@ -36,12 +36,12 @@ from kedge.engines.request_body import (
 from kedge.engines.response_reader import attach_context, record_outcome
 from kedge.engines.responses_endpoints import ConversationObjects, identify_server
 from kedge.engines.server_memory import ServerMemory, detect_echo_mismatch
-from kedge.engines.telemetry import record_lost_context, record_plan
+from kedge.engines.telemetry import record_lost_context, record_plan, record_usage
 from kedge.engines.token_evidence import SentTokens
 from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
 from kedge.events import Event, Outcome, StreamEvent, StreamFailed, Usage
-from kedge.events.fields import read_conversation
+from kedge.events.fields import read_conversation, read_usage
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
@@ -255,7 +255,10 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
                 named, attempt.plan, attempt.evidence
             ):
                 self.memory.record_loss("lost", attempt.plan, attempt.evidence)
-                raise lost_context("forgot", self.name)
+                # A complete response has its token counts, and a stream is left before it has any.
+                usage = read_usage(event.response)
+                record_usage(usage)
+                raise lost_context("forgot", self.name, event.response_id, usage)
             is_start = isinstance(event, ResponseStarted) or not self._is_streaming(attempt.request)
             if is_start and named and named == attempt.body.get("conversation"):
                 attempt.evidence.names_conversations = True
@@ -274,19 +277,19 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         if attempt.forgot:
             memory.record_loss(verdict, plan, evidence)
             if not attempt.shown:
-                raise lost_context("forgot", self.name)
+                raise lost_context("forgot", self.name, outcome.response_id, outcome.usage)
             record_lost_context(outcome.response_id)
             return [ServerForgot(outcome.response_id)]
         if attempt.held is None or outcome.status not in ("completed", "incomplete"):
             return []
         if verdict != "remembered":
             evidence.record_loss(self._clock(), "no_verdict")
-            raise lost_context("unproven", self.name)
+            raise lost_context("unproven", self.name, outcome.response_id, outcome.usage)
         return attempt.held
 
     def _check_finished(self, attempt: ResponsesAttempt, outcome: Outcome, finished: Turn) -> None:
         if attempt.forgot and any(isinstance(block, ToolCallBlock) for block in outcome.blocks):
-            raise lost_context("forgot", self.name, finished)
+            raise lost_context("forgot", self.name, outcome.response_id, outcome.usage, finished)
 
     async def _record(self, attempt: ResponsesAttempt, outcome: Outcome) -> Turn:
         """Record an answer in the Turn and in the evidence."""
@@ -362,9 +365,9 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             plan = self._build_plan(turn, request, options)
             if plan.full_bytes > request.resend_limit:
                 message = f"the server no longer has the context, and a full send is about {plan.full_bytes} bytes"
-                raise attach_context(
-                    ResendTooLong(message, provider=self.name), turn, plan
-                ) from failure.error
+                error = ResendTooLong(message, provider=self.name)
+                error.response_id, error.usage = failure.error.response_id, failure.error.usage
+                raise attach_context(error, turn, plan) from failure.error
 
     def _resolve_mode(self, turn: Turn, request: Request) -> tuple[Mode, Mode, str]:
         """Return the mode to send in, the requested one, and why they differ."""

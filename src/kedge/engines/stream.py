@@ -23,6 +23,7 @@ from kedge.events.run import (
     VISIBLE_EVENTS,
     AnswerFinished,
     AttemptFailed,
+    Healed,
     OutputAccepted,
     RequestPlanned,
     ToolFinished,
@@ -228,7 +229,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
 
     @property
     def usage(self) -> Usage:
-        """The tokens of all responses of this run, also of those that ended as incomplete or failed."""
+        """The tokens of all responses of this run, also of those that were incomplete, failed or discarded."""
         usages = [each.outcome.usage for each in self.answers if each.outcome.usage]
         return reduce(add, [*usages, *self._failed_usages], Usage())
 
@@ -259,7 +260,7 @@ class Stream(RunStream[Turn], Generic[OutputT]):
                 self.answers.append(event)
                 self._partial_turn, self._tool_results = event.turn, []
                 measure("responses_duration_seconds", time.perf_counter() - self._sent_at)
-            case AttemptFailed(usage=Usage() as usage):
+            case AttemptFailed(usage=Usage() as usage) | Healed(usage=Usage() as usage):
                 self._failed_usages.append(usage)
             case ToolFinished():
                 self._tool_results.append(event.result)

@@ -1,7 +1,7 @@
 """Log records and metrics of an engine's requests."""
 
 from kedge.errors import EngineError
-from kedge.events import Outcome
+from kedge.events import Outcome, Usage
 from kedge.events.tool_calls import ToolCallState
 from kedge.observe import count, get_logger, measure
 from kedge.planning import RequestPlan
@@ -95,10 +95,7 @@ def record_lost_context(response_id: str) -> None:
 def record_completion(outcome: Outcome, calls: ToolCallState) -> None:
     """Record a finished response."""
     log.info("answer %s", outcome.status, response_id=outcome.response_id)
-    if outcome.usage:
-        count("tokens_total", outcome.usage.input_tokens, kind="input")
-        count("tokens_total", outcome.usage.cached_tokens, kind="cached")
-        count("tokens_total", outcome.usage.output_tokens, kind="output")
+    record_usage(outcome.usage)
     for name, number in (
         ("extracted", calls.extracted),
         ("fallen_back", calls.fallen_back),
@@ -108,3 +105,11 @@ def record_completion(outcome: Outcome, calls: ToolCallState) -> None:
             count("tool_call_ids_total", number, outcome=name)
     if calls.inferred:
         count("tool_call_names_inferred_total", calls.inferred)
+
+
+def record_usage(usage: Usage | None) -> None:
+    """Record the tokens of a response, also of one that is discarded."""
+    if usage:
+        count("tokens_total", usage.input_tokens, kind="input")
+        count("tokens_total", usage.cached_tokens, kind="cached")
+        count("tokens_total", usage.output_tokens, kind="output")

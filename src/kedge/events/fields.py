@@ -86,7 +86,7 @@ def read_conversation(response: Mapping[str, Any]) -> str | None:
     return conversation if isinstance(conversation, str) else ""
 
 
-def read_usage(response: JsonObject) -> Usage | None:
+def read_usage(response: Mapping[str, Any]) -> Usage | None:
     """Return the token counts of a response, if there are any."""
     counts = response.get("usage")
     if not isinstance(counts, dict):

@@ -90,10 +90,14 @@ class Healed(Event):
     Attributes:
         reason: Why it is sent again.
         lost: The responses that the server no longer has.
+        response_id: The id of the response that is discarded, if the server sent one.
+        usage: Token counts of that response, if the server sent any.
     """
 
     reason: HealReason
     lost: tuple[str, ...] = ()
+    response_id: str = ""
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,8 @@ class _RunSpans:
                 self.request_span.set_attribute(otel.FALLBACK, reason)
             case Healed(reason):
                 self.run.add_event("kedge.healed", {otel.HEALED: reason})
+                if event.response_id:
+                    self._record_response(event.response_id, event.usage, "error", ())
                 self._close_request(f"healed:{reason}")
             case ToolStarted():
                 self._start_tool(event)
