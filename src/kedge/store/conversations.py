@@ -40,6 +40,10 @@ _IS_EXPIRED = (
 _IS_OLD = f"c.updated_at <= ? AND NOT {_HAS_NODE_AFTER.format('?')}"
 
 
+MOVE_HEAD = "UPDATE conversations SET head = ?, updated_at = ? WHERE number = ? AND head = ?"
+"""Moves the head to a node at a time, if the conversation with this number has its head at another node."""
+
+
 def fork(
     tx: Tx, name: str, origin: ConversationRow, at: int, title: str, now: float
 ) -> ConversationRow:
@@ -259,8 +263,7 @@ def select_head(tx: Tx, number: int) -> int:
 
 def move_head(tx: Tx, number: int, expected: int, head: int, now: float) -> bool:
     """Move the head by compare-and-swap; return whether it was at the expected node."""
-    moved = "UPDATE conversations SET head = ?, updated_at = ? WHERE number = ? AND head = ?"
-    return tx.run(moved, (head, now, number, expected)) > 0
+    return tx.run(MOVE_HEAD, (head, now, number, expected)) > 0
 
 
 def _select_tags(tx: Tx, numbers: list[int]) -> dict[int, list[str]]:

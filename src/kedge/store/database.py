@@ -48,18 +48,18 @@ class Tx(Protocol):
         conversation_id: str,
         node: Row,
         blocks: Sequence[tuple[bytes, str]],
-        encode_response: Callable[[], str] | None,
+        response: Row | None,
         head: int | None,
         *,
         single_statement: bool,
     ) -> tuple[int, bool] | None:
-        """Add a node that continues its parent's branch, in one statement, and move the head.
+        """Add a node that continues its parent's branch in as few statements as possible, and move the head.
 
         Args:
             conversation_id: The id of the conversation that adds it, which must still exist.
             node: The values of its row, starting with the tree.
             blocks: The hashes and texts of its blocks.
-            encode_response: Encodes the row of the node's response, if there is one, as JSON.
+            response: The values of `RESPONSE_COLUMNS` of the node's response, if there is one.
             head: The node at which the head must be to be moved; None to leave it.
             single_statement: Whether the transaction does nothing else.
 

@@ -9,7 +9,6 @@ first positions of another. Only new blocks are written; nothing is rewritten.
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from functools import partial
 from itertools import starmap
 from operator import attrgetter
 
@@ -32,9 +31,9 @@ from kedge.store.records import (
     is_row_number,
 )
 from kedge.store.responses import (
-    encode_response,
     insert_response,
     intern_scope,
+    response_values,
 )
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 
@@ -214,10 +213,10 @@ def insert_node(
     blocks = [(hash_block(body), body) for body in bodies]
     if response and not scope:
         scope = intern_scope(tx, response.scope)
+    row = response_values(response, scope) if response else None
     if branch:
-        form = partial(encode_response, response, number, scope) if response else None
         inserted = tx.add_node(
-            conversation.id, values, blocks, form, head, single_statement=single_statement
+            conversation.id, values, blocks, row, head, single_statement=single_statement
         )
         if inserted and inserted[0]:
             return Node(inserted[0], parent.tree, branch, *columns), inserted[1]
@@ -232,8 +231,8 @@ def insert_node(
         tx.run("UPDATE nodes SET branch = id WHERE id = ?", (node_id,))
     for place, block in enumerate(insert_blocks(tx, blocks, number), kept):
         tx.run("INSERT INTO links (branch, place, block) VALUES (?, ?, ?)", (branch, place, block))
-    if response:
-        insert_response(tx, response, node=node_id, number=number, scope=scope)
+    if row:
+        insert_response(tx, row, node=node_id, number=number)
     moved = head is not None and move_head(tx, number, head, node_id, now)
     return Node(node_id, parent.tree, branch, *columns), moved
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kedge.database.postgres import MAX_CONNECTIONS, NOW, PostgresPool, PostgresTransaction
 from kedge.json_codec import encode_text as encode
 from kedge.store.database import Database, Dialect, OperationTimer, Row, Tx
+from kedge.store.responses import encode_response
 
 if TYPE_CHECKING:
     import psycopg
@@ -101,7 +102,7 @@ class _PostgresTx(PostgresTransaction):
         conversation_id: str,
         node: Row,
         blocks: Sequence[tuple[bytes, str]],
-        encode_response: Callable[[], str] | None,
+        response: Row | None,
         head: int | None,
         *,
         single_statement: bool,
@@ -113,8 +114,8 @@ class _PostgresTx(PostgresTransaction):
         values["namespace"] = self.namespace
         values["blocks"] = encode([[name.hex(), body] for name, body in blocks])
         values["count"] = len(blocks)
-        values["response"] = encode_response() if encode_response else "{}"
-        values["answers"] = encode_response is not None
+        values["response"] = encode_response(response, values["number"]) if response else "{}"
+        values["answers"] = response is not None
         values["head"] = -1 if head is None else head
         if single_statement:
             self.single_statement = not self.in_transaction

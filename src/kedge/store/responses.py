@@ -26,7 +26,7 @@ _NULLABLE_TEXTS = frozenset(
 )
 """Members that are an empty string in Python and NULL in the database."""
 
-_INSERT = (
+INSERT_RESPONSE = (
     f"INSERT INTO responses (node, conversation, {', '.join(RESPONSE_COLUMNS)}) "
     f"VALUES ({', '.join('?' * (len(RESPONSE_COLUMNS) + 2))})"
 )
@@ -38,21 +38,22 @@ _SELECT = (
 _READ_COLUMNS = tuple(name for name in RESPONSE_COLUMNS if name != "scope")
 
 
-def insert_response(tx: Tx, row: ResponseRow, *, node: int, number: int, scope: int) -> None:
-    """Insert the response of a node."""
-    tx.run(_INSERT, (node, number, *_response_values(row, scope)))
+def insert_response(tx: Tx, values: Row, *, node: int, number: int) -> None:
+    """Insert the response of a node, from the values of `RESPONSE_COLUMNS`."""
+    tx.run(INSERT_RESPONSE, (node, number, *values))
 
 
-def encode_response(row: ResponseRow, number: int, scope: int) -> str:
-    """Return the row as JSON, for a statement that receives it as one value."""
-    form = dict(zip(RESPONSE_COLUMNS, _response_values(row, scope), strict=True))
+def encode_response(values: Row, number: int) -> str:
+    """Return the values of `RESPONSE_COLUMNS` as JSON, for a statement that receives them as one value."""
+    form = dict(zip(RESPONSE_COLUMNS, values, strict=True))
     digest = form["digest"]
     form["conversation"] = number
     form["digest"] = f"\\x{digest.hex()}" if digest else None
     return encode(form)
 
 
-def _response_values(row: ResponseRow, scope: int) -> Row:
+def response_values(row: ResponseRow, scope: int) -> Row:
+    """Return the values of `RESPONSE_COLUMNS`, with the number of the scope instead of its name."""
     return (
         row.provider,
         scope,

@@ -9,7 +9,7 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,9 @@ from kedge.errors import (
     StoreFull,
     StoreReadOnly,
 )
+from kedge.store.conversations import MOVE_HEAD
 from kedge.store.database import Database, Dialect, OperationTimer, Row, Tx, Values
+from kedge.store.responses import INSERT_RESPONSE
 
 T = TypeVar("T")
 
@@ -83,16 +85,32 @@ _ERRORS: dict[int, tuple[type[StoreError], str]] = {
 _DATABASE_ERRORS = (sqlite3.Error, UnicodeEncodeError)
 
 
+# The node of an exchange is added without queries. A statement conflicts if the conversation or the parent was deleted,
+# because the tree is NULL then, if a block is stored already, or if another node has continued the branch. The
+# transaction is then run again step by step.
+_INSERT_NODE = """
+INSERT INTO nodes
+    (tree, branch, parent, conversation, kind, kept, length, depth, memory, created_at, checksum)
+VALUES (
+    (SELECT n.tree FROM conversations c JOIN nodes n ON n.tree = c.tree
+    WHERE c.number = ? AND c.id = ? AND c.namespace = ? AND n.id = ? AND n.length = ?),
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+)
+"""
+_INSERT_BLOCK = "INSERT INTO blocks (hash, owner, body) VALUES (?, ?, ?)"
+_INSERT_LINK = "INSERT INTO links (branch, place, block) VALUES (?, ?, ?)"
+
+
 class _SQLiteTx:
     """A transaction on one connection."""
 
     dialect = SQLITE
 
-    def __init__(self, connection: sqlite3.Connection, *, is_retry: bool = False) -> None:
+    def __init__(self, cursor: sqlite3.Cursor, *, is_retry: bool = False) -> None:
         self.is_retry = is_retry
         self.namespace = ""
-        self._execute = connection.execute
-        self._executemany = connection.executemany
+        self._cursor = cursor
+        self._execute = cursor.execute
 
     def rows(self, sql: str, values: Values = ()) -> list[Row]:
         return self._execute(sql, values).fetchall()
@@ -101,14 +119,36 @@ class _SQLiteTx:
         return self._execute(sql, values).rowcount
 
     def run_many(self, sql: str, rows: Iterable[Values]) -> None:
-        self._executemany(sql, rows)
+        self._cursor.executemany(sql, rows)
 
     def insert(self, sql: str, values: Values, key: str = "id") -> int:
         cursor = self._execute(sql, values)
         return cursor.lastrowid or 0 if cursor.rowcount else 0
 
-    def add_node(self, *_: object, **__: object) -> None:
-        return None  # statements are cheap here
+    def add_node(
+        self,
+        conversation_id: str,
+        node: Row,
+        blocks: Sequence[tuple[bytes, str]],
+        response: Row | None,
+        head: int | None,
+        *,
+        single_statement: bool,
+    ) -> tuple[int, bool] | None:
+        if self.is_retry:
+            return None
+        cursor, execute = self._cursor, self._execute
+        _, branch, parent, number, _, kept, *_, now, _ = node
+        execute(_INSERT_NODE, (number, conversation_id, self.namespace, parent, kept, *node[1:]))
+        node_id = cursor.lastrowid or 0
+        for place, (digest, body) in enumerate(blocks, kept):
+            execute(_INSERT_BLOCK, (digest, number, body))
+            execute(_INSERT_LINK, (branch, place, cursor.lastrowid))
+        if response:
+            execute(INSERT_RESPONSE, (node_id, number, *response))
+        if head is None:
+            return node_id, False
+        return node_id, execute(MOVE_HEAD, (node_id, now, number, head)).rowcount > 0
 
 
 class SQLiteDatabase(Database):
@@ -176,7 +216,7 @@ class SQLiteDatabase(Database):
         if self.path == MEMORY:
             return self.read_sync(work)
         with OperationTimer("read"), self._inline_lock:
-            return self._run_inline(lambda connection: work(_SQLiteTx(connection)))
+            return self._run_inline(lambda connection: work(_SQLiteTx(connection.cursor())))
 
     def write_inline(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the calling thread; it survives a crash of the process, not a power failure."""
@@ -314,13 +354,14 @@ def _close_all(connections: list[sqlite3.Connection]) -> None:
 def _run_transaction(
     connection: sqlite3.Connection, begin: str, work: Callable[[Tx], T], *, is_retry: bool = False
 ) -> T:
-    connection.execute(begin)
+    cursor = connection.cursor()
+    cursor.execute(begin)
     try:
-        result = work(_SQLiteTx(connection, is_retry=is_retry))
-        connection.execute("COMMIT")
+        result = work(_SQLiteTx(cursor, is_retry=is_retry))
+        cursor.execute("COMMIT")
     except BaseException:
         with suppress(sqlite3.Error):  # with a full disk, SQLite has rolled back already
-            connection.execute("ROLLBACK")
+            cursor.execute("ROLLBACK")
         raise
     return result
 
