@@ -2,6 +2,7 @@
 
 import enum
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -187,7 +188,15 @@ def test_a_message_lists_a_limited_number_of_problems() -> None:
     assert len(exc_info.value.problems) == 20
 
 
-@pytest.mark.parametrize("wrong", [3, "text", {"type": "boat"}, Toolbox])
+def test_an_iterable_is_a_list() -> None:
+    """The elements of an iterable are validated with the answer, and can be read more than once."""
+    schema = to_output_schema(Iterable[int])
+    assert schema.parse('{"value": [1, 2]}') == [1, 2]
+    with pytest.raises(SchemaMismatch):
+        schema.parse('{"value": ["no number"]}')
+
+
+@pytest.mark.parametrize("wrong", [3, "text", {"type": "boat"}, Toolbox, type[int]])
 def test_a_value_without_a_schema_is_rejected(wrong: Any) -> None:
     """A value that has no JSON schema is rejected before anything is sent."""
     with pytest.raises(InvalidSetting, match="schema of answer"):

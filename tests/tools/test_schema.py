@@ -8,11 +8,11 @@ import math
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, NewType, ParamSpec, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NewType, ParamSpec, TypeVar
 
 import pytest
 from hypothesis import given
@@ -220,13 +220,34 @@ class Plain:
 def unknown(x: Plain) -> None: ...
 def nested(a: int, x: list[dict[str, Plain]]) -> None: ...
 def callback(x: Callable[[], int]) -> None: ...
+def class_of(x: type[int]) -> None: ...
+def classes(a: int, x: list[type[Plain]]) -> None: ...
+def class_variable(x: ClassVar[int]) -> None: ...
 
 
-@pytest.mark.parametrize("function", [unknown, nested, callback])
+@pytest.mark.parametrize("function", [unknown, nested, callback, class_of, classes, class_variable])
 def test_a_parameter_without_a_schema_is_named(function: Callable[..., Any]) -> None:
     """The error names the parameter, whereas pydantic's error names only the type."""
     with pytest.raises(InvalidTool, match="parameter x has no JSON schema"):
         make_schema(function)
+
+
+def test_iterables_are_lists() -> None:
+    """An iterable can be read twice, which a retried call does, and its elements are validated."""
+
+    def f(
+        a: Iterable[int],
+        b: dict[str, Iterable[int]] | None = None,
+        c: Annotated[Iterable[str], "Some texts."] = (),
+        d: Iterable = (),  # pyright: ignore[reportMissingTypeArgument, reportUnknownParameterType]
+    ) -> None: ...
+
+    schema = make_schema(f)
+    arguments = {"a": [1, 2], "b": {"x": [3]}, "c": ["t"], "d": [None]}
+    assert read_arguments(schema, arguments) == arguments
+    assert schema.json_schema["properties"]["c"]["description"] == "Some texts."
+    with pytest.raises(InvalidArguments):
+        read_arguments(schema, {"a": ["no number"]})
 
 
 UserId = NewType("UserId", int)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast, get_origin
 
 from typing_extensions import TypeVar
 
+from kedge.engines.annotations import replace_iterables, schema_generator
 from kedge.engines.strict_schema import (
     DEFINITIONS_PATH,
     drop_unserializable_defaults,
@@ -278,8 +279,8 @@ def _adapt_type(output: Any, name: str) -> "tuple[TypeAdapter[Any], dict[str, An
     from pydantic import PydanticUserError, TypeAdapter
 
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(output)
-        schema = adapter.json_schema()
+        adapter: TypeAdapter[Any] = TypeAdapter(replace_iterables(output))
+        schema = adapter.json_schema(schema_generator=schema_generator())
     except (PydanticUserError, TypeError, NameError) as error:
         reason = str(error).partition("\n")[0]
         raise InvalidSetting(

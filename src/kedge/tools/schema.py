@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
+from kedge.engines.annotations import replace_iterables, schema_generator
 from kedge.engines.strict_schema import (
     JSONSchema,
     drop_unserializable_defaults,
@@ -192,13 +193,17 @@ def _build_model(signature: ToolSignature) -> "type[BaseModel]":
         _generate_schema(model)
     except (PydanticUserError, TypeError, NameError) as error:
         raise InvalidTool(signature.function_name, _find_unsupported(signature, error)) from error
+    for number, argument in _number_arguments(signature):
+        if number not in model.model_fields:  # such as ClassVar
+            problem = f"parameter {argument.name} has no JSON schema: {argument.annotation}"
+            raise InvalidTool(signature.function_name, problem)
     return model
 
 
 def _build_field(argument: ToolArgument) -> tuple[Any, Any]:
     from pydantic import Field
 
-    annotation: Any = argument.annotation
+    annotation = replace_iterables(argument.annotation)
     if _is_field_info(argument.default):
         annotation = Annotated[annotation, argument.default]
     options: dict[str, Any] = {"alias": argument.name}
@@ -220,7 +225,7 @@ def _find_unsupported(signature: ToolSignature, error: Exception) -> str:
 
     for argument in signature.arguments:
         try:
-            TypeAdapter(argument.annotation).json_schema()
+            TypeAdapter(argument.annotation).json_schema(schema_generator=schema_generator())
         except (PydanticUserError, TypeError, NameError) as found:
             return f"parameter {argument.name} has no JSON schema: {_first_line(found)}"
     return _first_line(error)
@@ -231,7 +236,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _generate_schema(model: "type[BaseModel]") -> JSONSchema:
-    schema = model.model_json_schema(schema_generator=_schema_generator())
+    schema = model.model_json_schema(schema_generator=_quiet_generator())
     for untitled in (schema, *schema.get("$defs", {}).values()):
         untitled.pop("title", None)  # class names mean nothing to a model
     drop_unserializable_defaults(schema)
@@ -239,10 +244,8 @@ def _generate_schema(model: "type[BaseModel]") -> JSONSchema:
 
 
 @cache
-def _schema_generator() -> "type[GenerateJsonSchema]":
-    from pydantic.json_schema import GenerateJsonSchema
-
-    class Quiet(GenerateJsonSchema):
+def _quiet_generator() -> "type[GenerateJsonSchema]":
+    class Quiet(schema_generator()):
         """Generates no titles, and no warnings about defaults that are not JSON."""
 
         ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 - declared like this in its parent
