@@ -37,6 +37,7 @@ from kedge.engines.reply import (
 )
 from kedge.engines.request_body import check_params, combine_params
 from kedge.engines.stream import Stream
+from kedge.engines.tool_definitions import to_definition
 from kedge.errors import InvalidSetting, InvalidTurn, UnsupportedParameter
 from kedge.event_loops import AsyncResource
 from kedge.events import Event
@@ -44,7 +45,7 @@ from kedge.events.run import TurnEdited
 from kedge.planning import AnchorRecord, Mode, RequestPlan
 from kedge.planning.state import validate_mode
 from kedge.turns import SystemBlock, Turn, system
-from kedge.turns.frozen_json import EMPTY, copy_read_only
+from kedge.turns.frozen_json import EMPTY, ReadOnlyObject, copy_containers
 from kedge.turns.immutable import replace_fields
 
 if TYPE_CHECKING:
@@ -109,8 +110,10 @@ class Request:
     """How often an answer that does not match ``output`` is requested again."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tools", tuple(map(copy_read_only, self.tools)))
-        object.__setattr__(self, "params", copy_read_only(self.params))
+        object.__setattr__(self, "tools", tuple(map(to_definition, self.tools)))
+        if type(self.params) is not ReadOnlyObject and self.params is not EMPTY:
+            params = ReadOnlyObject(copy_containers(dict(self.params)))
+            object.__setattr__(self, "params", params)
 
     @classmethod
     def of(
@@ -205,7 +208,7 @@ class Request:
 
     def with_tools(self, tools: tuple[Mapping[str, Any], ...]) -> "Request":
         """Return the request with further tools."""
-        return replace_fields(self, tools=(*self.tools, *map(copy_read_only, tools)))
+        return replace_fields(self, tools=(*self.tools, *map(to_definition, tools)))
 
     def with_probe(self, probe: TurnProbe) -> "Request":
         """Return the request with another probe; every middleware of a stack sets its own."""
@@ -238,9 +241,11 @@ def _split_tools(tools: OfferedTools) -> tuple[list[Any], tuple[Mapping[str, Any
     return functions, tuple(definitions)
 
 
-def _describe_tools(functions: Sequence[Any]) -> list[Mapping[str, Any]]:
+def _describe_tools(functions: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
     """Return the definitions of functions and tools."""
-    return import_module("kedge.tools").Toolbox(*functions).definitions() if functions else []
+    return (
+        import_module("kedge.tools").Toolbox(*functions).frozen_definitions() if functions else ()
+    )
 
 
 def _with_tools(engine: "Engine", functions: Sequence[Any]) -> "Engine":

@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 from kedge.cache_minimums import find_min_tokens
 from kedge.engines.request_body import build_settings
 from kedge.engines.token_evidence import hash_settings
+from kedge.engines.tool_definitions import to_definition
 from kedge.events import Outcome
 from kedge.observe import count, get_logger
 from kedge.planning import (
@@ -83,7 +84,7 @@ class PromptHead:
             instructions: The leading system text.
             tools: The definitions of the tools.
         """
-        return cls(model, instructions or "", tuple(json.dumps(t, default=str) for t in tools))
+        return cls(model, instructions or "", tuple(to_definition(each).text for each in tools))
 
     def compare(self, before: "PromptHead") -> Iterator[CacheHint]:
         """Yield the changes since the previous request."""

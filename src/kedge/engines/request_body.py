@@ -7,7 +7,7 @@ rejected by name before anything is sent. Body members that Kedge does not know 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, cast
@@ -33,6 +33,11 @@ PLANNED_PARAMS: Mapping[str, str] = {
 """Body members that follow from the plan, with the alternative to each."""
 
 _PARAM_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_FORMS: Mapping[type, Callable[[Any], str]] = {
+    str: _PARAM_ENCODER.encode,
+    bool: {True: "true", False: "false"}.__getitem__,
+}
+"""Types with a form that takes much less time than the encoding of an object."""
 
 KNOWN_PARAMS = frozenset(
     {
@@ -109,28 +114,21 @@ def check_params(params: Mapping[str, Any], *, known_options: frozenset[str] = f
         encode_param(name, value)
 
 
-def encode_params(params: Mapping[str, Any]) -> bytes:
-    """Return members of a body as JSON, in braces.
-
-    Raises:
-        InvalidSetting: A value is not JSON.
-    """
-    try:
-        return _PARAM_ENCODER.encode(params).encode()
-    except (TypeError, ValueError, RecursionError):
-        for name, value in params.items():
-            encode_param(name, value)  # raises an error that names the parameter
-        raise
-
-
 def encode_param(name: str, value: Any) -> bytes:
-    """Return a member of a body as JSON, in braces.
+    """Return a member of a body as JSON.
+
+    The standard library encodes it, because it rejects values that are not JSON; parameters are arbitrary objects
+    of the caller.
 
     Raises:
         InvalidSetting: The value is not JSON.
     """
     try:
-        return _PARAM_ENCODER.encode({name: value}).encode()
+        if type(name) is str and type(value) in _FORMS:
+            form = f"{_PARAM_ENCODER.encode(name)}:{_FORMS[type(value)](value)}"
+        else:
+            form = _PARAM_ENCODER.encode({name: value})[1:-1]
+        return form.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidSetting(
             f"{name} cannot be sent as JSON: {error}; pass plain values"

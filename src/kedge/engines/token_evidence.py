@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
+from kedge.engines.tool_definitions import are_definitions, encode_settings
 from kedge.events import Outcome, Usage
 from kedge.planning import AnchorRecord, RequestPlan, TokenCounts
 from kedge.turns import (
@@ -49,7 +50,6 @@ _MAX_CACHED_CHARS = 1_024
 _MAX_CACHED_TEXTS = 4_096
 """The number of short texts whose counts are cached: at most 4 MB of ASCII."""
 
-_SETTINGS_ENCODER = json.JSONEncoder(default=str, sort_keys=True)
 _UNCOUNTED_MEMBERS = frozenset(
     {
         "background",
@@ -322,6 +322,16 @@ def _bound_from_below(measures: list[_TextMeasure], share: float) -> int:
 
 def hash_settings(body: Mapping[str, Any]) -> int:
     """Return a fingerprint of the members of a body that change how many tokens a server counts."""
-    relevant = {name: body[name] for name in sorted(body) if name not in _UNCOUNTED_MEMBERS}
-    form = _SETTINGS_ENCODER.encode(relevant).encode()
+    members = [
+        f"{encode_settings(name)}: {_encode_setting(body[name])}"
+        for name in sorted(body)
+        if name not in _UNCOUNTED_MEMBERS
+    ]
+    form = f"{{{', '.join(members)}}}".encode()
     return int.from_bytes(hashlib.blake2b(form, digest_size=6).digest())
+
+
+def _encode_setting(value: Any) -> str:
+    if are_definitions(value):
+        return f"[{', '.join([each.settings_text for each in value])}]"
+    return encode_settings(value)

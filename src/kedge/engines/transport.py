@@ -3,12 +3,12 @@
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
 from kedge.engines.evidence import read_identity
 from kedge.engines.http_errors import get_request_id, parse_object
-from kedge.engines.request_body import encode_params
+from kedge.engines.request_body import encode_param
+from kedge.engines.tool_definitions import are_definitions
 from kedge.errors import EngineError, ServerFailed
 from kedge.event_loops import PerLoop
 from kedge.json_codec import encode
@@ -270,15 +270,15 @@ def tap_request(tap: "WireTap | None", request_body: bytes) -> Generator[None]:
 def encode_body(body: Mapping[str, Any]) -> bytes:
     """Return the bytes of a request body.
 
-    The standard library encodes the parameters: they are arbitrary objects of the caller, and it rejects those
-    that are not JSON.
-
     Raises:
         InvalidSetting: A parameter is not JSON.
     """
-    groups = groupby(body.items(), key=lambda member: member[0] in _ITEM_LISTS)
-    forms = [
-        encode(dict(members)) if are_items else encode_params(dict(members))
-        for are_items, members in groups
-    ]
-    return b"{%b}" % b",".join(form[1:-1] for form in forms)
+    return b"{%b}" % b",".join([_encode_member(*member) for member in body.items()])
+
+
+def _encode_member(name: str, value: Any) -> bytes:
+    if name in _ITEM_LISTS:
+        return b'"%b":%b' % (name.encode(), encode(value))
+    if name == "tools" and are_definitions(value):
+        return b'"tools":[%b]' % b",".join([each.encoded for each in value])
+    return encode_param(name, value)

@@ -90,14 +90,15 @@ class Healed(Event):
     Attributes:
         reason: Why it is sent again.
         lost: The responses that the server no longer has.
-        response_id: The id of the response that is discarded, if the server sent one.
+        response_id: The id of the response that is discarded, if the server sent one. Events that differ only in
+            this or in the usage are equal.
         usage: Token counts of that response, if the server sent any.
     """
 
     reason: HealReason
     lost: tuple[str, ...] = ()
-    response_id: str = ""
-    usage: Usage | None = None
+    response_id: str = field(default="", compare=False)
+    usage: Usage | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple, cast
 
+from kedge.engines.tool_definitions import ToolDefinition, to_definition
 from kedge.errors import InvalidTool, UnknownTool
 from kedge.tools.tool import MAX_NAME_CHARS, Tool, tool
 
@@ -153,6 +154,13 @@ class Toolbox(Mapping[str, AnyTool]):
             for each in self._tools.values()
         ]
         return [*tools, *map(dict[str, Any], self.offered)]
+
+    def frozen_definitions(self, edit: TextEdit | None = None) -> tuple[ToolDefinition, ...]:
+        """Return the same definitions as parts of a request, which cannot be changed."""
+        tools = self._tools.values()
+        if edit is None or not self.sources:
+            return (*(each.frozen_definition for each in tools), *map(to_definition, self.offered))
+        return tuple(map(to_definition, self.definitions(edit)))
 
     def with_tools(self, *tools: "Entry") -> "Toolbox":
         """Return a toolbox with these tools added."""

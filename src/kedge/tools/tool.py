@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
+from kedge.engines.tool_definitions import ToolDefinition, to_definition
 from kedge.errors import InvalidTool
 from kedge.tools.concurrency import ConcurrencyLimit
 from kedge.tools.schema import (
@@ -96,6 +97,8 @@ class Tool(Generic[P, R]):
     concurrency: int | None = None
     approval: bool | None = None
     parameters: FrozenMap = field(init=False)
+    frozen_definition: ToolDefinition = field(init=False)
+    """The definition that requests contain."""
     limit: ConcurrencyLimit | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,6 +109,7 @@ class Tool(Generic[P, R]):
         object.__setattr__(
             self, "limit", ConcurrencyLimit(self.concurrency) if self.concurrency else None
         )
+        object.__setattr__(self, "frozen_definition", to_definition(self.definition()))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function directly, without timeout, retries or approval."""

@@ -259,6 +259,18 @@ def copy_read_only_object(members: Mapping[str, Any]) -> Mapping[str, Any]:
     return members if type(members) in _READ_ONLY_OBJECTS else ReadOnlyObject(members)
 
 
+def copy_containers(value: Any) -> Any:
+    """Return a value in which all dicts, lists and tuples are copied; other values need not be JSON."""
+    if isinstance(value, dict):
+        members = cast("dict[str, Any]", value).items()
+        return {name: copy_containers(member) for name, member in members}
+    if isinstance(value, list):
+        return [copy_containers(member) for member in cast("list[Any]", value)]
+    if isinstance(value, tuple):
+        return tuple(map(copy_containers, cast("tuple[Any, ...]", value)))
+    return value
+
+
 # Checking types is several times faster than isinstance, which asks the abstract base class of FrozenMap.
 _READ_ONLY_TYPES = frozenset({FrozenMap, ReadOnlyDict, ReadOnlyObject})
 _READ_ONLY_OBJECTS = frozenset({FrozenMap, ReadOnlyObject})

@@ -1,0 +1,114 @@
+"""Definitions of tools in requests cannot be changed, and are encoded once."""
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge.engines import Request
+from kedge.engines.token_evidence import hash_settings
+from kedge.engines.tool_definitions import to_definition
+from kedge.engines.transport import encode_body
+from kedge.errors import InvalidSetting
+from kedge.tools import Toolbox, tool
+
+COMPACT: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+)
+objects = st.dictionaries(texts, values, max_size=4)
+
+
+def make_definition() -> dict[str, Any]:
+    return {"type": "function", "name": "add", "parameters": {"required": ["a"], "properties": {}}}
+
+
+@tool
+def add(a: int) -> int:
+    """Add one."""
+    return a + 1
+
+
+@given(st.lists(objects, max_size=3), objects)
+def test_the_body_and_its_hash_do_not_change(tools: list[Any], settings: dict[str, Any]) -> None:
+    """Cached forms give the bytes of ``json.dumps``, and the fingerprints of stored token counts."""
+    request = Request(tools=tuple(tools))
+    for _ in range(2):  # the second time from the cached forms
+        body = {"model": "m", "stream": True, **settings, "tools": list(request.tools)}
+        plain = {**body, "tools": tools}
+        assert encode_body(body) == json.dumps(plain, **COMPACT).encode()
+        relevant = {
+            name: plain[name] for name in sorted(plain) if name not in ("stream", "input", "store")
+        }
+        form = json.dumps(relevant, default=str, sort_keys=True).encode()
+        assert hash_settings(body) == int.from_bytes(hashlib.blake2b(form, digest_size=6).digest())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Request(tools=(make_definition(),)),
+        lambda: Request().with_tools((make_definition(),)),
+    ],
+)
+def test_nothing_in_a_definition_can_be_changed(make: Any) -> None:
+    [definition] = make().tools
+    for change in (
+        lambda: definition.update(name="other"),
+        lambda: definition["parameters"].update(type="object"),
+        lambda: definition["parameters"]["required"].append("b"),
+    ):
+        with pytest.raises(TypeError, match="read-only"):
+            change()
+    assert definition == make_definition()
+    assert json.loads(encode_body({"tools": [definition]})) == {"tools": [make_definition()]}
+
+
+def test_nothing_in_the_params_can_be_changed() -> None:
+    request = Request(params={"reasoning": {"effort": "low"}, "include": ["a"]})
+    with pytest.raises(TypeError, match="read-only"):
+        request.params["reasoning"]["effort"] = "high"
+    with pytest.raises(TypeError, match="read-only"):
+        request.params["include"].append("b")
+    assert request.params == {"reasoning": {"effort": "low"}, "include": ["a"]}
+
+
+def test_later_changes_of_the_caller_have_no_effect() -> None:
+    definition, params = make_definition(), {"reasoning": {"effort": "low"}}
+    request = Request(tools=(definition,), params=params)
+    definition["parameters"]["required"].append("b")
+    params["reasoning"]["effort"] = "high"
+    assert request.tools == (make_definition(),)
+    assert request.params == {"reasoning": {"effort": "low"}}
+
+
+def test_the_requests_of_a_toolbox_share_their_definitions() -> None:
+    toolbox = Toolbox(add)
+    [first] = Request().with_tools(toolbox.frozen_definitions()).tools
+    [second] = Request().with_tools(toolbox.frozen_definitions()).tools
+    assert first is second
+    assert first == add.definition() == toolbox.definitions()[0]
+
+
+def test_definitions_of_a_toolbox_are_copies() -> None:
+    toolbox = Toolbox(add)
+    toolbox.definitions()[0]["parameters"]["properties"]["a"]["type"] = "string"
+    assert toolbox.definitions()[0]["parameters"]["properties"]["a"]["type"] == "integer"
+
+
+def test_a_definition_that_contains_itself_is_rejected() -> None:
+    definition = make_definition()
+    definition["parameters"]["properties"]["a"] = definition
+    with pytest.raises(InvalidSetting, match="tools cannot be sent as JSON"):
+        to_definition(definition)
+
+
+def test_a_definition_that_is_not_json_is_rejected() -> None:
+    definition = to_definition({**make_definition(), "x": object()})
+    with pytest.raises(InvalidSetting, match="tools cannot be sent as JSON"):
+        encode_body({"tools": [definition]})
