@@ -1,9 +1,11 @@
 """Worker threads run work in order, report its result, and stop when they are closed."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +94,68 @@ async def test_context_of_the_caller_is_kept(workers: Workers) -> None:
     variable.set("after")
     await workers.run(name_thread, None)
     assert variable.get() == "after"
+
+
+def test_event_loops_one_after_another(workers: Workers) -> None:
+    """Each event loop gets its own results, and nothing of a closed one stays open."""
+
+    async def use_workers() -> list[int]:
+        return await asyncio.gather(*(workers.run(abs, -number) for number in range(20)))
+
+    gc.collect()
+    files = len([*Path("/dev/fd").iterdir()])
+    for _ in range(5):
+        assert asyncio.run(use_workers()) == [*range(20)]
+    gc.collect()
+    assert len([*Path("/dev/fd").iterdir()]) <= files
+
+
+def test_result_for_a_closed_event_loop(workers: Workers) -> None:
+    """A result that arrives after its event loop was closed is dropped, and the thread runs further work."""
+    started, release = threading.Event(), threading.Event()
+
+    def work(_: object) -> bool:
+        started.set()
+        return release.wait(10)
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(workers.run(work, None))
+    loop.run_until_complete(asyncio.sleep(0))
+    assert started.wait(10)
+    task.cancel()
+    loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+    loop.close()
+    release.set()
+    assert workers.run_sync(name_thread, None).startswith("test-worker_")
+
+
+def test_more_results_than_a_pipe_can_signal(workers: Workers) -> None:
+    """An event loop that was blocked for long gets every result."""
+
+    async def use_workers() -> int:
+        tasks = [asyncio.create_task(workers.run(abs, -1)) for _ in range(70_000)]
+        await asyncio.sleep(0)
+        workers.close()  # blocks the event loop until all work is done
+        return sum(await asyncio.gather(*tasks))
+
+    assert asyncio.run(use_workers()) == 70_000
+
+
+def test_event_loop_that_watches_only_sockets(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event loop without ``add_reader``, as on Windows, gets its results by ``call_soon_threadsafe``."""
+
+    def reject(*_: object) -> None:
+        raise NotImplementedError
+
+    async def use_workers() -> str:
+        monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", reject)
+        with pytest.raises(ZeroDivisionError):
+            await workers.run(lambda number: 1 // number, 0)
+        return await workers.run(name_thread, None)
+
+    assert asyncio.run(use_workers()) == "test-worker_0"
 
 
 async def test_cancelled_work_is_not_started() -> None:
