@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.engines import Request
+from kedge.engines.anthropic import engine as anthropic
+from kedge.engines.chat_completions import engine as chat_completions
 from kedge.engines.token_evidence import hash_settings
 from kedge.engines.tool_definitions import to_definition
 from kedge.engines.transport import encode_body
@@ -93,6 +95,17 @@ def test_the_requests_of_a_toolbox_share_their_definitions() -> None:
     [second] = Request().with_tools(toolbox.frozen_definitions()).tools
     assert first is second
     assert first == add.definition() == toolbox.definitions()[0]
+
+
+@pytest.mark.parametrize("map_tool", [anthropic.map_tool, chat_completions.map_tool])
+def test_the_form_of_another_api_is_computed_once(map_tool: Any) -> None:
+    definition = add.frozen_definition
+    converted = definition.convert(map_tool)
+    assert converted == map_tool(add.definition())
+    assert definition.convert(map_tool) is converted
+    assert json.loads(encode_body({"tools": [converted, {"type": "x"}]})) == {
+        "tools": [map_tool(add.definition()), {"type": "x"}]
+    }
 
 
 def test_definitions_of_a_toolbox_are_copies() -> None:

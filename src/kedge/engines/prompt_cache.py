@@ -9,7 +9,7 @@ retained and count toward the four.
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Literal, cast
@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 from kedge.cache_minimums import find_min_tokens
 from kedge.engines.request_body import build_settings
 from kedge.engines.token_evidence import hash_settings
-from kedge.engines.tool_definitions import to_definition
+from kedge.engines.tool_definitions import ToolDefinition, to_definition
 from kedge.events import Outcome
 from kedge.observe import count, get_logger
 from kedge.planning import (
@@ -185,10 +185,12 @@ def place_breakpoints(
     if body.get("cache_control"):
         return  # the API places the breakpoint itself
     tools: list[Content] = body.get("tools") or []
+    tool_size = _measure_tools(tools)
+    if tools and isinstance(tools[-1], ToolDefinition):
+        tools[-1] = tools[-1].copy_members()  # to mark it
     system = [{"type": "text", "text": body["system"]}] if body.get("system") else []
     messages: list[Content] = body["messages"]
     marker = _Marker([*tools, *system, *_list_blocks(messages)], rules, lifetime)
-    tool_size = _measure(tools)
     lead_size = tool_size + _measure(system)
     marker.mark(system, lead_size)
     for blocks, size in _list_boundaries(messages, lead_size + plan.full_bytes):
@@ -215,7 +217,7 @@ def mark_chat_messages(
         message["content"] = [{"type": "text", "text": text}]
     marker = _Marker(list(_list_blocks(messages)), rules, lifetime)
     lead = messages[:1] if plan.instructions is not None else []
-    lead_size = _measure(body.get("tools") or []) + _measure(lead)
+    lead_size = _measure_tools(body.get("tools") or []) + _measure(lead)
     marker.mark([part for message in lead for part in message["content"]], lead_size)
     for blocks, size in _list_boundaries(messages[len(lead) :], lead_size + plan.full_bytes):
         marker.mark(blocks, size)
@@ -285,6 +287,10 @@ def _can_be_marked(block: Content) -> bool:
 def _is_plain_input(message: Content) -> bool:
     is_input = message["role"] in ("system", "developer", "user")
     return is_input and isinstance(message["content"], str)
+
+
+def _measure_tools(tools: Iterable[Content]) -> int:
+    return sum(2 + len(to_definition(each).text.encode("utf-8", "surrogatepass")) for each in tools)
 
 
 def _measure(value: object) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
-from kedge.engines.tool_definitions import are_definitions, encode_settings
+from kedge.engines.tool_definitions import ToolDefinition, encode_settings
 from kedge.events import Outcome, Usage
 from kedge.planning import AnchorRecord, RequestPlan, TokenCounts
 from kedge.turns import (
@@ -332,6 +332,6 @@ def hash_settings(body: Mapping[str, Any]) -> int:
 
 
 def _encode_setting(value: Any) -> str:
-    if are_definitions(value):
-        return f"[{', '.join([each.settings_text for each in value])}]"
-    return encode_settings(value)
+    if type(value) is list:
+        return f"[{', '.join(map(_encode_setting, cast('list[Any]', value)))}]"
+    return value.settings_text if type(value) is ToolDefinition else encode_settings(value)

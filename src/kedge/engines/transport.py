@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 from kedge.engines.evidence import read_identity
 from kedge.engines.http_errors import get_request_id, parse_object
 from kedge.engines.request_body import encode_param
-from kedge.engines.tool_definitions import are_definitions
+from kedge.engines.tool_definitions import encode_tool
 from kedge.errors import EngineError, ServerFailed
 from kedge.event_loops import PerLoop
 from kedge.json_codec import encode
@@ -279,6 +279,6 @@ def encode_body(body: Mapping[str, Any]) -> bytes:
 def _encode_member(name: str, value: Any) -> bytes:
     if name in _ITEM_LISTS:
         return b'"%b":%b' % (name.encode(), encode(value))
-    if name == "tools" and are_definitions(value):
-        return b'"tools":[%b]' % b",".join([each.encoded for each in value])
+    if name == "tools" and type(value) is list:
+        return b'"tools":[%b]' % b",".join(map(encode_tool, cast("list[Any]", value)))
     return encode_param(name, value)

@@ -21,6 +21,7 @@ from kedge.engines.param_rules import (
 from kedge.engines.prompt_cache import CacheLifetime, anthropic_rules, place_breakpoints
 from kedge.engines.stateless import StatelessEngine
 from kedge.engines.strict_schema import has_type, is_open_ended, map_subschemas
+from kedge.engines.tool_definitions import to_definition
 from kedge.errors import EngineError, ServerFailed, UnsupportedParameter
 from kedge.events.anthropic import AnthropicDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan
@@ -282,7 +283,7 @@ class AnthropicEngine(StatelessEngine):
         if plan.instructions is not None:
             body["system"] = plan.instructions
         if request.tools:
-            body["tools"] = [map_tool(each) for each in request.tools]
+            body["tools"] = [to_definition(each).convert(map_tool) for each in request.tools]
         if request.streaming:
             body["stream"] = True
         merge(body, map_params(params, self._param_rules))

@@ -18,6 +18,7 @@ from kedge.engines.param_rules import (
 from kedge.engines.prompt_cache import anthropic_rules, mark_chat_messages
 from kedge.engines.request_body import LOGPROBS
 from kedge.engines.stateless import StatelessEngine
+from kedge.engines.tool_definitions import to_definition
 from kedge.errors import EngineError, UnsupportedParameter
 from kedge.events.chat_completions import ChatDecoder
 from kedge.planning import CachePlan, CacheRules, RequestPlan
@@ -194,7 +195,7 @@ class ChatCompletionsEngine(StatelessEngine):
             "messages": render_messages(plan, self.name, self._max_call_id),
         }
         if request.tools:
-            body["tools"] = [map_tool(each) for each in request.tools]
+            body["tools"] = [to_definition(each).convert(map_tool) for each in request.tools]
         if request.streaming:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         more = map_params(params, self._param_rules)
