@@ -144,7 +144,8 @@ def test_more_results_than_a_pipe_can_signal(workers: Workers) -> None:
 def test_event_loop_that_watches_only_sockets(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An event loop without ``add_reader``, as on Windows, gets its results by ``call_soon_threadsafe``."""
+    """An event loop of Windows gets its results by ``call_soon_threadsafe``."""
+    monkeypatch.setattr("kedge.database.workers._CAN_WATCH_PIPES", False)
 
     def reject(*_: object) -> None:
         raise NotImplementedError

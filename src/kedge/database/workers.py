@@ -17,6 +17,9 @@ from kedge.errors import StoreError
 
 T = TypeVar("T")
 
+_CAN_WATCH_PIPES = os.name == "posix"
+"""On Windows, event loops watch only sockets."""
+
 _AnyFuture = asyncio.Future[Any] | Future[Any]
 _Report = Callable[[_AnyFuture, Any], None]
 """Sets the result or the error of a future."""
@@ -144,12 +147,11 @@ _pipes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _ResultPipe] = (
 
 def _find_delivery(loop: asyncio.AbstractEventLoop) -> _Deliver:
     """Return the function that passes results to the futures of an event loop."""
+    if not _CAN_WATCH_PIPES:
+        return partial(_deliver_soon, loop)
     pipe = _pipes.get(loop)
     if pipe is None:
-        try:
-            pipe = _pipes[loop] = _ResultPipe(loop)
-        except NotImplementedError:  # on Windows, event loops watch only sockets
-            return partial(_deliver_soon, loop)
+        pipe = _pipes[loop] = _ResultPipe(loop)
     return pipe.deliver
 
 
