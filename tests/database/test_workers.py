@@ -2,14 +2,15 @@
 
 import asyncio
 import gc
+import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from contextvars import ContextVar
-from pathlib import Path
 
 import pytest
 
-from kedge.database.workers import Workers
+from kedge.database.workers import Workers, _ResultPipe  # pyright: ignore[reportPrivateUsage]
 from kedge.errors import StoreError
 
 
@@ -96,18 +97,27 @@ async def test_context_of_the_caller_is_kept(workers: Workers) -> None:
     assert variable.get() == "after"
 
 
-def test_event_loops_one_after_another(workers: Workers) -> None:
+def test_event_loops_one_after_another(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each event loop gets its own results, and nothing of a closed one stays open."""
+    opened: list[tuple[int, int]] = []
+
+    def open_pipe() -> tuple[int, int]:
+        ends = create_pipe()
+        opened.extend((end, os.fstat(end).st_ino) for end in ends)
+        return ends
 
     async def use_workers() -> list[int]:
         return await asyncio.gather(*(workers.run(abs, -number) for number in range(20)))
 
-    gc.collect()
-    files = len([*Path("/dev/fd").iterdir()])
+    create_pipe = os.pipe
+    monkeypatch.setattr(os, "pipe", open_pipe)
     for _ in range(5):
         assert asyncio.run(use_workers()) == [*range(20)]
     gc.collect()
-    assert len([*Path("/dev/fd").iterdir()]) <= files
+    assert len(opened) == 10
+    for end, inode in opened:
+        with suppress(OSError):  # closed; or the same number is another file now
+            assert os.fstat(end).st_ino != inode
 
 
 def test_result_for_a_closed_event_loop(workers: Workers) -> None:
@@ -129,16 +139,22 @@ def test_result_for_a_closed_event_loop(workers: Workers) -> None:
     assert workers.run_sync(name_thread, None).startswith("test-worker_")
 
 
-def test_more_results_than_a_pipe_can_signal(workers: Workers) -> None:
+async def test_more_results_than_a_pipe_can_signal() -> None:
     """An event loop that was blocked for long gets every result."""
+    loop, results = asyncio.get_running_loop(), list[int]()
+    finished = loop.create_future()
 
-    async def use_workers() -> int:
-        tasks = [asyncio.create_task(workers.run(abs, -1)) for _ in range(70_000)]
-        await asyncio.sleep(0)
-        workers.close()  # blocks the event loop until all work is done
-        return sum(await asyncio.gather(*tasks))
+    def add_result(_: object, number: int) -> None:
+        results.append(number)
+        if number == 69_999:
+            finished.set_result(None)
 
-    assert asyncio.run(use_workers()) == 70_000
+    pipe = _ResultPipe(loop)
+    for number in range(70_000):
+        pipe.deliver(add_result, finished, number)
+    await finished
+    assert results == [*range(70_000)]
+    loop.remove_reader(pipe._read_end)
 
 
 def test_event_loop_that_watches_only_sockets(
