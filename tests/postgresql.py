@@ -165,8 +165,9 @@ class ReusableStore:
         self._server_url = server_url
         self._name = f"kedge_{secrets.token_hex(6)}"
         self.url = urlsplit(server_url)._replace(path=f"/{self._name}").geturl()
+        self._connection: psycopg.Connection | None = None
         self._tables: list[tuple[object, ...]] = []
-        self._first_rows: list[tuple[str, tuple[object, ...]]] = []
+        self._restore = b""
         self._is_in_use = False
 
     @contextmanager
@@ -176,58 +177,56 @@ class ReusableStore:
             with create_schema(self._server_url) as url:
                 yield url
             return
-        if not self._tables:
-            self._create()
+        connection = self._connection = self._connection or self._create()
         self._is_in_use = True
         try:
             yield self.url
         finally:
             self._is_in_use = False
-            self._empty()
+            self._empty(connection)
 
     def drop(self) -> None:
         """Drop the database."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
         with psycopg.connect(self._server_url, autocommit=True) as connection:
             connection.execute(f"DROP DATABASE IF EXISTS {self._name} WITH (FORCE)".encode())
-        self._tables = []
 
-    def _create(self) -> None:
+    def _create(self) -> psycopg.Connection:
+        """Create the store, and return the connection that empties it, which stays open."""
         with psycopg.connect(self._server_url, autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {self._name}".encode())
         asyncio.run(create_store(self.url))
-        with psycopg.connect(self.url) as connection:
-            self._tables = connection.execute(LIST_TABLES).fetchall()
-            select = sql.SQL("SELECT * FROM {}")
-            self._first_rows = [
-                (name, row)
-                for name in self._list_names("r")
-                for row in connection.execute(select.format(sql.Identifier(name)))
-            ]
+        connection = psycopg.connect(self.url, autocommit=True)
+        self._tables = connection.execute(LIST_TABLES).fetchall()
+        self._restore = self._build_restore(connection)
+        return connection
 
-    def _empty(self) -> None:
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            # Connections of the test may still commit. A transaction would always see them in its snapshot.
-            while connection.execute(END_OTHERS).fetchall():
-                time.sleep(0.01)
-            is_same = connection.execute(LIST_TABLES).fetchall() == self._tables
-            if is_same:
-                with connection.transaction():
-                    self._restore_rows(connection)
-        if not is_same:
+    def _empty(self, connection: psycopg.Connection) -> None:
+        # Connections of the test may still commit. A transaction would always see them in its snapshot.
+        while connection.execute(END_OTHERS).fetchall():
+            time.sleep(0.01)
+        if connection.execute(LIST_TABLES).fetchall() == self._tables:
+            connection.execute(self._restore)
+        else:
             self.drop()
 
-    def _restore_rows(self, connection: psycopg.Connection) -> None:
-        for name in self._list_names("r"):
-            connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(name)))
-        for name in self._list_names("S"):
-            connection.execute("SELECT setval(%s, 1, false)", [name])
-        insert = sql.SQL("INSERT INTO {} VALUES ({})")
-        for name, row in self._first_rows:
-            values = sql.SQL(", ").join(sql.Literal(value) for value in row)
-            connection.execute(insert.format(sql.Identifier(name), values))
-
-    def _list_names(self, kind: str) -> list[str]:
-        return [str(name) for _, name, of_kind, *_ in self._tables if of_kind == kind]
+    def _build_restore(self, connection: psycopg.Connection) -> bytes:
+        """Return the statements that restore the first rows; sent together, they are one transaction."""
+        names = [(str(name), kind) for _, name, kind, *_ in self._tables]
+        tables = [sql.Identifier(name) for name, kind in names if kind == "r"]
+        statements = [sql.SQL("DELETE FROM {}").format(table) for table in tables]
+        statements += [
+            sql.SQL("SELECT setval({}, 1, false)").format(name)
+            for name, kind in names
+            if kind == "S"
+        ]
+        for table in tables:
+            for row in connection.execute(sql.SQL("SELECT * FROM {}").format(table)):
+                values = sql.SQL(", ").join(row)
+                statements.append(sql.SQL("INSERT INTO {} VALUES ({})").format(table, values))
+        return sql.SQL("; ").join(statements).as_bytes(connection)
 
 
 async def create_store(url: str) -> None:
