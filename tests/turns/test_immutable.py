@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given
 
 from kedge.errors import InvalidTurn
-from kedge.planning import ConversationState
 from kedge.turns import Block, FrozenMap, OpaquePart, TextPart, UserBlock, dump_block, user
 from kedge.turns.blocks import cache_digest, get_cached_digest
-from kedge.turns.immutable import replace_fields
 from strategies import blocks, sample_blocks
 
 PARTS = [
@@ -165,13 +163,3 @@ def test_arguments_are_copied() -> None:
     assert block.text == "a"
     assert block.metadata == {"tags": ["x"]}
     assert block.extra == {"new": {"deep": [1]}}
-
-
-def test_replace_fields_equals_replace() -> None:
-    """Fields are replaced in a copy, as by `dataclasses.replace`; the value itself does not change."""
-    state = ConversationState(previous_response_id="resp_1", conversation_id="conv_1")
-    changed = replace_fields(state, previous_response_id="resp_2")
-    assert changed == dataclasses.replace(state, previous_response_id="resp_2")
-    assert state.previous_response_id == "resp_1"
-    with pytest.raises(ValueError, match="not in tuple"):
-        replace_fields(state, unknown=1)

@@ -50,6 +50,7 @@ from kedge.engines.reply import answer_text, build_correction, read_output
 from kedge.errors import HeadConflict, InvalidSetting, NotInStore, OutputInvalid
 from kedge.event_loops import AsyncResource
 from kedge.events import Usage
+from kedge.frozen_dataclasses import replace_fields
 from kedge.middleware import with_middleware
 from kedge.middleware.compose import StackSettings, with_default_middleware
 from kedge.planning import Mode, RequestPlan
@@ -62,7 +63,6 @@ from kedge.text_format import pluralize
 from kedge.turns import Block, Turn, TurnDiff, diff, new_id, user
 from kedge.turns.constructors import build_replacement
 from kedge.turns.frozen_json import EMPTY
-from kedge.turns.immutable import replace_fields
 
 if TYPE_CHECKING:
     from kedge.conversation.sync import SyncConversation

@@ -42,11 +42,11 @@ from kedge.errors import InvalidSetting, InvalidTurn, UnsupportedParameter
 from kedge.event_loops import AsyncResource
 from kedge.events import Event
 from kedge.events.run import TurnEdited
+from kedge.frozen_dataclasses import replace_fields
 from kedge.planning import AnchorRecord, Mode, RequestPlan
 from kedge.planning.state import validate_mode
 from kedge.turns import SystemBlock, Turn, system
 from kedge.turns.frozen_json import EMPTY, ReadOnlyObject, copy_containers
-from kedge.turns.immutable import replace_fields
 
 if TYPE_CHECKING:
     from kedge.engines.sync import SyncEngine

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kedge.fast_init import with_fast_init
+from kedge.frozen_dataclasses import with_fast_init
 from kedge.turns import Block
 from kedge.turns.frozen_json import EMPTY, copy_read_only_object
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from kedge.errors import InvalidSetting
-from kedge.fast_init import with_fast_init
+from kedge.frozen_dataclasses import with_fast_init
 from kedge.planning.digests import PrefixIndex
 from kedge.turns.immutable import immutable
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kedge.errors import Unsendable
-from kedge.fast_init import with_fast_init
+from kedge.frozen_dataclasses import with_fast_init
 from kedge.planning.anchors import (
     AnchorRecord,
     Reason,

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from kedge.frozen_dataclasses import replace_fields
 from kedge.observe import get_logger
 from kedge.planning.anchors import (
     DEFAULT_RETENTION,
@@ -17,7 +18,6 @@ from kedge.planning.plan import RequestPlan
 from kedge.planning.reusable_items import ENGINE_ORIGIN, conversation_scope, derived_digests
 from kedge.planning.state import ConversationState, get_state, set_state
 from kedge.turns import OUTPUT_INDEX, RESPONSE_ID, Block, FrozenMap, Turn
-from kedge.turns.immutable import replace_fields
 
 log = get_logger("kedge.planning")
 

@@ -11,10 +11,10 @@ from operator import attrgetter
 from typing import Any, Literal, cast
 
 from kedge.errors import InvalidSetting
+from kedge.frozen_dataclasses import replace_fields
 from kedge.planning.anchors import AnchorRecord, parse_token_counts
 from kedge.turns import Turn
 from kedge.turns.frozen_json import thaw
-from kedge.turns.immutable import replace_fields
 
 Mode = Literal["chained", "stateless", "conversation"]
 """Whether a request continues a proved response, nothing, or a conversation object of the server."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
 from kedge.errors import InvalidSetting
-from kedge.fast_init import with_fast_init
+from kedge.frozen_dataclasses import with_fast_init
 from kedge.planning import AnchorRecord, Mode, TokenCounts
 from kedge.planning.state import ConversationState
 from kedge.turns import Block, Turn

@@ -7,7 +7,7 @@ they are loaded. A copy of an immutable value is the value itself. The classes a
 ``match`` on them is exhaustive.
 
 A class that is constructed often defines ``__new__`` itself, which is twice as fast as calling the
-``__init__`` that dataclasses generate. Frozen dataclasses with many fields use ``kedge.fast_init``.
+``__init__`` that dataclasses generate. Frozen dataclasses with many fields use ``kedge.frozen_dataclasses``.
 
 A local id consists of a nanosecond timestamp that increases with every id of a process, and 40 random bits that
 identify the process. It is never sent to a provider.
@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import cache, wraps
 from itertools import repeat
-from operator import attrgetter
-from operator import call as call_function
 from typing import Any, NoReturn, TypeVar
 
 from kedge.errors import InvalidTurn
@@ -50,31 +48,6 @@ def build_instances(cls: type[T], count: int, **columns: Iterable[object]) -> li
         set_value: Callable[[T, object], None] = getattr(cls, name).__set__
         deque(map(set_value, instances, values), maxlen=0)
     return instances
-
-
-_call: Callable[..., object] = call_function
-
-
-def replace_fields(value: T, **changes: object) -> T:
-    """Return a copy of a frozen, slotted dataclass with some fields replaced, which the caller has checked.
-
-    `dataclasses.replace` does the same with a check of all fields, and takes several times as long.
-    """
-    names, get_fields, setters = _describe_fields(type(value))
-    copied = object.__new__(type(value))
-    deque(map(_call, setters, repeat(copied), get_fields(value)), maxlen=0)
-    for name, member in changes.items():
-        setters[names.index(name)](copied, member)
-    return copied
-
-
-@cache
-def _describe_fields(
-    cls: type[Any],
-) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]], list[Callable[[Any, Any], None]]]:
-    """Return the names of the fields of a class, a function that reads all of them, and their setters."""
-    names = tuple(each.name for each in fields(cls))
-    return names, attrgetter(*names), [getattr(cls, name).__set__ for name in names]
 
 
 def immutable(cls: type[T]) -> type[T]:

@@ -1,4 +1,4 @@
-"""The fast constructor of frozen dataclasses equals the generated one."""
+"""Frozen dataclasses are constructed fast, and equal to those that are constructed in the usual way."""
 
 import copy
 import inspect
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kedge.fast_init import with_fast_init
+from kedge.frozen_dataclasses import replace_fields, with_fast_init
+from kedge.planning import ConversationState
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +82,13 @@ def test_a_subclass_uses_the_generated_init() -> None:
     made: Any = FastWithMore("a", tags=("x",))
     assert type(made) is FastWithMore
     assert (made.text, made.number, made.tags) == ("a", 1, ("x",))
+
+
+def test_replace_fields_equals_replace() -> None:
+    """Fields are replaced in a copy, as by `dataclasses.replace`; the value itself does not change."""
+    state = ConversationState(previous_response_id="resp_1", conversation_id="conv_1")
+    changed = replace_fields(state, previous_response_id="resp_2")
+    assert changed == replace(state, previous_response_id="resp_2")
+    assert state.previous_response_id == "resp_1"
+    with pytest.raises(AttributeError):
+        replace_fields(state, unknown=1)
