@@ -126,6 +126,19 @@ def test_turns_load_no_sdk() -> None:
     assert not set(HEAVY_MODULES) & set(loaded.split())
 
 
+def test_only_the_practice_model_loads_a_server() -> None:
+    """A program that uses the model of another server does not load the embedded one."""
+    code = """
+import kedge, sys
+kedge.connect("responses:http://127.0.0.1:1/v1#model")
+kedge.Conversation, kedge.open_store
+print(*sys.modules)
+"""
+    loaded = run_python(code).split()
+    assert "kedge.conversation" in loaded
+    assert not {"kedge.server.settings", "uvicorn", "starlette"} & set(loaded)
+
+
 def list_frozen_classes() -> list[type[Any]]:
     """Return the frozen dataclasses that Kedge and its packages export."""
     packages = [

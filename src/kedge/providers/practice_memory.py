@@ -2,7 +2,7 @@
 
 Without a file its memory ends with the process. The commands use a file next to their store, so that a later
 process can continue from the same responses, as with a hosted provider. Several processes may use one file
-at the same time.
+at the same time. The server is imported when it is started, because programs with other models do not need it.
 """
 
 import atexit
@@ -12,16 +12,19 @@ from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
 from kedge.errors import CannotServe
-from kedge.server.settings import Settings
-from kedge.server.state import ServerState
 from kedge.server.storage.database import IN_MEMORY
-from kedge.server.uvicorn_server import ServerThread
 from kedge.store import Store
 from kedge.store.responses import select_response_ids
+
+if TYPE_CHECKING:
+    from kedge.server.settings import Settings
+    from kedge.server.state import ServerState
+    from kedge.server.uvicorn_server import ServerThread
 
 PRACTICE_SCOPE = "practice"
 """The scope of the practice model's responses."""
@@ -46,11 +49,11 @@ class _Memory:
 
 _lock = threading.Lock()
 _memory = _Memory()
-_servers: dict[str, ServerThread] = {}
+_servers: dict[str, "ServerThread"] = {}
 """The running servers, by their files."""
 
 
-def get_embedded_server() -> ServerThread:
+def get_embedded_server() -> "ServerThread":
     """Return the embedded server of this process, and start it when it is first needed."""
     with _lock:
         file = _memory.file
@@ -59,7 +62,10 @@ def get_embedded_server() -> ServerThread:
         return _servers[file]
 
 
-def _start_server(memory: _Memory) -> ServerThread:
+def _start_server(memory: _Memory) -> "ServerThread":
+    from kedge.server.settings import Settings
+    from kedge.server.uvicorn_server import ServerThread
+
     try:
         server = ServerThread(_file_settings(memory.file))
     except CannotServe as error:
@@ -72,7 +78,9 @@ def _start_server(memory: _Memory) -> ServerThread:
     return server
 
 
-def _file_settings(file: str) -> Settings:
+def _file_settings(file: str) -> "Settings":
+    from kedge.server.settings import Settings
+
     if file == IN_MEMORY:
         return Settings()
     return Settings(db=file, shared=True, max_db_bytes=MAX_MEMORY_BYTES, purge_every=PURGE_SECONDS)
@@ -103,7 +111,7 @@ def store_practice_memory(
 def find_missing_responses(ids: Collection[str]) -> set[str]:
     """Return the ids of responses that the practice model has not stored."""
 
-    def find(state: ServerState) -> set[str]:
+    def find(state: "ServerState") -> set[str]:
         return {response_id for response_id in ids if state.responses.find(response_id) is None}
 
     return get_embedded_server().call(find)
@@ -142,6 +150,8 @@ def erase_practice_memory(file: Path, retained: Collection[str]) -> None:
     """
     if not file.exists():
         return
+    from kedge.server.state import ServerState
+
     state = ServerState(_file_settings(str(file)))
     try:
         state.responses.delete_others(retained)
