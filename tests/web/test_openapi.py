@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from kedge.web.api import OPENAPI_DOCUMENT
+from kedge.web.api import get_openapi_document
 from strategies import scale_examples
 from web.conftest import PageServer, serve_page
 
@@ -61,9 +61,8 @@ def test_api_matches_its_document(known: Known, subtests: pytest.Subtests) -> No
     from schemathesis.core.result import Ok
     from schemathesis.pytest.lazy import get_all_tests
 
-    schema = schemathesis.openapi.from_dict(
-        OPENAPI_DOCUMENT, config=SchemathesisConfig.from_dict(CONFIG)
-    )
+    document = get_openapi_document()
+    schema = schemathesis.openapi.from_dict(document, config=SchemathesisConfig.from_dict(CONFIG))
     limits = settings(
         max_examples=scale_examples(2),
         deadline=None,
@@ -79,6 +78,4 @@ def test_api_matches_its_document(known: Known, subtests: pytest.Subtests) -> No
         with subtests.test(operation.label):
             run(known=known)
         count += 1
-    assert count == sum(
-        method in METHODS for path in OPENAPI_DOCUMENT["paths"].values() for method in path
-    )
+    assert count == sum(method in METHODS for path in document["paths"].values() for method in path)

@@ -3,7 +3,9 @@
 import math
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, fields
+from functools import cache
 from importlib.metadata import version
+from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -557,9 +559,13 @@ OPERATIONS: tuple[Operation, ...] = (
 )  # fmt: skip
 """All operations of the API."""
 
-OPENAPI_DOCUMENT = build_openapi(OPERATIONS, version("kedge"))
+
+@cache
+def get_openapi_document() -> dict[str, Any]:
+    """Return the OpenAPI document of the API, which is built when it is first needed."""
+    return build_openapi(OPERATIONS, version("kedge"))
 
 
 async def read_openapi(_: Request) -> Response:
     """Return the OpenAPI document."""
-    return JSONResponse(OPENAPI_DOCUMENT)
+    return JSONResponse(get_openapi_document())

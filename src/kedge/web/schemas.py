@@ -1,4 +1,7 @@
-"""Request and response models of the JSON API; the OpenAPI document is generated from them."""
+"""Request and response models of the JSON API; the OpenAPI document is generated from them.
+
+A model is completed when it is first used (``defer_build``): a page that starts needs none of them.
+"""
 
 import json
 from typing import Annotated, Any, Literal
@@ -33,19 +36,19 @@ MAX_ATTACHMENT_CHARS = MAX_ATTACHMENT_BYTES * 4 // 3 + 200
 class ApiModel(BaseModel):
     """Base of responses."""
 
-    model_config = ConfigDict(frozen=True, from_attributes=True)
+    model_config = ConfigDict(frozen=True, from_attributes=True, defer_build=True)
 
 
 class RequestBody(BaseModel):
     """Base of request bodies: unknown members and other types are rejected."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 class QueryParams(BaseModel):
     """Base of query parameters."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class ErrorDetail(ApiModel):
