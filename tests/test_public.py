@@ -5,7 +5,7 @@ import inspect
 import re
 import subprocess
 import sys
-from collections.abc import MutableMapping, MutableSequence, MutableSet
+from collections.abc import Mapping, MutableMapping, MutableSequence, MutableSet
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -27,7 +27,7 @@ from kedge.incremental.json_splice import scan_object
 from kedge.incremental.report import ReportBuilder
 from kedge.server.faults import spec
 from kedge.tools.approval import Edit
-from kedge.turns.frozen_json import ReadOnlyDict
+from kedge.turns.frozen_json import ReadOnlyDict, ReadOnlyList
 
 HEAVY_MODULES = (
     "anyio",
@@ -187,6 +187,7 @@ def test_internal_frozen_classes_declare_no_mutable_members() -> None:
     assert found == []
 
 
+NESTED: dict[str, Any] = {"a": {"b": [{"c": 1}], "d": {"e": 1}}}
 FAILED_LINE = LineResult("1", "failed", kind="RateLimited")
 FROZEN_VALUES = (
     Models({}),
@@ -195,14 +196,15 @@ FROZEN_VALUES = (
     summarize_results([FAILED_LINE], total=1, skipped=0, seconds=1),
     build_report(b"", None, None),
     ReportBuilder().build(),
-    Edit({"path": "x"}),
+    Edit(NESTED),
     spec.parse("status=429,retry_after=1"),
     scan_object(b'{"a": 1}'),
     to_output_schema(int),
-    Request(tools=({"name": "a"},), params={"n": 1}),
-    Request.of(tools=[{"name": "a"}], temperature=1),
-    ItemCompleted({"id": "a"}),
-    OpaqueEvent("a", {"type": "a"}),
+    Request(tools=(NESTED,), params=NESTED),
+    Request().with_tools((NESTED,)),
+    Request.of(tools=[NESTED], extra_body=NESTED),
+    ItemCompleted(NESTED),
+    OpaqueEvent("a", NESTED),
     *ResponsesDecoder().feed_whole({"id": "a", "status": "completed", "output": [{"id": "b"}]}),
     *ResponsesDecoder().feed_whole({"id": "a", "status": "incomplete", "output": [{"id": "b"}]}),
     *ResponsesDecoder().feed_whole({"id": "a", "status": "failed"}),
@@ -215,13 +217,20 @@ BORROWED = {"PracticeRequest"}
 
 
 def find_mutable(value: object) -> list[object]:
-    """Return the mutable collections among the fields of a value and their elements."""
-    members = [getattr(value, each.name) for each in fields(cast("Any", value))]
-    members += [each for member in members if isinstance(member, tuple) for each in member]
-    mutable = MutableMapping | MutableSequence | MutableSet
-    return [
-        each for each in members if isinstance(each, mutable) and not isinstance(each, ReadOnlyDict)
-    ]
+    """Return the mutable collections in a value: its fields, their elements, and the elements of these."""
+    if is_dataclass(value):
+        return [
+            found for each in fields(value) for found in find_mutable(getattr(value, each.name))
+        ]
+    if isinstance(value, Mapping):
+        members = list(cast("Mapping[str, object]", value).values())
+    elif isinstance(value, tuple | list):
+        members = list(cast("tuple[object, ...]", value))
+    else:
+        members = []
+    mutable = isinstance(value, MutableMapping | MutableSequence | MutableSet)
+    is_mutable = mutable and not isinstance(value, ReadOnlyDict | ReadOnlyList)
+    return [value] * is_mutable + [found for each in members for found in find_mutable(each)]
 
 
 @pytest.mark.parametrize("value", FROZEN_VALUES, ids=lambda value: type(value).__name__)

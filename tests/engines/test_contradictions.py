@@ -102,6 +102,6 @@ async def test_an_echo_at_the_end_of_a_response_is_checked(echo: str | None) -> 
             async with engine.stream(turn.append(user("Two"))) as stream:
                 events = [event async for event in stream]
     assert server.bodies[1]["previous_response_id"] == "resp_1"
-    assert Healed("forgot", ("resp_1",)) in events
+    assert Healed("forgot", ("resp_1",), "resp_2") in events
     assert "previous_response_id" not in server.bodies[2]
     assert len(server.bodies[2]["input"]) == 3

@@ -6,6 +6,7 @@ import pytest
 
 from events.streams import assemble
 from kedge.events import ChatDecoder, ResponsesDecoder, StreamDecoder, StreamEvent, TextDelta
+from kedge.events.assembler import Assembler
 from kedge.turns import AssistantBlock
 
 TOKENS = ["Hi", "\ud83d", "\ude00", "!"]
@@ -70,3 +71,35 @@ def test_other_forms_are_ignored(logprobs: Any) -> None:
     events = [*decoder.feed_message({"id": "c", "choices": [choice]}), *decoder.close()]
     assert [event.logprobs for event in events if isinstance(event, TextDelta)] == [()]
     assert assemble(events).completed
+
+
+PART = {"type": "output_text", "text": "Hi!", "logprobs": LOGPROBS}
+AT = {"item_id": "m", "output_index": 0, "content_index": 0}
+ENDS: dict[str, dict[str, Any]] = {
+    "text done": {**AT, **PART, "type": "response.output_text.done"},
+    "part done": {"type": "response.content_part.done", **AT, "part": PART},
+    "item done": {
+        "type": "response.output_item.done",
+        "output_index": 0,
+        "item": {"type": "message", "id": "m", "role": "assistant", "content": [PART]},
+    },
+}
+
+
+@pytest.mark.parametrize("end", [*ENDS, "whole"])
+def test_text_without_deltas_has_the_log_probabilities(end: str) -> None:
+    """They are in the delta of a text that a server did not stream, wherever it sent the text."""
+    decoder, assembler = ResponsesDecoder(), Assembler()
+    finished = {"id": "r", "status": "completed"}
+    if end == "whole":
+        message = {"type": "message", "id": "m", "role": "assistant", "content": [PART]}
+        events = decoder.feed_whole({**finished, "output": [message]})
+    else:
+        completed = {"type": "response.completed", "response": finished}
+        events = [*decoder.feed_message(ENDS[end]), *decoder.feed_message(completed)]
+    for event in events:
+        assembler.feed(event)
+    assembler.finish()
+    deltas = [e for e in [*events, *assembler.unstreamed_text()] if isinstance(e, TextDelta)]
+    assert [event.delta for event in deltas] == ["Hi!"]
+    assert list(deltas[0].logprobs) == REPAIRED

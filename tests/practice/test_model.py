@@ -51,6 +51,19 @@ SHOUT = {"type": "custom", "name": "shout"}
 PING = {"type": "function", "name": "ping", "parameters": None}
 
 
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("What d\u0131d I say f\u0131rst?", 'You said first: "One"'),
+        ("What d\u0130d \u0130 say f\u0130rst?", 'You said first: "One"'),
+        ("Say hi \u017flowly", "hi"),
+    ],
+)
+def test_phrases_match_other_forms_of_their_letters(question: str, expected: str) -> None:
+    """A dotless i, a capital I with a dot and a long s are read as i and s."""
+    assert answer_text("One", question) == expected
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

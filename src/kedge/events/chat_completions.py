@@ -202,7 +202,8 @@ class ChatDecoder(StreamDecoder):
         if choice.get("error"):
             self._fail(choice, found)
         if isinstance(logprobs := choice.get("logprobs"), dict):
-            state.hold_logprobs(cast("JsonObject", logprobs).get("content"))
+            listed = cast("JsonObject", logprobs).get("content")
+            state.logprobs += fields.read_logprobs({"logprobs": listed})
         raw_fields = cast("JsonObject", raw)
         delta = {name: value for name, value in raw_fields.items() if value is not None}
         state.has_message = state.has_message or bool(raw_fields)

@@ -15,13 +15,11 @@ from kedge.events.fields import (
     JsonObject,
     SurrogateJoiner,
     describe_event,
-    repair_surrogates,
 )
 from kedge.events.sse import MAX_LINE, MAX_MESSAGE, SSEDecoder, SSEMessage
 from kedge.events.tool_calls import ToolCallState
 from kedge.events.types import AnomalyKind, AnomalyNoted, OpaqueEvent, StreamEvent
 from kedge.json_codec import decode
-from kedge.turns.frozen_json import copy_read_only_object
 
 log = logging.getLogger(__name__)
 
@@ -35,23 +33,14 @@ class DecoderState:
 
     calls: ToolCallState = field(default_factory=ToolCallState)
     joiner: SurrogateJoiner = field(default_factory=SurrogateJoiner)
-    logprobs: list[JsonObject] = field(default_factory=list[JsonObject])
+    logprobs: tuple[Mapping[str, Any], ...] = ()
     """Log probabilities of tokens whose text follows: a token may be a part of a character."""
     started: bool = False
     ended: bool = False
 
-    def hold_logprobs(self, logprobs: object) -> None:
-        """Add log probabilities for the next text."""
-        if isinstance(logprobs, list):
-            self.logprobs += [
-                repair_surrogates(each)
-                for each in cast("list[Any]", logprobs)
-                if isinstance(each, dict)
-            ]
-
     def take_logprobs(self) -> tuple[Mapping[str, Any], ...]:
         """Return and remove the log probabilities of a text."""
-        taken, self.logprobs = tuple(map(copy_read_only_object, self.logprobs)), []
+        taken, self.logprobs = self.logprobs, ()
         return taken
 
     def resolve_calls(self, found: EventList) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 from kedge.events.tool_calls import ToolCallUpdate
 from kedge.events.types import Usage
+from kedge.turns.frozen_json import copy_read_only_object
 
 JsonObject = dict[str, Any]
 
@@ -132,19 +133,31 @@ def get_arguments(message: JsonObject, name: str) -> str | None:
 
 def read_message_parts(
     item: Mapping[str, Any],
-) -> list[tuple[Literal["text", "refusal"], int, str]]:
-    """Return the texts and refusals of a message that are not empty, each with its kind and index."""
+) -> list[tuple[Literal["text", "refusal"], int, str, JsonObject]]:
+    """Return the texts and refusals of a message that are not empty, each with its kind, index and part."""
     content: object = item.get("content")
     if isinstance(content, str):
         content = [{"type": "output_text", "text": content}]
-    found: list[tuple[Literal["text", "refusal"], int, str]] = []
+    found: list[tuple[Literal["text", "refusal"], int, str, JsonObject]] = []
     for at, part in enumerate(cast("list[Any]", content) if isinstance(content, list) else ()):
         members = cast("JsonObject", part) if isinstance(part, dict) else {}
         refusal = members.get("type") == "refusal"
         text = get_text(members, "refusal" if refusal else "text")
         if text and members.get("type") in ("output_text", "text", "refusal"):
-            found.append(("refusal" if refusal else "text", at, text))
+            found.append(("refusal" if refusal else "text", at, text, members))
     return found
+
+
+def read_logprobs(container: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return the log probabilities of the tokens of a text, each as a read-only object."""
+    listed = container.get("logprobs")
+    if not isinstance(listed, list):
+        return ()
+    return tuple(
+        copy_read_only_object(repair_surrogates(each))
+        for each in cast("list[Any]", listed)
+        if isinstance(each, dict)
+    )
 
 
 def read_error(message: JsonObject) -> JsonObject:

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from kedge.errors import InvalidTurn
-from kedge.events.fields import read_message_parts, repair_surrogates
+from kedge.events.fields import read_logprobs, read_message_parts, repair_surrogates
 from kedge.events.tool_calls import match_items
 from kedge.events.types import (
     PARTIAL,
@@ -276,9 +276,12 @@ class OutputBuilder:
         for slot in self.sorted_items():
             streamed = any(part.text for part in slot.parts.values())
             if slot.type == MESSAGE and slot.item is not None and not streamed:
-                for kind, at, text in read_message_parts(slot.item):
-                    delta = TextDelta if kind == "text" else RefusalDelta
-                    yield delta(text, slot.item_id, slot.output_index, at)
+                for kind, at, text, part in read_message_parts(slot.item):
+                    place = slot.item_id, slot.output_index, at
+                    if kind == "text":
+                        yield TextDelta(text, *place, read_logprobs(part))
+                    else:
+                        yield RefusalDelta(text, *place)
 
     def add_text(self, event: TextDelta) -> None:
         """Add text to a message."""

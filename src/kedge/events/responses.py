@@ -202,8 +202,8 @@ def _delta_reader(kind: PartKind, index: str) -> EventReader:
     def read(state: StreamState, message: JsonObject, found: EventList) -> None:
         item_id, at = fields.get_text(message, "item_id"), fields.get_part_index(message, index)
         delta = state.joiner.feed((kind, item_id, at), fields.require_text(message, "delta"))
-        if kind == "text" and (logprobs := message.get("logprobs")):
-            state.hold_logprobs(logprobs)
+        if kind == "text" and message.get("logprobs"):
+            state.logprobs += fields.read_logprobs(message)
         if delta:
             output_index = state.indexes.find_or_start(message, item_id, item_type)
             state.parts.setdefault((kind, output_index, at), False)
@@ -221,18 +221,24 @@ def _part_done_reader(kind: PartKind, member: str, index: str) -> EventReader:
         state.joiner.discard((kind, item_id, at))
         text = fields.require_text(message, member)
         output_index = state.indexes.find_or_start(message, item_id, _ITEM_TYPES[kind])
-        _complete_part(state, PartCompleted(kind, text, item_id, output_index, at), found)
+        event = PartCompleted(kind, text, item_id, output_index, at)
+        _complete_part(state, event, message, found)
 
     return read
 
 
-def _complete_part(state: StreamState, event: PartCompleted, found: EventList) -> None:
+def _complete_part(
+    state: StreamState, event: PartCompleted, part: JsonObject, found: EventList
+) -> None:
     """Emit the end of a part, and first its text if the server sent no delta of it."""
     key = (event.kind, event.output_index, event.index)
     if event.text:
         if key not in state.parts:
-            build_delta = _DELTA_BUILDERS[event.kind]
-            found.append(build_delta(event.text, event.item_id, event.output_index, event.index))
+            place = event.item_id, event.output_index, event.index
+            delta = _DELTA_BUILDERS[event.kind](event.text, *place)
+            if event.kind == "text" and (logprobs := fields.read_logprobs(part)):
+                delta = TextDelta(event.text, *place, logprobs)
+            found.append(delta)
         state.parts[key] = True
     found.append(event)
 
@@ -259,7 +265,7 @@ def _part_object_reader(index: str) -> EventReader:
             if not state.parts.get((kind, output_index, at)):
                 state.joiner.discard((kind, item_id, at))
                 event = PartCompleted(kind, text, item_id, output_index, at)
-                _complete_part(state, event, found)
+                _complete_part(state, event, part, found)
 
     return read
 

@@ -36,6 +36,17 @@ SEARCH_WORDS = ("what", "quote", "repeat", "how", "count", "do", "did")
 """The first words of all phrases that are searched. A sentence without them is not searched ten times."""
 
 
+_OTHER_FORMS = str.maketrans(
+    "\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}\N{LATIN SMALL LETTER DOTLESS I}\N{LATIN SMALL LETTER LONG S}",
+    "iis",
+)
+
+
+def fold_case(text: str) -> str:
+    """Return the text in lower case; the letters that ``re.IGNORECASE`` matches with ``i`` and ``s`` become these."""
+    return text.lower() if text.isascii() else text.translate(_OTHER_FORMS).lower()
+
+
 def _read_slow(found: "re.Match[str]") -> dict[str, Any]:
     return {"pace": VERY_SLOW if found[1] else SLOW}
 
@@ -45,7 +56,7 @@ MODIFIERS: tuple[tuple[re.Pattern[str], Callable[["re.Match[str]"], dict[str, An
     (SLOWLY, _read_slow),
     (EVERY_SECONDS, lambda found: {"pace": min(float(found[1]), MAX_PACE)}),
     (THINK, lambda _: {"think": True}),
-    (INVALID, lambda found: {"invalid": found[1].lower()}),
+    (INVALID, lambda found: {"invalid": fold_case(found[1])}),
 )
 """Patterns of text before a sentence, and the fields of ``Utterance`` that they set."""
 ANY_MODIFIER = re.compile(
@@ -69,7 +80,7 @@ def parse_utterance(request: PracticeRequest) -> "Utterance":
                 fields |= read(found)
                 break
         else:
-            is_slow = "slowly" in sentence[-END_WINDOW:].lower()
+            is_slow = "slowly" in fold_case(sentence[-END_WINDOW:])
             found = is_slow and SLOWLY_AT_END.search(sentence, max(0, len(sentence) - END_WINDOW))
             if not found:
                 break
@@ -136,7 +147,7 @@ def first_match(
     """Try the rules in order, and return the first answer and the topic of its rule."""
     sentence = utterance.sentence
     start = max(0, len(sentence) - SEARCH_WINDOW)
-    end = sentence[start:].lower()
+    end = fold_case(sentence[start:])
     has_search_word = any(word in end for word in SEARCH_WORDS)
     for rule in rules:
         if not rule.is_searched:

@@ -11,6 +11,7 @@ from kedge.practice.context import extract_text, is_message, is_output, message_
 from kedge.practice.rule import (
     TextResult,
     Utterance,
+    fold_case,
     format_count,
     prefix_rule,
     quote_text,
@@ -103,9 +104,9 @@ def earlier_texts(utterance: Utterance, *roles: str) -> list[str]:
 
 def quote_message(utterance: Utterance, match: re.Match[str]) -> TextResult:
     """Quote one message: the first, the last, the n-th, of the user or of the model."""
-    roles, subject, owner = SPEAKERS.get(match["whose"].lower(), ANY_SPEAKER)
+    roles, subject, owner = SPEAKERS.get(fold_case(match["whose"]), ANY_SPEAKER)
     ordinal = re.search(rf"\b({ORDINAL_PATTERN})\b", match["which"] or "", re.IGNORECASE)
-    which = ordinal[1].lower() if ordinal else "last"
+    which = fold_case(ordinal[1]) if ordinal else "last"
     texts = earlier_texts(utterance, *roles)
     position = _find_index(which, len(texts))
     if not 0 <= position < len(texts):
@@ -126,7 +127,7 @@ def _find_index(which: str, count: int) -> int:
 
 def list_messages(utterance: Utterance, match: re.Match[str]) -> TextResult:
     """List the messages so far, with numbers."""
-    roles, *_ = SPEAKERS.get((match["whose"] or "").lower(), ANY_SPEAKER)
+    roles, *_ = SPEAKERS.get(fold_case(match["whose"] or ""), ANY_SPEAKER)
     texts = earlier_texts(utterance, *roles)
     if not texts:
         return TextResult("Nothing has been said before this message.", [])

@@ -14,7 +14,7 @@ from anyio import to_thread
 
 from kedge.tools.signature import is_async
 from kedge.turns import ToolCallBlock, tool_call
-from kedge.turns.frozen_json import copy_read_only
+from kedge.turns.frozen_json import copy_read_only_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Edit:
 
     def __post_init__(self) -> None:
         if not isinstance(self.arguments, str):
-            object.__setattr__(self, "arguments", copy_read_only(self.arguments))
+            object.__setattr__(self, "arguments", copy_read_only_object(self.arguments))
 
 
 Decision = Allow | Deny | Edit
