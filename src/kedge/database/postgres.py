@@ -151,9 +151,9 @@ class PostgresPool(Generic[TxT]):
         self.wait_seconds = wait_seconds
         """The maximum time that a transaction waits for a connection; may be changed."""
         self._connect_timeout = max(2, int(wait_seconds))
-        self._driver, pool_class = _import_driver()
+        self._driver, self._pool_module = _import_driver()
         self._connect_error: psycopg.Error | None = None
-        self._pool: ConnectionPool[Any] = pool_class(
+        self._pool: ConnectionPool[Any] = self._pool_module.ConnectionPool(
             url,
             connection_class=self._build_connection_class(),
             kwargs={
@@ -206,23 +206,41 @@ class PostgresPool(Generic[TxT]):
             # A pool retries until its timeout; a single connection reports at once what is wrong.
             self._driver.connect(self._url, connect_timeout=self._connect_timeout).close()
             self._pool.open()
-        with self._pool.connection(self.wait_seconds) as connection, connection.cursor() as cursor:
-            tx = self._make_transaction(cursor, is_retry=is_retry)
-            if read_only:
-                tx.in_transaction = True
-                cursor.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            try:
-                result = work(tx)
-            except BaseException as error:
-                if tx.single_statement and self._is_disconnect(error) and not _get_state(error):
-                    raise _CommitUnknown from error
-                if tx.in_transaction:
-                    with suppress(self._driver.Error):
-                        connection.rollback()
-                raise
+        # The pool's context manager would also commit, which is one more step through the driver.
+        connection = self._pool.getconn(self.wait_seconds)
+        try:
+            with connection.cursor() as cursor:
+                return self._run_on(
+                    connection, cursor, work, read_only=read_only, is_retry=is_retry
+                )
+        finally:
+            self._pool.putconn(connection)
+
+    def _run_on(
+        self,
+        connection: "psycopg.Connection[Any]",
+        cursor: "psycopg.Cursor[Any]",
+        work: Callable[[TxT], T],
+        *,
+        read_only: bool,
+        is_retry: bool,
+    ) -> T:
+        tx = self._make_transaction(cursor, is_retry=is_retry)
+        if read_only:
+            tx.in_transaction = True
+            cursor.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        try:
+            result = work(tx)
+        except BaseException as error:
+            if tx.single_statement and self._is_disconnect(error) and not _get_state(error):
+                raise _CommitUnknown from error
             if tx.in_transaction:
-                self._commit(connection)
-            return result
+                with suppress(self._driver.Error):
+                    connection.rollback()
+            raise
+        if tx.in_transaction:
+            self._commit(connection)
+        return result
 
     def _commit(self, connection: "psycopg.Connection[Any]") -> None:
         try:
@@ -232,11 +250,9 @@ class PostgresPool(Generic[TxT]):
             raise _CommitUnknown from error
 
     def _translate_errors(self, work: Callable[[], T]) -> T:
-        from psycopg_pool import PoolTimeout
-
         try:
             return work()
-        except PoolTimeout:
+        except self._pool_module.PoolTimeout:
             failure = self._connect_error
             if failure is not None:
                 raise self._to_store_error(failure) from None
@@ -272,10 +288,8 @@ class PostgresPool(Generic[TxT]):
 
     def _is_disconnect(self, error: BaseException) -> bool:
         """Return whether the connection broke, rather than a statement or the wait for one."""
-        from psycopg_pool import PoolTimeout
-
         broken = (self._driver.OperationalError, self._driver.InterfaceError)
-        if not isinstance(error, broken) or isinstance(error, PoolTimeout):
+        if not isinstance(error, broken) or isinstance(error, self._pool_module.PoolTimeout):
             return False
         state = _get_state(error)
         return not state or state.startswith(("08", "57P"))
@@ -319,10 +333,10 @@ def _get_state(error: BaseException) -> str:
 def _import_driver() -> tuple[Any, Any]:
     try:
         import psycopg
-        from psycopg_pool import ConnectionPool
+        import psycopg_pool
     except ImportError:
         message = "PostgreSQL needs its driver: pip install 'kedge[postgres]'"
         raise CannotOpenStore(message) from None
     # The pool logs every failed attempt; callers get one error for all of them.
     logging.getLogger("psycopg.pool").addHandler(_NULL_HANDLER)
-    return psycopg, ConnectionPool
+    return psycopg, psycopg_pool

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kedge.database.postgres import MAX_CONNECTIONS, NOW, PostgresPool, PostgresTransaction
-from kedge.json_codec import encode_text as encode
+from kedge.json_codec import encode_plain
 from kedge.store.database import Database, Dialect, OperationTimer, Row, Tx
-from kedge.store.responses import encode_response
+from kedge.store.responses import RESPONSE_COLUMNS
 
 if TYPE_CHECKING:
     import psycopg
@@ -112,9 +112,9 @@ class _PostgresTx(PostgresTransaction):
         values: dict[str, Any] = dict(zip(_NODE_COLUMNS, node, strict=True))
         values["id"] = conversation_id
         values["namespace"] = self.namespace
-        values["blocks"] = encode([[name.hex(), body] for name, body in blocks])
+        values["blocks"] = _encode([[name.hex(), body] for name, body in blocks])
         values["count"] = len(blocks)
-        values["response"] = encode_response(response, values["number"]) if response else "{}"
+        values["response"] = _encode_response(response, values["number"]) if response else "{}"
         values["answers"] = response is not None
         values["head"] = -1 if head is None else head
         if single_statement:
@@ -123,6 +123,20 @@ class _PostgresTx(PostgresTransaction):
             self.begin()
         found = self._cursor.execute(_INSERT_NODE, values).fetchone()
         return (found[0], bool(found[1])) if found else (0, False)
+
+
+def _encode_response(values: Row, number: int) -> str:
+    """Return the values of `RESPONSE_COLUMNS` as the JSON of a row."""
+    form = dict(zip(RESPONSE_COLUMNS, values, strict=True))
+    digest = form["digest"]
+    form["conversation"] = number
+    form["digest"] = f"\\x{digest.hex()}" if digest else None
+    return _encode(form)
+
+
+def _encode(value: object) -> str:
+    """Return a value as JSON; PostgreSQL reads all forms of floats."""
+    return encode_plain(value).decode()
 
 
 class PostgresDatabase(PostgresPool[_PostgresTx], Database):

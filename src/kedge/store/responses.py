@@ -9,7 +9,6 @@ import msgspec
 
 from kedge.events import Usage
 from kedge.json_codec import decode
-from kedge.json_codec import encode_text as encode
 from kedge.planning import AnchorRecord, Status, TokenCounts
 from kedge.planning.anchors import limit_expiry
 from kedge.store import response_sums
@@ -41,15 +40,6 @@ _READ_COLUMNS = tuple(name for name in RESPONSE_COLUMNS if name != "scope")
 def insert_response(tx: Tx, values: Row, *, node: int, number: int) -> None:
     """Insert the response of a node, from the values of `RESPONSE_COLUMNS`."""
     tx.run(INSERT_RESPONSE, (node, number, *values))
-
-
-def encode_response(values: Row, number: int) -> str:
-    """Return the values of `RESPONSE_COLUMNS` as JSON, for a statement that receives them as one value."""
-    form = dict(zip(RESPONSE_COLUMNS, values, strict=True))
-    digest = form["digest"]
-    form["conversation"] = number
-    form["digest"] = f"\\x{digest.hex()}" if digest else None
-    return encode(form)
 
 
 def response_values(row: ResponseRow, scope: int) -> Row:
