@@ -1,5 +1,6 @@
 """Anchor records: matching a prefix of the Turn, expiry, and reasons for rejection."""
 
+import json
 from typing import get_args
 
 import pytest
@@ -9,10 +10,17 @@ from kedge.planning import (
     AnchorRecord,
     Reason,
     RejectedAnchor,
+    TokenCounts,
     covered_count,
     prefix_digest,
 )
-from kedge.planning.anchors import is_expired, matches_prefix, unavailable_reason
+from kedge.planning.anchors import (
+    decode_token_counts,
+    is_expired,
+    matches_prefix,
+    parse_token_counts,
+    unavailable_reason,
+)
 from kedge.planning.digests import get_prefix_index
 from kedge.turns import Turn, assistant, reasoning, user
 
@@ -117,3 +125,22 @@ def test_every_reason_has_a_message() -> None:
     assert set(REASONS) == set(get_args(Reason))
     for reason, texts in REASONS.items():
         assert str(RejectedAnchor("R", reason, make_record())) == f"R: {texts}"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_valid"),
+    [
+        ("[1200,900,100,0,5,140737488355328]", True),
+        ("[1,2,3,4,5]", False),
+        ("[1,2,3,4,5,6,7]", False),
+        ("[1,2,3,4,5,true]", False),
+        ("[1.0,2,3,4,5,6]", False),
+        ('{"input":1}', False),
+        ("null", False),
+    ],
+)
+def test_token_counts_have_one_form(text: str, is_valid: bool) -> None:
+    """Text and parsed JSON are read alike; malformed counts are missing."""
+    parsed = json.loads(text)
+    expected = TokenCounts(*parsed) if is_valid else None
+    assert decode_token_counts(text) == parse_token_counts(parsed) == expected

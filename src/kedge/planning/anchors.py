@@ -8,7 +8,9 @@ record show whether the response is still available on the server.
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
 
 from kedge.errors import InvalidSetting
 from kedge.frozen_dataclasses import with_fast_init
@@ -89,12 +91,23 @@ class TokenCounts(NamedTuple):
     settings: int
 
 
-def parse_token_counts(value: object) -> TokenCounts | None:
-    """Return the counts in a parsed JSON array; malformed ones count as missing, which only delays a verdict."""
-    counts = cast("list[Any]", value) if isinstance(value, list) else []
-    if len(counts) != len(TokenCounts._fields) or not all(type(each) is int for each in counts):
+_decode_counts = msgspec.json.Decoder(TokenCounts).decode
+
+
+def decode_token_counts(text: str | None) -> TokenCounts | None:
+    """Return the counts in the text of a JSON array; malformed ones count as missing, which only delays a verdict."""
+    try:
+        return _decode_counts(text) if text else None
+    except ValueError:
         return None
-    return TokenCounts._make(counts)
+
+
+def parse_token_counts(value: object) -> TokenCounts | None:
+    """Return the counts in a parsed JSON array, as ``decode_token_counts`` does in its text."""
+    try:
+        return msgspec.convert(value, TokenCounts)
+    except ValueError:
+        return None
 
 
 @immutable

@@ -5,12 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-import msgspec
-
 from kedge.events import Usage
 from kedge.json_codec import decode
-from kedge.planning import AnchorRecord, Status, TokenCounts
-from kedge.planning.anchors import limit_expiry
+from kedge.planning import AnchorRecord, Status
+from kedge.planning.anchors import decode_token_counts, limit_expiry
 from kedge.store import response_sums
 from kedge.store.database import Row, Tx, lock_links_shared, marks
 from kedge.store.records import ResponseRow
@@ -129,7 +127,7 @@ def _response_from_row(row: Row) -> ResponseRow:
     members["expires_at"] = limit_expiry(members["created_at"], members["expires_at"], retention)
     members["digest"] = unpack_digest(members["digest"])
     members["derived"] = tuple(decode(members["derived"])) if members["derived"] else ()
-    members["counted"] = _decode_token_counts(members["counted"])
+    members["counted"] = decode_token_counts(members["counted"])
     members["stored"] = bool(members["stored"])
     return ResponseRow(**members, scope=scope, node=node, parent=parent, conversation=conversation)
 
@@ -231,19 +229,8 @@ def anchors_from_rows(
         else map(limit_expiry, created, expiries, retentions),
         barrier=barriers,
         derived=[tuple(decode(text)) if text else () for text in derived],
-        counted=map(_decode_token_counts, counted),
+        counted=map(decode_token_counts, counted),
     )
-
-
-_decode_counts = msgspec.json.Decoder(TokenCounts).decode
-
-
-def _decode_token_counts(text: str | None) -> TokenCounts | None:
-    """Return stored counts; malformed ones count as missing, which only delays a verdict."""
-    try:
-        return _decode_counts(text) if text else None
-    except ValueError:
-        return None
 
 
 def pack_digest(digest: str) -> bytes | None:
