@@ -5,6 +5,7 @@ import enum
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,6 +87,9 @@ class Odd:
         (b"\xff\xfe\x00", "[3 bytes, neither text nor an image]"),
         ("half \ud800 pair", "half \ufffd pair"),
         ("whole \ud83d\ude42 pair", "whole 🙂 pair"),
+        ({"names": ["a\udcff", {"\udcfe": 1}]}, '{"names":["a\ufffd",{"\ufffd":1}]}'),
+        ([Path("a\udcff"), ("b\udcff", math.nan)], '["a\ufffd",["b\ufffd","NaN"]]'),
+        (Place.model_construct(name="\ud800"), '{"name":"\ufffd"}'),
     ],
 )
 def test_values_other_than_images_become_text(value: Any, text: str) -> None:

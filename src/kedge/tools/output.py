@@ -190,13 +190,30 @@ def _bytes_to_part(content: bytes) -> Part:
 
 
 def _to_json(value: Any) -> str:
-    from pydantic_core import PydanticSerializationError, to_json
+    from pydantic_core import PydanticSerializationError
 
     try:
-        written = to_json(value, fallback=str, inf_nan_mode="strings", bytes_mode="base64")
+        return _encode(value)
     except (PydanticSerializationError, ValueError, RecursionError):
-        return repair_surrogates(str(value))  # it contains itself, or text that UTF-8 cannot encode
-    return written.decode()
+        pass  # it contains itself, or text that UTF-8 cannot encode, such as the name of a file
+    try:
+        return _encode(_repair_texts(value))
+    except (PydanticSerializationError, ValueError, RecursionError):
+        return repair_surrogates(str(value))
+
+
+def _encode(value: Any) -> str:
+    from pydantic_core import to_json
+
+    return to_json(value, fallback=str, inf_nan_mode="strings", bytes_mode="base64").decode()
+
+
+def _repair_texts(value: Any) -> Any:
+    """Return JSON values in which every text can be encoded, also that of dataclasses and models."""
+    from pydantic_core import to_jsonable_python
+
+    plain = to_jsonable_python(repair_surrogates(value), fallback=str, bytes_mode="base64")
+    return repair_surrogates(plain)
 
 
 def _iter_truncated(parts: Iterable[Part], limit: int) -> Iterator[Part]:
