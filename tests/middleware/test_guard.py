@@ -340,6 +340,17 @@ def test_encoded_content_is_not_searched() -> None:
     assert apply_rules(turn, (redact(r"[0-9]{4}"),)).blocks[0] is turn.blocks[0]
 
 
+@pytest.mark.parametrize("text", ["plain", "47#11"])
+async def test_log_probabilities_are_those_of_the_text_that_is_shown(text: str) -> None:
+    """A text that is held back has its log probabilities, but not if it was edited."""
+    logprobs = [{"token": text, "logprob": -0.5, "bytes": None, "top_logprobs": []}]
+    part = TextPart(text, extra=FrozenMap(logprobs=logprobs))
+    stack = with_middleware(ScriptedEngine([AssistantBlock((part,))]), guard(redact(r"\d\d#\d\d")))
+    async with stack.stream(Turn([user("Hello")])) as stream:
+        deltas = [event async for event in stream if isinstance(event, TextDelta)]
+    assert [list(event.logprobs) for event in deltas] == [logprobs if text == "plain" else []]
+
+
 async def test_a_guard_shows_all_that_it_held_back() -> None:
     """Text, refusals, reasoning and calls are shown once, redacted, with their positions."""
     answer = AssistantBlock((TextPart("code 47#11"), RefusalPart("not 47#11")))

@@ -319,9 +319,10 @@ def _replay_block(each: Block) -> Iterator[Event]:
     match each:
         case AssistantBlock():
             for index, part in enumerate(each.parts):
-                if isinstance(part, TextPart | RefusalPart) and part.text:
-                    delta = TextDelta if isinstance(part, TextPart) else RefusalDelta
-                    yield delta(part.text, *position, index)
+                if isinstance(part, TextPart) and part.text:
+                    yield TextDelta(part.text, *position, index, _get_logprobs(part))
+                elif isinstance(part, RefusalPart) and part.text:
+                    yield RefusalDelta(part.text, *position, index)
         case ReasoningBlock():
             for index, text in enumerate(each.summary):
                 yield ReasoningDelta(text, "summary", *position, index)
@@ -331,6 +332,12 @@ def _replay_block(each: Block) -> Iterator[Event]:
             yield ToolCallCompleted(each.call_id, each.name, each.arguments, *position, each.custom)
         case _:
             pass
+
+
+def _get_logprobs(part: TextPart) -> tuple[FrozenMap, ...]:
+    listed = part.extra.get("logprobs")
+    objects = cast("tuple[object, ...]", listed) if isinstance(listed, tuple) else ()
+    return tuple(each for each in objects if isinstance(each, FrozenMap))
 
 
 def _has_content(event: object) -> bool:
