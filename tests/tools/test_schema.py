@@ -233,7 +233,7 @@ def test_a_parameter_without_a_schema_is_named(function: Callable[..., Any]) -> 
 
 
 def test_iterables_are_lists() -> None:
-    """An iterable can be read twice, which a retried call does, and its elements are validated."""
+    """An iterable can be read more than once, and its elements are validated before the call."""
 
     def f(
         a: Iterable[int],
