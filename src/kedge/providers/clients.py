@@ -4,6 +4,7 @@ import hashlib
 import os
 from base64 import b64encode
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -102,6 +103,11 @@ def prepare_anthropic_client(
     return lambda: _make_client(errors, headers, client_settings), scope
 
 
+@cache
+def _get_user_agent() -> str:
+    return f"kedge/{version('kedge')}"  # which reads the metadata of the installed package
+
+
 def _make_client(
     errors: ErrorBuilder, headers: Mapping[str, str], settings: Mapping[str, Any]
 ) -> "HttpClient":
@@ -115,7 +121,7 @@ def _make_client(
 
     return HttpClient(
         errors,
-        _merge_headers({"User-Agent": f"kedge/{version('kedge')}"}, headers),
+        _merge_headers({"User-Agent": _get_user_agent()}, headers),
         timeouts=Timeouts.of(settings["timeout"]) if "timeout" in settings else DEFAULT_TIMEOUTS,
         max_retries=settings.get("max_retries", DEFAULT_MAX_RETRIES),
     )
