@@ -1,6 +1,7 @@
 """Worker threads run work in order, report its result, and stop when they are closed."""
 
 import asyncio
+import errno
 import gc
 import os
 import threading
@@ -149,12 +150,22 @@ async def test_more_results_than_a_pipe_can_signal() -> None:
         if number == 69_999:
             finished.set_result(None)
 
-    pipe = _ResultPipe(loop)
+    pipe = _ResultPipe(loop, os.pipe())
     for number in range(70_000):
         pipe.deliver(add_result, finished, number)
     await finished
     assert results == [*range(70_000)]
     loop.remove_reader(pipe._read_end)
+
+
+def test_too_many_open_files(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that cannot open a pipe gets its results by ``call_soon_threadsafe``."""
+
+    def reject() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pipe", reject)
+    assert asyncio.run(workers.run(name_thread, None)) == "test-worker_0"
 
 
 def test_event_loop_that_watches_only_sockets(

@@ -113,9 +113,9 @@ class _ResultPipe:
     ``call_soon_threadsafe`` does the same with a pair of sockets and more calls, and costs 20 microseconds of CPU more.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, ends: tuple[int, int]) -> None:
         self._results: deque[tuple[_Report, _AnyFuture, Any]] = deque()
-        self._read_end, self._write_end = os.pipe()
+        self._read_end, self._write_end = ends
         os.set_blocking(self._read_end, False)
         os.set_blocking(self._write_end, False)
         # The event loop keeps this object until it is closed, but not the context variables of the present task.
@@ -151,7 +151,11 @@ def _find_delivery(loop: asyncio.AbstractEventLoop) -> _Deliver:
         return partial(_deliver_soon, loop)
     pipe = _pipes.get(loop)
     if pipe is None:
-        pipe = _pipes[loop] = _ResultPipe(loop)
+        try:
+            ends = os.pipe()
+        except OSError:  # too many open files
+            return partial(_deliver_soon, loop)
+        pipe = _pipes[loop] = _ResultPipe(loop, ends)
     return pipe.deliver
 
 
