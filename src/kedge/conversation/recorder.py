@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, cast
 
 from kedge.engines.content_filter import ContentFilters
@@ -38,6 +39,7 @@ _RECORD_MEMBERS = (
     "root_created_at", "barrier", "derived", "counted",
 )  # fmt: skip
 """The members of a row that have the same names and values as those of the anchor."""
+_get_record_members = attrgetter(*_RECORD_MEMBERS)
 
 CostFunction = Callable[[ResponseRow], float | None]
 """Returns the cost of a response, or None if it is not known."""
@@ -112,7 +114,7 @@ class RunRecorder:
             status="completed",
         )
         if record:
-            members.update({name: getattr(record, name) for name in _RECORD_MEMBERS})
+            members.update(zip(_RECORD_MEMBERS, _get_record_members(record), strict=True))
             if record.status == "lost":
                 members.update(status="lost", lost_reason="forgot")
         return self._build_row(members, usage, price)
