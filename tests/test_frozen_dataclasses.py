@@ -44,6 +44,7 @@ class FastWithMore(Fast):
 
 
 def test_the_fast_init_accepts_the_arguments_of_the_generated_one() -> None:
+    """The signature, the fields, copies and pickles are those of the generated class."""
     assert inspect.signature(Fast) == inspect.signature(Generated)
     arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
         (("a",), {}),
@@ -65,12 +66,14 @@ def test_the_fast_init_accepts_the_arguments_of_the_generated_one() -> None:
 def test_the_fast_init_rejects_what_the_generated_one_rejects(
     args: tuple[Any, ...], error: type[Exception]
 ) -> None:
+    """Wrong arguments and values raise the same errors."""
     for cls in (Generated, Fast):
         with pytest.raises(error):
             cls(*args)
 
 
 def test_the_fast_init_leaves_a_frozen_object() -> None:
+    """Attributes can be neither assigned nor deleted."""
     made: Any = Fast("a")
     with pytest.raises(FrozenInstanceError):
         made.text = "b"
@@ -79,6 +82,7 @@ def test_the_fast_init_leaves_a_frozen_object() -> None:
 
 
 def test_a_subclass_uses_the_generated_init() -> None:
+    """A subclass has its own type and the same fields."""
     made: Any = FastWithMore("a", tags=("x",))
     assert type(made) is FastWithMore
     assert (made.text, made.number, made.tags) == ("a", 1, ("x",))

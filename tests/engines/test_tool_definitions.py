@@ -59,6 +59,7 @@ def test_the_body_and_its_hash_do_not_change(tools: list[Any], settings: dict[st
     ],
 )
 def test_nothing_in_a_definition_can_be_changed(make: Any) -> None:
+    """A definition in a request is read-only at every depth."""
     [definition] = make().tools
     for change in (
         lambda: definition.update(name="other"),
@@ -72,6 +73,7 @@ def test_nothing_in_a_definition_can_be_changed(make: Any) -> None:
 
 
 def test_nothing_in_the_params_can_be_changed() -> None:
+    """The parameters of a request are read-only at every depth."""
     request = Request(params={"reasoning": {"effort": "low"}, "include": ["a"]})
     with pytest.raises(TypeError, match="read-only"):
         request.params["reasoning"]["effort"] = "high"
@@ -81,6 +83,7 @@ def test_nothing_in_the_params_can_be_changed() -> None:
 
 
 def test_later_changes_of_the_caller_have_no_effect() -> None:
+    """A request copies definitions and parameters."""
     definition, params = make_definition(), {"reasoning": {"effort": "low"}}
     request = Request(tools=(definition,), params=params)
     definition["parameters"]["required"].append("b")
@@ -90,6 +93,7 @@ def test_later_changes_of_the_caller_have_no_effect() -> None:
 
 
 def test_the_requests_of_a_toolbox_share_their_definitions() -> None:
+    """Requests contain the same object, which equals the definition of the tool."""
     toolbox = Toolbox(add)
     [first] = Request().with_tools(toolbox.frozen_definitions()).tools
     [second] = Request().with_tools(toolbox.frozen_definitions()).tools
@@ -99,6 +103,7 @@ def test_the_requests_of_a_toolbox_share_their_definitions() -> None:
 
 @pytest.mark.parametrize("map_tool", [anthropic.map_tool, chat_completions.map_tool])
 def test_the_form_of_another_api_is_computed_once(map_tool: Any) -> None:
+    """The converted form is cached and can be encoded beside other definitions."""
     definition = add.frozen_definition
     converted = definition.convert(map_tool)
     assert converted == map_tool(add.definition())
@@ -109,12 +114,14 @@ def test_the_form_of_another_api_is_computed_once(map_tool: Any) -> None:
 
 
 def test_definitions_of_a_toolbox_are_copies() -> None:
+    """Changes of a returned definition do not change the toolbox."""
     toolbox = Toolbox(add)
     toolbox.definitions()[0]["parameters"]["properties"]["a"]["type"] = "string"
     assert toolbox.definitions()[0]["parameters"]["properties"]["a"]["type"] == "integer"
 
 
 def test_a_definition_that_contains_itself_is_rejected() -> None:
+    """A cycle is reported as an invalid setting."""
     definition = make_definition()
     definition["parameters"]["properties"]["a"] = definition
     with pytest.raises(InvalidSetting, match="tools cannot be sent as JSON"):
@@ -122,6 +129,7 @@ def test_a_definition_that_contains_itself_is_rejected() -> None:
 
 
 def test_a_definition_that_is_not_json_is_rejected() -> None:
+    """Another object in a definition is reported when it is encoded."""
     definition = to_definition({**make_definition(), "x": object()})
     with pytest.raises(InvalidSetting, match="tools cannot be sent as JSON"):
         encode_body({"tools": [definition]})
