@@ -107,11 +107,11 @@ class PostgresTransaction:
         row = self._run(convert_placeholders(f"{sql} RETURNING {key}"), values).fetchone()
         return row[0] if row else 0
 
-    def begin(self) -> None:
+    def begin(self, statement: bytes = b"BEGIN") -> None:
         """Begin a transaction unless one was begun; a single statement needs none."""
         if not self.in_transaction:
             self.in_transaction = True
-            self._cursor.execute(b"BEGIN")
+            self._cursor.execute(statement)
 
     def _run(self, sql: Any, values: Values | None) -> "psycopg.Cursor[Any]":
         self.begin()
@@ -206,41 +206,26 @@ class PostgresPool(Generic[TxT]):
             # A pool retries until its timeout; a single connection reports at once what is wrong.
             self._driver.connect(self._url, connect_timeout=self._connect_timeout).close()
             self._pool.open()
-        # The pool's context manager would also commit, which is one more step through the driver.
+        # The context managers of pool and cursor would also commit and reset, which the driver does in several steps.
         connection = self._pool.getconn(self.wait_seconds)
         try:
-            with connection.cursor() as cursor:
-                return self._run_on(
-                    connection, cursor, work, read_only=read_only, is_retry=is_retry
-                )
+            tx = self._make_transaction(connection.cursor(), is_retry=is_retry)
+            if read_only:
+                tx.begin(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            try:
+                result = work(tx)
+            except BaseException as error:
+                if tx.single_statement and self._is_disconnect(error) and not _get_state(error):
+                    raise _CommitUnknown from error
+                if tx.in_transaction:
+                    with suppress(self._driver.Error):
+                        connection.rollback()
+                raise
+            if tx.in_transaction:
+                self._commit(connection)
+            return result
         finally:
             self._pool.putconn(connection)
-
-    def _run_on(
-        self,
-        connection: "psycopg.Connection[Any]",
-        cursor: "psycopg.Cursor[Any]",
-        work: Callable[[TxT], T],
-        *,
-        read_only: bool,
-        is_retry: bool,
-    ) -> T:
-        tx = self._make_transaction(cursor, is_retry=is_retry)
-        if read_only:
-            tx.in_transaction = True
-            cursor.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        try:
-            result = work(tx)
-        except BaseException as error:
-            if tx.single_statement and self._is_disconnect(error) and not _get_state(error):
-                raise _CommitUnknown from error
-            if tx.in_transaction:
-                with suppress(self._driver.Error):
-                    connection.rollback()
-            raise
-        if tx.in_transaction:
-            self._commit(connection)
-        return result
 
     def _commit(self, connection: "psycopg.Connection[Any]") -> None:
         try:
