@@ -3,6 +3,7 @@
 import math
 import re
 import sqlite3
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -14,7 +15,18 @@ from kedge.store import open_store
 from kedge.store.database import Tx
 from kedge.store.migrate import load_migrations, migrate, read_schema_version
 from kedge.store.open import open_database
+from postgresql import create_schema
 from store.sample_conversations import create_conversation
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Yield the address of a database without tables; that of ``lasting_url`` has those of this version."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/store.db"
+        return
+    with create_schema(request.getfixturevalue("postgres_url")) as url:
+        yield url
 
 
 def test_every_migration_has_a_reason() -> None:
@@ -35,10 +47,11 @@ def test_both_databases_have_the_same_migrations() -> None:
 
 
 @pytest.mark.parametrize("version", range(1, len(load_migrations("sqlite"))))
-async def test_older_store_is_upgraded(lasting_url: str, version: int) -> None:
+async def test_older_store_is_upgraded(empty_url: str, version: int) -> None:
     """A store of any earlier version retains its conversations and supports all current features."""
-    database = open_database(lasting_url)
+    database = open_database(empty_url)
     await database.write(lambda tx: migrate(tx, target=version))
+    assert await database.read(read_schema_version) == version
     await database.write(
         lambda tx: tx.run(
             "INSERT INTO conversations (id, title, archived, tree, head, created_at, updated_at) "
@@ -46,16 +59,16 @@ async def test_older_store_is_upgraded(lasting_url: str, version: int) -> None:
         )
     )
     await database.aclose()
-    async with await open_store(lasting_url) as store:
+    async with await open_store(empty_url) as store:
         assert (await store.conversation("conv_old")).title == "Old"
         await create_conversation(store, 1)
         assert len(await store.search("question")) == 1
         assert await store.database.read(read_schema_version) == len(load_migrations("sqlite"))
 
 
-async def test_numbers_of_deleted_conversations_are_not_reused(lasting_url: str) -> None:
+async def test_numbers_of_deleted_conversations_are_not_reused(empty_url: str) -> None:
     """Numbers are not reused after a table was recreated, so an old row refers to no new conversation."""
-    database = open_database(lasting_url)
+    database = open_database(empty_url)
     insert = (
         "INSERT INTO conversations (id, title, archived, tree, head, created_at, updated_at) "
         "VALUES (?, '', 0, 0, 0, 1.0, 1.0)"
@@ -68,8 +81,9 @@ async def test_numbers_of_deleted_conversations_are_not_reused(lasting_url: str)
         return numbers[-1]
 
     last = await database.write(work)
+    assert await database.read(read_schema_version) == 9
     await database.aclose()
-    async with await open_store(lasting_url) as store:
+    async with await open_store(empty_url) as store:
         assert (await store.create()).number > last
 
 
