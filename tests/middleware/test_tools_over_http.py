@@ -9,9 +9,10 @@ import anyio
 import pytest
 
 from engines.fake_server import ScriptedServer, serve_handler
+from kedge.compaction import ServerCompactor
 from kedge.engines import Engine
 from kedge.events.run import ToolFinished
-from kedge.middleware import repair, tools, with_middleware
+from kedge.middleware import compact, repair, tools, with_middleware
 from kedge.planning import find_problems, get_state
 from kedge.providers import connect
 from kedge.testing import TestServer, serve
@@ -60,6 +61,29 @@ def tool_results(turn: Turn) -> list[ToolResultBlock]:
 def check_law(server: TestServer, turn: Turn) -> None:
     """Check that the context of the last request equals the Turn before its answer."""
     assert normalize_items(server.requests[-1].context) == expected_context(turn)
+
+
+async def test_a_plan_has_the_tools_of_the_request() -> None:
+    """A dry run is planned with the tools that would be sent, those of one run and those of the stack."""
+
+    def double(a: int) -> int:
+        """Double a number."""
+        return 2 * a
+
+    with serve() as server:
+        engine = connect(f"responses:{server.base_url}#practice", prompt_cache=True)
+        async with with_middleware(engine, compact(ServerCompactor(10**6)), tools(add)) as stack:
+            turn = await stack.run(Turn([user("One")]), tools=[double])
+            turn = turn.append(user("Two"))
+            planned, other = stack.plan(turn, tools=[double]), stack.plan(turn)
+            async with stack.stream(turn, tools=[double]) as stream:
+                await stream.finish()
+    sent = stream.plan
+    assert sent is not None
+    assert planned.cache is not None
+    assert planned.cache == sent.cache
+    assert planned.cache.hints == ()
+    assert "the tools changed" in other.explain()
 
 
 async def test_an_approver_edits_and_denies(strict: tuple[TestServer, Engine]) -> None:

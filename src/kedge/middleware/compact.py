@@ -19,6 +19,7 @@ from kedge.errors import ResendTooLong
 from kedge.events import Usage
 from kedge.events.run import AnswerFinished, TurnFinished
 from kedge.middleware.base import BaseMiddleware
+from kedge.planning import RequestPlan
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Turn
 
@@ -67,6 +68,10 @@ class _CompactMiddleware(BaseMiddleware):
         super().__init__(inner)
         self.compactor, self.engine, self.counter = compactor, engine, counter
         self.resend_limit = resend_limit
+
+    def plan(self, turn: Turn, **options: Any) -> RequestPlan:
+        """Return the plan of a request with the parameters of the compactor."""
+        return self.inner.plan(turn, **{**self._params(), **options})
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the inner engine's events, and those of compaction before and after."""
@@ -128,7 +133,7 @@ class _CompactMiddleware(BaseMiddleware):
     def _is_long_resend(self, turn: Turn) -> bool:
         if self.resend_limit is None:
             return False
-        plan = self.inner.plan(turn)
+        plan = self.plan(turn)
         return plan.is_full and plan.full_bytes > self.resend_limit
 
     def _params(self) -> Mapping[str, Any]:

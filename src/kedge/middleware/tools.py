@@ -12,13 +12,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, cast
 
-from kedge.engines.base import Engine, Events, Middleware, Request, unwrap
+from kedge.engines.base import Engine, Events, Middleware, Request, find_filters, unwrap
 from kedge.engines.content_filter import ContentFilters
 from kedge.errors import InvalidSetting
 from kedge.events.run import ToolFinished, ToolStarted, TurnFinished
 from kedge.middleware.base import BaseMiddleware
 from kedge.observe import count, get_logger, measure
-from kedge.planning import find_problems
+from kedge.planning import RequestPlan, find_problems
 from kedge.tools import AnyTool, Approver, Tool, Toolbox, ToolRun
 from kedge.tools.execute import iter_runs
 from kedge.turns import ToolCallBlock, ToolResultBlock, Turn, tool_result
@@ -113,6 +113,13 @@ class _ToolsMiddleware(BaseMiddleware):
         super().__init__(inner)
         self.select, self.approver, self.max_rounds = select, approve, max_rounds
         self.text_only = unwrap(inner).text_only_results
+
+    def plan(self, turn: Turn, **options: Any) -> RequestPlan:
+        """Return the plan of a request with these tools."""
+        filters = ContentFilters(find_filters(self.inner))
+        request = Request.of(tools=options.pop("tools", ()))
+        offered = _offer_tools(replace(request, filters=filters), self.select(turn))
+        return self.inner.plan(turn, **options, tools=offered.tools)
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Yield the events of every round; the last event has the Turn."""
