@@ -177,18 +177,19 @@ class CannotOpenStore(StoreError):
 
 
 class HeadConflict(StoreError):
-    """Another process moved the head of the conversation first. Both branches are stored.
+    """Another process or task moved the head of the conversation first. Both branches are stored.
 
     Attributes:
         conversation: The conversation.
-        node: The node of this process, on a separate branch.
-        head: The node that the other process moved the head to.
+        node: The node that the head was not moved to, on a separate branch.
+        head: The node at which the head is.
     """
 
     def __init__(self, conversation: str, node: int, head: int) -> None:
         super().__init__(
-            f"another process moved the head of {conversation} to node {head}; this message is stored as "
-            f"node {node}: refresh to continue from node {head}, or fork(at={node}) to continue from here"
+            f"the head of {conversation} is at node {head}, because another process or task moved it; it was "
+            f"not moved to node {node}, which is stored: refresh to continue from node {head}, or "
+            f"fork(at={node}) to continue from node {node}"
         )
         self.conversation = conversation
         self.node = node

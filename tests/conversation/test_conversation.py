@@ -190,6 +190,20 @@ async def test_fork_continues_from_any_response(store: Store, conversation: Conv
         await conversation.fork(at="resp_nothing")
 
 
+async def test_undo_that_loses_the_race_for_the_head_is_described(
+    store: Store, connected: Connect
+) -> None:
+    """The error names the node that the head was not moved to; no message was stored there."""
+    first = await Conversation.create(store, connected(), id="c1")
+    await first.send("One")
+    second = await Conversation.open(store, "c1", connected())
+    reply = await second.send("Two")
+    with pytest.raises(HeadConflict, match="not moved to node") as conflict:
+        await first.undo()
+    assert conflict.value.head == reply.node
+    assert "message" not in str(conflict.value)
+
+
 async def test_undo_edit_and_regenerate_leave_history(
     store: Store, conversation: Conversation
 ) -> None:
