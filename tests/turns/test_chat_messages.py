@@ -46,6 +46,26 @@ def test_a_conversation_with_calls_and_images_is_converted() -> None:
     ]
 
 
+def test_calls_of_the_older_form_get_ids() -> None:
+    """``function_call`` and ``role: "function"`` become calls and results with the same id."""
+    call = {"name": "f", "arguments": "{}"}
+    messages: list[dict[str, Any]] = [
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "f", "content": "1"},
+        {"role": "assistant", "content": "Wait.", "function_call": call},
+        {"role": "function", "name": "f", "content": "2"},
+        {"role": "assistant", "content": "Done.", "function_call": None},
+    ]
+    assert blocks_from_messages(messages) == [
+        tool_call("f", {}, call_id="call_function_0"),
+        tool_result("call_function_0", "1"),
+        assistant("Wait."),
+        tool_call("f", {}, call_id="call_function_2"),
+        tool_result("call_function_2", "2"),
+        assistant("Done."),
+    ]
+
+
 def test_an_image_may_be_a_plain_address() -> None:
     """Some programs write the address of an image without an object around it."""
     part = {"type": "image_url", "image_url": "https://a.example/b.png"}
@@ -67,6 +87,9 @@ def test_items_of_the_responses_api_are_converted_too() -> None:
         ({"role": "pirate", "content": "Arr"}, "a message has a form that is not known"),
         ({"role": "user", "content": [{"type": "hologram"}]}, "content that is not known"),
         ("Hello", "a message must be an object, not str"),
+        ({"role": "function", "name": "f", "content": "1"}, "no call of the function 'f' before"),
+        ({"role": "assistant", "function_call": {}, "content": None}, "a message has no content"),
+        ({"role": "assistant", "function_call": {"arguments": "{}"}}, "'name' is missing"),
     ],
 )
 def test_a_message_of_an_unknown_form_is_named(message: Any, problem: str) -> None:

@@ -21,7 +21,8 @@ def blocks_from_messages(messages: Iterable[Message]) -> list[Block]:
     Items of the Responses API are converted too, so a list may contain both.
 
     Args:
-        messages: The messages, with ``tool_calls``, ``role: "tool"``, images and files.
+        messages: The messages, with ``tool_calls``, ``role: "tool"``, images and files, or with the older
+            ``function_call`` and ``role: "function"``.
 
     Returns:
         The blocks, in order.
@@ -33,9 +34,10 @@ def blocks_from_messages(messages: Iterable[Message]) -> list[Block]:
     if isinstance(messages, str | Mapping):
         raise InvalidTurn(f"messages must be a list, not {kind}")
     blocks: list[Block] = []
+    functions: dict[str, str] = {}
     for index, message in enumerate(messages):
         try:
-            blocks += blocks_from_message(message)
+            blocks += blocks_from_message(_replace_function_call(message, index, functions))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             problem = f"{error} is missing" if isinstance(error, KeyError) else error
             raise InvalidTurn(f"messages[{index}]: {problem}") from error
@@ -51,6 +53,32 @@ def blocks_from_message(message: Message) -> list[Block]:
     if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"a message must be an object, not {type(message).__name__}")
     return list(_convert_message(message))
+
+
+def _replace_function_call(message: Message, index: int, functions: dict[str, str]) -> Message:
+    """Return a message with a call of the older form in the present one, which has ids.
+
+    Args:
+        message: The message.
+        index: Its position, which becomes part of the id.
+        functions: The ids of the last calls, by the name of the function; a call is added.
+    """
+    if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return message
+    rest = {name: value for name, value in message.items() if name != "function_call"}
+    if message.get("role") == "function":
+        call_id = functions.pop(message["name"], None)
+        if call_id is None:
+            raise ValueError(
+                f"there is no call of the function {message['name']!r} before its result"
+            )
+        return {**rest, "role": "tool", "tool_call_id": call_id}
+    if message.get("role") == "assistant" and message.get("function_call"):
+        call_id = f"call_function_{index}"
+        functions[message["function_call"]["name"]] = call_id
+        call = {"id": call_id, "type": "function", "function": message["function_call"]}
+        return {**rest, "tool_calls": [call]}
+    return message
 
 
 def _convert_message(message: Message) -> Iterator[Block]:
@@ -152,5 +180,7 @@ _READABLE_ITEMS = frozenset(
     }
 )
 """Types of items that Kedge reads; one that cannot be read has a wrong form."""
-_CHAT_MEMBERS = frozenset({"content", "tool_calls", "refusal", "name", "audio", "annotations"})
+_CHAT_MEMBERS = frozenset(
+    {"content", "tool_calls", "refusal", "name", "audio", "annotations", "function_call"}
+)
 """Members of a Chat Completions message that its item does not have."""
