@@ -1,5 +1,6 @@
 """Tests of what all commands share: JSON, one-line errors, exit codes, and help without imports."""
 
+import gzip
 import json
 import os
 import re
@@ -349,6 +350,21 @@ def test_internal_error_is_reported_without_content() -> None:
     assert "internal error: ValueError" in plain.stderr
     assert "planted" not in plain.stderr
     assert "planted" in CliRunner().invoke(click_command, ["-v"]).stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "command_name"),
+    [
+        ("Hé".encode("utf-16"), "iconv -f utf-16"),
+        (gzip.compress(b"[]"), "gunzip"),
+        ("été".encode("latin-1"), "iconv -f latin1"),
+    ],
+)
+def test_hint_for_text_that_is_not_utf8(content: bytes, command_name: str) -> None:
+    """The hint names the command that converts such a file."""
+    with pytest.raises(UnicodeDecodeError) as caught:
+        content.decode()
+    assert command_name in base.find_hint(caught.value)
 
 
 def test_error_without_hint_is_one_line() -> None:

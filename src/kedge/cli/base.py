@@ -36,6 +36,11 @@ HINTS: dict[type[BaseException], str] = {
     errors.CannotOpenStore: "'kedge doctor' checks the store; --store uses another.",
 }
 ENCODING_HINT = "Is the text UTF-8? 'iconv -f latin1 -t utf-8' converts it."
+_FIRST_BYTES_HINTS: dict[bytes, str] = {
+    b"\xff\xfe": "The text is UTF-16; 'iconv -f utf-16 -t utf-8' converts it.",
+    b"\xfe\xff": "The text is UTF-16; 'iconv -f utf-16 -t utf-8' converts it.",
+    b"\x1f\x8b": "The file is compressed; 'gunzip' decompresses it.",
+}
 _SYSTEM_HINTS: dict[int, str] = {
     errno.ENOSPC: "Free some space, or use another disk.",
     errno.EDQUOT: "Free some space, or use another disk.",
@@ -51,6 +56,8 @@ MAX_SHOWN_PROBLEMS = 3
 
 def find_hint(error: BaseException) -> str:
     """Return a line of advice for an error, or an empty string."""
+    if isinstance(error, UnicodeDecodeError):
+        return _FIRST_BYTES_HINTS.get(error.object[:2], ENCODING_HINT)
     if isinstance(error, UnicodeError) or "surrogate" in str(error):
         return ENCODING_HINT
     if isinstance(error, errors.OutputInvalid):
