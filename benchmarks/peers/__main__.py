@@ -4,8 +4,10 @@
 
 ``ENVIRONMENTS`` is a folder with a virtual environment per library. Every library is used as its own
 documentation recommends (the docstrings of ``peer_*.py`` say how), in a process of its own, on the same strict
-server with the same seeded scripts; CPU time is that of the library's process. The second table has the same
-libraries replaying their history through ``kedge.chain``. Both are written to docs/peers.md.
+server with the same seeded scripts. CPU time is that of the library's process: the library and the bare client take
+turns, and the median of the ratios of neighboring turns counts, because the speed of a busy machine varies. The
+second table has the same libraries replaying their history through ``kedge.chain``. Both are written to
+docs/peers.md.
 """
 
 import json
@@ -16,6 +18,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx2
@@ -32,9 +35,10 @@ from kedge.testing import TestServer, serve
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parent.parent / "docs" / "peers.md"
+BASELINE = "openai"
 PEERS = ("kedge", "openai", "pydantic-ai", "openai-agents", "langgraph", "agent-framework")
 SEEDS = 1
-TURNS, AROUND = 60, 5
+TURNS, AROUND = 60, 9
 ANSWERS, WORDS = 8, 200
 BEGIN, END = "<!-- table of make bench-peers -->\n", "<!-- end of the table -->\n"
 
@@ -73,7 +77,7 @@ class PeerProcess:
 
 @dataclass
 class Result:
-    """The figures of a library."""
+    """The figures of a library; CPU times are ratios to those of the bare client."""
 
     name: str
     version: str = ""
@@ -106,7 +110,8 @@ class Runner:
             self.python = environments / name / "bin" / "python"
 
     @contextmanager
-    def _start(self, server: TestServer) -> Generator[PeerProcess]:
+    def start(self, server: TestServer) -> Generator[PeerProcess]:
+        """Run the library in its own process for as long as the block lasts."""
         with tempfile.TemporaryDirectory() as folder:
             peer = PeerProcess(self.name, self.python, server.base_url, folder, self.chained)
             try:
@@ -117,7 +122,7 @@ class Runner:
     def run_script(self, script: Sequence[Operation]) -> Score:
         """Run a script and judge it. A message that fails is sent once more, as a user would."""
         judge = Judge()
-        with serve() as server, self._start(server) as peer:
+        with serve() as server, self.start(server) as peer:
             for operation in script:
                 if "server" in operation:
                     _change_server(server, operation)
@@ -139,10 +144,15 @@ class Runner:
         judge.judge_turn(text, requests, outputs, answer["error"])
         return not answer["error"]
 
-    def measure(self, script: Sequence[Operation]) -> list[float]:
-        """Return the CPU seconds of each operation."""
-        with serve() as server, self._start(server) as peer:
-            return [peer.apply(operation)["cpu"] for operation in script]
+    def compare(self, baseline: "Runner", script: Sequence[Operation]) -> list[float]:
+        """Return the ratio of the CPU times of each operation, which both apply one after the other."""
+        with (
+            serve() as server,
+            serve() as other,
+            self.start(server) as peer,
+            baseline.start(other) as base,
+        ):
+            return [peer.apply(each)["cpu"] / base.apply(each)["cpu"] for each in script]
 
     def describe(self) -> dict[str, Any]:
         """Return the version, the size and the import time of the library."""
@@ -169,16 +179,17 @@ def _read_output(server: TestServer, response_id: str, text: str) -> list[Item]:
 def run_peer(name: str, environments: Path, chained: bool) -> Result:
     """Run everything with one library."""
     runner = Runner(name, environments, chained)
+    baseline = Runner(BASELINE, environments, chained=False)
     result = Result(name, **runner.describe())
+    result.imports /= baseline.describe()["imports"]
     for script in SCRIPTS:
         total = result.scores[script] = Score()
         for seed in range(SEEDS):
             total.add(runner.run_script(make_script(script, seed)))
-    seconds = runner.measure(make_long_script(TURNS))
-    result.turn_10 = sum(seconds[10 - AROUND : 10]) / AROUND
-    result.turn_60 = sum(seconds[-AROUND:]) / AROUND
-    streamed = runner.measure(make_stream_script(ANSWERS, WORDS))[1:]
-    result.event = min(streamed) / WORDS
+    turns = runner.compare(baseline, make_long_script(TURNS))
+    result.turn_10 = median(turns[10 - AROUND : 10])
+    result.turn_60 = median(turns[-AROUND:])
+    result.event = median(runner.compare(baseline, make_stream_script(ANSWERS, WORDS))[1:])
     _show(f"{name}{' with kedge.chain' if chained else ''}: {result.total}")
     return result
 
@@ -189,7 +200,6 @@ def _show(text: str) -> None:
 
 def format_tables(results: Sequence[Result], chained: Sequence[Result]) -> str:
     """Return the tables in Markdown."""
-    base = next(result for result in results if result.name == "openai")
     lines = [
         "| | " + " | ".join(f"{each.name} {each.version}" for each in results) + " |",
         "|---" * (len(results) + 1) + "|",
@@ -209,17 +219,14 @@ def format_tables(results: Sequence[Result], chained: Sequence[Result]) -> str:
         add("bytes uploaded, best plan = 1", (f"{s.bytes / s.best:.2f}" for s in totals))
 
     def add_speed(all_results: Sequence[Result]) -> None:
-        add("CPU of turn 10, openai = 1", (f"{r.turn_10 / base.turn_10:.2f}" for r in all_results))
-        add("CPU of turn 60, openai = 1", (f"{r.turn_60 / base.turn_60:.2f}" for r in all_results))
-        add(
-            "CPU per streamed word, openai = 1",
-            (f"{r.event / base.event:.2f}" for r in all_results),
-        )
+        add("CPU of turn 10, openai = 1", (f"{each.turn_10:.2f}" for each in all_results))
+        add("CPU of turn 60, openai = 1", (f"{each.turn_60:.2f}" for each in all_results))
+        add("CPU per streamed word, openai = 1", (f"{each.event:.2f}" for each in all_results))
 
     add_scores(results)
     add_speed(results)
     add("every turn saved to disk", ("yes" if r.durable else "no" for r in results))
-    add("import, openai = 1", (f"{r.imports / base.imports:.2f}" for r in results))
+    add("import, openai = 1", (f"{each.imports:.2f}" for each in results))
     add("installed", (f"{r.megabytes:.0f} MB, {r.packages} packages" for r in results))
     if chained:
         lines += ["", "With `kedge.chain` under their clients, replaying:", ""]
