@@ -359,6 +359,7 @@ def test_internal_error_is_reported_without_content() -> None:
         (gzip.compress(b"[]"), "gunzip"),
         ("été".encode("latin-1"), "iconv -f latin1"),
     ],
+    ids=["utf-16", "gzip", "latin-1"],  # the bytes of gzip contain the time
 )
 def test_hint_for_text_that_is_not_utf8(content: bytes, command_name: str) -> None:
     """The hint names the command that converts such a file."""
