@@ -100,22 +100,12 @@ chat:
 	  $(MAKE) --no-print-directory $(CHAT)/.ready && bin=$(CHAT)/bin; \
 	fi && $$bin/python -m kedge chat $(ARGS)
 
-# Without a pip of its own, without a build of Kedge, and compiled as needed, it is installed in a fraction of
-# the time. Most of the rest is pip reading the index, for each package. aiohttp only makes requests cheaper.
 $(CHAT)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Kedge needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "Installing what chat needs (once)"
-	@pip="$$($(PYTHON) -c 'import pip; print(pip.__path__[0])' 2> /dev/null)/__pip-runner__.py"; \
-	if [ -e "$$pip" ]; then \
-	  $(PYTHON) -m venv --without-pip $(CHAT); \
-	else \
-	  $(PYTHON) -m venv $(CHAT) && pip=-mpip; \
-	fi && $(PYTHON) -c 'import tomllib; \
-	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
-	  | sed '/^aiohttp/d; s/\[aiohttp\]//' > $(CHAT)/requirements.txt && \
-	PIP_CONSTRAINT=constraints.txt $(CHAT)/bin/python "$$pip" install --quiet --no-compile -r $(CHAT)/requirements.txt && \
-	echo "$(CURDIR)/src" > "$$($(CHAT)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kedge.pth"
+	@$(PYTHON) -m venv $(CHAT)
+	@PIP_CONSTRAINT=constraints.txt $(CHAT)/bin/pip install --quiet --no-compile -e .
 	@touch $@
 
 # Open WebUI is large, so it is installed only to be run.
