@@ -8,7 +8,7 @@ import math
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter
-from typing_extensions import TypedDict
+from typing_extensions import TypeAliasType, TypedDict
 
+from kedge.engines.annotations import replace_iterables
 from kedge.errors import InvalidArguments, InvalidTool
 from kedge.tools.schema import (
     FreeForm,
@@ -248,6 +249,53 @@ def test_iterables_are_lists() -> None:
     assert schema.json_schema["properties"]["c"]["description"] == "Some texts."
     with pytest.raises(InvalidArguments):
         read_arguments(schema, {"a": ["no number"]})
+
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+Numbers = NewType("Numbers", list[Iterable[int]])
+NumberList = TypeAliasType("NumberList", Iterable[int])
+Counts = TypeAliasType("Counts", dict[str, int])
+ListsByKey = TypeAliasType("ListsByKey", dict[Key, Iterable[Value]], type_params=(Value, Key))
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (Numbers, [[1, 2]]),
+        (NumberList, [1, 2]),
+        (NumberList | None, [1, 2]),
+        (list[NumberList], [[1, 2]]),
+        (ListsByKey[int, str], {"x": [1, 2]}),
+        (Generator[int, None, None], [1, 2]),
+    ],
+)
+def test_named_iterables_are_lists(annotation: Any, value: Any) -> None:
+    """So are the iterables behind a type alias or a NewType, and generators."""
+
+    def f(x: Any) -> None: ...
+
+    f.__annotations__["x"] = annotation
+    schema = make_schema(f)
+    assert read_arguments(schema, {"x": value}) == {"x": value}
+    with pytest.raises(InvalidArguments):
+        read_arguments(schema, {"x": json.loads(json.dumps(value).replace("2", '"no number"'))})
+
+
+def test_aliases_without_iterables_stay() -> None:
+    """The name of an alias without iterables stays in the schema; a recursive one is replaced once."""
+    assert replace_iterables(Counts) is Counts
+
+    class Recursive:
+        __type_params__ = ()
+        __value__: Any
+
+    Recursive.__name__ = "TypeAliasType"  # the statement `type` of Python 3.12 makes recursive ones
+    tree: Any = Recursive()
+    tree.__value__ = int | list[tree]
+    assert replace_iterables(tree) is tree
+    tree.__value__ = int | Iterable[tree]
+    assert replace_iterables(tree) == int | list[tree]
 
 
 UserId = NewType("UserId", int)
