@@ -389,6 +389,22 @@ async def test_a_function_that_cancels_its_own_task_has_failed() -> None:
     assert [result.metadata["outcome"] for result in results] == ["failed", "ok"]
 
 
+@pytest.mark.parametrize("in_thread", [True, False])
+async def test_generator_exit_is_a_failed_call(in_thread: bool) -> None:
+    """GeneratorExit, which would close the stream of the run, is answered as a failure."""
+
+    def thread() -> None:
+        raise GeneratorExit
+
+    async def loop() -> None:
+        raise GeneratorExit
+
+    [result] = await run_calls(
+        Toolbox(tool(thread if in_thread else loop, name="leave")), make_calls("leave")
+    )
+    assert result.text == "leave failed: RuntimeError: the function raised GeneratorExit"
+
+
 class Stop(BaseException):
     """An exception that is not reported as a tool result."""
 

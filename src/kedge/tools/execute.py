@@ -3,8 +3,8 @@
 Every failure (an unknown tool, invalid arguments, a denied call, an exception, a timeout) becomes a result
 for the model, because a call without a result makes the conversation unsendable. ``on_run`` is called exactly
 once for each call, also when the caller is cancelled: finished calls as they finish, the others at the end as
-cancelled. Only exceptions that are not an ``Exception``, such as ``KeyboardInterrupt``, are raised, after the
-other calls were cancelled and reported.
+cancelled. Only exceptions that are not an ``Exception``, such as ``KeyboardInterrupt`` (but not ``GeneratorExit``),
+are raised, after the other calls were cancelled and reported.
 """
 
 import asyncio

@@ -67,7 +67,8 @@ RunFunction = Callable[[], Awaitable[Parts]]
 @asynccontextmanager
 async def _loop_runner(tool: AnyTool, arguments: Arguments) -> AsyncGenerator[RunFunction]:
     async def run() -> Parts:
-        return to_parts(await tool.function(**arguments))
+        with _replace_generator_exit():
+            return to_parts(await tool.function(**arguments))
 
     async with _acquire_permit(tool):
         yield run
@@ -135,7 +136,8 @@ class ThreadRun:
         try:
             if self.abandoned:
                 return ()
-            value = self.tool.function(**self.arguments)
+            with _replace_generator_exit():
+                value = self.tool.function(**self.arguments)
             return value if isawaitable(value) else to_parts(value)
         finally:
             self.ended = True
@@ -160,3 +162,12 @@ def _detect_self_cancellation() -> Generator[None]:
         if current_effective_deadline() == -math.inf:
             raise
         raise SelfCancelled("it was cancelled from within") from error
+
+
+@contextmanager
+def _replace_generator_exit() -> Generator[None]:
+    """Raise ``RuntimeError`` for ``GeneratorExit``, which would close the generators of the run's events."""
+    try:
+        yield
+    except GeneratorExit as error:
+        raise RuntimeError("the function raised GeneratorExit") from error
