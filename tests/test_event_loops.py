@@ -12,7 +12,7 @@ from contextvars import ContextVar
 import pytest
 
 from kedge import KedgeError, event_loops, run_sync
-from kedge.event_loops import PerLoop, SyncCall
+from kedge.event_loops import PerLoop, SharedLock, SyncCall
 
 name: ContextVar[str] = ContextVar("name")
 
@@ -314,3 +314,28 @@ def test_a_server_that_used_threads_ends_with_the_program() -> None:
         """
     )
     assert printed == "2\n"
+
+
+def test_tasks_of_several_loops_share_a_lock() -> None:
+    """Tasks acquire the lock in order of arrival, on any loop; one that stops waiting does not delay the others."""
+    lock, order = SharedLock(), list[str]()
+
+    async def hold(name: str) -> None:
+        async with lock.acquire():
+            order.append(name)
+
+    async def main() -> None:
+        async with lock.acquire():
+            other = SyncCall(hold("other loop")).start()
+            await asyncio.to_thread(run_sync, asyncio.sleep(0))  # the other loop has started it
+            stopped, waiting = (asyncio.ensure_future(hold(name)) for name in ("stopped", "last"))
+            await asyncio.sleep(0)
+            stopped.cancel()
+            await asyncio.wait([stopped])
+            assert order == []
+        await waiting
+        await asyncio.to_thread(other.wait)
+
+    asyncio.run(main())
+    assert order == ["other loop", "last"]
+    run_sync(hold("again"))

@@ -11,9 +11,10 @@ import asyncio
 import atexit
 import os
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -114,6 +115,34 @@ def _schedule_close(finalizer: Finalizer) -> None:
     task = asyncio.get_running_loop().create_task(close())
     _close_tasks.add(task)
     task.add_done_callback(_close_tasks.discard)
+
+
+class SharedLock:
+    """A lock for tasks on several event loops, acquired in order of arrival."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: deque[Future[None]] = deque()
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncGenerator[None]:
+        """Wait for all tasks that came earlier, and hold the lock."""
+        admitted: Future[None] = Future()
+        with self._lock:
+            self._queue.append(admitted)
+            self._admit_first()
+        try:
+            if not admitted.done():
+                await asyncio.shield(asyncio.wrap_future(admitted))  # only the wait is cancelled
+            yield
+        finally:
+            with self._lock:
+                self._queue.remove(admitted)
+                self._admit_first()
+
+    def _admit_first(self) -> None:
+        if self._queue and not self._queue[0].done():
+            self._queue[0].set_result(None)
 
 
 class BackgroundLoop:

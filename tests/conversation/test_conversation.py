@@ -14,7 +14,7 @@ import pytest
 from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_handler
-from kedge import Conversation, assistant, connect, system, tool_result, user
+from kedge import Conversation, assistant, connect, run_sync, system, tool_result, user
 from kedge.engines import Engine, Events, Request
 from kedge.errors import (
     AnswerIncomplete,
@@ -25,6 +25,7 @@ from kedge.errors import (
     NotInStore,
     RequestRefused,
 )
+from kedge.event_loops import SyncCall
 from kedge.events import TextDelta
 from kedge.events.run import TurnFinished
 from kedge.middleware import BaseMiddleware, find_open_calls, guard, redact, retry
@@ -171,6 +172,18 @@ async def test_turns_of_one_object_queue_or_conflict(store: Store, connected: Co
     assert [isinstance(result, HeadConflict) for result in results].count(True) == 1
     with pytest.raises(InvalidSetting, match="concurrent must be one of conflict, queue"):
         await Conversation.open(store, plain.id, connected(), concurrent=cast("Any", "wait"))
+
+
+async def test_turns_of_several_event_loops_queue(store: Store, connected: Connect) -> None:
+    """A sync call in another thread waits for a turn of this loop, and continues from its answer."""
+    queued = await Conversation.create(store, connected(), concurrent="queue")
+    async with queued.stream("What is 1+1?") as stream:
+        await anext(stream)
+        other = SyncCall(queued.send("What is 2+2?")).start()
+        await asyncio.to_thread(run_sync, asyncio.sleep(0))  # the other loop has started it
+        await stream.finish()
+    assert (await asyncio.to_thread(other.wait)).text == "2+2 = 4."
+    assert [block.text for block in queued.turn][1::2] == ["1+1 = 2.", "2+2 = 4."]
 
 
 async def test_fork_continues_from_any_response(store: Store, conversation: Conversation) -> None:

@@ -6,7 +6,6 @@ existing nodes remain. The head moves by compare-and-swap, so any number of proc
 conversation.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -48,7 +47,7 @@ from kedge.engines import (
 from kedge.engines.output_schema import SchemaMismatch
 from kedge.engines.reply import answer_text, build_correction, read_output
 from kedge.errors import HeadConflict, InvalidSetting, NotInStore, OutputInvalid
-from kedge.event_loops import AsyncResource
+from kedge.event_loops import AsyncResource, SharedLock
 from kedge.events import Usage
 from kedge.frozen_dataclasses import replace_fields
 from kedge.middleware import with_middleware
@@ -142,7 +141,7 @@ class Conversation(AsyncResource):
         if concurrent not in get_args(Concurrency):
             choices = ", ".join(get_args(Concurrency))
             raise InvalidSetting(f"concurrent must be one of {choices}, not {concurrent!r}")
-        self._queue = asyncio.Lock() if concurrent == "queue" else None
+        self._queue = SharedLock() if concurrent == "queue" else None
 
     @classmethod
     async def create(
@@ -899,10 +898,10 @@ class Conversation(AsyncResource):
         return ConversationStream(open_events, schema)
 
     async def _wait_in_queue(
-        self, queue: asyncio.Lock, open_events: Callable[[], ReplyEvents]
+        self, queue: SharedLock, open_events: Callable[[], ReplyEvents]
     ) -> ReplyEvents:
         """Run a turn after the earlier turns of this object."""
-        async with queue, aclosing(open_events()) as events:
+        async with queue.acquire(), aclosing(open_events()) as events:
             async for event in events:
                 yield event
 
@@ -1101,7 +1100,7 @@ class Conversation(AsyncResource):
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.row, other._turn, other._node, other._undone = row, turn, node, ()
-        other._queue = asyncio.Lock() if self._queue else None
+        other._queue = SharedLock() if self._queue else None
         return other
 
 
