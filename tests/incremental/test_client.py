@@ -279,6 +279,21 @@ def test_two_users_in_the_url_share_no_anchors(
         assert chain_report(client).chained == 0
 
 
+@pytest.mark.parametrize("login", ["ada:secret", "ada", ":a%3Ab%40c"])
+def test_requests_with_a_login_in_the_url_are_chained(
+    server: TestServer, make_client: MakeClient, login: str
+) -> None:
+    """The HTTP client replaces the API key by the login, which identifies the account."""
+    index = MemoryIndex()
+    history: list[Any] = []
+    for count, api_key in enumerate(("one", "two")):
+        client = chain(make_client(api_key), index=index)
+        client.base_url = server.base_url.replace("//", f"//{login}@")
+        ask(client, history, "Hello")
+        assert chain_report(client).chained == count
+    check_contexts(server, [history[:1], history[:3]])
+
+
 def test_a_cookie_of_a_load_balancer_does_not_end_a_chain(
     server: TestServer, make_client: MakeClient
 ) -> None:

@@ -1,8 +1,10 @@
 """Tests of `kedge proxy` with clients and a server over HTTP."""
 
 import asyncio
+import gzip
 import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +235,38 @@ def test_requests_are_recorded_in_a_store(
     if keep_bodies:
         assert b"Ada" in (first.request or b"")
         assert b"Ada" in (first.response or b"")
+
+
+@pytest.mark.parametrize("coding", ["gzip", "GZIP", "deflate", "broken"])
+async def test_compressed_responses_are_recorded_as_text(tmp_path: Path, coding: str) -> None:
+    """The client gets the compressed bytes; the beginning of the text is stored, if it can be read."""
+    text = json.dumps({"output": "Hello " * 1000}).encode()
+    body = {"gzip": gzip.compress(text), "deflate": zlib.compress(text)}.get(coding.lower(), text)
+    headers = {"content-encoding": "gzip" if coding == "broken" else coding}
+
+    async def read() -> AsyncIterator[bytes]:
+        yield body[:20]
+        yield body[20:]
+
+    transport = httpx2.MockTransport(
+        lambda _: httpx2.Response(200, content=read(), headers=headers)
+    )
+    store = Store(open_current_database(f"sqlite:///{tmp_path}/store.db"), keep_bodies=True)
+    proxy = app.create_proxy_app(
+        "http://upstream/v1", store=store, client=httpx2.AsyncClient(transport=transport)
+    )
+    async with (
+        proxy.router.lifespan_context(proxy),
+        httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(proxy), base_url="http://localhost"
+        ) as client,
+        client.stream("POST", "/v1/responses", json={"input": "Hello"}) as answer,
+    ):
+        assert b"".join([chunk async for chunk in answer.aiter_raw()]) == body
+    [row] = await store.list_proxied()
+    stored = (await store.get_proxied(row.id)).response
+    store.database.close()
+    assert stored == (b"" if coding == "broken" else text)
 
 
 async def test_a_failing_store_only_loses_the_record(

@@ -2,10 +2,14 @@
 
 import asyncio
 import http.client
+import json
+import socket
 import threading
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,10 +23,13 @@ from starlette.types import Message
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
+from websockets.sync.client import connect as connect_socket
 from websockets.typing import Subprotocol
 
 from app_thread import serve_app
 from kedge.proxy import create_proxy_app
+from kedge.store import Store
+from kedge.store.open import open_current_database
 from proxy.running import serve_proxy
 
 LIMIT = 300
@@ -158,6 +165,44 @@ def test_headers_and_bodies_are_forwarded_unchanged(upstream: Upstream, proxy: s
     assert [body for *_, body in upstream.seen] == [b"", b"abc", b"", b"abc"]
 
 
+def send_raw(proxy: str, content: bytes) -> tuple[int, bytes]:
+    """Send a request exactly as written and return the status and the body of its response."""
+    address = urlsplit(proxy)
+    with socket.create_connection((address.hostname, address.port), LIMIT) as connection:
+        connection.sendall(content)
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        return answer.status, answer.read()
+
+
+def test_a_chunked_body_overrides_a_length(upstream: Upstream, proxy: str) -> None:
+    """A request with both is forwarded without the length, which another server may believe."""
+    head = b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n"
+    body = b"transfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"
+    assert send_raw(proxy, head + body) == (200, b"{}")
+    _, _, headers, received = upstream.seen[-1]
+    assert received == b"hi"
+    assert "content-length" not in headers
+
+
+def test_a_url_that_is_too_long_is_an_error(proxy: str) -> None:
+    """A URL that the HTTP client of the proxy does not accept is rejected with status 400."""
+    long = b"GET /v1/models?name=" + b"a" * 66_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    status, body = send_raw(proxy, long)
+    assert (status, json.loads(body)["error"]["type"]) == (400, "kedge_proxy")
+
+
+async def test_an_invalid_status_is_a_bad_gateway() -> None:
+    """A status that the HTTP server cannot send is reported to the client."""
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(700))
+    app = create_proxy_app("http://upstream/v1", client=httpx2.AsyncClient(transport=transport))
+    asgi = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=asgi, base_url="http://localhost") as client:
+        answer = await client.get("/v1/models")
+    assert answer.status_code == 502
+    assert "700" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "path",
     ["/v1/../admin", "/v1/a/../../admin", "/v1/%2e%2e/admin", "/v1/x%2F..%2F..%2Fadmin", "/v1/./a"],
@@ -189,6 +234,28 @@ def test_a_redirect_does_not_leave_the_proxy(
     answer = httpx2.post(f"{proxy}/v1/redirects/{status}", params={"to": target})
     assert answer.status_code == status
     assert answer.headers.get("location") == location
+
+
+def test_the_password_of_an_upstream(upstream: Upstream, tmp_path: Path) -> None:
+    """It replaces the client's key, redirects are followed below the proxy, and it is not stored."""
+    address = upstream.url.replace("//", "//ada:secret@")
+    store = Store(open_current_database(f"sqlite:///{tmp_path}/store.db"))
+    login = f"Basic {b64encode(b'ada:secret').decode()}"
+    with serve_proxy(f"{address}/v1", store=store) as proxy:
+        for target in ("UPSTREAM/v1/files", "files"):
+            answer = httpx2.get(f"{proxy}/v1/redirects/307?to={target}")
+            assert answer.headers["location"].startswith("/v1/")
+        httpx2.post(f"{proxy}/v1/x/responses", json={}, headers={"authorization": "Bearer key"})
+        assert upstream.seen[-1][2]["authorization"] == login
+        with connect_socket(
+            f"{proxy.replace('http', 'ws')}/v1/realtime",
+            additional_headers={"authorization": "Bearer key"},
+            subprotocols=[Subprotocol("realtime")],
+        ) as client:
+            assert json.loads(client.recv())["authorization"] == login
+    [row] = asyncio.run(store.list_proxied())
+    store.database.close()
+    assert row.upstream == f"{upstream.url}/v1"
 
 
 @pytest.mark.parametrize("method", ["DELETE", "PROPFIND", "TRACE"])

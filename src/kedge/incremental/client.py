@@ -9,6 +9,7 @@ No additional errors are raised here: an unexpected error in the bookkeeping is 
 sent as the program wrote it.
 """
 
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import closing, suppress
 from functools import cache, partial
@@ -618,6 +619,9 @@ def _prepare(
 def _begin(chainer: Chainer, request: Any) -> Exchange | None:
     try:
         headers = dict(request.headers.items())  # with lower-case names
+        if request.url.userinfo:  # the client sends it in this header, and in no other way
+            login = f"{request.url.username}:{request.url.password}".encode()
+            headers["authorization"] = f"Basic {b64encode(login).decode()}"
         content = b"".join(request.stream)
         user = request.extensions.get(USER, "")
         return chainer.begin(request.method, str(request.url), headers, content, user)

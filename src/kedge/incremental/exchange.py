@@ -535,7 +535,7 @@ class ResponseObserver:
         self._decoder = ResponsesDecoder()
         self._assembler = Assembler()
         self._body = bytearray()
-        self._inflate = _make_inflater(headers.get("content-encoding", ""))
+        self._inflate = make_inflater(headers.get("content-encoding", ""))
 
     def feed(self, chunk: bytes) -> Verdict:
         """Read more of the response, as received.
@@ -677,7 +677,9 @@ def _get_name(coding: str) -> str:
     return coding.partition(";")[0].strip().lower()
 
 
-def _make_inflater(encoding: str) -> Callable[[bytes], bytes] | None:
+def make_inflater(encoding: str) -> Callable[[bytes], bytes] | None:
+    """Return a function that decompresses the chunks of a body, or None for an unknown compression."""
+    encoding = encoding.lower()
     if encoding in ("", "identity"):
         return bytes
     if encoding in ("gzip", "x-gzip"):

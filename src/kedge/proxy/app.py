@@ -8,7 +8,9 @@ passed on and never stored.
 import asyncio
 import json
 import logging
+import re
 import time
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
@@ -29,7 +31,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from kedge.engines.evidence import Trust
 from kedge.incremental import AnchorIndex, StoreIndex, chain, chain_report
 from kedge.incremental.client import BODY, EXCHANGE, USER
-from kedge.incremental.exchange import Exchange
+from kedge.incremental.exchange import Exchange, make_inflater
 from kedge.incremental.rewrite import MAX_BODY_BYTES
 from kedge.observe import get_logger
 from kedge.proxy.access import (
@@ -76,6 +78,8 @@ LOCAL_CLOSE_CODES = {1005: 1000, 1006: 1011, 1015: 1011}
 """Close codes that are never sent, because they describe a missing code, and those that are sent instead."""
 CLIENT_GONE = 499
 """The status that is logged for a client that disconnected before there was a response."""
+MAX_STATUS = 599
+"""The largest status that a server can send."""
 TIMEOUT_SECONDS = 600.0
 MAX_CACHED_URLS = 256
 MAX_IDLE_CONNECTIONS = 100
@@ -228,6 +232,7 @@ class _Proxy:
         import httpx2
 
         self._upstream = upstream
+        self._address = re.sub(r"(?<=://)[^/]*@", "", upstream)  # without a password
         self._parse_url = lru_cache(maxsize=MAX_CACHED_URLS)(httpx2.URL)
         self._recorder = recorder
         self._guard = guard
@@ -267,10 +272,16 @@ class _Proxy:
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
         # A body of known length that is only passed on retains its length: some upstreams need it.
-        computed = () if isinstance(body, AsyncIterator) else (b"content-length",)
+        is_chunked = "transfer-encoding" in request.headers  # which overrides a length
+        has_length = isinstance(body, AsyncIterator) and not is_chunked
+        computed = () if has_length else (b"content-length",)
+        try:
+            url = self._parse_url(_build_url(self._upstream, request.scope))
+        except self._errors as error:
+            return build_error(400, f"the URL cannot be forwarded: {error}")
         outgoing = self._build_request(
             request.method,
-            self._parse_url(self._build_url(request.scope)),
+            url,
             headers=_filter_headers(request.headers.raw, {*REQUEST_ONLY, *computed}),
             content=body,
             extensions={USER: caller.namespace if caller else ""},
@@ -280,11 +291,15 @@ class _Proxy:
         incoming = await self._send(request, outgoing, body_read)
         if isinstance(incoming, Response):
             return incoming
+        if incoming.status_code > MAX_STATUS:
+            await incoming.aclose()
+            return build_error(502, f"the upstream sent the invalid status {incoming.status_code}")
         # An error whose body was examined is passed on decoded.
         decoded = {b"content-encoding", b"content-length"} if incoming.is_stream_consumed else ()
         headers = _filter_headers(incoming.headers.raw, decoded)
         if incoming.is_redirect:
-            headers = self._localize_redirect(str(outgoing.url), headers)
+            url = _build_url(self._address, request.scope)
+            headers = self._localize_redirect(url, headers)
         exchange = incoming.extensions.get(EXCHANGE)
         if isinstance(exchange, Exchange) and exchange.pending is None:
             headers.append((PLAN_HEADER, _format_plan(exchange).encode()))
@@ -313,8 +328,8 @@ class _Proxy:
         for name, value in headers:
             with suppress(ValueError):
                 target = urljoin(url, value.decode("latin-1"))
-                if name == b"location" and target.startswith(f"{self._upstream}/"):
-                    path = target.removeprefix(self._upstream)
+                if name == b"location" and target.startswith(f"{self._address}/"):
+                    path = target.removeprefix(self._address)
                     kept.append((name, f"/v1{path}".encode("latin-1")))
         return kept
 
@@ -359,7 +374,7 @@ class _Proxy:
         members = asdict(result)
         request = ProxiedRequest(
             created_at=members.pop("at"),
-            upstream=self._upstream,
+            upstream=self._address,
             status=response.status_code,
             seconds=time.perf_counter() - started,
             request=exchange.content,
@@ -375,14 +390,15 @@ class _Proxy:
         if _has_dot_segments(socket.scope):
             await socket.close(1008)
             return
+        replaced = () if self._upstream == self._address else (b"authorization",)
         headers = [
             (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in _filter_headers(socket.headers.raw, HANDSHAKE)
+            for name, value in _filter_headers(socket.headers.raw, HANDSHAKE.union(replaced))
             if not name.startswith(b"sec-websocket-")
         ]
         try:
             upstream = await _get_connect()(
-                self._build_url(socket.scope).replace("http", "ws", 1),
+                _build_url(self._upstream, socket.scope).replace("http", "ws", 1),
                 additional_headers=headers,
                 user_agent_header=None,
                 subprotocols=socket.scope["subprotocols"] or None,
@@ -448,11 +464,12 @@ class _Proxy:
                 group.cancel_scope.cancel()
             await upstream.close(code, reason)
 
-    def _build_url(self, scope: Scope) -> str:
-        raw = scope.get("raw_path") or scope["path"].encode()
-        path = raw.decode("latin-1").partition("?")[0].removeprefix("/v1")
-        query = scope["query_string"].decode("latin-1")
-        return f"{self._upstream}{path}{'?' + query if query else ''}"
+
+def _build_url(base_url: str, scope: Scope) -> str:
+    raw = scope.get("raw_path") or scope["path"].encode()
+    path = raw.decode("latin-1").partition("?")[0].removeprefix("/v1")
+    query = scope["query_string"].decode("latin-1")
+    return f"{base_url}{path}{'?' + query if query else ''}"
 
 
 def _create_client() -> "httpx2.AsyncClient":
@@ -510,6 +527,8 @@ class _PassedOn(StreamingResponse):
         super().__init__(self._read(), incoming.status_code)
         self._incoming = incoming
         self._retained_bytes = retained_bytes
+        coding = "" if incoming.is_stream_consumed else incoming.headers.get("content-encoding", "")
+        self._inflate = make_inflater(coding) or bytes
         self.body_start = bytearray()
         self.on_end: Callable[[], None] | None = None
         self.usage: UsageReader | None = None
@@ -524,6 +543,11 @@ class _PassedOn(StreamingResponse):
         if self.usage is not None:
             self.usage.feed(chunk)
         if len(self.body_start) < self._retained_bytes:
+            try:
+                chunk = self._inflate(chunk)
+            except zlib.error:
+                self._retained_bytes = 0
+                return
             self.body_start += chunk[: self._retained_bytes - len(self.body_start)]
 
     def _get_complete_body(self) -> bytes | None:
