@@ -54,6 +54,13 @@ def test_a_resent_history_is_sent_as_a_delta(server: TestServer, client: OpenAI)
     assert report.saved_bytes > 0
 
 
+def test_a_text_is_one_item(client: OpenAI) -> None:
+    """A string as input is reported as the message that it is."""
+    client.responses.create(model="practice", input="Hello")
+    [request] = chain_report(client).recent
+    assert (request.sent_items, request.full_items) == (1, 1)
+
+
 def test_a_null_member_counts_as_absent(server: TestServer, client: OpenAI) -> None:
     """The anchor replaces a `previous_response_id` that the program sends as null."""
     history: list[Any] = []

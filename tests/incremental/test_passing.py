@@ -6,13 +6,22 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import httpx2
 import pytest
 from anyio import CancelScope
 
-from kedge.incremental import AnchorIndex, IndexedResponse, MemoryIndex, chain, chain_report
+from kedge.incremental import (
+    AnchorIndex,
+    IndexedResponse,
+    MemoryIndex,
+    chain,
+    chain_report,
+    exchange,
+)
+from kedge.incremental.client import PROBE_SECONDS
 
 URL = "https://api.openai.com/v1"
 ANSWER = {"id": "resp_1", "object": "response", "status": "completed", "model": "m"}
@@ -372,12 +381,8 @@ def test_a_stream_in_one_chunk_is_recorded_before_it_is_passed_on() -> None:
         assert chain_report(http).chained == 1
 
 
-def test_an_error_of_a_hook_for_a_probe_does_not_reach_the_program() -> None:
-    """A server that does not list items is not chained on."""
-
-    def check(response: httpx2.Response) -> None:
-        if response.is_error:
-            raise LookupError(response.request.method)
+def make_unlisted_client(**options: Any) -> httpx2.Client:
+    """Return a chained client of an unknown server that does not list items."""
 
     def respond(request: httpx2.Request) -> httpx2.Response:
         if request.method == "GET":
@@ -385,14 +390,35 @@ def test_an_error_of_a_hook_for_a_probe_does_not_reach_the_program() -> None:
         content = make_events({**ANSWER, "output": OUTPUT})
         return httpx2.Response(200, content=content, headers={"content-type": "text/event-stream"})
 
+    transport = httpx2.MockTransport(respond)
+    return chain(httpx2.Client(transport=transport, base_url="https://other.example/v1", **options))
+
+
+def test_a_probe_has_no_longer_timeout_than_the_program() -> None:
+    """A server that does not answer a probe does not delay the program by more than its own timeout."""
+    timeouts: list[Any] = []
+
+    def record(request: httpx2.Request) -> None:
+        if request.method == "GET":
+            timeouts.append(request.extensions["timeout"])
+
+    for timeout in (httpx2.Timeout(60, read=2), httpx2.Timeout(None)):
+        with make_unlisted_client(timeout=timeout, event_hooks={"request": [record]}) as http:
+            for count in (1, 3):
+                http.post("/responses", json={"input": HISTORY[:count], "stream": True})
+    longest = dict.fromkeys(("connect", "read", "write", "pool"), PROBE_SECONDS)
+    assert timeouts == [{**longest, "read": 2}, longest]
+
+
+def test_an_error_of_a_hook_for_a_probe_does_not_reach_the_program() -> None:
+    """A server that does not list items is not chained on."""
+
+    def check(response: httpx2.Response) -> None:
+        if response.is_error:
+            raise LookupError(response.request.method)
+
     hooks: Any = {"response": [check]}
-    with chain(
-        httpx2.Client(
-            transport=httpx2.MockTransport(respond),
-            base_url="https://other.example/v1",
-            event_hooks=hooks,
-        )
-    ) as http:
+    with make_unlisted_client(event_hooks=hooks) as http:
         for count in (1, 3):
             http.post("/responses", json={"input": HISTORY[:count], "stream": True})
         assert chain_report(http).passed_through == {"no_history": 1, "untrusted": 1}
@@ -570,6 +596,17 @@ async def test_the_event_loop_does_not_wait_for_evidence_that_is_being_written()
     assert was_released[0]
 
 
+class CountedChunks(Chunks):
+    """A body that counts the chunks that were read."""
+
+    count = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self.chunks:
+            self.count += 1
+            yield chunk
+
+
 class CutChunks(Chunks):
     """The body of a response whose connection breaks after some chunks."""
 
@@ -611,6 +648,31 @@ async def test_a_body_that_breaks_before_its_output_fails_where_it_is_read(statu
             with pytest.raises(httpx2.ReadError):
                 await anext(received)
         assert chain_report(client).requests == 2
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_response_that_is_too_large_to_be_read_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, streaming: bool
+) -> None:
+    """It is not held back nor collected, and it is no anchor."""
+    monkeypatch.setattr(exchange, "MAX_BODY_BYTES", 1000)
+    decoder = partial(exchange.ResponsesDecoder, max_line=1000)
+    monkeypatch.setattr(exchange, "ResponsesDecoder", decoder)
+    chunks = [b"data: ", *[b"x" * 999] * 9]
+    source = CountedChunks(*chunks)
+    headers = {"content-type": "text/event-stream" if streaming else "application/json"}
+    transport = respond_to_chained(200, stream=source, headers=headers)
+    with chain(httpx2.Client(transport=transport, base_url=URL)) as http:
+        http.post("/responses", json={"input": HISTORY[:1]})
+        body = {"input": HISTORY, "stream": streaming}
+        with http.stream("POST", "/responses", json=body) as response:
+            received = response.iter_raw()
+            assert next(received) == chunks[0]
+            assert source.count < len(chunks)
+            assert b"".join(received) == b"".join(chunks[1:])
+        report = chain_report(http)
+    assert (report.chained, report.healed, report.recent[-1].response_id) == (1, {}, "")
+    assert not caplog.records
 
 
 def break_chained_streams(code: str, *, in_one_chunk: bool = False) -> httpx2.MockTransport:

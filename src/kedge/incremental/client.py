@@ -35,7 +35,7 @@ T = TypeVar("T")
 _CHAINER = "_kedge_chainer"
 _OPENED = "_kedge_opened_index"
 PROBE_SECONDS = 10.0
-"""The timeout of each step of a probe."""
+"""The timeout of each step of a probe, unless that of the program's request is shorter."""
 _PATH = "/responses"
 _REBUILT = (b"content-length", b"accept-encoding")
 """Headers that depend on the body, or on the compressions that can be read."""
@@ -383,7 +383,11 @@ class _ProbeSource:
         request = self._request
         url = request.url.copy_with(path=request.url.path.rstrip("/") + path.removeprefix(_PATH))
         headers = [(k, v) for k, v in request.headers.multi_items() if _describes_account(k)]
-        timeout = dict.fromkeys(("connect", "read", "write", "pool"), PROBE_SECONDS)
+        limits: dict[str, Any] = request.extensions.get("timeout") or {}
+        timeout = {
+            step: min(limits.get(step) or PROBE_SECONDS, PROBE_SECONDS)
+            for step in ("connect", "read", "write", "pool")
+        }
         response = await _Step(
             "fetch",
             type(request)(

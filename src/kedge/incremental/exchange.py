@@ -30,7 +30,7 @@ from kedge.engines.heal_rules import (
 )
 from kedge.engines.http_errors import CREDENTIAL_HEADERS, GATEWAY_HEADERS, parse_error
 from kedge.engines.telemetry import record_healing, record_lost_context
-from kedge.errors import RequestRefused
+from kedge.errors import RequestRefused, StreamTooLarge
 from kedge.events import (
     AnomalyNoted,
     OpaqueEvent,
@@ -47,6 +47,7 @@ from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex
 from kedge.incremental.memory import MemoryCheck, Problem, ServerMemories
 from kedge.incremental.report import ChainedRequest, ChainReport, ReportBuilder
 from kedge.incremental.rewrite import (
+    MAX_BODY_BYTES,
     ParsedRequest,
     PassThroughReason,
     Rewritten,
@@ -428,7 +429,7 @@ class Exchange:
             return
         rewritten = self.rewritten
         is_lost = outcome is not None and not self._record(outcome) and rewritten is not None
-        items = len(self.parsed.items) if self.parsed else 0
+        items = len(self.parsed.blocks) if self.parsed else 0
         self.result = ChainedRequest(
             at=self.chainer.clock(),
             model=self.parsed.model if self.parsed else "",
@@ -551,18 +552,23 @@ class ResponseObserver:
         if self._inflate is None:  # a compression that is not read here: no verdict, no record
             return self._give_up()
         try:
-            data = self._inflate(chunk)
-        except zlib.error:
+            self._read(self._inflate(chunk))
+        except (zlib.error, StreamTooLarge):
             self._inflate = None
+            self._decoder, self._body = ResponsesDecoder(), bytearray()
             return self._give_up()
-        if self.is_stream:
-            for event in self._decoder.feed(data):
-                self._handle(event)
-            if self._has_output:  # an error in the same chunk can still be healed
-                self._release()
-        else:
-            self._body += data
         return self.verdict
+
+    def _read(self, data: bytes) -> None:
+        if not self.is_stream:
+            self._body += data
+            if len(self._body) > MAX_BODY_BYTES:
+                raise StreamTooLarge("body", MAX_BODY_BYTES)
+            return
+        for event in self._decoder.feed(data):
+            self._handle(event)
+        if self._has_output:  # an error in the same chunk can still be healed
+            self._release()
 
     @property
     def is_complete(self) -> bool:
