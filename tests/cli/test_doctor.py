@@ -157,6 +157,20 @@ def test_readable_secret_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert run_doctor()[1]["config"]["advice"] == ""
 
 
+def test_file_with_addresses_without_password_may_be_readable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Only a password makes a model string or an address a secret."""
+    file = tmp_path / "config.toml"
+    file.write_text('model = "openai:gpt-5.1"\nstore = "postgresql://ada@db/kedge"\n')
+    file.chmod(0o644)
+    monkeypatch.setenv("KEDGE_CONFIG", str(file))
+    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store.db"))
+    assert run_doctor()[1]["config"]["state"] == "ok"
+    file.write_text('store = "postgresql://ada:planted-pass@db/kedge"\n')
+    assert "contains store" in run_doctor()[1]["config"]["advice"]
+
+
 def test_rollback_switch_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rollback variable is reported, because it may have been left set by mistake."""
     monkeypatch.setenv("ENABLE_RESPONSE_BOUNDARY_TRACKING", "0")

@@ -133,6 +133,11 @@ def test_secrets_are_masked() -> None:
     assert mask_value(SETTINGS["store"], address) == (
         "postgresql://ada:…@db.example/kedge?sslmode=require"
     )
+    for name in ("model", "serve.model"):
+        address = "responses:http://ada:planted-pass@ai.example/v1#m"
+        assert mask_value(SETTINGS[name], address) == "responses:http://ada:…@ai.example/v1#m"
+    for name in ("store", "serve.db", "proxy.db"):
+        assert "planted-pass" not in mask_value(SETTINGS[name], "postgresql://a:planted-pass@b/c")
     with pytest.raises(InvalidSetting) as exc_info:
         SETTINGS["serve.token"].check(4711, "serve.token")
     assert "4711" not in str(exc_info.value)

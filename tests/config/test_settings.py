@@ -32,7 +32,9 @@ def test_names_variables_and_defaults_are_valid() -> None:
 
 def test_secret_settings_are_marked() -> None:
     """Settings whose names suggest a secret are marked as secret."""
-    matching = {name for name in SETTINGS if re.search("token|key|password|store", name)}
+    matching = {
+        name for name in SETTINGS if re.search("token|key|password|store|db|model$|upstream", name)
+    }
     assert matching <= {name for name, setting in SETTINGS.items() if setting.secret}
 
 

@@ -31,10 +31,11 @@ from kedge.config import (
     data_dir,
     mask,
     mask_url,
+    mask_value,
     store_file,
     store_url,
 )
-from kedge.config.settings import CHAINING_ENV, is_chaining_enabled
+from kedge.config.settings import CHAINING_ENV, format_value, is_chaining_enabled
 from kedge.errors import InvalidSetting, KedgeError
 from kedge.text_format import format_size, pluralize, sanitize_text
 
@@ -131,7 +132,8 @@ def _check_file(config: Config) -> Check:
     path = config.path
     if not path.exists():
         return Check("config", "ok", f"no file at {path}; defaults apply")
-    secrets = [name for name in config.file_values if SETTINGS[name].secret]
+    values = config.file_values.items()
+    secrets = [n for n, value in values if mask_value(SETTINGS[n], value) != format_value(value)]
     if secrets and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH) and os.name == "posix":
         advice = f"It contains {', '.join(secrets)} and other users can read it: chmod 600 {path}"
         return Check("config", "note", str(path), advice)

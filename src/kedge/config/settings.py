@@ -118,7 +118,8 @@ class Setting:
             raise InvalidSetting(f"{location} must be {' and '.join(bounds)}, not {shown}")
 
     def _invalid(self, value: object, location: str) -> InvalidSetting:
-        shown = "the given value" if self.secret else repr(value)
+        is_hidden = self.secret == "full" or (self.secret and not isinstance(value, int | float))
+        shown = "the given value" if is_hidden else repr(value)
         return InvalidSetting(f"{location} must be {_TYPES[self.type][1]}, not {shown}")
 
 
@@ -132,7 +133,7 @@ def format_value(value: Scalar) -> str:
 _LOG_LEVELS = ("error", "warning", "info", "debug", "trace")
 
 _TABLE = (
-    Setting("model", "practice", "The model that commands use: a model string."),
+    Setting("model", "practice", "The model that commands use: a model string.", secret="url"),
     Setting(
         "mode",
         "",
@@ -164,6 +165,7 @@ _TABLE = (
         "serve.db",
         "",
         "Where responses are stored: a file, ':memory:', or postgresql://… for several servers.",
+        secret="url",
         default_label="server.db in the user's data folder",
     ),
     Setting(
@@ -180,6 +182,7 @@ _TABLE = (
         "serve.model",
         "practice",
         "The model that answers: 'practice', 'script:FILE' for fixed answers, or a model string.",
+        secret="url",
     ),
     Setting(
         "serve.models",
