@@ -410,6 +410,19 @@ def test_verbose_prints_log_records() -> None:
     assert all(each["level"] != "debug" for each in records)
 
 
+def test_unknown_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is similar to a setting's is noted, or a log record; with ``--json`` there is no note."""
+    monkeypatch.setenv("KEDGE_MODLE", "xai:grok-4")
+    monkeypatch.setenv("KEDGE_OTHER", "x")
+    text = "KEDGE_MODLE is ignored: it is not a setting; did you mean KEDGE_MODEL?"
+    assert CliRunner().invoke(group, ["chat", "Hi"]).stderr == f"Note: {text}\n"
+    assert CliRunner().invoke(group, ["chat", "Hi", "--json"]).stderr == ""
+    environment = {"KEDGE_LOG_FORMAT": "json"}
+    logged = CliRunner().invoke(group, ["-v", "chat", "Hi", "--json"], env=environment)
+    (record,) = map(json.loads, logged.stderr.splitlines())
+    assert (record["level"], record["message"]) == ("warning", text)
+
+
 def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Colors are printed only on a terminal, and not if NO_COLOR is set."""
     monkeypatch.delenv("NO_COLOR", raising=False)

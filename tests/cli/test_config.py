@@ -30,7 +30,7 @@ def test_values_are_printed_with_their_source() -> None:
     (port,) = [line for line in lines if line.startswith("serve.port")]
     assert model.split() == ["model", "xai:grok-4", "config.toml", "KEDGE_MODEL"]
     assert port.split() == ["serve.port", "9000", "environment", "KEDGE_SERVE_PORT"]
-    assert len(lines) == len(SETTINGS) + 3
+    assert len(lines[2 : [*lines, ""].index("", 2)]) == len(SETTINGS) + 1
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
@@ -67,3 +67,23 @@ def test_missing_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     output = CliRunner().invoke(command).output
     assert "does not exist" in output
     assert "config.toml" in output
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_file_with_a_mistake_is_ignored_and_reported(configured: Path, options: list[str]) -> None:
+    """The settings, to which the error refers, are listed without those of the file."""
+    configured.write_text("qqqqq = 1")
+    result = CliRunner().invoke(command, options)
+    assert result.exit_code == 1
+    assert "unknown setting 'qqqqq'; 'kedge config' lists all settings" in result.stderr
+    assert "KEDGE_MODEL" in result.stdout
+    assert "xai:grok-4" not in result.stdout
+
+
+def test_unknown_variables_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that are ignored are listed with the ones that are most likely meant."""
+    monkeypatch.setenv("KEDGE_PORT", "1")
+    report = json.loads(CliRunner().invoke(command, ["--json"]).stdout)
+    assert report["unknown_variables"]["KEDGE_PORT"] == "KEDGE_SERVE_PORT"
+    lines = CliRunner().invoke(command).output.splitlines()
+    assert ["KEDGE_PORT", "KEDGE_SERVE_PORT"] in [line.split() for line in lines]

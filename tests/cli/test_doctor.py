@@ -146,6 +146,19 @@ def test_invalid_configuration_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "KEDGE_SERVE_PORT" in checks["environment"]["found"]
 
 
+def test_unknown_variable_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is ignored is noted, with the one that is most likely meant."""
+    monkeypatch.setenv("KEDGE_PORT", "9000")
+    result, checks = run_doctor()
+    assert result.exit_code == 0
+    assert checks["environment"] == {
+        "name": "environment",
+        "state": "note",
+        "found": "KEDGE_PORT is ignored: it is not a setting",
+        "advice": "Did you mean KEDGE_SERVE_PORT?",
+    }
+
+
 def test_readable_secret_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A secret in a file that others can read is reported with the command that fixes it."""
     file = tmp_path / "config.toml"

@@ -70,6 +70,19 @@ def test_empty_variable_is_ignored(file: Path) -> None:
         ("mode = 'chain'", "line 1: mode must be one of chained, stateless, conversation"),
         ("# hm\nmodell = 'x'", "line 2: unknown setting 'modell'; did you mean model?"),
         ("port = 1", "line 1: unknown setting 'port'; did you mean port under [serve]?"),
+        ("[kedge]\nmodel = 'x'", "'kedge.model'; did you mean model, before the first section?"),
+        ("[server]\nmodel = 'x'", "'server.model'; did you mean model under [serve]?"),
+        ("[serve]\nstore = 'x'", "'serve.store'; did you mean store, before the first section?"),
+        ("[serve]\nprot = 1", "'serve.prot'; did you mean port under [serve]?"),
+        ("[mcp]\nallow_write = true", "'mcp.allow_write'; 'kedge config' lists all settings"),
+        ("modle = 'x'", "'modle'; did you mean model?"),
+        ("serve_port = 1", "'serve_port'; did you mean port under [serve]?"),
+        ("KEDGE_MODEL = 'x'", "'KEDGE_MODEL'; did you mean model?"),
+        ("serve = 1", "'serve'; it is a section: write [serve], and its settings below that line"),
+        (
+            "[openai]\napi_key = 'x'",
+            "API keys are read from the environment, such as OPENAI_API_KEY",
+        ),
         ("[serve]\nzzz = 1", "line 2: unknown setting 'serve.zzz'"),
         ("qqqqq = 1", "'kedge config' lists all settings"),
         ("model = \n", "is not valid TOML: Invalid value (at line 1"),
@@ -121,6 +134,30 @@ def test_invalid_variable_is_named(name: str, text: str) -> None:
     config = Config(Path("x"), {}, {SETTINGS[name].env: text})
     with pytest.raises(InvalidSetting, match=f"{SETTINGS[name].env} must be"):
         config.find(name)
+
+
+@pytest.mark.parametrize(
+    ("variable", "similar"),
+    [
+        ("KEDGE_PORT", "KEDGE_SERVE_PORT"),
+        ("KEDGE_MODLE", "KEDGE_MODEL"),
+        ("KEDGE_SERVE_TOKEN", "KEDGE_SERVER_TOKEN"),
+        ("KEDGE_SERVE_STORE", "KEDGE_STORE"),
+        ("KEDGE_APIKEY", "KEDGE_API_KEY"),
+        ("KEDGE_MODEL_TEA", ""),
+        ("KEDGE_LIVE", ""),
+    ],
+)
+def test_unknown_variables_are_listed(variable: str, similar: str) -> None:
+    """Variables that are ignored are listed with the one that is most likely meant; empty ones are not."""
+    environ = {
+        variable: "x",
+        "KEDGE_MODEL": "x",
+        "KEDGE_PRICES": "x",
+        "KEDGE_NONE": "",
+        "PATH": "x",
+    }
+    assert Config(Path("x"), {}, environ).unknown_variables == {variable: similar}
 
 
 def test_secrets_are_masked() -> None:

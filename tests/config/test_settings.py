@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kedge.config import SETTINGS, config_path, data_dir, store_url
+from kedge.config.settings import OTHER_VARIABLES
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -19,6 +20,12 @@ def test_every_setting_is_documented() -> None:
         (setting.name, setting.env, setting.default_text, setting.help)
         for setting in SETTINGS.values()
     ]
+
+
+def test_every_other_variable_is_documented() -> None:
+    """The second table lists the other variables of Kedge, which are not reported as unknown."""
+    rows = re.findall(r"^\| `(KEDGE_[A-Z_]+)` \| [^`]", PAGE.read_text(), re.MULTILINE)
+    assert rows == list(OTHER_VARIABLES)
 
 
 def test_names_variables_and_defaults_are_valid() -> None:

@@ -279,7 +279,7 @@ class Command(click.Command):
         _open_missing_streams()
         make_output_tolerant()
         try:
-            self._configure_logging(ctx)
+            self._report_variables(ctx, is_logged=self._configure_logging(ctx))
             result = super().invoke(ctx)
             sys.stdout.flush()  # a full disk is reported here, not by the interpreter
         except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -293,8 +293,8 @@ class Command(click.Command):
             raise _command_error(ctx, error) from error
         return result
 
-    def _configure_logging(self, ctx: click.Context) -> None:
-        """Show log records as ``-v``, the settings or the command's default require."""
+    def _configure_logging(self, ctx: click.Context) -> bool:
+        """Show log records as ``-v``, the settings or the command's default require; return whether any are."""
         verbosity: int = ctx.meta.get(VERBOSE_KEY, 0)
         level, form = _LOG_LEVELS[min(verbosity, len(_LOG_LEVELS) - 1)], "text"
         try:
@@ -307,6 +307,23 @@ class Command(click.Command):
             from kedge.observe import log_to_stderr
 
             log_to_stderr(level, form)
+        return bool(level)
+
+    def _report_variables(self, ctx: click.Context, *, is_logged: bool) -> None:
+        """Report environment variables that are ignored and similar to that of a setting.
+
+        Without log records they are notes for people; commands that are tolerant list them.
+        """
+        if self.tolerant or (ctx.params.get("as_json") and not is_logged):
+            return
+        for name, similar in get_config(ctx).unknown_variables.items():
+            text = f"{name} is ignored: it is not a setting; did you mean {similar}?"
+            if similar and is_logged:
+                from kedge.observe import get_logger
+
+                get_logger(__name__).warning(text)
+            elif similar:
+                click.echo(wrap_text(f"Note: {text}", err=True), err=True)
 
 
 def _discard_output() -> None:

@@ -1,26 +1,44 @@
 """``kedge config`` and ``kedge completion``: show the settings in effect, and set up a shell."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 
+from kedge.cli.base import (
+    CommandError,
+    dim,
+    echo,
+    echo_json,
+    echo_result,
+    get_config,
+    print_table,
+)
 from kedge.cli.base import command as kedge_command
-from kedge.cli.base import dim, echo, echo_json, echo_result, get_config, print_table
-from kedge.config import SettingValue
+from kedge.config import Config, SettingValue, config_path
 
 
-@kedge_command("config")
+@kedge_command("config", tolerant=True)
 def command(as_json: bool) -> None:
     """Show the settings in effect and where each came from.
 
-    An option overrides the environment, the environment overrides the file, the file overrides the default.
+    An option overrides the environment, the environment overrides the file, the file overrides the default. A file
+    with a mistake is ignored, and the mistake is reported.
     """
-    config = get_config()
-    values = list(config)
+    try:
+        _print_config(get_config(), as_json=as_json)
+    except CommandError:
+        _print_config(Config(config_path(), {}, os.environ), as_json=as_json)
+        raise
+
+
+def _print_config(config: Config, *, as_json: bool) -> None:
+    values, unknown = list(config), config.unknown_variables
     if as_json:
         settings = {value.setting.name: _value_to_json(value) for value in values}
-        echo_json({"file": str(config.path), "exists": config.path.exists(), "settings": settings})
+        facts = {"file": str(config.path), "exists": config.path.exists(), "settings": settings}
+        echo_json({**facts, "unknown_variables": unknown})
         return
     state = "" if config.path.exists() else " (does not exist; defaults apply)"
     echo(f"{dim('file')}  {config.path}{dim(state)}")
@@ -32,6 +50,9 @@ def command(as_json: bool) -> None:
             for v in values
         ],
     )
+    if unknown:
+        echo()
+        print_table(("ignored variable", "similar"), unknown.items())
 
 
 def _format_value(value: SettingValue) -> str:

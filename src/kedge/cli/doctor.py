@@ -147,6 +147,9 @@ def _check_environment(config: Config) -> Iterator[Check]:
             config.find(name)
         except InvalidSetting as error:
             yield Check("environment", "wrong", str(error), "Correct it or unset it.")
+    for name, similar in config.unknown_variables.items():
+        advice = f"Did you mean {similar}?" if similar else "'kedge config' lists the variables."
+        yield Check("environment", "note", f"{name} is ignored: it is not a setting", advice)
 
 
 def check_keys(environ: Mapping[str, str]) -> Iterator[Check]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kedge.config.paths import CONFIG_ENV, config_path
-from kedge.config.settings import SETTINGS, Scalar, Setting, format_value
+from kedge.config.settings import OTHER_VARIABLES, SETTINGS, Scalar, Setting, format_value
 from kedge.errors import InvalidSetting
 
 
@@ -51,18 +51,62 @@ def _check_value(name: str, value: object, path: Path, text: str) -> Scalar:
 
 
 def _suggest(name: str) -> str:
-    key = name.rpartition(".")[2]
-    same_key = [each for each in SETTINGS if each.rpartition(".")[2] == key]
-    # Of several sections with this key, the first in the table is the most likely one.
-    close = (
-        same_key if key == name and same_key else get_close_matches(name, SETTINGS, n=1) or same_key
+    """Return the end of the message about an unknown key of the file: what to write instead."""
+    if name in _SECTIONS:
+        return f"; it is a section: write [{name}], and its settings below that line"
+    if name.endswith("api_key"):
+        return "; API keys are read from the environment, such as OPENAI_API_KEY"
+    close = find_similar(name)
+    if close is None:
+        return "; 'kedge config' lists all settings"
+    place = f" under [{close.section}]" if close.section else ""
+    place = place or (", before the first section" if "." in name else "")
+    return f"; did you mean {close.key}{place}?"
+
+
+_SECTIONS = {setting.section: None for setting in SETTINGS.values() if setting.section}
+"""The sections of the file, in the order of the table."""
+
+
+def find_similar(name: str) -> Setting | None:
+    """Return the setting that an unknown name of a key or a variable most likely means, if there is one."""
+    settings = tuple(SETTINGS.values())
+    spellings = {_normalize(text): each for each in settings for text in (each.name, each.env)}
+    # Of several sections with the same key, the first in the table is the most likely one.
+    keys = {_normalize(each.key): each for each in reversed(settings)}
+    section, _, key = name.lower().rpartition(".")
+    sections = get_close_matches(section, _SECTIONS, n=1)
+    within = {_normalize(each.key): each for each in settings if each.section in sections}
+    own = {text: each for text, each in keys.items() if not each.section} | within
+    return (
+        spellings.get(_normalize(name))
+        or own.get(_normalize(key))
+        or _find_close(key, within, 0.6)
+        or keys.get(_normalize(key))
+        or _find_close(name, spellings, 0.8)
     )
-    hint = f"; did you mean {_format_key(SETTINGS[close[0]])}?" if close else ""
-    return hint or "; 'kedge config' lists all settings"
 
 
-def _format_key(setting: Setting) -> str:
-    return f"{setting.key} under [{setting.section}]" if setting.section else setting.key
+def _find_close(name: str, settings: Mapping[str, Setting], cutoff: float) -> Setting | None:
+    plain = _normalize(name)
+    close = get_close_matches(plain, settings, cutoff=cutoff)
+    # Exchanged letters are more likely than a missing one: "modle" is "model", not "mode".
+    best = max(close, key=lambda each: sorted(each) == sorted(plain), default="")
+    return settings.get(best)
+
+
+def find_similar_variable(name: str) -> str:
+    """Return the variable that an unknown one most likely means, or an empty text."""
+    if found := get_close_matches(name, OTHER_VARIABLES, n=1, cutoff=0.85):
+        return found[0]
+    plain = name.removeprefix("KEDGE_").lower()
+    in_section = plain.partition("_")[0] in _SECTIONS
+    similar = find_similar(plain.replace("_", ".", 1) if in_section else plain)
+    return similar.env if similar else ""
+
+
+def _normalize(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower().removeprefix("kedge_"))
 
 
 def find_line(name: str, text: str) -> int:
@@ -119,6 +163,20 @@ class Config:
     def file_values(self) -> Mapping[str, Scalar]:
         """The values of the file, by name."""
         return self._file
+
+    @property
+    def unknown_variables(self) -> Mapping[str, str]:
+        """The environment variables that begin with ``KEDGE_`` and are ignored, with what each most likely means.
+
+        The text is the name of a variable, or empty if none is similar.
+        """
+        known = {*OTHER_VARIABLES, *(setting.env for setting in SETTINGS.values())}
+        names = [name for name in sorted(self._environ) if name.startswith("KEDGE_")]
+        return {
+            name: find_similar_variable(name)
+            for name in names
+            if name not in known and self._environ[name]
+        }
 
     def find(self, name: str, flag: Scalar | None = None) -> SettingValue:
         """Return the value of a setting with its source.
