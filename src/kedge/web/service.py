@@ -229,6 +229,7 @@ class ConversationService:
             omitted=omitted,
             run=run,
             other_run=next(iter(runs), None) if run is None else None,
+            runs=tuple(each.id for each in runs),
         )
 
     async def _find_view_of(

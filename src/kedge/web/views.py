@@ -249,6 +249,8 @@ class ConversationView:
     """The turn that is running at the selected node."""
     other_run: TurnRun | None = None
     """A turn that is running at another node of this conversation."""
+    runs: tuple[str, ...] = ()
+    """The ids of all running turns of the conversation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def test_answer_is_edited_without_sending(browser: Browser, page: PageServer) ->
 
 
 def test_stale_tab_asks_before_moving_the_head(browser: Browser, page: PageServer) -> None:
-    """A stale tab offers a new branch or the newest messages, and retains the typed text."""
+    """A stale tab offers a new branch or the newest messages, and retains typed and edited text."""
     name = page.create_conversation("Hello")
     with open_context(browser) as context:
         stale, other = (WatchedTab(context, page.url) for _ in range(2))
@@ -72,6 +72,18 @@ def test_stale_tab_asks_before_moving_the_head(browser: Browser, page: PageServe
         reloaded.wait_for_load_state()
         page.post(f"/api/conversations/{name}/turns", text="Once more")
         expect(reloaded.get_by_text("was continued in another tab")).to_be_visible()
+        question = reloaded.locator(".said.user").first
+        question.hover()
+        question.get_by_role("button", name="Edit").click()
+        dialog = reloaded.get_by_role("dialog")
+        dialog.get_by_label("Your message").fill("Changed")
+        dialog.get_by_role("button", name="Send as a new branch").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("continued elsewhere")
+        expect(dialog.get_by_label("Your message")).to_have_value("Changed")
+        dialog.get_by_role("button", name="Cancel").click()
+        expect(question.locator(".prose")).to_have_text("Hello")  # nothing was sent
         reloaded.get_by_role("button", name="Show the newest messages").click()
         expect(reloaded.locator(".said.user .prose").last).to_have_text("Once more")
-        assert (stale.problems, other.problems) == ([], [])
+        (conflict,) = other.problems  # the browser reports the rejected edit
+        assert "409" in conflict
+        assert stale.problems == []

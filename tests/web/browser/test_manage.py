@@ -48,7 +48,7 @@ def test_conversation_is_renamed_tagged_archived_and_deleted(
 def test_several_conversations_are_changed_at_once(
     browser: Browser, empty_page: PageServer
 ) -> None:
-    """Conversations selected in the list are tagged, filtered by the tag and archived together."""
+    """Conversations selected in the list are tagged, filtered, deleted, restored and archived."""
     for title in ("One", "Two", "Three"):
         empty_page.create_conversation("Hello", title=title)
     with open_context(browser) as context:
@@ -64,6 +64,15 @@ def test_several_conversations_are_changed_at_once(
         expect(tab.locator("td").get_by_role("link", name="both")).to_have_count(2)
         tab.wait_for_load_state()
         tab.get_by_label("Tag", exact=True).select_option("both")
+        expect(tab.locator("[data-row]")).to_have_count(2)
+        tab.wait_for_load_state()
+        for count, name in enumerate(("Select One", "Select Two"), 1):
+            tab.get_by_label(name).check()
+            tab.get_by_role("button", name="Delete", exact=True).click()
+            expect(tab.locator("[data-row]")).to_have_count(2 - count)
+            tab.wait_for_load_state()
+        expect(tab.get_by_text("2 conversations are deleted for good in")).to_be_visible()
+        tab.get_by_role("button", name="Undo").click()
         expect(tab.locator("[data-row]")).to_have_count(2)
         tab.wait_for_load_state()
         tab.get_by_label("Select all").check()

@@ -123,7 +123,7 @@ def test_two_branches_are_compared_side_by_side(page: PageServer, watched: Watch
 
 
 def test_graph_is_navigated_by_keyboard(page: PageServer, watched: WatchedTab) -> None:
-    """Keys select a response, the chat shows its path, and the address is a permalink."""
+    """Keys select a response, the chat shows its path, and the address is a permalink; drafts are retained."""
     name = page.create_conversation("First", "Second", "Third")
     tab = watched.open(f"/conversations/{name}")
     expect(tab.locator("[data-exchange]")).to_have_count(3)
@@ -134,6 +134,13 @@ def test_graph_is_navigated_by_keyboard(page: PageServer, watched: WatchedTab) -
     assert "?at=" in tab.url
     tab.reload()
     expect(tab.locator("[data-exchange]")).to_have_count(1)
+    tab.get_by_label("Your message").fill("A draft")
+    tab.get_by_role("link", name="Skip to content").press("Enter")
+    expect(tab.locator("main")).to_be_focused()
+    tab.locator("summary", has_text="Manage").click()
+    tab.get_by_role("button", name="Rename").press("Escape")
+    expect(tab.get_by_role("button", name="Rename")).to_be_hidden()
+    expect(tab.get_by_label("Your message")).to_have_value("A draft")
     tab.keyboard.press("?")
     expect(tab.get_by_role("dialog", name="Keyboard")).to_be_visible()
 
@@ -165,6 +172,13 @@ def test_dark_theme_is_remembered(page: PageServer, watched: WatchedTab) -> None
     assert ground() == "rgb(250, 250, 249)"
 
 
+async def _call_tool_with_long_name(service: ConversationService, name: str) -> None:
+    conversation = await Conversation.open(service.store, name, service.models.engine)
+    await conversation.append(
+        tool_call("n" * 64, "{}", call_id="call_1"), tool_result("call_1", "done")
+    )
+
+
 NARROW = {"viewport": {"width": 375, "height": 720}, "is_mobile": True, "has_touch": True}
 
 
@@ -172,6 +186,8 @@ NARROW = {"viewport": {"width": 375, "height": 720}, "is_mobile": True, "has_tou
 def test_pages_fit_a_narrow_screen(page: PageServer, watched: WatchedTab) -> None:
     """No page scrolls horizontally on a narrow screen, and a message can be sent there."""
     name = page.create_conversation("What is 2+3?", "Please call add with a=2 and b=3", "x" * 300)
+    page.client.patch(f"/api/conversations/{name}", json={"tags": ["t" * 300]})
+    page.run(lambda service: _call_tool_with_long_name(service, name))
     nodes = page.get(f"/api/conversations/{name}/chain")["nodes"]
     page.post(f"/api/conversations/{name}/turns", text="Other", at=nodes[0]["node"])
     compare = f"left={nodes[1]['node']}&right={nodes[-1]['node']}"
@@ -181,6 +197,10 @@ def test_pages_fit_a_narrow_screen(page: PageServer, watched: WatchedTab) -> Non
         wide = tab.evaluate("document.documentElement.scrollWidth")
         assert wide <= 375, path
     tab = watched.open(f"/conversations/{name}")
+    tab.locator("summary", has_text="Request settings").click()
+    settings = tab.locator("[data-settings]").bounding_box()
+    assert settings
+    assert 0 <= settings["x"] <= settings["x"] + settings["width"] <= 375
     tab.get_by_label("Your message").fill("What is 4*4?")
     tab.get_by_role("button", name="Send").tap()
     expect(tab.get_by_text("4*4 = 16.")).to_be_visible()

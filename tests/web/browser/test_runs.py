@@ -92,7 +92,10 @@ def test_answer_continues_after_reload_and_any_tab_can_stop_it(
 def test_question_survives_a_server_restart(
     browser: Browser, tmp_path: Path, gate: GatedModel
 ) -> None:
-    """A banner is shown while the server is down; afterwards the message is shown with Retry."""
+    """A banner is shown while the server is down; afterwards the message is shown with Retry.
+
+    A message that could not be sent meanwhile remains in the composer.
+    """
     with open_context(browser) as context, reserve_port() as port:
         with serve_page(tmp_path, port=port, model=gate) as page:
             watched_tab = WatchedTab(context, page.url)
@@ -100,11 +103,43 @@ def test_question_survives_a_server_restart(
             send(tab, "wait for me")
             expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
         expect(tab.get_by_text("The server cannot be reached. Messages")).to_be_visible()
+        send(tab, "not sent yet")
+        expect(tab.get_by_role("alert")).to_contain_text("The server cannot be reached.")
+        expect(tab.get_by_label("Your message")).to_have_value("not sent yet")
         with serve_page(tmp_path, port=port, model=GatedModel()):
             expect(tab.get_by_text("The server cannot be reached. Messages")).to_be_hidden()
             expect(tab.locator(".said.user .prose").last).to_have_text("wait for me")
             expect(tab.get_by_role("button", name="Retry")).to_be_visible()
+            expect(tab.get_by_label("Your message")).to_have_value("not sent yet")
             tab.get_by_role("button", name="Edit").last.click()
             tab.get_by_role("dialog").get_by_label("Your message").fill("go on")
             tab.get_by_role("button", name="Send as a new branch").click()
             expect(tab.locator(".said.assistant .prose").last).to_have_text("answer to go on")
+
+
+def test_another_response_is_selected_while_an_answer_is_written(
+    browser: Browser, gated: PageServer, gate: GatedModel
+) -> None:
+    """The selected response remains shown, with the draft and its focus, until the user goes back."""
+    with open_context(browser) as context:
+        watched_tab = WatchedTab(context, gated.url)
+        tab = watched_tab.open(f"/conversations/{gated.create_conversation('Hello', 'Again')}")
+        send(tab, "wait for me")
+        expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
+        tab.locator(".rows a", has_text="Hello").click()
+        expect(tab.get_by_text("An answer is being written elsewhere")).to_be_visible()
+        expect(tab.get_by_role("button", name="Send", exact=True)).to_be_visible()
+        composer = tab.get_by_label("Your message")
+        composer.fill("a draft")
+        element = composer.element_handle()
+        for _ in range(2):
+            with tab.expect_response("**/runs"):
+                pass
+        assert element.evaluate("each => each.isConnected && each === document.activeElement")
+        tab.go_back()
+        expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
+        expect(composer).to_have_value("a draft")
+        gate.open_gate()
+        expect(tab.locator(".said.assistant .prose").last).to_have_text("answer to wait for me")
+        expect(composer).to_have_value("a draft")
+        assert watched_tab.problems == []

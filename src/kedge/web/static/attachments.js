@@ -5,16 +5,19 @@ import { toast } from "./api.js";
 const MAX_BYTES = 5_000_000;
 const MAX_TOTAL = 10_000_000;
 const MAX_COUNT = 8;
+// Types of files that some systems do not know.
+const TYPES = { csv: "text/csv", json: "application/json", md: "text/markdown", pdf: "application/pdf", txt: "text/plain" };
 let attached = []; // { data, filename, size }
 
 export async function attachFiles(files) {
   const accepted = document.querySelector("[data-attach]")?.accept.split(",") ?? [];
   for (const file of files) {
     const total = attached.reduce((sum, each) => sum + each.size, file.size);
-    if (!accepted.includes(file.type)) toast(`${file.name}: files of this type cannot be attached.`);
+    const type = accepted.includes(file.type) ? file.type : TYPES[file.name.split(".").pop().toLowerCase()];
+    if (!accepted.includes(type)) toast(`${file.name}: files of this type cannot be attached.`);
     else if (file.size > MAX_BYTES || total > MAX_TOTAL) toast(`${file.name} is too large: 5 MB for each file, 10 MB in total.`);
     else if (attached.length >= MAX_COUNT) toast(`A message can have ${MAX_COUNT} attachments.`);
-    else attached.push({ data: await read(file), filename: file.name, size: file.size });
+    else attached.push({ data: await read(new Blob([file], { type })), filename: file.name, size: file.size });
   }
   showAttachments();
 }
@@ -28,6 +31,8 @@ function read(file) {
   });
 }
 
+export const hasAttachments = () => attached.length > 0;
+
 export function takeAttachments() {
   const taken = attached.map(({ data, filename }) => ({ data, filename }));
   attached = [];
@@ -36,7 +41,8 @@ export function takeAttachments() {
 }
 
 export function restoreAttachments(given) {
-  attached = given.map((each) => ({ ...each, size: Math.floor((each.data.length * 3) / 4) }));
+  const restored = given.map((each) => ({ ...each, size: Math.floor((each.data.length * 3) / 4) }));
+  attached = [...restored, ...attached];
   showAttachments();
 }
 

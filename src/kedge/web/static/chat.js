@@ -1,13 +1,14 @@
 // Chat: send a message from the selected response, show the answer while it streams, then load the page
 // that the server renders. Text is only set as text; markup comes from the server alone.
-import { restoreAttachments, showAttachments, takeAttachments } from "./attachments.js";
+import { hasAttachments, restoreAttachments, showAttachments, takeAttachments } from "./attachments.js";
 import { events } from "./sse.js";
 import { call, request, toast, Unreachable } from "./api.js";
 
-let running = null; // the id of the run that this page follows
+let followed = null; // the run that this page follows; its id is empty until the server has started it
+let shown = location.pathname + location.search; // the state that is shown
 let lost = () => {}; // reports that the connection is lost
 
-export const isRunning = () => running !== null;
+export const isRunning = () => followed !== null;
 export const onLost = (report) => {
   lost = report;
 };
@@ -21,7 +22,11 @@ export function resize(area) {
 export async function send(form) {
   const area = form.querySelector("[data-say]");
   const text = area.value.trim();
-  if (!text || running) return;
+  if (followed) return;
+  if (!text) {
+    if (hasAttachments()) toast("Write a message to send with the attachments.");
+    return;
+  }
   const grid = document.querySelector("[data-conversation]");
   area.value = "";
   resize(area);
@@ -30,11 +35,16 @@ export async function send(form) {
   addSettings(body);
   const attached = takeAttachments();
   if (attached.length) body.attachments = attached;
-  const unsent = await start(grid.dataset.conversation, "turns", body, text);
-  if (unsent && !area.value) {
-    area.value = unsent;
-    restoreAttachments(attached);
-  }
+  if (await start(grid.dataset.conversation, "turns", body, text)) restoreDraft(text, attached);
+}
+
+// Put a message that was not sent back into the composer, before what was written meanwhile.
+function restoreDraft(text, attached) {
+  const area = document.querySelector("[data-say]");
+  if (!area) return;
+  area.value = [text, area.value].filter(Boolean).join("\n\n");
+  resize(area);
+  restoreAttachments(attached);
 }
 
 // The conversation's own model is the first option, and its own system prompt is in the form: only what was
@@ -74,7 +84,7 @@ function restoreSettings(given) {
 export function fork(button) {
   const grid = document.querySelector("[data-conversation]");
   const to = `/conversations/${encodeURIComponent(grid.dataset.conversation)}?at=${button.dataset.node}`;
-  visit(to).then(() => document.querySelector("[data-say]")?.focus());
+  visit(to).then(() => document.querySelector("[data-say]")?.focus(), reportError);
 }
 
 export async function split(button) {
@@ -112,13 +122,13 @@ export function showStale(head) {
 
 export function visitNewest() {
   const grid = document.querySelector("[data-conversation]");
-  visit(`/conversations/${encodeURIComponent(grid.dataset.conversation)}`, { end: true });
+  visit(`/conversations/${encodeURIComponent(grid.dataset.conversation)}`, { end: true }).catch(reportError);
 }
 
 export function branch() {
   const grid = document.querySelector("[data-conversation]");
   const here = grid.dataset.node;
-  visit(`/conversations/${encodeURIComponent(grid.dataset.conversation)}?at=${here}`, { end: true });
+  visit(`/conversations/${encodeURIComponent(grid.dataset.conversation)}?at=${here}`, { end: true }).catch(reportError);
 }
 
 async function save(button, text) {
@@ -128,11 +138,12 @@ async function save(button, text) {
     const made = await call("POST", `${base(grid.dataset.conversation)}/edit`, body);
     await visit(`/conversations/${encodeURIComponent(grid.dataset.conversation)}?at=${made.node}`);
   } catch (error) {
-    toast(error.message);
+    edit(button, text, error.message);
   }
 }
 
-export function edit(button) {
+// Edit a message; a text that was not sent or saved is offered again, with the problem.
+export function edit(button, unsaved, problem) {
   const source = document.querySelector(`template[data-source="${CSS.escape(button.dataset.block)}"]`);
   const dialog = document.createElement("dialog");
   dialog.setAttribute("aria-label", "Edit message");
@@ -141,7 +152,8 @@ export function edit(button) {
   const title = document.createElement("h2");
   title.textContent = "Edit message";
   const area = document.createElement("textarea");
-  area.value = source?.content.textContent ?? "";
+  area.value = unsaved ?? source?.content.textContent ?? "";
+  area.dir = "auto";
   area.setAttribute("aria-label", "Your message");
   const actions = document.createElement("div");
   actions.className = "ends";
@@ -156,10 +168,10 @@ export function edit(button) {
   saveOnly.textContent = "Save without sending";
   actions.append(cancel, saveOnly);
   if (button.dataset.kind === "user") actions.append(sendAgain);
-  form.append(title, area, actions);
+  form.append(title, ...(problem ? [buildAlert(problem)] : []), area, actions);
   dialog.append(form);
   document.body.append(dialog);
-  dialog.addEventListener("close", () => {
+  dialog.addEventListener("close", async () => {
     const text = area.value.trim();
     dialog.remove();
     if (!text) return;
@@ -168,32 +180,34 @@ export function edit(button) {
     const grid = document.querySelector("[data-conversation]");
     const body = { text, stream: true, edit: button.dataset.block, at: Number(button.dataset.at) };
     addSettings(body);
-    start(grid.dataset.conversation, "turns", body, text, button.closest("[data-exchange]"));
+    const failure = await start(grid.dataset.conversation, "turns", body, text, button.closest("[data-exchange]"));
+    if (failure) edit(button, text, failure);
   });
   dialog.showModal();
 }
 
 export function stop(button) {
   const grid = document.querySelector("[data-conversation]");
-  if (!running || !grid) return;
+  if (!followed?.id || !grid) return;
   button.disabled = true;
-  call("POST", `${base(grid.dataset.conversation)}/runs/${encodeURIComponent(running)}/stop`).catch((error) => toast(error.message));
+  call("POST", `${base(grid.dataset.conversation)}/runs/${encodeURIComponent(followed.id)}/stop`).catch(reportError);
 }
 
 // Send a stored question again; "retry" starts at the question, "resume" after its last stored step.
-export function again(button) {
+export async function again(button) {
   const grid = document.querySelector("[data-conversation]");
   const exchange = button.closest("[data-exchange]");
   const text = [...exchange.querySelectorAll(".said.user .prose")].map((each) => each.textContent.trim()).join("\n");
   const body = { node: Number(button.dataset.node), restart: button.dataset.do === "retry", stream: true };
   addSettings(body);
-  start(grid.dataset.conversation, "resume", body, text, exchange);
+  const failure = await start(grid.dataset.conversation, "resume", body, text, exchange);
+  if (failure) toast(failure);
 }
 
 // Follow a run that was started before this page was loaded, or in another tab.
 export function attach() {
   const grid = document.querySelector("[data-run]");
-  if (!grid || running) return;
+  if (!grid || followed) return;
   const path = `${base(grid.dataset.conversation)}/runs/${encodeURIComponent(grid.dataset.run)}`;
   follow(addExchange(grid.dataset.runText), () => request("GET", path));
 }
@@ -202,53 +216,63 @@ function base(conversation) {
   return `/api/conversations/${encodeURIComponent(conversation)}`;
 }
 
-// Start a turn; returns the text if nothing was stored.
+// Start a turn; returns the problem if nothing was stored.
 function start(conversation, action, body, text, replaced) {
-  return follow(addExchange(text, replaced), () => request("POST", `${base(conversation)}/${action}`, body), text);
+  return follow(addExchange(text, replaced), () => request("POST", `${base(conversation)}/${action}`, body));
 }
 
 // Show the events of a run. The run belongs to the server: if the connection is lost it continues, and the
-// page attaches to it again as soon as the server can be reached.
-async function follow(view, open, text = "") {
-  running = "starting";
+// page attaches to it again as soon as the server can be reached. If another state is loaded meanwhile, the
+// page follows the run no longer. Returns the problem if nothing was stored.
+async function follow(view, open) {
+  const run = { id: "" };
+  followed = run;
   setBusy(true);
   let next = "";
-  let unsent = "";
-  let stale = false;
+  let failure = "";
+  let isStale = false;
   try {
     const answer = await open();
-    running = answer.headers.get("x-kedge-run") ?? "";
-    setBusy(true);
+    run.id = answer.headers.get("x-kedge-run") ?? "";
+    if (followed === run) setBusy(true);
+    next = location.href; // in case that the connection ends before the run
     for await (const event of events(answer.body)) {
+      if (followed !== run) return "";
       if (event.type === "text") view.append(event.delta);
       else if (event.type === "plan") view.note(event.words);
       else if (event.type === "tool") view.note(`calling ${event.name}`);
       else if (event.type === "healed") view.note(event.words);
       else if (event.type === "error") {
         if (event.url) toast(event.message);
-        else view.fail(event.message);
-        unsent = event.url ? "" : text;
+        else view.fail((failure = event.message));
         next = event.url;
       } else if (event.type === "stopped") {
-        toast("Stopped. The beginning of the answer is stored.");
-        unsent = event.url ? "" : text;
+        toast(event.url ? "Stopped. The beginning of the answer is stored." : "Stopped.");
+        if (!event.url) failure = "The message was not sent.";
         next = event.url || location.href;
       } else if (event.type === "done") next = event.url;
     }
   } catch (error) {
-    if (error instanceof Unreachable || running !== "starting") lost();
-    else unsent = text;
-    if (error.status === 409) {
-      view.remove();
-      stale = true;
-    } else view.fail(error.message);
+    next = "";
+    if (!run.id) failure = error.message;
+    isStale = error.status === 409;
+    if (isStale) view.remove();
+    else view.fail(error.message);
+    if (followed !== run && failure) toast(failure);
+    if (followed === run && (error instanceof Unreachable || run.id)) lost();
   } finally {
-    running = null;
-    setBusy(false);
+    if (followed === run) {
+      followed = null;
+      setBusy(false);
+    } else next = "";
   }
-  if (stale) lost();
-  if (next) await visit(next, { end: true, sent: true }).catch((error) => toast(error.message));
-  return unsent;
+  if (isStale) lost();
+  if (next) await visit(next, { end: true, sent: true }).catch(reportError);
+  return failure;
+}
+
+function reportError(error) {
+  toast(error.message);
 }
 
 function setBusy(on) {
@@ -257,14 +281,25 @@ function setBusy(on) {
   form.querySelector("[data-send]").hidden = on;
   const stop = form.querySelector("[data-do=stop]");
   stop.hidden = !on;
-  stop.disabled = !running || running === "starting";
+  stop.disabled = !followed?.id;
 }
 
+// On a narrow screen the page itself scrolls.
+const isNarrow = () => matchMedia("(max-width: 860px)").matches;
+const getScroller = () => (isNarrow() ? document.documentElement : document.getElementById("stream"));
+
+function isAtEnd(element) {
+  return element.scrollHeight - element.scrollTop - element.clientHeight < 80;
+}
+
+// Add an exchange that is being written. The one that it replaces, and all after it, are hidden until the page is
+// loaded again, and shown again if the message was not sent.
 function addExchange(text, replaced) {
   const stream = document.getElementById("stream");
+  const scroller = getScroller();
   stream.querySelector(".empty")?.remove();
-  if (replaced) while (replaced.nextElementSibling) replaced.nextElementSibling.remove();
-  replaced?.remove();
+  const hidden = replaced?.isConnected ? [...stream.children].slice([...stream.children].indexOf(replaced)) : [];
+  for (const each of hidden) each.hidden = true;
   const exchange = document.createElement("div");
   exchange.className = "exchange";
   const question = buildMessage("user", "You", text);
@@ -275,29 +310,36 @@ function addExchange(text, replaced) {
   answer.querySelector(".prose").setAttribute("aria-live", "polite");
   exchange.append(question, note, answer);
   stream.append(exchange);
-  stream.scrollTop = stream.scrollHeight;
+  scroller.scrollTop = scroller.scrollHeight;
   const prose = answer.querySelector(".prose");
+  const remove = () => {
+    exchange.remove();
+    for (const each of hidden) each.hidden = false;
+  };
   return {
     append(delta) {
-      const near = stream.scrollHeight - stream.scrollTop - stream.clientHeight < 80;
+      const near = isAtEnd(scroller);
       prose.append(delta);
-      if (near) stream.scrollTop = stream.scrollHeight;
+      if (near) scroller.scrollTop = scroller.scrollHeight;
     },
-    remove() {
-      exchange.remove();
-    },
+    remove,
     note(text) {
       note.textContent = text;
     },
     fail(text) {
+      if (hidden.length) return remove();
       answer.classList.remove("fresh");
-      const error = document.createElement("p");
-      error.className = "trouble";
-      error.setAttribute("role", "alert");
-      error.textContent = text;
-      note.replaceWith(error);
+      note.replaceWith(buildAlert(text));
     },
   };
+}
+
+function buildAlert(text) {
+  const alert = document.createElement("p");
+  alert.className = "trouble";
+  alert.setAttribute("role", "alert");
+  alert.textContent = text;
+  return alert;
 }
 
 function buildMessage(kind, author, text) {
@@ -310,6 +352,7 @@ function buildMessage(kind, author, text) {
   header.append(name);
   const prose = document.createElement("div");
   prose.className = "prose";
+  prose.dir = "auto";
   const paragraph = document.createElement("p");
   paragraph.textContent = text;
   prose.append(text ? paragraph : "");
@@ -317,43 +360,58 @@ function buildMessage(kind, author, text) {
   return article;
 }
 
-// Load another state of the page and retain the draft, the scroll position and the focus.
+// Load another state of the page, or the same one again, and retain the draft and its focus; the scroll position is
+// retained if it is the same state.
 export async function visit(url, { end = false, sent = false } = {}) {
-  const answer = await request("GET", url);
+  const target = new URL(url, location.href).href;
+  const answer = await request("GET", target);
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   const main = document.getElementById("main");
-  const draft = document.querySelector("[data-say]")?.value ?? "";
-  const model = document.querySelector("#model")?.value;
+  const old = document.querySelector("[data-say]");
+  const draft = old?.value ?? "";
+  const selection = old && old === document.activeElement ? [old.selectionStart, old.selectionEnd] : null;
+  const chosen = document.querySelector("#model");
+  const model = chosen?.selectedIndex > 0 ? chosen.value : "";
   const settings = sent ? { ...readSettings(), system: "", initial: "" } : readSettings();
   const chain = document.querySelector(".chain")?.scrollTop ?? 0;
+  const scroller = document.getElementById("stream") && getScroller();
+  const position = !end && target === location.href && scroller && !isAtEnd(scroller) ? scroller.scrollTop : null;
   main.replaceChildren(...fresh.getElementById("main").childNodes);
+  followed = null;
   document.title = fresh.title;
-  if (url !== location.href) history.pushState({}, "", url);
+  if (target !== location.href) history.pushState({}, "", target);
+  shown = location.pathname + location.search;
   const area = document.querySelector("[data-say]");
-  if (area) area.value = draft;
+  if (area) {
+    area.value = draft;
+    resize(area);
+    if (selection || end) area.focus({ preventScroll: true });
+    if (selection) area.setSelectionRange(...selection);
+  }
   const models = document.querySelector("#model");
-  if (models && model) models.value = model;
+  if (models && [...models.options].some((each) => model && each.value === model)) models.value = model;
   restoreSettings(settings);
   showAttachments();
   showNewest();
+  if (position !== null && document.getElementById("stream")) getScroller().scrollTop = position;
   const side = document.querySelector(".chain");
   if (side) side.scrollTop = chain;
   document.querySelector(".rows [aria-current]")?.scrollIntoView({ block: "nearest" });
-  if (end) area?.focus({ preventScroll: true });
   attach();
 }
 
-// Show the newest message. On a narrow screen the page itself scrolls, and the graph is collapsed.
+// Show the newest message. On a narrow screen the graph is collapsed.
 export function showNewest() {
-  const stream = document.getElementById("stream");
-  if (!stream) return;
-  stream.scrollTop = stream.scrollHeight;
-  if (!matchMedia("(max-width: 860px)").matches) return;
-  document.querySelector("[data-graph-box]")?.removeAttribute("open");
-  scrollTo(0, document.documentElement.scrollHeight);
+  if (!document.getElementById("stream")) return;
+  if (isNarrow()) document.querySelector("[data-graph-box]")?.removeAttribute("open");
+  const scroller = getScroller();
+  scroller.scrollTop = scroller.scrollHeight;
 }
 
-addEventListener("popstate", () => location.reload());
+// Back and forward; a link to a part of the page changes no state.
+addEventListener("popstate", () => {
+  if (location.pathname + location.search !== shown) visit(location.href).catch(() => location.reload());
+});
 document.addEventListener("click", (event) => {
   const link = event.target.closest(".rows a");
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
@@ -362,5 +420,5 @@ document.addEventListener("click", (event) => {
   visit(link.href).then(() => {
     const again = node && document.querySelector(`.rows a[data-node="${CSS.escape(node)}"]`);
     if (again) again.focus({ preventScroll: true });
-  }, (error) => toast(error.message));
+  }, reportError);
 });

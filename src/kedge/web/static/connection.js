@@ -36,6 +36,7 @@ async function poll() {
     state = await call("GET", path);
   } catch (error) {
     if (error instanceof Unreachable) return report(UNREACHABLE);
+    if (error.status === 401) return report("Your session has ended. Reload the page to log in.");
     if (error.status === 404) {
       report("This conversation was deleted.");
       isOver = true;
@@ -46,8 +47,11 @@ async function poll() {
   if (isLost) {
     report("");
     if (grid && !isRunning()) await visit(location.href).catch(() => {});
-  } else if (state?.data?.length && !isRunning() && !grid.dataset.run) {
-    await visit(location.href).catch(() => {}); // a turn was started in another tab
+  } else if (grid && state && !isRunning()) {
+    const known = grid.dataset.runs.split(" ");
+    const isNew = state.data.some((run) => run.id === grid.dataset.run || !known.includes(run.id));
+    if (isNew) await visit(location.href).catch(() => {}); // a turn was started in another tab
+    else if (!state.data.length) document.querySelector("[data-other-run]")?.remove();
   }
   if (grid && state && !isRunning() && !state.data.length) showStale(state.head);
   attach();

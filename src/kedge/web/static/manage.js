@@ -2,7 +2,8 @@
 import { call, toast } from "./api.js";
 
 const UNDO_SECONDS = 30;
-const KEY = "kedge-deleted";
+const KEY = "kedge-deletions";
+let undoTimer = 0;
 const path = (id) => `/api/conversations/${encodeURIComponent(id)}`;
 
 export async function manage(button) {
@@ -51,8 +52,10 @@ async function change(ids, body) {
 
 async function remove(ids, next) {
   await attempt(async () => {
-    for (const id of ids) await call("DELETE", `${path(id)}?undo=${UNDO_SECONDS}`);
-    sessionStorage.setItem(KEY, JSON.stringify({ ids, until: Date.now() + UNDO_SECONDS * 1000 }));
+    for (const id of ids) {
+      await call("DELETE", `${path(id)}?undo=${UNDO_SECONDS}`);
+      writeDeleted([...readDeleted(), { id, until: Date.now() + UNDO_SECONDS * 1000 }]);
+    }
     if (next === location.href) location.reload();
     else location.assign(next);
   });
@@ -63,29 +66,41 @@ async function attempt(work) {
     await work();
   } catch (error) {
     toast(error.message);
+    offerUndo(); // a part may have been deleted
   }
+}
+
+// The conversations whose deletion can be undone, with the time until then.
+function readDeleted() {
+  const stored = JSON.parse(sessionStorage.getItem(KEY) ?? "[]");
+  return stored.filter((each) => each.until > Date.now());
+}
+
+function writeDeleted(deleted) {
+  sessionStorage.setItem(KEY, JSON.stringify(deleted));
 }
 
 // After a deletion: a notice with the time that is left, and a button that undoes it.
 export function offerUndo() {
-  const stored = JSON.parse(sessionStorage.getItem(KEY) ?? "null");
+  const deleted = readDeleted();
   const notice = document.getElementById("undo");
-  if (!stored || !notice) return;
-  const left = Math.ceil((stored.until - Date.now()) / 1000);
-  notice.hidden = left <= 0;
-  if (left <= 0) return sessionStorage.removeItem(KEY);
+  clearTimeout(undoTimer);
+  if (!notice) return;
+  notice.hidden = !deleted.length;
+  if (!deleted.length) return;
+  const left = Math.ceil((Math.min(...deleted.map((each) => each.until)) - Date.now()) / 1000);
   notice.querySelector("[data-undo-text]").textContent =
-    `${stored.ids.length === 1 ? "The conversation is" : `${stored.ids.length} conversations are`} deleted for good in ${left} s.`;
-  setTimeout(offerUndo, 1000);
+    `${deleted.length === 1 ? "The conversation is" : `${deleted.length} conversations are`} deleted for good in ${left} s.`;
+  undoTimer = setTimeout(offerUndo, 1000);
 }
 
 export async function undo() {
-  const { ids } = JSON.parse(sessionStorage.getItem(KEY) ?? '{"ids": []}');
-  sessionStorage.removeItem(KEY);
-  await attempt(async () => {
-    for (const id of ids) await call("POST", `${path(id)}/restore`);
-    location.reload();
-  });
+  const deleted = readDeleted();
+  writeDeleted([]);
+  const results = await Promise.allSettled(deleted.map((each) => call("POST", `${path(each.id)}/restore`)));
+  const failed = results.find((each) => each.status === "rejected");
+  if (failed) toast(failed.reason.message);
+  else location.reload();
 }
 
 // A dialog with one field; resolves to its text, or to null if it was cancelled.

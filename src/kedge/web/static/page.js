@@ -60,6 +60,11 @@ async function startConversation(button) {
   }
 }
 
+function closeMenu(menu) {
+  menu.open = false;
+  menu.querySelector("summary").focus();
+}
+
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-do]");
   if (button) actions[button.dataset.do]?.(button);
@@ -91,12 +96,15 @@ document.addEventListener("keydown", (event) => {
   if (event.target.matches?.("[data-say]") && event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
     event.target.form.requestSubmit();
+  } else if (event.key === "Escape" && event.target.closest?.("details.menu[open]")) {
+    closeMenu(event.target.closest("details.menu"));
   } else {
     press(event, actions);
   }
 });
 
 watch(document.querySelector("[data-live]"));
+document.querySelector("details:target")?.setAttribute("open", "");
 if (!location.hash) showNewest();
 document.querySelector(".rows [aria-current]")?.scrollIntoView({ block: "center" });
 attach();

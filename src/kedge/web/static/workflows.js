@@ -49,7 +49,7 @@ export async function followWorkflow() {
   } catch (error) {
     if (error.status !== 404) toast(error.message);
   }
-  await refresh();
+  await refresh().catch((error) => toast(error.message));
 }
 
 async function refresh() {
