@@ -19,6 +19,9 @@ from kedge.testing import serve
     ("options", "message"),
     [
         (["--upstream", "ftp://x"], "must be an http or https URL"),
+        (["--upstream", "http://"], "must be an http or https URL"),
+        (["--upstream", "http://x:y/v1"], "must be an http or https URL"),
+        (["--upstream", "https://x/openai?api-version=1"], "must not have a query"),
         (["--host", "0.0.0.0"], "can be reached from other machines"),  # noqa: S104 - rejected
         (["--host", "0.0.0.0", "--db", ":memory:"], "can be reached from"),  # noqa: S104 - rejected
         (["--db", "/dev/null/x.db"], "cannot be opened"),

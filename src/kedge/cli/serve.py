@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import click
 
@@ -304,8 +305,7 @@ def proxy_command(
     Point a client's base URL at the proxy. Its POST /responses requests are looked up by content and sent
     with previous_response_id where a stored response provably remembers the start of their input.
     """
-    if not upstream.startswith(("http://", "https://")):
-        raise click.UsageError(f"--upstream must be an http or https URL, not {mask_url(upstream)}")
+    _check_upstream(upstream)
     from kedge.proxy import create_proxy_app
     from kedge.server.uvicorn_server import BufferedH11Protocol, bind
 
@@ -337,6 +337,21 @@ def proxy_command(
         asyncio.run(run_uvicorn(app, listener, date_header=False, **options))
     if store is not None:
         store.database.close()
+
+
+def _check_upstream(url: str) -> None:
+    """Reject an address that is not a base URL: the paths and queries of requests are added to it."""
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise click.UsageError(f"--upstream must be an http or https URL, not {mask_url(url)}")
+    if "?" in url or "#" in url:
+        raise click.UsageError(
+            "--upstream must not have a query or a fragment; clients send theirs"
+        )
 
 
 def _has_tokens(store: "Store | None") -> bool:
