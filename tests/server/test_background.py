@@ -142,7 +142,9 @@ def test_stream_continues_without_a_reader(http: httpx2.Client, model: GatedMode
         "in_progress",
     ]
     known = first[0]["response"]["id"]
-    assert get_status(http, known) == "in_progress"
+    head = http.head(f"/v1/responses/{known}", params={"stream": "true"})
+    assert head.headers["content-type"].startswith("text/event-stream")
+    assert get_status(http, known) == "in_progress"  # on the same connection
     model.open_gate()
     with resume_stream(http, known, starting_after=5) as answer:
         rest = EventReader(answer).read_rest()

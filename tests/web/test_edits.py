@@ -16,13 +16,16 @@ def test_message_can_be_edited_after_an_earlier_edit(page: PageServer) -> None:
     assert texts == ["Good morning", "What is 2+3?", "Thanks"]
     html = page.client.get(f"/conversations/{name}").text
     assert html.count('data-do="edit"') == 6
-    assert '<p class="words">Hello</p>' in html
+    assert '<p class="words" dir="auto">Hello</p>' in html
     turn = page.post(f"{path}/turns", text="What is 20+3?", edit=rewritten[2]["id"], at=node)
     assert turn["text"] == "20+3 = 23."
     blocks = page.get(f"{path}/turns")["blocks"]
     texts = [block["parts"][0]["text"] for block in blocks if block["kind"] == "user"]
     assert texts == ["Good morning", "What is 20+3?"]
-    assert '<p class="words">What is 2+3?</p>' in page.client.get(f"/conversations/{name}").text
+    assert (
+        '<p class="words" dir="auto">What is 2+3?</p>'
+        in page.client.get(f"/conversations/{name}").text
+    )
 
 
 def test_assistant_and_system_messages_can_be_edited(page: PageServer) -> None:
@@ -72,4 +75,4 @@ def test_edits_by_other_programs_are_marked(page: PageServer) -> None:
 
     html = page.client.get(f"/conversations/{page.run(work)}").text
     assert '<span class="chip edited">edited</span>' in html
-    assert '<p class="words">Hello</p>' in html
+    assert '<p class="words" dir="auto">Hello</p>' in html

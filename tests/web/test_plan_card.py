@@ -1,9 +1,11 @@
-"""Tests of the summary sentence of a plan card."""
+"""Tests of plan cards: the summary sentence, and the marks of the messages."""
 
 import pytest
 
+from kedge.planning import plan_request
 from kedge.store import ResponseRow
-from kedge.web.plan_card import summarize_request
+from kedge.turns import Turn, assistant, reasoning, user
+from kedge.web.plan_card import build_plan_card, summarize_request
 
 
 @pytest.mark.parametrize(
@@ -24,3 +26,17 @@ def test_summary_counts_sent_and_stored_blocks(
         provider="practice", scope="", anchor=anchor, sent_blocks=sent, saved_blocks=saved
     )
     assert summarize_request(row) == sentence
+
+
+def test_reasoning_that_was_not_sent_is_marked() -> None:
+    """Reasoning that no response proves is marked as left out, neither as sent nor as stored."""
+    turn = Turn([user("Hello"), reasoning("A thought"), assistant("Hi"), user("Again")])
+    row = ResponseRow(provider="practice", scope="practice", sent_blocks=4)
+    card = build_plan_card(plan_request(turn, scope="practice", now=0.0), row, turn, [])
+    marks = [(mark.kind, mark.sent, mark.omitted) for mark in card.blocks]
+    assert marks == [
+        ("user", True, False),
+        ("reasoning", False, True),
+        ("assistant", True, False),
+        ("user", True, False),
+    ]

@@ -49,6 +49,12 @@ def test_turn_continues_without_its_client(gated: PageServer, gate: GatedModel) 
     assert [(each["id"], each["status"], each["text"]) for each in runs["data"]] == [
         (run, "running", "wait for me")
     ]
+    for path in (f"/api/conversations/{name}/runs/{run}", "/dashboard/live"):
+        head = gated.client.head(path)  # ends at once, so that its connection can be used again
+        assert (head.status_code, head.headers["content-type"]) == (
+            200,
+            "text/event-stream; charset=utf-8",
+        )
     gate.open_gate()
     events = parse_events(gated.client.get(f"/api/conversations/{name}/runs/{run}").text)
     assert "".join(each.get("delta", "") for each in events) == "answer to wait for me"

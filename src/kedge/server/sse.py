@@ -136,6 +136,9 @@ class ReplayStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the recorded frames and those that are added meanwhile, then the terminator."""
         await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.body", "body": b""})
+            return
         watcher = DisconnectWatcher(self._deadline.cancel, receive)
         with watcher, suppress(EventsDropped):
             watcher.start()

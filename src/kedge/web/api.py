@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from kedge.analytics import Selection, analyse, analyse_conversations, analyse_over_time
 from kedge.conversation import Conversation
@@ -28,7 +28,14 @@ from kedge.turns import dump_block, system, user
 from kedge.web import schemas
 from kedge.web.attachments import format_disposition, serve_attachment
 from kedge.web.models import MODEL_KEY
-from kedge.web.openapi import ApiCall, Operation, RequestError, build_openapi, encode_event
+from kedge.web.openapi import (
+    ApiCall,
+    EventStream,
+    Operation,
+    RequestError,
+    build_openapi,
+    encode_event,
+)
 from kedge.web.runs import TurnRun
 from kedge.web.send import (
     TurnRequest,
@@ -52,7 +59,7 @@ from kedge.web.workflows import (
 
 DAY = 86_400.0
 JSONL = "application/jsonl"
-EVENT_STREAM = "text/event-stream"
+EVENT_STREAM = EventStream.media_type
 MAX_TURN_BYTES = 14_000_000
 """The maximum size of a request body with a message and its attachments."""
 RUN_HEADER = "x-kedge-run"
@@ -189,16 +196,14 @@ async def _run(call: ApiCall, request: TurnRequest, *, stream: bool) -> BaseMode
     raise RequestError(409, "stopped", "the turn was stopped; what it stored is in the chain")
 
 
-def _follow(run: TurnRun) -> StreamingResponse:
+def _follow(run: TurnRun) -> EventStream:
     """Return the events of a run from its first one, as server-sent events."""
 
     async def encoded_events() -> AsyncGenerator[bytes]:
         async for event in run.follow():
             yield encode_event(event) if event else b": still running\n\n"
 
-    return StreamingResponse(
-        encoded_events(), media_type=EVENT_STREAM, headers={RUN_HEADER: run.id}
-    )
+    return EventStream(encoded_events(), headers={RUN_HEADER: run.id})
 
 
 async def list_runs(call: ApiCall) -> BaseModel:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -313,6 +313,23 @@ _ERROR_DESCRIPTIONS = {
     502: "The model's server rejected the request or failed.",
     503: "The store is not available.",
 }
+
+
+class EventStream(StreamingResponse):
+    """A response of server-sent events; for HEAD, only its headers."""
+
+    media_type = "text/event-stream"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        if scope["method"] == "HEAD":  # without an end the connection could not be used again
+            headers = self.raw_headers
+            await send(
+                {"type": "http.response.start", "status": self.status_code, "headers": headers}
+            )
+            await send({"type": "http.response.body", "body": b""})
+            return
+        await super().__call__(scope, receive, send)
 
 
 def encode_event(value: object) -> bytes:

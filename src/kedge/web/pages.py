@@ -24,7 +24,7 @@ from kedge.web.dashboard import (
 )
 from kedge.web.openapi import ApiCall, get_path_text, read_body
 from kedge.web.page_templates import render, render_page, serve_static
-from kedge.web.plan_card import MAX_BODY_CHARS
+from kedge.web.plan_card import format_body
 from kedge.web.schemas import ListQuery
 from kedge.web.security import (
     SESSION_COOKIE,
@@ -258,7 +258,7 @@ async def show_request(request: Request) -> Response:
     row = await store.get_proxied(request.path_params["number"])
     before, after = find_chain(await store.list_proxied(limit=MAX_PROXIED), row)
     bodies = [
-        (title, body.decode("utf-8", "replace")[:MAX_BODY_CHARS])
+        (title, format_body(body))
         for title, body in (("Request", row.request), ("Response", row.response))
         if body
     ]

@@ -82,12 +82,12 @@ def build_plan_card(
         summarize_request(row),
         _format_headline(row, describe_full_send(plan) if agrees else ""),
         changed,
-        _build_strip(turn.body, sent) if agrees else (),
+        _build_strip(turn.body, sent, {block.id for block in plan.left_out}) if agrees else (),
         tuple(_to_rejected(each, plan) for each in plan.rejected[:MAX_REJECTED]),
         tuple(_iter_notes(plan, row)),
         tuple(iter_facts(row)),
         tuple(
-            RawExchange(_format_body(each.request), _format_body(each.reply), each.status)
+            RawExchange(format_body(each.request), format_body(each.reply), each.status)
             for each in exchanges
         ),
     )
@@ -155,14 +155,18 @@ def iter_facts(row: ResponseRow) -> Iterable[tuple[str, str]]:
         yield "Chain depth", format_number(row.depth)
 
 
-def _build_strip(blocks: Sequence[Block], sent: set[str]) -> tuple[BlockMark, ...]:
-    """Return a mark for each block; long runs of unsent blocks are folded."""
+def _build_strip(
+    blocks: Sequence[Block], delta: set[str], omitted: set[str]
+) -> tuple[BlockMark, ...]:
+    """Return a mark for each block; long runs of blocks that the server had are folded."""
     marks: list[BlockMark] = []
     run: list[BlockMark] = []
     for block in blocks:
-        mark = BlockMark(block.kind, describe(block), block.id in sent)
+        is_omitted = block.id in omitted
+        is_sent = block.id in delta and not is_omitted
+        mark = BlockMark(block.kind, describe(block), is_sent, omitted=is_omitted)
         run.append(mark)
-        if mark.sent:
+        if block.id in delta:
             marks += [*_fold_run(run[:-1]), mark]
             run = []
     return (*marks, *_fold_run(run))
@@ -174,7 +178,8 @@ def _fold_run(run: list[BlockMark]) -> list[BlockMark]:
     return [*run[:FOLD_ENDS], BlockMark(folded=len(run) - 2 * FOLD_ENDS), *run[-FOLD_ENDS:]]
 
 
-def _format_body(body: bytes) -> str:
+def format_body(body: bytes) -> str:
+    """Return a raw body as text, with its JSON indented."""
     text = body.decode("utf-8", "replace")
     with suppress(ValueError, RecursionError):  # a stream of events, or cut at the store's bound
         text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)

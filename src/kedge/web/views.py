@@ -112,6 +112,8 @@ class BlockMark:
     words: str = ""
     sent: bool = False
     folded: int = 0
+    omitted: bool = False
+    """Whether it was not sent although the server does not have it: reasoning and compactions."""
 
     @property
     def label(self) -> str:
