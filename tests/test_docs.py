@@ -13,7 +13,16 @@ from textwrap import dedent
 import pytest
 
 from kedge.mcp import mcp_tools
-from snippets import IN_ORDER, PAGES, ROOT, TUTORIAL, run_page, write_notebooks
+from snippets import (
+    IN_ORDER,
+    PAGES,
+    ROOT,
+    SNIPPET,
+    TUTORIAL,
+    matches_page,
+    run_page,
+    write_notebooks,
+)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +76,7 @@ def hide_ids(text: str) -> str:
 
 
 def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
-    """The tutorial and the chat of the README run with only the files of the wheel."""
+    """The chat of the README and each program of the tutorial run with only the files of the wheel."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=300)
     (wheel,) = tmp_path.glob("kedge-*.whl")
@@ -96,12 +105,13 @@ def test_the_tutorial_runs_on_the_built_wheel(tmp_path: Path) -> None:
     assert match
     chat = run("-m", "kedge", "chat", stdin=match[1].replace("\\n", "\n"))
     assert hide_ids(chat) == hide_ids(dedent(match[2]))
-    code = (
-        f"import sys; sys.path.append({str(ROOT / 'tests')!r}); import kedge, snippets, pathlib\n"
-        "print(kedge.__file__, snippets.run_page(snippets.TUTORIAL, pathlib.Path.cwd()))"
-    )
-    printed = run("-c", code).split()
-    assert printed == [str(site / "kedge" / "__init__.py"), "5"]
+    found = run("-c", "import kedge; print(kedge.__file__)")
+    assert found.strip() == str(site / "kedge" / "__init__.py")
+    for number, program in enumerate(SNIPPET.finditer(TUTORIAL.read_text(encoding="utf-8")), 1):
+        (work / f"step{number}.py").write_text(program["code"], encoding="utf-8")
+        printed = run(f"step{number}.py")
+        assert matches_page(printed, program["printed"]), printed
+    assert len(list(work.glob("step*.py"))) == 6
 
 
 def test_few_pages_have_programs_that_depend_on_each_other() -> None:

@@ -10,41 +10,54 @@ import functools
 import inspect
 import re
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import FunctionType, MethodType
+from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 from starlette.routing import Route
 
 import kedge
-from kedge import attachments, compaction, engines, errors, mcp, middleware
+from kedge import attachments, cache_minimums, compaction, engines, errors, mcp, middleware
 from kedge.backends import engine_model
 from kedge.backends import errors as backend_errors
-from kedge.batch import conversation_task
+from kedge.batch import conversation_task, rate_limit
 from kedge.chat import state as chat_state
+from kedge.cli.chat_session import SLASH_COMMANDS
 from kedge.compaction import compactors
 from kedge.config import SETTINGS
+from kedge.conversation import conversation
 from kedge.conversation import run as conversation_run
-from kedge.engines import evidence, prompt_cache, reply
+from kedge.engines import evidence, http_client, prompt_cache, reply
 from kedge.engines.anthropic import engine as anthropic_engine
 from kedge.engines.websocket import connection, pool
-from kedge.incremental import index, rewrite
+from kedge.events.run import ResendReason
+from kedge.incremental import index, rewrite, store_index
 from kedge.mcp import content as mcp_content
 from kedge.mcp import server as mcp_server
 from kedge.mcp import transports as mcp_transports
 from kedge.observe import metrics
 from kedge.planning import anchors
-from kedge.practice import text_rules
+from kedge.planning.prompt_cache import CacheHint, CacheMiss
+from kedge.practice import rule, script, text_rules
+from kedge.providers import clients, practice_memory
 from kedge.proxy import create_proxy_app
+from kedge.server import app as server_app
+from kedge.server import background, validation
 from kedge.server import prompt_cache as server_cache
-from kedge.server.settings import Settings
+from kedge.server.schema import requests, validators
+from kedge.server.settings import Limits, Settings
+from kedge.server.storage import claims
 from kedge.server.storage import sqlite as server_database
-from kedge.store import import_export, open_store, search, tokens
+from kedge.store import import_export, open_store, response_sums, search, sqlite, tokens
 from kedge.tools import Tool, call_runner
 from kedge.turns import frozen_json, json_codec
-from kedge.web import api, openapi, schemas, security
+from kedge.web import api, openapi, schemas, security, service
+from kedge.workflows import events as workflow_events
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "kedge"
@@ -142,6 +155,46 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
     assert find_undocumented(module, list_public(module)) == []
 
 
+STREAMS = {"ChatStream", "ConversationStream", "RunStream", "Stream"}
+"""Public classes that only Kedge constructs."""
+
+
+def list_callables(module: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield the public functions, constructors and methods of a module with their names."""
+    for name in list_public(module):
+        value = getattr(import_module(f"kedge.{module}"), name)
+        if inspect.isfunction(value):
+            yield name, value
+        if inspect.isclass(value):
+            if "__init__" in vars(value) and not is_dataclass(value) and name not in STREAMS:
+                yield name, value
+            for member in vars(value):
+                method = getattr(value, member)
+                if not member.startswith("_") and isinstance(method, FunctionType | MethodType):
+                    yield f"{name}.{member}", method
+
+
+def find_undescribed(function: Callable[..., Any]) -> list[str]:
+    """Return the optional parameters that a docstring neither names nor leaves to another one."""
+    described = f"{inspect.getdoc(function)}\n{inspect.getdoc(getattr(function, '__init__', None))}"
+    if re.search(r"\b(see|those of) `", described, re.IGNORECASE):
+        return []
+    return [
+        each.name
+        for each in inspect.signature(function).parameters.values()
+        if (each.kind is each.KEYWORD_ONLY or each.default is not each.empty)
+        and not each.name.startswith("_")
+        and not re.search(rf"\b{each.name}\b", described)
+    ]
+
+
+@pytest.mark.parametrize("module", REFERENCE)
+def test_every_option_is_described(module: str) -> None:
+    """The docstring of a public function, class or method names its optional parameters."""
+    missing = {name: find_undescribed(function) for name, function in list_callables(module)}
+    assert {name: options for name, options in missing.items() if options} == {}
+
+
 def test_every_root_name_is_on_a_page() -> None:
     """Every root name is on a page outside of the generated reference."""
     assert find_unmentioned(kedge.__all__) == []
@@ -172,6 +225,27 @@ def test_every_setting_of_the_test_server_is_documented() -> None:
     assert [name for name in names if name not in PAGES["server.md"]] == []
 
 
+STORE_TOOLS = mcp_server.StoreTools(Mock(), Mock()).to_toolbox()
+VALUES: dict[str, list[str]] = {
+    "cli.md": [name for name, each in SLASH_COMMANDS.items() if each.help],
+    "conversations.md": [name for name in vars(kedge.Conversation) if not name.startswith("_")],
+    "engines.md": [*get_args(ResendReason), "format", *get_args(evidence.Trust)],
+    "mcp.md": [each["name"] for each in STORE_TOOLS.definitions()],
+    "prompt-caching.md": [*get_args(CacheHint), *filter(None, get_args(CacheMiss))],
+    "server.md": [route.path for route in server_app.WEBSOCKET_ROUTES],
+    "workflows.md": [name for name, value in vars(workflow_events).items() if is_dataclass(value)],
+}
+"""Page -> commands, methods, reasons, tools, routes and events that it must name."""
+
+
+@pytest.mark.parametrize("page", VALUES)
+def test_every_value_is_on_its_page(page: str) -> None:
+    """A page names each value that a user may pass, call or receive."""
+    assert VALUES[page]
+    code = "\n".join(re.findall(r"`[^`\n]+`", PAGES[page]))
+    assert [name for name in VALUES[page] if not re.search(rf"(?<!\w){name}\b", code)] == []
+
+
 def test_every_route_of_the_proxy_is_documented() -> None:
     """Every route that the proxy does not forward is on docs/adoption.md."""
     proxy = create_proxy_app("http://127.0.0.1:9/v1")
@@ -190,6 +264,7 @@ def test_every_format_and_header_is_documented() -> None:
         f"| the server's database | {server_database.SCHEMA_VERSION} |",
     ):
         assert shown in page
+    assert f"`anthropic-version` is {clients.ANTHROPIC_VERSION}, unless" in page
     source = "".join(path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py"))
     headers = set(re.findall(r'"((?:x-kedge-|kedge-server)[a-z-]*)"', source))
     assert "x-kedge-plan" in headers
@@ -213,12 +288,23 @@ def default(function: Callable[..., Any], name: str) -> Any:
     return inspect.signature(function).parameters[name].default
 
 
+def read_script_constant(name: str, constant: str) -> int:
+    """Return the value of a constant in a script of the page."""
+    text = (SOURCE / "web" / "static" / name).read_text(encoding="utf-8")
+    (value,) = re.findall(rf"^const {constant} = ([\d_]+);$", text, re.MULTILINE)
+    return int(value)
+
+
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 MAX_ATTACHMENT_MB = schemas.MAX_ATTACHMENT_BYTES // 10**6
 WORDS = {2: "two", 4: "four", 5: "five"}
+MINIMUMS = cache_minimums.MIN_TOKENS.values()
+CACHE_MINIMUMS = f"{min(MINIMUMS)} to {max(MINIMUMS):,}"
 NUMBERS: dict[str, list[str]] = {
     "adoption.md": [
         f"({index.MAX_ENTRIES:,} responses",
+        f"longer than {sqlite.INLINE_WAIT_MILLISECONDS} ms",
+        f"client_max_body_size {rewrite.MAX_BODY_BYTES >> 20}m;",
     ],
     "api.md": [
         f"up to {schemas.MAX_ATTACHMENTS} images or files of {MAX_ATTACHMENT_MB} MB each",
@@ -228,6 +314,7 @@ NUMBERS: dict[str, list[str]] = {
     "backends.md": [
         f"(or after {engine_model.DEFAULT_GRACE:.0f} seconds)",
         f"{backend_errors.MAX_LOGGED_REASON} characters of the provider's reason",
+        f"(default {engine_model.DEFAULT_WINDOW:,})",
     ],
     "batch.md": [f"up to `lease` seconds ({conversation_task.DEFAULT_LEASE:.0f})"],
     "cli.md": [f"127.0.0.1 and {SETTINGS['proxy.port'].default} by default"],
@@ -247,7 +334,15 @@ NUMBERS: dict[str, list[str]] = {
         f"`lanes={default(engines.ResponsesEngine, 'lanes')}`",
         f"replaced after {pool.MAX_CONNECTION_AGE / MINUTE:.0f} minutes",
         f"may be {connection.MAX_BUFFERED_BYTES >> 20} MB behind",
+        f"`max_retries` ({http_client.DEFAULT_MAX_RETRIES}) times",
+        f"the wait for a connection ({http_client.Timeouts().connect:.0f} seconds)",
+        f"the next bytes of a response ({http_client.Timeouts().read:.0f} seconds)",
     ],
+    "guides/ollama.md": [f"stored for {Settings().retention / DAY:.0f} days"],
+    "guides/postgresql.md": [
+        f"about {Limits().lease_seconds + server_app.WATCH_SECONDS:.0f} seconds"
+    ],
+    "json-form.md": [f"integers of up to {frozen_json.MAX_INTEGER_BITS} bits"],
     "mcp.md": [
         f"one call ({mcp.DEFAULT_TIMEOUT:.0f})",
         f"listed its tools ({mcp.DEFAULT_CONNECT_TIMEOUT:.0f})",
@@ -263,19 +358,42 @@ NUMBERS: dict[str, list[str]] = {
     ],
     "observability.md": [f"after the first {metrics.MAX_SERIES}"],
     "planning.md": [f"({anchors.DEFAULT_RETENTION / DAY:.0f} days by default)"],
-    "practice.md": [f"(up to {text_rules.MAX_WORDS:,} words)"],
+    "practice.md": [
+        f"(up to {text_rules.MAX_WORDS:,} words)",
+        f"a chunk every {rule.SLOW} seconds, `very slowly` every {rule.VERY_SLOW}",
+        f"at that interval (at most {rule.MAX_PACE:.0f})",
+        f"chunks, at most {script.MAX_PACE:.0f}\n",
+        f"above {practice_memory.MAX_MEMORY_BYTES // 10**6} MB the oldest",
+    ],
     "prompt-caching.md": [
         f"prompts from {server_cache.MIN_CACHED_TOKENS:,} tokens on",
         f"up to {WORDS[prompt_cache.MAX_BREAKPOINTS]} `cache_control` breakpoints",
         f"more than {server_cache.MAX_LOOKBACK} blocks",
+        f"minimum of the model on: {CACHE_MINIMUMS} tokens",
     ],
     "server.md": [
         f"in steps of {server_cache.CACHED_TOKENS_STEP}",
         f"{server_cache.DEFAULT_LIFETIME / MINUTE:.0f} minutes after the last use",
+        f"that of the model: {CACHE_MINIMUMS} tokens, by default",
+        f"tokens, by default {cache_minimums.DEFAULT_MIN_TOKENS:,} |",
+        f"add up to {requests.MAX_ITEMS_PER_REQUEST} items",
+        f"a lease of {Limits().lease_seconds:.0f} seconds",
+        f"After {WORDS[claims.MAX_ATTEMPTS]} attempts a response is failed",
+        f"cached in each replica, {Limits().cache_bytes >> 20} MB",
+        f"every {background.STORE_SECONDS} seconds at most",
+        f"every {background.MIN_POLL_SECONDS} to {background.MAX_POLL_SECONDS} seconds",
+        f"without indexes, at most {validators.MAX_IGNORED_PATHS}:",
     ],
     "store.md": [
         f"`body_bytes` ({default(open_store, 'body_bytes') >> 20} MiB)",
         f"`rank`, the best matches of the newest {search.MAX_RANKED:,} first",
+        f"groups of {sqlite.SQLITE.texts_per_group:,} blocks",
+        f"up to {conversation.MAX_LOADED_BLOCKS:,} blocks are loaded at once",
+        f"a batch of {response_sums.BATCH_SIZE} responses",
+    ],
+    "strictness.md": [
+        f"nested more than {validators.MAX_DEPTH} levels",
+        f"within {WORDS[validation.MAX_DISTANCE]} edits",
     ],
     "tools.md": [
         f"first retry ({default(Tool, 'retry_wait')}), doubled each time",
@@ -287,6 +405,8 @@ NUMBERS: dict[str, list[str]] = {
     ],
     "web.md": [
         f"up to {schemas.MAX_ATTACHMENTS}, {MAX_ATTACHMENT_MB} MB each",
+        f"each and {read_script_constant('attachments.js', 'MAX_TOTAL') // 10**6} MB in total",
+        f"undone for {read_script_constant('manage.js', 'UNDO_SECONDS')} seconds",
         f"cookie for {security.SESSION_SECONDS // DAY} days",
         f"After {WORDS[security.MAX_LOGIN_FAILURES]} failed logins",
     ],
@@ -312,7 +432,25 @@ def test_delays_and_retries_in_prose_match_the_code() -> None:
     assert mcp_transports.GRACE_SECONDS == 2
     assert "after two\n  seconds the group is terminated" in PAGES["mcp.md"]
     assert security.LOGIN_WINDOW_SECONDS == MINUTE
-    assert rewrite.MAX_BODY_BYTES >> 20 == 64
+    assert http_client.MAX_RETRY_AFTER == 2 * MINUTE
+    assert "at most two minutes" in PAGES["engines.md"]
+    assert evidence.MAX_ERRORS == 2
+    assert "After two in a row" in PAGES["engines.md"]
+    assert "After two server errors in a row" in PAGES["adoption.md"]
+    assert (evidence.HOLD_SECONDS, evidence.MAX_HOLD_SECONDS) == (HOUR, DAY)
+    assert "held back for an hour, after further losses for up to a day" in PAGES["engines.md"]
+    assert evidence.CONTRADICTION_SECONDS == DAY
+    assert "probes of this server are ignored for a day" in PAGES["adoption.md"]
+    assert store_index.RETRY_SECONDS == 5
+    assert "for the next five seconds" in PAGES["adoption.md"]
+    assert rate_limit.WINDOW_SECONDS == 60
+    assert "window of sixty seconds" in PAGES["batch.md"]
+    assert len(conversation_run.SAVE_PAUSES) == 2
+    assert "also after two more attempts" in PAGES["errors.md"]
+    assert Settings().purge_every == HOUR
+    assert "at startup and every hour" in PAGES["server.md"]
+    assert service.EXPIRING_SECONDS == DAY
+    assert "`expires soon` (within a day)" in PAGES["web.md"]
     assert tokens.RECHECK_SECONDS == 1
     assert "looks at its store once a second" in PAGES["users.md"]
 
@@ -325,3 +463,4 @@ def test_the_checks_report_missing_names() -> None:
     ]
     assert find_undocumented("chat", ["Chat", "NoSuchName"]) == ["NoSuchName"]
     assert find_undocumented("errors", ["KedgeError", "NoSuchError"]) == ["NoSuchError"]
+    assert find_undescribed(lambda size=1: size) == ["size"]

@@ -387,6 +387,11 @@ class UnsupportedBlock(KedgeError):
 class UnsupportedParameter(KedgeError, ValueError):
     """A parameter, option or tool is not supported by this provider.
 
+    Args:
+        param: Its name.
+        remedy: What to do instead.
+        problem: The problem, if it is another one.
+
     Attributes:
         param: Its name.
     """

@@ -209,6 +209,9 @@ class Config:
 def load_config(environ: Mapping[str, str] = os.environ) -> Config:
     """Load the configuration file and the environment.
 
+    Args:
+        environ: The environment variables.
+
     Raises:
         InvalidSetting: If the file cannot be read or contains an unknown setting or an invalid value.
             Environment variables are checked when they are read.

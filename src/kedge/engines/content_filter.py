@@ -74,7 +74,12 @@ class ContentFilters:
         phases: Iterable[Phase] = BOTH,
         filters: Iterable[ContentFilter] | None = None,
     ) -> B:
-        """Return the block after all filters, or after the given ones.
+        """Return the block after the filters.
+
+        Args:
+            block: The block.
+            phases: The directions whose rules apply.
+            filters: The filters to apply instead of all.
 
         Raises:
             Blocked: A rule rejects the content.
@@ -90,7 +95,7 @@ class ContentFilters:
         phases: Iterable[Phase] = BOTH,
         filters: Iterable[ContentFilter] | None = None,
     ) -> Turn:
-        """Return the Turn with every block filtered; the identical Turn if nothing changed.
+        """Return the Turn with every block filtered; the identical Turn if nothing changed. See ``apply``.
 
         Raises:
             Blocked: A rule rejects the content.

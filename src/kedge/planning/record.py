@@ -86,6 +86,7 @@ def record_response(
         conversation_id: The server-side conversation object that was used, if any.
         head: Whether the response becomes the state's ``previous_response_id``; false for an API that
             stores nothing.
+        counted: The tokens that the server counted for the request.
 
     Returns:
         The Turn with the blocks and the record.

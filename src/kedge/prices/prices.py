@@ -232,6 +232,9 @@ class Prices:
 def load_prices(path: str | Path | None = None) -> Prices:
     """Load the prices of the package, and those of a file, which take precedence.
 
+    Args:
+        path: The file; by default there is none.
+
     Raises:
         InvalidSetting: The file cannot be read, or is not valid.
     """

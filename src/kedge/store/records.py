@@ -223,7 +223,7 @@ class LoadedPath:
     data: FrozenMap = EMPTY
 
     def turn(self, turn_id: str = "") -> Turn:
-        """Return the Turn that ends at this node."""
+        """Return the Turn that ends at this node, with the id ``turn_id`` or a new one."""
         from kedge.planning import set_state
 
         return set_state(Turn(self.blocks, id=turn_id, data=self.data), self.state)

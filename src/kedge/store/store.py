@@ -495,7 +495,7 @@ class Store(AsyncResource):
         return await delete.delete_old(self.database, self.clock(), age=None)
 
     async def list_older(self, seconds: float, *, tag: str | None = None) -> list[str]:
-        """Return the ids of the conversations that `delete_older` with these arguments deletes.
+        """Return the ids of the conversations that would be deleted; see `delete_older`.
 
         Raises:
             InvalidSetting: The age is not a number of seconds above 0.
@@ -906,7 +906,7 @@ class Store(AsyncResource):
     async def renew(
         self, conversation: ConversationRow, key: str, *, owner: str, lease: float
     ) -> bool:
-        """Extend a claim by ``lease`` seconds from now, or release it with 0.
+        """Extend the claim of ``owner`` by ``lease`` seconds from now, or release it with 0.
 
         Returns:
             Whether the claim was still the caller's.

@@ -156,7 +156,7 @@ class Toolbox(Mapping[str, AnyTool]):
         return [*tools, *map(dict[str, Any], self.offered)]
 
     def frozen_definitions(self, edit: TextEdit | None = None) -> tuple[ToolDefinition, ...]:
-        """Return the same definitions as parts of a request, which cannot be changed."""
+        """Return the definitions as parts of a request, which cannot be changed; see ``definitions``."""
         tools = self._tools.values()
         if edit is None or not self.sources:
             return (*(each.frozen_definition for each in tools), *map(to_definition, self.offered))
