@@ -195,8 +195,8 @@ def list_texts() -> Iterator[Path]:
     """Yield every file whose wording is checked."""
     yield from MODULES
     yield from sorted((SOURCE / "kedge").rglob("*.html"))
-    yield from (ROOT / "README.md", ROOT / "CONTRIBUTING.md")
-    yield from sorted((ROOT / "docs").glob("*.md"))
+    yield from sorted(ROOT.glob("*.md"))
+    yield from sorted((ROOT / "docs").rglob("*.md"))
 
 
 def test_every_term_is_defined_once_and_exists() -> None:

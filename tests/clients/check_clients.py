@@ -1,10 +1,11 @@
-"""Run real, unmodified clients on Kedge: the commands and files of ``docs/clients.md``, and frameworks.
+"""Run real, unmodified clients on Kedge: the commands and files of the documentation, and frameworks.
 
-Run by ``make test-clients``, which installs the clients in separate environments. Each section of the page
+Run by ``make test-clients``, which installs the clients in separate environments. Each section of ``docs/clients.md``
 is run as a reader would do it: a block that begins with a comment naming a file is written to that file, a ``sh``
 block is executed, the ``text`` block behind it is what it prints, and a ``console`` block is an interactive session
 (see ``terminal.py``; for Open WebUI, see ``check_webui.py``). This is done on the practice model, in front of a
-model of each API, and through ``kedge proxy``. A table shows the results; the exit code is the number of failures.
+model of each API, and through ``kedge proxy``. For the migration pages, see ``check_migrations.py``. A table shows the
+results; the exit code is the number of failures.
 
     check_clients.py [SECTION ...]   only these sections
 """
@@ -24,6 +25,7 @@ from typing import Any
 
 import httpx2
 from check_frameworks import check_frameworks, serve_proxy
+from check_migrations import check_migrations
 from check_webui import run_webui
 from terminal import run_session
 
@@ -216,7 +218,7 @@ def check_all(names: list[str]) -> Iterator[Row]:
     """Run the page, and the frameworks unless sections were chosen."""
     yield from check_page(PAGE.read_text(encoding="utf-8"), names or list(SECTIONS))
     if not names:
-        for package, what, passed in check_frameworks():
+        for package, what, passed in (*check_migrations(), *check_frameworks()):
             yield Row(package, find_version(package), what, passed)
 
 
