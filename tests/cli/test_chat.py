@@ -12,6 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from kedge.cli import group
 from kedge.cli.chat import command
 from kedge.cli.chat_session import ChatOptions
 from kedge.cli.inspect import command as inspect_command
@@ -303,6 +304,40 @@ def test_conversation_is_usable_after_ctrl_c() -> None:
     assert conversation.returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ([], "(interrupted)"),
+        (["-c", "harbor"], "(interrupted; the partial answer is stored"),
+        (["--json"], '{"error": "interrupted"'),
+    ],
+)
+def test_ctrl_c_ends_a_chat_with_a_message(options: list[str], shown: str) -> None:
+    """A chat of one message ends with the exit code of Ctrl-C, so that a script notices."""
+    with subprocess.Popen(
+        [*KEDGE, "-vv", "chat", "Very slowly write 400 words.", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as chat:
+        assert chat.stderr is not None
+        assert any("request sent" in line for line in chat.stderr)
+        chat.send_signal(signal.SIGINT)
+        output, _ = chat.communicate(timeout=TIMEOUT)
+    assert shown in output
+    assert chat.returncode == 130
+
+
+def test_ctrl_c_ends_a_chat_that_waits_for_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while no message is answered ends a chat in a pipe with its exit code."""
+
+    def interrupt(_: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupt)
+    assert CliRunner().invoke(group, ["chat"]).exit_code == 130
+
+
 def test_named_conversation_continues_in_another_process() -> None:
     """The practice model stores its responses, and ``kedge inspect`` predicts a chained request."""
     assert "You said" in invoke_chat("My name is Ada.\n", "-c", "harbour").stdout
@@ -456,10 +491,11 @@ def write_schema(folder: Path, schema: object = STOP_SCHEMA) -> str:
 def test_with_a_schema_only_valid_json_is_printed(tmp_path: Path) -> None:
     """Invalid answers are requested again, and notes are printed on standard error."""
     result = invoke_chat(
-        "I travel to Lisbon for 3 days.\nFirst invalid: I travel to Oslo for 2 days.\n",
+        "I travel to Lisbon for 3 days.\n/model\nFirst invalid: I travel to Oslo for 2 days.\n",
         "--schema",
         write_schema(tmp_path),
     )
+    assert "current model: practice" in result.stderr
     assert [json.loads(line) for line in result.stdout.splitlines()] == [
         {"city": "Lisbon", "days": 3},
         {"city": "Oslo", "days": 2},

@@ -35,7 +35,8 @@ def test_invalid_options_are_rejected(tmp_path: Path, options: list[str], messag
     assert message in result.output
 
 
-def test_proxy_forwards_requests(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_proxy_forwards_requests(tmp_path: Path, stop: signal.Signals) -> None:
     """The proxy prints its address, forwards requests, writes its index and stops on a signal."""
     index = tmp_path / "index.db"
     with serve() as server:
@@ -50,6 +51,7 @@ def test_proxy_forwards_requests(tmp_path: Path) -> None:
                 )
             assert answer.parse().output_text == "2+3 = 5."
             assert len(answer.headers.get_list("date")) == 1  # the header of the upstream server
-            process.send_signal(signal.SIGTERM)
-            process.wait(300)
+            process.send_signal(stop)
+            assert process.wait(300) == 0
     assert index.exists()
+    assert not index.with_name("index.db-wal").exists()  # the store was closed

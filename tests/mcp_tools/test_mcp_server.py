@@ -227,6 +227,7 @@ async def test_command_serves_http(store: Store, environment: dict[str, str]) ->
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=300)
+    assert process.returncode == 0
 
 
 @pytest.fixture

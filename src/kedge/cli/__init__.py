@@ -56,6 +56,9 @@ SYNONYMS = {
 }
 """Names that other tools use, with the command to suggest for each."""
 
+INTERRUPTED_EXIT_CODE = 130
+"""The exit code after Ctrl-C, as in a shell."""
+
 _MODULES = {
     "completion": "config",
     "diff": "show",
@@ -110,7 +113,7 @@ class LazyGroup(click.Group):
         except KeyboardInterrupt:
             hint = " Run the same command again to continue." * (ctx.invoked_subcommand == "batch")
             click.echo(f"Interrupted.{hint}", err=True)
-            raise click.exceptions.Exit(130) from None
+            raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""

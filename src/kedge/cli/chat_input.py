@@ -97,8 +97,12 @@ def _read_lines(*, echo: bool) -> Iterator[str]:
     while True:
         try:
             line = input("> " if is_terminal else "")
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             return
+        except KeyboardInterrupt:
+            if is_terminal:
+                return
+            raise
         if echo and not is_terminal and line.strip():
             click.echo(f"> {line}")
         yield line

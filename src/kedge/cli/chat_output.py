@@ -97,6 +97,14 @@ class ValueOutput(TextOutput):
         """Print a line on standard error."""
         click.echo(wrap_text(line, err=True), err=True)
 
+    def show_output(self, command: str, text: str) -> None:
+        """Print the output of a command on standard error."""
+        click.echo(text, err=True)
+
+    def show_interrupt(self, message: str) -> None:
+        """Print a line in parentheses on standard error."""
+        self.write_note(f"({message})")
+
     def show_end(self, status: str, report: dict[str, Any]) -> None:
         """Print the value."""
         click.echo(format_json(report["output"]))

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import click
 
-from kedge.cli import chat_tools
+from kedge.cli import INTERRUPTED_EXIT_CODE, chat_tools
 from kedge.cli.base import wrap_text
 from kedge.cli.chat_input import read_attachment, read_messages
 from kedge.cli.chat_output import (
@@ -83,8 +83,8 @@ class ChatOptions:
 
 
 INTERRUPTED_MESSAGE = (
-    "interrupted; the partial answer is stored beside the conversation, which is as it was before your "
-    "message. /resume asks again"
+    "interrupted; the partial answer is stored beside the conversation, which is as it was before "
+    "your message"
 )
 
 
@@ -264,7 +264,10 @@ class ChatSession:
                 runner.run(self._send(line))
         except KeyboardInterrupt:
             self.output.stop()
-            self.output.show_interrupt(INTERRUPTED_MESSAGE)
+            if self.chat_options.message:
+                self.output.show_interrupt(INTERRUPTED_MESSAGE if self.is_saved else "interrupted")
+                raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE) from None
+            self.output.show_interrupt(f"{INTERRUPTED_MESSAGE}. /resume asks again")
         except KedgeError as error:
             self.failed |= not is_command
             self.output.stop()

@@ -269,13 +269,17 @@ def _announce(facts: dict[str, str], line: str, *, as_json: bool) -> None:
 
 
 async def run_uvicorn(app: Any, listener: "socket.socket", **options: Any) -> None:
-    """Serve an app on a bound socket until the process is interrupted."""
+    """Serve an app on a bound socket until a signal arrives."""
     import uvicorn
 
+    from kedge.server.uvicorn_server import SignalServer
+
     config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, **options)
-    await uvicorn.Server(config).serve(sockets=[listener])
+    await SignalServer(config).serve(sockets=[listener])
 
 
+PROXY_SHUTDOWN_SECONDS = 10
+"""Seconds for which the responses of a proxy may finish when it stops, as those of a server."""
 WAIT_SECONDS = 2.0
 """Seconds for which a request waits for a lock or a connection of the store."""
 
@@ -332,9 +336,15 @@ def proxy_command(
         facts = {"base_url": base_url, "upstream": mask_url(upstream)}
         line = f"Forwarding {base_url} to {facts['upstream']}"
         _announce(facts, line, as_json=as_json)
-        options = {"http": BufferedH11Protocol, "ws": "websockets-sansio"}
-        # The date of the upstream server is forwarded.
-        asyncio.run(run_uvicorn(app, listener, date_header=False, **options))
+        serving = run_uvicorn(
+            app,
+            listener,
+            http=BufferedH11Protocol,
+            ws="websockets-sansio",
+            date_header=False,  # that of the upstream server is forwarded
+            timeout_graceful_shutdown=PROXY_SHUTDOWN_SECONDS,
+        )
+        asyncio.run(serving)
     if store is not None:
         store.database.close()
 

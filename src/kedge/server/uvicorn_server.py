@@ -104,6 +104,15 @@ class BufferedH11Protocol(H11Protocol):
                 self.handle_events()
 
 
+class SignalServer(uvicorn.Server):
+    """A uvicorn server whose process ends normally after a signal, which uvicorn would raise again."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting requests, and close all connections."""
+        await super().shutdown(sockets)
+        self._captured_signals.clear()
+
+
 class UvicornServer(uvicorn.Server):
     """A uvicorn server that can be started and stopped from any thread without polling.
 
