@@ -13,6 +13,7 @@ from openai import OpenAI
 
 from kedge.server.faults import KINDS
 from kedge.testing import TestServer, serve
+from server.routes.test_responses_stream import FailingModel
 from server.waiting import TIMEOUT
 
 WEATHER: Any = {
@@ -524,6 +525,15 @@ def test_several_faults_apply_at_once(server: TestServer) -> None:
     body, ended = decode_chunked(raw_post(server, STREAM_REQUEST))
     assert (event_names(body), ended) == (["response.created"] * 2, False)
     assert b'"resp_' not in body
+
+
+def test_a_failing_stream_without_a_response_id() -> None:
+    """The error event has a message that is a text, and no id."""
+    with serve(model=FailingModel()) as server:
+        server.faults.set("omit_response_id")
+        events = stream_events(server)
+    assert [event["type"] for event in events][-2:] == ["error", "response.failed"]
+    assert "id" not in events[-1]["response"]
 
 
 def test_invalid_json_is_reported_despite_a_fault(server: TestServer) -> None:

@@ -344,8 +344,9 @@ def _omit_call_names(event: Body) -> bool:
 
 def _omit_response_id(event: Body) -> bool:
     is_chunk = "choices" in event  # a chunk of a chat completion is the response itself
-    holder = event if is_chunk else event.get("response") or event.get("message") or {}
-    return holder.pop("id", None) is not None
+    members = [event] if is_chunk else [event.get("response"), event.get("message")]
+    ids = [holder.pop("id", None) for holder in _select_dicts(members)]
+    return any(each is not None for each in ids)
 
 
 def _omit_echo(fault: Fault, event: Body) -> bool:
