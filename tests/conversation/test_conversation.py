@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import anyio
+import anyio.lowlevel
 import pytest
 from starlette.responses import Response
 
@@ -706,6 +707,28 @@ async def test_question_is_stored_if_middleware_drops_events(
     conversation = await Conversation.create(store, connected(), middleware=[Quiet])
     await conversation.send("My name is Ada.")
     assert "asked" in node_kinds(await store.tree(conversation.row))
+
+
+async def test_turn_that_is_cancelled_while_it_claims_its_key_releases_it(
+    store: Store, connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that was stored just before the cancellation does not delay the next caller by its lease."""
+    conversation = await Conversation.create(store, connected(), lease=1e6)
+    claim = store.claim
+
+    async def cancel_after_claim(*args: Any, **options: Any) -> Any:
+        result = await claim(*args, **options)
+        scope.cancel()
+        await anyio.lowlevel.checkpoint()
+        return result
+
+    monkeypatch.setattr(store, "claim", cancel_after_claim)
+    with anyio.CancelScope() as scope:
+        await conversation.send("What is 2+3?", key="k")
+    assert scope.cancelled_caught
+    monkeypatch.undo()
+    with anyio.fail_after(300):
+        assert (await conversation.send("What is 2+3?", key="k")).text == "2+3 = 5."
 
 
 async def test_failed_turn_releases_its_key(

@@ -402,9 +402,14 @@ class ClaimRequest:
     async def _claim(self, request_hash: bytes) -> Claim:
         pause, max_pause = POLL_INTERVALS
         while True:
-            claim = await self.store.claim(
+            acquired = self.store.claim(
                 self.row, self.key, request_hash=request_hash, owner=self.owner, lease=self.lease
             )
+            try:
+                claim = await _complete(acquired)
+            except anyio.get_cancelled_exc_class():
+                await self._release()
+                raise
             if claim.is_owner or claim.answer:
                 return claim
             await anyio.sleep(pause)
@@ -417,13 +422,16 @@ class ClaimRequest:
         try:
             yield
         except BaseException:
-            with anyio.CancelScope(shield=True), suppress(StoreError):
-                await self.store.renew(self.row, self.key, owner=self.owner, lease=0)
+            await self._release()
             raise
         finally:
             renewing.cancel()
             with suppress(asyncio.CancelledError):
                 await renewing
+
+    async def _release(self) -> None:
+        with anyio.CancelScope(shield=True), suppress(StoreError):
+            await self.store.renew(self.row, self.key, owner=self.owner, lease=0)
 
     async def _renew_periodically(self) -> None:
         while True:
