@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from kedge.cli import COMMANDS, SYNONYMS, base, group, load_command
 from kedge.cli.base import command, print_table, setting_option, wrap_text
-from kedge.errors import CannotConnect, KedgeError
+from kedge.errors import CannotConnect, InvalidSetting, KedgeError
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEAVY_MODULES = {
@@ -137,14 +137,15 @@ def test_environment_problems_are_not_internal_errors(
     assert hint.startswith("Hint: ")
 
 
-def test_full_disk_is_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [["config"], ["--help"], ["chat", "--help"]])
+def test_full_disk_is_reported(tmp_path: Path, arguments: list[str]) -> None:
     """A full disk behind standard output is reported with a hint."""
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full")
     environ = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "kedge", "config"],
+            [sys.executable, "-m", "kedge", *arguments],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -366,6 +367,19 @@ def test_hint_for_text_that_is_not_utf8(content: bytes, command_name: str) -> No
     with pytest.raises(UnicodeDecodeError) as caught:
         content.decode()
     assert command_name in base.find_hint(caught.value)
+
+
+def test_only_errors_of_settings_refer_to_the_check_of_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An invalid value of an argument is no problem of the configuration."""
+    click_command = make_failing_command(InvalidSetting("the name of a token must be letters"))
+    assert "Hint" not in CliRunner().invoke(click_command).stderr
+    monkeypatch.setenv("KEDGE_LOG_LEVEL", "loud")
+    failed = CliRunner().invoke(click_command).stderr.splitlines()
+    assert failed[0].startswith("Error: KEDGE_LOG_LEVEL must be one of")
+    assert failed[1] == "Hint: 'kedge doctor' checks all settings."
+    assert "KEDGE_LOG_LEVEL must be" in CliRunner().invoke(group, ["doctor"]).stdout
 
 
 def test_error_without_hint_is_one_line() -> None:

@@ -66,7 +66,7 @@ def test_failed_line_sets_exit_code(folder: Path) -> None:
         file.write('\n{"id": "bad", "prompt": "x", "model": "nobody:x"}')
     done = run_batch()
     assert done.exit_code == 1
-    assert "2 of 3 completed, 1 failed\n  1 CannotConnect" in done.stdout
+    assert "2 of 3 completed, 1 failed\n  1 CannotConnect: no provider named" in done.stdout
 
 
 def test_invalid_line_is_reported_in_one_line(folder: Path) -> None:

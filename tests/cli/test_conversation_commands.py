@@ -1,5 +1,6 @@
 """Tests of the commands that manage conversations, with a sample store and its server."""
 
+import errno
 import json
 import sqlite3
 from collections.abc import Iterator
@@ -57,6 +58,8 @@ def test_missing_store_is_not_created(store_path: Path) -> None:
     assert empty.exit_code == 0
     assert "kedge chat --conversation" in empty.output
     assert run_json("conversations") == []
+    assert run_json("search", "harbour") == []
+    assert run_json("auth", "list") == []
     missing = run_command("tree", "harbour")
     assert missing.exit_code == 1
     assert "there are no conversations yet" in missing.stderr
@@ -401,6 +404,28 @@ def test_export_and_import_are_lossless(server: TestServer, tmp_path: Path) -> N
     assert run_command("export", "harbour", "--json").exit_code == 2
 
 
+def test_failed_export_retains_the_last_one(
+    server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is replaced when the new one is complete, with the same permissions."""
+    file = tmp_path / "out.jsonl"
+    file.write_text("the last backup")
+    file.chmod(0o600)
+
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fail)
+        failed = run_command("export", "--out", str(file))
+    assert failed.exit_code == 1
+    assert f"Error: {file}: No space left on device" in failed.stderr
+    assert file.read_text() == "the last backup"
+    assert [each.name for each in tmp_path.glob("out.*")] == ["out.jsonl"]
+    assert run_json("export", "--out", str(file))["conversations"] == 2
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [
@@ -549,7 +574,10 @@ def test_names_are_completed(server: TestServer, monkeypatch: pytest.MonkeyPatch
 def test_delete_needs_confirmation_and_retains_forks(server: TestServer) -> None:
     """No input is not a confirmation, and a fork retains the blocks that it shares."""
     before = run_json("show", "quay")
-    assert run_command("delete", "harbour").exit_code == 1
+    unanswered = run_command("delete", "harbour")
+    assert unanswered.exit_code == 2
+    assert "--yes deletes without a question" in unanswered.stderr
+    assert run_command("delete", "harbour", stdin="n\n").exit_code == 1
     assert len(run_json("conversations")) == 2
     assert run_json("delete", "harbour", "--yes")["deleted"]
     assert [each["title"] for each in run_json("conversations")] == ["quay"]

@@ -76,6 +76,7 @@ def test_json_has_all_nodes() -> None:
     """The JSON output has all nodes, oldest first."""
     report = make_tree(status="lost").to_json(NOW)
     root, node = report["nodes"]
+    assert make_tree(status="lost").to_json(NOW, limit=1)["nodes"] == [node]
     assert root["response"] is None
     assert node["heads"] == ["conv_1", "conv_2"]
     assert node["status"] == "lost"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from kedge.errors import BrokenInstallation, CannotOpenStore, InvalidSetting
+from kedge.errors import BrokenInstallation, CannotOpenStore, InvalidSetting, StoreReadOnly
 from kedge.store import migrate as migrate_module
 from kedge.store import open_store
 from kedge.store.database import Tx
 from kedge.store.migrate import load_migrations, migrate, read_schema_version
-from kedge.store.open import open_database
+from kedge.store.open import open_current_database, open_database
 from postgresql import create_schema
 from store.sample_conversations import create_conversation
 
@@ -93,6 +93,22 @@ async def test_newer_store_is_rejected(lasting_url: str) -> None:
         await store.database.write(lambda tx: tx.run("UPDATE kedge_schema SET version = 99"))
     with pytest.raises(CannotOpenStore, match=r"newer Kedge .*99.*upgrade Kedge"):
         await open_store(lasting_url)
+
+
+async def test_older_store_that_may_not_be_written_is_explained(tmp_path: Path) -> None:
+    """The error says that the store must be upgraded, which reading a current one does not need."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    database = open_database(url)
+    await database.write(lambda tx: migrate(tx, target=3))
+    await database.aclose()
+    message = r"store\.db: an older version of Kedge wrote this store, so it must be upgraded"
+    with pytest.raises(StoreReadOnly, match=message):
+        await open_store(f"{url}?mode=ro")
+    with pytest.raises(StoreReadOnly, match=message):
+        open_current_database(f"{url}?mode=ro")
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(StoreReadOnly, match=r"empty\.db: the database may only be read"):
+        await open_store(f"sqlite:///{tmp_path}/empty.db?mode=ro")
 
 
 async def test_migrating_again_changes_nothing(lasting_url: str) -> None:

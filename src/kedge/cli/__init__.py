@@ -4,8 +4,9 @@
 imports its module (``kedge.cli.<name>``, attribute ``command``) when it is called.
 """
 
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -114,6 +115,17 @@ class LazyGroup(click.Group):
             hint = " Run the same command again to continue." * (ctx.invoked_subcommand == "batch")
             click.echo(f"Interrupted.{hint}", err=True)
             raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE) from None
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run the command line; a full disk behind the output of ``--help`` is reported in one line."""
+        try:
+            return super().main(*args, **options)
+        except OSError as error:
+            from kedge.cli.base import CommandError, discard_output
+
+            discard_output()
+            CommandError(error, as_json=False, verbose=False).show()
+            sys.exit(CommandError.exit_code)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""

@@ -87,7 +87,9 @@ def list_tokens(store: str, as_json: bool) -> None:
     """List the tokens: their users, scopes and limits per minute."""
     from kedge.store import TokenRegistry
 
-    tokens = run_with_store(lambda opened: TokenRegistry(opened).list(), address=store, make=True)
+    tokens = run_with_store(
+        lambda opened: TokenRegistry(opened).list(), address=store, may_miss=True
+    )
     if as_json:
         echo_json([_token_to_json(token) for token in tokens])
     elif not tokens:

@@ -19,7 +19,7 @@ from typing import IO, Any, TextIO, TypeVar, cast
 import click
 
 from kedge import errors
-from kedge.config import SETTINGS, Config, Setting, load_config
+from kedge.config import SETTINGS, Config, Setting, SettingValue, load_config
 from kedge.errors import KedgeError
 
 HINTS: dict[type[BaseException], str] = {
@@ -30,11 +30,13 @@ HINTS: dict[type[BaseException], str] = {
     errors.Unreachable: "Is the server running? 'kedge doctor --online' checks.",
     errors.ServerFailed: "Try again later; the conversation is unchanged.",
     errors.StreamCut: "Try again later; the conversation is unchanged.",
-    errors.InvalidSetting: "'kedge doctor' checks all settings.",
+    errors.HeadConflict: "Another process uses this conversation: try again, or continue from the stored node "
+    "with 'kedge fork --at'.",
     errors.StoreFull: "Free some space, or use another disk with --store.",
     errors.StoreReadOnly: "Check the permissions of the file and its folder, or use another --store.",
     errors.CannotOpenStore: "'kedge doctor' checks the store; --store uses another.",
 }
+SETTINGS_HINT = "'kedge doctor' checks all settings."
 ENCODING_HINT = "Is the text UTF-8? 'iconv -f latin1 -t utf-8' converts it."
 _FIRST_BYTES_HINTS: dict[bytes, str] = {
     b"\xff\xfe": "The text is UTF-16; 'iconv -f utf-16 -t utf-8' converts it.",
@@ -215,6 +217,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 VERBOSE_KEY = "kedge.verbose"
 SOURCES_KEY = "kedge.flags"
+ADVICE_KEY = "kedge.advice"
+"""The member of ``Context.meta`` with advice that follows the hint of any error of the command."""
 _LOG_LEVELS = ("", "warning", "info", "debug", "trace")
 
 
@@ -223,10 +227,12 @@ class CommandError(click.ClickException):
 
     exit_code = 1
 
-    def __init__(self, error: BaseException, *, as_json: bool, verbose: bool) -> None:
+    def __init__(
+        self, error: BaseException, *, as_json: bool, verbose: bool, advice: str = ""
+    ) -> None:
         super().__init__(_error_message(error))
         self.error = error
-        self.hint = find_hint(error)
+        self.hint = " ".join(filter(None, (find_hint(error), advice)))
         self.as_json, self.verbose = as_json, verbose
 
     def show(self, file: IO[Any] | None = None) -> None:
@@ -285,21 +291,22 @@ class Command(click.Command):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except BrokenPipeError:
-            _discard_output()  # the reader of our output has closed the pipe
+            discard_output()  # the reader of our output has closed the pipe
             raise click.exceptions.Exit(1) from None
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
-                _discard_output()
+                discard_output()
             raise _command_error(ctx, error) from error
         return result
 
     def _configure_logging(self, ctx: click.Context) -> bool:
         """Show log records as ``-v``, the settings or the command's default require; return whether any are."""
         verbosity: int = ctx.meta.get(VERBOSE_KEY, 0)
-        level, form = _LOG_LEVELS[min(verbosity, len(_LOG_LEVELS) - 1)], "text"
+        level: Any = _LOG_LEVELS[min(verbosity, len(_LOG_LEVELS) - 1)]
+        form: Any = "text"
         try:
-            config = get_config(ctx)
-            level, form = level or config["log_level"] or self.log_level, config["log_format"]
+            form = find_setting(ctx, "log_format").value
+            level = level or find_setting(ctx, "log_level").value or self.log_level
         except CommandError:
             if not self.tolerant:
                 raise
@@ -326,7 +333,7 @@ class Command(click.Command):
                 click.echo(wrap_text(f"Note: {text}", err=True), err=True)
 
 
-def _discard_output() -> None:
+def discard_output() -> None:
     """Redirect standard output, so that the interpreter does not flush into a closed one."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -367,11 +374,7 @@ def setting_option(name: str, **attributes: Any) -> Callable[[F], F]:
     known = SETTINGS[name]
 
     def find(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
-        config = get_config(ctx)
-        try:
-            found = config.find(name, None if value is None else known.check(value, known.flag))
-        except KedgeError as error:
-            raise _command_error(ctx, error) from error
+        found = find_setting(ctx, name, value)
         ctx.meta.setdefault(SOURCES_KEY, {})[name] = found.source
         return found.value
 
@@ -413,10 +416,20 @@ def get_config(ctx: click.Context | None = None) -> Config:
         try:
             meta["kedge.config"] = load_config()
         except KedgeError as error:
-            raise _command_error(ctx, error) from error
+            raise _command_error(ctx, error, SETTINGS_HINT) from error
     return meta["kedge.config"]
 
 
-def _command_error(ctx: click.Context, error: Exception) -> CommandError:
+def find_setting(ctx: click.Context, name: str, flag: Any = None) -> SettingValue:
+    """Return the value of a setting for this call; ``flag`` is that of the option, if it was given."""
+    setting, config = SETTINGS[name], get_config(ctx)
+    try:
+        return config.find(name, None if flag is None else setting.check(flag, setting.flag))
+    except KedgeError as error:
+        raise _command_error(ctx, error, SETTINGS_HINT) from error
+
+
+def _command_error(ctx: click.Context, error: Exception, advice: str = "") -> CommandError:
     as_json = bool(ctx.params.get("as_json"))
-    return CommandError(error, as_json=as_json, verbose=bool(ctx.meta.get(VERBOSE_KEY)))
+    verbose, advice = bool(ctx.meta.get(VERBOSE_KEY)), advice or ctx.meta.get(ADVICE_KEY, "")
+    return CommandError(error, as_json=as_json, verbose=verbose, advice=advice)

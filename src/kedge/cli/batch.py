@@ -1,7 +1,7 @@
 """``kedge batch``: run prompts from a file, with progress; run it again to resume."""
 
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -12,11 +12,11 @@ import click
 from kedge.batch import AsyncioRunner, Progress, Runner, Summary, run_batch
 from kedge.batch.run import ProgressCallback
 from kedge.cli.base import command as kedge_command
-from kedge.cli.base import dim, echo, echo_result, setting_option
+from kedge.cli.base import dim, echo, echo_result, setting_option, wrap_text
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
 from kedge.cli.store_options import store_practice_responses
 from kedge.config.paths import store_url
-from kedge.text_format import pluralize
+from kedge.text_format import pluralize, sanitize_text
 from kedge.tools import Toolbox
 
 
@@ -78,7 +78,7 @@ def command(
     if mcp_servers and runner != "asyncio":
         raise click.UsageError("--mcp is for --runner asyncio: workers do not start MCP servers")
 
-    async def work(watch: ProgressCallback | None) -> Summary:
+    async def work(watch: ProgressCallback) -> Summary:
         async with AsyncExitStack() as stack:
             boxes = await open_mcp_servers(mcp_servers, stack)
             lines = _create_runner(runner, workers, boxes)
@@ -87,9 +87,16 @@ def command(
             )
 
     url = store_url(store)
-    with store_practice_responses(url), _show_progress() as watch:
+    messages: dict[str, str] = {}
+    with store_practice_responses(url), _show_progress() as show:
+
+        def watch(progress: Progress) -> None:
+            if progress.last and progress.last.kind:
+                messages.setdefault(progress.last.kind, progress.last.error)
+            show(progress)
+
         summary = anyio.run(work, watch)
-    echo_result(asdict(summary), lambda: _print_summary(summary), as_json=as_json)
+    echo_result(asdict(summary), lambda: _print_summary(summary, messages), as_json=as_json)
     if summary.failed:
         raise click.exceptions.Exit(1)
 
@@ -103,10 +110,10 @@ def _create_runner(name: str, workers: int, boxes: Sequence[Toolbox]) -> Runner:
 
 
 @contextmanager
-def _show_progress() -> Generator[ProgressCallback | None]:
+def _show_progress() -> Generator[ProgressCallback]:
     """Draw a progress bar on standard error if that is a terminal."""
     if not sys.stderr.isatty():
-        yield None
+        yield lambda _: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -128,11 +135,12 @@ def _show_progress() -> Generator[ProgressCallback | None]:
         yield watch
 
 
-def _print_summary(summary: Summary) -> None:
+def _print_summary(summary: Summary, messages: Mapping[str, str]) -> None:
+    """Print the totals, and the first message of each kind of error."""
     skipped = f", {summary.skipped} finished before" if summary.skipped else ""
     echo(f"{summary.completed} of {summary.total} completed, {summary.failed} failed{skipped}")
     for kind, count in sorted(summary.errors.items()):
-        echo(f"  {count} {kind}")
+        echo(wrap_text(f"  {count} {kind}: {sanitize_text(messages[kind])}", indent="    "))
     tokens = f"{pluralize(summary.input_tokens, 'token')} in, {summary.output_tokens:,} out"
     unpriced = f" ({summary.unpriced} without a price)" if summary.unpriced else ""
     echo(dim(f"[{tokens}, ${summary.cost:.4f}{unpriced}, {summary.seconds:.1f} s]"))

@@ -149,7 +149,7 @@ def search_command(words: tuple[str, ...], store: str, as_json: bool, **filters:
         names = {hit.conversation for hit in hits}
         return hits, {name: (await opened.conversation(name)).title for name in names}
 
-    hits, titles = run_with_store(work, address=store)
+    hits, titles = run_with_store(work, address=store, may_miss=True)
     if as_json:
         echo_json([{**asdict(hit), "title": titles[hit.conversation]} for hit in hits])
     elif hits:

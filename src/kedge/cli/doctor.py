@@ -5,6 +5,7 @@ and 0 if there are only notes.
 """
 
 import asyncio
+import errno
 import os
 import platform
 import shutil
@@ -266,16 +267,17 @@ MIN_FREE_BYTES = 50_000_000
 def check_folder(folder: Path) -> Check:
     """Check that files can be created in a folder, or that the folder can be created."""
     existing = next((each for each in (folder, *folder.parents) if each.exists()), folder)
-    advice = "Fix its permissions, or set XDG_DATA_HOME to another folder."
+    advice = "Free some space: conversations cannot be stored on a full disk."
     try:
         with TemporaryFile(dir=existing) as file:
             file.write(b" ")
             file.flush()
         free = shutil.disk_usage(existing).free
     except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            advice = "Fix its permissions, or use another folder: --store, or XDG_DATA_HOME for all data."
         return Check("folder", "wrong", f"{folder} cannot be written: {error.strerror}", advice)
     if free < MIN_FREE_BYTES:
-        advice = "Free some space: conversations cannot be stored on a full disk."
         return Check("folder", "wrong", f"{folder}, only {format_size(free)} free", advice)
     return Check("folder", "ok", f"{folder}, {format_size(free)} free")
 

@@ -1,6 +1,9 @@
 """``kedge export``, ``import``, ``delete``, ``gc`` and ``verify``: maintain the conversations of a store."""
 
+import os
+import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -54,7 +57,7 @@ def export_command(
     if out is None:
         click.echo("".join(written).encode(), nl=False)  # UTF-8, so that it can be imported
         return
-    out.write_text("".join(written), encoding="utf-8", newline="\n")
+    _write_file(out, "".join(written).encode())
     lines = sum(text.count("\n") for text in written)
     if as_json:
         echo_json({"file": str(out), "conversations": len(written), "lines": lines})
@@ -63,6 +66,29 @@ def export_command(
             f"{pluralize(len(written), 'conversation')}, {pluralize(lines, 'line')} in {out}",
             err=True,
         )
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    """Write a file; one that exists, such as the last backup, is replaced when the new one is complete."""
+    if path.exists() and not path.is_file():  # a device or a pipe
+        path.write_bytes(content)
+        return
+    target = path.resolve()
+    part = target.with_name(f"{target.name}.part")
+    try:
+        with part.open("wb") as file:
+            if target.exists():
+                shutil.copymode(target, part)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    except BaseException as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
 
 
 @kedge_command("import")
@@ -156,7 +182,7 @@ def _delete_one(conversation: str, *, yes: bool, store: str, as_json: bool) -> N
     row = run_with_store(lambda opened: find_conversation(opened, conversation), address=store)
     name = sanitize_text(row.title or row.id)
     if not yes:
-        click.confirm(f"Delete {name} permanently?", abort=True, err=True)
+        _confirm(f"Delete {name} permanently?")
 
     async def work(opened: "Store") -> None:
         await opened.delete(row)
@@ -167,11 +193,24 @@ def _delete_one(conversation: str, *, yes: bool, store: str, as_json: bool) -> N
     echo_result({"id": row.id, "deleted": True}, text, as_json=as_json)
 
 
+def _confirm(question: str) -> None:
+    """Ask for confirmation; raise ``Abort`` if it is denied, and a usage error if the input has no answer."""
+    try:
+        is_confirmed = click.confirm(question, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        click.echo(err=True)
+        raise click.UsageError("it was not confirmed; --yes deletes without a question") from None
+    if not is_confirmed:
+        raise click.Abort
+
+
 def _delete_older(age: float, tag: str | None, *, yes: bool, store: str, as_json: bool) -> None:
     if not yes:
         found = run_with_store(lambda opened: opened.list_older(age, tag=tag), address=store)
         count = pluralize(len(found), "conversation")
-        click.confirm(f"Delete {count} permanently?", abort=True, err=True)
+        _confirm(f"Delete {count} permanently?")
 
     async def work(opened: "Store") -> list[str]:
         deleted = await opened.delete_older(age, tag=tag)

@@ -10,13 +10,13 @@ from typing import Any, TypeVar, assert_never, cast
 import anyio
 import click
 
+from kedge.cli.base import ADVICE_KEY, dim, echo, echo_result, get_config, setting_option
 from kedge.cli.base import command as kedge_command
-from kedge.cli.base import dim, echo, echo_result, get_config, setting_option
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
 from kedge.cli.confirmations import model_references, remember, require_confirmed
 from kedge.cli.store_options import use_store
 from kedge.engines.output_schema import to_json_value
-from kedge.errors import InvalidWorkflow, KedgeError
+from kedge.errors import InvalidWorkflow
 from kedge.store import Store
 from kedge.text_format import first_line, pluralize
 from kedge.turns.frozen_json import thaw
@@ -279,12 +279,12 @@ def _run_workflow(
     if not resume:
         spec = {"model": get_config()["model"], **spec}
         remember(_spec_references(spec))
-    started: list[str] = []
+    meta = click.get_current_context().meta
     with show_progress() as watch:
 
         def record_start(event: WorkflowEvent) -> None:
             if isinstance(event, WorkflowStarted):
-                started.append(event.workflow)
+                meta[ADVICE_KEY] = f"Continue with: kedge run {kind} --resume {event.workflow}"
             watch(event)
 
         async def work() -> WorkflowResult:
@@ -301,10 +301,9 @@ def _run_workflow(
 
         try:
             result = anyio.run(work)
-        except (KedgeError, KeyboardInterrupt):
-            if started:
-                advice = f"Continue with: kedge run {kind} --resume {started[0]}"
-                click.echo(dim(advice), err=True)
+        except KeyboardInterrupt:
+            if ADVICE_KEY in meta:
+                click.echo(dim(meta[ADVICE_KEY]), err=True)
             raise
     echo_result(_result_to_json(result), lambda: _print_result(result), as_json=as_json)
 

@@ -70,16 +70,14 @@ class AnnotatedTree:
         last = self.blocks.get(number)
         return describe(last, EXCERPT_LENGTH) if last else ""
 
-    def to_json(self, now: float) -> dict[str, Any]:
-        """Return the tree as JSON values, the oldest node first."""
+    def to_json(self, now: float, limit: int = 0) -> dict[str, Any]:
+        """Return the tree as JSON values, the oldest node first; with a limit the newest nodes only."""
+        nodes = sorted(self.tree.nodes, key=lambda each: each.id)
         return {
             "conversation": self.tree.row.id,
             "head": self.tree.row.head,
             "conversations": {row.id: row.head for row in self.conversations},
-            "nodes": [
-                self._node_to_json(node, now)
-                for node in sorted(self.tree.nodes, key=lambda each: each.id)
-            ],
+            "nodes": [self._node_to_json(node, now) for node in nodes[-limit:]],
         }
 
     def _node_to_json(self, node: Node, now: float) -> dict[str, Any]:
@@ -165,7 +163,7 @@ def command(conversation: str, limit: int, store: str, as_json: bool) -> None:
     tree = run_with_store(work, address=store)
     now = time.time()
     text = "\n".join(render_tree(tree, now, limit))
-    echo_result(tree.to_json(now), text, as_json=as_json)
+    echo_result(tree.to_json(now, limit), text, as_json=as_json)
 
 
 def render_tree(tree: AnnotatedTree, now: float, limit: int = 0) -> list[str]:

@@ -3,12 +3,13 @@
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from kedge.errors import CannotOpenStore, InvalidSetting
+from kedge.errors import CannotOpenStore, InvalidSetting, StoreReadOnly
 from kedge.store.database import Database, NamespaceDatabase
-from kedge.store.migrate import is_current, migrate
+from kedge.store.migrate import is_current, migrate, read_schema_version
 from kedge.store.records import validate_namespace
 from kedge.store.sqlite import MEMORY, SQLiteDatabase
 from kedge.store.store import Store
@@ -53,7 +54,8 @@ async def open_store(
     database = open_database(url, wait_seconds)
     try:
         if not await database.read(is_current):
-            await database.write(migrate)
+            with _explain_read_only(await database.read(read_schema_version)):
+                await database.write(migrate)
     except BaseException:
         await database.aclose()
         raise
@@ -80,11 +82,27 @@ def open_current_database(url: str, wait_seconds: float = 10.0) -> Database:
     database = open_database(url, wait_seconds)
     try:
         if not database.read_sync(is_current):
-            database.write_sync(migrate)
+            with _explain_read_only(database.read_sync(read_schema_version)):
+                database.write_sync(migrate)
     except BaseException:
         database.close()
         raise
     return database
+
+
+@contextmanager
+def _explain_read_only(version: int) -> Generator[None]:
+    """Report why a store that may only be read cannot be opened: its schema is older."""
+    try:
+        yield
+    except StoreReadOnly as error:
+        if not version:  # the database is empty
+            raise
+        path = str(error).rpartition(": ")[0]
+        raise StoreReadOnly(
+            f"{path}: an older version of Kedge wrote this store, so it must be upgraded before it can be read, "
+            "but it may not be written; copy it to another folder"
+        ) from error
 
 
 def _open_sqlite(url: str, wait_seconds: float) -> Database:
