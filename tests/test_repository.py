@@ -62,6 +62,13 @@ def test_every_public_package_has_a_reference_page() -> None:
     assert sorted(pages - {"attachments", "errors", "event_loops"}) == sorted(exporting)
 
 
+def test_every_make_command_is_described() -> None:
+    """CONTRIBUTING.md lists the commands of the Makefile, except the parts of ``make test`` and ``make check``."""
+    (names,) = re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    listed = re.findall(r"^    make ([\w-]+) ", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(set(names.split()) - {"suite", "style", "types"})
+
+
 def test_the_readme_is_short() -> None:
     """The README stays under 120 lines."""
     assert len((ROOT / "README.md").read_text().splitlines()) < 120
