@@ -65,7 +65,9 @@ def test_every_public_package_has_a_reference_page() -> None:
 def test_every_make_command_is_described() -> None:
     """CONTRIBUTING.md lists the commands of the Makefile, except the parts of ``make test`` and ``make check``."""
     (names,) = re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    listed = re.findall(r"^    make ([\w-]+) ", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    listed = re.findall(
+        r"^    make ([\w-]+) ", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
+    )
     assert sorted(listed) == sorted(set(names.split()) - {"suite", "style", "types"})
 
 

@@ -46,7 +46,7 @@ def replace_iterables(annotation: Any, aliases: tuple[Any, ...] = ()) -> Any:
 
 
 def _get_named_type(annotation: Any) -> Any:
-    """Return the type that a ``NewType`` or a type alias stands for, or the annotation itself."""
+    """Return the type that a ``NewType`` or a type alias names, or the annotation itself."""
     if isinstance(annotation, NewType):
         return annotation.__supertype__
     alias = get_origin(annotation) or annotation

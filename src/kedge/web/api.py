@@ -30,7 +30,7 @@ from kedge.web.attachments import format_disposition, serve_attachment
 from kedge.web.models import MODEL_KEY
 from kedge.web.openapi import (
     ApiCall,
-    EventStream,
+    EventStreamResponse,
     Operation,
     RequestError,
     build_openapi,
@@ -59,7 +59,7 @@ from kedge.web.workflows import (
 
 DAY = 86_400.0
 JSONL = "application/jsonl"
-EVENT_STREAM = EventStream.media_type
+EVENT_STREAM = EventStreamResponse.media_type
 MAX_TURN_BYTES = 14_000_000
 """The maximum size of a request body with a message and its attachments."""
 RUN_HEADER = "x-kedge-run"
@@ -196,14 +196,14 @@ async def _run(call: ApiCall, request: TurnRequest, *, stream: bool) -> BaseMode
     raise RequestError(409, "stopped", "the turn was stopped; what it stored is in the chain")
 
 
-def _follow(run: TurnRun) -> EventStream:
+def _follow(run: TurnRun) -> EventStreamResponse:
     """Return the events of a run from its first one, as server-sent events."""
 
     async def encoded_events() -> AsyncGenerator[bytes]:
         async for event in run.follow():
             yield encode_event(event) if event else b": still running\n\n"
 
-    return EventStream(encoded_events(), headers={RUN_HEADER: run.id})
+    return EventStreamResponse(encoded_events(), headers={RUN_HEADER: run.id})
 
 
 async def list_runs(call: ApiCall) -> BaseModel:

@@ -36,7 +36,7 @@ from kedge.text_format import (
     format_size,
     pluralize,
 )
-from kedge.web.openapi import EventStream
+from kedge.web.openapi import EventStreamResponse
 from kedge.web.page_templates import render
 from kedge.web.service import ConversationService
 from kedge.web.svg import Chart, RankedBar, Series, ValueFormatter, draw_chart, draw_ranking
@@ -371,9 +371,9 @@ async def read_change_token(service: ConversationService) -> str:
 
 def stream_figures(
     service: ConversationService, range_name: str, seen: str, is_stopping: Callable[[], bool]
-) -> EventStream:
+) -> EventStreamResponse:
     """Stream the rendered figures as server-sent events; ``seen`` is the page's last change token."""
-    return EventStream(_iter_figures(service, range_name, seen, is_stopping))
+    return EventStreamResponse(_iter_figures(service, range_name, seen, is_stopping))
 
 
 async def _iter_figures(

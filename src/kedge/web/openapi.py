@@ -315,7 +315,7 @@ _ERROR_DESCRIPTIONS = {
 }
 
 
-class EventStream(StreamingResponse):
+class EventStreamResponse(StreamingResponse):
     """A response of server-sent events; for HEAD, only its headers."""
 
     media_type = "text/event-stream"
