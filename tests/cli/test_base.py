@@ -289,6 +289,19 @@ def test_every_command_and_option_is_documented() -> None:
     assert find_section("no-such-command") == ""
 
 
+def test_help_is_complete_and_uniform() -> None:
+    """Every option is described, and ``--store`` is described in the same way everywhere."""
+    options = [
+        param
+        for _, click_command in load_commands()
+        for param in click_command.params
+        if isinstance(param, click.Option)
+    ]
+    assert [param.opts for param in options if not param.help] == []
+    stores = {(param.metavar, param.help) for param in options if "--store" in param.opts}
+    assert len(stores) == 1
+
+
 def test_every_documented_option_exists() -> None:
     """Each option in a table belongs to a command that its section names."""
     page = (DOCS / "cli.md").read_text()

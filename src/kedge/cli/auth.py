@@ -38,12 +38,14 @@ def command() -> None:
     help=f"What it is for; repeatable.  [default: {', '.join(DEFAULT_SCOPES)}]",
 )
 @click.option(
-    "--requests-per-minute", type=click.IntRange(1), help="Maximum number of requests per minute."
+    "--requests-per-minute",
+    type=click.IntRange(1),
+    help="Maximum number of requests per minute.  [default: none]",
 )
 @click.option(
     "--tokens-per-minute",
     type=click.IntRange(1),
-    help="Maximum number of tokens of models per minute.",
+    help="Maximum number of tokens of models per minute.  [default: none]",
 )
 @store_option
 def add(

@@ -14,7 +14,7 @@ from kedge.batch.run import ProgressCallback
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import dim, echo, echo_result, setting_option, wrap_text
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
-from kedge.cli.store_options import store_practice_responses
+from kedge.cli.store_options import store_option, store_practice_responses
 from kedge.config.paths import store_url
 from kedge.text_format import pluralize, sanitize_text
 from kedge.tools import Toolbox
@@ -25,8 +25,8 @@ from kedge.tools import Toolbox
 @click.option(
     "--out", required=True, type=click.Path(), help="The file to which results are appended."
 )
-@setting_option("model")
-@setting_option("store")
+@setting_option("model", help="The model of lines that name none: a model string.")
+@store_option
 @click.option("--name", default="", help="A name for the batch.  [default: derived from --out]")
 @click.option(
     "--concurrency",

@@ -12,12 +12,12 @@ import click
 from kedge.cli.base import SOURCES_KEY, setting_option
 from kedge.cli.base import command as kedge_command
 from kedge.cli.chat_tools import mcp_option
-from kedge.cli.store_options import DurationParam, complete_names, store_option
+from kedge.cli.store_options import MODEL_HELP, DurationParam, complete_names, store_option
 
 
 @kedge_command("chat")
 @click.argument("message", required=False)
-@setting_option("model")
+@setting_option("model", help=MODEL_HELP)
 @click.option(
     "--conversation",
     "-c",

@@ -395,7 +395,9 @@ STATE_MARKS = {"ok": ("✓", "green"), "note": ("!", "yellow"), "wrong": ("✗",
 @kedge_command("doctor", tolerant=True)
 @click.option("--online", is_flag=True, help="Also contact the providers whose keys are set.")
 @click.option(
-    "--timeout", type=click.FloatRange(0.1), help="Seconds to wait for a provider.  [default: 10]"
+    "--timeout",
+    type=click.FloatRange(0.1),
+    help="Seconds to wait for a provider.  [default: 10; KEDGE_TIMEOUT]",
 )
 def command(online: bool, timeout: float | None, as_json: bool) -> None:
     """Check versions, keys, databases and the configuration.

@@ -10,11 +10,11 @@ from typing import Any, TypeVar, assert_never, cast
 import anyio
 import click
 
-from kedge.cli.base import ADVICE_KEY, dim, echo, echo_result, get_config, setting_option
+from kedge.cli.base import ADVICE_KEY, dim, echo, echo_result, get_config
 from kedge.cli.base import command as kedge_command
 from kedge.cli.chat_tools import mcp_option, open_mcp_servers
 from kedge.cli.confirmations import model_references, remember, require_confirmed
-from kedge.cli.store_options import use_store
+from kedge.cli.store_options import store_option, use_store
 from kedge.engines.output_schema import to_json_value
 from kedge.errors import InvalidWorkflow
 from kedge.store import Store
@@ -110,13 +110,15 @@ def command() -> None:
 def _workflow_options(function: F) -> F:
     """Add the options of every workflow."""
     for option in (
-        setting_option("store"),
+        store_option,
         mcp_option,
         click.option(
             "--resume", metavar="ID", default="", help="Continue the workflow with this id."
         ),
         click.option("--id", "name", metavar="ID", default="", help="Start it under this id."),
-        click.option("--model", help="A model string; overrides the file."),
+        click.option(
+            "--model", help="A model string; overrides the file.  [default: the configured one]"
+        ),
         click.argument("file", required=False, type=click.Path()),
     ):
         function = option(function)
@@ -143,7 +145,10 @@ def refine(
     judge_model: str | None,
     **options: Any,
 ) -> None:
-    """Ask a model, judge its answer, and ask again with the critique until it passes."""
+    """Ask a model, judge its answer, and ask again with the critique until it passes.
+
+    FILE is a TOML file (docs/workflows.md); options override it.
+    """
     judge = _drop_none(function=function, schema=schema, rubric=rubric, model=judge_model)
     spec = _build_spec(file, model=model, task=task, rounds=rounds, judge=judge or None)
     _run_workflow("refine", spec, **options)
@@ -154,7 +159,11 @@ def refine(
 @click.option("--question", help="The question.")
 @click.option("--rounds", type=click.IntRange(1), help="Maximum number of rounds.  [default: 3]")
 @click.option(
-    "--side", "sides", multiple=True, metavar="NAME=MODEL", help="A participant; at least two."
+    "--side",
+    "sides",
+    multiple=True,
+    metavar="NAME=MODEL",
+    help="A participant; repeat it, at least two.",
 )
 @click.option("--judge", "function", metavar="MODULE:FUNCTION", help="A function that judges.")
 @click.option("--rubric", help="The rubric for a model as judge.")
@@ -171,7 +180,10 @@ def debate(
     judge_model: str | None,
     **options: Any,
 ) -> None:
-    """Let two or more models debate, each in its own conversation, until a judge decides."""
+    """Let two or more models debate, each in its own conversation, until a judge decides.
+
+    FILE is a TOML file (docs/workflows.md); options override it.
+    """
     judge = _drop_none(function=function, rubric=rubric, model=judge_model)
     tables = [dict(zip(("name", "model"), side.partition("=")[::2], strict=True)) for side in sides]
     spec = _build_spec(
@@ -192,7 +204,7 @@ def debate(
     "inputs",
     multiple=True,
     metavar="NAME=TEXT",
-    help="A value for {NAME} in the prompts.",
+    help="A value for {NAME} in the prompts. Repeatable.",
 )
 def steps(
     *,
@@ -201,7 +213,10 @@ def steps(
     inputs: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Run a pipeline of prompts in one conversation; prompts can use earlier results."""
+    """Run a pipeline of prompts in one conversation; prompts can use earlier results.
+
+    FILE is a TOML file with the prompts (docs/workflows.md); options override it.
+    """
     spec = _build_spec(file, model=model)
     if inputs:
         parsed = dict(_parse_input(each) for each in inputs)

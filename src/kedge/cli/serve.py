@@ -17,6 +17,7 @@ import click
 from kedge.cli.base import SOURCES_KEY, setting_option
 from kedge.cli.base import command as kedge_command
 from kedge.cli.store_options import (
+    MODEL_HELP,
     resolve_model,
     store_option,
     store_practice_responses,
@@ -63,7 +64,7 @@ def is_loopback(host: str) -> bool:
 @kedge_command("serve", log_level="info")
 @setting_option("serve.host")
 @setting_option("serve.port")
-@setting_option("serve.db", metavar="FILE|URL")
+@setting_option("serve.db", metavar="FILE|ADDRESS")
 @setting_option("serve.token")
 @setting_option("serve.retention_days")
 @setting_option("serve.zero_data_retention")
@@ -72,7 +73,7 @@ def is_loopback(host: str) -> bool:
 @setting_option("serve.pace")
 @setting_option("serve.unknown_parameters")
 @setting_option("serve.page")
-@setting_option("store", metavar="FILE|URL")
+@store_option
 @setting_option("serve.keep_bodies")
 @setting_option("serve.max_body_mb")
 @click.option(
@@ -288,7 +289,7 @@ WAIT_SECONDS = 2.0
 @setting_option("proxy.upstream", metavar="URL")
 @setting_option("proxy.host")
 @setting_option("proxy.port")
-@setting_option("proxy.db", metavar="FILE|URL")
+@setting_option("proxy.db", metavar="FILE|ADDRESS")
 @setting_option("proxy.token")
 @setting_option("proxy.trust")
 @setting_option("proxy.keep_bodies")
@@ -384,7 +385,7 @@ def _open_proxy_store(address: str, *, keep_bodies: bool) -> "Store | None":
 
 
 @kedge_command("mcp")
-@setting_option("model")
+@setting_option("model", help=MODEL_HELP)
 @store_option
 @click.option("--allow-write", is_flag=True, help="Also offer ask and fork.")
 @click.option("--http", is_flag=True, help="Serve HTTP instead of the standard streams.")

@@ -186,8 +186,8 @@ LINE_WIDTH = 100
 def diff_command(conversation: str, left: str, right: str, store: str, as_json: bool) -> None:
     """Compare two positions in a tree: two branches, or two positions on one branch.
 
-    LEFT and RIGHT are node numbers, response ids, 'head', or other conversations of the same tree.
-    Lines with - are only in LEFT, lines with + only in RIGHT.
+    LEFT and RIGHT are node numbers, response ids, 'head' (the default of RIGHT), or other conversations of the same
+    tree. Lines with - are only in LEFT, lines with + only in RIGHT.
     """
 
     async def work(opened: "Store") -> "tuple[Node, Node, Differences]":

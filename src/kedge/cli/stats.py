@@ -17,8 +17,13 @@ from kedge.analytics import (
     analyse_over_time,
 )
 from kedge.cli.base import command as kedge_command
-from kedge.cli.base import echo_result, setting_option
-from kedge.cli.store_options import find_conversation, run_with_store, time_options
+from kedge.cli.base import echo_result
+from kedge.cli.store_options import (
+    find_conversation,
+    run_with_store,
+    store_option,
+    time_options,
+)
 from kedge.store import Store
 from kedge.text_format import (
     NO_VALUE,
@@ -177,7 +182,7 @@ def _format_cost(dollars: float, unpriced: int) -> str:
     type=click.IntRange(1, 1000),
     help="Intervals of the charts.",
 )
-@setting_option("store")
+@store_option
 def command(
     *,
     since: float | None,

@@ -37,6 +37,8 @@ MAX_NAMED = 5
 """The maximum number of conversations listed in an error about an ambiguous title."""
 MAX_COMPLETIONS = 500
 """The maximum number of conversations offered as completions."""
+MODEL_HELP = "A model string. A stored conversation continues with its own model by default."
+"""The help of ``--model`` for commands that create or continue conversations."""
 MODEL_KEY = "model"
 """The member of a conversation's data with the model string that was last used."""
 
@@ -108,7 +110,9 @@ def page_options(limit: int) -> Callable[[F], F]:
 
     def add(function: F) -> F:
         text = "Number of results to skip."
-        offset = click.option("--offset", type=click.IntRange(0, MAX_ROWS), default=0, help=text)
+        offset = click.option(
+            "--offset", type=click.IntRange(0, MAX_ROWS), default=0, show_default=True, help=text
+        )
         return click.option(
             "--limit",
             type=click.IntRange(1, MAX_ROWS),
