@@ -10,8 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_bytes, serve_handler
-from kedge.engines.http_client import MAX_ERROR_BYTES, MAX_RETRY_AFTER, Timeouts, find_proxy
-from kedge.errors import RequestRefused, ServerFailed, Unreachable
+from kedge.engines.http_client import (
+    MAX_ERROR_BYTES,
+    MAX_RETRY_AFTER,
+    HttpClient,
+    Timeouts,
+    find_proxy,
+)
+from kedge.engines.http_errors import ErrorBuilder
+from kedge.errors import RequestRefused, ServerFailed, StreamCut, Unreachable
+from kedge.events import ResponseStarted
 from kedge.providers import connect
 from kedge.turns import Turn, user
 
@@ -178,3 +186,29 @@ def test_timeouts_are_read_in_every_form() -> None:
     assert Timeouts.of(3) == Timeouts(3, 3)
     assert Timeouts.of(None) == Timeouts(None, None)
     assert Timeouts.of(Timeout(30, connect=2)) == Timeouts(2, 30)
+
+
+async def test_engine_that_is_closed_during_an_answer_reports_a_broken_connection() -> None:
+    """Closing an engine in another task ends its streams with an error of the engine."""
+    event = {"type": "response.created", "response": {"id": "resp_1", "status": "in_progress"}}
+    head = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    data = b"data: %s\n\n" % json.dumps(event).encode()
+    with serve_bytes(head + b"%x\r\n%s\r\n" % (len(data), data), keep_open=True) as url:
+        engine = connect(f"responses:{url}#m")
+        async with engine.stream(TURN) as stream:
+            async for each in stream:
+                if isinstance(each, ResponseStarted):
+                    break
+            await engine.aclose()
+            with pytest.raises(StreamCut, match="the connection broke"):
+                await stream.finish()
+
+
+async def test_closed_client_cannot_reach_its_server() -> None:
+    """A request that is repeated after its engine was closed fails with an error of the engine."""
+    client = HttpClient(ErrorBuilder("test", "http://127.0.0.1:1", ""), {})
+    await client.close()
+    with pytest.raises(Unreachable):
+        await client.send("GET", "/models", headers={})

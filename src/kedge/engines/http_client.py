@@ -7,8 +7,8 @@ time of a turn, and to import one of them takes longer than the first answer. An
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -63,12 +63,14 @@ class HttpReply:
 
     async def aiter_bytes(self) -> AsyncGenerator[bytes]:
         """Yield the body as it arrives."""
-        async for chunk in self.response.content.iter_any():
-            yield chunk
+        with _report_closed_client():
+            async for chunk in self.response.content.iter_any():
+                yield chunk
 
     async def aread(self) -> bytes:
         """Return the complete body."""
-        return await self.response.read()
+        with _report_closed_client():
+            return await self.response.read()
 
     async def aclose(self) -> None:
         """Release the connection, which is closed if the body has not arrived completely."""
@@ -135,17 +137,18 @@ class HttpClient:
         while True:
             delay = None
             try:
-                response = await self._session.request(
-                    method,
-                    url,
-                    data=content,
-                    headers=headers,
-                    params=query,
-                    allow_redirects=False,
-                    proxy=self._proxy,
-                )
+                with _report_closed_client():
+                    response = await self._session.request(
+                        method,
+                        url,
+                        data=content,
+                        headers=headers,
+                        params=query,
+                        allow_redirects=False,
+                        proxy=self._proxy,
+                    )
             except self.read_errors as exc:
-                if not retries or isinstance(exc, aiohttp.InvalidURL):
+                if not retries or self._session.closed or isinstance(exc, aiohttp.InvalidURL):
                     raise self.errors.build_unreachable(exc) from self.errors.find_cause(exc)
             else:
                 if response.status < 300:
@@ -163,6 +166,15 @@ class HttpClient:
     async def close(self) -> None:
         """Close the connections."""
         await self._session.close()
+
+
+@contextmanager
+def _report_closed_client() -> Generator[None]:
+    """Raise an error of the connection for the RuntimeError of a client that was closed while it was used."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise aiohttp.ClientConnectionError("the client was closed") from error
 
 
 def _may_retry(response: aiohttp.ClientResponse) -> bool:
