@@ -455,7 +455,10 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     styled = CliRunner().invoke(group, ["config"], color=True)
     assert "\x1b[" in styled.output
+    assert "\x1b[" in CliRunner().invoke(group, ["show", "nothing"], color=True).stderr
     monkeypatch.setenv("NO_COLOR", "1")
+    failed = CliRunner().invoke(group, ["show", "nothing"], color=True)
+    assert failed.stderr.startswith("Error: ")
     assert "\x1b[" not in CliRunner().invoke(group, ["config"], color=True).output
 
 

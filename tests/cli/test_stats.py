@@ -13,6 +13,8 @@ from kedge.conversation import Conversation
 from kedge.store import open_store
 from kedge.testing import TestServer
 
+MODEL = "practice-with-a-name-that-is-longer-than-a-column-of-a-narrow-table[/1]:x:"
+
 
 @pytest.fixture
 def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestServer) -> None:
@@ -22,7 +24,7 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kedge_server: TestSe
     monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store.db"))
 
     async def chat() -> None:
-        engine = f"responses:{kedge_server.base_url}#practice"
+        engine = f"responses:{kedge_server.base_url}#{MODEL}"
         async with (
             await open_store(f"sqlite:///{tmp_path}/store.db") as store,
             await Conversation.create(store, engine) as conversation,
@@ -57,7 +59,7 @@ def test_text_output_has_charts(filled: None) -> None:
         "longest 3",
         "Healed by reason",
         "gone",
-        "practice",
+        f" {MODEL} ",
         "█",
     ):
         assert expected in output
@@ -69,7 +71,7 @@ def test_text_output_has_charts(filled: None) -> None:
         (["--since", "1h"], 4),
         (["--until", "1h"], 0),
         (["--since", "2020-01-01", "--until", "2020-01-02T12:00"], 0),
-        (["--model", "practice"], 4),
+        (["--model", MODEL], 4),
         (["--provider", "nobody"], 0),
     ],
 )

@@ -144,12 +144,11 @@ class LazyGroup(click.Group):
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
 
-def _apply_no_color(ctx: click.Context) -> None:
-    """Disable color if ``NO_COLOR`` is set; click already disables it outside of terminals."""
+def choose_color() -> bool | None:
+    """Return False if ``NO_COLOR`` disables color, else None: click disables it outside of terminals."""
     import os
 
-    if os.environ.get("NO_COLOR"):
-        ctx.color = False
+    return False if os.environ.get("NO_COLOR") else None
 
 
 @click.group("kedge", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -163,7 +162,7 @@ def _apply_no_color(ctx: click.Context) -> None:
 @click.pass_context
 def group(ctx: click.Context, verbose: int) -> None:
     """Stateful conversations with language models."""
-    _apply_no_color(ctx)
+    ctx.color = choose_color()
     ctx.meta["kedge.verbose"] = verbose
 
 

@@ -19,6 +19,7 @@ from typing import IO, Any, TextIO, TypeVar, cast
 import click
 
 from kedge import errors
+from kedge.cli import choose_color
 from kedge.config import SETTINGS, Config, Setting, SettingValue, load_config
 from kedge.errors import KedgeError
 
@@ -247,11 +248,12 @@ class CommandError(click.ClickException):
 
 
 def echo_error(label: str, message: str, hint: str) -> None:
-    """Print an error and a hint on standard error."""
+    """Print an error and a hint on standard error; also after the command, whose context has the color."""
     text = wrap_text(f"{label}: {message}", err=True).removeprefix(label)
-    click.echo(f"{click.style(label, fg='red')}{text}", err=True)
+    lines = [f"{click.style(label, fg='red')}{text}"]
     if hint:
-        click.echo(click.style(wrap_text(f"Hint: {hint}", err=True), dim=True), err=True)
+        lines.append(click.style(wrap_text(f"Hint: {hint}", err=True), dim=True))
+    click.echo("\n".join(lines), err=True, color=choose_color())
 
 
 def _error_message(error: BaseException) -> str:

@@ -32,15 +32,18 @@ from kedge.text_format import (
     format_percent,
     format_size,
     pluralize,
+    sanitize_text,
 )
 
 SPARK_BLOCKS = " ▁▂▃▄▅▆▇█"
 BAR_WIDTH = 24
+TABLE_WIDTH = 10_000
+"""The maximum width of a table: names of models are not truncated, a terminal wraps long lines."""
 
 
 def print_stats(stats: Analytics, buckets: Sequence[Bucket]) -> None:
     """Print all statistics and charts."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=TABLE_WIDTH)
     if not stats.requests.total:
         console.print("No requests in this range.")
         return
@@ -54,7 +57,8 @@ def print_stats(stats: Analytics, buckets: Sequence[Bucket]) -> None:
         if counts:
             console.print(_build_bars(title, [(each.name, each.count) for each in counts]))
     lengths = _bin_lengths(stats.chains.lengths)
-    console.print(_build_bars("Chains by length", lengths))
+    if lengths:
+        console.print(_build_bars("Chains by length", lengths))
     console.print(_build_models(stats.models))
 
 
@@ -136,8 +140,8 @@ def _build_models(models: Sequence[ModelStats]) -> Table:
         table.add_column(name, justify=justify)
     for each in models:
         table.add_row(
-            each.provider,
-            each.model or "?",
+            sanitize_text(each.provider),
+            sanitize_text(each.model) or "?",
             str(each.requests),
             _format_share(each.success_rate),
             format_duration(each.latency.median),
