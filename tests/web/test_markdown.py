@@ -104,3 +104,14 @@ def test_very_long_text_is_not_parsed() -> None:
     html = to_html("**<b>**" * MAX_LENGTH)
     assert html.startswith("<pre")
     assert "<b>" not in html
+
+
+@pytest.mark.parametrize("depth", [5, 9, 10, 20, 40])
+def test_deeply_nested_blocks_are_shown(depth: int) -> None:
+    """No text is dropped at any depth of lists and quotes."""
+    items = [f"item {number}." for number in range(depth)]
+    nested = "\n".join(f"{'  ' * number}- {item}" for number, item in enumerate(items))
+    quoted = "\n".join(f"{'> ' * number}{item}\n" for number, item in enumerate(items))
+    for text in (nested, quoted):
+        html = to_html(text)
+        assert [item for item in items if item not in html] == []

@@ -21,14 +21,24 @@ SAFE_SCHEMES = frozenset({"http", "https", "mailto"})
 MAX_LENGTH = 100_000
 """Longer texts are shown as plain text: parsing them would take too long."""
 
+MAX_NESTING = 20
+"""Texts with deeper nested blocks are shown as plain text."""
+
+_PLAIN = Markup("<pre class='plain'>{}</pre>")
 _REL = "noopener noreferrer nofollow ugc"
 
 
 def to_html(text: str) -> Markup:
     """Convert Markdown to safe HTML."""
     if len(text) > MAX_LENGTH:
-        return Markup("<pre class='plain'>{}</pre>").format(text)
-    return Markup(_get_parser().render(text))  # noqa: S704 - the parser escapes its input
+        return _PLAIN.format(text)
+    parser = _get_parser()
+    env: dict[str, Any] = {}
+    tokens = parser.parse(text, env)
+    if any(token.nesting == 1 and token.level >= MAX_NESTING - 1 for token in tokens):
+        return _PLAIN.format(text)  # the parser drops the content of deeper blocks
+    html = parser.renderer.render(tokens, parser.options, env)
+    return Markup(html)  # noqa: S704 - the parser escapes its input
 
 
 def is_safe_link(url: str) -> bool:
@@ -80,7 +90,7 @@ class _Renderer(RendererHTML):
 
 @lru_cache(maxsize=1)
 def _get_parser() -> MarkdownIt:
-    options: dict[str, Any] = {"html": False, "linkify": False, "maxNesting": 20}
+    options: dict[str, Any] = {"html": False, "linkify": False, "maxNesting": MAX_NESTING}
     parser = MarkdownIt("commonmark", options, renderer_cls=_Renderer)
     parser.enable(["table", "strikethrough"])
     check: Callable[[str], bool] = is_safe_link

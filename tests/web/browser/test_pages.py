@@ -182,9 +182,16 @@ async def _call_tool_with_long_name(service: ConversationService, name: str) -> 
 NARROW = {"viewport": {"width": 375, "height": 720}, "is_mobile": True, "has_touch": True}
 
 
+MENUS = {
+    "Request settings": "[data-settings]",
+    "Compare": ".compare-form",
+    "Manage": "[data-manage]",
+}
+
+
 @pytest.mark.parametrize("watched", [NARROW], indirect=True)
 def test_pages_fit_a_narrow_screen(page: PageServer, watched: WatchedTab) -> None:
-    """No page scrolls horizontally on a narrow screen, and a message can be sent there."""
+    """No page scrolls horizontally on a narrow screen, menus are visible, and a message can be sent there."""
     name = page.create_conversation("What is 2+3?", "Please call add with a=2 and b=3", "x" * 300)
     page.client.patch(f"/api/conversations/{name}", json={"tags": ["t" * 300]})
     page.run(lambda service: _call_tool_with_long_name(service, name))
@@ -197,10 +204,15 @@ def test_pages_fit_a_narrow_screen(page: PageServer, watched: WatchedTab) -> Non
         wide = tab.evaluate("document.documentElement.scrollWidth")
         assert wide <= 375, path
     tab = watched.open(f"/conversations/{name}")
-    tab.locator("summary", has_text="Request settings").click()
-    settings = tab.locator("[data-settings]").bounding_box()
-    assert settings
-    assert 0 <= settings["x"] <= settings["x"] + settings["width"] <= 375
+    for width in (375, 900):
+        tab.set_viewport_size({"width": width, "height": 720})
+        for title, menu in MENUS.items():
+            tab.locator("summary", has_text=title).click()
+            box = tab.locator(menu).bounding_box()
+            assert box
+            assert 0 <= box["x"] <= box["x"] + box["width"] <= width, (title, width)
+            tab.locator("summary", has_text=title).press("Escape")
+    tab.set_viewport_size({"width": 375, "height": 720})
     tab.get_by_label("Your message").fill("What is 4*4?")
     tab.get_by_role("button", name="Send").tap()
     expect(tab.get_by_text("4*4 = 16.")).to_be_visible()
