@@ -24,7 +24,10 @@ def test_workflow_is_started_and_followed(browser: Browser, tmp_path: Path) -> N
         tab.get_by_role("button", name="Start").click()
         expect(tab.get_by_text("answer to go on").first).to_be_visible()
         expect(tab.locator(".page-head .chip.running")).to_be_visible()
+        tab.get_by_text("Prompt").click()
+        expect(tab.get_by_text("go on", exact=True)).to_be_visible()
         gate.open_gate()
         expect(tab.locator(".page-head .chip.finished")).to_be_visible()
         expect(tab.get_by_role("heading", name="Step 2: write")).to_be_visible()
+        expect(tab.get_by_text("go on", exact=True)).to_be_visible()  # still expanded
         assert watched_tab.problems == []

@@ -47,6 +47,7 @@ async function poll() {
   if (isLost) {
     report("");
     if (grid && !isRunning()) await visit(location.href).catch(() => {});
+    else if (document.querySelector("[data-workflow]")) location.reload();
   } else if (grid && state && !isRunning()) {
     const known = grid.dataset.runs.split(" ");
     const isNew = state.data.some((run) => run.id === grid.dataset.run || !known.includes(run.id));

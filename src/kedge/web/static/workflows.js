@@ -55,7 +55,10 @@ export async function followWorkflow() {
 async function refresh() {
   const answer = await request("GET", location.href);
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-  document.getElementById("main").replaceChildren(...fresh.getElementById("main").childNodes);
+  const main = document.getElementById("main");
+  const open = [...main.querySelectorAll("details")].map((each) => each.open);
+  main.replaceChildren(...fresh.getElementById("main").childNodes);
+  main.querySelectorAll("details").forEach((each, index) => (each.open = open[index] ?? false)); // rounds are only added
 }
 
 export function stopWorkflow(button) {
