@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from openai import OpenAI
+from websockets.sync.client import connect
 
 from kedge.cli import group
 from kedge.testing import serve
@@ -51,6 +52,10 @@ def test_proxy_forwards_requests(tmp_path: Path, stop: signal.Signals) -> None:
                 )
             assert answer.parse().output_text == "2+3 = 5."
             assert len(answer.headers.get_list("date")) == 1  # the header of the upstream server
+            url = facts["base_url"].replace("http", "ws")
+            with connect(f"{url}/responses", compression=None) as socket:
+                socket.send(" " * 17 * 2**20)  # longer than uvicorn accepts by default
+                assert json.loads(socket.recv())["type"] == "error"
             process.send_signal(stop)
             assert process.wait(300) == 0
     assert index.exists()

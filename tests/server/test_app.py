@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx2
 import pytest
+import uvicorn
+from starlette.applications import Starlette
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
@@ -21,7 +23,7 @@ from kedge.server.app import ROUTES, ErrorMiddleware
 from kedge.server.errors import INPUT_REQUIRED, ApiError
 from kedge.server.request_log import STATUS_KEY, log_failure
 from kedge.server.settings import Limits
-from kedge.server.uvicorn_server import HeadBuffer
+from kedge.server.uvicorn_server import BufferedH11Protocol, HeadBuffer, SignalServer, bind
 from kedge.testing import TestServer, serve
 from server.waiting import TIMEOUT
 
@@ -221,6 +223,22 @@ def test_idle_connection_is_closed(received: bytes) -> None:
     """A connection without a request, or with unfinished headers, is closed."""
     with serve(limits=Limits(idle_seconds=0)) as server:
         assert send_raw(server, received) == b""
+
+
+@pytest.mark.parametrize("received", [b"", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"])
+async def test_an_idle_connection_of_any_app_is_closed(received: bytes) -> None:
+    """A proxy closes the connections of its clients as well, before and after a request."""
+    config = uvicorn.Config(Starlette(), http=BufferedH11Protocol, log_config=None)
+    server = SignalServer(config, idle_seconds=0)
+    with bind("127.0.0.1", 0) as listener:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(received)
+        answer = await asyncio.wait_for(reader.read(), TIMEOUT)
+        assert answer.startswith(b"HTTP/1.1 404" if received else b"")
+        writer.close()
+        server.should_exit = True
+        await serving
 
 
 @pytest.mark.parametrize("cut", [0, 10, 60])

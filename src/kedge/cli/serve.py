@@ -311,8 +311,9 @@ def proxy_command(
     with previous_response_id where a stored response provably remembers the start of their input.
     """
     _check_upstream(upstream)
+    from kedge.incremental.rewrite import MAX_BODY_BYTES
     from kedge.proxy import create_proxy_app
-    from kedge.server.uvicorn_server import BufferedH11Protocol, bind
+    from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS, BufferedH11Protocol, bind
 
     store = _open_proxy_store(db, keep_bodies=keep_bodies)
     requires_token = not is_loopback(host) and not token and not allow_remote
@@ -342,6 +343,8 @@ def proxy_command(
             listener,
             http=BufferedH11Protocol,
             ws="websockets-sansio",
+            ws_max_size=MAX_BODY_BYTES,
+            ws_ping_timeout=PING_TIMEOUT_SECONDS,
             date_header=False,  # that of the upstream server is forwarded
             timeout_graceful_shutdown=PROXY_SHUTDOWN_SECONDS,
         )

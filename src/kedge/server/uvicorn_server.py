@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 2.0
 """Seconds for which connections may flush their responses after the last run has ended."""
 
+IDLE_SECONDS = 75.0
+"""Seconds after which an idle connection is closed, as by default in `kedge.server.settings.Limits`."""
+
 PING_TIMEOUT_SECONDS = 60.0
 """Seconds for which a WebSocket client may not answer a ping; slow readers are still connected."""
 
@@ -105,7 +108,36 @@ class BufferedH11Protocol(H11Protocol):
 
 
 class SignalServer(uvicorn.Server):
-    """A uvicorn server whose process ends normally after a signal, which uvicorn would raise again."""
+    """A uvicorn server that closes idle connections, and whose process ends normally after a signal.
+
+    uvicorn would raise the signal again.
+
+    Args:
+        config: The settings of uvicorn.
+        idle_seconds: The time between two requests on a connection, and for the headers of one.
+    """
+
+    def __init__(self, config: uvicorn.Config, idle_seconds: float = IDLE_SECONDS) -> None:
+        super().__init__(config)
+        self._idle_seconds = idle_seconds
+        self._idle_since: dict[Any, tuple[Any, float]] = {}
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close connections that are idle or never finish the headers of a request."""
+        now = time.monotonic()
+        quiet: dict[Any, tuple[Any, float]] = {}
+        for connection in cast("set[Any]", self.server_state.connections):
+            if not isinstance(connection, H11Protocol):
+                continue  # a WebSocket may be silent
+            last: Any = connection.cycle  # of the last request; each has its own
+            if last is None or last.response_complete:
+                seen, since = self._idle_since.get(connection, (last, now))
+                quiet[connection] = (last, since if seen is last else now)
+        self._idle_since = quiet
+        for connection, (_, since) in quiet.items():
+            if now - since > self._idle_seconds:
+                connection.transport.close()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting requests, and close all connections."""
@@ -113,7 +145,7 @@ class SignalServer(uvicorn.Server):
         self._captured_signals.clear()
 
 
-class UvicornServer(uvicorn.Server):
+class UvicornServer(SignalServer):
     """A uvicorn server that can be started and stopped from any thread without polling.
 
     Args:
@@ -143,11 +175,11 @@ class UvicornServer(uvicorn.Server):
                 server_header=False,
                 h11_max_incomplete_event_size=self._limits.header_bytes,
                 **config,
-            )
+            ),
+            self._limits.idle_seconds,
         )
         self._on_started = on_started
         self._wake = asyncio.Event()
-        self._idle_since: dict[Any, tuple[Any, float]] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
 
     async def main_loop(self) -> None:
@@ -163,23 +195,6 @@ class UvicornServer(uvicorn.Server):
                     await self._wake.wait()
             except TimeoutError:
                 continue
-
-    async def on_tick(self, counter: int) -> bool:
-        """Close connections that are idle or never finish the headers of a request."""
-        now = time.monotonic()
-        quiet: dict[Any, tuple[Any, float]] = {}
-        for connection in cast("set[Any]", self.server_state.connections):
-            if not isinstance(connection, H11Protocol):
-                continue  # a WebSocket may be silent
-            last: Any = connection.cycle  # of the last request; each has its own
-            if last is None or last.response_complete:
-                seen, since = self._idle_since.get(connection, (last, now))
-                quiet[connection] = (last, since if seen is last else now)
-        self._idle_since = quiet
-        for connection, (_, since) in quiet.items():
-            if now - since > self._limits.idle_seconds:
-                connection.transport.close()
-        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting requests, finish or fail running responses, then close all connections."""
