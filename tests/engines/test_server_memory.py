@@ -9,7 +9,7 @@ import pytest
 from engines.fake_server import serve_handler
 from engines.memory_server import ORDINARY, FakeClock, MemoryServer
 from kedge.engines import Engine, ResponsesEngine
-from kedge.engines.evidence import BASE_COOLDOWN, KnownServer
+from kedge.engines.evidence import BASE_COOLDOWN, MIN_MATCHED_TOKENS, KnownServer
 from kedge.errors import InvalidSetting, ServerFailed, StoreError
 from kedge.events import Event, TextDelta
 from kedge.events.run import Healed, ModeChanged, RequestPlanned, ServerForgot
@@ -394,6 +394,7 @@ class BrokenStore:
 
     def __init__(self) -> None:
         self.saved: dict[str, Mapping[str, Any]] = {}
+        self.writes = 0
         self.is_closed = False
 
     async def load_evidence(self, key: str) -> Mapping[str, Any] | None:
@@ -405,6 +406,18 @@ class BrokenStore:
         if self.is_closed:
             raise StoreError("the store is closed; open it again")
         self.saved[key] = form
+        self.writes += 1
+
+
+async def test_evidence_is_saved_only_until_it_is_complete() -> None:
+    """Evidence that decides nothing new is not stored: the number of writes does not grow with the conversation."""
+    store, server = BrokenStore(), MemoryServer()
+    async with open_memory_engine(server) as engine:
+        await engine.memory.attach(store, engine.model)
+        await send_messages(server, engine, 12)
+    [evidence] = store.saved.values()
+    assert evidence["matched"] == MIN_MATCHED_TOKENS
+    assert store.writes <= 4
 
 
 async def test_engine_continues_after_its_evidence_store_is_closed() -> None:

@@ -213,7 +213,7 @@ class ServerEvidence:
     def record_agreement(self, usage: Usage, base: TokenCounts, sent: SentTokens) -> None:
         """Update, from a count that is consistent with memory, whether the server counts as we do."""
         if agrees_with_estimate(usage, base, sent):
-            self.matched = min(self.matched + sent.estimate, 10 * MIN_MATCHED_TOKENS)
+            self.matched = min(self.matched + sent.estimate, MIN_MATCHED_TOKENS)
         else:
             self.mismatched = True
 
