@@ -57,11 +57,16 @@ def test_images_and_files_are_attached(browser: Browser, page: PageServer) -> No
 
 def test_request_settings_are_sent_and_retained(browser: Browser, page: PageServer) -> None:
     """The system prompt is stored with the conversation; effort and temperature remain in the form."""
-    name = page.create_conversation("Hello")
+    name = page.post("/api/conversations", system="\nBe kind.")["id"]
     with open_context(browser) as context:
         watched_tab = WatchedTab(context, page.url)
         tab = watched_tab.open(f"/conversations/{name}")
         tab.wait_for_load_state()
+        send(tab, "    indented\n  less")
+        expect(tab.locator("[data-exchange]")).to_have_count(1)
+        blocks = page.get(f"/api/conversations/{name}/turns")["blocks"]
+        assert blocks[0]["text"] == "\nBe kind."  # unchanged
+        assert blocks[1]["parts"][0]["text"] == "    indented\n  less"
         tab.locator("summary", has_text="Request settings").click()
         tab.get_by_label("System prompt").fill("Be brief.")
         tab.get_by_label("Reasoning effort").select_option("high")

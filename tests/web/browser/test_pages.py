@@ -145,8 +145,14 @@ def test_graph_is_navigated_by_keyboard(page: PageServer, watched: WatchedTab) -
     expect(tab.get_by_role("dialog", name="Keyboard")).to_be_visible()
 
 
+SET_HIDDEN = """(value) => {
+  Object.defineProperty(document, "hidden", { value, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
 def test_dashboard_updates_while_requests_run(page: PageServer, watched: WatchedTab) -> None:
-    """The dashboard is updated by server-sent events, without a reload."""
+    """The dashboard is updated by server-sent events, without a reload, while its tab is visible."""
     page.create_conversation("Before")
     tab = watched.open("/dashboard?range=1h")
     expect(tab.get_by_text("live", exact=True)).to_be_visible()
@@ -154,6 +160,12 @@ def test_dashboard_updates_while_requests_run(page: PageServer, watched: Watched
     before = int((requests.text_content() or "0").replace(",", ""))
     page.create_conversation("During", "And again")
     expect(requests).to_have_text(f"{before + 2:,}")
+    tab.evaluate(SET_HIDDEN, True)
+    expect(tab.get_by_text("paused", exact=True)).to_be_visible()
+    page.create_conversation("Later")
+    tab.evaluate(SET_HIDDEN, False)
+    expect(requests).to_have_text(f"{before + 3:,}")
+    expect(tab.get_by_text("live", exact=True)).to_be_visible()
     expect(tab.locator("figure.chart")).to_have_count(9)
 
 

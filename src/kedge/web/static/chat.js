@@ -21,7 +21,7 @@ export function resize(area) {
 
 export async function send(form) {
   const area = form.querySelector("[data-say]");
-  const text = area.value.trim();
+  const text = area.value.replace(/^(\s*\n)+/, "").trimEnd(); // the first line may be indented
   if (followed) return;
   if (!text) {
     if (hasAttachments()) toast("Write a message to send with the attachments.");
@@ -172,9 +172,9 @@ export function edit(button, unsaved, problem) {
   dialog.append(form);
   document.body.append(dialog);
   dialog.addEventListener("close", async () => {
-    const text = area.value.trim();
+    const text = area.value;
     dialog.remove();
-    if (!text) return;
+    if (!text.trim()) return;
     if (dialog.returnValue === "save") save(button, text);
     if (dialog.returnValue !== "send") return;
     const grid = document.querySelector("[data-conversation]");
