@@ -356,6 +356,12 @@ def test_kedge_error_is_one_line_and_a_hint() -> None:
     }
 
 
+def test_error_cannot_control_the_terminal() -> None:
+    """Control characters in the message of a server are replaced."""
+    click_command = make_failing_command(KedgeError("it answered \x1b]0;x\x07"))
+    assert CliRunner().invoke(click_command).stderr == "Error: it answered �]0;x�\n"
+
+
 def test_internal_error_is_reported_without_content() -> None:
     """The message of an internal error may contain user data, so it is shown only with ``-v``."""
     click_command = make_failing_command(ValueError("planted words"))

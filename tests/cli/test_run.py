@@ -120,6 +120,16 @@ def test_dates_of_a_file_are_text(folder: Path) -> None:
     assert run_json("steps", "dates.toml")["results"] == {"a": "2026-01-02 08:30:00"}
 
 
+def test_answers_cannot_control_the_terminal(folder: Path) -> None:
+    """Control characters in answers are replaced; with ``--json`` they are escaped."""
+    (folder / "steps.toml").write_text(
+        '[[steps]]\nname = "a"\nprompt = "My name is A\\u001b]0;x\\u0007da."\n'
+    )
+    output = invoke_run("steps", "steps.toml", "--id", "wf_text").stdout
+    assert "A�]0;x�da" in output
+    assert "\x07" in run_json("steps", "--resume", "wf_text")["steps"][0]["answer"]
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_failed_workflow_can_be_resumed(
     folder: Path, kedge_server: TestServer, options: list[str]

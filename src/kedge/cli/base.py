@@ -22,6 +22,7 @@ from kedge import errors
 from kedge.cli import choose_color
 from kedge.config import SETTINGS, Config, Setting, SettingValue, load_config
 from kedge.errors import KedgeError
+from kedge.text_format import sanitize_text
 
 HINTS: dict[type[BaseException], str] = {
     errors.NotAuthorised: "'kedge doctor' shows which keys are set.",
@@ -249,10 +250,10 @@ class CommandError(click.ClickException):
 
 def echo_error(label: str, message: str, hint: str) -> None:
     """Print an error and a hint on standard error; also after the command, whose context has the color."""
-    text = wrap_text(f"{label}: {message}", err=True).removeprefix(label)
+    text = wrap_text(f"{label}: {sanitize_text(message)}", err=True).removeprefix(label)
     lines = [f"{click.style(label, fg='red')}{text}"]
     if hint:
-        lines.append(click.style(wrap_text(f"Hint: {hint}", err=True), dim=True))
+        lines.append(click.style(wrap_text(f"Hint: {sanitize_text(hint)}", err=True), dim=True))
     click.echo("\n".join(lines), err=True, color=choose_color())
 
 

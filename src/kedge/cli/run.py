@@ -18,7 +18,7 @@ from kedge.cli.store_options import store_option, use_store
 from kedge.engines.output_schema import to_json_value
 from kedge.errors import InvalidWorkflow
 from kedge.store import Store
-from kedge.text_format import first_line, pluralize
+from kedge.text_format import first_line, pluralize, sanitize_text
 from kedge.turns.frozen_json import thaw
 from kedge.workflows import DebateResult, RefineResult, StepsResult, load_workflow
 from kedge.workflows.events import (
@@ -45,16 +45,17 @@ def show_progress() -> Generator[WorkflowCallback]:
         yield ignore_event
         return
     from rich.console import Console
+    from rich.text import Text
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     with console.status("…") as status:
 
         def watch(event: WorkflowEvent) -> None:
             line, status_text = format_event(event)
             if line:
-                console.print(line, markup=False)
+                console.print(sanitize_text(line))
             if status_text:
-                status.update(status_text)
+                status.update(Text(sanitize_text(status_text)))
 
         yield watch
 
@@ -338,13 +339,17 @@ def _result_to_json(result: WorkflowResult) -> dict[str, Any]:
     return asdict(result)
 
 
+def _print_line(label: str, text: str) -> None:
+    echo(f"{dim(sanitize_text(label))}  {sanitize_text(text)}")
+
+
 def _print_result(result: WorkflowResult) -> None:
     match result:
         case RefineResult():
             for each in result.rounds:
                 verdict = "passed" if each.verdict.passed else each.verdict.critique or "not passed"
-                echo(f"{dim(f'round {each.number}')}  {each.answer}")
-                echo(f"{dim('verdict')}  {verdict}")
+                _print_line(f"round {each.number}", each.answer)
+                _print_line("verdict", verdict)
             echo()
             outcome = "passed" if result.passed else "not passed"
             echo(
@@ -354,15 +359,15 @@ def _print_result(result: WorkflowResult) -> None:
             )
         case DebateResult():
             for argument in result.arguments:
-                echo(f"{dim(f'round {argument.round}')}  {argument.side}: {argument.text}")
+                _print_line(f"round {argument.round}", f"{argument.side}: {argument.text}")
             echo()
             if result.ruling.reason:
-                echo(f"{dim('judge  ')}  {result.ruling.reason}")
+                _print_line("judge  ", result.ruling.reason)
             rounds = pluralize(result.rounds, "round")
             echo(dim(f"[{_format_winner(result.winner)} after {rounds}, {result.workflow}]"))
         case StepsResult():
             for step in result.steps:
-                echo(f"{dim(step.name)}  {step.answer}")
+                _print_line(step.name, step.answer)
             echo()
             echo(dim(f"[{pluralize(len(result.steps), 'step')}, {result.workflow}]"))
         case _:
