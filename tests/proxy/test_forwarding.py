@@ -9,6 +9,7 @@ from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +28,7 @@ from websockets.sync.client import connect as connect_socket
 from websockets.typing import Subprotocol
 
 from app_thread import serve_app
+from kedge.proxy import app as proxy_app
 from kedge.proxy import create_proxy_app
 from kedge.store import Store
 from kedge.store.open import open_current_database
@@ -192,11 +194,31 @@ def test_a_url_that_is_too_long_is_an_error(proxy: str) -> None:
     assert (status, json.loads(body)["error"]["type"]) == (400, "kedge_proxy")
 
 
+async def test_the_client_determines_how_long_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy waits longer than clients do for an answer, and reports soon that there is no connection."""
+    timeouts: list[dict[str, float]] = []
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        timeouts.append(request.extensions["timeout"])
+        raise httpx2.ConnectTimeout("")
+
+    create_client = partial(httpx2.AsyncClient, transport=httpx2.MockTransport(respond))
+    monkeypatch.setattr(proxy_app, "_create_client", create_client)
+    asgi = httpx2.ASGITransport(create_proxy_app("http://upstream/v1"))
+    async with httpx2.AsyncClient(transport=asgi, base_url="http://localhost") as client:
+        answer = await client.post("/v1/responses", json={"input": "Hello"})
+    assert (answer.status_code, answer.json()["error"]["message"].split(": ")[-1]) == (
+        502,
+        "ConnectTimeout",
+    )
+    assert timeouts[0]["connect"] < 600 < timeouts[0]["read"]  # the timeout of the SDKs
+
+
 async def test_an_invalid_status_is_a_bad_gateway() -> None:
     """A status that the HTTP server cannot send is reported to the client."""
     transport = httpx2.MockTransport(lambda _: httpx2.Response(700))
-    app = create_proxy_app("http://upstream/v1", client=httpx2.AsyncClient(transport=transport))
-    asgi = httpx2.ASGITransport(app)
+    proxy = create_proxy_app("http://upstream/v1", client=httpx2.AsyncClient(transport=transport))
+    asgi = httpx2.ASGITransport(proxy)
     async with httpx2.AsyncClient(transport=asgi, base_url="http://localhost") as client:
         answer = await client.get("/v1/models")
     assert answer.status_code == 502

@@ -42,6 +42,7 @@ from kedge.proxy.access import (
 )
 from kedge.server.access import CALLER_KEY, is_same_origin
 from kedge.server.request_log import choose_level, record_metrics
+from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS
 from kedge.store import AccessToken, ProxiedRequest, Store, TokenRegistry
 from kedge.store.request_recorder import RequestRecorder
 
@@ -80,7 +81,16 @@ CLIENT_GONE = 499
 """The status that is logged for a client that disconnected before there was a response."""
 MAX_STATUS = 599
 """The largest status that a server can send."""
-TIMEOUT_SECONDS = 600.0
+CONNECT_SECONDS = 30.0
+"""The time for a connection to the upstream."""
+WAIT_SECONDS = 3_600.0
+"""The time for which the upstream may send nothing. Clients have their own limit, and leave when it is reached."""
+TIMEOUTS = {
+    "connect": CONNECT_SECONDS,
+    "read": WAIT_SECONDS,
+    "write": WAIT_SECONDS,
+    "pool": WAIT_SECONDS,
+}
 MAX_CACHED_URLS = 256
 MAX_IDLE_CONNECTIONS = 100
 """The number of idle connections to the upstream that are retained for later requests."""
@@ -403,7 +413,8 @@ class _Proxy:
                 user_agent_header=None,
                 subprotocols=socket.scope["subprotocols"] or None,
                 max_size=MAX_BODY_BYTES,
-                open_timeout=TIMEOUT_SECONDS,
+                open_timeout=CONNECT_SECONDS,
+                ping_timeout=PING_TIMEOUT_SECONDS,
             )
         except InvalidStatus as error:
             rejection = Response(bytes(error.response.body or b""), error.response.status_code)
@@ -483,7 +494,7 @@ def _create_client() -> "httpx2.AsyncClient":
     cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
     # A stream occupies its connection for minutes, and the clients determine the number of streams.
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=MAX_IDLE_CONNECTIONS)
-    client = httpx2.AsyncClient(timeout=TIMEOUT_SECONDS, cookies=cookies, limits=limits)
+    client = httpx2.AsyncClient(cookies=cookies, limits=limits)
     client.headers.clear()
     return client
 
@@ -494,8 +505,7 @@ def _build_request(
     """Build a request for the client of `_create_client`, which has no defaults to merge into it."""
     import httpx2
 
-    timeout = dict.fromkeys(("connect", "read", "write", "pool"), TIMEOUT_SECONDS)
-    return httpx2.Request(method, url, extensions={**extensions, "timeout": timeout}, **options)
+    return httpx2.Request(method, url, extensions={**extensions, "timeout": TIMEOUTS}, **options)
 
 
 @cache
