@@ -1,11 +1,15 @@
 """Attachments and request settings: limits, storage with the message, and the preview in lists."""
 
 import base64
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kedge.conversation import Conversation
+from kedge.turns import image, user
+from kedge.web.service import ConversationService
 from web.conftest import PageServer, serve_page
 
 PNG = base64.b64decode(
@@ -48,6 +52,21 @@ def test_attachments_are_stored_and_served(empty_page: PageServer) -> None:
     assert empty_page.client.get(f"/conversations/{name}/attachments/none%25/1").status_code == 404
     empty_page.client.delete(f"/api/conversations/{name}")
     assert empty_page.client.get(f"{path}/1").status_code == 404
+
+
+def test_attachment_of_a_block_with_any_id_is_served(empty_page: PageServer) -> None:
+    """The id of a block is encoded in the address of its attachments."""
+    name = empty_page.create_conversation()
+    block = user(["What is this?", image(PNG)], id="a/b?c#d")
+
+    async def append(service: ConversationService) -> None:
+        conversation = await Conversation.open(service.store, name, service.models.engine)
+        await conversation.append(block)
+
+    empty_page.run(append)
+    html = empty_page.client.get(f"/conversations/{name}").text
+    (path,) = re.findall(r'<img class="shown" src="([^"]+)"', html)
+    assert empty_page.client.get(path).content == PNG
 
 
 def test_list_shows_text_of_message_with_large_attachment(empty_page: PageServer) -> None:
@@ -105,7 +124,7 @@ def test_system_prompt_change_stays_chained(page: PageServer) -> None:
     send(page, name, text="Thanks")
     blocks = page.get(f"/api/conversations/{name}/turns")["blocks"]
     assert [block["text"] for block in blocks if block["kind"] == "system"] == ["Answer in French."]
-    assert ">Answer in French.</textarea>" in page.client.get(f"/conversations/{name}").text
+    assert ">\nAnswer in French.</textarea>" in page.client.get(f"/conversations/{name}").text
     send(page, name, text="And now?", system="")
     blocks = page.get(f"/api/conversations/{name}/turns")["blocks"]
     assert "system" not in {block["kind"] for block in blocks}

@@ -14,6 +14,7 @@ from kedge.turns import image, user
 from kedge.web.service import ConversationService
 from kedge.workflows import Side, Verdict, debate, refine
 from web.conftest import PageServer, serve_page
+from web.test_api import parse_events
 
 PIXEL = b"\x89PNG\r\n\x1a\n"
 
@@ -75,6 +76,10 @@ def test_a_conversation_with_a_slash_in_its_id_can_be_opened(page: PageServer, n
     assert shown.status_code == 200
     assert f'href="/api{path}/export"' in shown.text
     assert page.client.get(f"/api{path}").json()["id"] == name
+    body = {"text": "Hello", "stream": True}
+    last = parse_events(page.client.post(f"/api{path}/turns", json=body).text)[-1]
+    assert last["url"].startswith(f"{path}?at=")
+    assert page.client.get(last["url"]).status_code == 200
 
 
 def test_conversation_is_readable_without_scripts(page: PageServer) -> None:

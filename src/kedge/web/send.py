@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from kedge.conversation import ConversationStream, Reply
 from kedge.engines import Engine, Middleware
@@ -291,7 +292,7 @@ async def _find_unfinished(service: ConversationService, run: TurnRun) -> str:
 
 
 def _node_url(run: TurnRun, node: int) -> str:
-    return f"/conversations/{run.conversation}?at={node}"
+    return f"/conversations/{quote(run.conversation, safe='')}?at={node}"
 
 
 def _encode_event(event: Event) -> dict[str, Any] | None:

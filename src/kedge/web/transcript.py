@@ -279,7 +279,7 @@ def _render_reasoning(block: ReasoningBlock) -> MessageView:
 
 def _render_parts(block: Block, parts: Sequence[Part]) -> Iterator[Attachment]:
     for index, part in enumerate(parts):
-        stored = f"attachments/{block.id}/{index}"
+        stored = f"attachments/{quote(block.id, safe='')}/{index}"
         match part:
             case ImagePart():
                 yield _render_image("Image", part.url or part.file_id, stored)

@@ -101,6 +101,11 @@ def test_forking_and_editing_create_branches(page: PageServer, watched: WatchedT
     tab.get_by_role("button", name="Send as a new branch").click()
     expect(tab.locator(".rows li")).to_have_count(5)
     expect(tab.locator(".said.user .prose").last).to_have_text("How many messages?")
+    tab.locator(".rows a", has_text="Third").click()
+    tab.get_by_label("Your message").fill("A draft")
+    tab.get_by_role("link", name="Back to the current position").click()
+    expect(tab.locator(".said.user .prose").last).to_have_text("How many messages?")
+    expect(tab.get_by_label("Your message")).to_have_value("A draft")
 
 
 def test_two_branches_are_compared_side_by_side(page: PageServer, watched: WatchedTab) -> None:

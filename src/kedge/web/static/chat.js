@@ -412,13 +412,16 @@ export function showNewest() {
 addEventListener("popstate", () => {
   if (location.pathname + location.search !== shown) visit(location.href).catch(() => location.reload());
 });
+// Links to other states of the conversation retain the draft.
 document.addEventListener("click", (event) => {
-  const link = event.target.closest(".rows a");
+  const link = event.target.closest(".rows a, .omitted a, .from a, [data-other-run] a");
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
   event.preventDefault();
   const node = link.dataset.node;
+  const below = link.closest(".omitted") ? getScroller().scrollHeight - getScroller().scrollTop : 0;
   visit(link.href).then(() => {
     const again = node && document.querySelector(`.rows a[data-node="${CSS.escape(node)}"]`);
     if (again) again.focus({ preventScroll: true });
+    if (below) getScroller().scrollTop = getScroller().scrollHeight - below; // older messages are added above
   }, reportError);
 });
