@@ -32,7 +32,7 @@ from kedge.events.run import TurnFinished
 from kedge.middleware import BaseMiddleware, find_open_calls, guard, redact, retry
 from kedge.planning import get_state
 from kedge.planning.canonical import canonical_json
-from kedge.store import Store
+from kedge.store import Node, Store
 from kedge.testing import TestServer
 from kedge.turns import Block, Turn
 
@@ -888,6 +888,34 @@ async def read_first_text(conversation: Conversation) -> str:
             if isinstance(event, TextDelta):
                 return event.delta
     raise AssertionError("the stream ended without a text")
+
+
+async def test_question_is_pending_until_its_tool_calls_are_answered(
+    store: Store, connected: Connect, kedge_server: TestServer
+) -> None:
+    """A turn that is stopped while a tool runs, or fails after it, is resumed from its last step."""
+    found: list[Node] = []
+
+    async def work() -> str:
+        """Fail, or look at the conversation as another process would after a crash."""
+        found[:] = await (await Conversation.open(store, conversation.id, engine)).pending()
+        if scope:
+            scope.cancel()
+            await anyio.lowlevel.checkpoint()
+        kedge_server.faults.set("status=400", times=1)
+        return "done"
+
+    engine = connected()
+    conversation = await Conversation.create(store, engine, tools=[work])
+    for scope, result in ((None, "done"), (anyio.CancelScope(), "This call was interrupted")):
+        with scope or pytest.raises(RequestRefused):
+            await conversation.send("Please call work")
+        (question,) = await conversation.pending()
+        assert (question.kind, found) == ("asked", [question])
+        assert (await conversation.resume()).text.startswith(f"work says: {result}")
+        assert await conversation.pending() == []
+    await conversation.undo()
+    assert await conversation.pending() == []
 
 
 async def test_stopped_stream_leaves_a_pending_question(

@@ -576,7 +576,10 @@ class Conversation(AsyncResource):
         return self._open_stream(run, schema, options)
 
     async def pending(self) -> Sequence[Node]:
-        """Return the questions without an answer, which are in progress or were interrupted by a crash."""
+        """Return the questions without an answer, which are in progress or were interrupted.
+
+        A run may be interrupted by an error, a cancellation or a crash, while the model answers or a tool runs.
+        """
         return await self.store.pending(self.row)
 
     async def append(self, *messages: Block | str, kind: NodeKind = "added") -> Node:

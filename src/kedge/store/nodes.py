@@ -102,6 +102,22 @@ def select_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:
     return [Node(*row) for row in rows]
 
 
+def select_loose_ends(tx: Tx, conversation: ConversationRow) -> list[Node]:
+    """Return the answers and tool results of a conversation after which a run may have been interrupted.
+
+    They are at the head of no conversation, and nothing but failed requests follows them.
+    """
+    tree = conversation.tree
+    rows = tx.rows(
+        f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? AND n.conversation = ? "
+        "AND n.kind IN ('answered', 'results') AND n.id NOT IN (SELECT m.parent FROM nodes m "
+        "WHERE m.tree = ? AND m.kind <> 'failed') "
+        "AND n.id NOT IN (SELECT c.head FROM conversations c WHERE c.tree = ?) ORDER BY n.id",
+        (tree, conversation.number, tree, tree),
+    )
+    return [Node(*row) for row in rows]
+
+
 def find_response_node(tx: Tx, tree: int, response_id: str) -> Node | None:
     """Return the newest node of the response with this provider's id."""
     rows = tx.rows(

@@ -8,13 +8,20 @@ from typing import Any, cast
 
 from kedge.json_codec import decode
 from kedge.json_codec import encode_text as encode
-from kedge.planning import AnchorRecord, ConversationState, get_state, set_state
+from kedge.planning import AnchorRecord, ConversationState, find_problems, get_state, set_state
 from kedge.planning.state import MODES
 from kedge.store.block_codec import decode_blocks
 from kedge.store.database import Row, Tx
-from kedge.store.nodes import NODE_COLUMNS
+from kedge.store.nodes import (
+    NODE_COLUMNS,
+    find_newest_descendant,
+    select_loose_ends,
+    select_node,
+    select_pending,
+)
 from kedge.store.records import (
     MAX_INTEGER,
+    ConversationRow,
     Differences,
     LoadedPath,
     Node,
@@ -175,6 +182,26 @@ def load_last_bodies(tx: Tx, node: Node, count: int) -> list[str]:
 def load_bodies(tx: Tx, node: Node) -> list[str]:
     """Return the encoded blocks on the path to a node."""
     return [body for _, body in sorted(tx.rows(_SELECT_BLOCKS, (node.id,)))]
+
+
+def find_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:
+    """Return the questions of a conversation that have no answer, or whose tool calls were interrupted."""
+    pending = {node.id: node for node in select_pending(tx, conversation)}
+    for end in select_loose_ends(tx, conversation):
+        if end.kind == "answered" and not _has_open_calls(tx, end):
+            continue
+        question = end
+        while question.kind in ("answered", "results"):
+            question = select_node(tx, question.parent, end.tree)
+        if question.kind == "asked" and find_newest_descendant(tx, question).id == end.id:
+            pending[question.id] = question
+    return [pending[number] for number in sorted(pending)]
+
+
+def _has_open_calls(tx: Tx, node: Node) -> bool:
+    """Return whether the blocks that a node added contain a call without a result."""
+    bodies = load_last_bodies(tx, node, node.length - node.kept)
+    return bool(find_problems(Turn(decode_blocks(bodies))))
 
 
 def load_ancestry(tx: Tx, node: int, limit: int | None = None) -> list[Node]:

@@ -775,8 +775,11 @@ class Store(AsyncResource):
         return await self._read_at(conversation, node, nodes.select_children)
 
     async def pending(self, conversation: ConversationRow) -> list[Node]:
-        """Return the questions of a conversation that have no answer, oldest first."""
-        return await self._read(conversation, lambda tx: nodes.select_pending(tx, conversation))
+        """Return the questions of a conversation that have no answer, oldest first.
+
+        They are in progress, or were interrupted while the model answered or a tool ran.
+        """
+        return await self._read(conversation, lambda tx: paths.find_pending(tx, conversation))
 
     async def newest_below(self, conversation: ConversationRow, node: int) -> Node:
         """Return the newest node that follows from a question: itself, tool results, or an answer."""
