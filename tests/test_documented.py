@@ -421,6 +421,27 @@ def test_the_numbers_on_a_page_match_the_code(page: str) -> None:
     assert [shown for shown in NUMBERS[page] if shown not in PAGES[page]] == []
 
 
+def read_row(name: str) -> list[str]:
+    """Return the cells of the first row with this name in the tables of docs/peers.md."""
+    row = re.search(rf"^\| {re.escape(name)} \| (.+) \|$", PAGES["peers.md"], re.MULTILINE)
+    assert row
+    return row[1].replace("*", "").split(" | ")
+
+
+def test_figures_of_the_readme_are_those_of_the_pages() -> None:
+    """Measured results in the README equal those of the pages that describe the measurement."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    names = ("Kedge", "the bare client", "", "openai-agents", "LangGraph", "")
+    results = zip(names, read_row("all incoherent requests"), read_row("all errors"), strict=True)
+    assert [
+        each for each in results if each[0] and "{} {} and {}".format(*each) not in readme
+    ] == []
+    assert f"(Kedge {read_row('bytes uploaded, best plan = 1')[0]})" in readme
+    (shares,) = re.findall(r"\| (openai 0\.\d\d, .+?);", readme)
+    for library, share in re.findall(r"([a-z-]+) (0\.\d\d)", shares):
+        assert f"{share} ({library} " in PAGES["adoption.md"]
+
+
 def test_delays_and_retries_in_prose_match_the_code() -> None:
     """Expressions such as "a minute" and "twice" match the constants of the code."""
     assert (evidence.BASE_COOLDOWN, evidence.MAX_COOLDOWN) == (MINUTE, HOUR)
