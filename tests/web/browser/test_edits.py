@@ -34,7 +34,7 @@ def test_edit_is_marked_and_compared(browser: Browser, page: PageServer) -> None
 
 
 def test_answer_is_edited_without_sending(browser: Browser, page: PageServer) -> None:
-    """An edited answer is saved in the history without sending a request."""
+    """An edited answer is saved in the history without sending a request, at the head only."""
     name = page.create_conversation("Hello")
     with open_context(browser) as context:
         watched_tab = WatchedTab(context, page.url)
@@ -48,6 +48,11 @@ def test_answer_is_edited_without_sending(browser: Browser, page: PageServer) ->
         tab.get_by_role("button", name="Save without sending").click()
         expect(tab.locator(".said.assistant .prose").first).to_have_text("Good morning")
         expect(tab.locator(".said.assistant .chip.edited")).to_be_visible()
+        tab.locator(".rows a").first.click()
+        expect(tab.get_by_text("Your message starts a new branch")).to_be_visible()
+        answer.hover()
+        answer.get_by_role("button", name="Edit").click()
+        expect(tab.get_by_role("button", name="Save without sending")).to_be_disabled()
         assert watched_tab.problems == []
 
 

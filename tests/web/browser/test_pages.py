@@ -298,7 +298,7 @@ def test_graph_shows_two_thousand_responses(page: PageServer, watched: WatchedTa
 def test_login_form_accepts_token(
     browser: Browser, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The token is entered once and stored in a cookie that scripts cannot read."""
+    """The token is entered once and stored in a cookie that scripts cannot read; a lost session is reported."""
     with serve_page(tmp_path_factory.mktemp("door"), token="open-sesame", hosts=None) as page:
         context = browser.new_context()
         watched = WatchedTab(context, page.url)
@@ -307,5 +307,13 @@ def test_login_form_accepts_token(
         tab.get_by_role("button", name="Log in").click()
         expect(tab.get_by_role("heading", name="Conversations", exact=True)).to_be_visible()
         assert tab.evaluate("document.cookie") == ""
-        context.close()
         assert watched.problems == []
+        tab.get_by_role("button", name="New conversation").first.click()
+        expect(tab.get_by_role("heading", name="Send a message")).to_be_visible()
+        context.clear_cookies()
+        expect(tab.get_by_text("Your session has ended.")).to_be_visible()
+        tab.get_by_label("Your message").fill("Hello")
+        tab.keyboard.press("Enter")
+        expect(tab.get_by_role("alert")).to_contain_text("Your session has ended.")
+        expect(tab.get_by_label("Your message")).to_have_value("Hello")
+        context.close()

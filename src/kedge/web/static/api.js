@@ -25,6 +25,7 @@ export async function request(method, path, body, signal) {
 }
 
 async function readError(answer) {
+  if (answer.status === 401) return "Your session has ended. Reload the page to log in.";
   try {
     return (await answer.json()).error.message;
   } catch {

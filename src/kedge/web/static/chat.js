@@ -166,6 +166,9 @@ export function edit(button, unsaved, problem) {
   const saveOnly = document.createElement("button");
   saveOnly.value = "save";
   saveOnly.textContent = "Save without sending";
+  const { node, headNode } = document.querySelector("[data-conversation]").dataset;
+  saveOnly.disabled = node !== headNode; // the path to the head is changed
+  if (saveOnly.disabled) saveOnly.title = "Only at the current position of the conversation";
   actions.append(cancel, saveOnly);
   if (button.dataset.kind === "user") actions.append(sendAgain);
   form.append(title, ...(problem ? [buildAlert(problem)] : []), area, actions);

@@ -36,7 +36,7 @@ async function poll() {
     state = await call("GET", path);
   } catch (error) {
     if (error instanceof Unreachable) return report(UNREACHABLE);
-    if (error.status === 401) return report("Your session has ended. Reload the page to log in.");
+    if (error.status === 401) return report(error.message);
     if (error.status === 404) {
       report("This conversation was deleted.");
       isOver = true;

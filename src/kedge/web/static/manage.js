@@ -27,7 +27,7 @@ export async function bulk(button) {
   const action = button.dataset.action;
   if (action === "delete") await remove(ids, location.href);
   else if (action === "tag") {
-    const text = await ask(`Tag ${ids.length} conversations`, "Tags to add, separated by commas", "");
+    const text = await ask(`Tag ${ids.length === 1 ? "the conversation" : `${ids.length} conversations`}`, "Tags to add, separated by commas", "");
     if (text === null) return;
     await attempt(async () => {
       for (const each of picked) {
