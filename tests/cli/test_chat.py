@@ -328,6 +328,29 @@ def test_ctrl_c_ends_a_chat_with_a_message(options: list[str], shown: str) -> No
     assert chat.returncode == 130
 
 
+def test_ctrl_c_does_not_wait_for_a_tool(tmp_path: Path) -> None:
+    """A function that blocks its thread does not delay the end of the process."""
+    (tmp_path / "tools.py").write_text(
+        "import sys, threading\n\n"
+        "def wait() -> str:\n    print('waiting', file=sys.stderr, flush=True)\n"
+        "    threading.Event().wait()\n"
+    )
+    with subprocess.Popen(
+        [*KEDGE, "chat", "Please call wait", "--tool", "tools:wait"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    ) as chat:
+        assert chat.stderr is not None
+        assert chat.stderr.readline() == "waiting\n"
+        chat.send_signal(signal.SIGINT)
+        output, errors = chat.communicate(timeout=TIMEOUT)
+    assert "(interrupted)" in output
+    assert errors == ""
+    assert chat.returncode == 130
+
+
 def test_ctrl_c_ends_a_chat_that_waits_for_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while no message is answered ends a chat in a pipe with its exit code."""
 

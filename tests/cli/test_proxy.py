@@ -1,18 +1,22 @@
 """Tests of ``kedge proxy``."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvicorn
 from click.testing import CliRunner
 from openai import OpenAI
 from websockets.sync.client import connect
 
 from kedge.cli import group
+from kedge.server.uvicorn_server import SignalServer, bind
 from kedge.testing import serve
 
 
@@ -60,3 +64,29 @@ def test_proxy_forwards_requests(tmp_path: Path, stop: signal.Signals) -> None:
             assert process.wait(300) == 0
     assert index.exists()
     assert not index.with_name("index.db-wal").exists()  # the store was closed
+
+
+async def test_response_that_the_shutdown_cuts_off_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A stream that does not end in time is canceled without a traceback in the log."""
+
+    async def stream_forever(_: Any, __: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        await asyncio.Event().wait()
+
+    config = uvicorn.Config(
+        stream_forever, log_config=None, lifespan="off", timeout_graceful_shutdown=0
+    )
+    server = SignalServer(config)
+    with bind("127.0.0.1", 0) as listener:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"first")
+        server.should_exit = True
+        await serving
+        writer.close()
+    assert "Cancel 1 running task" in caplog.text
+    assert "Traceback" not in caplog.text

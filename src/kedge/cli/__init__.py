@@ -6,12 +6,12 @@ imports its module (``kedge.cli.<name>``, attribute ``command``) when it is call
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from click.shell_completion import CompletionItem
 
@@ -166,5 +166,23 @@ def group(ctx: click.Context, verbose: int) -> None:
     ctx.meta["kedge.verbose"] = verbose
 
 
-main = cast("Callable[[], None]", group)
-"""The console script."""
+def main(arguments: "Sequence[str] | None" = None) -> None:
+    """Run the console script; after Ctrl-C, do not wait for functions that tools run in threads."""
+    try:
+        group.main(arguments)
+    except SystemExit as end:
+        if end.code == INTERRUPTED_EXIT_CODE and _has_blocked_threads():
+            import os
+            from contextlib import suppress
+
+            with suppress(OSError):
+                sys.stdout.flush()
+            os._exit(INTERRUPTED_EXIT_CODE)
+        raise
+
+
+def _has_blocked_threads() -> bool:
+    """Return whether a function in a thread of anyio, which ends its idle threads, is still running."""
+    from threading import enumerate as list_threads
+
+    return any(thread.name.startswith("AnyIO") for thread in list_threads())

@@ -6,6 +6,7 @@ the database and for their clients, and only then the connections are closed.
 
 import asyncio
 import errno
+import logging
 import socket
 import threading
 import time
@@ -141,8 +142,15 @@ class SignalServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting requests, and close all connections."""
+        logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
         await super().shutdown(sockets)
         self._captured_signals.clear()
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Return whether a log record is about something else than a response that the shutdown cut off."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, asyncio.CancelledError)
 
 
 class UvicornServer(SignalServer):
