@@ -7,10 +7,12 @@ import zlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx2
 import pytest
 from openai import AsyncOpenAI, BadRequestError, OpenAI
+from starlette.types import Message, Scope
 from websockets.asyncio.client import connect as connect_socket
 
 from kedge.incremental import MemoryIndex, StoreIndex
@@ -267,6 +269,44 @@ async def test_compressed_responses_are_recorded_as_text(tmp_path: Path, coding:
     stored = (await store.get_proxied(row.id)).response
     store.database.close()
     assert stored == (b"" if coding == "broken" else text)
+
+
+async def test_requests_without_a_response_are_recorded(tmp_path: Path) -> None:
+    """An upstream that cannot be reached, and a client that leaves, have a status of the proxy."""
+    client_left = asyncio.Event()
+
+    async def respond(request: httpx2.Request) -> httpx2.Response:
+        if b"wait" in request.content:
+            client_left.set()
+            await asyncio.Event().wait()
+        raise httpx2.ConnectError("refused")
+
+    async def receive() -> Message:
+        if not messages:
+            await client_left.wait()
+            return {"type": "http.disconnect"}
+        return messages.pop()
+
+    store = Store(open_current_database(f"sqlite:///{tmp_path}/store.db"), keep_bodies=True)
+    upstream = httpx2.AsyncClient(transport=httpx2.MockTransport(respond))
+    proxy = app.create_proxy_app("http://upstream/v1", store=store, client=upstream)
+    scope: Scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/responses",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-length", b"16")],
+    }
+    async with proxy.router.lifespan_context(proxy):
+        for content in (b'{"input":"left"}', b'{"input":"wait"}'):
+            messages: list[Message] = [{"type": "http.request", "body": content}]
+            await proxy(dict(scope), receive, AsyncMock())
+    rows = await store.list_proxied()
+    bodies = [(await store.get_proxied(row.id)).response for row in rows]
+    store.database.close()
+    assert [(row.status, row.reason) for row in rows] == [(499, "no_history"), (502, "no_history")]
+    assert bodies[0] == b""
+    assert b"refused" in (bodies[1] or b"")
 
 
 async def test_a_failing_store_only_loses_the_record(

@@ -40,7 +40,7 @@ _PATH = "/responses"
 _REBUILT = (b"content-length", b"accept-encoding")
 """Headers that depend on the body, or on the compressions that can be read."""
 EXCHANGE = "kedge.exchange"
-"""The response extension under which the HTTP client passes the exchange on."""
+"""The request extension that is set to the exchange, if the request has it."""
 USER = "kedge.user"
 """The request extension with the user for whom a proxy sends a request; users do not share anchors."""
 BODY = "kedge.body"
@@ -444,7 +444,6 @@ def _receive_steps(library: Any, request: Any, exchange: Exchange) -> Steps:
         response.request = request
         if isinstance(hook_error, library.HTTPError):
             hook_error.request = request
-    response.extensions[EXCHANGE] = exchange
     if is_changed and _is_other_account(sent, exchange):
         was_chained = bool(exchange.rewritten)
         exchange.detach()
@@ -628,10 +627,13 @@ def _begin(chainer: Chainer, request: Any) -> Exchange | None:
             headers["authorization"] = f"Basic {b64encode(login).decode()}"
         content = b"".join(request.stream)
         user = request.extensions.get(USER, "")
-        return chainer.begin(request.method, str(request.url), headers, content, user)
+        exchange = chainer.begin(request.method, str(request.url), headers, content, user)
     except Exception:
         log.exception("a request could not be examined and is sent as written")
         return None
+    if EXCHANGE in request.extensions:
+        request.extensions[EXCHANGE] = exchange
+    return exchange
 
 
 def _rebuild(library: Any, request: Any, content: bytes) -> Any:

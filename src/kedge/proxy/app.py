@@ -294,32 +294,28 @@ class _Proxy:
             url,
             headers=_filter_headers(request.headers.raw, {*REQUEST_ONLY, *computed}),
             content=body,
-            extensions={USER: caller.namespace if caller else ""},
+            extensions={USER: caller.namespace if caller else "", EXCHANGE: None},
         )
         if is_limited:  # its token counts are read on the way
             outgoing.headers["accept-encoding"] = "identity"
         incoming = await self._send(request, outgoing, body_read)
+        exchange: Exchange | None = outgoing.extensions[EXCHANGE]
         if isinstance(incoming, Response):
+            self._record(exchange, incoming, started, caller)
             return incoming
-        if incoming.status_code > MAX_STATUS:
-            await incoming.aclose()
-            return build_error(502, f"the upstream sent the invalid status {incoming.status_code}")
         # An error whose body was examined is passed on decoded.
         decoded = {b"content-encoding", b"content-length"} if incoming.is_stream_consumed else ()
         headers = _filter_headers(incoming.headers.raw, decoded)
         if incoming.is_redirect:
             url = _build_url(self._address, request.scope)
             headers = self._localize_redirect(url, headers)
-        exchange = incoming.extensions.get(EXCHANGE)
-        if isinstance(exchange, Exchange) and exchange.pending is None:
+        if exchange is not None and exchange.pending is None:
             headers.append((PLAN_HEADER, _format_plan(exchange).encode()))
         store = self._recorder.store if self._recorder else None
         response = _PassedOn(incoming, store.body_bytes if store and store.keep_bodies else 0)
-        if isinstance(exchange, Exchange):
-            namespace = caller.namespace if caller else ""
-            response.on_end = partial(self._record, exchange, response, started, namespace)
+        response.on_end = partial(self._record, exchange, response, started, caller)
         # A response that is fetched was counted before, except for the result of a background response.
-        is_new = request.method == "POST" or isinstance(exchange, Exchange)
+        is_new = request.method == "POST" or exchange is not None
         if caller is not None and is_limited and is_new:
             response.usage = UsageReader(incoming.headers.get("content-type", ""))
             response.on_usage = partial(self._guard.count_tokens, caller)
@@ -360,7 +356,11 @@ class _Proxy:
 
         watcher = asyncio.create_task(watch_client())
         try:
-            return await self._client.send(outgoing, stream=True)
+            incoming = await self._client.send(outgoing, stream=True)
+            if incoming.status_code <= MAX_STATUS:
+                return incoming
+            await incoming.aclose()
+            return build_error(502, f"the upstream sent the invalid status {incoming.status_code}")
         except self._errors as error:
             reason = str(error) or type(error).__name__
             log.warning("the upstream could not be reached: %s", reason)
@@ -375,23 +375,27 @@ class _Proxy:
             watcher.cancel()
 
     def _record(
-        self, exchange: Exchange, response: "_PassedOn", started: float, namespace: str
+        self,
+        exchange: Exchange | None,
+        response: Response,
+        started: float,
+        caller: AccessToken | None,
     ) -> None:
         """Record a finished request for the page of its user."""
-        result = exchange.result
-        if self._recorder is None or result is None:
+        if self._recorder is None or exchange is None or exchange.result is None:
             return
-        members = asdict(result)
+        members = asdict(exchange.result)
+        body = response.body_start if isinstance(response, _PassedOn) else response.body
         request = ProxiedRequest(
             created_at=members.pop("at"),
             upstream=self._address,
             status=response.status_code,
             seconds=time.perf_counter() - started,
             request=exchange.content,
-            response=bytes(response.body_start),
+            response=bytes(body),
             **members,
         )
-        self._recorder.add(request, namespace)
+        self._recorder.add(request, caller.namespace if caller else "")
 
     async def forward_socket(self, socket: WebSocket) -> None:
         """Forward a WebSocket to the upstream."""
