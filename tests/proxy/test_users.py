@@ -261,6 +261,15 @@ def test_usage_is_parsed_from_every_form(data: str | bytes, expected: tuple[int,
     assert read_usage(data) == expected
 
 
+@pytest.mark.parametrize("content_type", ["text/event-stream", "", "text/plain"])
+def test_usage_is_parsed_from_a_stream_of_any_content_type(content_type: str) -> None:
+    """Some servers send streams without their content type, or as text."""
+    reader = UsageReader(content_type)
+    for chunk in (b": comment\n\ndata: 1\n", b'\ndata: {"usage": {"input_tokens": 3}}\n\n'):
+        reader.feed(chunk)
+    assert reader.finish() == 3
+
+
 def test_a_too_large_event_is_skipped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -136,7 +136,10 @@ class UsageReader:
 
     def finish(self) -> int:
         """Return the tokens of the response: those of its input and its output."""
-        if self._events is None:
+        if self._events is None and self._body.startswith((b"data:", b"event:", b":")):
+            self._events = SSEDecoder()  # some servers send streams without their content type
+            self.feed(bytes(self._body) + b"\n\n")
+        elif self._events is None:
             self._read(self._body)
         return self._input + self._output
 
