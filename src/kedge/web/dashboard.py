@@ -184,7 +184,11 @@ def build_charts(
         ),
         draw_ranking("Errors and recoveries", _rank_failures(stats), "No errors."),
         draw_ranking("Chain length", _rank_lengths(stats), "No chains yet."),
-        draw_ranking("Tool calls by source of their id", _rank_calls(counts), "No tool calls yet."),
+        draw_ranking(
+            "Tool calls by source of their id",
+            _rank_calls(counts),
+            "No tool calls in this process.",
+        ),
     )
 
 

@@ -83,8 +83,9 @@ def test_several_conversations_are_changed_at_once(
 
 
 def test_search_result_links_to_its_message(browser: Browser, empty_page: PageServer) -> None:
-    """A search result highlights the match, and its link scrolls to the message."""
+    """A search result highlights the match, and its link scrolls to the message and expands it."""
     name = empty_page.create_conversation(*(f"Message {number} of many" for number in range(12)))
+    empty_page.create_conversation("Please call add with a=4711 and b=1")
     with open_context(browser) as context:
         watched_tab = WatchedTab(context, empty_page.url)
         tab = watched_tab.open("/?q=message+3")
@@ -93,4 +94,7 @@ def test_search_result_links_to_its_message(browser: Browser, empty_page: PageSe
         expect(tab.locator(".said.user", has_text="Message 3 of many")).to_be_in_viewport()
         expect(tab.locator(".talk-head h1")).to_be_in_viewport()  # the page itself did not scroll
         assert name in tab.url
+        watched_tab.open("/?q=4712")
+        tab.locator(".excerpts a", has_text="tool result").click()
+        expect(tab.locator("details.tool pre", has_text="4712")).to_be_in_viewport()
         assert watched_tab.problems == []

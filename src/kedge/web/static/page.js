@@ -104,7 +104,8 @@ document.addEventListener("keydown", (event) => {
 });
 
 watch(document.querySelector("[data-live]"));
-document.querySelector("details:target")?.setAttribute("open", "");
+const linked = document.getElementById(location.hash.slice(1));
+if (linked?.matches("details")) linked.open = true;
 if (!location.hash) showNewest();
 document.querySelector(".rows [aria-current]")?.scrollIntoView({ block: "center" });
 attach();
