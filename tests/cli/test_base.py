@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kedge.cli import COMMANDS, SYNONYMS, base, group, load_command
-from kedge.cli.base import command, print_table, setting_option, wrap_text
+from kedge.cli.base import command, find_hint, print_table, setting_option, wrap_text
 from kedge.errors import CannotConnect, InvalidSetting, KedgeError
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -399,6 +399,13 @@ def test_only_errors_of_settings_refer_to_the_check_of_settings(
     assert failed[0].startswith("Error: KEDGE_LOG_LEVEL must be one of")
     assert failed[1] == "Hint: 'kedge doctor' checks all settings."
     assert "KEDGE_LOG_LEVEL must be" in CliRunner().invoke(group, ["doctor"]).stdout
+
+
+def test_hint_fits_the_error() -> None:
+    """A list of faults that names a surrogate is not about an encoding, nor an MCP server about keys."""
+    assert find_hint(InvalidSetting("choose one of lone_surrogate")) == ""
+    assert "UTF-8" in find_hint(InvalidSetting("lone surrogate at character 0"))
+    assert "--mcp" in find_hint(CannotConnect("the MCP server x is not available: it ended"))
 
 
 def test_error_without_hint_is_one_line() -> None:

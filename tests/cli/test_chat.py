@@ -190,6 +190,11 @@ def test_empty_name_is_rejected(name: str) -> None:
     assert "the name is empty" in invoke_chat("Hello\n", "-c", name, code=2).stderr
 
 
+def test_empty_model_is_rejected() -> None:
+    """An empty model, such as of an unset variable, is not the built-in one."""
+    assert "--model: it is empty" in invoke_chat("", "Hello", "--model", "", code=2).stderr
+
+
 def test_name_that_is_not_utf_8_is_reported() -> None:
     """A name with invalid bytes, which the system passes as lone surrogates, is an error with advice."""
     done = invoke_chat("Hello\n", "-c", "caf\udce9", code=1)

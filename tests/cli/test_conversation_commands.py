@@ -443,6 +443,20 @@ def test_messages_of_chat_completions_are_imported(text: str, count: int) -> Non
         assert [block["kind"] for block in blocks] == ["system", "user", "assistant"]
 
 
+@pytest.mark.parametrize("arguments", [["show"], ["undo"], ["delete", "--yes"], ["export"]])
+def test_empty_name_is_no_conversation(arguments: list[str]) -> None:
+    """The name of an unset variable does not select a conversation without a title."""
+    run_json("import", "-", stdin=json.dumps(CHAT))
+    assert "there is no conversation ''" in run_command(*arguments, "").stderr
+    assert len(run_json("conversations")) == 1
+
+
+def test_import_of_nothing_is_reported() -> None:
+    """An empty file is no error, but a message says that it has no conversations."""
+    assert run_json("import", "-", stdin="") == []
+    assert "Nothing was imported" in run_command("import", "-", stdin="\n").stdout
+
+
 def test_import_of_invalid_messages_changes_nothing() -> None:
     """An invalid message is named with its chat and position, and nothing is imported."""
     lines = [json.dumps(CHAT), json.dumps({"messages": [{"role": "user"}]})]

@@ -62,8 +62,10 @@ def find_hint(error: BaseException) -> str:
     """Return a line of advice for an error, or an empty string."""
     if isinstance(error, UnicodeDecodeError):
         return _FIRST_BYTES_HINTS.get(error.object[:2], ENCODING_HINT)
-    if isinstance(error, UnicodeError) or "surrogate" in str(error):
+    if isinstance(error, UnicodeError) or "lone surrogate" in str(error):
         return ENCODING_HINT
+    if str(error).startswith("the MCP server "):
+        return "Check the command or the URL of --mcp."
     if isinstance(error, errors.OutputInvalid):
         return "; ".join(error.problems[:MAX_SHOWN_PROBLEMS])
     if isinstance(error, OSError):

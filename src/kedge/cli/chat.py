@@ -85,6 +85,8 @@ def command(
     if conversation is not None and not conversation.strip():
         raise click.BadParameter("the name is empty; give one, or omit the option", param_hint="-c")
     is_model_given = ctx.meta[SOURCES_KEY]["model"] == "flag"
+    if is_model_given and not options["model"].strip():
+        raise click.BadParameter("it is empty; name a model, or omit it", param_hint="--model")
     run_chat(
         ChatOptions(
             **options,

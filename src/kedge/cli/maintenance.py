@@ -119,6 +119,8 @@ def import_command(file: Path, store: str, as_json: bool) -> None:
         return
     for row in rows:
         echo(f"{row.id}  {sanitize_text(row.title)}".rstrip())
+    if not rows:
+        echo("Nothing was imported: there are no conversations in the input.")
 
 
 def _read_chats(text: str, lines: list[str]) -> "list[list[Block]] | None":

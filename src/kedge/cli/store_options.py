@@ -264,7 +264,12 @@ async def find_conversations(store: "Store", names: "Sequence[str]") -> "list[Co
 
 
 async def lookup_conversation(store: "Store", name: str) -> "ConversationRow | None":
-    """Return the conversation with this id, title or abbreviated id; None if there is none."""
+    """Return the conversation with this id, title or abbreviated id; None if there is none.
+
+    An empty name, such as of an unset variable, is not the one of a conversation without a title.
+    """
+    if not name:
+        return None
     try:
         return await store.conversation(name)
     except NotInStore:
