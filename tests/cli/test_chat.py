@@ -397,6 +397,7 @@ def test_practice_model_without_stored_responses_gets_full_conversation(tmp_path
         in second.stdout
     )
     assert "Note: the practice model remembers this conversation only" in second.stderr
+    assert invoke_chat("Hello\n", "-c", "harbour", "--json").stderr == ""
 
 
 def test_deleted_conversation_is_erased_from_practice_database(tmp_path: Path) -> None:

@@ -250,6 +250,13 @@ class CommandError(click.ClickException):
         echo_error("Error", self.message, self.hint)
 
 
+def echo_note(text: str) -> None:
+    """Print a note for people on standard error; with ``--json`` there are none."""
+    ctx = click.get_current_context(silent=True)
+    if not (ctx and ctx.params.get("as_json")):
+        click.echo(wrap_text(f"Note: {text}", err=True), err=True)
+
+
 def echo_error(label: str, message: str, hint: str) -> None:
     """Print an error and a hint on standard error; also after the command, whose context has the color."""
     text = wrap_text(f"{label}: {sanitize_text(message)}", err=True).removeprefix(label)
@@ -324,9 +331,9 @@ class Command(click.Command):
     def _report_variables(self, ctx: click.Context, *, is_logged: bool) -> None:
         """Report environment variables that are ignored and similar to that of a setting.
 
-        Without log records they are notes for people; commands that are tolerant list them.
+        Without log records they are notes; commands that are tolerant list them.
         """
-        if self.tolerant or (ctx.params.get("as_json") and not is_logged):
+        if self.tolerant:
             return
         for name, similar in get_config(ctx).unknown_variables.items():
             text = f"{name} is ignored: it is not a setting; did you mean {similar}?"
@@ -335,7 +342,7 @@ class Command(click.Command):
 
                 get_logger(__name__).warning(text)
             elif similar:
-                click.echo(wrap_text(f"Note: {text}", err=True), err=True)
+                echo_note(text)
 
 
 def discard_output() -> None:

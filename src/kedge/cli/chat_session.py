@@ -19,7 +19,7 @@ from typing import Any, cast
 import click
 
 from kedge.cli import INTERRUPTED_EXIT_CODE, chat_tools
-from kedge.cli.base import wrap_text
+from kedge.cli.base import echo_note, wrap_text
 from kedge.cli.chat_input import read_attachment, read_messages
 from kedge.cli.chat_output import (
     ChatOutput,
@@ -89,7 +89,7 @@ INTERRUPTED_MESSAGE = (
 
 
 NO_EXPORTER_MESSAGE = (
-    "Note: --trace has no effect: no OpenTelemetry SDK is set up in this process. Start the command with "
+    "--trace has no effect: no OpenTelemetry SDK is set up in this process. Start the command with "
     "'opentelemetry-instrument' (package opentelemetry-distro) to export spans."
 )
 
@@ -133,8 +133,8 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
     store, is_saved = await _open_store(options, stack)
     row = await lookup_conversation(store, options.name) if options.name else None
     model = resolve_model(row, options.model if options.is_model_given else None)
-    if options.trace and not options.as_json and not _has_exporter():
-        click.echo(wrap_text(NO_EXPORTER_MESSAGE, err=True), err=True)
+    if options.trace and not _has_exporter():
+        echo_note(NO_EXPORTER_MESSAGE)
     functions = [load_tool(path) for path in options.tools]
     boxes = await open_mcp_servers(options.mcp_servers, stack)
     settings: dict[str, Any] = {
@@ -168,7 +168,7 @@ async def _open_store(options: ChatOptions, stack: AsyncExitStack) -> tuple[Stor
         except (OSError, StoreError) as error:
             if options.name:
                 raise
-            click.echo(wrap_text(f"Note: this chat is not saved: {error}", err=True), err=True)
+            echo_note(f"this chat is not saved: {error}")
     opened = use_store(IN_MEMORY, make=True, connects=True)
     return await stack.enter_async_context(opened), False
 

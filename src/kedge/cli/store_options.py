@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kedge.cli.base import get_config, setting_option
+from kedge.cli.base import echo_note, get_config, setting_option
 from kedge.cli.confirmations import model_references, remember, require_confirmed
 from kedge.config import load_config, mask_url, practice_file, store_file, store_url
 from kedge.errors import KedgeError, NotInStore
@@ -212,9 +212,7 @@ def store_practice_responses(address: str, *, make: bool = True) -> Generator[No
     file = practice_file(address)
     if file and not make and not file.exists():
         file = None
-    with store_practice_memory(
-        file, report=lambda problem: click.echo(f"Note: {problem}", err=True)
-    ):
+    with store_practice_memory(file, report=echo_note):
         yield
 
 
