@@ -44,6 +44,12 @@ def test_code_after_a_list_is_not_part_of_its_last_item() -> None:
     assert joined.search("- one\n- two,\n  three\n\n    code\n")
 
 
+def test_tables_contain_no_escaped_bars() -> None:
+    """No page has an escaped bar, which the site shows with its backslash in code."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    assert [page.name for page in pages if "\\|" in page.read_text()] == []
+
+
 def test_warnings_of_the_site_are_errors() -> None:
     """The site is built in strict mode without ``--quiet``, which would hide warnings from it."""
     assert re.search(r"^strict: true$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)

@@ -69,7 +69,7 @@ def test_documentation_lists_exactly_the_faults() -> None:
         options = "".join(
             f"[,{name}={argument.placeholder}]" for name, argument in kind.options.items()
         )
-        pattern = f"{name}{value}{options}".replace("|", "\\|")
+        pattern = f"{name}{value}{options}".replace("|", "/")  # a bar would end the cell
         expected.add(f"| `{pattern}` | {kind.description} |")
     assert documented == expected
 
