@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from kedge.conversation import Conversation
 from kedge.turns import (
@@ -148,6 +148,28 @@ def test_graph_is_navigated_by_keyboard(page: PageServer, watched: WatchedTab) -
     expect(tab.get_by_label("Your message")).to_have_value("A draft")
     tab.keyboard.press("?")
     expect(tab.get_by_role("dialog", name="Keyboard")).to_be_visible()
+
+
+def test_the_last_selected_response_is_shown(page: PageServer, watched: WatchedTab) -> None:
+    """A state that was selected earlier and arrives later does not replace the selected one."""
+    name = page.create_conversation("One", "Two", "Three")
+    first = page.get(f"/api/conversations/{name}/chain")["nodes"][0]["node"]
+    tab = watched.open(f"/conversations/{name}")
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    tab.route(f"**/conversations/{name}?at={first}", hold)
+    tab.locator(".rows a", has_text="One").click()
+    tab.locator(".rows a", has_text="Two").click()
+    expect(tab.locator(".rows [aria-current]")).to_contain_text("Two")
+    with tab.expect_response(f"**/conversations/{name}?at={first}"):
+        held[0].continue_()
+    tab.locator(".rows a", has_text="Three").click()
+    expect(tab.locator(".rows [aria-current]")).to_contain_text("Three")
+    tab.go_back()
+    expect(tab.locator(".rows [aria-current]")).to_contain_text("Two")
 
 
 SET_HIDDEN = """(value) => {

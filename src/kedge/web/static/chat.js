@@ -6,6 +6,7 @@ import { call, request, toast, Unreachable } from "./api.js";
 
 let followed = null; // the run that this page follows; its id is empty until the server has started it
 let shown = location.pathname + location.search; // the state that is shown
+let visits = 0; // the number of states that were loaded
 let lost = () => {}; // reports that the connection is lost
 
 export const isRunning = () => followed !== null;
@@ -260,7 +261,7 @@ async function follow(view, open) {
     if (!run.id) failure = error.message;
     isStale = error.status === 409;
     if (isStale) view.remove();
-    else view.fail(error.message);
+    else view.fail(run.id ? "The connection to the server was lost." : error.message);
     if (followed !== run && failure) toast(failure);
     if (followed === run && (error instanceof Unreachable || run.id)) lost();
   } finally {
@@ -367,8 +368,10 @@ function buildMessage(kind, author, text) {
 // retained if it is the same state.
 export async function visit(url, { end = false, sent = false } = {}) {
   const target = new URL(url, location.href).href;
+  const number = ++visits;
   const answer = await request("GET", target);
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  if (number !== visits) return; // another state was chosen meanwhile
   const main = document.getElementById("main");
   const old = document.querySelector("[data-say]");
   const draft = old?.value ?? "";
