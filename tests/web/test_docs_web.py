@@ -26,6 +26,20 @@ def test_every_operation_is_documented() -> None:
     }
 
 
+def test_every_parameter_is_documented() -> None:
+    """docs/api.md names every parameter of a query and every member of a body."""
+    code = "\n".join(re.findall(r"`[^`\n]+`", (DOCS / "api.md").read_text()))
+    names = {
+        field.alias or name
+        for each in OPERATIONS
+        for shape in (each.query, each.body)
+        if shape
+        for name, field in shape.model_fields.items()
+    }
+    assert len(names) > 30
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", code)] == []
+
+
 def test_every_mark_is_documented() -> None:
     """The table in docs/web.md describes every mark with the same text as the page."""
     documented = dict(
