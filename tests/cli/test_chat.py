@@ -476,8 +476,9 @@ def test_piped_chat_is_stored_by_save(tmp_path: Path) -> None:
 
 
 def test_conversation_without_messages_is_not_stored(tmp_path: Path) -> None:
-    """A new conversation without messages is not stored."""
+    """A new conversation without messages, or with a model that cannot be connected, is not stored."""
     invoke_chat("/help\n", "-c", "harbour")
+    invoke_chat("Hello\n", "-c", "harbour", "--model", "nobody:x", code=1)
     assert CliRunner().invoke(inspect_command, ["harbour"]).exit_code == 1
 
 

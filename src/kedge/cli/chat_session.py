@@ -33,6 +33,7 @@ from kedge.cli.chat_tools import ask_approval, load_tool, open_mcp_servers
 from kedge.cli.confirmations import model_references, remember
 from kedge.cli.store_options import (
     IN_MEMORY,
+    create_named,
     lookup_conversation,
     model_data,
     resolve_model,
@@ -143,17 +144,24 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
         "system": options.system,
         "middleware": [tracing(agent=options.name)] if options.trace else [],
     }
+    is_new = row is None
+    if row is None and options.name:
+        row, is_new = await create_named(store, options.name, data=model_data(model))
     if row is None:
-        data = model_data(model)
         conversation = await Conversation.create(
-            store, model, title=options.name, ttl=options.ttl, data=data, **settings
+            store, model, ttl=options.ttl, data=model_data(model), **settings
         )
     else:
         if options.ttl is not None:
             await store.update(row.id, ttl=options.ttl)
-        conversation = await Conversation.open(store, row.id, model, **settings)
+        try:
+            conversation = await Conversation.open(store, row.id, model, **settings)
+        except BaseException:
+            if is_new:
+                await store.delete(row)
+            raise
     session = ChatSession(store, conversation, model, settings, options, stack)
-    session.is_saved, session.is_new = is_saved, row is None
+    session.is_saved, session.is_new = is_saved, is_new
     session.attached = attached
     stack.push_async_callback(session.aclose)
     return session
