@@ -11,9 +11,11 @@ send each.
 """
 
 import json
+import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from kedge.config import store_url
 from kedge.errors import StoreBusy, StoreError
@@ -22,12 +24,13 @@ from kedge.json_codec import decode
 from kedge.observe import get_logger
 from kedge.planning.state import dump_record, load_record
 from kedge.store import Store, response_index
-from kedge.store.database import Tx
+from kedge.store.database import Database, Tx
 from kedge.store.open import open_current_database
 
 log = get_logger("kedge.incremental")
 
 T = TypeVar("T")
+_Method = Literal["read_inline", "write_inline", "write_sync"]
 
 WAIT_SECONDS = 2.0
 """The maximum time that a request waits for a lock or a connection of a store opened for the index."""
@@ -53,11 +56,11 @@ class StoreIndex:
         self._added = 0
         self._retry_at = 0.0
         self._inline_at = 0.0
-        self._is_owner = isinstance(store, str)
-        if isinstance(store, str):
-            self._database = open_current_database(store_url(store), WAIT_SECONDS)
-        else:
-            self._database = store.database
+        self._url = store_url(store) if isinstance(store, str) else ""
+        self._database = self._open() if isinstance(store, str) else store.database
+        self._process = os.getpid()
+        self._inherited: list[Database] = []
+        self._lock = threading.Lock()
         self._hash_key = self._database.write_sync(response_index.get_scope_key)
 
     @property
@@ -81,7 +84,7 @@ class StoreIndex:
     def find(self, scope: str, digests: Sequence[str]) -> list[IndexedResponse]:
         """Return the responses of this scope whose content has one of these digests."""
         texts = self._run(
-            self._database.read_inline,
+            "read_inline",
             lambda tx: response_index.find_entries(tx, scope, digests),
             list[str](),
         )
@@ -90,7 +93,7 @@ class StoreIndex:
     def get(self, scope: str, response_id: str) -> IndexedResponse | None:
         """Return the response with this id."""
         text = self._run(
-            self._database.read_inline,
+            "read_inline",
             lambda tx: response_index.select_entry(tx, scope, response_id),
             None,
         )
@@ -111,8 +114,7 @@ class StoreIndex:
             return older
 
         # The writer thread also writes the journal back.
-        run = self._database.write_sync
-        older = self._run(run, work, None) if is_pruned else self._write(work, None)
+        older = self._run("write_sync", work, None) if is_pruned else self._write(work, None)
         return is_reissued(_decode(older) if older else None, entry)
 
     def mark_lost(self, scope: str, *response_ids: str) -> None:
@@ -121,9 +123,7 @@ class StoreIndex:
 
     def load_evidence(self, key: str) -> Mapping[str, Any] | None:
         """Return the evidence about the memory of a server."""
-        return self._run(
-            self._database.read_inline, lambda tx: response_index.select_evidence(tx, key), None
-        )
+        return self._run("read_inline", lambda tx: response_index.select_evidence(tx, key), None)
 
     def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:
         """Store the evidence about the memory of a server, and replace the previous evidence."""
@@ -131,26 +131,43 @@ class StoreIndex:
         self._write(lambda tx: response_index.put_evidence(tx, key, form, now), None)
 
     def close(self) -> None:
-        """Close the database, unless an open store was passed."""
-        if self._is_owner:
+        """Close the database, unless an open store was passed, or it was opened before a fork."""
+        if self._url and self._process == os.getpid():
             self._database.close()
+
+    def _open(self) -> Database:
+        return open_current_database(self._url, WAIT_SECONDS)
+
+    def _get_database(self) -> Database:
+        """Return the database, which is opened again in a process that was forked.
+
+        Such a process has none of the threads of the other one, and must not use its connections.
+        """
+        process = os.getpid()
+        if self._process == process:
+            return self._database
+        if not self._url:
+            raise StoreError("the store was opened before a fork; open it in each process")
+        with self._lock:
+            if self._process != process:
+                self._inherited.append(self._database)  # closing it would affect the other process
+                self._database = self._open()
+                self._process = process
+        return self._database
 
     def _write(self, work: Callable[[Tx], T], missing: T) -> T:
         """Run a transaction in this thread if that is possible, otherwise in the writer thread."""
-        database = self._database
-        return self._run(
-            database.write_inline if self._runs_inline else database.write_sync, work, missing
-        )
+        return self._run("write_inline" if self._runs_inline else "write_sync", work, missing)
 
-    def _run(self, run: Callable[[Callable[[Tx], T]], T], work: Callable[[Tx], T], missing: T) -> T:
+    def _run(self, method: _Method, work: Callable[[Tx], T], missing: T) -> T:
         """Run a transaction, or return `missing` if the database does not answer."""
         now = time.monotonic()
         if now < self._retry_at:
             return missing
         try:
-            return run(work)
+            return getattr(self._get_database(), method)(work)
         except StoreError as error:
-            if isinstance(error, StoreBusy) and run == self._database.write_inline:
+            if isinstance(error, StoreBusy) and method == "write_inline":
                 # Another process is writing for a long time; threads can wait for it, an event loop cannot.
                 self._inline_at = now + RETRY_SECONDS
                 return missing
