@@ -1,6 +1,6 @@
 """``refine``: repeats a request with the judge's critique until the answer passes."""
 
-from typing import Any
+from typing import Any, assert_type
 
 import anyio
 import pytest
@@ -82,6 +82,15 @@ async def test_judge_function_may_return_any_verdict_value(
 
     result = await refine("Hello", judge=judge, store=store, engine=engine, rounds=1)
     assert result.passed is passed
+
+
+async def test_argument_of_a_judge_is_typed(store: Store, scripted: Any, connected: Any) -> None:
+    """A lambda as judge has an argument of a known type; ``make check`` type-checks this test."""
+    engine = connected(scripted())
+    result = await refine(
+        "Hello", judge=lambda answer: assert_type(answer, str) != "", store=store, engine=engine
+    )
+    assert result.passed
 
 
 async def test_invalid_verdict_is_rejected(store: Store, scripted: Any, connected: Any) -> None:

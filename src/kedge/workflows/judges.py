@@ -37,7 +37,7 @@ class ModelJudge:
     rubric: str
 
 
-Judge = JudgeFunction | ModelJudge | Mapping[str, Any] | type[Any]
+Judge = JudgeFunction | ModelJudge | Mapping[str, Any] | type[object]
 
 VERDICT_SCHEMA: dict[str, Any] = {
     "title": "verdict",
