@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -450,6 +451,47 @@ def test_empty_name_is_no_conversation(arguments: list[str]) -> None:
     run_json("import", "-", stdin=json.dumps(CHAT))
     assert "there is no conversation ''" in run_command(*arguments, "").stderr
     assert len(run_json("conversations")) == 1
+
+
+ARGUMENTS = {
+    "show": ["harbour"],
+    "tree": ["harbour"],
+    "inspect": ["harbour"],
+    "diff": ["harbour", "3"],
+    "undo": ["harbour"],
+    "redo": ["harbour"],
+    "rename": ["quay", "pier"],
+    "tag": ["harbour", "x"],
+    "archive": ["pier"],
+    "fork": ["harbour"],
+    "search": ["Ada"],
+    "export": ["--out", "lines.jsonl"],
+    "import": ["lines.jsonl", "--store", "other.db"],
+    "delete": ["pier", "--yes"],
+    "chat": ["Hello", "--model", "practice"],
+}
+"""The arguments of the documented commands that need some."""
+
+
+def test_json_has_the_documented_members(
+    server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table in docs/cli.md has the members of each command's output."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    section = page.partition("### JSON\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[a-z].*?) \| (.*) \|$", section, re.MULTILINE)
+    documented = {
+        name: (members.startswith("list: "), re.findall(r"`(\w+)`", members.partition(";")[0]))
+        for names, members in rows
+        for name in re.findall(r"`([a-z]+)", names)
+    }
+    assert set(ARGUMENTS) < set(documented)
+    for name, (is_list, members) in documented.items():
+        value = json.loads(run_command(name, *ARGUMENTS.get(name, ()), "--json").stdout)
+        assert isinstance(value, list) == is_list
+        found = list(value[0] if is_list else value)
+        assert found == [each for each in members if (name, each) != ("inspect", "file")], name
 
 
 def test_name_that_two_processes_create_is_one_conversation(store_path: Path) -> None:
