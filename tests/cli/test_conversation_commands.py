@@ -494,6 +494,12 @@ def test_json_has_the_documented_members(
         assert found == [each for each in members if (name, each) != ("inspect", "file")], name
 
 
+def test_missing_file_is_named(server: TestServer) -> None:
+    """A name that looks like a file is neither a conversation nor a file."""
+    assert "there is no file of this name either" in run_command("inspect", "none.json").stderr
+    assert "file" not in run_command("inspect", "nothing").stderr
+
+
 def test_name_that_two_processes_create_is_one_conversation(store_path: Path) -> None:
     """Both continue the conversation that was stored first, so that its name remains unique."""
 

@@ -82,6 +82,11 @@ def test_statistics_are_filtered(options: list[str], total: int, filled: None) -
         assert "No requests in this range" in run_stats(*options).stdout
 
 
+def test_empty_name_is_no_conversation(filled: None) -> None:
+    """The name of an unset variable does not select all conversations."""
+    assert "there is no conversation ''" in run_stats("--conversation", "").stderr
+
+
 def test_invalid_time_is_reported(filled: None) -> None:
     """An invalid time is a usage error that shows the accepted formats."""
     done = run_stats("--since", "tomorrow")

@@ -24,7 +24,7 @@ from kedge.compaction.base import DEFAULT_BLOCK_COUNTER
 from kedge.config import mask_url
 from kedge.conversation import find_anchors
 from kedge.engines import Engine, ResponsesEngine, unwrap
-from kedge.errors import KedgeError
+from kedge.errors import KedgeError, NotInStore
 from kedge.event_loops import run_sync
 from kedge.planning import REASONS, AnchorRecord, RequestPlan, get_state, set_state
 from kedge.providers import connect
@@ -201,8 +201,8 @@ def _exclude_missing(turn: Turn, found: Sequence[AnchorRecord]) -> tuple[Turn, l
 EXCERPT_LENGTH = 80
 
 
-def _is_file(name: str) -> bool:
-    return (name.endswith(".json") or "/" in name) and Path(name).is_file()
+def _is_file_name(name: str) -> bool:
+    return name.endswith(".json") or "/" in name
 
 
 @kedge_command("inspect")
@@ -224,11 +224,16 @@ def command(
     """
 
     async def work(opened: Store) -> Inspection:
-        row = await find_conversation(opened, conversation)
+        try:
+            row = await find_conversation(opened, conversation)
+        except NotInStore as error:
+            if not _is_file_name(conversation):
+                raise
+            raise NotInStore(f"{error}; there is no file of this name either") from None
         node = await find_node(opened, row, at)
         return await inspect_conversation(opened, row, node.id, resolve_model(row, model), text)
 
-    if _is_file(conversation):
+    if _is_file_name(conversation) and Path(conversation).is_file():
         found = run_sync(inspect_file(Path(conversation), resolve_model(None, model), text))
     else:
         found = run_with_store(work, address=store, connects=True)

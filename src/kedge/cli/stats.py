@@ -178,7 +178,7 @@ def _format_cost(dollars: float, unpriced: int) -> str:
 @time_options
 @click.option("--model", default="", help="Only this model.")
 @click.option("--provider", default="", help="Only this provider.")
-@click.option("--conversation", default="", help="Only this conversation.")
+@click.option("--conversation", help="Only this conversation.")
 @click.option(
     "--buckets",
     default=24,
@@ -193,7 +193,7 @@ def command(
     until: float | None,
     model: str,
     provider: str,
-    conversation: str,
+    conversation: str | None,
     buckets: int,
     store: str,
     as_json: bool,
@@ -201,7 +201,11 @@ def command(
     """Show chains, fallbacks, tokens, cost and latency over a time range."""
 
     async def work(opened: Store) -> tuple[Analytics, tuple[Bucket, ...]]:
-        chosen = (await find_conversation(opened, conversation)).id if conversation else ""
+        chosen = ""
+        if (
+            conversation is not None
+        ):  # an empty name, such as of an unset variable, is not all of them
+            chosen = (await find_conversation(opened, conversation)).id
         selection = Selection(since, until, model, provider, chosen)
         found = await analyse(opened, selection)
         return found, await analyse_over_time(opened, selection, buckets=buckets)
