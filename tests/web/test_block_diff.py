@@ -20,6 +20,17 @@ def test_changed_message_is_not_in_common() -> None:
     assert str(changed.right[0].html) == '<p class="words">What is 2+<ins>4</ins>?</p>'
 
 
+def test_spaces_alone_are_not_common() -> None:
+    """Long texts without a common word are one change; words that moved to another line are none."""
+    one, other = (" ".join(f"{name}{number}" for number in range(900)) for name in "ab")
+    ((row,), _) = build_diff([user(one)], [user(other)])
+    assert str(row.left[0].html) == f'<p class="words"><del>{one}</del></p>'
+    assert str(row.right[0].html) == f'<p class="words"><ins>{other}</ins></p>'
+    ((row,), _) = build_diff([user("a b c")], [user("a\nb d")])
+    assert str(row.left[0].html) == '<p class="words">a b <del>c</del></p>'
+    assert str(row.right[0].html) == '<p class="words">a\nb <ins>d</ins></p>'
+
+
 def test_messages_on_one_side_are_aligned() -> None:
     """Blocks are compared by content, not by id, and HTML in texts is escaped."""
     left = [system("Be brief."), user("a"), assistant("<b>"), user("c")]

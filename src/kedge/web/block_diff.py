@@ -21,7 +21,7 @@ MAX_WORDS = 2_000
 """The number of words above which a changed text is not compared word by word."""
 MAX_BLOCKS = 400
 """The number of differing blocks on a side above which they are not aligned."""
-_WORDS = re.compile(r"\s+|\w+|[^\w\s]")
+_WORDS = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")
 _CHANGED = (Markup("<del>{}</del>"), Markup("<ins>{}</ins>"))
 Opcode = tuple[str, int, int, int, int]
 
@@ -129,7 +129,10 @@ def _diff_messages(one: MessageView, other: MessageView) -> tuple[MessageView, M
     if max(map(len, words)) > MAX_WORDS:
         return one, other
     sides: list[list[Markup]] = [[], []]
-    matcher = SequenceMatcher(None, *words, autojunk=False)
+    # A space belongs to the word before it, and words that are frequent in a long text are only matched beside others:
+    # a search for each of them would take a minute.
+    old, new = ([word.strip() for word in each] for each in words)
+    matcher = SequenceMatcher(None, old, new)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         texts = ("".join(words[0][i1:i2]), "".join(words[1][j1:j2]))
         for side, element, text in zip(sides, _CHANGED, texts, strict=True):
