@@ -15,9 +15,11 @@ from click.testing import CliRunner, Result
 from kedge.cli import group
 from kedge.cli.chat import command
 from kedge.cli.chat_session import ChatOptions
+from kedge.cli.chat_tools import create_default_tools
 from kedge.cli.inspect import command as inspect_command
 from kedge.cli.maintenance import delete_command
 from kedge.cli.show import command as show_command
+from kedge.errors import ToolFailed
 from kedge.testing import TestServer
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
@@ -208,6 +210,19 @@ def test_built_in_tools_are_available() -> None:
     done = invoke_chat("Please call days_between with first=2026-01-01 and second=2026-03-01\n")
     assert "days_between" in done.stdout
     assert "59" in done.stdout
+
+
+def test_built_in_tools_reject_invalid_arguments() -> None:
+    """The model learns what a built-in tool expects instead of a value that it cannot use."""
+    clock, days_between = create_default_tools()
+    with pytest.raises(ToolFailed, match="'Mars'; use a name such as Europe/Paris"):
+        clock("Mars")
+    with pytest.raises(ToolFailed, match="5; use a name"):
+        clock(5)
+    with pytest.raises(ToolFailed, match="'soon' is not a date; use a form such as 2026-01-31"):
+        days_between("soon", "2026-01-31")
+    with pytest.raises(ToolFailed, match="20260131 is not a date"):
+        days_between("2026-01-31", 20260131)
 
 
 def test_custom_tools_can_be_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

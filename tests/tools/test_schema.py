@@ -388,9 +388,10 @@ def test_a_schema_may_be_given_explicitly() -> None:
 
 
 def test_pydantic_is_imported_with_the_first_tool() -> None:
-    """Importing ``kedge.tools`` does not import pydantic; creating a tool does."""
+    """Neither ``kedge.tools`` nor the default tools of a chat import pydantic; generating a schema does."""
     script = (
-        "import sys, kedge.tools as t; assert 'pydantic' not in sys.modules;"
+        "import sys, kedge.tools as t; from kedge.cli.chat_tools import create_default_tools;"
+        "create_default_tools(); assert 'pydantic' not in sys.modules;"
         "t.tool(lambda: 0, name='f'); assert 'pydantic' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import click
 
-from kedge.cli import INTERRUPTED_EXIT_CODE, chat_tools
+from kedge.cli import INTERRUPTED_EXIT_CODE
 from kedge.cli.base import echo_note, wrap_text
 from kedge.cli.chat_input import read_attachment, read_messages
 from kedge.cli.chat_output import (
@@ -29,7 +29,12 @@ from kedge.cli.chat_output import (
     record_request,
     reply_to_json,
 )
-from kedge.cli.chat_tools import ask_approval, load_tool, open_mcp_servers
+from kedge.cli.chat_tools import (
+    ask_approval,
+    create_default_tools,
+    load_tool,
+    open_mcp_servers,
+)
 from kedge.cli.confirmations import model_references, remember
 from kedge.cli.store_options import (
     IN_MEMORY,
@@ -139,7 +144,7 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
     functions = [load_tool(path) for path in options.tools]
     boxes = await open_mcp_servers(options.mcp_servers, stack)
     settings: dict[str, Any] = {
-        "tools": [*functions, *boxes] or chat_tools.DEFAULT_TOOLS,
+        "tools": [*functions, *boxes] or create_default_tools(),
         "approve": ask_approval if options.approve else None,
         "system": options.system,
         "middleware": [tracing(agent=options.name)] if options.trace else [],

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -12,7 +12,7 @@ from kedge.errors import InvalidWorkflow, ToolFailed
 from kedge.text_format import sanitize_text
 
 if TYPE_CHECKING:
-    from kedge.tools import Decision, Toolbox
+    from kedge.tools import Decision, Tool, Toolbox
     from kedge.turns import ToolCallBlock
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -81,20 +81,56 @@ def load_tool(path: str) -> Callable[..., Any]:
         raise click.BadParameter(str(error), param_hint="--tool") from error
 
 
-def clock(zone: Annotated[str, "An IANA time zone such as Europe/Paris"] = "UTC") -> str:
+def clock(zone: str = "UTC") -> str:
     """Return the date and time in a time zone."""
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
     try:
         timezone = UTC if zone.upper() == "UTC" else ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError):
+    except (ZoneInfoNotFoundError, ValueError, AttributeError):
         raise ToolFailed(f"unknown time zone {zone!r}; use a name such as Europe/Paris") from None
     return datetime.now(timezone).isoformat(timespec="seconds")
 
 
-def days_between(first: date, second: date) -> int:
+def days_between(first: str, second: str) -> int:
     """Count the days from the first date to the second."""
-    return (second - first).days
+    return (_parse_date(second) - _parse_date(first)).days
 
 
-DEFAULT_TOOLS = (clock, days_between)
+def _parse_date(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except (ValueError, TypeError):
+        raise ToolFailed(f"{text!r} is not a date; use a form such as 2026-01-31") from None
+
+
+ZONE = {
+    "default": "UTC",
+    "description": "An IANA time zone such as Europe/Paris",
+    "type": "string",
+}
+DATE = {"format": "date", "type": "string"}
+CLOCK_PARAMETERS = {"additionalProperties": False, "properties": {"zone": ZONE}, "type": "object"}
+DAYS_BETWEEN_PARAMETERS = {
+    "additionalProperties": False,
+    "properties": {"first": DATE, "second": DATE},
+    "required": ["first", "second"],
+    "type": "object",
+}
+
+
+def create_default_tools() -> "list[Tool[..., Any]]":
+    """Return the tools of a chat without tools.
+
+    Their schemas are given, because pydantic, which generates schemas, is a tenth of the start of a chat.
+    """
+    from kedge.tools import tool
+
+    return [
+        tool(clock, description=clock.__doc__ or "", parameters=CLOCK_PARAMETERS),
+        tool(
+            days_between,
+            description=days_between.__doc__ or "",
+            parameters=DAYS_BETWEEN_PARAMETERS,
+        ),
+    ]
