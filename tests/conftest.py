@@ -6,6 +6,7 @@ The examples are the same in every run, so that a failure is caused by a change;
 """
 
 import asyncio
+import fcntl
 import functools
 import gc
 import inspect
@@ -14,6 +15,7 @@ import re
 import shutil
 import signal
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,14 +149,27 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> objec
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Disable garbage collection during collection, and exclude imported objects from later ones."""
     gc.disable()
     try:
-        return (yield)
+        with _collect_in_turn(session.config):
+            return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextmanager
+def _collect_in_turn(config: pytest.Config) -> Iterator[None]:
+    """While the tests are not compiled, let one worker at a time collect them, so that only the first compiles."""
+    folder = Path(__file__).parent / "__pycache__"
+    if not hasattr(config, "workerinput") or any(folder.glob("test_*.pyc")):
+        yield
+        return
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.hookimpl(trylast=True)

@@ -20,6 +20,12 @@ from playwright.sync_api import Request as Sent
 
 VIEWPORT: ViewportSize = {"width": 1280, "height": 800}
 BROWSER_NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+OPTIONS = (
+    "--no-sandbox",  # which needs privileges that root in a container does not have
+    "--disable-gpu",  # there is none, and emulating one takes longer
+    "--in-process-gpu",
+    "--renderer-process-limit=1",
+)
 INSTALL_HINT = (
     "no Chromium on this machine; 'make chromium' installs Debian's as root, or set KEDGE_CHROMIUM"
 )
@@ -40,8 +46,7 @@ def launch_chromium() -> Iterator[Browser]:
             pytest.fail(INSTALL_HINT)
         pytest.skip(INSTALL_HINT)
     with sync_playwright() as playwright:
-        # A sandbox needs privileges that root in a container does not have.
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
         try:
             yield browser
         finally:
