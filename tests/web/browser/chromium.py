@@ -19,7 +19,13 @@ from playwright.sync_api import (
 from playwright.sync_api import Request as Sent
 
 VIEWPORT: ViewportSize = {"width": 1280, "height": 800}
-BROWSER_NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+BROWSER_NAMES = (
+    "chromium-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome-stable",
+    "google-chrome",
+)
 OPTIONS = (
     "--no-sandbox",  # which needs privileges that root in a container does not have
     "--disable-gpu",  # there is none, and emulating one takes longer
