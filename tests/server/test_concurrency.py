@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -13,7 +14,9 @@ from server.websocket_client import connect_client, response_text
 
 STREAM_COUNT = 50
 LENGTH, CHUNK = 1_200, "word " * 1_000
-"""An answer larger than all network buffers: 6 MB."""
+"""An answer of 6 MB: larger than what the server's system sends ahead, and the slow reader's receives."""
+RECEIVE_BYTES = 65_536
+"""The receive buffer of the slow reader; systems enlarge others, some to 32 MB."""
 
 
 class LongAnswerModel(GatedModel):
@@ -30,11 +33,23 @@ class LongAnswerModel(GatedModel):
         self.finished.append(text)
 
 
+async def connect_slow_reader(server: TestServer) -> socket.socket:
+    """Return a connection with a small receive buffer."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(connection, server.address)
+    return connection
+
+
 async def open_stream(
-    server: TestServer, prompt: str
+    server: TestServer, prompt: str, connection: socket.socket | None = None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Request a stream over a new connection."""
-    reader, writer = await asyncio.open_connection(*server.address)
+    """Request a stream, over a new connection unless one is given."""
+    if connection:
+        reader, writer = await asyncio.open_connection(sock=connection)
+    else:
+        reader, writer = await asyncio.open_connection(*server.address)
     body = json.dumps({"model": "m", "input": prompt, "stream": True}).encode()
     writer.write(
         b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -57,7 +72,7 @@ async def test_slow_reader_delays_no_other_stream() -> None:
     """All other streams finish before a slow reader continues, and it then gets its complete answer."""
     model = LongAnswerModel()
     with serve(model=model) as server:
-        slow, writer = await open_stream(server, "long")
+        slow, writer = await open_stream(server, "long", await connect_slow_reader(server))
         assert (await slow.readline()).startswith(b"HTTP/1.1 200")
         answers = await asyncio.gather(
             *(read_stream(server, f"quick {n}") for n in range(STREAM_COUNT - 1))
@@ -79,7 +94,10 @@ async def test_slow_reader_delays_no_other_websocket() -> None:
     model = LongAnswerModel()
     with serve(model=model) as server:
         async with AsyncExitStack() as stack:
-            slow = await stack.enter_async_context(connect_client(server, max_queue=1))
+            connection = await connect_slow_reader(server)
+            slow = await stack.enter_async_context(
+                connect_client(server, max_queue=1, sock=connection)
+            )
             await slow.create("long")
             assert (await slow.next_event())["type"] == "response.created"
             wires = [
