@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, MutableMapping, MutableSequence, MutableSet
 from dataclasses import fields, is_dataclass
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from pkgutil import walk_packages
 from typing import Any, assert_type, cast
@@ -85,6 +86,11 @@ def test_nothing_else_is_public() -> None:
         if not name.startswith("_") and not inspect.ismodule(value)
     }
     assert others - machinery <= set(kedge.__all__)
+
+
+def test_the_version_is_the_installed_one() -> None:
+    """``kedge.__version__`` is that of the package's metadata, the only place where it is written."""
+    assert kedge.__version__ == version("kedge")
 
 
 def test_the_list_of_names_is_short() -> None:

@@ -63,6 +63,8 @@ HOMES: dict[str, str] = {
 __all__ = list(HOMES)  # pyright: ignore[reportUnsupportedDunderAll] - the test checks it
 
 if TYPE_CHECKING:
+    __version__: str
+
     from kedge.attachments import audio as audio
     from kedge.attachments import file as file
     from kedge.attachments import image as image
@@ -108,7 +110,9 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Load a public name on first use."""
+        """Load a public name on first use, or return the installed version."""
+        if name == "__version__":
+            return import_module("importlib.metadata").version("kedge")
         if name not in HOMES:
             raise AttributeError(f"module 'kedge' has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(HOMES[name]), name)
