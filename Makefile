@@ -22,7 +22,8 @@ LITELLM := .venv-litellm
 WEBUI := .venv-webui
 PEERS := .venv-peers
 NODE_CLIENTS := .node-clients
-WORKERS ?= 3
+# Twice the cores of the machines that run the tests: many tests wait for processes.
+WORKERS ?= 4
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start hundreds of Python processes, each of which would compile Kedge again.
 unexport PYTHONDONTWRITEBYTECODE
