@@ -2,6 +2,7 @@
 
 from playwright.sync_api import Browser, expect
 
+from server.waiting import wait_until
 from web.browser.chromium import WatchedTab, open_context
 from web.conftest import PageServer
 
@@ -73,6 +74,7 @@ def test_stale_tab_asks_before_moving_the_head(browser: Browser, page: PageServe
         assert page.get(f"/api/conversations/{name}")["head"] == head
         tab.get_by_label("Your message").press("Enter")
         expect(tab.locator(".said.user .prose")).to_have_text(["Hello", "From the first tab"])
+        wait_until(lambda: page.get(f"/api/conversations/{name}")["head"] != head)  # it is answered
         reloaded = other.open(f"/conversations/{name}")
         reloaded.wait_for_load_state()
         page.post(f"/api/conversations/{name}/turns", text="Once more")
