@@ -43,6 +43,12 @@ def send(tab: Page, text: str) -> None:
     tab.keyboard.press("Enter")
 
 
+def start_answer(tab: Page) -> None:
+    """Send a message and wait for the beginning of its answer, which the gate holds back."""
+    send(tab, "wait for me")
+    expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
+
+
 def test_stopped_answer_is_stored_and_can_be_retried(
     browser: Browser, gated: PageServer, gate: GatedModel
 ) -> None:
@@ -50,8 +56,7 @@ def test_stopped_answer_is_stored_and_can_be_retried(
     with open_context(browser) as context:
         watched_tab = WatchedTab(context, gated.url)
         tab = watched_tab.open(f"/conversations/{gated.create_conversation('Hello')}")
-        send(tab, "wait for me")
-        expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
+        start_answer(tab)
         tab.get_by_role("button", name="Stop").click()
         expect(tab.get_by_text("The beginning of the answer is stored")).to_be_visible()
         expect(tab.get_by_text("This answer was stopped.")).to_be_visible()
@@ -74,8 +79,7 @@ def test_answer_continues_after_reload_and_any_tab_can_stop_it(
     with open_context(browser) as context:
         watched_tab = WatchedTab(context, gated.url)
         tab = watched_tab.open(f"/conversations/{gated.create_conversation()}")
-        send(tab, "wait for me")
-        expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
+        start_answer(tab)
         tab.reload()
         expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
         expect(tab.locator(".said.user .prose")).to_have_text("wait for me")
@@ -100,8 +104,7 @@ def test_question_survives_a_server_restart(
         with serve_page(tmp_path, port=port, model=gate) as page:
             watched_tab = WatchedTab(context, page.url)
             tab = watched_tab.open(f"/conversations/{page.create_conversation('Hello')}")
-            send(tab, "wait for me")
-            expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
+            start_answer(tab)
         expect(tab.get_by_text("The server cannot be reached. Messages")).to_be_visible()
         send(tab, "not sent yet")
         expect(tab.get_by_role("alert")).to_contain_text("The server cannot be reached.")
@@ -124,8 +127,7 @@ def test_another_response_is_selected_while_an_answer_is_written(
     with open_context(browser) as context:
         watched_tab = WatchedTab(context, gated.url)
         tab = watched_tab.open(f"/conversations/{gated.create_conversation('Hello', 'Again')}")
-        send(tab, "wait for me")
-        expect(tab.locator(".said.fresh .prose")).to_contain_text("answer")
+        start_answer(tab)
         tab.locator(".rows a", has_text="Hello").click()
         expect(tab.get_by_text("An answer is being written elsewhere")).to_be_visible()
         expect(tab.get_by_role("button", name="Send", exact=True)).to_be_visible()
