@@ -32,7 +32,7 @@ from kedge.compaction import compactors
 from kedge.config import SETTINGS
 from kedge.conversation import conversation
 from kedge.conversation import run as conversation_run
-from kedge.engines import evidence, http_client, prompt_cache, reply
+from kedge.engines import http_client, prompt_cache, reply
 from kedge.engines.anthropic import engine as anthropic_engine
 from kedge.engines.websocket import connection, pool
 from kedge.events.run import ResendReason
@@ -40,6 +40,7 @@ from kedge.incremental import index, rewrite, store_index
 from kedge.mcp import content as mcp_content
 from kedge.mcp import server as mcp_server
 from kedge.mcp import transports as mcp_transports
+from kedge.memory import evidence
 from kedge.observe import metrics
 from kedge.planning import anchors
 from kedge.planning.prompt_cache import CacheHint, CacheMiss

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 from kedge.cli.doctor import KEY_VARIABLES, command
 from kedge.config import store_url
-from kedge.engines.evidence import ServerEvidence
 from kedge.event_loops import run_sync
+from kedge.memory.evidence import ServerEvidence
 from kedge.store import open_store
 from kedge.testing import serve
 from postgresql import PASSWORD

@@ -5,17 +5,17 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_handler
-from kedge.engines.evidence import (
+from kedge.engines.response_reader import record_outcome
+from kedge.errors import RequestRefused
+from kedge.events import Outcome, Usage
+from kedge.memory.evidence import (
     BASE_COOLDOWN,
     HOLD_SECONDS,
     MAX_COOLDOWN,
     MAX_HOLD_SECONDS,
     ServerEvidence,
 )
-from kedge.engines.response_reader import record_outcome
-from kedge.engines.token_evidence import SentTokens, can_disprove, can_prove, judge_usage
-from kedge.errors import RequestRefused
-from kedge.events import Outcome, Usage
+from kedge.memory.tokens import SentTokens, can_disprove, can_prove, judge_usage
 from kedge.planning import AnchorRecord, TokenCounts, get_state, plan_request
 from kedge.providers import connect
 from kedge.turns import Turn, assistant, user

@@ -9,10 +9,10 @@ import pytest
 from engines.fake_server import serve_handler
 from engines.memory_server import ORDINARY, FakeClock, MemoryServer
 from kedge.engines import Engine, ResponsesEngine
-from kedge.engines.evidence import BASE_COOLDOWN, MIN_MATCHED_TOKENS, KnownServer
 from kedge.errors import InvalidSetting, ServerFailed, StoreError
 from kedge.events import Event, TextDelta
 from kedge.events.run import Healed, ModeChanged, RequestPlanned, ServerForgot
+from kedge.memory.evidence import BASE_COOLDOWN, MIN_MATCHED_TOKENS, KnownServer
 from kedge.middleware import tools, with_middleware
 from kedge.planning import get_state
 from kedge.providers import connect

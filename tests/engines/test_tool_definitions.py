@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from kedge.engines import Request
 from kedge.engines.anthropic import engine as anthropic
 from kedge.engines.chat_completions import engine as chat_completions
-from kedge.engines.token_evidence import hash_settings
 from kedge.engines.tool_definitions import to_definition
 from kedge.engines.transport import encode_body
 from kedge.errors import InvalidSetting
+from kedge.memory.tokens import hash_settings
 from kedge.tools import Toolbox, tool
 
 COMPACT: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}

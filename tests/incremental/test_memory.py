@@ -10,10 +10,10 @@ from openai import InternalServerError, OpenAI
 
 from engines.fake_server import serve_handler
 from engines.memory_server import ORDINARY, FakeClock, MemoryServer
-from kedge.engines.evidence import BASE_COOLDOWN
 from kedge.incremental import AnchorIndex, ChainReport, MemoryIndex, chain, chain_report
 from kedge.incremental.client import _get_chainer  # pyright: ignore[reportPrivateUsage]
 from kedge.incremental.exchange import Chainer, ResponseObserver
+from kedge.memory.evidence import BASE_COOLDOWN
 from normalization import normalize_items
 
 STREAMING = pytest.mark.parametrize("streaming", [True, False])

@@ -230,7 +230,7 @@ MAX_SERVERS = 20
 
 def check_servers(address: str) -> Iterator[Check]:
     """Show the stored evidence about the memory of each server."""
-    from kedge.engines.evidence import ServerEvidence
+    from kedge.memory.evidence import ServerEvidence
     from kedge.store.response_index import select_all_evidence
 
     try:

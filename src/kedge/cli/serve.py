@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from mcp.server.lowlevel import Server
 
-    from kedge.engines.evidence import Trust
+    from kedge.memory.evidence import Trust
     from kedge.server.access import AccessPolicy
     from kedge.server.settings import Settings
     from kedge.store import Store, TokenRegistry

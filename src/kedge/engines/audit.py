@@ -2,7 +2,7 @@
 
 An audit shows what a server has *stored*. It does not show what the server passes to the model: a server with
 a limit on the length of a chain lists every item and omits the oldest from the prompt. Token accounting
-(``kedge.engines.token_evidence``) detects that.
+(``kedge.memory.tokens``) detects that.
 
 Servers differ in what they list as the input of a chained response: all of it, or only what was sent
 with that request. Both are handled: where the list is short, the rest is fetched from the parent. Where

@@ -16,9 +16,9 @@ from typing import Any, Literal, cast
 
 from kedge.cache_minimums import find_min_tokens
 from kedge.engines.request_body import build_settings
-from kedge.engines.token_evidence import hash_settings
 from kedge.engines.tool_definitions import ToolDefinition, to_definition
 from kedge.events import Outcome
+from kedge.memory.tokens import hash_settings
 from kedge.observe import count, get_logger
 from kedge.planning import (
     CACHE_HINTS,

@@ -16,7 +16,6 @@ from kedge.engines import responses_endpoints
 from kedge.engines.attempt import Attempt, RequestEngine
 from kedge.engines.audit import Audit, audit
 from kedge.engines.base import Request
-from kedge.engines.evidence import EvidenceStore, KnownServer, ServerEvidence, Trust
 from kedge.engines.heal_rules import (
     HealableError,
     RequestSummary,
@@ -35,9 +34,7 @@ from kedge.engines.request_body import (
 )
 from kedge.engines.response_reader import attach_context, record_outcome
 from kedge.engines.responses_endpoints import ConversationObjects, identify_server
-from kedge.engines.server_memory import ServerMemory, detect_echo_mismatch
 from kedge.engines.telemetry import record_lost_context, record_plan, record_usage
-from kedge.engines.token_evidence import SentTokens
 from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
 from kedge.events import Event, Outcome, StreamEvent, StreamFailed, Usage
@@ -45,6 +42,9 @@ from kedge.events.fields import read_conversation, read_usage
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
+from kedge.memory.evidence import EvidenceStore, KnownServer, ServerEvidence, Trust
+from kedge.memory.judge import ServerMemory, detect_echo_mismatch
+from kedge.memory.tokens import SentTokens
 from kedge.observe import get_logger, measure
 from kedge.planning import (
     DEFAULT_RETENTION,

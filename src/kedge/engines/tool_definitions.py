@@ -11,10 +11,9 @@ from typing import Any
 
 from kedge.engines.request_body import encode_param
 from kedge.errors import InvalidSetting
+from kedge.memory.tokens import encode_settings
 from kedge.turns.frozen_json import ReadOnlyObject, copy_containers
 
-encode_settings = json.JSONEncoder(default=str, sort_keys=True).encode
-"""Return values as JSON text for a comparison; values that are not JSON are written as text."""
 _PREFIX = b'"tools":'
 _Converter = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 

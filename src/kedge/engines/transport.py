@@ -5,13 +5,13 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
-from kedge.engines.evidence import read_identity
 from kedge.engines.http_errors import get_request_id, parse_object
 from kedge.engines.request_body import encode_param
 from kedge.engines.tool_definitions import encode_tool
 from kedge.errors import EngineError, ServerFailed
 from kedge.event_loops import PerLoop
 from kedge.json_codec import encode
+from kedge.memory.evidence import read_identity
 from kedge.planning import AnchorRecord
 
 if TYPE_CHECKING:

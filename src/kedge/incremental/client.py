@@ -18,12 +18,12 @@ from typing import Any, Literal, TypeVar
 
 from anyio import CancelScope, to_thread
 
-from kedge.engines.evidence import Trust
 from kedge.errors import InvalidSetting, RequestRefused, ServerFailed
 from kedge.incremental.exchange import Chainer, Exchange, ResponseObserver, limit_codings
 from kedge.incremental.index import AnchorIndex
 from kedge.incremental.report import ChainedRequest, ChainReport
 from kedge.incremental.store_index import StoreIndex
+from kedge.memory.evidence import Trust
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION
 from kedge.store import Store

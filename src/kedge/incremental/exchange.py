@@ -21,7 +21,6 @@ from urllib.parse import parse_qsl, urlsplit
 
 from kedge.config.settings import is_chaining_enabled
 from kedge.engines.audit import Audit, JsonSource, audit_blocks
-from kedge.engines.evidence import Trust
 from kedge.engines.heal_rules import (
     REJECTION_STATUSES,
     RequestSummary,
@@ -59,6 +58,7 @@ from kedge.incremental.rewrite import (
     rewrite,
 )
 from kedge.json_codec import decode
+from kedge.memory.evidence import Trust
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION
 from kedge.planning.anchors import check_positive_int, validate_seconds

@@ -62,7 +62,7 @@ class AnchorIndex(Protocol):
         ...
 
     def load_evidence(self, key: str) -> Mapping[str, Any] | None:
-        """Return the evidence about the memory of a server; see `kedge.engines.evidence`."""
+        """Return the evidence about the memory of a server; see `kedge.memory.evidence`."""
         ...
 
     def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Evidence about the memory of servers: whether they use the stored context of a response.
 
-The rules and the accounting are those of `kedge.engines.evidence`. One thing differs from an engine: a
+The rules and the accounting are those of `kedge.memory.evidence`. One thing differs from an engine: a
 program's stream is never delayed, so an answer that was generated without the stored context cannot be
 withdrawn. Therefore an unproven server gets full requests, until one of these proves that it uses its memory:
 
@@ -21,7 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from kedge.engines.audit import Audit
-from kedge.engines.evidence import (
+from kedge.events import Outcome
+from kedge.incremental.index import AnchorIndex
+from kedge.memory.evidence import (
     Doubt,
     ServerEvidence,
     Trust,
@@ -29,10 +31,8 @@ from kedge.engines.evidence import (
     read_identity,
     validate_trust,
 )
-from kedge.engines.server_memory import ServerMemory
-from kedge.engines.token_evidence import SentTokens, can_disprove, can_prove, measure_blocks
-from kedge.events import Outcome
-from kedge.incremental.index import AnchorIndex
+from kedge.memory.judge import ServerMemory
+from kedge.memory.tokens import SentTokens, can_disprove, can_prove, measure_blocks
 from kedge.planning import AnchorRecord, RequestPlan, TokenCounts
 from kedge.turns import Block
 

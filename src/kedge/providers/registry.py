@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 from kedge.engines import AnthropicEngine, ChatCompletionsEngine, Engine, ResponsesEngine
 from kedge.engines.anthropic.engine import NO_SAMPLING_VERSION
-from kedge.engines.evidence import KNOWN_IDENTITIES, find_known_host
 from kedge.engines.stateless import Advice
 from kedge.errors import CannotConnect
+from kedge.memory.evidence import KNOWN_IDENTITIES, find_known_host
 from kedge.providers.clients import prepare_anthropic_client, prepare_openai_client
 from kedge.providers.practice_memory import PRACTICE_SCOPE, get_embedded_server
 

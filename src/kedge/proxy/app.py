@@ -28,11 +28,11 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from kedge.engines.evidence import Trust
 from kedge.incremental import AnchorIndex, StoreIndex, chain, chain_report
 from kedge.incremental.client import BODY, EXCHANGE, USER
 from kedge.incremental.exchange import Exchange, make_inflater
 from kedge.incremental.rewrite import MAX_BODY_BYTES
+from kedge.memory.evidence import Trust
 from kedge.observe import get_logger
 from kedge.proxy.access import (
     TOKEN_HEADER,

@@ -179,7 +179,7 @@ class Store(AsyncResource):
     # Servers
 
     async def load_evidence(self, key: str) -> dict[str, Any] | None:
-        """Return the evidence about the memory of a server; see `kedge.engines.evidence`."""
+        """Return the evidence about the memory of a server; see `kedge.memory.evidence`."""
         return await self.database.read(lambda tx: response_index.select_evidence(tx, key))
 
     async def save_evidence(self, key: str, form: Mapping[str, Any]) -> None:

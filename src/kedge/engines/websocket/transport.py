@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from kedge.engines.evidence import read_identity
 from kedge.engines.http_client import INITIAL_BACKOFF, MAX_BACKOFF, MAX_RETRY_AFTER
 from kedge.engines.sdk_client import SdkClient, no_telemetry_headers
 from kedge.engines.transport import Transport, tap_request
@@ -27,6 +26,7 @@ from kedge.engines.websocket.connection import (
 from kedge.engines.websocket.pool import ConnectionPool
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, StreamCut, Unreachable
 from kedge.event_loops import PerLoop
+from kedge.memory.evidence import read_identity
 from kedge.planning import AnchorRecord
 from kedge.planning.anchors import check_positive_int
 

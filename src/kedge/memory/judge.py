@@ -1,7 +1,7 @@
 """The evidence that one engine has about the memory of its server, updated with each response.
 
-``ServerMemory`` applies the pure rules of ``kedge.engines.evidence`` and
-``kedge.engines.token_evidence`` to the plans and answers of an engine.
+``ServerMemory`` applies the pure rules of ``kedge.memory.evidence`` and
+``kedge.memory.tokens`` to the plans and answers of an engine.
 """
 
 import sys
@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kedge.engines.evidence import (
+from kedge.errors import KedgeError
+from kedge.events import Outcome
+from kedge.events.types import ResponseFacts
+from kedge.memory.evidence import (
     KNOWN_IDENTITIES,
     EvidenceKey,
     EvidenceStore,
@@ -20,7 +23,7 @@ from kedge.engines.evidence import (
     Trust,
     validate_trust,
 )
-from kedge.engines.token_evidence import (
+from kedge.memory.tokens import (
     SentTokens,
     Verdict,
     can_disprove,
@@ -29,15 +32,12 @@ from kedge.engines.token_evidence import (
     judge_usage,
     measure_request,
 )
-from kedge.errors import KedgeError
-from kedge.events import Outcome
-from kedge.events.types import ResponseFacts
 from kedge.observe import get_logger
 from kedge.planning import AnchorRecord, RejectedAnchor, RequestPlan, TokenCounts
 
 MAX_REMEMBERED_RESPONSES = 4_096
 
-log = get_logger("kedge.engines.server_memory")
+log = get_logger("kedge.memory.judge")
 
 
 def detect_echo_mismatch(response: ResponseFacts | Outcome, plan: RequestPlan) -> bool:

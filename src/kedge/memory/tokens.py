@@ -19,7 +19,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
-from kedge.engines.tool_definitions import ToolDefinition, encode_settings
 from kedge.events import Outcome, Usage
 from kedge.planning import AnchorRecord, RequestPlan, TokenCounts
 from kedge.turns import (
@@ -32,6 +31,9 @@ from kedge.turns import (
     ToolResultBlock,
     UserBlock,
 )
+
+encode_settings = json.JSONEncoder(default=str, sort_keys=True).encode
+"""Return values as JSON text for a comparison; values that are not JSON are written as text."""
 
 Verdict = Literal["remembered", "partial", "lost", ""]
 """Whether the server read all, some or none of the anchor's context, or this is unknown."""
@@ -334,4 +336,7 @@ def hash_settings(body: Mapping[str, Any]) -> int:
 def _encode_setting(value: Any) -> str:
     if type(value) is list:
         return f"[{', '.join(map(_encode_setting, cast('list[Any]', value)))}]"
-    return value.settings_text if type(value) is ToolDefinition else encode_settings(value)
+    text: str | None = getattr(
+        value, "settings_text", None
+    )  # a definition of a tool stores its own
+    return encode_settings(value) if text is None else text

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
-from kedge.engines.token_evidence import UNKNOWN_SHARE, SentTokens, agrees_with_estimate
 from kedge.errors import InvalidSetting
 from kedge.events import Usage
+from kedge.memory.tokens import UNKNOWN_SHARE, SentTokens, agrees_with_estimate
 from kedge.planning import TokenCounts
 from kedge.planning.explain import MODE_REASONS
 
