@@ -423,22 +423,18 @@ def test_crash_fails_unfinished_responses(model: GatedModel, tmp_path: Path) -> 
     """A restart marks running and queued responses as failed and does not resume them."""
     db = str(tmp_path / "server.db")
     with serve(model=model, db=db) as server, make_client(server) as http:
-        response = create_response(http, "hello")
-        wait_until(lambda: get_status(http, response["id"]) == "completed")
+        ids = [create_response(http, "hello")["id"] for _ in range(2)]
+        wait_until(lambda: {get_status(http, each) for each in ids} == {"completed"})
     database = SQLiteServerDatabase(db)
-    for left, number in (("queued", 1), ("in_progress", 2)):
+    for node, left in ((1, "queued"), (2, "in_progress")):
         database.execute(
-            "INSERT INTO nodes SELECT id + ?, replace(key, '0000000001', ?), parent, barrier, "
-            "tokens, ?, expires_at, conversation, input, output, "
-            "CAST(replace(asked, '0000000001', ?) AS BLOB), "
-            "CAST(replace(became, 'completed\"', ?) AS BLOB), namespace, NULL, NULL, NULL, 1 "
-            "FROM nodes WHERE id = 1",
-            (number, f"000000000{number + 1}", left, f"000000000{number + 1}", f'{left}"'),
+            "UPDATE nodes SET status = ?, became = CAST(replace(became, 'completed\"', ?) AS BLOB) "
+            "WHERE id = ?",
+            (left, f'{left}"', node),
         )
     database._connection.close()  # without a clean shutdown
     with serve(db=db) as server, make_client(server) as http:
-        for number in (2, 3):
-            known = response["id"].replace("0000000001", f"000000000{number}")
+        for known in ids:
             stored = http.get(f"/v1/responses/{known}").json()
             assert stored["status"] == "failed"
             assert stored["error"]["message"] == (

@@ -6,15 +6,15 @@ import pytest
 
 from kedge.server.item_forms import normalize_items
 from kedge.server.storage.ids import (
+    NodeKeys,
     make_item_id,
     make_response_id,
-    new_key,
     parse_item_key,
-    parse_node_number,
     parse_response_key,
 )
 
-KEY = new_key(42)
+KEYS = NodeKeys(b"secret")
+KEY = KEYS.new(42)
 
 
 def expand_item(item: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +96,9 @@ def test_id_of_the_client_is_retained() -> None:
 
 def test_ids_contain_their_key() -> None:
     """An id contains its key, and a key contains its node number; other ids have none."""
-    assert parse_node_number(KEY) == 42
+    assert KEYS.parse_node(KEY) == 42
+    assert KEYS.list_nodes(KEY)[0] == 42
+    assert KEYS.list_nodes(f"{42:010x}{KEY[10:]}")[1] == 42
     assert parse_response_key(make_response_id(KEY)) == KEY
     assert parse_item_key(make_item_id("function_call", KEY, 3)) == KEY
     assert parse_item_key(make_item_id("message", KEY, 100_000)) == KEY

@@ -32,7 +32,6 @@ from kedge.server.prepare import prepare_response
 from kedge.server.response_run import ResponseRun
 from kedge.server.settings import DAY, Limits, Settings
 from kedge.server.state import ServerState
-from kedge.server.storage.ids import new_key
 from postgresql import create_schema
 from strategies import scale_examples
 
@@ -226,7 +225,7 @@ class ServerStateMachine(RuleBasedStateMachine):
 
     def items(self, word: str) -> tuple[str, list[Any]]:
         """Return a key and one normalized message."""
-        key = new_key(self.service.nodes.next_number())
+        key = self.service.nodes.new_key()
         return key, list(normalize_items([{"role": "user", "content": word}], key))
 
     @invariant()

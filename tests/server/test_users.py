@@ -112,6 +112,19 @@ def test_a_response_of_another_user_is_unknown(module_users: Users, other: str) 
     assert users.call("alice", "GET", f"/v1/responses/{response['id']}").status_code == 200
 
 
+def test_ids_do_not_count_the_responses_of_all_users(module_users: Users) -> None:
+    """No digit of the ids of responses, items and calls is the same or counts in consecutive responses."""
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    forced = {"tools": [tool], "tool_choice": {"type": "function", "name": "f"}}
+    responses = [module_users.create("alice", **forced) for _ in range(20)]
+    items = [response["output"][-1] for response in responses]
+    for ids in (responses, items):
+        keys = [each["id"].partition("_")[2][:32] for each in ids]
+        assert all(len(set(digits)) > 1 for digits in zip(*keys, strict=True)), keys
+        assert keys != sorted(keys)
+    assert len({item["call_id"] for item in items}) == 20
+
+
 @pytest.mark.parametrize("other", ["bob", "admin"])
 def test_a_conversation_of_another_user_is_unknown(module_users: Users, other: str) -> None:
     """A conversation of another user and its items cannot be read, changed, deleted or continued."""

@@ -28,7 +28,6 @@ from kedge.server.settings import Limits
 from kedge.server.sse import EventsDropped, SSEEncoder
 from kedge.server.state import ServerState
 from kedge.server.storage.claims import ClaimedResponse, ReplicaClaims
-from kedge.server.storage.ids import parse_node_number
 
 log = logging.getLogger("kedge.server")
 
@@ -165,7 +164,7 @@ class BackgroundJobs:
         if retain_events:
             self._logs[id] = log
             if run.service.claims is not None:
-                node = parse_node_number(run.draft.key)
+                node = run.service.nodes.parse_node(run.draft.key)
                 recorder = EventRecorder(run.service, node, log.next_number)
                 run.before_settle = recorder.flush
         task = asyncio.get_running_loop().create_task(self._run_job(id, run, log, recorder))
@@ -201,7 +200,7 @@ class BackgroundJobs:
 
     async def stop_lost(self, service: ServerState, claims: ReplicaClaims) -> None:
         """Stop jobs that were cancelled through another server, or that another server has claimed."""
-        nodes = {parse_node_number(run.draft.key): run for run in self._jobs.values()}
+        nodes = {run.service.nodes.parse_node(run.draft.key): run for run in self._jobs.values()}
         if nodes:
             for node in await service.run(claims.find_lost, list(nodes)):
                 nodes[node].stop("cancelled")
@@ -268,7 +267,7 @@ def enqueue_run(run: ResponseRun) -> EventLog:
     log = EventLog()
     frames = log.add(run.enqueue())
     if run.service.claims is not None and run.draft.prompt.stream:
-        run.service.claims.add_events(parse_node_number(run.draft.key), 0, frames)
+        run.service.claims.add_events(run.service.nodes.parse_node(run.draft.key), 0, frames)
     return log
 
 

@@ -39,7 +39,7 @@ from kedge.server.storage.context import (
     LaneMemory,
     truncate_history,
 )
-from kedge.server.storage.ids import make_response_id, new_key
+from kedge.server.storage.ids import make_response_id
 from kedge.server.storage.items import has_compaction, slice_from_compaction
 from kedge.server.token_counts import (
     count_item,
@@ -134,7 +134,7 @@ def prepare_response(
     """
     history = find_history(service, body, unstored)
     check_not_empty(body)
-    key = new_key(service.nodes.next_number())
+    key = service.nodes.new_key()
     items = resolve_input(service, body["input"], key, history)
     return _build_draft(
         service,

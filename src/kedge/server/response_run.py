@@ -28,7 +28,6 @@ from kedge.server.storage.context import (
     LaneMemory,
     extend_context,
 )
-from kedge.server.storage.ids import parse_node_number
 from kedge.server.storage.items import has_compaction, slice_from_compaction
 from kedge.server.storage.responses import ResponseEntry, ResponseResult
 from kedge.server.token_counts import count_items
@@ -132,7 +131,7 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
 
     def _start_queued(self) -> list[StreamEvent]:
         self._result_fields = response_object.IN_PROGRESS_FIELDS
-        self._service.responses.mark_in_progress(parse_node_number(self.draft.key))
+        self._service.responses.mark_in_progress(self._service.nodes.parse_node(self.draft.key))
         return [self._build_event("in_progress")]
 
     async def _prepare(self) -> list[StreamEvent]:
@@ -184,7 +183,7 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
     def _release(self, locked: str | None, status: str | None) -> None:
         """Store the failure of an unsettled response, and unlock its conversation."""
         if status is not None:
-            node = parse_node_number(self.draft.key)
+            node = self._service.nodes.parse_node(self.draft.key)
             self._service.responses.fail(node, status, self._failure_cause)
         if locked is not None:
             self._service.conversations.release(locked)
@@ -296,7 +295,7 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
             raise errors.RESPONSE_LOST()
         if is_stored:
             self._service.nodes.cache_context(
-                parse_node_number(self.draft.key), self.draft.history.node, context
+                self._service.nodes.parse_node(self.draft.key), self.draft.history.node, context
             )
 
     def _build_context(self, size: int) -> Context:

@@ -21,6 +21,7 @@ from kedge.server.settings import Settings
 from kedge.server.storage.context import ContextCache
 from kedge.server.storage.conversations import ConversationRepository
 from kedge.server.storage.database import open_server_database
+from kedge.server.storage.ids import NodeKeys
 from kedge.server.storage.items import NodeRepository
 from kedge.server.storage.responses import ResponseRepository
 
@@ -100,7 +101,9 @@ class ServerState:
         self.cipher = ContentCipher(key)
         self.prompt_cache = PromptCache(self.clock)
         self._reasoning_texts: OrderedDict[str, str] = OrderedDict()
-        self.nodes = NodeRepository(self._database, self._cache, self.expand_items, namespace)
+        self.nodes = NodeRepository(
+            self._database, self._cache, self.expand_items, NodeKeys(self._key), namespace
+        )
         self.responses = ResponseRepository(self._database, self.nodes, self.settings.retention)
         self.conversations = ConversationRepository(self._database, self.nodes)
         self._views[namespace] = self

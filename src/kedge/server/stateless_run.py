@@ -62,7 +62,7 @@ async def prepare(
     """
     body = request.body
     model = service.find_model(body["model"])
-    key = new_key(0)
+    key = new_key()
     items = normalize_items(request.input, key)
 
     def count() -> ModelInput:

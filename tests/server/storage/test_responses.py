@@ -14,7 +14,6 @@ from kedge.errors import CannotServe
 from kedge.server.prepare import _load_context
 from kedge.server.settings import DAY, Settings
 from kedge.server.state import ServerState
-from kedge.server.storage.ids import new_key
 from kedge.server.storage.responses import ResponseEntry
 from kedge.testing import TestServer, serve
 from postgresql import create_schema
@@ -292,7 +291,7 @@ def test_unfinished_responses_of_other_processes_are_failed_later(tmp_path: Path
         return [status for (status,) in rows]
 
     state = ServerState(replace(settings, clock=lambda: 1000.0))
-    entry = ResponseEntry(new_key(1), None, None, b"{}", b"[]")
+    entry = ResponseEntry(state.nodes.new_key(), None, None, b"{}", b"[]")
     state.responses.begin(entry, barrier=False)
     state.close()
     assert read_statuses(1000.0 + settings.limits.answer_seconds - 1) == ["in_progress"]

@@ -27,7 +27,6 @@ from kedge.server.item_forms import Item, normalize_items
 from kedge.server.prepare import precount_request
 from kedge.server.state import ServerState
 from kedge.server.storage.conversations import StoredConversation
-from kedge.server.storage.ids import new_key
 from kedge.server.validation import (
     check_conversation_create,
     check_conversation_items,
@@ -142,7 +141,7 @@ def _find_conversation(service: ServerState, request: Request) -> StoredConversa
 def _prepare_items(
     service: ServerState, sent: Sequence[Item], existing: Sequence[Item]
 ) -> tuple[str, list[Item]]:
-    key = new_key(service.nodes.next_number())
+    key = service.nodes.new_key()
     referred = resolve_references(sent, service.nodes)
     check_duplicate_ids(EMPTY_COHERENCE.extend(existing), referred)
     check_encrypted_content(referred, service.cipher.decrypt)

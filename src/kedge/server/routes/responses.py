@@ -256,7 +256,7 @@ async def count_input_tokens(request: Request) -> Response:
 
     def count() -> int:
         history = find_history(service, body)
-        items = resolve_input(service, body.get("input") or [], new_key(0), history)
+        items = resolve_input(service, body.get("input") or [], new_key(), history)
         return build_model_input(service, body, history, items).tokens
 
     tokens = await service.run(count)
@@ -273,7 +273,7 @@ async def compact_context(request: Request) -> Response:
     validate(request, check_compact, body)
     await precount_request(body)
     service = get_service(request)
-    key = new_key(0)
+    key = new_key()
 
     def build_input() -> tuple[int, ModelInput]:
         history = find_history(service, body)

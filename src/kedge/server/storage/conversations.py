@@ -15,7 +15,6 @@ from kedge.json_codec import decode, encode
 from kedge.server.errors import CONVERSATION_LOCKED
 from kedge.server.item_forms import Item
 from kedge.server.storage.database import ServerDatabase
-from kedge.server.storage.ids import new_key
 from kedge.server.storage.items import NodeRepository
 from kedge.server.storage.responses import MOVE_CONVERSATION, PURGE_BATCH_SIZE
 
@@ -146,7 +145,7 @@ class ConversationRepository:
         others = [item for item in items if item["id"] != item_id]
         if len(others) == len(items):
             return False
-        key = new_key(self._nodes.next_number())
+        key = self._nodes.new_key()
 
         def replace() -> None:
             self._database.begin_delete()

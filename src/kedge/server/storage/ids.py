@@ -2,9 +2,11 @@
 
 Everything that a request adds shares one key: the number of its node in the database, then random
 digits. The response is ``resp_<key>`` and its items are ``msg_<key><n>``, ``fc_<key><n>`` and so on.
+The number is encrypted: all users of a server share the numbers, and nobody may count the responses of others.
 A key in an id is not trusted: it is valid if the node of that number has exactly this key.
 """
 
+import hashlib
 import os
 import re
 
@@ -26,14 +28,40 @@ _RESPONSE_ID = re.compile(rf"resp_([0-9a-f]{{{KEY_DIGITS}}})")
 _ITEM_ID = re.compile(rf"[a-z]+_([0-9a-f]{{{KEY_DIGITS}}})[0-9a-f]{{4,}}")
 
 
-def new_key(node: int) -> str:
-    """Return the key of a new node."""
-    return f"{node:0{NODE_DIGITS}x}{os.urandom((KEY_DIGITS - NODE_DIGITS) // 2).hex()}"
+def new_key() -> str:
+    """Return a key without a node, for what is not stored."""
+    return os.urandom(KEY_DIGITS // 2).hex()
 
 
-def parse_node_number(key: str) -> int:
-    """Return the number of the node in a key."""
-    return int(key[:NODE_DIGITS], 16)
+class NodeKeys:
+    """Keys that contain the encrypted number of a node.
+
+    Args:
+        secret: The secret of the database that the number is encrypted with.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def new(self, node: int) -> str:
+        """Return the key of a new node."""
+        random = new_key()[NODE_DIGITS:]
+        return f"{node ^ self._compute_mask(random):0{NODE_DIGITS}x}{random}"
+
+    def parse_node(self, key: str) -> int:
+        """Return the number of the node in a key."""
+        return int(key[:NODE_DIGITS], 16) ^ self._compute_mask(key[NODE_DIGITS:])
+
+    def list_nodes(self, key: str) -> tuple[int, int]:
+        """Return the possible numbers in a key: encrypted, or as version 0.1 wrote it."""
+        return self.parse_node(key), int(key[:NODE_DIGITS], 16)
+
+    def _compute_mask(self, random: str) -> int:
+        size = NODE_DIGITS // 2
+        digest = hashlib.blake2b(
+            random.encode(), key=self._secret, digest_size=size, person=b"node number"
+        )
+        return int.from_bytes(digest.digest())
 
 
 def make_response_id(key: str) -> str:

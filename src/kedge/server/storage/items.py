@@ -14,7 +14,7 @@ from kedge.json_codec import decode, encode
 from kedge.server.item_forms import Item
 from kedge.server.storage.context import EMPTY_CONTEXT, Context, ContextCache, extend_context
 from kedge.server.storage.database import ServerDatabase
-from kedge.server.storage.ids import parse_item_key, parse_node_number
+from kedge.server.storage.ids import NodeKeys, parse_item_key
 from kedge.server.token_counts import count_items
 
 _SELECT_NODE = "SELECT id, parent, barrier, tokens, input, output FROM nodes WHERE id = ?"
@@ -83,6 +83,7 @@ class NodeRepository:
         database: The database.
         cache: The cached contexts, of all namespaces.
         expand: Returns items as a model sees them.
+        keys: The keys of the database's nodes.
         namespace: The namespace; empty for that of the administrator.
     """
 
@@ -91,6 +92,7 @@ class NodeRepository:
         database: ServerDatabase,
         cache: ContextCache,
         expand: ItemExpander,
+        keys: NodeKeys,
         namespace: str = "",
     ) -> None:
         self.namespace = namespace
@@ -98,11 +100,17 @@ class NodeRepository:
         self._clock = database.clock
         self._cache = cache
         self._expand = expand
-        self.next_number = database.next_number
+        self.keys = keys
+        self._next_number = database.next_number
+        self.parse_node = keys.parse_node
+
+    def new_key(self) -> str:
+        """Return the key of a new node."""
+        return self.keys.new(self._next_number())
 
     def add(self, key: str, parent: int | None, conversation: str, items: Sequence[Item]) -> int:
         """Add items to a conversation."""
-        node, barrier = parse_node_number(key), has_compaction(items)
+        node, barrier = self.parse_node(key), has_compaction(items)
         model_items = self._expand(slice_from_compaction(items)) if barrier else items
         tokens = count_items(model_items)
         self._execute(
@@ -156,10 +164,10 @@ class NodeRepository:
         if key is None:
             return None
         row = self._execute(
-            "SELECT id, parent, input, output FROM nodes WHERE id = ? AND key = ? "
+            "SELECT id, parent, input, output FROM nodes WHERE id IN (?, ?) AND key = ? "
             "AND (expires_at > ? OR EXISTS "
             "(SELECT 1 FROM conversations c WHERE c.id = nodes.conversation)) AND namespace = ?",
-            (parse_node_number(key), key, self._clock(), self.namespace),
+            (*self.keys.list_nodes(key), key, self._clock(), self.namespace),
         ).fetchone()
         return row and ContextNode(*row)
 

@@ -27,7 +27,7 @@ from kedge.server.response_object import (
     join_response,
 )
 from kedge.server.storage.database import ServerDatabase
-from kedge.server.storage.ids import make_response_id, parse_node_number, parse_response_key
+from kedge.server.storage.ids import make_response_id, parse_response_key
 from kedge.server.storage.items import NodeRepository
 
 PURGE_BATCH_SIZE = 500
@@ -112,9 +112,9 @@ class ResponseRepository:
         if key is None:
             return None
         return self._execute(
-            "SELECT id, status FROM nodes WHERE id = ? AND key = ? AND expires_at > ? "
+            "SELECT id, status FROM nodes WHERE id IN (?, ?) AND key = ? AND expires_at > ? "
             "AND namespace = ?",
-            (parse_node_number(key), key, self._clock(), self._nodes.namespace),
+            (*self._nodes.keys.list_nodes(key), key, self._clock(), self._nodes.namespace),
         ).fetchone()
 
     def read(self, node: int) -> bytes:
@@ -183,7 +183,7 @@ class ResponseRepository:
     def _insert(self, entry: ResponseEntry, result: ResponseResult) -> bool:
         is_unfinished = result.status in UNFINISHED_STATUSES
         values = (
-            parse_node_number(entry.key),
+            self._nodes.parse_node(entry.key),
             entry.key,
             entry.parent,
             result.barrier,
@@ -224,14 +224,14 @@ class ResponseRepository:
                 result.output,
                 result.barrier,
                 result.tokens,
-                parse_node_number(entry.key),
+                self._nodes.parse_node(entry.key),
                 self._database.owner,
             ),
         )
         return found.rowcount > 0
 
     def _advance_conversation(self, entry: ResponseEntry) -> None:
-        values = (parse_node_number(entry.key), entry.conversation, entry.parent or 0)
+        values = (self._nodes.parse_node(entry.key), entry.conversation, entry.parent or 0)
         if self._execute(MOVE_CONVERSATION, values).rowcount:
             return
         # It is not an error if the conversation was deleted meanwhile, but it is if it was changed.
