@@ -90,6 +90,21 @@ def encode_text(value: object) -> str:
         return _standard_encode(value)
 
 
+def escape_surrogates(text: str) -> str:
+    """Return a text with lone surrogates, which UTF-8 cannot encode, as the escapes of JSON."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def encode_escaped(value: object) -> bytes:
+    """Return a JSON value as compact UTF-8, with lone surrogates escaped."""
+    return escape_surrogates(encode_text(value)).encode()
+
+
+def encode_indented(value: object) -> str:
+    """Return a JSON value as indented text for readers, with lone surrogates escaped."""
+    return escape_surrogates(json.dumps(value, indent=2, ensure_ascii=False))
+
+
 def encode_sorted(value: object) -> bytes:
     """Return a JSON value as compact UTF-8 with the keys of objects sorted."""
     try:

@@ -204,6 +204,15 @@ def test_the_proxy_serves_metrics_and_logs_requests(
     assert (row["model"], row["reason"]) == ("practice", "no_history")
 
 
+def test_a_lone_surrogate_in_a_request_is_reported(proxy: str) -> None:
+    """The report shows half of a surrogate pair, which UTF-8 cannot encode, as an escape."""
+    headers = {"content-type": "application/json"}
+    body = r'{"model": "\ud800", "input": "hello"}'
+    httpx2.post(f"{proxy}/v1/responses", content=body, headers=headers)
+    (row,) = httpx2.get(f"{proxy}/report").json()["recent"]
+    assert row["model"] == "\ud800"
+
+
 @pytest.mark.parametrize("keep_bodies", [False, True])
 def test_requests_are_recorded_in_a_store(
     server: TestServer, tmp_path: Path, keep_bodies: bool

@@ -85,6 +85,19 @@ def test_text_that_no_database_stores_is_escaped(empty_page: PageServer) -> None
     assert models == ["practice", r"\x00", r"\ud800", "practice"]
 
 
+def test_bodies_with_lone_surrogates_are_shown(tmp_path: Path) -> None:
+    """Half of a surrogate pair, which JSON can escape and UTF-8 cannot encode, is shown escaped."""
+    with serve_page(tmp_path, keep_bodies=True) as page:
+        body = r'{"model": "practice", "input": "half \ud800 pair"}'
+        headers = {"content-type": "application/json"}
+        assert page.client.post("/v1/responses", content=body, headers=headers).status_code == 400
+        (row,) = page.get("/api/requests")["data"]
+        shown = page.client.get(f"/requests/{row['id']}")
+        assert shown.status_code == 200
+        assert r"half \ud800 pair" in page_text(shown.text)
+        assert page.get(f"/api/requests/{row['id']}")["request"] == body
+
+
 def test_list_before_a_large_number_has_every_request(empty_page: PageServer) -> None:
     """A number above those of a database is that of no request."""
     ask(empty_page, input="Hello")

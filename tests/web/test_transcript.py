@@ -148,4 +148,5 @@ def test_json_is_indented_and_other_text_is_unchanged() -> None:
     assert format_json('{"a":[1]}') == '{\n  "a": [\n    1\n  ]\n}'
     assert format_json("[" * 5_000) == "[" * 5_000
     assert format_json("42") == "42"
+    assert format_json(r'["\ud800"]') == '[\n  "\\ud800"\n]'
     assert summarize_text("a\n b" + "c" * 200) == "a b" + "c" * 117 + "…"

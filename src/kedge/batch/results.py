@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import IO, Any, Literal, Self, cast
 
 from kedge.errors import InvalidBatch
+from kedge.json_codec import escape_surrogates
 from kedge.turns.frozen_json import EMPTY, FrozenMap
 
 LINE_PREFIX = b'{"id": "'
@@ -131,7 +132,8 @@ class ResultsFile:
         """Append a result and sync the file."""
         assert self._file is not None  # noqa: S101 - only called while the file is open
         try:
-            self._file.write(json.dumps(result.to_dict(), ensure_ascii=False).encode() + b"\n")
+            line = escape_surrogates(json.dumps(result.to_dict(), ensure_ascii=False))
+            self._file.write(line.encode() + b"\n")
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:

@@ -25,6 +25,7 @@ from kedge.events.run import (
     ServerForgot,
     ToolFinished,
 )
+from kedge.json_codec import escape_surrogates
 from kedge.planning import RequestPlan, get_state
 from kedge.prices import current_prices
 from kedge.store import Incident, ResponseRow, StoredExchange, Telemetry, ToolRow
@@ -219,7 +220,8 @@ def _filter_body(body: bytes, filters: ContentFilters) -> bytes:
     if not body:
         return body
     try:
-        return json.dumps(_filter_json(json.loads(body), filters), ensure_ascii=False).encode()
+        filtered = json.dumps(_filter_json(json.loads(body), filters), ensure_ascii=False)
+        return escape_surrogates(filtered).encode()
     except (ValueError, RecursionError):
         return WITHHELD_BODY
 

@@ -8,7 +8,7 @@ named token of a user from the proxy's store.
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Scope
 
 from kedge.errors import StoreError, StreamTooLarge
@@ -24,6 +24,7 @@ from kedge.server.access import (
     parse_host_name,
     read_header,
 )
+from kedge.server.error_response import EscapedJSONResponse
 from kedge.store import AccessToken, TokenRegistry
 
 log = get_logger("kedge.proxy")
@@ -194,4 +195,4 @@ def _build_store_error(error: StoreError) -> Response:
 def build_error(status: int, message: str, code: str = "proxy_error") -> Response:
     """Return an error of the proxy itself, in the form of OpenAI's API."""
     error = {"message": message, "type": "kedge_proxy", "param": None, "code": code}
-    return JSONResponse({"error": error}, status)
+    return EscapedJSONResponse({"error": error}, status)

@@ -41,6 +41,7 @@ from kedge.proxy.access import (
     build_error,
 )
 from kedge.server.access import CALLER_KEY, is_same_origin
+from kedge.server.error_response import EscapedJSONResponse
 from kedge.server.request_log import choose_level, record_metrics
 from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS
 from kedge.store import AccessToken, ProxiedRequest, Store, TokenRegistry
@@ -256,7 +257,7 @@ class _Proxy:
     async def report(self, _: Request) -> Response:
         """Return totals and the newest requests, without content."""
         report = chain_report(self._client)
-        return JSONResponse(
+        return EscapedJSONResponse(
             {
                 "requests": report.requests,
                 "chained": report.chained,

@@ -7,11 +7,11 @@ request has Anthropic's version header. Everything else is OpenAI's.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from kedge.json_codec import encode
+from kedge.json_codec import encode, encode_escaped
 from kedge.server.anthropic.errors import error_body, error_status
 from kedge.server.errors import ApiError
 
@@ -19,6 +19,14 @@ JSON_HEADERS = {"content-type": "application/json"}
 MODELS_PATHS = "/v1/models/"
 MESSAGES_PATHS = "/v1/messages/"
 """The beginning of the paths of these routes, with a slash at their end."""
+
+
+class EscapedJSONResponse(JSONResponse):
+    """A response with JSON that may contain recorded text: lone surrogates are escaped."""
+
+    def render(self, content: Any) -> bytes:
+        """Encode the content."""
+        return encode_escaped(content)
 
 
 def is_anthropic(scope: Scope) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kedge.json_codec import escape_surrogates
+
 
 class ApiError(Exception):
     """The error of a rejected request.
@@ -39,10 +41,10 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = _escape_surrogates(message)
+        self.message = escape_surrogates(message)
         self.status = status
         self.type = type or find_error_type(status)
-        self.param = None if param is None else _escape_surrogates(param)
+        self.param = None if param is None else escape_surrogates(param)
         self.code = code
         self.headers = dict(headers or {})
         self.template: ErrorTemplate | None = None
@@ -65,11 +67,6 @@ def find_error_type(status: int) -> str:
     if status == 429:
         return "requests"
     return "server_error" if status >= 500 else "invalid_request_error"
-
-
-def _escape_surrogates(text: str) -> str:
-    """Escape lone surrogates, which a request may contain and a response cannot."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from kedge.errors import NotInStore
+from kedge.json_codec import escape_surrogates
 from kedge.store.database import Tx
 
 
@@ -114,7 +115,7 @@ def _escape_text(value: Any) -> Any:
     """Escape characters that a database cannot store: a rejected request may have any text as its model."""
     if not isinstance(value, str):
         return value
-    return value.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\x00")
+    return escape_surrogates(value).replace("\0", "\\x00")
 
 
 def select_proxied(tx: Tx, limit: int, before: int) -> list[ProxiedRequest]:

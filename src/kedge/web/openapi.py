@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -28,6 +28,8 @@ from kedge.errors import (
     NotInStore,
     StoreError,
 )
+from kedge.json_codec import escape_surrogates
+from kedge.server.error_response import EscapedJSONResponse
 from kedge.server.errors import ApiError
 from kedge.server.http import collect_body
 from kedge.web.schemas import ErrorResponse
@@ -130,7 +132,7 @@ class Operation:
             return error_response(*map_error(error))
         if isinstance(answer, Response):
             return answer
-        return JSONResponse(answer.model_dump(mode="json"), self.status)
+        return EscapedJSONResponse(answer.model_dump(mode="json"), self.status)
 
 
 class RequestError(Exception):
@@ -334,4 +336,4 @@ class EventStreamResponse(StreamingResponse):
 
 def encode_event(value: object) -> bytes:
     """Encode a server-sent event with a JSON object."""
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
+    return b"data: " + escape_surrogates(json.dumps(value, ensure_ascii=False)).encode() + b"\n\n"

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from kedge import text_format
+from kedge.json_codec import escape_surrogates
 from kedge.store.tree import MARK_DESCRIPTIONS
 from kedge.web import svg
 from kedge.web.plan_card import summarize_request
@@ -72,7 +73,7 @@ def static_url(name: str) -> str:
 
 def render(template: str, **values: Any) -> str:
     """Render a template."""
-    return get_environment().get_template(template).render(**values)
+    return escape_surrogates(get_environment().get_template(template).render(**values))
 
 
 def render_page(

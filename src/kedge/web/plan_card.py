@@ -5,9 +5,7 @@ and the responses at that time. The response's row records the request as it was
 (because the request was healed) the row is correct.
 """
 
-import json
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from kedge.planning import (
@@ -34,6 +32,7 @@ from kedge.text_format import (
 from kedge.turns import Block, Turn
 from kedge.turns.text_format import describe
 from kedge.web.schemas import RejectedShape
+from kedge.web.transcript import format_json
 from kedge.web.views import BlockMark, PlanCard, RawExchange
 
 MAX_REJECTED = 8
@@ -180,7 +179,5 @@ def _fold_run(run: list[BlockMark]) -> list[BlockMark]:
 
 def format_body(body: bytes) -> str:
     """Return a raw body as text, with its JSON indented."""
-    text = body.decode("utf-8", "replace")
-    with suppress(ValueError, RecursionError):  # a stream of events, or cut at the store's bound
-        text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    text = format_json(body.decode("utf-8", "replace"))
     return text if len(text) <= MAX_BODY_CHARS else f"{text[:MAX_BODY_CHARS]}\n…"

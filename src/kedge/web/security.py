@@ -20,12 +20,13 @@ from functools import partial
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kedge.errors import StoreError
 from kedge.observe import get_logger
 from kedge.server.access import CALLER_KEY, AccessPolicy, is_same_origin, read_bearer_token
+from kedge.server.error_response import EscapedJSONResponse
 from kedge.server.request_log import log_failure
 from kedge.store import AccessToken, TokenRegistry, TokenUse
 
@@ -288,7 +289,7 @@ def is_json(headers: Headers) -> bool:
 
 def error_response(status: int, code: str, message: str) -> Response:
     """Return an error response of the JSON API."""
-    return JSONResponse({"error": {"code": code, "message": message}}, status)
+    return EscapedJSONResponse({"error": {"code": code, "message": message}}, status)
 
 
 def read_session_cookie(headers: Headers) -> str:

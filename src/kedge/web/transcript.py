@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 
 from markupsafe import Markup, escape
 
+from kedge.json_codec import encode_indented
 from kedge.store import Hit, Node, ResponseRow
 from kedge.store.search_query import fold_text
 from kedge.turns import (
@@ -243,10 +244,10 @@ def _render_block(block: Block, names: Mapping[str, str]) -> MessageView:
                 images=images,
             )
         case OpaqueBlock():
-            text = json.dumps(thaw(block.item), indent=2, ensure_ascii=False)
+            text = encode_indented(thaw(block.item))
             return MessageView(block.id, "opaque", block.type, text=text, hint="stored unchanged")
         case UnknownBlock():
-            text = json.dumps(dump_block(block), indent=2, ensure_ascii=False)
+            text = encode_indented(dump_block(block))
             return MessageView(block.id, "unknown", "A block of a newer Kedge", text=text)
         case _:
             raise TypeError(f"a block of unknown kind: {type(block).__name__}")
@@ -309,9 +310,7 @@ def format_json(text: str) -> str:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return (
-        json.dumps(value, indent=2, ensure_ascii=False) if isinstance(value, dict | list) else text
-    )
+    return encode_indented(value) if isinstance(value, dict | list) else text
 
 
 def summarize_text(text: str) -> str:

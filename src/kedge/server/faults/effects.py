@@ -12,7 +12,7 @@ from typing import Any, cast
 from starlette.responses import Response
 from starlette.types import Scope
 
-from kedge.json_codec import decode, encode, encode_text
+from kedge.json_codec import decode, encode, encode_escaped
 from kedge.server import errors
 from kedge.server.anthropic.errors import INVALID_SIGNATURE
 from kedge.server.anthropic.parse import THINKING_TYPES
@@ -143,16 +143,11 @@ class FrameRewriter:
         return events
 
 
-def encode_json(value: object) -> bytes:
-    """Encode a value as the server does, with lone surrogates escaped."""
-    return encode_text(value).encode("utf-8", "backslashreplace")
-
-
 def encode_frame(event: StreamEvent) -> bytes:
     """Encode one event as the server does."""
     if "type" not in event:
-        return b"data: %b\n\n" % encode_json(event)
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event))
+        return b"data: %b\n\n" % encode_escaped(event)
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_escaped(event))
 
 
 Body = dict[str, Any]

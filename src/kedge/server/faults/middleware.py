@@ -16,7 +16,7 @@ from typing import Any, cast
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kedge.json_codec import decode
+from kedge.json_codec import decode, encode_escaped
 from kedge.server import errors
 from kedge.server.error_response import build_error_response, render_error
 from kedge.server.faults.effects import (
@@ -31,7 +31,6 @@ from kedge.server.faults.effects import (
     FrameRewriter,
     StreamStep,
     encode_frame,
-    encode_json,
     translate_not_found,
 )
 from kedge.server.faults.spec import Fault, Faults
@@ -168,7 +167,7 @@ class FaultyConnection:
         event: Body = {"type": "", "response": body}
         if self._status == 200:
             self._edit_event(event)
-        response = Response(encode_json(event["response"]), self._status)
+        response = Response(encode_escaped(event["response"]), self._status)
         headers = [pair for pair in self._headers if pair[0] != b"content-length"]
         response.raw_headers = [*headers, *response.raw_headers]
         return response
