@@ -5,9 +5,11 @@ import signal
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +29,7 @@ from kedge.turns import UserBlock
 from postgresql import create_schema
 
 LINES = 8
+PREPARATIONS = 6
 TURNS = 2
 needs_sqlite = pytest.mark.skipif(
     sqlite3.sqlite_version_info < dbos_runner.MIN_SQLITE,
@@ -123,6 +126,36 @@ async def test_finished_batch_is_not_run_again(tmp_path: Path) -> None:
     results = (tmp_path / "two.jsonl").read_text()
     assert "You said first" in results
     assert "2+3" not in results
+
+
+@pytest.mark.parametrize("scheme", [pytest.param("sqlite", marks=needs_sqlite), "postgresql"])
+def test_batches_prepare_a_database_at_the_same_time(
+    scheme: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Several batches create the tables and queues of one new database at the same time."""
+    is_sqlite = scheme == "sqlite"
+    url = f"sqlite:///{tmp_path}/x.db.dbos" if is_sqlite else request.getfixturevalue("shared_url")
+    start = Barrier(PREPARATIONS)
+
+    def prepare(number: int) -> None:
+        start.wait(300)
+        prepare_client(url, BatchJob(f"batch{number % 2}", "unused", "practice"), 1).destroy()
+
+    with ThreadPoolExecutor(PREPARATIONS) as pool:
+        list(pool.map(prepare, range(PREPARATIONS)))
+
+
+def test_preparation_that_lasts_too_long_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If another process holds the lock of the DBOS database, the batch fails with a message."""
+    monkeypatch.setattr(dbos_runner, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(dbos_runner, "MIN_SQLITE", (0,))
+    url = f"sqlite:///{tmp_path}/x.dbos"
+    with closing(sqlite3.connect(tmp_path / "x.dbos-lock", isolation_level=None)) as lock:
+        lock.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(BatchFailed, match="cannot be locked"):
+            prepare_client(url, BatchJob("batch", "unused", "practice"), 1)
 
 
 @pytest.mark.parametrize("url", ["sqlite://:memory:", "sqlite://"])

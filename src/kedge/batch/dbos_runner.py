@@ -10,8 +10,8 @@ import json
 import logging
 import sqlite3
 import sys
-from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncGenerator, Collection, Generator, Sequence
+from contextlib import AsyncExitStack, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,8 @@ log = get_logger(__name__)
 POLL_INTERVAL = 0.1
 CHUNK_SIZE = 200
 """The number of lines that are polled in addition to those that can run at the same time."""
+LOCK_SECONDS = 120.0
+"""The maximum time to wait for another process that prepares the DBOS database."""
 MAX_DEATHS = 5
 """The maximum number of consecutive deaths of a worker without a finished line in between."""
 MIN_SQLITE = (3, 42) if sys.version_info >= (3, 12) else (0,)
@@ -116,16 +118,37 @@ def prepare_client(url: str, work: BatchJob, workers: int) -> "DBOSClient":
             "use a store on PostgreSQL, or a Python with a newer SQLite"
         )
     logging.getLogger("dbos").setLevel(logging.ERROR)
-    DBOS.migrate(url)
-    client = DBOSClient(system_database_url=url)
-    client.register_queue(
-        queue_name(work),
-        worker_concurrency=-(-work.concurrency // workers),
-        partition_concurrency=1,
-        polling_interval_sec=POLL_INTERVAL,
-        application_name=APPLICATION_NAME,
-    )
+    with _lock_preparation(url):
+        DBOS.migrate(url)
+        client = DBOSClient(system_database_url=url)
+        client.register_queue(
+            queue_name(work),
+            worker_concurrency=-(-work.concurrency // workers),
+            partition_concurrency=1,
+            polling_interval_sec=POLL_INTERVAL,
+            application_name=APPLICATION_NAME,
+        )
     return client
+
+
+@contextmanager
+def _lock_preparation(url: str) -> Generator[None]:
+    """Let one process at a time prepare a DBOS database on SQLite, whose tables DBOS creates without a transaction.
+
+    Raises:
+        BatchFailed: Another process has held the lock for minutes, or the file cannot be written.
+    """
+    if not url.startswith("sqlite"):
+        yield
+        return
+    path = f"{url.partition('///')[2].partition('?')[0]}-lock"
+    with ExitStack() as stack:
+        try:
+            lock = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)
+            stack.enter_context(closing(lock)).execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            raise BatchFailed(f"{path} cannot be locked ({error}); run the batch again") from None
+        yield
 
 
 def enqueue_lines(
