@@ -1,7 +1,11 @@
 """Tests of the page's access control: token, session, host, origin and content security policy."""
 
-from typing import Any
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
 
+import httpx2
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -10,16 +14,20 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from kedge.errors import InvalidSetting
 from kedge.server.access import LOOPBACK_NAMES
+from kedge.server.settings import Settings
+from kedge.web.app import create_page
 from kedge.web.security import (
     CONTENT_SECURITY_POLICY,
+    MAX_ALL_LOGIN_FAILURES,
     MAX_LOGIN_FAILURES,
-    MAX_THROTTLED_ADDRESSES,
     SESSION_COOKIE,
     LoginThrottle,
     PageAuth,
     PageAuthMiddleware,
 )
+from web.conftest import serve_page
 
 BASE_URL = "http://127.0.0.1:8484"
 
@@ -189,17 +197,78 @@ def test_cookie_of_another_app_does_not_end_the_session(other: str) -> None:
 
 
 def test_failed_logins_are_limited_per_address() -> None:
-    """Logins are allowed again after a minute, and the number of tracked addresses is bounded."""
+    """Failures count for a minute: for their address and, with a higher limit, for all addresses."""
     now = 100.0
     throttle = LoginThrottle(lambda: now)
     for _ in range(MAX_LOGIN_FAILURES):
-        assert throttle.retry_after("a") == 0
-        throttle.record_failure("a")
-    assert (throttle.retry_after("a"), throttle.retry_after("b")) == (60, 0)
+        assert throttle.begin("a") == 0
+    assert (throttle.begin("a"), throttle.begin("b")) == (60, 0)
     now = 159.0
-    assert throttle.retry_after("a") == 1
+    assert throttle.begin("a") == 1
     now = 161.0
-    assert throttle.retry_after("a") == 0
-    for number in range(MAX_THROTTLED_ADDRESSES + 1):
-        throttle.record_failure(str(number))
-    assert len(throttle._failures) == MAX_THROTTLED_ADDRESSES  # pyright: ignore[reportPrivateUsage]
+    assert throttle.begin("a") == 0
+    for number in range(MAX_ALL_LOGIN_FAILURES - 1):
+        assert throttle.begin(str(number)) == 0
+    assert throttle.begin("another") == 60
+
+
+def test_a_successful_login_does_not_count() -> None:
+    """An attempt counts until it succeeds."""
+    throttle = LoginThrottle(lambda: 100.0)
+    for _ in range(2 * MAX_LOGIN_FAILURES):
+        assert throttle.begin("a") == 0
+        throttle.forget("a")
+
+
+@dataclass(frozen=True, slots=True)
+class SlowAuth(PageAuth):
+    """A policy whose checks of a login wait until the test lets them continue."""
+
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    checked: list[str] = field(default_factory=list[str])
+
+    async def log_in(self, token: str) -> str | None:
+        """Check a token when the test allows it."""
+        self.checked.append(token)
+        await self.release.wait()
+        return await super(SlowAuth, self).log_in(token)
+
+
+@pytest.mark.anyio
+async def test_parallel_logins_are_limited() -> None:
+    """Of many wrong logins at the same time, no more are checked than one after the other."""
+    auth = SlowAuth(token="secret")
+    app = create_page(cast("Any", None), auth)
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url=BASE_URL) as client:
+        logins = [
+            asyncio.create_task(client.post("/login", data={"token": f"wrong {number}"}))
+            for number in range(60)
+        ]
+        async with asyncio.timeout(60):
+            waiting = iter(asyncio.as_completed(logins))
+            rejected = [await next(waiting) for _ in range(60 - MAX_LOGIN_FAILURES)]
+            auth.release.set()
+            checked = [await each for each in waiting]
+    assert {each.status_code for each in rejected} == {429}
+    assert {each.status_code for each in checked} == {403}
+    assert len(auth.checked) == MAX_LOGIN_FAILURES
+
+
+@pytest.mark.parametrize("trusted", ["", "127.0.0.1", "10.0.0.1,127.0.0.0/8"])
+def test_failures_behind_a_trusted_proxy_count_for_the_client(tmp_path: Path, trusted: str) -> None:
+    """The header of a trusted proxy names the client; from any other address it is ignored."""
+    with serve_page(tmp_path, token="secret", trusted_proxies=trusted) as page:
+
+        def log_in(address: str) -> int:
+            headers = {"x-forwarded-for": f"9.9.9.9, {address}"}
+            return page.client.post("/login", data={"token": "x"}, headers=headers).status_code
+
+        assert [log_in("1.1.1.1") for _ in range(6)] == [403] * 5 + [429]
+        assert log_in("2.2.2.2") == (403 if trusted else 429)
+
+
+def test_an_invalid_trusted_proxy_is_rejected() -> None:
+    """A trusted proxy is an address or a network, not a name."""
+    with pytest.raises(InvalidSetting, match="addresses or networks"):
+        Settings(trusted_proxies="127.0.0.1,proxy.internal")

@@ -76,6 +76,7 @@ def is_loopback(host: str) -> bool:
 @store_option
 @setting_option("serve.keep_bodies")
 @setting_option("serve.max_body_mb")
+@setting_option("serve.trusted_proxies", metavar="ADDRESSES")
 @click.option(
     "--fault",
     "faults",
@@ -98,6 +99,7 @@ def command(
     store: str,
     keep_bodies: bool,
     max_body_mb: float,
+    trusted_proxies: str,
     faults: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -128,6 +130,7 @@ def command(
         hosts=LOOPBACK_NAMES if local and not token and not token_store else None,
         faults=Faults(faults) if faults else None,
         unknown_parameters=unknown_parameters or None,
+        trusted_proxies=trusted_proxies,
     )
     tokens = _TokenSettings(store, bool(token_store))
     run(settings, host, port, tokens, as_json=as_json, page=page, keep_bodies=keep_bodies)

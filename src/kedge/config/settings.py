@@ -206,6 +206,12 @@ _TABLE = (
         "serve.max_body_mb", 32.0, "The maximum size of a request, in megabytes.", minimum=0.001
     ),
     Setting(
+        "serve.trusted_proxies",
+        "",
+        "Addresses of reverse proxies whose X-Forwarded-For header names the client.",
+        default_label="none",
+    ),
+    Setting(
         "proxy.upstream",
         "https://api.openai.com/v1",
         "Base URL of the server that requests are forwarded to.",

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from typing import Literal
 
 from kedge.errors import InvalidSetting
@@ -85,6 +86,8 @@ class Settings:
         max_db_bytes: Size of the database above which the oldest responses are deleted, or None.
         callers: Named tokens that are accepted besides ``token``, or None. Each caller sees only objects that
             were stored with a token of the same namespace. With it, requests without a token are rejected.
+        trusted_proxies: Addresses or networks of reverse proxies, separated by commas: the client of a request
+            from one of them, and its scheme, are those of the headers ``X-Forwarded-For`` and ``X-Forwarded-Proto``.
 
     Example:
         ``create_app(Settings(db="server.db", token="secret"))``
@@ -106,9 +109,17 @@ class Settings:
     shared: bool = False
     max_db_bytes: int | None = None
     callers: CallerRegistry | None = None
+    trusted_proxies: str = ""
 
     def __post_init__(self) -> None:
-        """Reject an invalid value of ``unknown_parameters``, which would have the effect of another one."""
+        """Reject invalid values, which would have the effect of others."""
+        for address in filter(None, self.trusted_proxies.split(",")):
+            try:
+                ip_network(address.strip())
+            except ValueError as error:
+                raise InvalidSetting(
+                    f"trusted_proxies must be addresses or networks, separated by commas: {error}"
+                ) from error
         if self.unknown_parameters not in ("ignore", "reject", None):
             raise InvalidSetting(
                 f"unknown_parameters must be ignore or reject, not {self.unknown_parameters!r}"

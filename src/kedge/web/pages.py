@@ -11,6 +11,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from kedge import text_format
+from kedge.errors import StoreError
 from kedge.incremental.rewrite import PASS_THROUGH_REASONS
 from kedge.store.proxied_requests import MAX_PROXIED
 from kedge.store.summaries import ConversationSummary, list_labels
@@ -287,15 +288,19 @@ async def submit_login(request: Request) -> Response:
     form = parse_qs((await read_body(request, MAX_FORM_BYTES)).decode("utf-8", "replace"))
     throttle: LoginThrottle = request.app.state.login_throttle
     address = request.client.host if request.client else ""
-    if wait := throttle.retry_after(address):
+    if wait := throttle.begin(address):
         problem = f"Too many failed attempts. Try again in {wait} seconds."
         answer = render_page(request, "login.html", here="login", status=429, problem=problem)
         answer.headers["retry-after"] = str(wait)
         return answer
-    session = await auth.log_in(form.get("token", [""])[0].strip())
+    try:
+        session = await auth.log_in(form.get("token", [""])[0].strip())
+    except StoreError:
+        throttle.forget(address)
+        raise
     if session is None:
-        throttle.record_failure(address)
         return render_page(request, "login.html", here="login", status=403, problem="Wrong token.")
+    throttle.forget(address)
     response = RedirectResponse("/", 303)
     response.set_cookie(
         SESSION_COOKIE,

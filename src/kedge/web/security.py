@@ -13,7 +13,6 @@ import hmac
 import math
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,10 +53,9 @@ SECURITY_HEADERS = {
 }
 SESSION_COOKIE = "kedge_page"
 SESSION_SECONDS = 30 * 86_400
-MAX_LOGIN_FAILURES = 5
+MAX_LOGIN_FAILURES, MAX_ALL_LOGIN_FAILURES = 5, 100
 LOGIN_WINDOW_SECONDS = 60.0
-"""The period in which an address may fail to log in ``MAX_LOGIN_FAILURES`` times."""
-MAX_THROTTLED_ADDRESSES = 10_000
+"""The period in which an address, and all addresses together, may fail to log in so many times."""
 RECHECK_SECONDS = 2.0
 """Seconds after which the token of a stream is checked again."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -162,7 +160,9 @@ class DelegatedTokens:
 
 
 class LoginThrottle:
-    """A limit for failed logins of each address, so that a token cannot be guessed.
+    """A limit for failed logins of each address and of all addresses, so that a token cannot be guessed.
+
+    An attempt counts from its start until it succeeds: parallel ones are limited as well.
 
     Args:
         clock: The current time in seconds.
@@ -170,25 +170,27 @@ class LoginThrottle:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._failures: OrderedDict[str, list[float]] = OrderedDict()
+        self._attempts: list[tuple[str, float]] = []
 
-    def retry_after(self, address: str) -> int:
-        """Return the seconds for which an address must wait, or 0 if a login is allowed."""
-        recent = self._recent(address)
-        if len(recent) < MAX_LOGIN_FAILURES:
-            return 0
-        return math.ceil(recent[-MAX_LOGIN_FAILURES] + LOGIN_WINDOW_SECONDS - self._clock())
+    def begin(self, address: str) -> int:
+        """Count an attempt and return 0, or return the seconds for which the address must wait."""
+        now = self._clock()
+        since = now - LOGIN_WINDOW_SECONDS
+        self._attempts = [each for each in self._attempts if each[1] > since]
+        everyone = [at for _, at in self._attempts]
+        own = [at for other, at in self._attempts if other == address]
+        for times, limit in ((own, MAX_LOGIN_FAILURES), (everyone, MAX_ALL_LOGIN_FAILURES)):
+            if len(times) >= limit:
+                return math.ceil(times[-limit] - since)
+        self._attempts.append((address, now))
+        return 0
 
-    def record_failure(self, address: str) -> None:
-        """Count a failed login."""
-        self._failures[address] = [*self._recent(address), self._clock()]
-        self._failures.move_to_end(address)
-        if len(self._failures) > MAX_THROTTLED_ADDRESSES:
-            self._failures.popitem(last=False)
-
-    def _recent(self, address: str) -> list[float]:
-        since = self._clock() - LOGIN_WINDOW_SECONDS
-        return [each for each in self._failures.get(address, ()) if each > since]
+    def forget(self, address: str) -> None:
+        """Do not count the newest attempt of an address, which did not fail."""
+        for index in range(len(self._attempts) - 1, -1, -1):
+            if self._attempts[index][0] == address:
+                del self._attempts[index]
+                return
 
 
 class PageAuthMiddleware:
