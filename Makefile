@@ -7,6 +7,7 @@
 # make bench  the benchmarks, as ratios, with a JSON copy (ONLY=name for one)
 # make bench-peers  the same scripts with other libraries, each in its own environment (ONLY="kedge openai")
 # make test-clients  real agents and SDKs on kedge serve, kedge proxy and kedge.chain (ONLY="Codex" for one)
+# make test-recordings  replay recorded traffic of hosted APIs (RECORDINGS=FOLDER)
 # make fuzz   test the invariant over HTTP with random conversations (N=6000 actions, SEED=0)
 # make campaign  long random and destructive tests, with a JSON report (SCALE=0.1 for a tenth, ONLY=name)
 # make docs   build the documentation site into site/, with warnings as errors
@@ -28,7 +29,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start hundreds of Python processes, each of which would compile Kedge again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs install-size test suite style types test-fast test-clients chromium chat check fuzz campaign bench bench-peers fmt lock clean
+.PHONY: docs install-size test suite style types test-fast test-clients test-recordings chromium chat check fuzz campaign bench bench-peers fmt lock clean
 .DEFAULT_GOAL := test
 
 # The dependency groups of pyproject.toml. The pip of Python 3.11 has no --group, which came with pip 25.1.
@@ -146,6 +147,10 @@ $(NODE_CLIENTS)/.ready: tests/clients/package.json
 	cp tests/clients/package.json $(NODE_CLIENTS)
 	npm install --prefix $(NODE_CLIENTS) --no-package-lock --no-audit --no-fund --loglevel=error
 	@touch $@
+
+test-recordings: $(VENV)/.ready
+	@[ -n "$(RECORDINGS)" ] || { echo "say which folder to replay: make test-recordings RECORDINGS=FOLDER"; exit 2; }
+	$(BIN)/python tests/recordings/check_recordings.py "$(RECORDINGS)"
 
 fuzz: $(VENV)/.ready
 	$(BIN)/python tests/law/fuzz.py $(or $(N),600) $(or $(SEED),0)

@@ -1,0 +1,48 @@
+"""Check recorded requests: whether Kedge reads their messages, and whether its server accepts them."""
+
+import httpx2
+
+from kedge.errors import InvalidTurn
+from kedge.turns import blocks_from_messages
+from recordings.exchanges import PATHS, Exchange
+
+STRICT_HOSTS = {
+    "responses": "api.openai.com",
+    "chat": "api.openai.com",
+    "messages": "api.anthropic.com",
+}
+"""The provider of each API; requests to others may have parameters that only they know."""
+STATE_MEMBERS = ("previous_response_id", "conversation", "container")
+"""Members that refer to what only the recorded server has stored."""
+
+
+def check_messages(exchange: Exchange) -> list[str]:
+    """Return why the messages of a recorded request cannot be read as blocks."""
+    if exchange.api != "chat" or not exchange.is_answer:
+        return []
+    try:
+        blocks_from_messages(exchange.request.get("messages") or [])
+    except InvalidTurn as error:
+        return [f"blocks_from_messages: {error}"]
+    return []
+
+
+def is_self_contained(exchange: Exchange) -> bool:
+    """Return whether a request that the provider accepted refers to nothing that only the provider has stored."""
+    if not exchange.is_answer or any(exchange.request.get(name) for name in STATE_MEMBERS):
+        return False
+    items = exchange.request.get("input")
+    listed = items if isinstance(items, list) else []
+    return not any(item.get("type") == "item_reference" for item in listed)
+
+
+async def send_to_strict_server(
+    exchange: Exchange, client: httpx2.AsyncClient, strict: str, lenient: str
+) -> list[str]:
+    """Return why the strict server rejects a body that its provider accepted."""
+    if not is_self_contained(exchange):
+        return []
+    url = strict if exchange.host == STRICT_HOSTS[exchange.api] else lenient
+    headers = {"anthropic-version": "2023-06-01"} if exchange.api == "messages" else {}
+    reply = await client.post(f"{url}{PATHS[exchange.api]}", json=exchange.request, headers=headers)
+    return [] if reply.status_code < 400 else [f"rejected by the strict server: {reply.text[:300]}"]
