@@ -16,6 +16,7 @@ ERROR_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "InvalidScript": ("script.toml", "is wrong"),
     "InvalidTool": ("f", "no types"),
     "OutputInvalid": ("no", ["the answer is not valid JSON"]),
+    "SchemaTooComplex": ("takes more than 10 steps",),
     "StreamTooLarge": ("line", 10),
     "UnknownTool": ("get_wether", ["get_weather"]),
     "UnsupportedParameter": ("n", "leave it out"),

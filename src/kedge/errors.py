@@ -21,6 +21,7 @@
     ├── InvalidFault               an invalid fault of the local server
     ├── BrokenInstallation         a file of the package itself is damaged
     ├── InvalidScript              an invalid script of the practice model
+    ├── SchemaTooComplex           a JSON schema that the practice model cannot satisfy within its limits
     ├── InvalidSetting             an invalid setting
     ├── StoreError                 a store operation failed
     │   ├── CannotOpenStore        a wrong address or password, not a Kedge database, or a newer one
@@ -153,6 +154,18 @@ class InvalidScript(KedgeError, ValueError):
     def __init__(self, place: str, problem: str) -> None:
         super().__init__(f"{place} {problem}")
         self.place = place
+        self.problem = problem
+
+
+class SchemaTooComplex(KedgeError):
+    """The practice model cannot generate a value for a JSON schema within its limits.
+
+    Attributes:
+        problem: The limit that is exceeded.
+    """
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"a value for the JSON schema {problem}; simplify the schema")
         self.problem = problem
 
 

@@ -347,3 +347,17 @@ def test_objects_that_may_be_null_are_closed() -> None:
     assert text_format(ship)["schema"]["properties"]["port"]["additionalProperties"] is False
     for open_ended in ({"type": ["object", "null"]}, {"type": ["array", "null"]}):
         assert "strict" not in text_format({**ship, "properties": {"port": open_ended}})
+
+
+@pytest.mark.parametrize(
+    "text", ["```json\n[1]\n```", "\n```\n\n[1]```\n", "```JSON  \r\n[1]\n```", "[1]"]
+)
+def test_a_fence_around_an_answer_is_removed(text: str) -> None:
+    """An answer may be inside a fence of Markdown, with or without a language."""
+    assert to_output_schema(list[int]).parse(text) == [1]
+
+
+def test_a_fence_of_line_breaks_is_read_once() -> None:
+    """Many line breaks after a fence without an end do not multiply the work."""
+    with pytest.raises(SchemaMismatch, match="JSON"):
+        to_output_schema(list[int]).parse("```" + "\n" * 100_000 + "x")

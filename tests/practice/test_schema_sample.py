@@ -1,5 +1,7 @@
 """Tests that the values the practice model generates for a JSON schema satisfy it."""
 
+import json
+import sys
 from typing import Any
 
 import pytest
@@ -7,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from kedge.practice.schema_sample import SentenceValues, sample_value
+from kedge.errors import SchemaTooComplex
+from kedge.practice.schema_sample import (
+    MAX_OUTPUT_BYTES,
+    MAX_STEPS,
+    SampleBudget,
+    sample_value,
+)
+from kedge.practice.sentence_values import SentenceValues
 
 
 def make_sample(schema: Any, sentence: str = "", *facts: Any) -> Any:
@@ -178,13 +187,87 @@ def test_malformed_schemas_are_accepted(schema: Any) -> None:
     make_sample(schema, "take 3")
 
 
-def test_unbounded_schemas_are_limited() -> None:
-    """Endless recursion and very long arrays are cut off."""
-    assert make_sample(object_schema(b={"$ref": "#"}, c={"$ref": "#"})) is not None
-    assert (
-        len(make_sample({"type": "array", "minItems": 10**9, "items": {"type": "integer"}}))
-        == 1_000
-    )
+def make_nested_references(levels: int) -> dict[str, Any]:
+    """Return a small schema with four references on each level."""
+    definitions: dict[str, Any] = {
+        f"d{level}": {"allOf": [{"$ref": f"#/$defs/d{level + 1}"}] * 4} for level in range(levels)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": definitions | {f"d{levels}": {"type": "string"}}}
+
+
+def nest_arrays(levels: int, items: int, inner: dict[str, Any]) -> dict[str, Any]:
+    for _ in range(levels):
+        inner = {"type": "array", "minItems": items, "items": inner}
+    return inner
+
+
+LONG_NAMES = {f"{number}{'n' * 5_000}": {"type": "string"} for number in range(200)}
+SHORT_NAMES = [f"{first}{second}" for first in "abcdefghij" for second in "abcdefghijkl"]
+REPEATED = {
+    "allOf": [{"properties": {name: {} for name in SHORT_NAMES}, "required": SHORT_NAMES}] * 99
+}
+
+HOSTILE: list[tuple[Any, str]] = [
+    (make_nested_references(20), ""),
+    (object_schema(a=make_nested_references(20)) | make_nested_references(20), "a=1"),
+    (nest_arrays(6, 1_000, {"type": "string"}), ""),
+    (nest_arrays(2, 30, {"type": "string", "minLength": 10_000}), ""),
+    ({"type": "array", "minItems": 10**9, "items": {"type": "integer"}}, ""),
+    ({"type": "string", "minLength": 10**12}, ""),
+    (nest_arrays(1, 50, {"const": "c" * 9_000}), ""),
+    (nest_arrays(1, 50, {"enum": [["e" * 9_000]]}), ""),
+    (nest_arrays(1, 50, {"default": "d" * 9_000}), ""),
+    ({"enum": [str(number) for number in range(20_000)]}, ""),
+    ({"allOf": [{"type": "string"}] * 20_000}, ""),
+    ({"anyOf": [{"type": "string"}] * 20_000}, ""),
+    ({"$ref": "#" + "/a" * 20_000}, ""),
+    (REPEATED, ""),
+    (object_schema(b={"$ref": "#"}, c={"$ref": "#"}), ""),
+    (object_schema(**LONG_NAMES), ""),
+    (
+        object_schema(False, **{name: {"type": "null"} for name in SHORT_NAMES}),
+        " ".join(SHORT_NAMES),
+    ),
+    (nest_arrays(1, 3_000, {"type": "null"}), ", ".join(map(str, range(400)))),
+    (nest_arrays(1, 3_000, {"type": "string", "format": "email"}), "a@" * 900),
+]
+"""Schemas and sentences that take more work, or make a larger value, than the budget allows."""
+
+
+@pytest.mark.parametrize(("schema", "sentence"), HOSTILE, ids=lambda case: str(case)[:60])
+def test_work_and_output_of_a_schema_are_limited(schema: Any, sentence: str) -> None:
+    """A hostile schema is rejected, after no more calls of functions than the budget allows."""
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    hints = SentenceValues(sentence)
+    sys.setprofile(count)
+    try:
+        with pytest.raises(SchemaTooComplex, match=r"more than 100?,000 (steps|bytes)"):
+            sample_value(schema, hints, str)
+    finally:
+        sys.setprofile(None)
+    assert calls < 40 * MAX_STEPS
+
+
+def test_a_value_within_the_budget_is_complete() -> None:
+    """A large value within the budget satisfies its schema."""
+    schema = nest_arrays(1, 90, {"type": "string", "minLength": 1_000})
+    value = make_sample(schema)
+    check_value(schema, value)
+    assert len(json.dumps(value)) < MAX_OUTPUT_BYTES
+
+
+def test_samples_share_a_budget() -> None:
+    """Two values that are within the budget each can exceed it together."""
+    schema = nest_arrays(1, 60, {"type": "string", "minLength": 1_000})
+    budget = SampleBudget()
+    sample_value(schema, SentenceValues(""), str, budget)
+    with pytest.raises(SchemaTooComplex, match="bytes"):
+        sample_value(schema, SentenceValues(""), str, budget)
 
 
 def test_a_pattern_is_never_evaluated() -> None:

@@ -22,6 +22,7 @@ from typing_extensions import TypeAliasType, TypedDict
 
 from kedge.engines.annotations import replace_iterables
 from kedge.errors import InvalidArguments, InvalidTool
+from kedge.tools.arguments import MAX_PROBLEMS
 from kedge.tools.schema import (
     FreeForm,
     FunctionSchema,
@@ -385,6 +386,20 @@ def test_a_schema_may_be_given_explicitly() -> None:
     ) == {"a": 1}
     with pytest.raises(InvalidTool, match='"type": "object"'):
         build_explicit_schema("f", {"type": "string"})
+
+
+def test_problems_of_an_explicit_schema_are_limited() -> None:
+    """Of many missing and unknown arguments only the first are described; deep nesting is no crash."""
+    names = [f"n{number}" for number in range(500)]
+    schema = {"type": "object", "required": names, "properties": {}, "additionalProperties": False}
+    reader = build_explicit_schema("f", schema)
+    for arguments in ({}, dict.fromkeys([*names, "more"], 1)):
+        with pytest.raises(InvalidArguments) as error:
+            reader.parse_arguments(tool_call("f", arguments))
+        assert len(error.value.problems) == MAX_PROBLEMS + 1
+    with pytest.raises(InvalidArguments) as error:
+        reader.parse_arguments(tool_call("f", "[" * 100_000))
+    assert "not valid JSON" in error.value.problems[0]
 
 
 def test_pydantic_is_imported_with_the_first_tool() -> None:

@@ -8,7 +8,12 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from kedge.engines.strict_schema import DROPPED_KEYWORDS, UNSUPPORTED_KEYWORDS, iter_subschemas
+from kedge.engines.strict_schema import (
+    DROPPED_KEYWORDS,
+    UNSUPPORTED_KEYWORDS,
+    iter_subschemas,
+    to_strict_schema,
+)
 from kedge.errors import InvalidArguments, InvalidTool
 from kedge.tools.schema import FunctionSchema, build_function_schema
 from kedge.tools.signature import parse_signature
@@ -155,3 +160,20 @@ def test_schemas_beyond_strict_mode_are_rejected(
     with pytest.raises(InvalidTool) as error:
         make_strict_schema(function)
     assert message in str(error.value)
+
+
+def test_the_size_of_a_strict_schema_is_limited() -> None:
+    """References with descriptions are copied, and a small schema with many of them is rejected."""
+
+    def level(number: int) -> dict[str, Any]:
+        reference = {"$ref": f"#/$defs/d{number + 1}", "description": "copied"}
+        return {"type": "object", "properties": dict.fromkeys("abcd", reference)}
+
+    definitions: Any = {f"d{number}": level(number) for number in range(20)}
+    schema = {
+        "$ref": "#/$defs/d0",
+        "description": "",
+        "$defs": definitions | {"d20": {"type": "null"}},
+    }
+    with pytest.raises(InvalidTool, match="its strict form has over 10,000 schemas"):
+        to_strict_schema(schema, InvalidTool)

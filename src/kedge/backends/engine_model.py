@@ -31,7 +31,7 @@ from kedge.events.run import AnswerFinished, Healed
 from kedge.planning import AnchorRecord, covered_count, get_state, prefix_digest
 from kedge.planning.digests import get_prefix_index
 from kedge.practice import PracticeRequest
-from kedge.server.models import ItemClosed, OutputEvent, OutputTruncated, Prompt
+from kedge.server.models import DEFAULT_GRACE, ItemClosed, OutputEvent, OutputTruncated, Prompt
 from kedge.turns import Turn, user
 
 log = logging.getLogger("kedge.backends")
@@ -75,8 +75,6 @@ class AnchorCache:
 
 DEFAULT_WINDOW = 128_000
 """The default context length, in tokens."""
-DEFAULT_GRACE = 30.0
-"""Seconds to wait for the first output before a stream is opened."""
 
 FORWARDED_PARAMS = (
     "temperature",

@@ -45,9 +45,6 @@ That does not have the form asked for:
 
 Write the whole answer again, in that form."""
 """The message that requests another answer; stored workflows depend on its text."""
-_FENCED_JSON = re.compile(
-    r"\s*```(?:json)?\s*\n(?P<inside>.*?)\n?```\s*", re.DOTALL | re.IGNORECASE
-)
 
 
 class SchemaMismatch(Exception):
@@ -298,8 +295,9 @@ def _is_closed(schema: dict[str, Any]) -> bool:
 
 
 def _strip_fence(text: str) -> str:
-    fenced = _FENCED_JSON.fullmatch(text)
-    return fenced["inside"] if fenced else text
+    head, line_break, rest = text.strip().partition("\n")
+    is_fenced = head.strip().lower() in ("```", "```json") and rest.endswith("```")
+    return rest.removesuffix("```") if line_break and is_fenced else text
 
 
 def _describe_errors(error: "ValidationError") -> list[str]:

@@ -34,6 +34,9 @@ MAP_SCHEMA_KEYS = ("properties", "$defs", "patternProperties")
 DEFINITIONS_PATH = "#/$defs/"
 """The start of a reference to a definition."""
 
+MAX_CONVERTED_SCHEMAS = 10_000
+"""The schemas that a strict form may have: a reference with other members is replaced by a copy of its definition."""
+
 ErrorFactory = Callable[[str, str], Exception]
 
 
@@ -98,8 +101,14 @@ class _StrictConverter:
     def __init__(self, definitions: JSONSchema, make_error: ErrorFactory) -> None:
         self.definitions = definitions
         self.make_error = make_error
+        self.converted = 0
 
     def convert(self, schema: JSONSchema | bool, path: str, seen: tuple[str, ...]) -> JSONSchema:
+        self.converted += 1
+        if self.converted > MAX_CONVERTED_SCHEMAS:
+            raise self.make_error(
+                path, f"its strict form has over {MAX_CONVERTED_SCHEMAS:,} schemas"
+            )
         if isinstance(schema, bool):
             raise self.make_error(path, f"strict mode requires a type here, not {schema}")
         if "$ref" in schema:

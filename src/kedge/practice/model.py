@@ -31,7 +31,8 @@ from kedge.practice.rule import (
     prefix_rule,
     quote_text,
 )
-from kedge.practice.schema_sample import SentenceValues, sample_value
+from kedge.practice.schema_sample import sample_value
+from kedge.practice.sentence_values import SentenceValues
 
 
 def format_result(utterance: Utterance, result: TextResult) -> str:
@@ -60,7 +61,7 @@ def _fill_schema(utterance: Utterance, result: TextResult, schema: object) -> An
         extra |= value if isinstance(value, dict) else {}
     facts = [] if result.value is None else [result.value]
     values = SentenceValues(utterance.sentence, extra, facts)
-    return sample_value(schema, values, lambda _: result.text)
+    return sample_value(schema, values, lambda _: result.text, utterance.budget)
 
 
 MAX_QUOTE_LENGTH = 200
@@ -90,6 +91,9 @@ def answer(request: PracticeRequest) -> PracticeOutput:
 
     Returns:
         The parts of the answer, and the pace at which to stream them.
+
+    Raises:
+        SchemaTooComplex: A schema of the request requires too much work, or too large a value.
 
     Example:
         >>> answer(PracticeRequest([{"role": "user", "content": "What is 6 * 7?"}])).parts

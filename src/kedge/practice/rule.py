@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kedge.practice.context import PracticeRequest, ToolCallOutput, last_user_text, message_texts
+from kedge.practice.schema_sample import SampleBudget
+from kedge.practice.sentence_values import fold_case
 
 SLOW, VERY_SLOW, MAX_PACE = 0.05, 0.25, 10.0
 FLAGS = re.IGNORECASE | re.DOTALL
@@ -34,17 +36,6 @@ SEARCH_WINDOW = 500
 """A question is at the end of a long message, not in the middle of a pasted text."""
 SEARCH_WORDS = ("what", "quote", "repeat", "how", "count", "do", "did")
 """The first words of all phrases that are searched. A sentence without them is not searched ten times."""
-
-
-_OTHER_FORMS = str.maketrans(
-    "\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}\N{LATIN SMALL LETTER DOTLESS I}\N{LATIN SMALL LETTER LONG S}",
-    "iis",
-)
-
-
-def fold_case(text: str) -> str:
-    """Return the text in lower case; the letters that ``re.IGNORECASE`` matches with ``i`` and ``s`` become these."""
-    return text.lower() if text.isascii() else text.translate(_OTHER_FORMS).lower()
 
 
 def _read_slow(found: "re.Match[str]") -> dict[str, Any]:
@@ -86,7 +77,7 @@ def parse_utterance(request: PracticeRequest) -> "Utterance":
                 break
             sentence = (sentence[: found.start()] + found[2]).strip()
             fields |= _read_slow(found)
-    return Utterance(request, message, sentence, **fields)
+    return Utterance(request, message, sentence, SampleBudget(), **fields)
 
 
 class Utterance(NamedTuple):
@@ -95,6 +86,7 @@ class Utterance(NamedTuple):
     request: PracticeRequest
     message: str  # as it was written
     sentence: str  # without polite words and without those that set the pace or ask for reasoning
+    budget: SampleBudget  # of all values that the answer has
     pace: float = 0.0
     think: bool = False
     invalid: str = ""  # "first" or "always": which answers do not match their schema

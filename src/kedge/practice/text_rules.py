@@ -11,12 +11,12 @@ from kedge.practice.context import extract_text, is_message, is_output, message_
 from kedge.practice.rule import (
     TextResult,
     Utterance,
-    fold_case,
     format_count,
     prefix_rule,
     quote_text,
     search_rule,
 )
+from kedge.practice.sentence_values import fold_case
 
 MAX_TIMES = 1_000
 MAX_WORDS = 100_000

@@ -21,15 +21,12 @@ from kedge.practice.context import (
     tool_results,
 )
 from kedge.practice.rule import TextResult, Utterance, prefix_rule, quote_text, search_rule
-from kedge.practice.schema_sample import (
-    MAX_SENTENCE_LENGTH,
-    QUOTED,
-    SentenceValues,
-    as_schema,
-    sample_value,
-)
+from kedge.practice.schema_sample import as_schema, sample_value
+from kedge.practice.sentence_values import MAX_SENTENCE_LENGTH, QUOTED, SentenceValues
 
 MAX_CALLS = 64
+SENTENCE_CHARACTERS_PER_STEP = 4
+"""How much of the text about a call is parsed for one step of its budget."""
 VERB = "(?:call|use|run|invoke|try|execute)"
 CALL_PATTERN = re.compile(rf"\b{VERB}\b", re.IGNORECASE)
 NO_CALL_PATTERN = re.compile(
@@ -202,11 +199,14 @@ def _make_call(utterance: Utterance, planned: PlannedCall) -> ToolCallOutput:
     result = results[-1][1] if results and RESULT_PATTERN.search(clause) else None
     if planned.tool.get("type") == "custom":
         return ToolCallOutput(name, result or _read_custom_input(clause), custom=True)
+    utterance.budget.spend(len(clause) // SENTENCE_CHARACTERS_PER_STEP)
     facts = [result] if result else []
     hints = SentenceValues(RESULT_PATTERN.sub(" ", clause) if result else clause, facts=facts)
     schema = {"type": "object", **as_schema(planned.tool.get("parameters"))}
-    arguments: Any = sample_value(schema, hints, lambda member: hints.remainder or member) or {}
-    return ToolCallOutput(name, encode_json(arguments))
+    arguments: Any = sample_value(
+        schema, hints, lambda member: hints.remainder or member, utterance.budget
+    )
+    return ToolCallOutput(name, encode_json(arguments or {}))
 
 
 def _read_custom_input(words: str) -> str:

@@ -393,6 +393,10 @@ BACKGROUND_UNSTORED = ErrorTemplate(
     param="background",
     code="unsupported_parameter",
 )
+SCHEMA_TOO_COMPLEX = ErrorTemplate(
+    "Invalid JSON schema: a value for it {problem}. Simplify the schemas of the request.",
+    code="schema_too_complex",
+)
 BACKGROUND_QUEUE_FULL = ErrorTemplate(
     "Too many background responses are queued. Please try again in a moment.",
     status=429,

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, assert_never
 
 from anyio import sleep
 
+from kedge.errors import SchemaTooComplex
 from kedge.practice import (
     MessageOutput,
     OutputPart,
@@ -22,6 +23,7 @@ from kedge.practice import (
     ToolCallOutput,
     answer,
 )
+from kedge.server.errors import SCHEMA_TOO_COMPLEX
 from kedge.server.token_counts import count_text
 
 ItemKind = Literal["text", "refusal", "reasoning", "function_call", "custom_tool_call"]
@@ -159,6 +161,8 @@ class Model(Protocol):
         ...
 
 
+DEFAULT_GRACE = 30.0
+"""The default ``grace`` of a model, in seconds."""
 DEFAULT_WINDOW = 400_000
 """The default context window of the practice model, in tokens."""
 
@@ -177,7 +181,7 @@ class PracticeModel:
     ) -> None:
         self.name = "practice"
         self.window = window
-        self.grace = 0.0
+        self.grace = DEFAULT_GRACE
         self.pace = pace
         self._answer: Callable[[PracticeRequest], PracticeOutput] = answer
         self.set_script(script)
@@ -188,7 +192,10 @@ class PracticeModel:
 
     async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
         """Write the practice model's answer, in paced chunks if it is streamed or in the background."""
-        reply = self._answer(prompt.ask)
+        try:
+            reply = self._answer(prompt.ask)
+        except SchemaTooComplex as error:
+            raise SCHEMA_TOO_COMPLEX(problem=error.problem) from error
         in_chunks = prompt.stream or bool(prompt.body.get("background"))
         pace = (reply.pace or self.pace) if in_chunks else 0.0
         for piece in _iter_output(reply.parts, in_chunks, prompt.max_tokens):

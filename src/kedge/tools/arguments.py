@@ -45,14 +45,13 @@ def describe_errors(error: "ValidationError", text: str, schema: Mapping[str, An
 def check_argument_names(value: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
     """Return one line for each argument that is missing or unknown in an explicit schema."""
     known: Mapping[str, Any] = schema.get("properties") or {}
-    lines = [
-        _describe_missing((name,), schema)
-        for name in schema.get("required") or ()
-        if name not in value
-    ]
-    if schema.get("additionalProperties") is False:
-        lines += [_describe_unknown((name,), known) for name in value if name not in known]
-    return lines
+    is_closed = schema.get("additionalProperties") is False
+    missing = [name for name in schema.get("required") or () if name not in value]
+    unknown = [name for name in value if name not in known] if is_closed else []
+    more = len(missing) + len(unknown) - MAX_PROBLEMS
+    lines = [_describe_missing((name,), schema) for name in missing[:MAX_PROBLEMS]]
+    lines += [_describe_unknown((name,), known) for name in unknown[: MAX_PROBLEMS - len(lines)]]
+    return lines + ([f"and {more} more"] if more > 0 else [])
 
 
 JSON_TYPE_NAMES: dict[type, str] = {

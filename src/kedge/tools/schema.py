@@ -94,7 +94,7 @@ class ExplicitSchema:
         """
         try:
             value = json.loads(call.arguments if call.arguments.strip() else "{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidArguments(
                 call.name, [f"the arguments are not valid JSON ({error})"]
             ) from error
