@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from engines.conftest import open_engine
 from engines.runs import request_bodies, send_lines
 from kedge.engines import ResponsesEngine
@@ -84,3 +86,22 @@ async def test_explicit_compaction_is_compared(engine: ResponsesEngine) -> None:
     assert audit.agrees is True
     forgery = await engine.verify(forge_records(turn, index=len(compacted)))
     assert forgery.agrees is False
+
+
+@pytest.mark.parametrize(
+    "response_id", ["../../admin", "..", "x/../../admin", "a?b", "@evil/x", "é"]
+)
+async def test_an_id_does_not_choose_another_address(
+    response_id: str, server: TestServer, engine: ResponsesEngine
+) -> None:
+    """An id in an imported Turn is one segment of a URL, or the audit has no result."""
+    turn = await send_lines(engine, "One")
+    state = get_state(turn)
+    records = tuple(replace(record, response_id=response_id) for record in state.anchors)
+    turn = set_state(turn, replace(state, anchors=records, previous_response_id=response_id))
+    server.requests.clear()
+    audit = await engine.verify(turn)
+    assert not audit.agrees
+    expected = f"/v1/responses/{response_id}"
+    assert {each.path for each in server.requests} <= {expected, f"{expected}/input_items"}
+    assert not any(".." in each.path.split("/") for each in server.requests)

@@ -1,5 +1,6 @@
 """Test conversation mode: a conversation object on the server is checked before it is used."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from openai import OpenAI
 from engines.conftest import open_engine
 from engines.runs import last_text, request_bodies, send_lines
 from kedge.events.run import Healed, ServerForgot
-from kedge.planning import get_state
+from kedge.planning import get_state, set_state
 from kedge.testing import TestServer
 from kedge.turns import Turn, user
 from normalization import expected_context, normalize_items
@@ -123,3 +124,21 @@ async def test_server_that_never_names_objects_is_not_healed(server: TestServer)
         async with engine.stream(turn.append(user("Two")), streaming=False) as stream:
             events = [event async for event in stream]
     assert not any(isinstance(event, Healed | ServerForgot) for event in events)
+
+
+@pytest.mark.parametrize("conversation_id", ["../admin", "..", "conv_1/../../admin?", "conv_1#"])
+async def test_the_id_of_an_object_does_not_choose_another_address(
+    conversation_id: str, server: TestServer
+) -> None:
+    """An id in an imported Turn is one segment of a URL; one that cannot be is no object."""
+    async with open_engine(server, mode="conversation") as engine:
+        turn = await send_lines(engine, "One")
+        turn = set_state(turn, replace(get_state(turn), conversation_id=conversation_id))
+        server.requests.clear()
+        turn = await engine.run(turn.append(user("Two")))
+    allowed = {"/v1/responses", "/v1/conversations", f"/v1/conversations/{conversation_id}/items"}
+    assert {each.path for each in server.requests} <= allowed
+    assert not any(
+        ".." in each.path.split("/") for each in server.requests if each.path not in allowed
+    )
+    assert normalize_items(server.requests[-1].context) == expected_context(turn)

@@ -18,7 +18,7 @@ from kedge.engines.http_client import (
     find_proxy,
 )
 from kedge.engines.http_errors import ErrorBuilder
-from kedge.errors import RequestRefused, ServerFailed, StreamCut, Unreachable
+from kedge.errors import CannotConnect, RequestRefused, ServerFailed, StreamCut, Unreachable
 from kedge.events import ResponseStarted
 from kedge.providers import connect
 from kedge.turns import Turn, user
@@ -76,12 +76,13 @@ async def test_error_with_an_unusual_body_has_its_status(length: int) -> None:
     assert exc_info.value.status == 400
 
 
-@pytest.mark.parametrize("url", ["http://", "ftp://host/v1"])
-async def test_invalid_address_is_reported_at_once(url: str) -> None:
-    """An address that cannot be used is not retried."""
-    async with connect(f"responses:{url}#m") as engine:
-        with pytest.raises(Unreachable, match="could not reach"):
-            await engine.run(TURN)
+@pytest.mark.parametrize(
+    "url", ["http://", "ftp://host/v1", "http://host/v1?a=b", "http://a\\b/v1"]
+)
+def test_invalid_address_is_reported_at_once(url: str) -> None:
+    """An address that is not a base URL is rejected before anything is sent."""
+    with pytest.raises(CannotConnect, match="the address is invalid: it must"):
+        connect(f"responses:{url}#m")
 
 
 async def test_headers_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """Test engines with a client of the openai or anthropic package, which the program creates."""
 
+from base64 import b64encode
+
 import httpx2
 import pytest
 from openai import AsyncOpenAI, DefaultAioHttpClient
@@ -134,3 +136,38 @@ async def test_websocket_needs_a_client_of_the_openai_package(kedge_server: Test
     async with engine:
         with pytest.raises(InvalidSetting, match="openai package"):
             await engine.run(TURN)
+
+
+@pytest.mark.parametrize("api", ["openai", "openai over aiohttp", "anthropic"])
+@pytest.mark.parametrize("status", [302, 307])
+async def test_redirect_is_not_followed(api: str, status: int) -> None:
+    """A client that follows redirects would send the conversation, and the key of Anthropic's API, elsewhere."""
+    received: list[str] = []
+
+    async def record(request: Request) -> Response:
+        received.append(request.url.path)
+        return json_response({})
+
+    with serve_handler(record) as other:
+        headers = {"location": f"{other}/responses"}
+        moved = make_handler(lambda: Response(status_code=status, headers=headers))
+        with serve_handler(moved) as base_url:
+            async with open_engine(base_url, api) as engine:
+                with pytest.raises(EngineError, match="redirects are not followed") as exc_info:
+                    await engine.run(TURN)
+    assert (received, exc_info.value.status) == ([], status)
+
+
+async def test_login_in_the_address_is_sent() -> None:
+    """The user and the password in a client's base URL are sent as a header, as the client itself does."""
+    received: list[str] = []
+
+    async def record(request: Request) -> Response:
+        received.append(request.headers["authorization"])
+        return json_response({"error": {"message": "no"}}, 400)
+
+    with serve_handler(record) as url:
+        async with open_engine(url.replace("//", "//ada:secret@")) as engine:
+            with pytest.raises(EngineError):
+                await engine.run(TURN)
+    assert received == [f"Basic {b64encode(b'ada:secret').decode()}"]

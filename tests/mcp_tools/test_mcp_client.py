@@ -260,6 +260,7 @@ def test_toolbox_of_ended_loop_reports_the_reason() -> None:
         ([], {}, "is empty"),
         ("echo 'x", {}, "is malformed"),
         ("http:///mcp", {}, "no host name"),
+        ("http://[/mcp", {}, "no host name"),
         ("http://localhost", {"env": {"A": "b"}}, "env and cwd are for a command"),
         ("server", {"headers": {"A": "b"}}, "headers are for a URL"),
         ("server", {"timeout": 0}, "timeout must be a positive number"),

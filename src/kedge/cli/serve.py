@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from urllib.parse import urlsplit
 
 import click
 
@@ -24,6 +23,7 @@ from kedge.cli.store_options import (
     use_store,
 )
 from kedge.config import data_dir, mask_url, store_file, store_url
+from kedge.urls import parse_base_url
 
 if TYPE_CHECKING:
     import socket
@@ -357,18 +357,10 @@ def proxy_command(
 
 
 def _check_upstream(url: str) -> None:
-    """Reject an address that is not a base URL: the paths and queries of requests are added to it."""
     try:
-        parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        is_valid = False
-    if not is_valid:
-        raise click.UsageError(f"--upstream must be an http or https URL, not {mask_url(url)}")
-    if "?" in url or "#" in url:
-        raise click.UsageError(
-            "--upstream must not have a query or a fragment; clients send theirs"
-        )
+        parse_base_url(url)
+    except ValueError as error:
+        raise click.UsageError(f"--upstream is not a base URL: {error}") from None
 
 
 def _has_tokens(store: "Store | None") -> bool:

@@ -20,6 +20,7 @@ from kedge.planning.canonical import canonical_json
 from kedge.planning.digests import is_compaction
 from kedge.text_format import pluralize
 from kedge.turns import Block, ReasoningBlock, Turn, block_from_item
+from kedge.urls import quote_segment
 
 MAX_ANCESTORS = 1_000
 PAGE_SIZE = 100
@@ -124,7 +125,7 @@ def _is_missing(error: Exception) -> bool:
 
 async def _fetch_context(transport: JsonSource, response_id: str) -> tuple[list[Block], str]:
     """Return the blocks that the server lists for a response, and the id of its parent."""
-    response = await transport.request_json("get", f"/responses/{response_id}")
+    response = await transport.request_json("get", f"/responses/{quote_segment(response_id)}")
     items = [*await _fetch_input_items(transport, response_id), *response["output"]]
     blocks = [block_from_item(item) for item in items]
     stored = [block for block in blocks if not isinstance(block, ReasoningBlock)]
@@ -134,10 +135,9 @@ async def _fetch_context(transport: JsonSource, response_id: str) -> tuple[list[
 async def _fetch_input_items(transport: JsonSource, response_id: str) -> list[Mapping[str, Any]]:
     items: list[Mapping[str, Any]] = []
     after: dict[str, str] = {}
+    path = f"/responses/{quote_segment(response_id)}/input_items"
     while True:
-        page = await transport.request_json(
-            "get", f"/responses/{response_id}/input_items", order="asc", limit=PAGE_SIZE, **after
-        )
+        page = await transport.request_json("get", path, order="asc", limit=PAGE_SIZE, **after)
         data = cast("list[Mapping[str, Any]]", page["data"])
         items += data
         if not page.get("has_more") or not data:

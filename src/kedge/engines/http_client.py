@@ -99,14 +99,13 @@ class HttpClient:
         max_retries: int = DEFAULT_MAX_RETRIES,
     ) -> None:
         self.errors = errors
-        self._base_url = errors.base_url.rstrip("/")
         self._max_retries = max_retries
-        self._proxy = find_proxy(self._base_url)
+        self._proxy = find_proxy(errors.base_url)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=MAX_CONNECTIONS,
                 keepalive_timeout=KEEP_ALIVE,
-                ssl=_make_ssl_context() if self._base_url.startswith("https:") else True,
+                ssl=_make_ssl_context() if errors.base_url.startswith("https:") else True,
             ),
             # Also for addresses without a name: a load balancer may keep its choice of a server in a cookie.
             cookie_jar=aiohttp.CookieJar(unsafe=True),
@@ -131,7 +130,7 @@ class HttpClient:
         Raises:
             EngineError: The server cannot be reached, or answered with an error.
         """
-        url = self._base_url + path
+        url = self.errors.build_url(path)
         retries = self._max_retries if retry else 0
         backoff = INITIAL_BACKOFF
         while True:

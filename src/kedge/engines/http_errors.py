@@ -19,6 +19,7 @@ from kedge.errors import (
     StreamCut,
     Unreachable,
 )
+from kedge.urls import parse_base_url
 
 PLACEHOLDER_KEY = "none"
 """The key that is sent to a server without keys."""
@@ -67,6 +68,18 @@ class ErrorBuilder:
     base_url: str
     api_key: object
     secrets: tuple[str, ...] = ()
+
+    def build_url(self, path: str) -> str:
+        """Return the URL of a path below the address of the server.
+
+        Raises:
+            RequestRefused: The path, which may contain the id of an imported object, would lead elsewhere.
+        """
+        try:
+            return parse_base_url(self.base_url).join(path)
+        except ValueError as error:
+            message = f"there is no such object: {error}"
+            raise RequestRefused(message, provider=self.provider, status=404) from None
 
     def redact(self, text: str) -> str:
         """Return a text of the server without the API key and other credentials."""

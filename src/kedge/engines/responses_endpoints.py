@@ -16,6 +16,7 @@ from kedge.observe import get_logger
 from kedge.planning import RequestPlan, get_state, set_state
 from kedge.planning.canonical import canonical_json
 from kedge.turns import Block, ReasoningBlock, Turn, block_from_item
+from kedge.urls import quote_segment
 
 
 async def count_tokens(transport: Transport, plans: tuple[RequestPlan, ...], **params: Any) -> int:
@@ -103,7 +104,7 @@ class ConversationObjects:
         return set_state(turn, replace(state, conversation_id=""))
 
     async def _fetch_last_item(self, conversation_id: str) -> Mapping[str, Any] | None:
-        path = f"/conversations/{conversation_id}/items"
+        path = f"/conversations/{quote_segment(conversation_id)}/items"
         try:
             listed = await self._transport.request_json("get", path, order="desc", limit=4)
         except RequestRefused as error:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from kedge.engines.http_errors import ErrorBuilder, find_root_cause, find_secrets
 from kedge.errors import EngineError
+from kedge.urls import parse_base_url
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -74,8 +75,16 @@ class SdkClient:
         """
         import httpx2
 
+        errors = self.errors
+        login = parse_base_url(errors.base_url).authorization
         options: Any = {
-            "headers": {**headers, **no_telemetry_headers(self._sdk)},
+            "headers": {
+                **headers,
+                **no_telemetry_headers(self._sdk),
+                **({"Authorization": login} if login else {}),
+            },
+            # A redirect would send the conversation, and keys in other headers, to another server.
+            "follow_redirects": False,
             **({"params": query} if query else {}),
             **({} if retry else {"max_retries": 0}),
         }
@@ -83,7 +92,7 @@ class SdkClient:
         try:
             response = await send(
                 # The complete URL: the client is slow at joining it to its base URL.
-                str(self.client.base_url).rstrip("/") + path,
+                errors.build_url(path),
                 cast_to=httpx2.Response,
                 options=options,
                 stream=True,

@@ -27,6 +27,7 @@ from kedge.memory.evidence import Trust
 from kedge.observe import get_logger
 from kedge.planning import DEFAULT_RETENTION
 from kedge.store import Store
+from kedge.urls import check_path
 
 log = get_logger("kedge.incremental")
 
@@ -242,7 +243,7 @@ def _perform(send: Any, action: "Action", target: Any) -> Any:
             return target()
         case "fetch":
             with suppress(Exception):  # also those of the program's event hooks
-                return send(target)
+                return send(target, follow_redirects=False)
         case "send":
             try:
                 return send(target, stream=True)
@@ -293,7 +294,7 @@ async def _perform_async(send: Any, chainer: Chainer | None, action: "Action", t
             return await _call_in_thread(chainer, target)
         case "fetch":
             with suppress(Exception):  # also those of the program's event hooks
-                return await send(target)
+                return await send(target, follow_redirects=False)
         case "send":
             try:
                 return await send(target, stream=True)
@@ -381,6 +382,7 @@ class _ProbeSource:
 
     async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:
         request = self._request
+        check_path(path)
         url = request.url.copy_with(path=request.url.path.rstrip("/") + path.removeprefix(_PATH))
         headers = [(k, v) for k, v in request.headers.multi_items() if _describes_account(k)]
         limits: dict[str, Any] = request.extensions.get("timeout") or {}

@@ -185,7 +185,7 @@ def parse_address(
     if isinstance(server, str) and server.startswith(("http://", "https://")):
         if env or cwd:
             raise InvalidSetting("env and cwd are for a command; a URL takes headers")
-        if not urlsplit(server).hostname:
+        if not _has_host_name(server):
             raise InvalidSetting("the URL of the MCP server has no host name")
         return HttpAddress(server, dict(headers or {}))
     if headers:
@@ -197,6 +197,12 @@ def parse_address(
     if not command or not command[0]:
         raise InvalidSetting("the command of the MCP server is empty; give a command or a URL")
     return StdioAddress(command, dict(env or {}), cwd)
+
+
+def _has_host_name(url: str) -> bool:
+    with suppress(ValueError):
+        return bool(urlsplit(url).hostname)
+    return False
 
 
 def to_prefix(text: str) -> str:

@@ -2,12 +2,11 @@
 
 import hashlib
 import os
-from base64 import b64encode
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from kedge.engines.http_errors import (
     CREDENTIAL_HEADERS,
@@ -18,6 +17,7 @@ from kedge.engines.http_errors import (
 )
 from kedge.errors import CannotConnect, InvalidSetting
 from kedge.planning.anchors import validate_seconds
+from kedge.urls import parse_base_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,18 +165,15 @@ def _split_settings(base_url: str, settings: dict[str, Any]) -> tuple[str, dict[
     client_settings = {name: settings.pop(name) for name in _CLIENT_SETTINGS if name in settings}
     _check_settings(client_settings)
     try:
-        _ = urlsplit(base_url).port
+        base = parse_base_url(base_url)
     except ValueError as error:
-        raise CannotConnect(f"the address is invalid ({error}); correct it") from None
-    credentials, at, host = urlsplit(base_url).netloc.rpartition("@")
-    if not at:
-        return base_url, client_settings
-    encoded = b64encode(unquote(credentials).encode()).decode()
-    client_settings["default_headers"] = {
-        "Authorization": f"Basic {encoded}",
-        **(client_settings.get("default_headers") or {}),
-    }
-    return base_url.replace(f"{credentials}@{host}", host, 1), client_settings
+        raise CannotConnect(f"the address is invalid: {error}") from None
+    if base.authorization:
+        client_settings["default_headers"] = {
+            "Authorization": base.authorization,
+            **(client_settings.get("default_headers") or {}),
+        }
+    return str(base), client_settings
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:

@@ -8,7 +8,6 @@ passed on and never stored.
 import asyncio
 import json
 import logging
-import re
 import time
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
@@ -17,7 +16,6 @@ from dataclasses import asdict
 from functools import cache, lru_cache, partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import unquote, urljoin
 
 from anyio import CancelScope, Event, create_task_group
 from starlette.applications import Starlette
@@ -28,6 +26,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from kedge.errors import InvalidSetting
 from kedge.incremental import AnchorIndex, StoreIndex, chain, chain_report
 from kedge.incremental.client import BODY, EXCHANGE, USER
 from kedge.incremental.exchange import Exchange, make_inflater
@@ -46,6 +45,7 @@ from kedge.server.request_log import choose_level, record_metrics
 from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS
 from kedge.store import AccessToken, ProxiedRequest, Store, TokenRegistry
 from kedge.store.request_recorder import RequestRecorder
+from kedge.urls import BaseUrl, parse_base_url
 
 if TYPE_CHECKING:
     import httpx2
@@ -126,13 +126,20 @@ def create_proxy_app(
     Returns:
         The app. It answers `/healthz`, `/metrics` and `/report` itself and forwards everything below
         `/v1`.
+
+    Raises:
+        InvalidSetting: The upstream is not a base URL.
     """
+    try:
+        base = parse_base_url(upstream)
+    except ValueError as error:
+        raise InvalidSetting(f"the upstream is not a base URL: {error}") from None
     if store is not None and index is None:
         index = StoreIndex(store)
     recorder = RequestRecorder(store) if store is not None else None
     registry = None if store is None else TokenRegistry(store, required=requires_token)
     guard = ProxyGuard(token, registry, any_host=any_host)
-    proxy = _Proxy(upstream.rstrip("/"), index, trust, client, recorder, guard)
+    proxy = _Proxy(base, index, trust, client, recorder, guard)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -157,6 +164,7 @@ def create_proxy_app(
         middleware=[Middleware(_AccessLog)],
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False
     app.state.proxy = proxy
     return app
 
@@ -233,7 +241,7 @@ class _Proxy:
 
     def __init__(
         self,
-        upstream: str,
+        upstream: BaseUrl,
         index: AnchorIndex | None,
         trust: Trust,
         client: "httpx2.AsyncClient | None",
@@ -243,16 +251,33 @@ class _Proxy:
         import httpx2
 
         self._upstream = upstream
-        self._address = re.sub(r"(?<=://)[^/]*@", "", upstream)  # without a password
-        self._parse_url = lru_cache(maxsize=MAX_CACHED_URLS)(httpx2.URL)
+        self._login = [(b"authorization", upstream.authorization.encode())]
+        self._replaced = {b"authorization"} if upstream.authorization else frozenset[bytes]()
+        self._parse_url = lru_cache(maxsize=MAX_CACHED_URLS)(self._parse_checked)
         self._recorder = recorder
         self._guard = guard
-        self._errors = (httpx2.HTTPError, httpx2.InvalidURL)
+        self._errors = (httpx2.HTTPError, httpx2.InvalidURL, ValueError)
         self._build_request = client.build_request if client else _build_request
         self._client = chain(client or _create_client(), index=index, trust=trust)
 
     async def aclose(self) -> None:
         await self._client.aclose()
+
+    def _parse_checked(self, text: str) -> "httpx2.URL":
+        """Parse the URL of a request, and compare the server in it with the upstream."""
+        import httpx2
+
+        url, base = httpx2.URL(text), httpx2.URL(str(self._upstream))
+        if (url.scheme, url.netloc, url.userinfo) != (base.scheme, base.netloc, base.userinfo):
+            raise ValueError("it names another server")
+        return url
+
+    def _select_headers(
+        self, headers: Iterable[tuple[bytes, bytes]], names: Collection[bytes]
+    ) -> list[tuple[bytes, bytes]]:
+        """Return the headers for the upstream: those of the client, with the credentials of the upstream."""
+        kept = _filter_headers(headers, self._replaced.union(names))
+        return [*kept, *self._login] if self._replaced else kept
 
     async def report(self, _: Request) -> Response:
         """Return totals and the newest requests, without content."""
@@ -273,8 +298,10 @@ class _Proxy:
     async def forward(self, request: Request) -> Response:
         """Forward a request and pass its response on as it arrives."""
         started = time.perf_counter()
-        if _has_dot_segments(request.scope):
-            return build_error(400, "the path must not contain '.' or '..' segments")
+        try:
+            url = self._parse_url(_build_url(self._upstream, request.scope))
+        except self._errors as error:
+            return build_error(400, f"the URL cannot be forwarded: {error}")
         caller: AccessToken | None = request.scope.get(CALLER_KEY)
         is_limited = caller is not None and caller.tokens_per_minute is not None
         body_read = Event()
@@ -286,14 +313,10 @@ class _Proxy:
         is_chunked = "transfer-encoding" in request.headers  # which overrides a length
         has_length = isinstance(body, AsyncIterator) and not is_chunked
         computed = () if has_length else (b"content-length",)
-        try:
-            url = self._parse_url(_build_url(self._upstream, request.scope))
-        except self._errors as error:
-            return build_error(400, f"the URL cannot be forwarded: {error}")
         outgoing = self._build_request(
             request.method,
             url,
-            headers=_filter_headers(request.headers.raw, {*REQUEST_ONLY, *computed}),
+            headers=self._select_headers(request.headers.raw, {*REQUEST_ONLY, *computed}),
             content=body,
             extensions={USER: caller.namespace if caller else "", EXCHANGE: None},
         )
@@ -308,8 +331,7 @@ class _Proxy:
         decoded = {b"content-encoding", b"content-length"} if incoming.is_stream_consumed else ()
         headers = _filter_headers(incoming.headers.raw, decoded)
         if incoming.is_redirect:
-            url = _build_url(self._address, request.scope)
-            headers = self._localize_redirect(url, headers)
+            headers = self._localize_redirect(str(url), headers)
         if exchange is not None and exchange.pending is None:
             headers.append((PLAN_HEADER, _format_plan(exchange).encode()))
         store = self._recorder.store if self._recorder else None
@@ -333,11 +355,9 @@ class _Proxy:
         """
         kept = [pair for pair in headers if pair[0] != b"location"]
         for name, value in headers:
-            with suppress(ValueError):
-                target = urljoin(url, value.decode("latin-1"))
-                if name == b"location" and target.startswith(f"{self._address}/"):
-                    path = target.removeprefix(self._address)
-                    kept.append((name, f"/v1{path}".encode("latin-1")))
+            if name == b"location":
+                path = self._upstream.find_path(url, value.decode("latin-1"))
+                kept += [] if path is None else [(name, f"/v1{path}".encode("latin-1"))]
         return kept
 
     async def _send(
@@ -357,7 +377,7 @@ class _Proxy:
 
         watcher = asyncio.create_task(watch_client())
         try:
-            incoming = await self._client.send(outgoing, stream=True)
+            incoming = await self._client.send(outgoing, stream=True, follow_redirects=False)
             if incoming.status_code <= MAX_STATUS:
                 return incoming
             await incoming.aclose()
@@ -389,7 +409,7 @@ class _Proxy:
         body = response.body_start if isinstance(response, _PassedOn) else response.body
         request = ProxiedRequest(
             created_at=members.pop("at"),
-            upstream=self._address,
+            upstream=str(self._upstream),
             status=response.status_code,
             seconds=time.perf_counter() - started,
             request=exchange.content,
@@ -402,18 +422,19 @@ class _Proxy:
         """Forward a WebSocket to the upstream."""
         from websockets.exceptions import InvalidStatus, WebSocketException
 
-        if _has_dot_segments(socket.scope):
-            await socket.close(1008)
-            return
-        replaced = () if self._upstream == self._address else (b"authorization",)
         headers = [
             (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in _filter_headers(socket.headers.raw, HANDSHAKE.union(replaced))
+            for name, value in self._select_headers(socket.headers.raw, HANDSHAKE)
             if not name.startswith(b"sec-websocket-")
         ]
         try:
+            url = str(self._parse_url(_build_url(self._upstream, socket.scope)))
+        except self._errors:
+            await socket.close(1008)
+            return
+        try:
             upstream = await _get_connect()(
-                _build_url(self._upstream, socket.scope).replace("http", "ws", 1),
+                url.replace("http", "ws", 1),
                 additional_headers=headers,
                 user_agent_header=None,
                 subprotocols=socket.scope["subprotocols"] or None,
@@ -481,11 +502,16 @@ class _Proxy:
             await upstream.close(code, reason)
 
 
-def _build_url(base_url: str, scope: Scope) -> str:
-    raw = scope.get("raw_path") or scope["path"].encode()
-    path = raw.decode("latin-1").partition("?")[0].removeprefix("/v1")
-    query = scope["query_string"].decode("latin-1")
-    return f"{base_url}{path}{'?' + query if query else ''}"
+def _build_url(base: BaseUrl, scope: Scope) -> str:
+    """Return the URL at the upstream for a request.
+
+    Raises:
+        ValueError: It would not be below the base URL of the upstream.
+    """
+    raw = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").partition("?")[0]
+    if not raw.startswith("/v1/"):  # the route matches the decoded path
+        raise ValueError("the path must begin with /v1/")
+    return base.join(raw.removeprefix("/v1"), scope["query_string"].decode("latin-1"))
 
 
 def _create_client() -> "httpx2.AsyncClient":
@@ -523,13 +549,6 @@ def _get_connect() -> Any:
             return exc
 
     return Connect
-
-
-def _has_dot_segments(scope: Scope) -> bool:
-    """Return whether the path could name something outside of the upstream's base URL."""
-    raw = scope.get("raw_path") or scope["path"].encode()
-    path = unquote(raw.decode("latin-1").partition("?")[0]).replace("\\", "/")
-    return not {".", ".."}.isdisjoint(path.split("/"))
 
 
 class _PassedOn(StreamingResponse):

@@ -7,6 +7,7 @@ web page may also send requests to a loopback name; its ``Origin`` header must t
 
 import hmac
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from starlette.types import Scope
 
 from kedge.access_tokens import AccessToken, TokenUse
 
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:]*)(?::[0-9]*)?")
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 CALLER_KEY = "kedge.caller"
@@ -142,8 +144,6 @@ def read_header(scope: Scope, header_name: bytes) -> bytes:
 
 
 def parse_host_name(host: bytes) -> str:
-    """Return the name in ``name:port``; an IPv6 address includes its brackets."""
-    name = host.decode("latin-1").lower()
-    if name.startswith("["):
-        return name.partition("]")[0] + "]"
-    return name.partition(":")[0]
+    """Return the name in ``name:port``, or an empty text; an IPv6 address includes its brackets."""
+    match = _HOST.fullmatch(host.decode("latin-1").lower())
+    return match[1] if match else ""

@@ -1,0 +1,125 @@
+"""The base URL of a server, and the URLs of requests below it.
+
+A path may come from a request, from a server or from a store. It must not determine which server is contacted, so a
+URL is built from the parsed parts of the base URL, and compared with them before it is used. A password in a base URL
+becomes a header: text that is sent nowhere else cannot become a part of another URL.
+"""
+
+import re
+from base64 import b64encode
+from dataclasses import dataclass, field
+from functools import lru_cache
+from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
+
+_UNSAFE = re.compile(r"[^\x21-\x7e]|\\")
+"""Characters that clients remove, encode or treat as a slash."""
+_MAX_ENCODINGS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class BaseUrl:
+    """The base URL of a server, without credentials, a query, a fragment or a slash at its end.
+
+    Attributes:
+        scheme: ``http`` or ``https``.
+        host: The host and the port, if there is one.
+        path: The path, which is empty or begins with a slash.
+        authorization: The ``Authorization`` header for the user and the password in the URL; empty for none.
+    """
+
+    scheme: str
+    host: str
+    path: str
+    authorization: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.host}{self.path}"
+
+    def join(self, path: str, query: str = "") -> str:
+        """Return the URL of a path below this one.
+
+        Args:
+            path: The path, which begins with a slash and is percent-encoded.
+            query: The query, percent-encoded.
+
+        Raises:
+            ValueError: The URL would not be below this one.
+        """
+        check_path(path)
+        url = f"{self}{path}" + (f"?{query.replace('#', '%23')}" if query else "")
+        parts = urlsplit(url)
+        if (parts.scheme, parts.netloc, parts.path) != (self.scheme, self.host, self.path + path):
+            raise ValueError("it is not below the base URL")
+        return url
+
+    def find_path(self, url: str, location: str) -> str | None:
+        """Return the path, query and fragment of a redirect relative to this URL; None if it is not below it.
+
+        Args:
+            url: The URL that answered with the redirect.
+            location: The address of the redirect, which may be relative.
+        """
+        try:
+            parts = urlsplit(urljoin(url, location))
+            path = parts.path.removeprefix(self.path)
+            check_path(path)
+        except ValueError:
+            return None
+        if (parts.scheme, parts.netloc, parts.path) != (self.scheme, self.host, self.path + path):
+            return None
+        return urlunsplit(("", "", path, parts.query, parts.fragment))
+
+
+@lru_cache(maxsize=64)
+def parse_base_url(url: str) -> BaseUrl:
+    """Parse the base URL of a server.
+
+    Raises:
+        ValueError: It is not a base URL. The message does not contain any of it, because it may contain a password.
+    """
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        parts, is_address = urlsplit(""), False
+    if not is_address:
+        raise ValueError("it must be an http or https URL with a host name")
+    if parts.query or parts.fragment or url.endswith(("?", "#")):
+        raise ValueError("it must not have a query or a fragment")
+    login, _, host = parts.netloc.rpartition("@")
+    path = parts.path.rstrip("/")
+    if _UNSAFE.search(host + path) or "\\" in login or "%" in host.rpartition("]")[2]:
+        raise ValueError("it must not have blanks, control characters or backslashes")
+    return BaseUrl(parts.scheme, host, path, _build_authorization(login))
+
+
+def _build_authorization(login: str) -> str:
+    if not login:
+        return ""
+    user, _, password = login.partition(":")
+    encoded = b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+    return f"Basic {encoded}"
+
+
+def quote_segment(text: str) -> str:
+    """Return a text, such as an id, as one segment of a path."""
+    return quote(text, safe="", errors="replace")
+
+
+def check_path(path: str) -> None:
+    """Reject a path that a client or a server could resolve to one outside of the base URL that it is appended to.
+
+    Raises:
+        ValueError: It does not begin with exactly one slash, or contains a ``.`` or ``..`` segment, a backslash, a
+            blank, or another character that a path cannot contain.
+    """
+    if not path.startswith("/") or path.startswith("//"):
+        raise ValueError("the path must begin with one '/'")
+    if _UNSAFE.search(path) or "?" in path or "#" in path:
+        raise ValueError("the path must not contain blanks, '\\', '?', '#' or control characters")
+    decoded = path
+    for _ in range(_MAX_ENCODINGS):  # a server behind the upstream may decode a path once more
+        decoded = unquote(decoded)
+    segments = (segment.partition(";")[0] for segment in decoded.replace("\\", "/").split("/"))
+    if not {".", ".."}.isdisjoint(segments):
+        raise ValueError("the path must not contain '.' or '..' segments")

@@ -1,0 +1,301 @@
+"""Table tests: which servers receive a hostile request, and with which credentials.
+
+Every entry is sent through a proxy and to a server, each over HTTP and as the handshake of a WebSocket. A second
+server stands for a host of an attacker; nothing may ever reach it.
+"""
+
+import socket
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import Scope
+from starlette.websockets import WebSocket
+
+from app_thread import serve_app
+from kedge.testing.server import serve
+from proxy.running import serve_proxy
+
+LIMIT = 300
+LOGIN = f"Basic {b64encode(b'svc:secret').decode()}"
+HANDSHAKE = (
+    "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+PATHS = [
+    "/v1%2F@EVIL/x",
+    "/v1%2f@EVIL/x",
+    "/v1%2Fx",
+    "/v1%2F..%2Fx",
+    "/v1%5C@EVIL/x",
+    "/v1%3F@EVIL/x",
+    "/v1%23@EVIL/x",
+    "/%76%31/x",
+    "/%76%31%2F@EVIL/x",
+    "/%2Fv1/x",
+    "//v1/x",
+    "//EVIL/v1/x",
+    "/v1",
+    "/v1@EVIL/x",
+    "/v1:80@EVIL/x",
+    "/v1.EVIL/x",
+    "/v1//EVIL/x",
+    "/v1//@EVIL/x",
+    "/v1/../x",
+    "/v1/../../x",
+    "/v1/%2e%2e/x",
+    "/v1/%2E%2e%2fx",
+    "/v1/%252e%252e/x",
+    "/v1/..;/x",
+    "/v1/..;a=b/x",
+    "/v1/..%3b/x",
+    "/..;/v1/x",
+    "/../v1/x",
+    "/v1/a/..\\..\\x",
+    "/v1/\\\\EVIL/x",
+    "\\v1\\x",
+    "/v1/x#@EVIL/",
+    "/v1/x%0d%0aHost:%20EVIL",
+    "http://EVIL/v1/x",
+    "http://EVIL/v1%2F@EVIL/x",
+    "http://svc:secret@EVIL/v1/x",
+    "ws://EVIL/v1/x",
+    "EVIL:80",
+    "@EVIL/v1/x",
+    "*",
+    "?@EVIL/v1/x",
+    "#@EVIL/v1/x",
+]
+"""Request targets that are rejected, and that no server receives; EVIL is the address of the attacker's server."""
+FORWARDED = [
+    "/v1/x",
+    "/v1/@EVIL/x",
+    "/v1/%40EVIL/x",
+    "/v1/x%2F@EVIL",
+    "/v1/http://EVIL/x",
+    "/v1/x?@EVIL/",
+    "/v1/x?url=http://EVIL/#@EVIL",
+    "/v1/x/a//b",
+    "/v1/models/org%2Fmodel",
+]
+"""Unusual request targets that the upstream, and nobody else, receives."""
+HEADERS = [
+    "Host: localhost\r\nX-Forwarded-Host: EVIL\r\nX-Forwarded-For: EVIL\r\nForwarded: host=EVIL",
+    "Host: localhost\r\nX-Original-URL: http://EVIL/\r\nX-Rewrite-URL: http://EVIL/",
+    "Host: localhost\r\nReferer: http://EVIL/\r\nLocation: http://EVIL/",
+    "Host: localhost\r\nOpenAI-Base-Url: http://EVIL/v1",
+    "Host: localhost\r\nConnection: close, x-kedge-token",
+    "Host: localhost\r\nX-Folded: a\r\n Host: EVIL",
+]
+"""Headers that do not change who receives a request."""
+REJECTED_HEADERS = [
+    "Host: evil.example",
+    "Host: EVIL.example",
+    "Host: localhost@EVIL.example",
+    "Host: ",
+    "Host: localhost\r\nHost: EVIL",
+]
+"""Headers with which a request is rejected."""
+BODIES = [
+    b'{"model":"m","input":"Hi","base_url":"http://EVIL/v1"}',
+    b'{"model":"m","input":"Hi","background":true,"webhook":"http://EVIL/"}',
+    b'{"model":"m","input":[{"role":"user","content":[{"type":"input_image","image_url":"http://EVIL/a"}]}]}',
+    b'{"model":"m","input":[{"role":"user","content":[{"type":"input_file","file_url":"http://EVIL/a"}]}]}',
+    b'{"model":"m","input":"Hi","tools":[{"type":"mcp","server_label":"a","server_url":"http://EVIL/"}]}',
+    b'{"model":"http://EVIL/v1#m","input":"Hi"}',
+    b'{"model":"responses:http://EVIL/v1#m","input":"Hi"}',
+    b'{"model":"m","input":"Hi","previous_response_id":"../../@EVIL/x"}',
+    b'{"model":"m","input":"Hi","conversation":"@EVIL/x"}',
+    b"GET http://EVIL/ HTTP/1.1\r\nHost: EVIL\r\n\r\n",
+    b"\x1f\x8b\x08\x00",
+    b"[" * 10_000,
+]
+"""Bodies that do not change who receives a request."""
+
+
+@dataclass
+class RecordingServer:
+    """A server that records the targets and the credentials of everything it receives."""
+
+    url: str = ""
+    redirect_to: str = ""
+    seen: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+    @property
+    def address(self) -> str:
+        return self.url.removeprefix("http://")
+
+    def build(self) -> Starlette:
+        route = Route("/{path:path}", self.answer, methods=["GET", "POST"])
+        return Starlette(routes=[route, WebSocketRoute("/{path:path}", self.answer_socket)])
+
+    def record(self, scope: Scope) -> None:
+        credentials = [v.decode() for k, v in scope["headers"] if k == b"authorization"]
+        self.seen.append((scope["raw_path"].decode(), ", ".join(credentials)))
+
+    async def answer(self, request: Request) -> Response:
+        self.record(request.scope)
+        return RedirectResponse(self.redirect_to) if self.redirect_to else JSONResponse({})
+
+    async def answer_socket(self, socket: WebSocket) -> None:
+        self.record(socket.scope)
+        if self.redirect_to:
+            await socket.send_denial_response(RedirectResponse(self.redirect_to))
+            return
+        await socket.accept()
+        await socket.close()
+
+
+@pytest.fixture(scope="module")
+def evil() -> Iterator[RecordingServer]:
+    server = RecordingServer()
+    with serve_app(server.build()) as server.url:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[RecordingServer]:
+    server = RecordingServer()
+    with serve_app(server.build()) as server.url:
+        yield server
+
+
+@pytest.fixture(scope="module", params=["", "/base"])
+def base_path(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def proxy(upstream: RecordingServer, base_path: str) -> Iterator[str]:
+    with serve_proxy(f"http://svc:secret@{upstream.address}{base_path}") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with serve() as running:
+        yield running.base_url.removesuffix("/v1")
+
+
+@pytest.fixture(autouse=True)
+def forget(upstream: RecordingServer, evil: RecordingServer) -> Iterator[None]:
+    yield
+    received = list(evil.seen)
+    upstream.seen.clear()
+    evil.seen.clear()
+    assert received == []
+
+
+def send(url: str, request: bytes) -> int:
+    """Send a request exactly as written and return the status of its response, 0 for none."""
+    name, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((name, int(port)), LIMIT) as connection:
+        connection.sendall(request)
+        answer = b""
+        with suppress(ConnectionError):
+            while chunk := connection.recv(65_536):
+                answer += chunk
+                if b"\r\n\r\n" in answer:
+                    break
+    return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.1 ") else 0
+
+
+def build_request(target: str, evil: RecordingServer, upgrade: str) -> bytes:
+    target = target.replace("EVIL", evil.address)
+    authorization = "Authorization: Bearer key-of-the-client\r\n"
+    return f"GET {target} HTTP/1.1\r\nHost: localhost\r\n{authorization}{upgrade}\r\n".encode()
+
+
+@pytest.mark.parametrize("upgrade", ["", HANDSHAKE], ids=["http", "websocket"])
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_that_leaves_the_base_url_reaches_nobody(
+    proxy: str, upstream: RecordingServer, evil: RecordingServer, path: str, upgrade: str
+) -> None:
+    """A target whose raw form does not begin with /v1/, or that leaves the base URL, is rejected."""
+    status = send(proxy, build_request(path, evil, upgrade))
+    assert 400 <= status < 500
+    assert upstream.seen == []
+
+
+@pytest.mark.parametrize("upgrade", ["", HANDSHAKE], ids=["http", "websocket"])
+@pytest.mark.parametrize("path", FORWARDED)
+def test_an_unusual_path_reaches_only_the_upstream(
+    proxy: str,
+    base_path: str,
+    upstream: RecordingServer,
+    evil: RecordingServer,
+    path: str,
+    upgrade: str,
+) -> None:
+    """It arrives below the base URL, with the upstream's own credentials."""
+    status = send(proxy, build_request(path, evil, upgrade))
+    assert status == (101 if upgrade else 200)
+    expected = path.replace("EVIL", evil.address).partition("?")[0].removeprefix("/v1")
+    assert upstream.seen == [(base_path + expected, LOGIN)]
+
+
+@pytest.mark.parametrize("path", [*PATHS, *FORWARDED])
+def test_a_server_contacts_nobody(server: str, evil: RecordingServer, path: str) -> None:
+    """No target of a request makes the server itself contact another one."""
+    for upgrade in ("", HANDSHAKE):
+        assert 400 <= send(server, build_request(path, evil, upgrade)) < 500
+
+
+@pytest.mark.parametrize("upgrade", ["", HANDSHAKE], ids=["http", "websocket"])
+@pytest.mark.parametrize("headers", [*HEADERS, *REJECTED_HEADERS])
+def test_headers_do_not_choose_the_host(
+    proxy: str,
+    server: str,
+    upstream: RecordingServer,
+    evil: RecordingServer,
+    headers: str,
+    upgrade: str,
+) -> None:
+    """A header changes at most whether the upstream receives a request."""
+    text = f"GET /v1/x HTTP/1.1\r\n{headers}\r\n{upgrade}\r\n".replace("EVIL", evil.address)
+    status = send(proxy, text.encode())
+    if headers in HEADERS:
+        assert status in (101, 200)
+        assert [login for _, login in upstream.seen] == [LOGIN]
+    else:
+        assert 400 <= status < 500
+        assert upstream.seen == []
+    assert 400 <= send(server, text.encode()) < 500
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_bodies_do_not_choose_the_host(
+    proxy: str,
+    server: str,
+    base_path: str,
+    upstream: RecordingServer,
+    evil: RecordingServer,
+    body: bytes,
+) -> None:
+    """A body is passed on to the upstream; neither the proxy nor a server follows an address in it."""
+    body = body.replace(b"EVIL", evil.address.encode())
+    head = "HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    request = f"POST /v1/responses {head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    assert send(proxy, request) == 200
+    assert upstream.seen == [(f"{base_path}/responses", LOGIN)]
+    assert 200 <= send(server, request) < 500
+
+
+@pytest.mark.parametrize("upgrade", ["", HANDSHAKE], ids=["http", "websocket"])
+def test_a_redirect_is_not_followed(
+    proxy: str,
+    upstream: RecordingServer,
+    evil: RecordingServer,
+    upgrade: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A redirect of the upstream sends neither the proxy nor its client to another host."""
+    for target in (f"{evil.url}/v1/x", f"//{evil.address}/x", f"ws://{evil.address}/x"):
+        monkeypatch.setattr(upstream, "redirect_to", target)
+        assert send(proxy, build_request("/v1/x", evil, upgrade)) == 307
