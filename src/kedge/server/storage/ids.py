@@ -2,7 +2,7 @@
 
 Everything that a request adds shares one key: the number of its node in the database, then random
 digits. The response is ``resp_<key>`` and its items are ``msg_<key><n>``, ``fc_<key><n>`` and so on.
-The number is encrypted: all users of a server share the numbers, and nobody may count the responses of others.
+The number is encrypted, because all users share the numbers: a user cannot count the responses of other users.
 A key in an id is not trusted: it is valid if the node of that number has exactly this key.
 """
 
