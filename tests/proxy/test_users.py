@@ -20,6 +20,7 @@ from kedge.store.open import open_current_database
 from kedge.testing import TestServer, serve
 from proxy.running import serve_proxy
 from proxy.test_app import input_sizes, send
+from server.gated_model import GatedModel
 from server.waiting import TIMEOUT, wait_until
 
 
@@ -192,6 +193,43 @@ async def test_messages_of_a_websocket_are_counted(proxy: Proxy) -> None:
     headers["x-kedge-token"] = "admin"
     async with connect_socket(url, additional_headers=headers) as socket:
         assert (await ask(socket))["type"] == "response.completed"
+
+
+def test_streams_of_a_revoked_token_end(tmp_path: Path) -> None:
+    """A stream that is passed on ends although its upstream sends nothing, which is closed as well."""
+    model = GatedModel()
+    store = Store(open_current_database(f"sqlite:///{tmp_path}/proxy.db"))
+    with (
+        serve(model=model) as server,
+        serve_proxy(server.base_url, store=store, requires_token=True) as url,
+    ):
+        secret = asyncio.run(TokenRegistry(store).add("alice"))[1]
+        body = {"model": "m", "input": "wait", "stream": True}
+        with httpx2.stream(
+            "POST",
+            f"{url}/v1/responses",
+            headers={"x-kedge-token": secret},
+            json=body,
+            timeout=TIMEOUT,
+        ) as stream:
+            chunks = stream.iter_bytes()
+            assert next(chunks)
+            asyncio.run(TokenRegistry(store).revoke("alice"))
+            assert b"[DONE]" not in b"".join(chunks)
+        wait_until(lambda: model.cancelled == ["wait"])
+    store.database.close()
+
+
+async def test_an_idle_websocket_of_a_revoked_token_is_closed(proxy: Proxy) -> None:
+    """The connection is closed with an error although nothing is sent."""
+    registry = TokenRegistry(proxy.store)
+    _, secret = await registry.add("alice")
+    url = f"{proxy.url.replace('http', 'ws', 1)}/v1/responses"
+    async with connect_socket(url, additional_headers={"x-kedge-token": secret}) as socket:
+        await registry.revoke("alice")
+        assert json.loads(await asyncio.wait_for(socket.recv(), TIMEOUT))["status"] == 401
+        await asyncio.wait_for(socket.wait_closed(), TIMEOUT)
+        assert socket.close_code == 1008
 
 
 def test_the_first_token_takes_effect_in_a_running_proxy(

@@ -12,7 +12,8 @@ import pytest
 from kedge.errors import StoreBusy
 from kedge.store import AccessToken, Store, TokenRegistry, TokenUse, open_store
 from kedge.testing import TestServer, serve
-from server.waiting import TIMEOUT
+from server.gated_model import GatedModel
+from server.waiting import TIMEOUT, wait_until
 from server.websocket_client import connect_client
 
 ADMIN = "admin-secret"
@@ -64,12 +65,24 @@ def users() -> Iterator[Users]:
     yield from make_users()
 
 
-def make_users() -> Iterator[Users]:
+@pytest.fixture
+def model() -> GatedModel:
+    """Return a model that continues when the test allows it."""
+    return GatedModel()
+
+
+@pytest.fixture
+def gated_users(model: GatedModel) -> Iterator[Users]:
+    """Yield a server with the gated model."""
+    yield from make_users(model=model)
+
+
+def make_users(**settings: Any) -> Iterator[Users]:
     """Run a server with the users alice and bob and a clock that the test sets."""
     store = asyncio.run(open_store("sqlite://:memory:"))
     now = [600.0]
     registry = TokenRegistry(store, lambda: now[0])
-    with serve(callers=registry, token=ADMIN, hosts=None) as server:
+    with serve(callers=registry, token=ADMIN, hosts=None, **settings) as server:
         users = Users(server, store, registry, now, {"admin": ADMIN})
         users.add("alice")
         users.add("bob")
@@ -319,3 +332,76 @@ def test_a_store_that_does_not_answer_is_an_outage(
         assert rejected.json()["error"]["code"] == "database_unavailable"
         assert users.call("admin", "GET", "/v1/models").status_code == 200
     assert users.call("small", "GET", "/v1/models").status_code == 200
+
+
+WAITING: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"input": "wait"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "wait"}]},
+    "/v1/messages": {"messages": [{"role": "user", "content": "wait"}], "max_tokens": 100},
+}
+"""A request of each API that the gated model does not finish."""
+
+
+@pytest.mark.parametrize("path", WAITING)
+def test_streams_of_a_revoked_token_end(gated_users: Users, model: GatedModel, path: str) -> None:
+    """A stream ends although its model sends nothing, and the model is stopped."""
+    users = gated_users
+    headers = {
+        "authorization": f"Bearer {users.secrets['bob']}",
+        "anthropic-version": "2023-06-01",
+    }
+    body = {"model": "m", "stream": True, **WAITING[path]}
+    url = f"{users.server.url}{path}"
+    with httpx2.stream("POST", url, headers=headers, json=body, timeout=TIMEOUT) as stream:
+        chunks = stream.iter_bytes()
+        assert next(chunks)
+        asyncio.run(users.registry.revoke("bob"))
+        assert b"[DONE]" not in b"".join(chunks)
+    wait_until(lambda: model.cancelled == ["wait"])
+
+
+def test_a_response_to_a_revoked_token_is_rejected(gated_users: Users, model: GatedModel) -> None:
+    """A request that waits for its response is rejected when its token is revoked."""
+    users = gated_users
+
+    async def revoke_when_started() -> httpx2.Response:
+        body = {"model": "m", "input": "wait"}
+        waiting = asyncio.to_thread(users.call, "bob", "POST", "/v1/responses", json=body)
+        task = asyncio.create_task(waiting)
+        await asyncio.to_thread(wait_until, lambda: bool(model.started))
+        await users.registry.revoke("bob")
+        return await task
+
+    answer = asyncio.run(revoke_when_started())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+def test_replays_of_a_revoked_token_end(gated_users: Users, model: GatedModel) -> None:
+    """The replay of a background stream ends as well."""
+    users = gated_users
+    created = users.create("bob", input="wait", background=True)
+    assert created["status"] in ("queued", "in_progress")
+    body = {"model": "m", "input": "wait too", "background": True, "stream": True}
+    headers = {"authorization": f"Bearer {users.secrets['bob']}"}
+    url = f"{users.server.url}/v1/responses"
+    with httpx2.stream("POST", url, headers=headers, json=body, timeout=TIMEOUT) as stream:
+        chunks = stream.iter_bytes()
+        assert next(chunks)
+        asyncio.run(users.registry.revoke("bob"))
+        assert b"response.completed" not in b"".join(chunks)
+    model.open_gate()
+
+
+def test_an_idle_websocket_of_a_revoked_token_is_closed(users: Users) -> None:
+    """The connection is closed with an error although nothing is sent."""
+
+    async def exchange() -> None:
+        headers = {"authorization": f"Bearer {users.secrets['bob']}"}
+        async with connect_client(users.server, additional_headers=headers) as ws_client:
+            assert (await ws_client.create_and_read())["type"] == "response.completed"
+            await users.registry.revoke("bob")
+            event = await ws_client.next_event()
+            assert (event["status"], event["error"]["code"]) == (401, "invalid_api_key")
+            assert await ws_client.wait_closed() == 1008
+
+    asyncio.run(exchange())

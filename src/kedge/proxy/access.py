@@ -25,6 +25,7 @@ from kedge.server.access import (
     read_header,
 )
 from kedge.server.error_response import EscapedJSONResponse
+from kedge.server.revocation import RevocationWatch
 from kedge.store import AccessToken, TokenRegistry
 
 log = get_logger("kedge.proxy")
@@ -52,6 +53,7 @@ class ProxyGuard:
     def __init__(self, token: str, registry: TokenRegistry | None, *, any_host: bool) -> None:
         self._policy = AccessPolicy(token or None, None if any_host else LOOPBACK_NAMES, registry)
         self._registry = registry
+        self.watch = RevocationWatch(registry, _reject_revoked)
 
     async def check(self, scope: Scope, needed: str) -> Response | None:
         """Find the caller of a request and return an error response if it is rejected, or None.
@@ -89,7 +91,7 @@ class ProxyGuard:
             return None
         try:
             if not await self._registry.is_valid(caller):
-                return build_error(401, "the token was revoked; send a valid one")
+                return _reject_revoked()
             return _build_rejection(
                 await self._policy.check_caller(caller, "server", is_counted=True)
             )
@@ -185,6 +187,10 @@ def _build_rejection(check: TokenCheck) -> Response | None:
     rejection = build_error(check.status, check.message, code)
     rejection.headers.update(check.headers)
     return rejection
+
+
+def _reject_revoked(_: Scope | None = None) -> Response:
+    return build_error(401, "the token was revoked; send a valid one")
 
 
 def _build_store_error(error: StoreError) -> Response:

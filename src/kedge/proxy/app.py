@@ -22,7 +22,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Route, WebSocketRoute, request_response, websocket_session
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -219,21 +219,28 @@ Handler = Callable[[Request], Awaitable[Response]]
 SocketHandler = Callable[[WebSocket], Awaitable[None]]
 
 
-def _wrap(guard: ProxyGuard, needed: str, handler: Handler) -> Handler:
-    async def handle(request: Request) -> Response:
-        return await guard.check(request.scope, needed) or await handler(request)
+class _Guarded:
+    """An app that is called for requests that the guard accepts, until their token is revoked."""
 
-    return handle
+    def __init__(self, guard: ProxyGuard, needed: str, app: ASGIApp) -> None:
+        self._guard, self._needed, self._app = guard, needed, app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        rejection = await self._guard.check(scope, self._needed)
+        if scope["type"] == "websocket" and (rejection or not is_same_origin(scope)):
+            await send({"type": "websocket.close", "code": 1008})
+        elif rejection is not None:
+            await rejection(scope, receive, send)
+        else:
+            await self._guard.watch.run(self._app, scope, receive, send)
 
 
-def _wrap_socket(guard: ProxyGuard, handler: SocketHandler) -> SocketHandler:
-    async def handle(socket: WebSocket) -> None:
-        if await guard.check(socket.scope, "server") or not is_same_origin(socket.scope):
-            await socket.close(1008)
-            return
-        await handler(socket)
+def _wrap(guard: ProxyGuard, needed: str, handler: Handler) -> ASGIApp:
+    return _Guarded(guard, needed, request_response(handler))
 
-    return handle
+
+def _wrap_socket(guard: ProxyGuard, handler: SocketHandler) -> ASGIApp:
+    return _Guarded(guard, "server", websocket_session(handler))
 
 
 class _Proxy:

@@ -37,6 +37,10 @@ class CallerRegistry(Protocol):
         """Return the caller of a token, or None."""
         ...
 
+    async def is_valid(self, token: AccessToken) -> bool:
+        """Return whether a token that was found before has not been revoked."""
+        ...
+
     async def count(self, name: str, *, requests: int = 0, tokens: int = 0) -> TokenUse:
         """Add to the counts of the current minute, and return them."""
         ...

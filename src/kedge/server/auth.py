@@ -7,6 +7,7 @@ responses of its namespace, within its limits; the server's own token gives acce
 import logging
 from itertools import chain
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kedge.errors import StoreError
@@ -31,6 +32,7 @@ from kedge.server.errors import (
     ApiError,
 )
 from kedge.server.request_log import RESPONSE_HEADERS_KEY
+from kedge.server.revocation import RevocationWatch
 
 log = logging.getLogger("kedge.server")
 
@@ -51,6 +53,7 @@ class ServerAuthMiddleware:
         self._app = app
         self._header_bytes = header_bytes
         self._policy = policy
+        self._watch = RevocationWatch(policy.registry, _reject_revoked)
         self._has_tokens = policy.token is not None or policy.registry is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +67,7 @@ class ServerAuthMiddleware:
             if error is not None:
                 await build_error_response(scope, error)(scope, receive, send)
                 return
-        await self._app(scope, receive, send)
+        await self._watch.run(self._app, scope, receive, send)
 
     def _find_error(self, scope: Scope) -> ApiError | None:
         if sum(map(len, chain.from_iterable(scope["headers"]))) > self._header_bytes:
@@ -112,6 +115,10 @@ class ServerAuthMiddleware:
             return None
         template = RATE_LIMITED if check.problem == "requests" else TOKENS_LIMITED
         return template(seconds=f"{check.seconds_left:.3g}")
+
+
+def _reject_revoked(scope: Scope) -> Response:
+    return build_error_response(scope, API_KEY_INVALID())
 
 
 def _read_api_key(scope: Scope) -> bytes:

@@ -13,9 +13,8 @@ import hmac
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
@@ -27,6 +26,7 @@ from kedge.observe import get_logger
 from kedge.server.access import CALLER_KEY, AccessPolicy, is_same_origin, read_bearer_token
 from kedge.server.error_response import EscapedJSONResponse
 from kedge.server.request_log import log_failure
+from kedge.server.revocation import RevocationWatch
 from kedge.store import AccessToken, TokenRegistry, TokenUse
 
 log = get_logger("kedge.server")
@@ -56,8 +56,6 @@ SESSION_SECONDS = 30 * 86_400
 MAX_LOGIN_FAILURES, MAX_ALL_LOGIN_FAILURES = 5, 100
 LOGIN_WINDOW_SECONDS = 60.0
 """The period in which an address, and all addresses together, may fail to log in so many times."""
-RECHECK_SECONDS = 2.0
-"""Seconds after which the token of a stream is checked again."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 SAFE_SITES = frozenset({"same-origin", "none"})
 PUBLIC_PATHS = ("/static/", "/login", "/logout")
@@ -133,6 +131,7 @@ class DelegatedTokens:
     def __init__(self, registry: TokenRegistry) -> None:
         self._registry = registry
         self._callers: dict[str, AccessToken] = {}
+        self._delegated: dict[AccessToken, AccessToken] = {}
 
     def issue(self, caller: AccessToken) -> str:
         """Return a token for requests of the page on behalf of a caller."""
@@ -152,7 +151,13 @@ class DelegatedTokens:
         if not await self._registry.is_valid(caller):
             return None
         # The request to the page was counted; its scopes were checked there.
-        return replace(caller, requests_per_minute=None, scopes=frozenset({"server"}))
+        found = replace(caller, requests_per_minute=None, scopes=frozenset({"server"}))
+        self._delegated[found] = caller
+        return found
+
+    async def is_valid(self, token: AccessToken) -> bool:
+        """Return whether a token that was found before has not been revoked."""
+        return await self._registry.is_valid(self._delegated.get(token, token))
 
     async def count(self, name: str, *, requests: int = 0, tokens: int = 0) -> TokenUse:
         """Add to the counts of a token in the current minute, and return them."""
@@ -199,6 +204,7 @@ class PageAuthMiddleware:
     def __init__(self, app: ASGIApp, terms: PageAuth) -> None:
         self._app = app
         self._auth = terms
+        self._watch = RevocationWatch(terms.registry, _reject_token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on or reject it, with the security headers."""
@@ -206,11 +212,9 @@ class PageAuthMiddleware:
             await self._app(scope, receive, send)
             return
         app = await self._find_rejection(scope) or self._app
-        secured = _SecuredSend(send, self._make_check(scope))
+        secured = _SecuredSend(send)
         try:
-            await app(scope, receive, secured)
-        except _Revoked:
-            await secured.end()
+            await self._watch.run(app, scope, receive, secured)
         except Exception as error:
             # The message of the error may quote a conversation: it is logged for debugging only.
             log_failure("internal error of the page", error)
@@ -219,11 +223,6 @@ class PageAuthMiddleware:
             await error_response(500, "bug", "internal error; the log has the details")(
                 scope, receive, secured
             )
-
-    def _make_check(self, scope: Scope) -> Callable[[], Awaitable[bool]] | None:
-        """Return a check that a named token is still valid, for use while a response is sent."""
-        registry, caller = self._auth.registry, scope.get(CALLER_KEY)
-        return None if registry is None or caller is None else partial(registry.is_valid, caller)
 
     async def _find_rejection(self, scope: Scope) -> Response | None:
         try:
@@ -253,9 +252,7 @@ class PageAuthMiddleware:
             if caller is not None:
                 return await self._check_caller(scope, caller, by_token is not None)
         if scope["path"].startswith("/api/") or scope["method"] not in SAFE_METHODS:
-            return error_response(
-                401, "token_needed", "send the server's token as Authorization: Bearer …"
-            )
+            return _reject_token(scope)
         return RedirectResponse("/login", 303)
 
     async def _check_caller(
@@ -275,6 +272,11 @@ class PageAuthMiddleware:
         rejection = error_response(check.status, code, check.message)
         rejection.headers.update(check.headers)
         return rejection
+
+
+def _reject_token(_: Scope) -> Response:
+    message = "send the server's token as Authorization: Bearer …"
+    return error_response(401, "token_needed", message)
 
 
 def is_same_origin_write(scope: Scope) -> bool:
@@ -304,43 +306,14 @@ def _is_equal(value: str, expected: str) -> bool:
     return hmac.compare_digest(value.encode(), expected.encode())
 
 
-class _Revoked(Exception):
-    """The token of a request was revoked while its response was sent."""
-
-
 class _SecuredSend:
-    """A ``send`` function that adds the security headers, and ends a response if its token is revoked.
+    """A ``send`` function that adds the security headers."""
 
-    Args:
-        send: Sends a message.
-        check: Returns whether the token is still valid, or None.
-    """
-
-    def __init__(self, send: Send, check: Callable[[], Awaitable[bool]] | None = None) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
-        self._check = check
-        self._checked_at = time.monotonic()
         self.started = False
 
-    async def _is_revoked(self) -> bool:
-        """Check the token, at most every few seconds."""
-        now = time.monotonic()
-        if self._check is None or now - self._checked_at < RECHECK_SECONDS:
-            return False
-        self._checked_at = now
-        try:
-            return not await self._check()
-        except StoreError as error:  # what was known before applies until the store answers
-            log.warning("a token could not be checked: %s", error)
-            return False
-
-    async def end(self) -> None:
-        """End the response as it is."""
-        await self._send({"type": "http.response.body", "body": b""})
-
     async def __call__(self, message: Message) -> None:
-        if message.get("more_body") and await self._is_revoked():
-            raise _Revoked
         if message["type"] == "http.response.start":
             self.started = True
             headers = MutableHeaders(scope=message)

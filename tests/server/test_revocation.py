@@ -1,0 +1,114 @@
+"""Requests end when their token is revoked."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from kedge.access_tokens import AccessToken
+from kedge.errors import StoreBusy
+from kedge.server import revocation
+from kedge.server.access import CALLER_KEY
+from kedge.server.revocation import RevocationWatch
+from server.waiting import TIMEOUT
+
+pytestmark = pytest.mark.anyio
+
+CALLER = AccessToken("alice", "alice", frozenset({"server"}))
+
+
+class Registry:
+    """Tokens whose checks have the given results."""
+
+    def __init__(self, *results: bool | Exception) -> None:
+        self.results = list(results)
+
+    async def is_valid(self, token: AccessToken) -> bool:
+        """Return the next result."""
+        assert token is CALLER
+        result = self.results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+def reject(_: Scope) -> Response:
+    """Return the response to a revoked token."""
+    return JSONResponse({"error": {"code": "revoked"}}, 401)
+
+
+async def run(app: Any, registry: Registry, kind: str = "http") -> list[Message]:
+    """Run an app for a request of a client that sends nothing, and return what is sent to it."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    watch = RevocationWatch(registry, reject)  # pyright: ignore[reportArgumentType]
+    scope = {"type": kind, CALLER_KEY: CALLER}
+    async with asyncio.timeout(TIMEOUT):
+        await watch.run(app, scope, receive, send)
+    return sent
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check tokens without a pause."""
+    monkeypatch.setattr(revocation, "CHECK_SECONDS", 0.0)
+
+
+async def test_a_stream_goes_on_until_its_token_is_known_to_be_revoked() -> None:
+    """A store that does not answer does not end a stream, and what an app sends later is dropped."""
+
+    async def app(_: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        assert (await receive())["type"] == "http.disconnect"
+        await send({"type": "http.response.body", "body": b"late"})
+
+    registry = Registry(True, StoreBusy("busy"), False)
+    sent = await run(app, registry)
+    assert registry.results == []
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert sent[-1]["body"] == b""
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+async def test_a_websocket_is_closed(accepts: bool) -> None:
+    """A connection gets an error, if it was accepted, and is closed."""
+
+    async def app(_: Scope, receive: Receive, send: Send) -> None:
+        if accepts:
+            await send({"type": "websocket.accept"})
+        assert (await receive())["type"] == "websocket.disconnect"
+
+    sent = await run(app, Registry(False), "websocket")
+    before = ["websocket.accept", "websocket.send"] if accepts else []
+    assert [message["type"] for message in sent] == [*before, "websocket.close"]
+    assert sent[-1]["code"] == 1008
+
+
+async def test_a_response_of_known_length_is_not_completed() -> None:
+    """An incomplete body of known length has no end; its connection is closed by the server."""
+
+    async def app(_: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-length", b"10")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await receive()
+
+    assert len(await run(app, Registry(False))) == 1
+
+
+async def test_a_finished_response_is_not_changed() -> None:
+    """A token that is revoked after the response ends nothing."""
+
+    async def app(_: Scope, receive: Receive, send: Send) -> None:
+        await JSONResponse({})({"type": "http"}, receive, send)
+        await receive()
+
+    assert len(await run(app, Registry(False))) == 2
