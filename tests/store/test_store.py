@@ -159,7 +159,7 @@ async def test_head_conflict_creates_a_branch(store: Store) -> None:
 
 
 async def test_node_retains_prefix_of_parent_path(store: Store) -> None:
-    """An edit of earlier blocks creates a new node, and both paths can be loaded."""
+    """An edit of earlier blocks creates a new node that knows all responses, and both paths can be loaded."""
     row, nodes = await create_exchanges(store, 4)
     edited = await store.append(row, nodes[-1], [user("another question")], kept=3, kind="edited")
     appended = await store.append(row, edited, [assistant("another answer")])
@@ -171,7 +171,8 @@ async def test_node_retains_prefix_of_parent_path(store: Store) -> None:
         "another question",
         "another answer",
     ]
-    assert [record.response_id for record in loaded.state.anchors] == ["resp_1"]
+    known = [record.response_id for record in loaded.state.anchors]
+    assert known == ["resp_1", "resp_2", "resp_3", "resp_4"]
     assert len((await store.load(row, nodes[-1].id)).blocks) == 8
     assert [node.id for node in await store.path(row, appended.id)] == [
         *(node.id for node in nodes),

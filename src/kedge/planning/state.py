@@ -37,7 +37,6 @@ anchor_sort_key: Callable[[AnchorRecord], tuple[int, float]] = attrgetter(
 
 
 _get_response_id = attrgetter("response_id")
-_get_block_count = attrgetter("block_count")
 
 
 class _SortedAnchors(tuple[AnchorRecord, ...]):
@@ -132,11 +131,6 @@ class ConversationState:
             The new state.
         """
         return replace(self, anchors=tuple(anchors))
-
-    def limited_to(self, block_count: int) -> "ConversationState":
-        """Return the state without the records that cover more than ``block_count`` blocks."""
-        stop = bisect_right(self.anchors, block_count, key=_get_block_count)
-        return replace(self, anchors=_SortedAnchors(self.anchors[:stop]))
 
     def mark_lost(self, lost: Iterable[str], scope: str | None = None) -> "ConversationState":
         """Return the state with responses marked as lost: the server no longer has them.

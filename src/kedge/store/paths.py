@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, cast
 
 from kedge.json_codec import decode
@@ -11,7 +11,7 @@ from kedge.json_codec import encode_text as encode
 from kedge.planning import AnchorRecord, ConversationState, find_problems, get_state, set_state
 from kedge.planning.state import MODES
 from kedge.store.block_codec import decode_blocks
-from kedge.store.database import Row, Tx
+from kedge.store.database import Tx
 from kedge.store.nodes import (
     NODE_COLUMNS,
     find_newest_descendant,
@@ -29,11 +29,12 @@ from kedge.store.records import (
     is_row_number,
 )
 from kedge.store.responses import ANCHOR_COLUMNS, anchors_from_rows
-from kedge.turns import ReasoningBlock, Turn
+from kedge.turns import Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 from kedge.turns.turn import rename_turn
 
 Json = dict[str, Any]
+_get_creation_time = attrgetter("created_at")
 # The path query. The obvious way to load a conversation is to walk from its node to the root, one row
 # per node, and to find which blocks of each node later nodes retain: ten thousand nodes are ten
 # thousand steps of recursion. But consecutive appends share a branch, whose links are one range of an
@@ -58,16 +59,24 @@ SELECT l.place, b.body FROM path CROSS JOIN links l CROSS JOIN blocks b
 WHERE l.branch = path.branch AND l.place < path.stop AND b.id = l.block
 """
 _SELECT_SEGMENTS = f"{PATH_CTE} SELECT branch, stop FROM path ORDER BY branch"
-_SELECT_RECORDS = f"""{PATH_CTE}
-SELECT {ANCHOR_COLUMNS} FROM path CROSS JOIN nodes n CROSS JOIN responses r
-WHERE n.tree = ? AND n.branch = path.branch AND n.kept <= path.stop AND n.length <= path.stop
+# All responses above a node, also those whose blocks an edit or a compaction has dropped since: they are no
+# anchors of its Turn, and explain why a request sends everything. Nodes of one branch only append to one another, so
+# those above a node have smaller ids. As above, the number of steps is the number of forks and edits.
+_LINE_CTE = """
+WITH RECURSIVE line (branch, node) AS (
+    SELECT branch, id FROM nodes WHERE id = ?
+    UNION ALL
+    SELECT parent.branch, parent.id
+    FROM line JOIN nodes first ON first.id = line.branch JOIN nodes parent ON parent.id = first.parent
+)
+"""
+_SELECT_RECORDS = f"""{_LINE_CTE}
+SELECT {ANCHOR_COLUMNS} FROM line CROSS JOIN nodes n CROSS JOIN responses r
+WHERE n.tree = ? AND n.branch = line.branch AND n.id <= line.node AND n.id > ?
 AND r.node = n.id AND r.digest IS NOT NULL
 """
-# The records of one branch after a position, which is found by the index on `kept`: it never decreases along a branch.
-_SELECT_LATER_RECORDS = f"""
-SELECT {ANCHOR_COLUMNS} FROM nodes n JOIN responses r ON r.node = n.id
-WHERE n.tree = ? AND n.branch = ? AND n.length > ? AND n.length <= ? AND r.digest IS NOT NULL
-AND n.kept >= (SELECT COALESCE(MAX(kept), 0) FROM nodes WHERE tree = ? AND branch = ? AND kept <= ?)
+_IS_ABOVE = f"""{_LINE_CTE}
+SELECT 1 FROM line JOIN nodes n ON n.branch = line.branch AND n.id <= line.node WHERE n.id = ?
 """
 _SELECT_ANCESTRY = f"""
 WITH RECURSIVE line AS (
@@ -113,15 +122,19 @@ def load_path(
     """Return the blocks and the anchors on the path to a node."""
     rows = tx.rows(_SELECT_BLOCKS, (node.id,))
     rows.sort(key=itemgetter(0))
-    records = _load_records(tx, tx.rows(_SELECT_RECORDS, (node.id, node.tree)), scopes, retention)
+    records = _load_records(tx, node, 0, scopes, retention)
     memory, data = decode_node_state(node.memory, records, mode)
     return LoadedPath(node, tuple(decode_blocks([body for _, body in rows])), memory, data)
 
 
 def _load_records(
-    tx: Tx, rows: Sequence[Row], scopes: dict[int, str], retention: float | None
+    tx: Tx, node: Node, known: int, scopes: dict[int, str], retention: float | None
 ) -> list[AnchorRecord]:
-    """Return the anchors in rows, and add the names of their scopes to ``scopes``."""
+    """Return the records of the responses between a known node above this one, or 0 for none, and this one.
+
+    The names of their scopes are added to ``scopes``.
+    """
+    rows = tx.rows(_SELECT_RECORDS, (node.id, node.tree, known))
     if any(row[1] not in scopes for row in rows):
         scopes.update(tx.rows("SELECT number, name FROM scopes"))
     return anchors_from_rows(rows, scopes, None if retention is None else repeat(retention))
@@ -135,39 +148,26 @@ def load_path_change(
     Both paths are ranges of positions on branches. The blocks at the same position of the same branch are
     the same, so the common part of the paths is found without reading a block.
     """
-    mine = tx.rows(_SELECT_SEGMENTS, (node.id,))
-    shared, common = 0, 0
-    ranges: list[tuple[int, int, int]] = []
-    for (branch, stop), (other, known_stop) in zip(
-        mine, tx.rows(_SELECT_SEGMENTS, (known,)), strict=False
-    ):
+    shared = 0
+    segments = [tx.rows(_SELECT_SEGMENTS, (each,)) for each in (node.id, known)]
+    for (branch, stop), (other, known_stop) in zip(*segments, strict=False):
         if branch != other:
             break
-        shared, common = min(stop, known_stop), common + 1
+        shared = min(stop, known_stop)
         if stop != known_stop:
-            ranges.append((branch, shared, stop))
             break
-    ranges += [(branch, -1, stop) for branch, stop in mine[common:]]
-    rows = [
-        row
-        for branch, low, high in ranges
-        for row in tx.rows(
-            _SELECT_LATER_RECORDS, (node.tree, branch, low, high, node.tree, branch, low)
-        )
-    ]
+    is_above = bool(tx.rows(_IS_ABOVE, (node.id, known)))
+    records = _load_records(tx, node, known if is_above else 0, scopes, retention)
     bodies = load_last_bodies(tx, node, node.length - shared)
-    records = _load_records(tx, rows, scopes, retention)
-    return PathChange(node, shared, tuple(decode_blocks(bodies)), tuple(records))
+    return PathChange(node, shared, tuple(decode_blocks(bodies)), tuple(records), is_above)
 
 
 def apply_change(turn: Turn, change: PathChange, mode: str | None, turn_id: str) -> Turn:
     """Return the Turn at the node of a change, from the Turn at the known node."""
-    state = get_state(turn)
-    turn = rename_turn(turn, turn_id).take(change.shared)
-    covered = len(turn.body) - list(map(type, turn.body)).count(ReasoningBlock)
-    state = state.limited_to(covered)
+    state = get_state(turn) if change.adds_records else ConversationState()
     for record in change.records:
         state = state.with_anchor(record)
+    turn = rename_turn(turn, turn_id).take(change.shared)
     state, data = decode_node_state(change.node.memory, state.anchors, mode)
     removed = dict.fromkeys(turn.data)
     return set_state(turn.append(*change.blocks).with_data({**removed, **data}), state)
@@ -255,7 +255,7 @@ def decode_node_state(
         anchors=records if isinstance(records, tuple) else tuple(records),
     )
     completed = (each for each in reversed(state.anchors) if each.status == "completed")
-    newest = next(completed, None)
+    newest = max(completed, key=_get_creation_time, default=None)
     previous = form.get("previous_response_id", newest.response_id if newest else "")
     state = replace(state, previous_response_id=previous)
     return state, FrozenMap(form["data"]) if form.get("data") else EMPTY

@@ -233,14 +233,15 @@ class LoadedPath:
 class PathChange:
     """The difference between the path to a node and the path to another one.
 
-    ``shared`` is the number of common blocks at the start; ``blocks`` follow them on the path to ``node``, and
-    ``records`` are the anchors that only that path has.
+    ``shared`` is the number of common blocks at the start; ``blocks`` follow them on the path to ``node``.
+    ``adds_records`` is whether ``records`` are added to those of the other node, or replace them.
     """
 
     node: Node
     shared: int
     blocks: tuple[Block, ...]
     records: tuple[AnchorRecord, ...]
+    adds_records: bool
 
 
 @dataclass(frozen=True, slots=True)

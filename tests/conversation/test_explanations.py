@@ -1,0 +1,106 @@
+"""What a conversation says about a request after it was opened again is what the first process says."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from conversation.conftest import Connect
+from kedge import Conversation, user
+from kedge.planning import RequestPlan, get_state
+from kedge.store import Store
+from kedge.store.tree import find_marks, read_tree
+
+Change = Callable[[Conversation], Awaitable[object]]
+
+
+async def edit_first(conversation: Conversation) -> None:
+    """Replace the first message."""
+    await conversation.edit(conversation.turn.blocks[0].id, "My name is Bea.")
+
+
+async def edit_last_question(conversation: Conversation) -> None:
+    """Replace the last question."""
+    asked = [block for block in conversation.turn.blocks if block.kind == "user"]
+    await conversation.edit(asked[-1].id, "What is my name, please?")
+
+
+async def edit_twice(conversation: Conversation) -> None:
+    """Replace a message, and then one before it."""
+    await edit_last_question(conversation)
+    await edit_first(conversation)
+
+
+async def edit_and_answer(conversation: Conversation) -> None:
+    """Replace the first message and send another one."""
+    await edit_first(conversation)
+    await conversation.send("What is my name now?")
+
+
+async def edit_and_revert(conversation: Conversation) -> None:
+    """Replace the first message by another and by an equal one again."""
+    await edit_first(conversation)
+    await conversation.edit(conversation.turn.blocks[0].id, "My name is Ada.")
+
+
+async def truncate(conversation: Conversation) -> None:
+    """Remove the last answer."""
+    await conversation.truncate(len(conversation.turn) - 1)
+
+
+def describe(plan: RequestPlan) -> tuple[object, ...]:
+    """Return what a plan says."""
+    rejected = tuple((each.response_id, each.reason) for each in plan.rejected)
+    return plan.previous_response_id, plan.fallback, rejected, plan.delta_blocks, plan.explain()
+
+
+CHANGES = (edit_first, edit_last_question, edit_twice, edit_and_answer, edit_and_revert, truncate)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_reopened_conversation_gives_the_same_reasons(
+    store: Store, connected: Connect, change: Change
+) -> None:
+    """A conversation that is opened again plans with the anchors that an edit dropped."""
+    first = await Conversation.create(store, connected())
+    await first.send("My name is Ada.")
+    await first.send("What is my name?")
+    await change(first)
+    question = user("And once more?")
+    other = await Conversation.open(store, first.id, connected())
+    assert describe(other.plan(question)) == describe(first.plan(question))
+    assert get_state(other.turn) == get_state(first.turn)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_refreshed_conversation_gives_the_same_reasons(
+    store: Store, connected: Connect, change: Change
+) -> None:
+    """A conversation that follows a change of another process has the same anchors."""
+    first = await Conversation.create(store, connected())
+    await first.send("My name is Ada.")
+    await first.send("What is my name?")
+    other = await Conversation.open(store, first.id, connected())
+    await change(first)
+    await other.refresh()
+    assert get_state(other.turn) == get_state(first.turn)
+    await other.undo()
+    third = await Conversation.open(store, first.id, connected())
+    assert get_state(other.turn) == get_state(third.turn)
+
+
+async def test_request_after_a_reopened_edit_is_marked_as_sent_in_full(
+    store: Store, connected: Connect
+) -> None:
+    """The row of a request that an edit before a restart forces to send everything has the reason."""
+    first = await Conversation.create(store, connected())
+    await first.send("My name is Ada.")
+    await edit_first(first)
+    other = await Conversation.open(store, first.id, connected())
+    reply = await other.send("What is my name?")
+    assert reply.plan is not None
+    assert reply.plan.fallback == "changed"
+    tree = await read_tree(store, await store.conversation(first.id))
+    [row] = [row for row in await other.responses() if row.node == reply.node]
+    assert row.reason == "changed"
+    node = next(node for node in tree.nodes if node.id == reply.node)
+    assert find_marks(node, row, row.created_at)["full"] == "changed"
