@@ -1,6 +1,5 @@
 """Tests of the commands that manage conversations, with a sample store and its server."""
 
-import asyncio
 import errno
 import json
 import re
@@ -19,7 +18,7 @@ from kedge.chat import Chat
 from kedge.cli import group
 from kedge.cli.confirmations import confirmations_file, remember, require_confirmed
 from kedge.cli.inspect import inspect_file
-from kedge.cli.store_options import complete_names, create_named
+from kedge.cli.store_options import complete_names
 from kedge.config import store_url
 from kedge.errors import KedgeError, StoreFull
 from kedge.event_loops import run_sync
@@ -498,19 +497,6 @@ def test_missing_file_is_named(server: TestServer) -> None:
     """A name that looks like a file is neither a conversation nor a file."""
     assert "there is no file of this name either" in run_command("inspect", "none.json").stderr
     assert "file" not in run_command("inspect", "nothing").stderr
-
-
-def test_name_that_two_processes_create_is_one_conversation(store_path: Path) -> None:
-    """Both continue the conversation that was stored first, so that its name remains unique."""
-
-    async def create() -> None:
-        async with await open_store(store_url(str(store_path))) as store:
-            both = await asyncio.gather(create_named(store, "log"), create_named(store, "log"))
-            assert both[0][0].id == both[1][0].id
-            assert sorted(is_new for _, is_new in both) == [False, True]
-
-    run_sync(create())
-    assert [row["title"] for row in run_json("conversations")] == ["log"]
 
 
 def test_import_of_nothing_is_reported() -> None:

@@ -38,7 +38,6 @@ from kedge.cli.chat_tools import (
 from kedge.cli.confirmations import model_references, remember
 from kedge.cli.store_options import (
     IN_MEMORY,
-    create_named,
     lookup_conversation,
     model_data,
     resolve_model,
@@ -151,7 +150,7 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
     }
     is_new = row is None
     if row is None and options.name:
-        row, is_new = await create_named(store, options.name, data=model_data(model))
+        row, is_new = await store.create_titled(options.name, data=model_data(model))
     if row is None:
         conversation = await Conversation.create(
             store, model, ttl=options.ttl, data=model_data(model), **settings

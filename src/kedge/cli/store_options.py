@@ -281,30 +281,6 @@ async def lookup_conversation(store: "Store", name: str) -> "ConversationRow | N
     return matches[0] if matches else None
 
 
-async def create_named(
-    store: "Store", name: str, **settings: Any
-) -> "tuple[ConversationRow, bool]":
-    """Create a conversation with a name that was not found.
-
-    If several processes do so at the same time, all of them get the first one.
-
-    Args:
-        store: The store.
-        name: Its title.
-        settings: Further arguments of ``Store.create``.
-
-    Returns:
-        The conversation, and whether it was created here.
-    """
-    created = await store.create(name, **settings)
-    rows = await store.conversations(archived=None, limit=MAX_CONVERSATIONS)
-    first = min((row for row in rows if row.title == name), key=lambda row: row.number)
-    if first.number == created.number:
-        return created, True
-    await store.delete(created)
-    return first, False
-
-
 def _matches_id(full_id: str, name: str) -> bool:
     """Return whether a name is the beginning of an id, or its short form such as ``conv_…f1a361``."""
     if ID_PREFIX.startswith(name) or len(name.removeprefix(ID_PREFIX).strip("…")) < MIN_PREFIX:

@@ -162,6 +162,16 @@ def select_tree_conversations(tx: Tx, tree: int) -> list[ConversationRow]:
     return [_conversation_from_row(row, tags) for row in rows]
 
 
+def select_titled(tx: Tx, title: str) -> ConversationRow | None:
+    """Return the first conversation with a title, if there is one."""
+    rows = tx.rows(
+        f"SELECT {_COLUMNS} FROM conversations c WHERE c.title = ? AND c.namespace = ? "
+        "ORDER BY c.number LIMIT 1",
+        (title, tx.namespace),
+    )
+    return _conversation_from_row(rows[0], _select_tags(tx, [rows[0][-1]])) if rows else None
+
+
 def select_old(
     tx: Tx, now: float, *, age: float | None, tag: str | None = None, number: int | None = None
 ) -> list[ConversationRow]:

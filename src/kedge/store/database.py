@@ -86,8 +86,8 @@ class Dialect:
     """Blocks changes of a selected row until the end of the transaction."""
     for_key_share: str
     """Blocks the deletion of a selected row until the end of the transaction."""
-    lock_schema: str
-    """Blocks changes of the schema by others until the end of the transaction."""
+    lock_names: str
+    """The statement of `lock_names`; empty if there is only one writer at a time."""
     texts_per_group: int
     """The number of consecutive blocks that share a table of the search index."""
     text_table: str
@@ -126,6 +126,12 @@ def lock_links_shared(tx: Tx) -> None:
     """Wait for transactions that block the insertion of links, and block new ones."""
     if tx.dialect.lock_links_shared:
         tx.run(tx.dialect.lock_links_shared)
+
+
+def lock_names(tx: Tx) -> None:
+    """Wait for other transactions with this lock, which create the tables or a row that may exist once."""
+    if tx.dialect.lock_names:
+        tx.run(tx.dialect.lock_names)
 
 
 MAX_VALUES = 500

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from typing import Any, cast, get_args
 
-from kedge.errors import InvalidJSON
+from kedge.errors import InvalidJSON, InvalidSetting
 from kedge.json_codec import decode, reject_constant
 from kedge.json_codec import encode_text as encode
 from kedge.planning.anchors import validate_seconds
@@ -175,15 +175,19 @@ NOT_AN_EXPORT = "not a JSON object; import a file that 'kedge export' wrote"
 
 def import_lines(tx: Tx, lines: Iterable[str]) -> list[str]:
     """Create the conversations of exported lines and return their ids; an id in use is replaced."""
-    ids: list[str] = []
-    for header, blocks, nodes in _iter_conversations(lines):
+    ids: dict[int, str] = {}
+    # In the order of their ids, so that simultaneous imports wait for each other without a deadlock.
+    exported = sorted(
+        enumerate(_iter_conversations(lines)), key=lambda each: str(each[1][0].get("id"))
+    )
+    for number, conversation in exported:
         try:
-            ids.append(_import_conversation(tx, header, blocks, nodes))
+            ids[number] = _import_conversation(tx, *conversation)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             reason = error if isinstance(error, ValueError) else type(error).__name__
-            problem = f"conversation {len(ids)} is not valid ({reason}); nothing was imported"
+            problem = f"conversation {number} is not valid ({reason}); nothing was imported"
             raise InvalidJSON("$", problem) from None
-    return ids
+    return [ids[number] for number in sorted(ids)]
 
 
 def _iter_conversations(lines: Iterable[str]) -> Iterator[tuple[Json, list[str], list[Json]]]:
@@ -228,24 +232,23 @@ def _check_header(form: Json, number: int) -> Json:
 
 
 def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[Json]) -> str:
-    query = "SELECT 1 FROM conversations WHERE id = ? AND namespace = ?"
     name = validate_text(header["id"], "id")
-    if tx.rows(query, (name, tx.namespace)):
-        name = new_id("conv")
     if not name or not nodes or nodes[0]["kind"] != "root" or nodes[0]["blocks"]:
         raise ValueError("it needs an id, and an empty root as its first node")
-    row = create_conversation(
-        tx,
-        name,
-        title=validate_text(header["title"], "title"),
-        tags=validate_tags(header["tags"]),
-        mode=validate_mode(header["mode"]),
-        retention=validate_seconds(header["retention"], "retention"),
-        ttl=validate_seconds(header.get("ttl"), "ttl"),
-        data=validate_data(header["data"] or {}),
-        now=_check_time(header["created_at"]),
-        root_created_at=_check_time(nodes[0]["created_at"]),
-    )
+    members: Json = {
+        "title": validate_text(header["title"], "title"),
+        "tags": validate_tags(header["tags"]),
+        "mode": validate_mode(header["mode"]),
+        "retention": validate_seconds(header["retention"], "retention"),
+        "ttl": validate_seconds(header.get("ttl"), "ttl"),
+        "data": validate_data(header["data"] or {}),
+        "now": _check_time(header["created_at"]),
+        "root_created_at": _check_time(nodes[0]["created_at"]),
+    }
+    try:
+        row = create_conversation(tx, name, **members)
+    except InvalidSetting:  # the id is in use, perhaps only since another import has committed
+        row = create_conversation(tx, new_id("conv"), **members)
     created: list[Node] = [select_node(tx, row.head, row.tree)]
     for form in nodes[1:]:
         created.append(_import_node(tx, form, row, created, blocks))
@@ -254,7 +257,7 @@ def _import_conversation(tx: Tx, header: Json, blocks: list[str], nodes: list[Js
     _finish_import(tx, header, row, created)
     for damage in check_tree(tx, row.tree):
         raise ValueError(f"{damage}; it was changed after it was exported")
-    return name
+    return row.id
 
 
 def _import_node(

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 
 from kedge.errors import BrokenInstallation, CannotOpenStore
-from kedge.store.database import Dialect, Tx
+from kedge.store.database import Dialect, Tx, lock_names
 from kedge.store.nodes import fill_checksums
 from kedge.store.response_sums import add_pending
 
@@ -70,8 +70,7 @@ def is_current(tx: Tx) -> bool:
 
 def migrate(tx: Tx, target: int | None = None) -> int:
     """Upgrade the schema, and return the number of migrations applied."""
-    if tx.dialect.lock_schema:
-        tx.run(tx.dialect.lock_schema)
+    lock_names(tx)
     version = read_schema_version(tx)
     known = load_migrations(tx.dialect.name)
     if version > len(known):

@@ -43,6 +43,7 @@ from kedge.store.database import (
     NamespaceDatabase,
     Tx,
     lock_links_shared,
+    lock_names,
     split_chunks,
 )
 from kedge.store.proxied_requests import ProxiedRequest, ProxyTotals
@@ -285,6 +286,35 @@ class Store(AsyncResource):
                 ttl=ttl,
             )
             return _insert_first_blocks(tx, row, bodies, now)
+
+        return await self.database.write(work)
+
+    async def create_titled(
+        self, title: str, *, data: Mapping[str, Any] = EMPTY
+    ) -> tuple[ConversationRow, bool]:
+        """Create a conversation with a title, unless there is one: several callers all get the same.
+
+        Args:
+            title: The title.
+            data: JSON data of the application, for a new conversation.
+
+        Returns:
+            The first conversation with this title, and whether it was created by this call.
+
+        Raises:
+            InvalidSetting: A value is not allowed.
+        """
+        title, members = validate_text(title, "title"), validate_data(data)
+
+        def work(tx: Tx) -> tuple[ConversationRow, bool]:
+            lock_names(tx)
+            if row := conversations.select_titled(tx, title):
+                return row, False
+            now = self.clock()
+            created = nodes.create_conversation(
+                tx, new_id("conv"), title=title, data=members, now=now
+            )
+            return created, True
 
         return await self.database.write(work)
 
