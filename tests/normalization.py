@@ -28,19 +28,30 @@ from kedge.turns import (
 
 NormalForm = tuple[Any, ...]
 
+MEMBERS = ("phase", "namespace", "caller", "async")
+"""Further members of messages, calls and results that a model may read."""
+
 
 def normalize_blocks(blocks: Iterable[Block]) -> list[NormalForm]:
     """Return the normal form of each block, without leading system blocks and reasoning."""
     remaining = list(blocks)
     while remaining and isinstance(remaining[0], SystemBlock):
         remaining.pop(0)
-    return [_normalize_block(block) for block in remaining if not isinstance(block, ReasoningBlock)]
+    return [
+        (*_normalize_block(block), *_normalize_members(block.extra.get("item", {})))
+        for block in remaining
+        if not isinstance(block, ReasoningBlock)
+    ]
 
 
 def normalize_items(items: Iterable[Mapping[str, Any]] | None) -> list[NormalForm]:
     """Return the normal form of each wire item, without reasoning."""
     assert items is not None, "no model saw anything of this request"
-    return [_normalize_item(item) for item in items if item.get("type") != "reasoning"]
+    return [
+        (*_normalize_item(item), *_normalize_members(item))
+        for item in items
+        if item.get("type") != "reasoning"
+    ]
 
 
 def expected_context(turn: Turn) -> list[NormalForm]:
@@ -50,6 +61,10 @@ def expected_context(turn: Turn) -> list[NormalForm]:
     while blocks and blocks[-1].origin == "engine" and blocks[-1].response_id == last:
         blocks.pop()
     return normalize_blocks(blocks)
+
+
+def _normalize_members(item: Mapping[str, Any]) -> list[NormalForm]:
+    return [(name, str(item[name])) for name in MEMBERS if item.get(name) is not None]
 
 
 def _normalize_block(block: Block) -> NormalForm:
@@ -79,9 +94,9 @@ def _normalize_part(part: Part) -> NormalForm:
         case RefusalPart():
             return ("refusal", part.text)
         case ImagePart():
-            return ("image", part.url or part.file_id)
+            return ("image", part.url or part.file_id, part.detail)
         case FilePart():
-            return ("file", part.url or part.data or part.file_id)
+            return ("file", part.url or part.data or part.file_id, part.filename)
         case OpaquePart() if part.content["type"] == "input_audio":
             return ("audio", part.content["input_audio"]["data"])
         case _:
@@ -117,9 +132,11 @@ def _normalize_item_part(part: Mapping[str, Any]) -> NormalForm:
         case "refusal":
             return ("refusal", part["refusal"])
         case "input_image":
-            return ("image", part.get("image_url") or part.get("file_id"))
+            source = part.get("image_url") or part.get("file_id")
+            return ("image", source, part.get("detail") or "auto")
         case "input_file":
-            return ("file", part.get("file_url") or part.get("file_data") or part.get("file_id"))
+            source = part.get("file_url") or part.get("file_data") or part.get("file_id")
+            return ("file", source, part.get("filename") or "")
         case "input_audio":
             return ("audio", part["input_audio"]["data"])
         case other:

@@ -4,13 +4,16 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.incremental import rewrite
-from kedge.incremental.rewrite import ParsedRequest, parse_request
+from kedge.events import Outcome
+from kedge.incremental import MemoryIndex, rewrite
+from kedge.incremental.rewrite import ParsedRequest, parse_request, record_response
+from kedge.incremental.store_index import _decode, _encode
 from kedge.planning.canonical import canonical_json
-from kedge.turns import Turn
+from kedge.turns import Turn, block_from_item
 from planning.reference_digests import naive_digests
 
 LONG = "a text that makes the request long enough to be remembered " * 40
@@ -143,3 +146,102 @@ def test_recent_inputs_are_bounded() -> None:
 def _read_input(text: str) -> rewrite._ReadInput:
     """Return an input with one item that spans its complete text."""
     return rewrite._ReadInput(0, text, (rewrite.Span(0, len(text)),), (), rewrite.PrefixIndex())
+
+
+OUTPUT: list[dict[str, Any]] = [
+    {
+        "type": "function_call",
+        "id": "fc_1",
+        "call_id": "c",
+        "name": "f",
+        "arguments": "{}",
+        "namespace": "math",
+        "caller": {"type": "direct"},
+    },
+    {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "phase": "final_answer",
+        "content": [{"type": "output_text", "text": "Hi", "annotations": []}],
+    },
+]
+CALL, MESSAGE = OUTPUT
+FIRST = [{"role": "user", "content": "Hello", "name": "Ada"}]
+RESULT = {"type": "function_call_output", "call_id": "c", "output": "42"}
+
+
+def without(item: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in item.items() if name not in names}
+
+
+def continue_response(replayed: list[dict[str, Any]], first: list[Any] = FIRST) -> str:
+    """Return how a replay of a response with ``OUTPUT`` is sent: its anchor, or the reason to send it in full."""
+    request = read(json.dumps({"model": "m", "input": FIRST}).encode())
+    blocks = tuple(block_from_item(item) for item in OUTPUT)
+    outcome = Outcome("completed", blocks=blocks, response_id="resp_1")
+    entry = record_response(request, outcome, scope="s", now=1.0)
+    assert entry is not None
+    index = MemoryIndex()
+    index.add(_decode(_encode(entry)) or entry)
+    replay = read(json.dumps({"model": "m", "input": [*first, *replayed, RESULT]}).encode())
+    decided = rewrite.rewrite(replay, index, scope="s", now=2.0)
+    return decided if isinstance(decided, str) else decided.anchor.record.response_id
+
+
+@pytest.mark.parametrize(
+    "replayed",
+    [
+        OUTPUT,
+        [CALL, without(MESSAGE, "phase", "id")],
+        [without(CALL, "namespace"), MESSAGE],
+        [without(CALL, "namespace", "caller"), without(MESSAGE, "phase")],
+        [CALL, {**MESSAGE, "phase": None}],
+    ],
+)
+def test_a_replay_that_lacks_members_of_the_output_matches(replayed: list[Any]) -> None:
+    """A program need not repeat members such as ``phase`` and ``namespace``, all of them or some."""
+    assert continue_response(replayed) == "resp_1"
+
+
+@pytest.mark.parametrize(
+    "replayed",
+    [
+        [CALL, {**MESSAGE, "phase": "commentary"}],
+        [{**CALL, "namespace": "text"}, MESSAGE],
+        [{**CALL, "namespace": "text"}, without(MESSAGE, "phase")],
+        [{**CALL, "caller": {"type": "program", "caller_id": "x"}}, MESSAGE],
+        [CALL, {**MESSAGE, "namespace": "math"}],
+    ],
+)
+def test_a_replay_with_another_member_of_the_output_does_not_match(replayed: list[Any]) -> None:
+    """A replay that contains a member with another value, or one that the output had not, is sent in full."""
+    assert continue_response(replayed) == "no_anchor"
+
+
+def test_a_replay_without_a_member_of_the_input_does_not_match() -> None:
+    """An unknown member of the program's own message is compared like its text."""
+    assert continue_response(OUTPUT, [{"role": "user", "content": "Hello"}]) == "no_anchor"
+    assert continue_response(OUTPUT, [{**FIRST[0], "name": "Bob"}]) == "no_anchor"
+
+
+def test_members_of_earlier_responses_are_compared() -> None:
+    """The entry of a chained response contains the members of the whole context, sent or remembered."""
+    index = MemoryIndex()
+    history: list[Any] = [*FIRST]
+    parent = None
+    for number in (1, 2):
+        request = read(json.dumps({"model": "m", "input": history}).encode())
+        output = [{**MESSAGE, "phase": f"phase {number}"}]
+        blocks = tuple(block_from_item(item) for item in output)
+        outcome = Outcome("completed", blocks=blocks, response_id=f"resp_{number}")
+        parent = record_response(request, outcome, scope="s", now=1.0, parent=parent)
+        assert parent is not None
+        index.add(parent)
+        history += [*(without(item, "phase") for item in output), {"role": "user", "content": "?"}]
+    for phase, expected in (("phase 1", "resp_2"), ("phase 2", None)):
+        history[1] = {**history[1], "phase": phase}
+        replay = read(json.dumps({"model": "m", "input": history}).encode())
+        decided = rewrite.rewrite(replay, index, scope="s", now=2.0)
+        found = None if isinstance(decided, str) else decided.anchor.record.response_id
+        assert found == expected

@@ -45,6 +45,14 @@ def test_short_campaign_is_coherent_and_sends_little() -> None:
     assert tally.sent_bytes < tally.full_bytes
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_every_rendered_member_is_covered(seed: int) -> None:
+    """After edits of roles, names, phases, namespaces, callers and details, every request is coherent."""
+    tally = run_script(["ask", "ask", "edit_member", "ask", "edit_member"] * 6, seed)
+    assert tally.incoherent == 0, tally.first_incoherent
+    assert tally.sent_bytes < tally.full_bytes
+
+
 @pytest.mark.parametrize("transport", ["websocket", "websocket, unstored"])
 def test_same_campaign_over_websockets_is_coherent(transport: str) -> None:
     """Requests are coherent where only a connection stores context, and connections are interrupted."""

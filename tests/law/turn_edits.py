@@ -8,6 +8,8 @@ from kedge.middleware import find_open_calls
 from kedge.turns import (
     AssistantBlock,
     Block,
+    ImagePart,
+    SystemBlock,
     ToolCallBlock,
     ToolResultBlock,
     Turn,
@@ -19,8 +21,21 @@ from kedge.turns import (
     tool_result,
     user,
 )
+from kedge.turns.parts import data_url
 
 Edit = Callable[[Turn, random.Random], Turn]
+
+PICTURE = data_url(b"\x89PNG\r\n\x1a\n", "image/png")
+MEMBERS: dict[str, dict[str, tuple[object, ...]]] = {
+    "assistant": {"phase": ("commentary", "final_answer", None)},
+    "tool_call": {
+        "namespace": ("one", "two", None),
+        "async": (True, False),
+        "caller": ({"type": "direct"}, {"type": "program", "caller_id": "p"}),
+    },
+    "tool_result": {"caller": ({"type": "direct"}, {"type": "program", "caller_id": "p"})},
+}
+"""Members that a server accepts in items of each kind, with several values."""
 
 
 def answer_open_calls(turn: Turn) -> Turn:
@@ -51,6 +66,30 @@ def edit(turn: Turn, rng: random.Random) -> Turn:
             return turn.replace(block.id, replace(block, arguments='{"edited": true}'))
         case _:
             return turn
+
+
+def edit_member(turn: Turn, rng: random.Random) -> Turn:
+    """Change another member of a block that a request contains, with the same id, metadata and text."""
+    block = _pick_block(turn, rng)
+    if block is None:
+        return turn
+    members = MEMBERS.get(block.kind, {})
+    match block:
+        case SystemBlock():
+            block = replace(block, role=rng.choice(("system", "developer")))
+        case UserBlock():
+            picture = ImagePart(PICTURE, rng.choice(("auto", "low", "high")))
+            parts = [part for part in block.parts if not isinstance(part, ImagePart)]
+            block = replace(block, parts=(*parts, picture))
+        case ToolCallBlock() if rng.random() < 0.5:
+            block = replace(block, name=rng.choice(("alpha", "beta")))
+        case _ if members:
+            name = rng.choice(list(members))
+            item = {**block.extra.get("item", {}), name: rng.choice(members[name])}
+            block = replace(block, extra={**block.extra, "item": item})
+        case _:
+            return turn
+    return turn.replace(block.id, block)
 
 
 def insert(turn: Turn, rng: random.Random) -> Turn:
@@ -116,6 +155,7 @@ EDITS: dict[str, Edit] = {
     each.__name__: each
     for each in (
         edit,
+        edit_member,
         insert,
         remove,
         swap,

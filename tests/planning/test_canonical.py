@@ -96,7 +96,7 @@ def test_different_wire_items_have_different_forms(pair: list[Block]) -> None:
 
 def _comparable_item(block: Block) -> Any:
     """Return a block's item with a fixed local id, because some types derive a name from it."""
-    item = item_from_block(replace(block, id="blk_same", extra={}))
+    item = item_from_block(replace(block, id="blk_same"))
     return {name: value for name, value in item.items() if name != "status"}
 
 
@@ -149,7 +149,6 @@ def test_canonical_form_of_every_kind() -> None:
                     "id": "msg_1",
                     "status": "completed",
                     "role": "assistant",
-                    "phase": "final_answer",
                     "content": [
                         {"type": "output_text", "text": "a", "annotations": [], "logprobs": None}
                     ],

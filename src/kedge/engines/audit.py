@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 
 from kedge.errors import EngineError, InvalidTurn
 from kedge.planning import AnchorRecord, RequestPlan
-from kedge.planning.canonical import canonical_json
+from kedge.planning.canonical import is_copy
 from kedge.planning.digests import is_compaction
 from kedge.text_format import pluralize
 from kedge.turns import Block, ReasoningBlock, Turn, block_from_item
@@ -159,6 +159,6 @@ def _find_difference(local: Sequence[Block], remote: Sequence[Block]) -> str:
         return f"the server stores {len(remote)} blocks where the Turn has {len(local)}"
     start = len(local) - len(remote)
     for index, (ours, theirs) in enumerate(zip(local[start:], remote, strict=True), start + 1):
-        if canonical_json(ours) != canonical_json(theirs):
+        if not is_copy(ours, theirs):
             return f"block {index} differs from the stored one ({ours.kind}, {theirs.kind})"
     return ""

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from kedge.errors import UnsupportedBlock
 from kedge.planning import RequestPlan
+from kedge.planning.canonical import get_members
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -66,6 +67,9 @@ def _group_blocks(blocks: Iterable[Block], provider: str) -> list[MessageGroup]:
         match block:
             case AssistantBlock() | ToolCallBlock() | ReasoningBlock() | OpaqueBlock():
                 _open_assistant_group(groups).blocks.append(block)
+            case ToolResultBlock() | UserBlock() | SystemBlock() if members := get_members(block):
+                detail = f"it has members of an item of another API ({', '.join(sorted(members))})"
+                raise unsupported_block(block, provider, "remove them from its extra", detail)
             case ToolResultBlock():
                 _open_user_group(groups).results.append(block)
             case UserBlock() | SystemBlock():

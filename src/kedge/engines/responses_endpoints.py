@@ -14,7 +14,7 @@ from kedge.errors import EngineError, InvalidTurn, RequestRefused, ServerFailed
 from kedge.events import Usage, fields
 from kedge.observe import get_logger
 from kedge.planning import RequestPlan, get_state, set_state
-from kedge.planning.canonical import canonical_json
+from kedge.planning.canonical import is_copy
 from kedge.turns import Block, ReasoningBlock, Turn, block_from_item
 from kedge.urls import quote_segment
 
@@ -127,6 +127,6 @@ def _is_same_item(item: Mapping[str, Any], block: Block) -> bool:
     if block.item_id and item.get("id"):
         return item["id"] == block.item_id
     try:
-        return canonical_json(block_from_item(item)) == canonical_json(block)
+        return is_copy(block_from_item(item), block)
     except InvalidTurn:
         return False

@@ -34,13 +34,12 @@ from kedge.events.types import (
     TextDelta,
     Usage,
 )
+from kedge.turns.server_fields import NATIVE_KEY
 
 log = logging.getLogger(__name__)
 
-NATIVE_KEY = "anthropic"
-"""The field of an item with the content that is specific to this API."""
 REDACTED_REASONING = "redacted"
-"""The value of that field for redacted reasoning."""
+"""The value of ``NATIVE_KEY`` for redacted reasoning."""
 _ITEM_TYPES = {"text": "message", "thinking": "reasoning", "redacted_thinking": "reasoning"}
 _CALL_FIELDS = frozenset({"type", "id", "name", "input"})
 _DELTA_BLOCKS = {"text_delta": "text", "thinking_delta": "thinking"}

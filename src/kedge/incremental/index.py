@@ -26,10 +26,13 @@ class IndexedResponse:
         record: The digest of its context, and whether the response may be used.
         reasoning_ids: The ids of the reasoning items in its output. They must not be sent again in a
             request that is chained on this response.
+        members: The members of the model's output in its context that a replay may lack, but must not
+            contradict: the position, the name and a hash of the value of each.
     """
 
     record: AnchorRecord
     reasoning_ids: frozenset[str] = frozenset()
+    members: frozenset[str] = frozenset()
 
 
 class AnchorIndex(Protocol):

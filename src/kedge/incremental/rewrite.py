@@ -8,14 +8,17 @@ request body, and later the response to an index entry.
 - The longest prefix whose digest is in the index, and whose response may still be used, is left out.
 - The rest is sent as a slice of the program's text: nothing is encoded again.
 - Reasoning that the anchor already contains is dropped from the slice, because servers reject duplicates.
+- A replay may lack members of the model's output that a program need not repeat, such as the ``phase`` of a message
+  or the ``namespace`` of a call. One with another value continues no response.
 
 A request that this module cannot interpret is passed through unchanged, with a reason.
 """
 
+import hashlib
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -33,24 +36,21 @@ from kedge.incremental.json_splice import (
     scan_elements,
     scan_text,
 )
-from kedge.json_codec import decode
+from kedge.json_codec import decode, encode_sorted
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, TokenCounts
 from kedge.planning.anchors import unavailable_reason
+from kedge.planning.canonical import get_members, strip_members
 from kedge.planning.digests import PrefixIndex, extend_index, is_compaction
 from kedge.turns import (
     AssistantBlock,
     Block,
     OpaqueBlock,
     ReasoningBlock,
-    SystemBlock,
     ToolCallBlock,
-    ToolResultBlock,
-    UserBlock,
     block_from_item,
-    item_from_block,
     user,
 )
-from kedge.turns.frozen_json import FrozenMap, freeze
+from kedge.turns.frozen_json import thaw
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """The maximum size of bodies that are read; larger ones are passed through."""
@@ -335,16 +335,28 @@ def _find_obstacle(
 def normalize_block(block: Block) -> Block:
     """Return the block in the form in which it is compared.
 
-    Tool arguments are normalized, because frameworks parse and encode them before they replay them. An item of
-    the program with an unknown member, such as the name of a user, is compared as a whole: its server may pass
-    that member to the model.
+    Tool arguments are normalized, because frameworks parse and encode them before they replay them. For the same
+    reason members of the model's output such as ``phase`` are compared separately: a replay may lack them. Unknown
+    members of the program's own items, such as the name of a user, are compared with the rest.
     """
     if isinstance(block, ToolCallBlock) and not block.custom:
-        return replace(block, arguments=normalize_json(block.arguments))
-    if isinstance(block, _INPUT_BLOCKS) and (unknown := block.extra.get("item")):
-        item = {**item_from_block(block), **cast("FrozenMap", unknown)}
-        return OpaqueBlock(freeze(item), metadata=block.metadata)
+        block = replace(block, arguments=normalize_json(block.arguments))
+    if isinstance(block, AssistantBlock | ToolCallBlock):
+        members = get_members(block)
+        block = strip_members(block)
+        return block.with_metadata({_MEMBERS: members}) if members else block
     return block
+
+
+def _hash_members(blocks: Iterable[Block], start: int = 0) -> frozenset[str]:
+    """Return the members of the model's output that a replay may lack, each with its position and a hash."""
+    covered = (block for block in blocks if not isinstance(block, ReasoningBlock))
+    return frozenset(
+        f"{position} {name} {hashlib.sha256(encode_sorted(thaw(value))).hexdigest()[:16]}"
+        for position, block in enumerate(covered, start)
+        if _MEMBERS in block.metadata
+        for name, value in block.metadata[_MEMBERS].items()
+    )
 
 
 def rewrite(
@@ -392,6 +404,9 @@ def rewrite(
             if entry.record.created_at >= not_before
             and unavailable_reason(entry.record, scope=scope, now=now, max_depth=max_depth) is None
             and looked_up.get(entry.record.digest) == entry.record.block_count
+            and _hash_members(
+                request.blocks[: prefixes.end_position(entry.record.block_count)]
+            ).issubset(entry.members)
         ]
         if usable:
             break
@@ -424,7 +439,8 @@ def find_shorter(request: ParsedRequest, index: AnchorIndex, anchor: IndexedResp
     return [each for each in ids if each != record.response_id]
 
 
-_INPUT_BLOCKS = (UserBlock, SystemBlock, ToolResultBlock)
+_MEMBERS = "members"
+"""The metadata key of the members that a normalized block does not have."""
 _OUTPUT_BLOCKS = (AssistantBlock, ToolCallBlock, OpaqueBlock)
 
 
@@ -472,6 +488,7 @@ def record_response(
         prefixes = _continue_digest(parent.record)
         prefixes.extend(request.blocks)
     parent_record = parent.record if parent else None
+    members = _hash_members(request.blocks, base).union(parent.members if parent else ())
     record = AnchorRecord(
         response_id=outcome.response_id,
         scope=scope,
@@ -484,7 +501,7 @@ def record_response(
         expires_at=None if retention is None else now + retention,
         counted=counted,
     )
-    pending = IndexedResponse(record)
+    pending = IndexedResponse(record, members=members)
     return pending if is_pending else complete_response(pending, outcome)
 
 
@@ -511,7 +528,8 @@ def complete_response(pending: IndexedResponse, outcome: Outcome) -> IndexedResp
         status="completed",
     )
     reasoning = (block.item_id for block in output if isinstance(block, ReasoningBlock))
-    return IndexedResponse(record, frozenset(name for name in reasoning if name))
+    members = pending.members | _hash_members(output, pending.record.block_count)
+    return IndexedResponse(record, frozenset(name for name in reasoning if name), members)
 
 
 def _is_usable(outcome: Outcome) -> bool:

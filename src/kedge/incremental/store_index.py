@@ -177,11 +177,14 @@ class StoreIndex:
 
 
 def _encode(entry: IndexedResponse) -> str:
-    form = {"record": dump_record(entry.record), "reasoning_ids": sorted(entry.reasoning_ids)}
-    return json.dumps(form)
+    names = {"reasoning_ids": sorted(entry.reasoning_ids), "members": sorted(entry.members)}
+    return json.dumps({"record": dump_record(entry.record), **names})
 
 
 def _decode(text: str) -> IndexedResponse | None:
     form = decode(text)
     record = load_record(form["record"])
-    return IndexedResponse(record, frozenset(form["reasoning_ids"])) if record else None
+    if record is None:
+        return None
+    members = frozenset(form.get("members", ()))
+    return IndexedResponse(record, frozenset(form["reasoning_ids"]), members)

@@ -19,10 +19,11 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 
 from kedge.planning.anchors import AnchorRecord, matches_prefix
-from kedge.planning.canonical import canonical_json
+from kedge.planning.canonical import canonical_json, get_members
 from kedge.planning.digests import PrefixIndex, is_compaction
 from kedge.planning.state import ConversationState
 from kedge.turns import Block, ReasoningBlock, Turn
+from kedge.turns.frozen_json import thaw
 
 ENGINE_ORIGIN = "engine"
 _CONVERSATION_SUFFIX = " conversation:"
@@ -149,5 +150,7 @@ def _is_derived(block: Block) -> bool:
 def _digest_block(block: Block) -> str:
     form = canonical_json(block)
     if form is None and isinstance(block, ReasoningBlock):
-        form = json.dumps([block.summary, block.texts, block.encrypted_content]).encode()
+        content = [block.summary, block.texts, block.encrypted_content]
+        members = thaw(get_members(block))
+        form = json.dumps([*content, members] if members else content, sort_keys=True).encode()
     return hashlib.sha256(form or b"").hexdigest()[:32]

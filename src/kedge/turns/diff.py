@@ -4,6 +4,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from kedge.turns.blocks import Block
+from kedge.turns.server_fields import select_members
 from kedge.turns.turn import Turn
 
 
@@ -55,9 +56,14 @@ def diff(old: Turn, new: Turn) -> TurnDiff:
     return TurnDiff(
         added=tuple(block for block in new.blocks if block.id not in before),
         removed=tuple(block for block in old.blocks if block.id not in after),
-        modified=tuple((before[b.id], b) for b in common if before[b.id] != b),
+        modified=tuple((before[b.id], b) for b in common if _is_modified(before[b.id], b)),
         moved=_find_moved(old, common),
     )
+
+
+def _is_modified(old: Block, new: Block) -> bool:
+    """Return whether the content differs, or members of the provider's item such as its ``phase``."""
+    return old != new or select_members(old.extra) != select_members(new.extra)
 
 
 def _find_moved(old: Turn, common: list[Block]) -> tuple[Block, ...]:

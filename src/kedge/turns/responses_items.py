@@ -2,8 +2,9 @@
 
 This module decides only the form. Which provider ids and which reasoning may be sent is decided in
 ``kedge.planning.render``. Fields of a known item that Kedge does not interpret are stored in the block's
-``extra["item"]``; of these only ``RESENT_FIELDS`` are sent again. An item that cannot be converted without loss becomes
-an ``OpaqueBlock``.
+``extra["item"]``: those of the user's messages and of results are sent again, because a program wrote them; of those
+of the model's output only ``RESENT_FIELDS`` are. An item that cannot be converted without loss becomes an
+``OpaqueBlock``.
 """
 
 import hashlib
@@ -35,8 +36,10 @@ from kedge.turns.parts import (
 )
 from kedge.turns.server_fields import (
     ID_IS_CONTENT,
+    RESENT_FIELDS,
     STATUS_IS_CONTENT,
     drop_nulls,
+    select_members,
     strip_server_fields,
 )
 
@@ -50,9 +53,6 @@ __all__ = [
 ]
 
 Item = dict[str, Any]
-
-RESENT_FIELDS = ("phase", "namespace", "caller", "async")
-"""Fields of a provider's item that matter to the model and are sent again unchanged."""
 
 REQUIRED_ID_PREFIXES = {
     "file_search_call": "fs",
@@ -89,23 +89,22 @@ def item_from_block(block: Block) -> Item:
     """
     match block:
         case UserBlock():
-            return {"type": "message", "role": "user", "content": _encode_content(block.parts)}
+            content = _encode_content(block.parts)
+            return {**_encode_members(block), "type": "message", "role": "user", "content": content}
         case AssistantBlock():
             content = [_encode_output_part(part) for part in block.parts]
-            return {
-                "type": "message",
-                "role": "assistant",
-                "content": content,
-                **_encode_resent_fields(block),
-            }
+            fields = _encode_members(block, RESENT_FIELDS)
+            return {"type": "message", "role": "assistant", "content": content, **fields}
         case SystemBlock():
-            content = _encode_content((TextPart(block.text),))
-            return {"type": "message", "role": block.role, "content": content}
+            content, members = _encode_content((TextPart(block.text),)), _encode_members(block)
+            return {**members, "type": "message", "role": block.role, "content": content}
         case ToolCallBlock():
-            return {**_encode_call(block), **_encode_resent_fields(block)}
+            return {**_encode_call(block), **_encode_members(block, RESENT_FIELDS)}
         case ToolResultBlock():
             kind = "custom_tool_call_output" if block.custom else "function_call_output"
-            return {"type": kind, "call_id": block.call_id, "output": _encode_content(block.parts)}
+            output = _encode_content(block.parts)
+            members = _encode_members(block)
+            return {**members, "type": kind, "call_id": block.call_id, "output": output}
         case ReasoningBlock():
             return _encode_reasoning(block)
         case OpaqueBlock():
@@ -192,11 +191,8 @@ def _encode_opaque(block: OpaqueBlock) -> Item:
     return item
 
 
-def _encode_resent_fields(block: Block) -> Item:
-    item = block.extra.get("item")
-    if not isinstance(item, FrozenMap) or item.keys().isdisjoint(RESENT_FIELDS):
-        return {}
-    return thaw(drop_nulls(FrozenMap({name: item[name] for name in RESENT_FIELDS if name in item})))
+def _encode_members(block: Block, names: tuple[str, ...] | None = None) -> Item:
+    return thaw(select_members(block.extra, names)) if block.extra else {}
 
 
 def _encode_input_parts(parts: tuple[Part, ...]) -> list[Item]:

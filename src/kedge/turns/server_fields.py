@@ -3,19 +3,44 @@
 An item that Kedge does not interpret is stored unchanged. Its provider id, its status and null members
 are not visible to the model: they are ignored when items are compared, and are not sent again. The tables
 list the exceptions.
+
+The members of a known item that Kedge does not interpret are stored in the block's ``extra["item"]``. Those of input
+(messages of the user, results) are content. Of those of output, only the ones in ``RESENT_FIELDS`` are, and those that
+Anthropic's API requires.
 """
 
+from collections.abc import Iterable
 from typing import Any, cast
 
-from kedge.turns.frozen_json import FrozenMap, freeze
+from kedge.turns.frozen_json import EMPTY, FrozenMap, freeze
 
 ID_IS_CONTENT = frozenset(
-    {"item_reference", "local_shell_call", "local_shell_call_output", "mcp_approval_request"}
+    {
+        "item_reference",
+        "local_shell_call",
+        "local_shell_call_output",
+        "mcp_approval_request",
+        "server_tool_use",
+    }
 )
 """Item types whose ``id`` is referenced by other items, so that it is part of their content."""
 
 STATUS_IS_CONTENT = frozenset({"apply_patch_call_output"})
 """Item types whose ``status`` is the result itself: whether the patch could be applied."""
+
+RESENT_FIELDS = ("phase", "namespace", "caller", "async")
+"""Fields of a model's message or call that matter to the model and are sent again unchanged."""
+NATIVE_KEY = "anthropic"
+"""The field with the members of a call or of reasoning that only Anthropic's API has."""
+
+
+def select_members(extra: FrozenMap, names: Iterable[str] | None = None) -> FrozenMap:
+    """Return the uninterpreted members of a provider's item with these names, without nulls; all by default."""
+    item = extra.get("item")
+    if not isinstance(item, FrozenMap):
+        return EMPTY
+    names = item.keys() - {"id", "status"} if names is None else item.keys() & set(names)
+    return drop_nulls(FrozenMap({name: item[name] for name in names})) if names else EMPTY
 
 
 def strip_server_fields(item: FrozenMap) -> FrozenMap:

@@ -219,7 +219,8 @@ async def test_images_and_files_are_sent(engine: Engine, server: TestServer) -> 
     shown = user(["Look:", image(b"png"), "and", file(b"%PDF", filename="a.pdf"), "What is 2+3?"])
     turn = await engine.run(Turn([shown]))
     check_law(server, turn)
-    assert ("user", "image", "data:image/png;base64,cG5n") in flatten(normalize_blocks([shown]))
+    sent = flatten(normalize_blocks([shown]))
+    assert ("user", "image", "data:image/png;base64,cG5n", "auto") in sent
 
 
 async def test_audio_reaches_the_model_or_is_rejected(

@@ -20,8 +20,9 @@ from kedge.engines.message_groups import (
     unsupported_block,
 )
 from kedge.errors import UnsupportedBlock
-from kedge.events.anthropic import NATIVE_KEY, REDACTED_REASONING
+from kedge.events.anthropic import REDACTED_REASONING
 from kedge.planning import RequestPlan
+from kedge.planning.canonical import CITATIONS
 from kedge.turns import (
     AssistantBlock,
     Block,
@@ -39,6 +40,7 @@ from kedge.turns import (
     ToolResultBlock,
 )
 from kedge.turns.frozen_json import thaw
+from kedge.turns.server_fields import NATIVE_KEY
 
 Content = dict[str, Any]
 Message = dict[str, Any]
@@ -233,8 +235,8 @@ def _get_native_item(block: Block) -> object:
 
 
 def _render_citations(part: TextPart) -> Content:
-    cited = part.extra.get("citations")
-    return {"citations": thaw(cited)} if isinstance(cited, tuple) else {}
+    cited = part.extra.get(CITATIONS)
+    return {CITATIONS: thaw(cited)} if isinstance(cited, tuple) else {}
 
 
 def _has_content(part: Part) -> bool:

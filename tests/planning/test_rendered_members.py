@@ -1,0 +1,186 @@
+"""The digest covers every member that a renderer sends: the list of members is derived from the renderers."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kedge.engines.anthropic import render as anthropic_render
+from kedge.engines.chat_completions import render as chat_render
+from kedge.errors import InvalidJSON, Unsendable, UnsupportedBlock
+from kedge.planning import plan_request, prefix_digest
+from kedge.planning.canonical import is_copy
+from kedge.planning.render import build_input_from_blocks
+from kedge.server.schema.requests import ASSISTANT_MESSAGE, ITEM_TYPES
+from kedge.turns import (
+    Block,
+    FilePart,
+    ImagePart,
+    TextPart,
+    Turn,
+    assistant,
+    block_from_item,
+    diff,
+    dump_block,
+    item_from_block,
+    load_block,
+    opaque,
+    system,
+    tool_call,
+    tool_result,
+    user,
+)
+
+CITED = TextPart("Cited.", extra={"citations": [{"type": "page", "cited_text": "x"}]})  # pyright: ignore[reportArgumentType]
+COMMON = (
+    user(["Hi", ImagePart("https://example.com/a.png")]),
+    assistant("Hello."),
+    user("Call f."),
+    tool_call("f", "{}", call_id="call_1"),
+    tool_result("call_1", "42"),
+    user("Go on."),
+    system("Be brief."),
+    user("And?"),
+)
+TURNS: dict[str, Turn] = {
+    "responses": Turn(
+        [
+            *COMMON,
+            user([FilePart(data="data:application/pdf;base64,AA==", filename="a.pdf")]),
+            tool_call("g", "free", call_id="call_2", custom=True),
+            tool_result("call_2", ["1", "2"], custom=True),
+            opaque({"type": "web_search_call", "action": {"type": "search", "query": "x"}}),
+            opaque({"type": "mcp_approval_request", "id": "mcpr_1", "name": "f"}),
+            opaque({"type": "apply_patch_call_output", "call_id": "c", "status": "completed"}),
+        ]
+    ),
+    "chat": Turn(COMMON),
+    "anthropic": Turn(
+        [
+            user("Search."),
+            opaque({"type": "server_tool_use", "id": "srv_1", "name": "search", "input": {"q": 1}}),
+            opaque({"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []}),
+            assistant([CITED]),
+            user("Call f."),
+            tool_call("f", "{}", call_id="call_1"),
+            tool_result("call_1", "42"),
+        ]
+    ),
+}
+
+
+def _plan(turn: Turn) -> Any:
+    return plan_request(turn, scope="", mode="stateless", now=0.0)
+
+
+RENDERERS: dict[str, Callable[[Turn], list[dict[str, Any]]]] = {
+    "responses": lambda turn: build_input_from_blocks(turn.body),
+    "chat": lambda turn: chat_render.render_messages(_plan(turn), "chat"),
+    "anthropic": lambda turn: anthropic_render.render_messages(_plan(turn), "anthropic"),
+}
+SCHEMA_NAMES = {
+    name.rstrip("!?")
+    for members in (ASSISTANT_MESSAGE, *ITEM_TYPES.values())
+    if isinstance(members, dict)
+    for name in members
+}
+MEMBER_NAMES = sorted(SCHEMA_NAMES - {"id", "status"} | {"anthropic", "a_new_member"})
+"""The names of all members of items, except those that a server adds and a model does not see."""
+
+
+def change_leaves(value: Any) -> Iterator[Any]:
+    """Yield copies of a JSON value, each with one text, number or flag changed."""
+    match value:
+        case dict():
+            for name in value:
+                yield from ({**value, name: other} for other in change_leaves(value[name]))
+        case list():
+            for at, member in enumerate(value):
+                yield from (
+                    [*value[:at], other, *value[at + 1 :]] for other in change_leaves(member)
+                )
+        case bool():
+            yield not value
+        case int():
+            yield value + 1
+        case _:
+            yield f"{value}x"
+
+
+def vary(block: Block) -> Iterator[Block]:
+    """Yield variants of a block: every field changed, and every member of an item with two values."""
+    identity = {"kind", "id", "metadata", "origin"}
+    form = dump_block(block)
+    content = {name: value for name, value in form.items() if name not in identity}
+    forms = [{**form, **changed} for changed in change_leaves(content)]
+    if block.kind != "opaque":
+        for name in MEMBER_NAMES:
+            forms += [{**form, "item": {name: value}} for value in ("one", {"two": [2]})]
+    for each in forms:
+        try:
+            yield load_block(each)
+        except InvalidJSON:  # such as another role
+            continue
+
+
+@pytest.mark.parametrize("api", TURNS)
+def test_digest_covers_every_rendered_member(api: str) -> None:
+    """Two Turns that differ in one member have different digests if their requests differ."""
+    turn, render = TURNS[api], RENDERERS[api]
+    seen: dict[str, str] = {}
+    rendered_members = 0
+    for block in turn.blocks:
+        for variant in [block, *vary(block)]:
+            edited = turn.replace(block.id, variant)
+            try:
+                request = repr(render(edited))
+            except (UnsupportedBlock, Unsendable):
+                continue
+            digest = prefix_digest(edited)
+            assert seen.setdefault(digest, request) == request, variant
+            rendered_members += request != repr(render(turn))
+    assert rendered_members > len(turn)
+
+
+@pytest.mark.parametrize("name", ["phase", "namespace", "caller", "async"])
+def test_edit_of_a_resent_member_is_a_difference(name: str) -> None:
+    """A changed member such as ``phase`` changes the digest and is reported by ``diff``."""
+    form = dump_block(assistant("Hi"))
+    before = Turn([load_block({**form, "item": {name: "one"}})])
+    after = Turn([load_block({**form, "item": {name: "two"}})])
+    assert prefix_digest(before) != prefix_digest(after)
+    assert diff(before, after).modified
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "message", "role": "user", "content": "Hi", "name": "Ada"},
+        {"type": "message", "role": "developer", "content": "Be brief.", "name": "Ada"},
+        {"type": "function_call_output", "call_id": "c", "output": "42", "namespace": "math"},
+    ],
+)
+def test_unknown_members_of_input_are_sent(item: dict[str, Any]) -> None:
+    """An unknown member of the program's own item is sent, and is part of the digest."""
+    block = block_from_item(item)
+    assert item_from_block(block) == item
+    plain = block_from_item({k: v for k, v in item.items() if k not in ("name", "namespace")})
+    assert prefix_digest(Turn([user("a"), block])) != prefix_digest(Turn([user("a"), plain]))
+
+
+@pytest.mark.parametrize("api", ["chat", "anthropic"])
+def test_unknown_members_of_input_are_refused_by_other_apis(api: str) -> None:
+    """An API without items refuses a user block with members of an item, and names them."""
+    block = block_from_item({"type": "message", "role": "user", "content": "Hi", "name": "Ada"})
+    with pytest.raises(UnsupportedBlock, match=r"members of an item of another API \(name\)"):
+        RENDERERS[api](Turn([block]))
+
+
+def test_copy_may_lack_members_but_not_contradict_them() -> None:
+    """A server's list of its items may lack a member such as ``phase``; another value is a difference."""
+    form = dump_block(assistant("Hi"))
+    ours, other = (load_block({**form, "item": {"phase": value}}) for value in ("a", "b"))
+    assert is_copy(ours, assistant("Hi"))
+    assert is_copy(assistant("Hi"), ours)
+    assert not is_copy(ours, other)
+    assert not is_copy(ours, assistant("Ho"))
