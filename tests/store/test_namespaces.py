@@ -120,10 +120,10 @@ EMPTY_METHODS: dict[str, tuple[Call, Any]] = {
 
 OTHER_METHODS = {
     # Tested below.
-    "conversation", "create", "create_all", "import_", "add_proxied", "get_proxied", "sum_proxied",
+    "conversation", "create", "create_titled", "create_all", "import_", "add_proxied", "get_proxied", "sum_proxied",
     "save_evidence", "mark_lost", "use_namespace", "namespaces", "verify",
     # Without content of conversations.
-    "aclose",
+    "aclose", "database_time",
 }  # fmt: skip
 
 
@@ -158,6 +158,9 @@ async def test_other_namespaces_are_inaccessible(
     for attempt in (other.conversation, other.delete, other.update):
         with pytest.raises(NotInStore, match="there is no conversation 'shared'"):
             await attempt("shared")
+    created, is_new = await other.create_titled(alice.row.title)
+    assert is_new
+    await other.delete(created)
     (proxied,) = await alice.store.list_proxied()
     with pytest.raises(NotInStore):
         await other.get_proxied(proxied.id)

@@ -1,5 +1,6 @@
 """Lists, statuses, deletion with undo, and search results, through the API and the pages."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ from kedge.store import ConversationRow
 from kedge.turns import user
 from kedge.web.service import ConversationService, build_tag, classify_status
 from kedge.web.transcript import find_matches
-from web.conftest import PageServer, serve_page
+from web.conftest import TIMEOUT, PageServer, serve_page
 from web.test_runs import GatedModel, start_turn
 
 
@@ -60,9 +61,9 @@ def test_killed_server_completes_deletions_at_start(tmp_path: Path) -> None:
     with serve_page(tmp_path) as page:
 
         async def wait_for_deletion(service: ConversationService) -> None:
-            for row in await service.store.list_scheduled():
-                if row.id == due and (task := service.deletions._tasks.get(row.number)):
-                    await task
+            async with asyncio.timeout(TIMEOUT):
+                while len(await service.store.list_scheduled()) > 1:
+                    pass
 
         page.run(wait_for_deletion)
         assert page.client.get(f"/api/conversations/{due}").status_code == 404

@@ -194,9 +194,13 @@ def select_old(
     return [_conversation_from_row(row, {}) for row in rows]
 
 
-def select_namespaces(tx: Tx) -> list[str]:
-    """Return the names of all namespaces that have conversations, except the default one."""
-    query = "SELECT DISTINCT namespace FROM conversations WHERE namespace <> '' ORDER BY namespace"
+def select_namespaces(tx: Tx, *, scheduled: bool = False) -> list[str]:
+    """Return the names of all namespaces that have (scheduled) conversations, except the default one."""
+    condition = "AND delete_at IS NOT NULL" if scheduled else ""
+    query = (
+        "SELECT DISTINCT namespace FROM conversations "
+        f"WHERE namespace <> '' {condition} ORDER BY namespace"
+    )
     return [name for (name,) in tx.rows(query)]
 
 

@@ -160,14 +160,27 @@ class Store(AsyncResource):
             clock=self.clock,
         )
 
-    async def namespaces(self) -> list[str]:
+    async def namespaces(self, *, scheduled: bool = False) -> list[str]:
         """Return the names of the namespaces that have conversations, without the default one.
+
+        Args:
+            scheduled: Whether to return only those with conversations that are about to be deleted.
+
+        Returns:
+            The names, in alphabetical order.
 
         Raises:
             InvalidSetting: This store is bound to a namespace.
         """
         self._require_default("namespaces")
-        return await self.database.read(conversations.select_namespaces)
+        return await self.database.read(
+            lambda tx: conversations.select_namespaces(tx, scheduled=scheduled)
+        )
+
+    async def database_time(self) -> float:
+        """Return the time of the database's clock, which all processes share, in seconds since 1970."""
+        rows = await self.database.read(lambda tx: tx.rows(f"SELECT {tx.dialect.now}"))
+        return rows[0][0]
 
     def _require_default(self, operation: str) -> None:
         """Raise `InvalidSetting` for an operation on all namespaces, if the store is bound to one."""

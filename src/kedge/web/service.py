@@ -42,9 +42,10 @@ from kedge.store.tree import (
 from kedge.turns import Block, SystemBlock
 from kedge.web.attachments import FILE_TYPES, IMAGE_TYPES
 from kedge.web.block_diff import block_text, build_diff, describe_first_change, pair_edits
+from kedge.web.deletions import DeletionQueue
 from kedge.web.models import ModelChoice, ModelSelector
 from kedge.web.plan_card import build_plan_card, rebuild_plan
-from kedge.web.runs import DeletionQueue, RunRegistry, TurnRun
+from kedge.web.runs import RunRegistry, TurnRun
 from kedge.web.schemas import ListQuery
 from kedge.web.transcript import (
     mark_edits,
@@ -478,7 +479,7 @@ class UserServices:
         return replace(service, models=self._models[caller])
 
     async def aclose(self) -> None:
-        """Stop all runs, complete the scheduled deletions, and close the connections."""
+        """Stop all runs and the scheduled deletions, and close the connections."""
         for service in list(self._services.values()):
             await service.runs.stop_all()
         await self._services[""].deletions.aclose()
