@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines.fake_server import json_response, serve_handler
+from kedge.compaction.base import context_tokens
 from kedge.engines import AnthropicEngine
 from kedge.engines import Request as Asked
 from kedge.engines.anthropic.engine import (
@@ -31,6 +32,7 @@ from kedge.errors import (
     UnsupportedBlock,
     UnsupportedParameter,
 )
+from kedge.events import AnthropicDecoder, ResponseCompleted, Usage
 from kedge.events.run import Healed
 from kedge.planning import plan_request
 from kedge.providers import connect
@@ -46,8 +48,10 @@ from kedge.turns import (
     TextPart,
     Turn,
     assistant,
+    dumps,
     file,
     image,
+    loads,
     opaque,
     reasoning,
     system,
@@ -575,3 +579,97 @@ def test_unproved_reasoning_is_reported_as_left_out() -> None:
     )
     assert plan.left_out == (foreign,)
     assert [each["role"] for each in render_messages(plan, "anthropic")] == ["user", "assistant"]
+
+
+def serve_messages(*messages: dict[str, Any]) -> RecordingServer:
+    """Return a server that answers with these messages in order."""
+    return RecordingServer(*map(json_response, messages))
+
+
+MCP_CONTENT = [
+    {"type": "mcp_tool_use", "id": "mcptoolu_1", "name": "ask", "server_name": "wiki", "input": {}},
+    {"type": "mcp_tool_result", "tool_use_id": "mcptoolu_1", "is_error": False, "content": []},
+    {"type": "quantum_result", "id": "q_1", "value": 7},
+]
+"""Blocks of a hosted tool, and one of a type that does not exist yet."""
+
+
+async def test_hosted_items_are_sent_back_to_this_api_as_they_came() -> None:
+    """The blocks of an answer that only this API has are part of the next request, whatever their type."""
+    replies = serve_messages({**ANSWER, "content": [*MCP_CONTENT, text_block("Yes.")]}, ANSWER)
+    with serve_handler(replies.handle) as url:
+        engine = open_engine(url)
+        turn = await engine.run(TURN)
+        await engine.run(loads(dumps(turn.append(user("And?")))))
+    sent = replies.bodies[1]["messages"][1]
+    for block in sent["content"]:
+        block.pop("cache_control", None)
+    assert sent == {"role": "assistant", "content": [*MCP_CONTENT, text_block("Yes.")]}
+
+
+@pytest.mark.parametrize("other", ["responses", "chat"])
+async def test_hosted_items_are_not_sent_to_another_api(other: str) -> None:
+    """Another API has no such items, so the Turn is rejected before anything is sent, with what to do."""
+    with serve_handler(serve_messages({**ANSWER, "content": MCP_CONTENT}).handle) as url:
+        turn = await open_engine(url).run(TURN)
+        engine = connect(f"{other}:{url}#m")
+        with pytest.raises(UnsupportedBlock, match=r"mcp_tool_use.*remove it or write it as text"):
+            await engine.run(turn.append(user("And?")))
+
+
+COMPACTION = {"type": "compaction", "content": "Summary of everything.", "signature": "s"}
+
+
+@pytest.mark.parametrize("reason", ["compaction", "reason_of_the_future"])
+async def test_an_unknown_stop_reason_keeps_what_arrived(reason: str) -> None:
+    """The error has a Turn with all blocks, and the compaction in it is where the next request starts."""
+    paused = {**ANSWER, "content": [COMPACTION], "stop_reason": reason}
+    replies = serve_messages(paused, {**ANSWER, "id": "msg_2"})
+    with serve_handler(replies.handle) as url:
+        engine = open_engine(url)
+        with pytest.raises(AnswerIncomplete) as caught:
+            await engine.run(TURN)
+        assert caught.value.code == reason
+        assert caught.value.turn is not None
+        assert caught.value.turn.blocks[1:] == (opaque(COMPACTION),)
+        turn = await engine.run(caught.value.turn.append(user("Go on")))
+    assert turn.blocks[-1].text == "Yes."
+    content = [block for each in replies.bodies[1]["messages"] for block in each["content"]]
+    assert [block["type"] for block in content] == ["compaction", "text"]
+    assert {**content[0], "cache_control": None} == {**COMPACTION, "cache_control": None}
+
+
+async def test_signed_reasoning_of_a_paused_answer_is_sent_back() -> None:
+    """A paused answer is continued with everything in it, also with its reasoning."""
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
+    paused = {**ANSWER, "content": [thought, text_block("So far")], "stop_reason": "pause_turn"}
+    replies = serve_messages(paused, {**ANSWER, "id": "msg_2"})
+    with serve_handler(replies.handle) as url:
+        engine = open_engine(url)
+        with pytest.raises(AnswerIncomplete) as caught:
+            await engine.run(TURN)
+        assert caught.value.turn is not None
+        await engine.run(caught.value.turn)
+    assert replies.bodies[1]["messages"][1]["content"][0] == thought
+
+
+async def test_usage_has_the_tokens_of_all_iterations() -> None:
+    """Compactions and advisors are counted, and the size of the context is that after the last run."""
+    iterations = [
+        {"type": "compaction", "input_tokens": 50_000, "output_tokens": 900},
+        {
+            "type": "message",
+            "input_tokens": 100,
+            "output_tokens": 20,
+            "cache_read_input_tokens": 80,
+        },
+        {"type": "advisor_message", "input_tokens": 3_000, "output_tokens": 40, "model": "other"},
+    ]
+    usage = {"input_tokens": 100, "output_tokens": 20, "iterations": iterations}
+    with serve_handler(serve_messages({**ANSWER, "usage": usage}).handle) as url:
+        reply = await open_engine(url).ask(TURN)
+    assert reply.usage == Usage(53_180, 80, 960, 0, 54_140)
+    counted = AnthropicDecoder().feed_whole({**ANSWER, "usage": usage})[-1]
+    assert isinstance(counted, ResponseCompleted)
+    assert counted.usage is not None
+    assert context_tokens(counted.usage) == 200

@@ -1,7 +1,7 @@
 """Assembling events of any provider into blocks, and the status of the outcome."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -520,3 +520,22 @@ def test_whole_blocks_exclude_partial_content() -> None:
     result = replay(events[:-4])
     assert [block.kind for block in result.blocks] == ["reasoning", "tool_call"]
     assert [block.kind for block in result.whole_blocks] == ["reasoning"]
+
+
+def test_content_that_is_encrypted_anew_is_no_contradiction() -> None:
+    """A compaction whose ciphertext differs between its end and the end of the response can be an anchor."""
+    streamed, listed = (
+        {"type": "compaction", "id": "cmp_1", "encrypted_content": text} for text in ("a", "b")
+    )
+    outcome = assemble([ItemCompleted(streamed, 0), replace(COMPLETED, output=(listed,))])
+    assert outcome.blocks == (opaque(streamed),)
+    assert outcome.anchor_problem == ""
+    other = {**listed, "summary": "Something else."}
+    outcome = assemble([ItemCompleted(streamed, 0), replace(COMPLETED, output=(other,))])
+    assert "differs in the finished response" in outcome.anchor_problem
+
+
+def test_an_error_that_ends_a_stream_may_have_usage() -> None:
+    """The tokens of a stream that ends with an error are counted."""
+    outcome = assemble([StreamFailed("400", "Token limit reached", usage=Usage(43, 0, 10))])
+    assert (outcome.status, outcome.usage) == ("failed", Usage(43, 0, 10))

@@ -2,12 +2,14 @@
 
 import re
 from dataclasses import fields, is_dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import get_args
 
 import kedge.events
 import kedge.events.run
 from kedge.events import Event
+from kedge.events.responses import OPAQUE_TYPES
 from kedge.events.tool_calls import ToolCallState
 from kedge.events.types import AnomalyKind, OutcomeStatus
 
@@ -35,6 +37,15 @@ def test_every_status_and_anomaly_is_documented() -> None:
     """The page lists every status and kind of anomaly that a caller may have to match."""
     for word in (*get_args(OutcomeStatus), *get_args(AnomalyKind)):
         assert f"`{word}`" in PAGE
+
+
+def test_every_event_that_is_passed_on_is_documented() -> None:
+    """The page names the known types of events that are not interpreted, and no others."""
+    section = PAGE.partition("### Events that are passed on")[2].partition("\n## ")[0]
+    patterns = re.findall(r"`(response\.[\w.*]+)`", section)
+    known = OPAQUE_TYPES | {"response.queued", "response.in_progress", "response.content_part.done"}
+    assert [kind for kind in known if not any(fnmatch(kind, each) for each in patterns)] == []
+    assert [each for each in patterns if not any(fnmatch(kind, each) for kind in known)] == []
 
 
 def test_documented_attributes_exist() -> None:

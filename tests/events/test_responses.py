@@ -759,3 +759,14 @@ def test_an_error_instead_of_a_response_is_a_failure() -> None:
     assert (outcome.status, outcome.code, outcome.message) == ("failed", "busy", "Wait.")
     response = {"id": "resp_1", "status": "completed", "output": [], "error": None}
     assert assemble(ResponsesDecoder().feed_whole(response)).completed
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [("complete", "completed"), ("incomplete", "incomplete"), ("cancelled", "failed")],
+)
+def test_the_status_of_a_complete_object_decides(status: str, expected: str) -> None:
+    """A response that was not streamed ends as its status says, also in the words of a gateway."""
+    message = {"type": "message", "role": "assistant", "content": "Yes."}
+    response = {"id": "resp_1", "status": status, "output": [message]}
+    assert assemble(ResponsesDecoder().feed_whole(response)).status == expected

@@ -996,3 +996,24 @@ def test_decoder_does_not_raise_for_any_message(api: str, messages: list[dict[st
     assemble([*events, *decoder.close()])
     complete = {name: value for message in messages for name, value in message.items()}
     assemble(DECODERS[api]().feed_whole(complete))
+
+
+@pytest.mark.parametrize("name", ["prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens"])
+def test_cached_tokens_have_several_names(name: str) -> None:
+    """DeepSeek, Mistral and others have names of their own for the cached tokens of a prompt."""
+    counts = {"prompt_tokens": 100, "completion_tokens": 2, "total_tokens": 102, name: 64}
+    choices = [{"index": 0, "finish_reason": "stop", "message": {"content": "Yes."}}]
+    outcome = assemble(ChatDecoder().feed_whole({"choices": choices, "usage": counts}))
+    assert outcome.usage == Usage(100, 64, 2, 0, 102)
+
+
+def test_an_error_at_the_end_of_a_stream_has_usage() -> None:
+    """OpenRouter sends the token counts with the error that ends a stream."""
+    counts = {"prompt_tokens": 43, "completion_tokens": 10, "total_tokens": 53}
+    piece = {"id": "g", "choices": [{"index": 0, "delta": {"content": "We"}}]}
+    error = {"id": "g", "error": {"code": 400, "message": "Limit reached"}, "usage": counts}
+    stream = "".join(f"data: {json.dumps(each)}\n\n" for each in (piece, error))
+    decoder = ChatDecoder()
+    outcome = assemble([*decoder.feed(stream.encode()), *decoder.close()])
+    assert (outcome.status, outcome.message) == ("failed", "Limit reached")
+    assert outcome.usage == Usage(43, 0, 10, 0, 53)

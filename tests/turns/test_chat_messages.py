@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from kedge.errors import InvalidTurn
+from kedge.engines import messages_from_blocks
+from kedge.errors import InvalidTurn, UnsupportedBlock
 from kedge.turns import (
     assistant,
     blocks_from_messages,
@@ -71,6 +72,22 @@ def test_an_image_may_be_a_plain_address() -> None:
     part = {"type": "image_url", "image_url": "https://a.example/b.png"}
     (block,) = blocks_from_messages([{"role": "user", "content": [part]}])
     assert block == user(image("https://a.example/b.png"))
+
+
+def test_reasoning_and_videos_of_other_servers_are_read() -> None:
+    """Mistral's reasoning becomes a reasoning block, and a video a part that is sent as it came."""
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}], "closed": True}
+    video = {"type": "video_url", "video_url": {"url": "https://a.example/b.webm"}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "What is this?"}, video]},
+        {"role": "assistant", "content": [thinking, {"type": "text", "text": "A panda."}]},
+        {"role": "user", "content": "Sure?"},
+    ]
+    blocks = blocks_from_messages(messages)
+    assert blocks[1:3] == [reasoning(text="Hm."), assistant("A panda.")]
+    assert messages_from_blocks(blocks)[0] == messages[0]
+    with pytest.raises(UnsupportedBlock, match=r"only the Chat Completions API has .* video_url"):
+        item_from_block(blocks[0])
 
 
 def test_items_of_the_responses_api_are_converted_too() -> None:

@@ -349,15 +349,19 @@ def test_hosted_tool_item_is_sent_with_a_generated_id() -> None:
     assert item_from_block(opaque(search)) == {"type": "web_search_call", "status": "completed"}
 
 
-def test_annotations_are_stored_and_not_sent() -> None:
-    """Annotations of a text are stored in the part's ``extra`` and not sent."""
-    annotations = [{"type": "url_citation", "url": "https://example.com", "title": None}]
+def test_annotations_are_stored_and_sent_again() -> None:
+    """Annotations of a text are stored in the part's ``extra``; those of this API are sent, without nulls."""
+    own = {"type": "url_citation", "url": "https://example.com", "title": None}
+    chat = {"type": "url_citation", "url_citation": {"url": "https://example.com"}}
+    annotations = [own, chat, {"type": "file", "file": {"hash": "a"}}]
     content = [{"type": "output_text", "text": "a", "annotations": annotations, "logprobs": []}]
     block = block_from_item({"type": "message", "role": "assistant", "content": content})
     assert isinstance(block, AssistantBlock)
     assert block == assistant("a")
     assert block.parts[0].extra == {"annotations": annotations}
-    assert item_from_block(block)["content"] == [{"type": "output_text", "text": "a"}]
+    sent = {"type": "url_citation", "url": "https://example.com"}
+    expected = {"type": "output_text", "text": "a", "annotations": [sent]}
+    assert item_from_block(block)["content"] == [expected]
 
 
 @given(opaque_items())

@@ -331,6 +331,8 @@ def component_name(component: object) -> str:
 
 def context_tokens(usage: Usage) -> int:
     """Return the tokens of a context after an answer: input and output without reasoning."""
+    if usage.context_tokens:
+        return usage.context_tokens
     return max(0, usage.input_tokens + usage.output_tokens - usage.reasoning_tokens)
 
 

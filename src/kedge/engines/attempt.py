@@ -139,7 +139,8 @@ class RequestEngine(Engine, Generic[AttemptT]):
         self._prompts.record(plan, model=request.model or self.model, tools=request.tools)
         record_request(plan, len(attempt.content))
         yield RequestSent(len(attempt.content))
-        assembler, decoder = Assembler(), self._make_decoder()
+        decoder = self._make_decoder()
+        assembler = Assembler(native_api=decoder.NATIVE_API)
         decoder.calls.infer_name = partial(infer_tool_name, request.tools)
         held, shown = attempt.held, False
         cut: StreamCut | None = None

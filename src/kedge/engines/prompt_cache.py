@@ -60,9 +60,8 @@ def count_prompt(outcome: Outcome, cache: CachePlan) -> TokenCounts | None:
         return None
     reasoning = usage.reasoning_tokens
     output = max(usage.output_tokens - reasoning, 0)
-    return TokenCounts(
-        usage.input_tokens, usage.cached_tokens, output, 0, reasoning, cache.settings
-    )
+    prompt = max(usage.context_tokens - output, 0) or usage.input_tokens
+    return TokenCounts(prompt, usage.cached_tokens, output, 0, reasoning, cache.settings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ reason: at the token limit the last block is stopped like any other, and is not 
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
 from kedge.events import fields
@@ -188,7 +188,7 @@ STOP_REASONS: dict[str, Ending] = {
     "max_tokens": ("cut", "max_output_tokens"),
     "model_context_window_exceeded": ("cut", "model_context_window_exceeded"),
 }
-"""The meaning of each ``stop_reason``; with any other the message counts as cut off."""
+"""The meaning of each ``stop_reason``; with any other, such as ``compaction``, the message is paused after it."""
 
 DEFAULT_REFUSAL = "The model declined to answer."
 """The text of a refusal for which the provider sends no explanation."""
@@ -228,6 +228,7 @@ class AnthropicDecoder(StreamDecoder):
     """
 
     RESPONSE_FIELDS: ClassVar[frozenset[str]] = frozenset({"content"})
+    NATIVE_API: ClassVar[str] = NATIVE_KEY
 
     def __init__(self, **bounds: int) -> None:
         self._state = _MessageState()
@@ -350,7 +351,7 @@ def _read_message_delta(state: _MessageState, message: JsonObject, _: EventList)
 def _read_message_stop(state: _MessageState, _: JsonObject, found: EventList) -> None:
     state.ended = True
     reason = fields.get_text(state.message, "stop_reason")
-    ending, code = STOP_REASONS.get(reason, ("cut", reason or "unknown"))
+    ending, code = STOP_REASONS.get(reason, ("paused" if reason else "cut", reason or "unknown"))
     if ending == "refused" and not all(growing.stopped for growing in state.blocks):
         ending = "cut"
     if ending != "cut":
@@ -482,12 +483,31 @@ def _update_usage(state: _MessageState, message: JsonObject) -> None:
 
 
 def read_usage(counts: JsonObject) -> Usage | None:
-    """Return the token counts, if there are any; input includes cache reads and cache writes."""
+    """Return the token counts, if there are any; input includes cache reads and cache writes.
+
+    A message may need several runs of a model: compactions, and those of an advisor, are listed only as
+    ``iterations``, which then have all the tokens.
+    """
     if not counts:
         return None
+    iterations: Any = counts.get("iterations")
+    runs = [_read_run(each) for each in iterations] if isinstance(iterations, list) else []  # pyright: ignore[reportUnknownVariableType]
+    total = sum(runs, Usage()) if runs else _read_run(counts)
+    reasoning = fields.get_count(counts.get("output_tokens_details"), "thinking_tokens")
+    context = _count_context(cast("list[Any]", iterations), runs) if len(runs) > 1 else 0
+    return replace(total, reasoning_tokens=reasoning, context_tokens=context)
+
+
+def _read_run(counts: Any) -> Usage:
+    """Return the token counts of one run of a model."""
     cached = fields.get_count(counts, "cache_read_input_tokens")
     cache_writes = fields.get_count(counts, "cache_creation_input_tokens")
     read = fields.get_count(counts, "input_tokens") + cached + cache_writes
     written = fields.get_count(counts, "output_tokens")
-    reasoning = fields.get_count(counts.get("output_tokens_details"), "thinking_tokens")
-    return Usage(read, cached, written, reasoning, read + written, cache_writes)
+    return Usage(read, cached, written, 0, read + written, cache_writes)
+
+
+def _count_context(iterations: list[Any], runs: list[Usage]) -> int:
+    """Return the tokens of the context after the last run of the model itself."""
+    own = [run for each, run in zip(iterations, runs, strict=True) if each.get("type") == "message"]
+    return own[-1].total_tokens if own else runs[-1].output_tokens

@@ -26,6 +26,7 @@ from kedge.events.types import (
     StreamFailed,
     TerminalEvent,
     TextDelta,
+    Usage,
 )
 from kedge.turns import Block
 
@@ -43,10 +44,12 @@ class Assembler:
 
     Args:
         origin: The origin of the blocks.
+        native_api: The API that items of unknown types are of; empty for the Responses API.
     """
 
-    def __init__(self, *, origin: str = "engine") -> None:
+    def __init__(self, *, origin: str = "engine", native_api: str = "") -> None:
         self._origin = origin
+        self._native_api = native_api
         self._output = OutputBuilder()
         self._started = _NOT_STARTED
         self._terminal: TerminalEvent | None = None
@@ -111,7 +114,7 @@ class Assembler:
             blocks,
             self.response_id,
             self._response_field("model"),
-            ended.usage if ended else None,
+            self._get_usage(),
             self._response_field("created_at"),
             self._response_field("previous_response_id"),
             self._response_field("echoed"),
@@ -121,6 +124,12 @@ class Assembler:
             self._anchor_problem or self._output.anchor_problem,
             self._is_stored(),
             self._read_conversation(),
+        )
+
+    def _get_usage(self) -> Usage | None:
+        """Return the token counts at the end of the response, or those of the error that ended it."""
+        return next(
+            (each.usage for each in (self._terminal, self._error) if each and each.usage), None
         )
 
     def _is_stored(self) -> bool | None:
@@ -164,7 +173,9 @@ class Assembler:
             if cut and not partial:
                 continue
             try:
-                block = slot.build_block(self.response_id, self._origin, partial=cut)
+                block = slot.build_block(
+                    self.response_id, self._origin, self._native_api, partial=cut
+                )
             except InvalidTurn as problem:
                 log.warning("an item of type %r is invalid: %s", slot.type, problem)
                 self._anomalies["unreadable"] = str(problem)

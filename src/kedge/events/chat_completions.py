@@ -223,7 +223,7 @@ class ChatDecoder(StreamDecoder):
 
     def _fail(self, message: JsonObject, found: EventList) -> None:
         self._state.has_failed = True
-        found.append(StreamFailed(**fields.read_error(message)))
+        found.append(StreamFailed(**fields.read_error(message), usage=read_usage(message)))
 
     def _read_done(self, found: EventList) -> None:
         """Complete an answer without a finish reason, unless the end of a call is missing."""
@@ -508,6 +508,10 @@ def _find_usage(chunk: JsonObject) -> JsonObject | None:
     return None
 
 
+_CACHED_NAMES = ("prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")
+"""The names of DeepSeek, Mistral and others for cached tokens."""
+
+
 def read_usage(chunk: JsonObject) -> Usage | None:
     """Return the token counts of a chunk, if there are any."""
     counts = _find_usage(chunk)
@@ -519,7 +523,7 @@ def read_usage(chunk: JsonObject) -> Usage | None:
     cached = fields.get_count(before, "cached_tokens")
     return Usage(
         read,
-        cached or fields.get_count(counts, "prompt_cache_hit_tokens"),
+        cached or max(fields.get_count(counts, name) for name in _CACHED_NAMES),
         written,
         fields.get_count(after, "reasoning_tokens"),
         fields.get_count(counts, "total_tokens") or read + written,

@@ -61,6 +61,8 @@ class StreamDecoder(ABC):
 
     RESPONSE_FIELDS: ClassVar[frozenset[str]]
     """Members of which a complete response object has at least one."""
+    NATIVE_API: ClassVar[str] = ""
+    """The API that items of unknown types are of; empty for the Responses API."""
 
     def __init__(
         self,

@@ -32,6 +32,7 @@ from kedge.events.types import (
 from kedge.json_codec import copy_value
 from kedge.turns import (
     ITEM_ID,
+    NATIVE_API,
     OUTPUT_INDEX,
     RESPONSE_ID,
     AssistantBlock,
@@ -44,6 +45,7 @@ from kedge.turns import (
     block_from_item,
     new_id,
 )
+from kedge.turns.responses_items import drop_ciphertext
 
 log = logging.getLogger("kedge.events.output_items")
 
@@ -57,6 +59,7 @@ MESSAGE, REASONING, FUNCTION_CALL, CUSTOM_CALL = (
 )
 """The item types that can be built from deltas; others need the finished item."""
 CALL_TYPES = (FUNCTION_CALL, CUSTOM_CALL)
+_BUILT_TYPES = (MESSAGE, REASONING, *CALL_TYPES)
 _TEXT_TYPES = frozenset({"output_text", "text", "refusal"})
 
 
@@ -152,9 +155,12 @@ class ItemBuilder:
                 "streamed" if self.item is known else "listed",
             )
 
-    def build_block(self, response_id: str, origin: str, *, partial: bool = False) -> Block | None:
+    def build_block(
+        self, response_id: str, origin: str, native_api: str = "", *, partial: bool = False
+    ) -> Block | None:
         """Build the block as far as possible; None if there is nothing to build it from."""
         metadata = {
+            NATIVE_API: "" if self.type in _BUILT_TYPES else native_api,
             RESPONSE_ID: response_id,
             ITEM_ID: self.item_id,
             OUTPUT_INDEX: self.output_index,
@@ -231,9 +237,9 @@ def _is_empty_message(item: Item) -> bool:
 
 
 def _items_differ(one: Item, other: Item) -> bool:
-    """Return whether two items differ in content that a model reads."""
+    """Return whether two items differ in content that a model reads, whatever was encrypted anew."""
     try:
-        return block_from_item(one) != block_from_item(other)
+        return drop_ciphertext(block_from_item(one)) != drop_ciphertext(block_from_item(other))
     except InvalidTurn:
         return True
 

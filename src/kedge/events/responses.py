@@ -301,8 +301,13 @@ def _read_error(_: StreamState, message: JsonObject, found: EventList) -> None:
 _STATUS_ENDINGS: dict[str, FinalStatus] = {
     "completed": "completed",
     "": "completed",  # some servers send no status
+    "complete": "completed",  # of some gateways
     "incomplete": "incomplete",
 }
+
+
+RUNNING = frozenset({"queued", "in_progress"})
+"""The statuses of a response that has not ended."""
 
 
 def _worse_status(one: FinalStatus, other: FinalStatus) -> FinalStatus:
@@ -459,6 +464,8 @@ OPAQUE_TYPES = frozenset(
         "shell_call_command.done",
         "shell_call_output_content.delta",
         "shell_call_output_content.done",
+        "apply_patch_call_operation_diff.delta",
+        "apply_patch_call_operation_diff.done",
         "compaction.compacting",
         "audio.delta",
         "audio.done",
@@ -520,10 +527,11 @@ class ResponsesDecoder(StreamDecoder):
             return [*feed({**response, "type": "error"}), *self.close()]
         begun = dict(response)
         begun.pop("output", None)
-        ended = f"response.{response.get('status') or 'completed'}"
+        if response.get("status") in RUNNING:
+            return [*feed({"type": "response.created", "response": begun}), *self.close()]
         return [
             *feed({"type": "response.created", "response": begun}),
-            *feed({"type": ended, "response": response}),
+            *feed({"type": "response.done", "response": response}),
             *self.close(),
         ]
 

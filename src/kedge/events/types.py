@@ -48,6 +48,8 @@ class Usage:
         reasoning_tokens: Those of them that were reasoning.
         total_tokens: Input and output together.
         cache_write_tokens: Input tokens that were written to the provider's cache.
+        context_tokens: Tokens of the context after the response, if the provider ran the model several times for
+            it; 0 if these are input and output together. A sum has none.
     """
 
     input_tokens: int = 0
@@ -56,6 +58,7 @@ class Usage:
     reasoning_tokens: int = 0
     total_tokens: int = 0
     cache_write_tokens: int = 0
+    context_tokens: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(
@@ -328,6 +331,7 @@ class StreamFailed(Event):
         param: The request parameter that caused the error.
         kind: The server's error type.
         status: The HTTP status, if the event has one.
+        usage: Token counts, if the server sent any.
     """
 
     code: str = ""
@@ -335,6 +339,7 @@ class StreamFailed(Event):
     param: str = ""
     kind: str = ""
     status: int | None = None
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,12 @@ from kedge.turns import (
     UserBlock,
 )
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
+from kedge.turns.responses_items import drop_ciphertext
 from kedge.turns.server_fields import (
     NATIVE_KEY,
     RESENT_FIELDS,
     drop_nulls,
+    select_annotations,
     select_members,
     strip_server_fields,
 )
@@ -77,7 +79,11 @@ def strip_members(block: Block) -> Block:
 
 
 def is_copy(one: Block, other: Block) -> bool:
-    """Return whether two blocks are the same except for uninterpreted members that one of them lacks."""
+    """Return whether two blocks are the same except for uninterpreted members that one of them lacks.
+
+    A server may encrypt the same content anew each time it is read.
+    """
+    one, other = drop_ciphertext(one), drop_ciphertext(other)
     members, others = get_members(one), get_members(other)
     if any(members[name] != others[name] for name in members.keys() & others.keys()):
         return False
@@ -167,7 +173,9 @@ def _canonical_part(part: Part) -> CanonicalForm:
         case TextPart():
             cited = part.extra.get(CITATIONS)
             citations = {CITATIONS: thaw(cited)} if isinstance(cited, tuple) else {}
-            return {"type": "text", "text": part.text, **citations}
+            annotations = thaw(select_annotations(part.extra)) if part.extra else ()
+            noted = {"annotations": annotations} if annotations else {}
+            return {"type": "text", "text": part.text, **citations, **noted}
         case RefusalPart():
             return {"type": "refusal", "text": part.text}
         case ImagePart():

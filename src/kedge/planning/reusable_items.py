@@ -131,7 +131,9 @@ def _find_longest_record(
 
 def _is_trusted(record: AnchorRecord, index: PrefixIndex, covered: int, scope: str) -> bool:
     same_provider = base_scope(record.scope) == base_scope(scope)
-    finished = record.status in ("completed", "lost")
+    # Where nothing is stored, a paused response is continued by sending its items again.
+    paused = record.status == "incomplete" and not record.stored
+    finished = record.status in ("completed", "lost") or paused
     return same_provider and finished and matches_prefix(record, index, covered)
 
 

@@ -3,6 +3,7 @@
 from kedge.turns.block_codec import dump_block, load_block
 from kedge.turns.blocks import (
     ITEM_ID,
+    NATIVE_API,
     OUTPUT_INDEX,
     RESPONSE_ID,
     AssistantBlock,
@@ -45,6 +46,7 @@ from kedge.turns.turn import Turn, new_blocks_not_in, snapshot_block_ids
 
 __all__ = [
     "ITEM_ID",
+    "NATIVE_API",
     "OUTPUT_INDEX",
     "RESPONSE_ID",
     "AssistantBlock",

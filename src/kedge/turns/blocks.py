@@ -32,6 +32,8 @@ ITEM_ID = "item_id"
 """Metadata key: the provider's id of this item."""
 OUTPUT_INDEX = "output_index"
 """Metadata key: the position of this item in the output of its response."""
+NATIVE_API = "native_api"
+"""Metadata key of an opaque block: the API that its item is of, unless this is the Responses API."""
 
 BlockKind = Literal[
     "user", "assistant", "reasoning", "tool_call", "tool_result", "system", "opaque", "unknown"

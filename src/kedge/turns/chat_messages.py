@@ -10,7 +10,7 @@ from typing import Any, cast
 from kedge.errors import InvalidTurn
 from kedge.turns.blocks import Block, OpaqueBlock
 from kedge.turns.parts import OpaquePart
-from kedge.turns.responses_items import Item, block_from_item
+from kedge.turns.responses_items import CHAT_PART_TYPES, Item, block_from_item
 
 Message = Mapping[str, Any]
 
@@ -105,6 +105,11 @@ def _to_items(message: Message) -> Iterator[Item]:
         }
         return
     content = message.get("content")
+    if isinstance(content, list) and message["role"] == "assistant":
+        parts = cast("list[Item]", content)
+        content = [part for part in parts if part.get("type") != "thinking"]
+        if len(content) < len(parts):
+            yield _convert_thinking([part for part in parts if part.get("type") == "thinking"])
     kind = "output_text" if message["role"] == "assistant" else "input_text"
     calls = message.get("tool_calls") or ()
     refusal = message.get("refusal")
@@ -117,6 +122,17 @@ def _to_items(message: Message) -> Iterator[Item]:
         yield {**rest, "content": _convert_content(content, kind)}
     for call in calls:
         yield _convert_call(call)
+
+
+def _convert_thinking(parts: list[Item]) -> Item:
+    """Return the reasoning item of the parts in which Mistral sends reasoning."""
+    texts: list[Item] = []
+    for part in parts:
+        thinking: object = part["thinking"]
+        for piece in cast("list[Any]", thinking) if isinstance(thinking, list) else [thinking]:
+            text = piece if isinstance(piece, str) else piece["text"]
+            texts.append({"type": "reasoning_text", "text": text})
+    return {"type": "reasoning", "summary": [], "content": texts}
 
 
 def _convert_call(call: Item) -> Item:
@@ -163,11 +179,13 @@ def _detail(image: Item) -> Item:
 
 
 def _is_sendable(part: object) -> bool:
-    """Return whether a part is of a kind that the Responses API may support."""
+    """Return whether a part is of a kind that one of the APIs may support."""
     if not isinstance(part, OpaquePart):
         return True
     kind = part.content.get("type")
-    return isinstance(kind, str) and kind.startswith(("input_", "output_"))
+    if not isinstance(kind, str):
+        return False
+    return kind in CHAT_PART_TYPES or kind.startswith(("input_", "output_"))
 
 
 _READABLE_ITEMS = frozenset(

@@ -9,11 +9,13 @@ of the model's output only ``RESENT_FIELDS`` are. An item that cannot be convert
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from kedge.errors import InvalidTurn, UnsupportedBlock
 from kedge.turns.blocks import (
     ITEM_ID,
+    NATIVE_API,
     AssistantBlock,
     Block,
     OpaqueBlock,
@@ -39,6 +41,7 @@ from kedge.turns.server_fields import (
     RESENT_FIELDS,
     STATUS_IS_CONTENT,
     drop_nulls,
+    select_annotations,
     select_members,
     strip_server_fields,
 )
@@ -53,6 +56,9 @@ __all__ = [
 ]
 
 Item = dict[str, Any]
+
+CHAT_PART_TYPES = frozenset({"document_url", "reference", "video_url"})
+"""Types of parts that only some servers of the Chat Completions API have."""
 
 REQUIRED_ID_PREFIXES = {
     "file_search_call": "fs",
@@ -145,6 +151,27 @@ def block_from_item(item: Mapping[str, Any], **identity: Any) -> Block:
     return block or OpaqueBlock(freeze(item), **identity)
 
 
+def drop_ciphertext(block: Block) -> Block:
+    """Return a block without what its server encrypted: it may encrypt the same content anew each time it is read.
+
+    Args:
+        block: The block.
+
+    Returns:
+        The block, to be compared with another version of itself.
+    """
+    if not isinstance(block, OpaqueBlock):
+        return block
+    return replace(block, item=_drop_encrypted(block.item))
+
+
+def _drop_encrypted(value: Any) -> Any:
+    if isinstance(value, FrozenMap):
+        kept = {k: v for k, v in value.items() if k != "encrypted_content"}
+        return FrozenMap({name: _drop_encrypted(member) for name, member in kept.items()})
+    return tuple(map(_drop_encrypted, value)) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
 def _infer_type(item: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the item with its type, which messages and references may omit."""
     if item.get("type") is not None:
@@ -181,6 +208,11 @@ def _encode_reasoning(block: ReasoningBlock) -> Item:
 
 
 def _encode_opaque(block: OpaqueBlock) -> Item:
+    if api := block.metadata.get(NATIVE_API):
+        raise UnsupportedBlock(
+            f"block {block.id} ({block.type}) is of the {api} API, and this API has no such item; "
+            "remove it or write it as text before sending"
+        )
     item = thaw(strip_server_fields(block.item))
     if block.type in REQUIRED_ID_PREFIXES and "id" not in item:
         # A generated id: planning decides whether the provider's id is sent, and local ids are never sent.
@@ -212,7 +244,7 @@ def _encode_input_part(part: Part) -> Item:
             members["filename"] = part.filename
             return {"type": "input_file", **{k: v for k, v in members.items() if v}}
         case OpaquePart():
-            return thaw(drop_nulls(part.content))
+            return _encode_opaque_part(part)
         case RefusalPart():
             raise UnsupportedBlock(
                 "a refusal is only possible in the content of the model; remove it"
@@ -222,11 +254,25 @@ def _encode_input_part(part: Part) -> Item:
 def _encode_output_part(part: AssistantPart) -> Item:
     match part:
         case TextPart():
-            return {"type": "output_text", "text": part.text}
+            return {"type": "output_text", "text": part.text, **_encode_annotations(part)}
         case RefusalPart():
             return {"type": "refusal", "refusal": part.text}
         case OpaquePart():
-            return thaw(drop_nulls(part.content))
+            return _encode_opaque_part(part)
+
+
+def _encode_opaque_part(part: OpaquePart) -> Item:
+    kind = part.content.get("type")
+    if kind in CHAT_PART_TYPES:
+        raise UnsupportedBlock(
+            f"only the Chat Completions API has content of type {kind}; remove that part"
+        )
+    return thaw(drop_nulls(part.content))
+
+
+def _encode_annotations(part: TextPart) -> Item:
+    annotations = thaw(select_annotations(part.extra))
+    return {"annotations": annotations} if annotations else {}
 
 
 def _encode_content(parts: tuple[Part, ...]) -> str | list[Item]:

@@ -30,6 +30,10 @@ STATUS_IS_CONTENT = frozenset({"apply_patch_call_output"})
 
 RESENT_FIELDS = ("phase", "namespace", "caller", "async")
 """Fields of a model's message or call that matter to the model and are sent again unchanged."""
+ANNOTATION_TYPES = frozenset(
+    {"file_citation", "url_citation", "container_file_citation", "file_path"}
+)
+"""Types of annotations of a text that are sent again."""
 NATIVE_KEY = "anthropic"
 """The field with the members of a call or of reasoning that only Anthropic's API has."""
 
@@ -41,6 +45,19 @@ def select_members(extra: FrozenMap, names: Iterable[str] | None = None) -> Froz
         return EMPTY
     names = item.keys() - {"id", "status"} if names is None else item.keys() & set(names)
     return drop_nulls(FrozenMap({name: item[name] for name in names})) if names else EMPTY
+
+
+def select_annotations(extra: FrozenMap) -> tuple[FrozenMap, ...]:
+    """Return the annotations of a text that have the form of the Responses API, without nulls; others are not sent."""
+    listed: Any = extra.get("annotations")
+    annotations = cast("tuple[Any, ...]", listed) if isinstance(listed, tuple) else ()
+    return tuple(
+        drop_nulls(each)
+        for each in annotations
+        if isinstance(each, FrozenMap)
+        and each.get("type") in ANNOTATION_TYPES
+        and each["type"] not in each  # where the Chat Completions API has the members
+    )
 
 
 def strip_server_fields(item: FrozenMap) -> FrozenMap:

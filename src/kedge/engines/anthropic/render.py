@@ -24,6 +24,7 @@ from kedge.events.anthropic import REDACTED_REASONING
 from kedge.planning import RequestPlan
 from kedge.planning.canonical import CITATIONS
 from kedge.turns import (
+    NATIVE_API,
     AssistantBlock,
     Block,
     FilePart,
@@ -134,8 +135,12 @@ class _AnthropicRenderer:
         raise unsupported_block(block, self.provider, remedy, "its arguments are not a JSON object")
 
     def _render_native(self, block: OpaqueBlock) -> Content:
-        """Convert a block of a kind that only this API has."""
-        is_native = block.type == "server_tool_use" or block.type.endswith("_tool_result")
+        """Convert a block of a kind that only this API has: one of its own answers, or of a known type."""
+        is_native = (
+            block.metadata.get(NATIVE_API) == NATIVE_KEY
+            or block.type in ("server_tool_use", "mcp_tool_use")
+            or block.type.endswith("_tool_result")
+        )
         summary = block.type == "compaction" and "encrypted_content" not in block.item
         if is_native or summary or block.type in NATIVE_PART_TYPES:
             return thaw(block.item)
