@@ -278,7 +278,9 @@ def test_errors_are_one_line_with_a_hint() -> None:
     )
     assert done.returncode == 1
     error, hint = done.stderr.splitlines()
-    assert error == "Error: no key for openai: set OPENAI_API_KEY in the environment"
+    assert error == (
+        "Error: no key for openai:gpt-5.1: set OPENAI_API_KEY in the environment, or pass api_key="
+    )
     assert hint.startswith("Hint: 'kedge doctor'")
 
 

@@ -47,7 +47,7 @@ async def store(tmp_path: Path) -> AsyncGenerator[Store]:
         yield opened
 
 
-def choose_practice(_: object) -> str:
+async def choose_practice(_: object) -> str:
     """Return the name of the practice model."""
     return "practice"
 
@@ -296,4 +296,4 @@ async def test_unconfirmed_address_in_store_is_not_used(
     [row] = await store.conversations()
     row = await store.update(row.id, data={"model": "responses:http://evil.example/v1#m"})
     with click.Context(group), pytest.raises(UnconfirmedReference, match="pass --model"):
-        resolve_model(row, may_ask=False)
+        await resolve_model(store, row, may_ask=False)

@@ -137,7 +137,7 @@ async def _open_session(options: ChatOptions, stack: AsyncExitStack) -> "ChatSes
     attached = [_load_attachment(source) for source in options.attachments]
     store, is_saved = await _open_store(options, stack)
     row = await lookup_conversation(store, options.name) if options.name else None
-    model = resolve_model(row, options.model if options.is_model_given else None)
+    model = await resolve_model(store, row, options.model if options.is_model_given else None)
     if options.trace and not _has_exporter():
         echo_note(NO_EXPORTER_MESSAGE)
     functions = [load_tool(path) for path in options.tools]

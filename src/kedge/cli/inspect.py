@@ -12,6 +12,7 @@ from kedge.chat.state import ChatState, decode_state
 from kedge.cli.base import command as kedge_command
 from kedge.cli.base import dim, echo, echo_json, print_table, wrap_text
 from kedge.cli.store_options import (
+    configured_model,
     conversation_argument,
     find_conversation,
     find_node,
@@ -30,7 +31,6 @@ from kedge.planning import REASONS, AnchorRecord, RequestPlan, get_state, set_st
 from kedge.providers import connect
 from kedge.providers.practice_memory import PRACTICE_SCOPE, find_missing_responses
 from kedge.store import ConversationRow, Store
-from kedge.store.tree import newest_response, read_tree
 from kedge.text_format import format_percent, pluralize, sanitize_text, shorten_id
 from kedge.turns import Turn, loads, user
 from kedge.turns.text_format import describe
@@ -125,7 +125,7 @@ async def inspect_conversation(
             await inner.memory.attach(store, inner.model)  # the evidence decides what is sent
         found = await find_anchors(store, turn, getattr(engine, "scope", ""))
         turn, plan = _plan_next(engine, turn, found)
-    last = newest_response(await read_tree(store, row), node)
+    last = await store.newest_response(row, node)
     return Inspection(
         row.id,
         row.title or row.id,
@@ -231,10 +231,11 @@ def command(
                 raise
             raise NotInStore(f"{error}; there is no file of this name either") from None
         node = await find_node(opened, row, at)
-        return await inspect_conversation(opened, row, node.id, resolve_model(row, model), text)
+        chosen = await resolve_model(opened, row, model, node=node.id)
+        return await inspect_conversation(opened, row, node.id, chosen, text)
 
     if _is_file_name(conversation) and Path(conversation).is_file():
-        found = run_sync(inspect_file(Path(conversation), resolve_model(None, model), text))
+        found = run_sync(inspect_file(Path(conversation), configured_model(model), text))
     else:
         found = run_with_store(work, address=store, connects=True)
     if as_json:

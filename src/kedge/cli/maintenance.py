@@ -288,7 +288,7 @@ async def _audit(store: "Store", row: "ConversationRow", requested: str | None) 
     turn = (await store.load(row)).turn(row.id)
     report: AuditReport = {"conversation": row.id, "title": row.title}
     try:
-        model = resolve_model(row, requested)
+        model = await resolve_model(store, row, requested)
         report["model"] = mask_url(model)
         async with connect(model) as engine:
             audit: Any = getattr(engine, "verify", None)

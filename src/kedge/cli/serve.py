@@ -416,14 +416,15 @@ def mcp_command(
             "--token or KEDGE_MCP_TOKEN, or serve on 127.0.0.1"
         )
     requested = model if ctx.meta[SOURCES_KEY]["model"] == "flag" else None
-    choose = partial(resolve_model, requested=requested, may_ask=False) if allow_write else None
 
     async def serve() -> None:
         from kedge.mcp.server import StoreTools, create_mcp_server, serve_stdio
         from kedge.server.access import LOOPBACK_NAMES, AccessPolicy
 
         async with use_store(store, make=allow_write, connects=allow_write) as opened:
-            server = create_mcp_server(StoreTools(opened, choose).to_toolbox())
+            choose = partial(resolve_model, opened, requested=requested, may_ask=False)
+            tools = StoreTools(opened, choose if allow_write else None)
+            server = create_mcp_server(tools.to_toolbox())
             if http:
                 policy = AccessPolicy(token or None, None if token else LOOPBACK_NAMES)
                 await _serve_http(server, policy, host, port, as_json=as_json)

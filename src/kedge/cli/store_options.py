@@ -39,8 +39,6 @@ MAX_COMPLETIONS = 500
 """The maximum number of conversations offered as completions."""
 MODEL_HELP = "A model string. A stored conversation continues with its own model by default."
 """The help of ``--model`` for commands that create or continue conversations."""
-MODEL_KEY = "model"
-"""The member of a conversation's data with the model string that was last used."""
 
 
 def store_option(function: F) -> F:
@@ -149,25 +147,47 @@ def model_option(function: F) -> F:
 
 def model_data(model: str) -> dict[str, str]:
     """Return the data that records a model string; a string with a password is not recorded."""
+    from kedge.conversation.recorded_model import MODEL_KEY
+
     return {} if mask_url(model) != model else {MODEL_KEY: model}
 
 
-def resolve_model(
-    row: "ConversationRow | None", requested: str | None = None, *, may_ask: bool = True
+async def resolve_model(
+    store: "Store",
+    row: "ConversationRow | None",
+    requested: str | None = None,
+    *,
+    node: int | None = None,
+    may_ask: bool = True,
 ) -> str:
     """Return the model to use: ``requested``, else the conversation's, else the configured one.
 
-    An address from the store must be confirmed before it is used; the user is asked if ``may_ask``.
+    Args:
+        store: The store of the conversation.
+        row: The conversation; None for a new one.
+        requested: The model that the user named.
+        node: The node to continue from; by default the head.
+        may_ask: Whether the user is asked to confirm an address from the store, which must be
+            confirmed before it is used.
     """
-    configured: str = get_config()["model"]
-    remember(model_references(requested or configured))
-    stored = row.data.get(MODEL_KEY) if row else None
-    if requested or row is None or not isinstance(stored, str) or not stored:
-        return requested or configured
+    from kedge.conversation.recorded_model import find_recorded_model
+
+    if requested or row is None:
+        return configured_model(requested)
+    recorded = find_recorded_model(row, await store.newest_response(row, node))
+    if not recorded:
+        return configured_model()
     advice = "pass --model with the model to use"
     source = f"the conversation {row.title or row.id}"
-    require_confirmed(model_references(stored), source, advice, may_ask=may_ask)
-    return stored
+    require_confirmed(model_references(recorded), source, advice, may_ask=may_ask)
+    return recorded
+
+
+def configured_model(requested: str | None = None) -> str:
+    """Return the model that the user named, else the configured one; its address counts as confirmed."""
+    model = requested or get_config()["model"]
+    remember(model_references(model))
+    return model
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ The tools are a toolbox like any other, so their arguments are validated, their 
 are redacted by ``run_calls``. The server translates between a toolbox and the protocol.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -44,7 +44,7 @@ CUSTOM_TOOL_SCHEMA = {
 }
 """The arguments of a custom tool, whose input is a text."""
 
-ChooseModel = Callable[[ConversationRow | None], str]
+ChooseModel = Callable[[ConversationRow | None], Awaitable[str]]
 """Returns the model string for a conversation, or for a new one."""
 Limit = Annotated[int, Field(ge=1, le=100, description="Maximum number of results.")]
 ConversationId = Annotated[str, "The id of a conversation."]
@@ -126,7 +126,7 @@ class StoreTools:
         """Send a message to the model of a conversation and return its answer."""
         assert self.choose_model is not None  # noqa: S101 - the tool is not offered otherwise
         row = await self.store.conversation(conversation) if conversation else None
-        model = self.choose_model(row)
+        model = await self.choose_model(row)
         opened = (
             await Conversation.open(self.store, row.id, model)
             if row

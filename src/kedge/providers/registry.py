@@ -46,7 +46,7 @@ class HostedProvider:
         api_key = settings.pop("api_key", None) or os.environ.get(self.key_variable)
         if not api_key:
             raise CannotConnect(
-                f"no key for {self.name}: set {self.key_variable} in the environment"
+                f"no key for {self.name}:{model}: set {self.key_variable} in the environment, or pass api_key="
             )
         base_url = settings.pop("base_url", None) or self._resolve_url()
         settings.setdefault("lanes", self.lanes)
@@ -109,7 +109,9 @@ def connect_anthropic(model: str, **settings: Any) -> Engine:
     _check_model("anthropic", model, "claude-opus-4-8")
     api_key = settings.pop("api_key", None) or os.environ.get("ANTHROPIC_API_KEY")
     if not api_key:
-        raise CannotConnect("no key for anthropic: set ANTHROPIC_API_KEY in the environment")
+        raise CannotConnect(
+            f"no key for anthropic:{model}: set ANTHROPIC_API_KEY in the environment, or pass api_key="
+        )
     address = (
         settings.pop("base_url", None)
         or os.environ.get("ANTHROPIC_BASE_URL")

@@ -26,9 +26,10 @@ from kedge.store.records import (
     LoadedPath,
     Node,
     PathChange,
+    ResponseRow,
     is_row_number,
 )
-from kedge.store.responses import ANCHOR_COLUMNS, anchors_from_rows
+from kedge.store.responses import ANCHOR_COLUMNS, anchors_from_rows, select_responses
 from kedge.turns import Turn
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 from kedge.turns.turn import rename_turn
@@ -74,6 +75,10 @@ _SELECT_RECORDS = f"""{_LINE_CTE}
 SELECT {ANCHOR_COLUMNS} FROM line CROSS JOIN nodes n CROSS JOIN responses r
 WHERE n.tree = ? AND n.branch = line.branch AND n.id <= line.node AND n.id > ?
 AND r.node = n.id AND r.digest IS NOT NULL
+"""
+_SELECT_NEWEST_RESPONSE = f"""{_LINE_CTE}
+SELECT MAX(r.node) FROM line CROSS JOIN nodes n CROSS JOIN responses r
+WHERE n.tree = ? AND n.branch = line.branch AND n.id <= line.node AND r.node = n.id
 """
 _IS_ABOVE = f"""{_LINE_CTE}
 SELECT 1 FROM line JOIN nodes n ON n.branch = line.branch AND n.id <= line.node WHERE n.id = ?
@@ -138,6 +143,12 @@ def _load_records(
     if any(row[1] not in scopes for row in rows):
         scopes.update(tx.rows("SELECT number, name FROM scopes"))
     return anchors_from_rows(rows, scopes, None if retention is None else repeat(retention))
+
+
+def find_newest_response(tx: Tx, node: Node) -> ResponseRow | None:
+    """Return the newest response on the path to a node, or None."""
+    ((newest,),) = tx.rows(_SELECT_NEWEST_RESPONSE, (node.id, node.tree))
+    return None if newest is None else select_responses(tx, "WHERE r.node = ?", (newest,))[0]
 
 
 def load_path_change(

@@ -758,6 +758,20 @@ class Store(AsyncResource):
         )
         return tuple(decode_blocks(bodies))
 
+    async def newest_response(
+        self, conversation: ConversationRow, node: int | None = None
+    ) -> ResponseRow | None:
+        """Return the newest response on the path to a node, or None if there is none.
+
+        Args:
+            conversation: A conversation on the node's tree.
+            node: The node; by default the head when the row was read.
+
+        Raises:
+            NotInStore: The conversation was deleted, or its tree has no such node.
+        """
+        return await self._read_at(conversation, node, paths.find_newest_response)
+
     async def node(self, conversation: ConversationRow, node: int) -> Node:
         """Return a node of the conversation's tree, or raise `NotInStore`."""
         return await self._read_at(conversation, node, lambda _, found: found)

@@ -391,12 +391,6 @@ def path_to(tree: StoredTree, node: int) -> list[Node]:
     return path[::-1]
 
 
-def newest_response(tree: StoredTree, node: int) -> ResponseRow | None:
-    """Return the newest response on the path to a node."""
-    found = (tree.responses.get(each.id) for each in reversed(path_to(tree, node)))
-    return next((response for response in found if response), None)
-
-
 async def load_last_blocks(store: Store, conversation: ConversationRow) -> Mapping[int, Block]:
     """Return the last block that each node of a tree added; nodes that added none are omitted."""
     bodies = await store.database.read(

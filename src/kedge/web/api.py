@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from kedge.analytics import Selection, analyse, analyse_conversations, analyse_over_time
 from kedge.conversation import Conversation
+from kedge.conversation.recorded_model import MODEL_KEY
 from kedge.errors import NotInStore
 from kedge.providers.practice_memory import erase_deleted
 from kedge.store import ConversationRow, ResponseRow
@@ -27,7 +28,6 @@ from kedge.store.tree import build_response_graph, read_tree
 from kedge.turns import dump_block, system, user
 from kedge.web import schemas
 from kedge.web.attachments import format_disposition, serve_attachment
-from kedge.web.models import MODEL_KEY
 from kedge.web.openapi import (
     ApiCall,
     EventStreamResponse,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kedge.conversation.recorded_model import find_recorded_model
 from kedge.engines import Engine
 from kedge.engines.base import Events, Request
 from kedge.errors import InvalidSetting, UnconfirmedReference
@@ -19,11 +20,6 @@ from kedge.planning import RequestPlan
 from kedge.providers import connect, names_address
 from kedge.store import ConversationRow, ResponseRow
 from kedge.turns import Turn
-
-MODEL_KEY = "model"
-"""The member of a conversation's data with the model string that it was last used with."""
-SERVER_SCOPE = "kedge/"
-"""The beginning of the scopes of servers with a page; see ``serve.database_scope``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +108,10 @@ class ModelSelector:
         Returns:
             The name of a model of the server, or a model string; the default model if none is recorded.
         """
-        data = row.data.get(MODEL_KEY)
-        stored = data if isinstance(data, str) else ""
-        if (
-            response
-            and response.provider == "responses"
-            and response.scope.startswith(SERVER_SCOPE)
-        ):
-            return response.model
-        own_prefix = f"responses:{self._base_url}#"
-        if self._base_url and stored.startswith(own_prefix):
-            return stored.removeprefix(own_prefix)
-        if response is None:
-            return stored or self.names[0]
-        if response.provider in (stored.partition(":")[0], "practice"):
-            return stored or response.provider
-        return f"{response.provider}:{response.model}"
+        recorded = find_recorded_model(row, response)
+        for own_prefix in ("kedge:", f"responses:{self._base_url}#"):
+            recorded = recorded.removeprefix(own_prefix)
+        return recorded or self.names[0]
 
     def select(
         self, row: ConversationRow, response: ResponseRow | None, requested: str = ""

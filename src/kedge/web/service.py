@@ -34,7 +34,6 @@ from kedge.store.tree import (
     Totals,
     build_response_graph,
     compute_layout,
-    newest_response,
     path_to,
     read_tree,
     response_totals,
@@ -157,7 +156,7 @@ class ConversationService:
         row = await self.store.conversation(name)
         tree = await read_tree(self.store, row)
         node = (await self.store.find_node(row, at)).id
-        choice = self.models.select(row, newest_response(tree, node), model)
+        choice = self.models.select(row, await self.store.newest_response(row, node), model)
         settings = dict(self.settings)
         settings["middleware"] = (*middleware, *settings.get("middleware", ()))
         opened = await Conversation.open(self.store, row.id, choice.engine, **settings)
@@ -192,7 +191,7 @@ class ConversationService:
         spans, ranges = split_exchanges(path_to(tree, node), blocks, tree.responses)
         omitted = 0 if show_all else max(len(spans) - MAX_EXCHANGES, 0)
         chosen = chain.shown_nodes.get(node, 0)
-        model, problem = self._describe_model(row, newest_response(tree, node))
+        model, problem = self._describe_model(row, await self.store.newest_response(row, node))
         nodes = path_to(tree, node)
         previous = await self._load_previous_texts(row, nodes, blocks)
         path = mark_edits(render_exchanges(spans[omitted:], blocks), previous)
