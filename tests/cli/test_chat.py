@@ -286,7 +286,7 @@ def test_errors_are_one_line_with_a_hint() -> None:
 
 def test_conversation_is_usable_after_error() -> None:
     """An unreachable server is reported, and the chat continues with the next line."""
-    model = "responses:http://ada:secret-words@127.0.0.1:9/v1?key=secret-words#x"
+    model = "responses:http://ada:secret-words@127.0.0.1:9/v1#x"
     done = invoke_chat("hi\n/show\n", "--model", model, code=1)
     assert "could not reach the server at http://127.0.0.1:9/v1" in done.stderr
     assert "secret-words" not in done.output

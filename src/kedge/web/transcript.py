@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 from urllib.parse import quote, urlencode
 
 from markupsafe import Markup, escape
@@ -310,7 +310,7 @@ def format_json(text: str) -> str:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return encode_indented(value) if isinstance(value, dict | list) else text
+    return encode_indented(cast("Any", value)) if isinstance(value, dict | list) else text
 
 
 def summarize_text(text: str) -> str:
