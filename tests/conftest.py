@@ -30,7 +30,7 @@ from strategies import BASE_EXAMPLES
 if TYPE_CHECKING:
     from xdist.remote import Producer
 
-    from postgresql import ReusableStore
+    from postgresql import PostgresServer, ReusableStore
 
 # Without the phase "explain", whose tracer doubles the time of every example.
 PHASES = [phase for phase in Phase if phase is not Phase.explain]
@@ -206,6 +206,15 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
     """Return the address of an empty store in a file."""
     shutil.copy(sqlite_template, tmp_path / "store.db")
     return f"sqlite:///{tmp_path}/store.db"
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator["PostgresServer"]:
+    """Yield a PostgreSQL server that the tests of a module may stop, if they start it again, or freeze."""
+    from postgresql import run_server
+
+    with run_server() as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

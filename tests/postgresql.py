@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -82,6 +82,12 @@ class PostgresServer:
         """The URL of the server's first database."""
         return f"postgresql://postgres:{PASSWORD}@127.0.0.1:{self.port}/postgres"
 
+    @property
+    def pid(self) -> int:
+        """The id of the server's first process, which accepts connections."""
+        assert self._process
+        return self._process.pid
+
     def start(self) -> None:
         """Start the server and wait until it accepts connections."""
         options = [f"--{name}={value}" for name, value in FAST_OPTIONS.items()]
@@ -141,6 +147,38 @@ def run_server() -> Iterator[PostgresServer]:
             yield server
         finally:
             server.stop()
+
+
+LIST_CLIENTS = """
+    SELECT pid FROM pg_stat_activity
+    WHERE backend_type = 'client backend' AND application_name = 'kedge'
+"""
+
+
+def list_client_pids(url: str) -> list[int]:
+    """Return the process ids of the server for the connections of Kedge."""
+    with psycopg.connect(url) as connection:
+        return [pid for (pid,) in connection.execute(LIST_CLIENTS)]
+
+
+def terminate_clients(url: str) -> int:
+    """Terminate the connections of Kedge, and return how many there were."""
+    terminate = "SELECT pg_terminate_backend(pid, 300000) FROM pg_stat_activity WHERE pid = ANY(%s)"
+    with psycopg.connect(url) as connection:
+        return len(connection.execute(terminate, (list_client_pids(url),)).fetchall())
+
+
+@contextmanager
+def freeze(pids: list[int]) -> Iterator[None]:
+    """Stop processes: the kernel still acknowledges what their clients send, but nothing answers."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager

@@ -387,28 +387,17 @@ def test_database_failure_is_reported(replicas: tuple[Replica, Replica]) -> None
     one, _ = replicas
     response = one.create("hello")
 
+    def refuse(_: float) -> None:
+        raise psycopg.OperationalError("no answer")
+
     def break_pool(service: Any) -> None:
-        service._database.pool._pool.close()
-        service._database.pool._driver = BrokenDriver(service._database.pool._driver)
+        service._database.pool._pool.acquire = refuse
 
     one.server.call(break_pool)
     answer = one.http.get(f"/responses/{response['id']}")
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "database_unavailable"
     assert one.create("hello")["error"]["code"] == "database_unavailable"
-
-
-class BrokenDriver:
-    """A driver that cannot connect to its server."""
-
-    def __init__(self, driver: Any) -> None:
-        self._driver = driver
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._driver, name)
-
-    def connect(self, *_: object, **__: object) -> Any:
-        raise psycopg.OperationalError("no answer")
 
 
 @pytest.mark.parametrize("db", ["sqlite", "postgresql"])

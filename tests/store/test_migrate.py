@@ -167,6 +167,8 @@ async def test_invalid_address_is_rejected(url: str) -> None:
 @pytest.mark.parametrize("url", ["sqlite://:memory:", "postgresql://localhost/kedge"])
 @pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
 async def test_invalid_wait_is_rejected(url: str, seconds: float) -> None:
-    """An invalid `wait_seconds` raises `InvalidSetting` before anything is opened."""
+    """An invalid `wait_seconds` or `statement_seconds` raises `InvalidSetting` before anything is opened."""
     with pytest.raises(InvalidSetting, match="wait_seconds must be 0 or more and finite"):
         await open_store(url, wait_seconds=seconds)
+    with pytest.raises(InvalidSetting, match="statement_seconds must be 0 or more and finite"):
+        await open_store(url, statement_seconds=seconds)

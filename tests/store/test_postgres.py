@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from kedge import user
+from kedge.database.postgres import PostgresTransaction
 from kedge.errors import (
     CannotOpenStore,
     HeadConflict,
@@ -25,15 +26,8 @@ from kedge.errors import (
 from kedge.store import ConversationRow, Node, Store, open_store
 from kedge.store.database import Tx
 from kedge.store.postgres import PostgresDatabase
-from postgresql import PASSWORD, PostgresServer, create_schema, run_server
+from postgresql import PASSWORD, PostgresServer, create_schema
 from store.sample_conversations import count_rows, create_conversation
-
-
-@pytest.fixture
-def own_server() -> Iterator[PostgresServer]:
-    """Yield a server that the test may stop."""
-    with run_server() as started:
-        yield started
 
 
 @pytest.fixture
@@ -225,3 +219,51 @@ async def test_a_value_with_nul_is_invalid_not_an_outage(empty_url: str) -> None
         for attempt in (store.conversation("a\0b"), store.conversations(tag="\0")):
             with pytest.raises(InvalidSetting, match="contains a NUL character; remove it"):
                 await attempt
+
+
+async def test_a_lock_of_another_program_does_not_block(empty_url: str) -> None:
+    """While another session locks the links, a send and a deletion fail after ``wait_seconds``."""
+    async with await open_store(empty_url) as store:
+        row, nodes = await create_conversation(store, 1)
+        database = store.database
+        assert isinstance(database, PostgresDatabase)
+        with psycopg.connect(empty_url) as other, anyio.fail_after(300):
+            other.execute("LOCK TABLE links IN SHARE MODE")
+            database.wait_seconds = 0.1
+            for attempt in (
+                store.append(row, nodes[-1], [user("blocked")], head=nodes[-1].id),
+                store.delete(row.id),
+            ):
+                with pytest.raises(StoreBusy, match="held a lock for too long"):
+                    await attempt
+        database.wait_seconds = 300.0
+        await store.append(row, nodes[-1], [user("sent")], head=nodes[-1].id)
+        await store.delete(row.id)
+
+
+@pytest.mark.parametrize("name", ["import", "export", "gc", "verify"])
+async def test_long_operations_have_no_limit_for_statements(
+    empty_url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Import, export, gc and verify remove the limit for their statements, also that of the role."""
+    calls: list[str] = []
+    allow = PostgresTransaction.allow_long_statements
+
+    def record(tx: PostgresTransaction) -> None:
+        allow(tx)
+        calls.append(tx.rows("SHOW statement_timeout")[0][0])
+
+    async with await open_store(empty_url) as store:
+        row, _ = await create_conversation(store, 1)
+        lines = await store.export(row)
+        monkeypatch.setattr(PostgresTransaction, "allow_long_statements", record)
+        match name:
+            case "import":
+                await store.import_(lines)
+            case "export":
+                await store.export(row)
+            case "gc":
+                await store.gc()
+            case _:
+                await store.verify()
+    assert set(calls) == {"0"}

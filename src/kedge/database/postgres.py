@@ -4,12 +4,16 @@ Many processes can use one database. No connection is occupied while a model run
 from the pool and returns it. A transaction that conflicts with another is run again; one whose connection
 broke before the commit is run again on a new connection.
 
+Every wait is limited. A transaction waits ``wait_seconds`` for a connection and for locks, and each of its
+statements may run for ``statement_seconds``. The limits are set for each transaction and not for the
+connection, because a connection to PgBouncer is another session in each transaction.
+
 The store of conversations and the server both use this module and define their own tables. It is therefore
 in a lower layer than both, and imports neither blocks nor plans.
 """
 
-import logging
-import select
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -30,7 +34,8 @@ from kedge.errors import (
 
 if TYPE_CHECKING:
     import psycopg
-    from psycopg_pool import ConnectionPool
+
+    from kedge.database.connections import Connection
 
 T = TypeVar("T")
 TxT = TypeVar("TxT", bound="PostgresTransaction")
@@ -38,10 +43,12 @@ Row = tuple[Any, ...]
 Values = Sequence[Any]
 
 MAX_CONNECTIONS = 4
-_NULL_HANDLER = logging.NullHandler()
 MAX_THREADS = 64
 """The maximum number of transactions that wait for a connection at the same time."""
-MAX_ATTEMPTS = 8
+MAX_ATTEMPTS = {"conflict": 8, "disconnect": 3, "other": 1}
+"""How often a transaction is run, by the cause of its failures."""
+WAIT_SECONDS = 10.0
+STATEMENT_SECONDS = 10.0
 
 NOW = "EXTRACT(EPOCH FROM clock_timestamp())::double precision"
 """An SQL expression for the time of the database server, in seconds since 1970."""
@@ -52,9 +59,6 @@ def is_postgresql(address: str) -> bool:
     return address.startswith(("postgresql://", "postgres://"))
 
 
-_PERMANENT_ERRORS = ("password authentication failed", "no password supplied", "does not exist")
-"""Parts of server messages about errors that a retry cannot resolve."""
-
 # The error for each beginning of an SQLSTATE, and its message.
 _ERRORS: dict[str, tuple[type[StoreError], str]] = {
     "25006": (StoreReadOnly, "the database may only be read; nothing was written"),
@@ -64,7 +68,7 @@ _ERRORS: dict[str, tuple[type[StoreError], str]] = {
     "53100": (StoreFull, "the server's disk is full; nothing was written"),
     "53300": (StoreBusy, "the server has no free connection; try again"),
     "55P03": (StoreBusy, "another transaction held a lock for too long; try again"),
-    "57014": (StoreBusy, "the server canceled the statement; try again"),
+    "57014": (StoreBusy, "the server canceled the statement, which took too long; try again"),
     "57P": (StoreUnreachable, "the server is shutting down; try again"),
     "08": (StoreUnreachable, "the connection to the server broke; try again"),
     "XX": (StoreDamaged, "the server reports damaged data; restore a backup"),
@@ -78,12 +82,13 @@ class PostgresTransaction:
     """A transaction on one connection, which begins with its first statement.
 
     Args:
-        cursor: A cursor of the connection, which is in autocommit mode.
+        connection: The connection, which is in autocommit mode.
         is_retry: Whether an earlier attempt conflicted with another transaction.
     """
 
-    def __init__(self, cursor: "psycopg.Cursor[Any]", *, is_retry: bool = False) -> None:
-        self._cursor = cursor
+    def __init__(self, connection: "Connection", *, is_retry: bool = False) -> None:
+        self._connection = connection
+        self._cursor = connection.cursor()
         self.is_retry = is_retry
         self.in_transaction = False
         self.single_statement = False
@@ -108,12 +113,28 @@ class PostgresTransaction:
         return row[0] if row else 0
 
     def begin(self, statement: bytes = b"BEGIN") -> None:
-        """Begin a transaction unless one was begun; a single statement needs none."""
+        """Begin a transaction with its limits unless one was begun; a single statement needs none."""
         if not self.in_transaction:
             self.in_transaction = True
-            self._cursor.execute(statement)
+            self._cursor.execute(statement + b"; " + self._connection.build_limits())
 
-    def _run(self, sql: Any, values: Values | None) -> "psycopg.Cursor[Any]":
+    def run_alone(self, sql: bytes, values: Any) -> "psycopg.Cursor[Any]":
+        """Run the only statement of a transaction in one round trip, together with its limits.
+
+        Statements of one message are one transaction. The values must be inserted by the driver then.
+        """
+        cursor = self._connection.open_client_cursor()
+        cursor.execute(self._connection.build_limits() + b"; " + sql, values or None)
+        while cursor.nextset():
+            pass
+        return cursor
+
+    def allow_long_statements(self) -> None:
+        """Remove the limit for the duration of the statements that follow; locks are still limited."""
+        self._connection.allow_long_statements()
+        self._run(self._connection.build_limits(), None)
+
+    def _run(self, sql: Any, values: Any) -> "psycopg.Cursor[Any]":
         self.begin()
         return self._cursor.execute(sql, values)
 
@@ -132,7 +153,8 @@ class PostgresPool(Generic[TxT]):
         make_transaction: Creates the transaction that is passed to the work, from the arguments of
             `PostgresTransaction`.
         connections: The maximum number of connections.
-        wait_seconds: The maximum time that a transaction waits for a connection.
+        wait_seconds: The maximum time that a transaction waits for a connection and for locks.
+        statement_seconds: The maximum time that a statement may run besides that.
 
     Raises:
         CannotOpenStore: The driver is not installed.
@@ -144,31 +166,17 @@ class PostgresPool(Generic[TxT]):
         make_transaction: Callable[..., TxT],
         *,
         connections: int = MAX_CONNECTIONS,
-        wait_seconds: float = 10.0,
+        wait_seconds: float = WAIT_SECONDS,
+        statement_seconds: float = STATEMENT_SECONDS,
     ) -> None:
         self._url = url
         self._make_transaction = make_transaction
         self.wait_seconds = wait_seconds
-        """The maximum time that a transaction waits for a connection; may be changed."""
-        self._connect_timeout = max(2, int(wait_seconds))
-        self._driver, self._pool_module = _import_driver()
-        self._connect_error: psycopg.Error | None = None
-        self._pool: ConnectionPool[Any] = self._pool_module.ConnectionPool(
-            url,
-            connection_class=self._build_connection_class(),
-            kwargs={
-                "autocommit": True,  # a transaction is begun by the first statement that needs it
-                "connect_timeout": self._connect_timeout,
-                "application_name": "kedge",
-            },
-            min_size=0,
-            max_size=connections,
-            timeout=wait_seconds,
-            reconnect_timeout=wait_seconds,
-            num_workers=1,
-            check=_check_connection,
-            open=False,
-        )
+        """The maximum time that a transaction waits for a connection and for locks; may be changed."""
+        self.statement_seconds = statement_seconds
+        """The maximum time that a statement may run besides that; may be changed."""
+        self._driver, self._connections = _import_driver()
+        self._pool = self._connections.PostgresConnections(url, connections)
         self._workers = Workers(MAX_THREADS, "kedge-store")
 
     def close(self) -> None:
@@ -191,41 +199,43 @@ class PostgresPool(Generic[TxT]):
         return self._translate_errors(lambda: self._retry(work, read_only=False))
 
     def _retry(self, work: Callable[[TxT], T], *, read_only: bool) -> T:
-        """Run a transaction until it does not conflict; a broken connection is replaced once."""
-        for attempt in range(MAX_ATTEMPTS):
+        """Run a transaction again after a conflict or a lost connection, each up to its own number of times."""
+        wait_until = time.monotonic() + self.wait_seconds
+        failures: Counter[str] = Counter()
+        while True:
+            connection = self._pool.acquire(wait_until)
+            connection.limit(wait_until, self.statement_seconds)
             try:
-                return self._run_transaction(work, read_only=read_only, is_retry=attempt > 0)
+                return self._run_transaction(
+                    work, connection, read_only=read_only, is_retry=failures["conflict"] > 0
+                )
             except self._driver.Error as error:
-                is_conflict = error.sqlstate in _RETRYABLE_STATES and attempt < MAX_ATTEMPTS - 1
-                if not is_conflict and not (attempt == 0 and self._is_disconnect(error)):
+                cause = self._find_cause(error)
+                failures[cause] += 1
+                if failures[cause] >= MAX_ATTEMPTS[cause]:
                     raise
-        raise AssertionError("the last attempt returns or raises")
+            finally:
+                self._pool.release(connection)
 
-    def _run_transaction(self, work: Callable[[TxT], T], *, read_only: bool, is_retry: bool) -> T:
-        if self._pool.closed:
-            # A pool retries until its timeout; a single connection reports at once what is wrong.
-            self._driver.connect(self._url, connect_timeout=self._connect_timeout).close()
-            self._pool.open()
-        # The context managers of pool and cursor would also commit and reset, which the driver does in several steps.
-        connection = self._pool.getconn(self.wait_seconds)
+    def _run_transaction(
+        self, work: Callable[[TxT], T], connection: "Connection", *, read_only: bool, is_retry: bool
+    ) -> T:
+        # The context managers of the driver would commit and reset in several steps.
+        tx = self._make_transaction(connection, is_retry=is_retry)
         try:
-            tx = self._make_transaction(connection.cursor(), is_retry=is_retry)
             if read_only:
                 tx.begin(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            try:
-                result = work(tx)
-            except BaseException as error:
-                if tx.single_statement and self._is_disconnect(error) and not _get_state(error):
-                    raise _CommitUnknown from error
-                if tx.in_transaction:
-                    with suppress(self._driver.Error):
-                        connection.rollback()
-                raise
+            result = work(tx)
+        except BaseException as error:
+            if tx.single_statement and self._is_disconnect(error) and not _get_state(error):
+                raise _CommitUnknown from error
             if tx.in_transaction:
-                self._commit(connection)
-            return result
-        finally:
-            self._pool.putconn(connection)
+                with suppress(self._driver.Error):
+                    connection.rollback()
+            raise
+        if tx.in_transaction:
+            self._commit(connection)
+        return result
 
     def _commit(self, connection: "psycopg.Connection[Any]") -> None:
         try:
@@ -237,12 +247,6 @@ class PostgresPool(Generic[TxT]):
     def _translate_errors(self, work: Callable[[], T]) -> T:
         try:
             return work()
-        except self._pool_module.PoolTimeout:
-            failure = self._connect_error
-            if failure is not None:
-                raise self._to_store_error(failure) from None
-            problem = f"every connection was busy for {self.wait_seconds:g} s; try again"
-            raise StoreBusy(f"{self._safe_url()}: {problem}") from None
         except _CommitUnknown as unknown:
             failure = StoreUnreachable(
                 f"{self._safe_url()}: the connection broke while a transaction was committed; "
@@ -264,8 +268,14 @@ class PostgresPool(Generic[TxT]):
             if state[:length] in _ERRORS:
                 kind, message = _ERRORS[state[:length]]
                 return kind(f"{where}: {message}")
+        if isinstance(error, self._connections.ConnectionsBusy):
+            problem = f"every connection was busy for {self.wait_seconds:g} s; try again"
+            return StoreBusy(f"{where}: {problem}")
+        if isinstance(error, self._connections.NoAnswer):
+            problem = "the server did not answer in time, and the connection was closed; try again"
+            return StoreUnreachable(f"{where}: {problem}")
         if not state and isinstance(error, self._driver.OperationalError):
-            if any(part in str(error) for part in _PERMANENT_ERRORS):
+            if self._connections.is_permanent(error):
                 return CannotOpenStore(f"{where}: the user, the password or the database is wrong")
             return StoreUnreachable(f"{where}: no answer from the server; is it running?")
         message = error.diag.message_primary or type(error).__name__
@@ -274,40 +284,24 @@ class PostgresPool(Generic[TxT]):
     def _is_disconnect(self, error: BaseException) -> bool:
         """Return whether the connection broke, rather than a statement or the wait for one."""
         broken = (self._driver.OperationalError, self._driver.InterfaceError)
-        if not isinstance(error, broken) or isinstance(error, self._pool_module.PoolTimeout):
-            return False
         state = _get_state(error)
-        return not state or state.startswith(("08", "57P"))
+        return isinstance(error, broken) and (not state or state.startswith(("08", "57P")))
+
+    def _find_cause(self, error: "psycopg.Error") -> str:
+        """Return why a transaction failed; after a wait without an answer there is no time for another one."""
+        if error.sqlstate in _RETRYABLE_STATES:
+            return "conflict"
+        is_slow = isinstance(error, self._connections.NoAnswer)
+        return "disconnect" if self._is_disconnect(error) and not is_slow else "other"
 
     def _safe_url(self) -> str:
         """Return the address without user and password."""
         parts = urlsplit(self._url)
         return f"postgresql://{parts.hostname or ''}{parts.path}"
 
-    def _build_connection_class(self) -> Any:
-        """Return a connection class that records why it could not connect."""
-        plain: Any = self._driver.Connection
-
-        def connect(_: type, *args: Any, **kwargs: Any) -> Any:
-            try:
-                connection = plain.connect(*args, **kwargs)
-            except self._driver.Error as error:
-                self._connect_error = error
-                raise
-            self._connect_error = None
-            return connection
-
-        return type("Connection", (plain,), {"connect": classmethod(connect)})
-
 
 class _CommitUnknown(Exception):
     """The connection broke while a transaction was being committed."""
-
-
-def _check_connection(connection: "psycopg.Connection[Any]") -> None:
-    """Check an idle connection that has data to read, which mostly means that it was closed."""
-    if select.select([connection.fileno()], [], [], 0)[0]:
-        connection.execute(b"SELECT 1")
 
 
 def _get_state(error: BaseException) -> str:
@@ -318,10 +312,9 @@ def _get_state(error: BaseException) -> str:
 def _import_driver() -> tuple[Any, Any]:
     try:
         import psycopg
-        import psycopg_pool
     except ImportError:
         message = "PostgreSQL needs its driver: pip install 'kedge[postgres]'"
         raise CannotOpenStore(message) from None
-    # The pool logs every failed attempt; callers get one error for all of them.
-    logging.getLogger("psycopg.pool").addHandler(_NULL_HANDLER)
-    return psycopg, psycopg_pool
+    from kedge.database import connections
+
+    return psycopg, connections

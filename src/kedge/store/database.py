@@ -27,6 +27,10 @@ class Tx(Protocol):
     is_retry: bool
     """Whether an earlier attempt conflicted with another transaction; shortcuts are not tried again."""
 
+    def allow_long_statements(self) -> None:
+        """Remove the limit for the duration of the statements that follow, if there is one."""
+        ...
+
     def rows(self, sql: str, values: Values = ()) -> list[Row]:
         """Return the rows of a query."""
         ...

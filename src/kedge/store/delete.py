@@ -183,6 +183,7 @@ def _delete_rows(tx: Tx, table: str, column: str, keys: Sequence[int]) -> None:
 
 def delete_orphans(tx: Tx) -> int:
     """Delete rows without a referenced row, and blocks without a link; return the number of blocks."""
+    tx.allow_long_statements()
     lock_links(tx)
     for table in _CONVERSATION_TABLES:
         tx.run(f"DELETE FROM {table} WHERE conversation NOT IN (SELECT number FROM conversations)")

@@ -63,6 +63,7 @@ _RESPONSE_DEFAULTS = {each.name: each.default for each in fields(ResponseRow)}
 
 def export_lines(tx: Tx, row: ConversationRow) -> list[str]:
     """Return the lines of a conversation: the nodes that it added and their ancestors."""
+    tx.allow_long_statements()
     nodes = _select_nodes(tx, row)
     numbers = {node.id: number for number, node in enumerate(nodes)}
     blocks: dict[int, int] = {}
@@ -175,6 +176,7 @@ NOT_AN_EXPORT = "not a JSON object; import a file that 'kedge export' wrote"
 
 def import_lines(tx: Tx, lines: Iterable[str]) -> list[str]:
     """Create the conversations of exported lines and return their ids; an id in use is replaced."""
+    tx.allow_long_statements()
     ids: dict[int, str] = {}
     # In the order of their ids, so that simultaneous imports wait for each other without a deadlock.
     exported = sorted(

@@ -70,6 +70,7 @@ def is_current(tx: Tx) -> bool:
 
 def migrate(tx: Tx, target: int | None = None) -> int:
     """Upgrade the schema, and return the number of migrations applied."""
+    tx.allow_long_statements()
     lock_names(tx)
     version = read_schema_version(tx)
     known = load_migrations(tx.dialect.name)

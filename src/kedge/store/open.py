@@ -21,6 +21,7 @@ async def open_store(
     url: str,
     *,
     wait_seconds: float = 10.0,
+    statement_seconds: float = 10.0,
     keep_bodies: bool = False,
     body_bytes: int = 1 << 20,
     clock: Callable[[], float] = time.time,
@@ -34,6 +35,8 @@ async def open_store(
     Args:
         url: ``sqlite:///path``, ``sqlite://:memory:`` or ``postgresql://user@host/database``.
         wait_seconds: The maximum time an operation waits for a lock or a connection.
+        statement_seconds: The maximum time a statement of PostgreSQL may run besides that. Import, export, `gc`,
+            `verify` and upgrades of the schema have no such limit.
         keep_bodies: Whether the bodies of requests and replies are stored.
         body_bytes: The maximum number of bytes stored of each of them.
         clock: A function that returns the time to record, in seconds since 1970.
@@ -47,11 +50,11 @@ async def open_store(
         CannotOpenStore: The address or the password is wrong, the database is not a store, or a newer
             version of Kedge wrote it.
         StoreUnreachable: The database server does not answer.
-        InvalidSetting: ``wait_seconds`` or the name of the namespace is not valid.
+        InvalidSetting: ``wait_seconds``, ``statement_seconds`` or the name of the namespace is not valid.
     """
     if namespace:
         validate_namespace(namespace)
-    database = open_database(url, wait_seconds)
+    database = open_database(url, wait_seconds, statement_seconds)
     try:
         if not await database.read(is_current):
             with _explain_read_only(await database.read(read_schema_version)):
@@ -64,15 +67,23 @@ async def open_store(
     return Store(database, keep_bodies=keep_bodies, body_bytes=body_bytes, clock=clock)
 
 
-def open_database(url: str, wait_seconds: float = 10.0) -> Database:
+def open_database(
+    url: str, wait_seconds: float = 10.0, statement_seconds: float = 10.0
+) -> Database:
     """Return the database at an address, without upgrading it."""
-    if not 0 <= wait_seconds < math.inf:
-        raise InvalidSetting(f"wait_seconds must be 0 or more and finite, not {wait_seconds}")
+    for name, seconds in {
+        "wait_seconds": wait_seconds,
+        "statement_seconds": statement_seconds,
+    }.items():
+        if not 0 <= seconds < math.inf:
+            raise InvalidSetting(f"{name} must be 0 or more and finite, not {seconds}")
     scheme = url.partition(":")[0]
-    if scheme not in _OPENERS:
+    if scheme not in ("sqlite", "postgresql", "postgres"):
         raise CannotOpenStore(f"unknown store address; use one of {URL_FORMATS}")
     try:
-        return _OPENERS[scheme](url, wait_seconds)
+        if scheme == "sqlite":
+            return _open_sqlite(url, wait_seconds)
+        return _open_postgres(url, wait_seconds, statement_seconds)
     except ValueError:  # the address may contain a password, so it is not repeated
         raise CannotOpenStore(f"invalid store address; use one of {URL_FORMATS}") from None
 
@@ -126,16 +137,9 @@ def _open_sqlite(url: str, wait_seconds: float) -> Database:
     return SQLiteDatabase(path, wait_seconds=wait_seconds, read_only=modes == ["ro"])
 
 
-def _open_postgres(url: str, wait_seconds: float) -> Database:
+def _open_postgres(url: str, wait_seconds: float, statement_seconds: float) -> Database:
     from kedge.store.postgres import PostgresDatabase
 
     if not urlsplit(url).path.strip("/") and "dbname=" not in url:
         raise CannotOpenStore("the address names no database; use postgresql://user@host/database")
-    return PostgresDatabase(url, wait_seconds=wait_seconds)
-
-
-_OPENERS: dict[str, Callable[[str, float], Database]] = {
-    "sqlite": _open_sqlite,
-    "postgresql": _open_postgres,
-    "postgres": _open_postgres,
-}
+    return PostgresDatabase(url, wait_seconds=wait_seconds, statement_seconds=statement_seconds)

@@ -1,15 +1,19 @@
 """The store on PostgreSQL: its dialect of SQL, and the statement that adds a node in one round trip."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from kedge.database.postgres import MAX_CONNECTIONS, NOW, PostgresPool, PostgresTransaction
+from kedge.database.postgres import (
+    MAX_CONNECTIONS,
+    NOW,
+    STATEMENT_SECONDS,
+    WAIT_SECONDS,
+    PostgresPool,
+    PostgresTransaction,
+)
 from kedge.json_codec import encode_plain
 from kedge.store.database import Database, Dialect, OperationTimer, Row, Tx
 from kedge.store.responses import RESPONSE_COLUMNS
-
-if TYPE_CHECKING:
-    import psycopg
 
 T = TypeVar("T")
 
@@ -93,9 +97,7 @@ class _PostgresTx(PostgresTransaction):
 
     dialect = POSTGRESQL
 
-    def __init__(self, cursor: "psycopg.Cursor[Any]", *, is_retry: bool = False) -> None:
-        super().__init__(cursor, is_retry=is_retry)
-        self.namespace = ""
+    namespace = ""
 
     def add_node(
         self,
@@ -117,11 +119,11 @@ class _PostgresTx(PostgresTransaction):
         values["response"] = _encode_response(response, values["number"]) if response else "{}"
         values["answers"] = response is not None
         values["head"] = -1 if head is None else head
-        if single_statement:
-            self.single_statement = not self.in_transaction
+        if single_statement and not self.in_transaction:
+            self.single_statement = True
+            found = self.run_alone(_INSERT_NODE, values).fetchone()
         else:
-            self.begin()
-        found = self._cursor.execute(_INSERT_NODE, values).fetchone()
+            found = self._run(_INSERT_NODE, values).fetchone()
         return (found[0], bool(found[1])) if found else (0, False)
 
 
@@ -140,14 +142,25 @@ def _encode(value: object) -> str:
 
 
 class PostgresDatabase(PostgresPool[_PostgresTx], Database):
-    """A PostgreSQL database. ``wait_seconds`` is the maximum time a transaction waits for a connection."""
+    """A PostgreSQL database. The arguments are those of `PostgresPool`."""
 
     dialect = POSTGRESQL
 
     def __init__(
-        self, url: str, *, connections: int = MAX_CONNECTIONS, wait_seconds: float = 10.0
+        self,
+        url: str,
+        *,
+        connections: int = MAX_CONNECTIONS,
+        wait_seconds: float = WAIT_SECONDS,
+        statement_seconds: float = STATEMENT_SECONDS,
     ) -> None:
-        super().__init__(url, _PostgresTx, connections=connections, wait_seconds=wait_seconds)
+        super().__init__(
+            url,
+            _PostgresTx,
+            connections=connections,
+            wait_seconds=wait_seconds,
+            statement_seconds=statement_seconds,
+        )
 
     async def read(self, work: Callable[[Tx], T]) -> T:
         """Run queries against one consistent state."""

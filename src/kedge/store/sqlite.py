@@ -112,6 +112,9 @@ class _SQLiteTx:
         self._cursor = cursor
         self._execute = cursor.execute
 
+    def allow_long_statements(self) -> None:
+        pass
+
     def rows(self, sql: str, values: Values = ()) -> list[Row]:
         return self._execute(sql, values).fetchall()
 

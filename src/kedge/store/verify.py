@@ -38,8 +38,13 @@ async def _run(
     database: Database, check: Callable[..., list[Damage]], *values: int
 ) -> list[Damage]:
     """Return the damage that a check finds, including rows that cannot be read."""
+
+    def work(tx: Tx) -> list[Damage]:
+        tx.allow_long_statements()
+        return check(tx, *values)
+
     try:
-        return await database.read(lambda tx: check(tx, *values))
+        return await database.read(work)
     except (StoreBusy, StoreUnreachable):
         raise
     except StoreError as error:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from secrets import token_hex
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kedge.database.postgres import (
     NOW,
@@ -34,6 +34,9 @@ from kedge.database.postgres import (
 from kedge.errors import CannotServe, StoreError
 from kedge.server.storage.claims import ReplicaClaims
 from kedge.server.storage.database import Clock, ServerDatabase, check_schema_version
+
+if TYPE_CHECKING:
+    import psycopg
 
 T = TypeVar("T")
 
@@ -141,17 +144,16 @@ class ServerTransaction(PostgresTransaction):
     def query(self, sql: str, values: Values = ()) -> QueryResult:
         """Run a statement."""
         self.begin()
-        return self._fetch(sql, values)
+        return _fetch(self._cursor.execute(_convert(sql), values or None, binary=True))
 
     def query_alone(self, sql: str, values: Values = ()) -> QueryResult:
         """Run the only statement of a transaction, which saves two round trips."""
         self.single_statement = not sql.lstrip().startswith(("SELECT", "WITH"))
-        return self._fetch(sql, values)
+        return _fetch(self.run_alone(_convert(sql), values))
 
-    def _fetch(self, sql: str, values: Values) -> QueryResult:
-        cursor = self._cursor.execute(_convert(sql), values or None, binary=True)
-        rows = cursor.fetchall() if cursor.description else []
-        return QueryResult(rows, cursor.rowcount)
+
+def _fetch(cursor: "psycopg.Cursor[Any]") -> QueryResult:
+    return QueryResult(cursor.fetchall() if cursor.description else [], cursor.rowcount)
 
 
 @cache
