@@ -1,4 +1,4 @@
-"""Named tokens and their counts: the values that the store keeps, and that the server, the page and the proxy check."""
+"""Named tokens, with their counts and reservations, that the server, the page and the proxy check."""
 
 from dataclasses import dataclass
 
@@ -37,3 +37,18 @@ class TokenUse:
     requests: int
     tokens: int
     seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenReservation:
+    """Tokens that are counted for a request before its model uses them.
+
+    Attributes:
+        name: The name of the token.
+        tokens: The reserved tokens.
+        minute: The minute in which they are counted.
+    """
+
+    name: str
+    tokens: int
+    minute: int

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,17 @@ import httpx2
 import pytest
 
 from kedge.errors import StoreBusy
-from kedge.store import AccessToken, Store, TokenRegistry, TokenUse, open_store
+from kedge.server.access import DEFAULT_OUTPUT_TOKENS
+from kedge.server.models import (
+    ItemClosed,
+    ItemDelta,
+    ItemOpened,
+    OutputEvent,
+    PracticeModel,
+    Prompt,
+)
+from kedge.server.settings import Limits
+from kedge.store import AccessToken, Store, TokenRegistry, open_store
 from kedge.testing import TestServer, serve
 from server.gated_model import GatedModel
 from server.waiting import TIMEOUT, wait_until
@@ -18,6 +28,13 @@ from server.websocket_client import connect_client
 
 ADMIN = "admin-secret"
 LONG = "word " * 3000
+
+WAITING: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"input": "wait"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "wait"}]},
+    "/v1/messages": {"messages": [{"role": "user", "content": "wait"}], "max_tokens": 100},
+}
+"""A request of each API that the gated model does not finish."""
 
 
 @dataclass
@@ -74,7 +91,7 @@ def model() -> GatedModel:
 @pytest.fixture
 def gated_users(model: GatedModel) -> Iterator[Users]:
     """Yield a server with the gated model."""
-    yield from make_users(model=model)
+    yield from make_users(model=model, limits=Limits(shutdown_seconds=0))
 
 
 def make_users(**settings: Any) -> Iterator[Users]:
@@ -301,18 +318,153 @@ def test_token_limit(users: Users, stream: bool) -> None:
 def test_a_failed_count_does_not_break_the_response(
     users: Users, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If counting fails, the response is complete and only its tokens are not counted."""
-    users.add("small", tokens_per_minute=1000)
-    count = users.registry.count
+    """If counting fails, the response is complete, and its reservation is not replaced."""
+    users.add("small", tokens_per_minute=10_000)
 
-    async def fail_for_tokens(name: str, *, requests: int = 0, tokens: int = 0) -> TokenUse:
-        if tokens:
-            raise StoreBusy("busy")
-        return await count(name, requests=requests)
+    async def fail(*_: object) -> None:
+        raise StoreBusy("busy")
 
-    monkeypatch.setattr(users.registry, "count", fail_for_tokens)
-    assert users.create("small")["status"] == "completed"
-    assert asyncio.run(count("small")) == TokenUse(1, 0, 60.0)
+    monkeypatch.setattr(users.registry, "settle", fail)
+    assert users.create("small", max_output_tokens=100)["status"] == "completed"
+    assert 100 < asyncio.run(users.registry.count("small")).tokens < 150
+
+
+class SlowModel(PracticeModel):
+    """A model that writes 200 words, and then waits until the test lets it end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started = self.written = 0
+        self._gate = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def open_gate(self) -> None:
+        """Let the answers end, from the thread of the test."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._gate.set)
+
+    async def answer(self, prompt: Prompt) -> AsyncIterator[OutputEvent]:
+        """Yield the words, and wait."""
+        self._loop = asyncio.get_running_loop()
+        self.started += 1
+        yield ItemOpened("text")
+        for _ in range(200):
+            yield ItemDelta("word ")
+        self.written += 1
+        await self._gate.wait()
+        yield ItemClosed()
+
+
+@pytest.fixture
+def slow_model() -> SlowModel:
+    """Return a model whose answers end when the test allows it."""
+    return SlowModel()
+
+
+@pytest.fixture
+def slow_users(slow_model: SlowModel) -> Iterator[Users]:
+    """Yield a server with the slow model, and a user with a limit."""
+    for users in make_users(model=slow_model, limits=Limits(shutdown_seconds=0)):
+        users.add("small", tokens_per_minute=100_000)
+        yield users
+
+
+def count_tokens(users: Users, name: str = "small") -> int:
+    """Return the counted tokens of a user."""
+    return asyncio.run(users.registry.count(name)).tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", WAITING)
+def test_an_abandoned_answer_counts(
+    slow_users: Users, slow_model: SlowModel, path: str, stream: bool
+) -> None:
+    """What a model wrote counts if the client leaves before the end."""
+    users = slow_users
+    headers = {
+        "authorization": f"Bearer {users.secrets['small']}",
+        "anthropic-version": "2023-06-01",
+    }
+    body = {"model": "m", "stream": stream, **WAITING[path]}
+    url = f"{users.server.url}{path}"
+
+    async def leave() -> None:
+        async with httpx2.AsyncClient(timeout=TIMEOUT) as client:
+            sending = asyncio.create_task(client.post(url, headers=headers, json=body))
+            await asyncio.to_thread(wait_until, lambda: slow_model.written == 1)
+            sending.cancel()
+            await asyncio.wait([sending])
+
+    asyncio.run(leave())
+    wait_until(lambda: users.server.running == 0)
+    wait_until(lambda: 200 <= count_tokens(users) <= 250)
+
+
+def test_a_cancelled_background_response_counts(slow_users: Users, slow_model: SlowModel) -> None:
+    """What was written before counts, and nothing of a response that was still queued."""
+    created = slow_users.create("small", background=True)
+    wait_until(lambda: slow_model.written == 1)
+    assert count_tokens(slow_users) > DEFAULT_OUTPUT_TOKENS
+    slow_users.call("small", "POST", f"/v1/responses/{created['id']}/cancel")
+    wait_until(lambda: 200 <= count_tokens(slow_users) <= 250)
+
+
+def test_a_queued_response_that_is_cancelled_does_not_count(slow_model: SlowModel) -> None:
+    """The reservation of a response that never ran is released."""
+    limits = Limits(background_running=1, shutdown_seconds=0)
+    for users in make_users(model=slow_model, limits=limits):
+        users.create("alice", background=True)
+        wait_until(lambda: slow_model.written == 1)
+        users.add("small", tokens_per_minute=100_000)
+        queued = users.create("small", background=True)
+        assert count_tokens(users) > DEFAULT_OUTPUT_TOKENS
+        users.call("small", "POST", f"/v1/responses/{queued['id']}/cancel")
+        wait_until(lambda users=users: count_tokens(users) == 0)
+
+
+def test_an_abandoned_answer_on_a_websocket_counts(slow_users: Users) -> None:
+    """The same applies to the answers of a WebSocket that is closed."""
+
+    async def leave() -> None:
+        headers = {"authorization": f"Bearer {slow_users.secrets['small']}"}
+        async with connect_client(slow_users.server, additional_headers=headers) as ws_client:
+            await ws_client.create()
+            texts = [""]
+            while len(texts) <= 200:  # otherwise the close would wait behind unread messages
+                texts += filter(None, [(await ws_client.next_event()).get("delta")])
+
+    asyncio.run(leave())
+    wait_until(lambda: 200 <= count_tokens(slow_users) <= 250)
+
+
+@pytest.mark.parametrize("path", WAITING)
+def test_parallel_requests_do_not_exceed_a_limit(
+    slow_users: Users, slow_model: SlowModel, path: str
+) -> None:
+    """The estimates of running requests count: of many at once, those beyond the limit are rejected."""
+    users = slow_users
+    users.add("tiny", tokens_per_minute=300)
+
+    def ask() -> httpx2.Response:
+        headers = {
+            "authorization": f"Bearer {users.secrets['tiny']}",
+            "anthropic-version": "2023-06-01",
+        }
+        limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        body = {"model": "m", **WAITING[path], limit: 250}
+        return httpx2.post(users.server.url + path, headers=headers, json=body, timeout=TIMEOUT)
+
+    async def ask_together() -> list[int]:
+        asked = [asyncio.create_task(asyncio.to_thread(ask)) for _ in range(12)]
+        finished = iter(asyncio.as_completed(asked))
+        rejected = [await next(finished) for _ in range(10)]
+        assert {each.headers["retry-after"] for each in rejected} == {"60"}
+        slow_model.open_gate()
+        return [each.status_code for each in (*rejected, *[await each for each in finished])]
+
+    assert sorted(asyncio.run(ask_together())) == [200] * 2 + [429] * 10
+    assert slow_model.started == 2
+    assert 300 < count_tokens(users, "tiny") < 550
 
 
 @pytest.mark.parametrize("operation", ["find", "count"])
@@ -332,14 +484,6 @@ def test_a_store_that_does_not_answer_is_an_outage(
         assert rejected.json()["error"]["code"] == "database_unavailable"
         assert users.call("admin", "GET", "/v1/models").status_code == 200
     assert users.call("small", "GET", "/v1/models").status_code == 200
-
-
-WAITING: dict[str, dict[str, Any]] = {
-    "/v1/responses": {"input": "wait"},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "wait"}]},
-    "/v1/messages": {"messages": [{"role": "user", "content": "wait"}], "max_tokens": 100},
-}
-"""A request of each API that the gated model does not finish."""
 
 
 @pytest.mark.parametrize("path", WAITING)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kedge.access_tokens import TokenReservation
 from kedge.errors import InvalidSetting, NotInStore
 from kedge.store import Store, TokenRegistry, TokenUse, open_store, tokens
 from kedge.store.tokens import DEFAULT_SCOPES
@@ -102,6 +103,36 @@ async def test_counts_are_per_minute(store: Store) -> None:
     default = await TokenRegistry(store).count("c", requests=1)
     assert default.requests == 1
     assert 0 < default.seconds_left <= 60
+
+
+async def test_reservations_are_replaced_by_what_was_used(store: Store) -> None:
+    """An estimate counts until it is settled: in its own minute, and what exceeds it in the current one."""
+    now = [630.0]
+    registry = TokenRegistry(store, lambda: now[0])
+    token, _ = await registry.add("a", tokens_per_minute=100)
+    first, second = [await registry.reserve(token, 90) for _ in range(2)]
+    assert await registry.reserve(token, 1) == TokenUse(0, 180, 30.0)
+    assert isinstance(first, TokenReservation)
+    assert isinstance(second, TokenReservation)
+    await registry.settle(first, 20)
+    assert await registry.count("a") == TokenUse(0, 110, 30.0)
+    now[0] = 660.0
+    await registry.count("a", tokens=5)
+    await registry.settle(second, 10)
+    assert (await registry.count("a")).tokens == 5
+    await registry.settle(second, 97)
+    assert (await registry.count("a")).tokens == 12
+
+
+async def test_parallel_reservations_exceed_a_limit_by_one(lasting_url: str) -> None:
+    """Of concurrent reservations of two stores on one database, only one passes the limit."""
+    async with await open_store(lasting_url) as one, await open_store(lasting_url) as two:
+        registries = [TokenRegistry(each, lambda: 630.0) for each in (one, two)]
+        token, _ = await registries[0].add("a", tokens_per_minute=100)
+        reserved = await asyncio.gather(*(registries[i % 2].reserve(token, 30) for i in range(20)))
+        accepted = [each for each in reserved if isinstance(each, TokenReservation)]
+        assert len(accepted) == 4
+        assert (await registries[1].count("a")).tokens == 120
 
 
 async def test_counts_are_shared_by_processes(lasting_url: str) -> None:

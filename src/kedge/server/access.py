@@ -15,9 +15,12 @@ from typing import Literal, NamedTuple, Protocol
 
 from starlette.types import Scope
 
-from kedge.access_tokens import AccessToken, TokenUse
+from kedge.access_tokens import AccessToken, TokenReservation, TokenUse
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:]*)(?::[0-9]*)?")
+DEFAULT_OUTPUT_TOKENS = 4_096
+"""The estimated output of a request that does not limit its output."""
+
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 CALLER_KEY = "kedge.caller"
@@ -43,6 +46,14 @@ class CallerRegistry(Protocol):
 
     async def count(self, name: str, *, requests: int = 0, tokens: int = 0) -> TokenUse:
         """Add to the counts of the current minute, and return them."""
+        ...
+
+    async def reserve(self, token: AccessToken, tokens: int) -> TokenReservation | TokenUse:
+        """Count the estimated tokens of a request, or return the counts if the limit is reached."""
+        ...
+
+    async def settle(self, reservation: TokenReservation, tokens: int) -> None:
+        """Replace the estimate of a reservation by the tokens that were used."""
         ...
 
 
@@ -107,24 +118,29 @@ class AccessPolicy:
         limits = (caller.requests_per_minute, caller.tokens_per_minute)
         if self.registry is None or not is_counted or limits == (None, None):
             return TokenCheck()
-        counts = await self.registry.count(caller.name, requests=1)
-        seconds = math.ceil(counts.seconds_left)
-        headers: dict[str, str] = {}
-        used = zip(("requests", "tokens"), limits, (counts.requests, counts.tokens), strict=True)
-        for name, limit, count in used:
-            if limit is not None:
-                headers[f"x-ratelimit-limit-{name}"] = str(limit)
-                headers[f"x-ratelimit-remaining-{name}"] = str(max(limit - count, 0))
-                headers[f"x-ratelimit-reset-{name}"] = f"{seconds}s"
-        if caller.requests_per_minute is not None and counts.requests > caller.requests_per_minute:
-            problem = "requests"
-        elif caller.tokens_per_minute is not None and counts.tokens >= caller.tokens_per_minute:
-            problem = "tokens"
-        else:
-            return TokenCheck(headers=headers)
-        headers["retry-after"] = str(seconds)
-        message = f"the limit of this token is reached; try again in {seconds} seconds"
-        return TokenCheck(problem, message, headers, counts.seconds_left)
+        return check_counts(caller, await self.registry.count(caller.name, requests=1))
+
+
+def check_counts(caller: AccessToken, counts: TokenUse) -> TokenCheck:
+    """Check the counts of a named token against its limits."""
+    limits = (caller.requests_per_minute, caller.tokens_per_minute)
+    seconds = math.ceil(counts.seconds_left)
+    headers: dict[str, str] = {}
+    used = zip(("requests", "tokens"), limits, (counts.requests, counts.tokens), strict=True)
+    for name, limit, count in used:
+        if limit is not None:
+            headers[f"x-ratelimit-limit-{name}"] = str(limit)
+            headers[f"x-ratelimit-remaining-{name}"] = str(max(limit - count, 0))
+            headers[f"x-ratelimit-reset-{name}"] = f"{seconds}s"
+    if caller.requests_per_minute is not None and counts.requests > caller.requests_per_minute:
+        problem = "requests"
+    elif caller.tokens_per_minute is not None and counts.tokens >= caller.tokens_per_minute:
+        problem = "tokens"
+    else:
+        return TokenCheck(headers=headers)
+    headers["retry-after"] = str(seconds)
+    message = f"the limit of this token is reached; try again in {seconds} seconds"
+    return TokenCheck(problem, message, headers, counts.seconds_left)
 
 
 def is_same_origin(scope: Scope) -> bool:

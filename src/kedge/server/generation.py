@@ -7,7 +7,7 @@ the model, a bug in it, the deadline, a client that disconnects, a server that s
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kedge.errors import StoreError
 from kedge.server.deadline import Deadline
@@ -22,9 +22,12 @@ from kedge.server.models import (
     OutputTruncated,
     Prompt,
 )
-from kedge.server.output_writer import OutputWriter, precount_output
+from kedge.server.output_writer import OutputWriter, count_answer, count_usage, precount_output
 from kedge.server.request_log import log_failure
 from kedge.server.state import ServerState
+
+if TYPE_CHECKING:
+    from kedge.access_tokens import TokenReservation
 
 Chunk = TypeVar("Chunk")
 """The type that a subclass emits while it streams: events, or encoded frames."""
@@ -55,6 +58,8 @@ class Generation(ABC, Generic[Chunk]):
         self.has_output = False
         """Whether the model has produced anything."""
         self.is_complete = False
+        self.reservation: TokenReservation | None = None
+        """The tokens that are reserved for the answer, if its caller has a limit."""
         self._service = service
         self._model = model
         self._prompt = prompt
@@ -125,10 +130,19 @@ class Generation(ABC, Generic[Chunk]):
             log_failure("the model failed", error)
         finally:
             self.end()
-        # Also for a partial answer: a client that disconnects early must not evade its limit.
-        if self._service.counts_tokens:
-            used = self._count_usage()
-            await self._service.count_tokens(used.input + used.output)
+        await self._settle_tokens()
+
+    async def _settle_tokens(self) -> None:
+        """Count the tokens of the answer, also of a partial one: leaving early must not evade a limit."""
+        reservation, self.reservation = self.reservation, None
+        if reservation is None or self._is_left_to_others:
+            return
+        self._writer.close_open_item()
+        await precount_output(self._writer)
+        used = self._count_usage().total
+        if not self.is_complete:  # a model may have reported its usage before it wrote more
+            used = max(used, count_answer(self._writer, self._input_usage).total)
+        await self._service.settle_tokens(reservation, used)
 
     async def _write(self, emit: Emit[Chunk] | None) -> None:
         before = await self._prepare()
@@ -172,9 +186,19 @@ class Generation(ABC, Generic[Chunk]):
     async def stream(self, send: Emit[bytes], on_wait: OnWait) -> None:
         """Send every frame, and call ``on_wait`` the first time that this waits."""
 
+    @property
     @abstractmethod
+    def _input_usage(self) -> ModelUsage:
+        """The usage before the first token of the answer."""
+
+    @property
+    def _is_left_to_others(self) -> bool:
+        """Whether another server continues this answer."""
+        return False
+
     def _count_usage(self) -> ModelUsage:
-        """Return the tokens of the request and of the answer so far."""
+        """Return the tokens of the request and of the answer."""
+        return count_usage(self._writer, self._input_usage)
 
     @abstractmethod
     def _start(self) -> Chunk:

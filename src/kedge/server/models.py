@@ -86,6 +86,11 @@ class ModelUsage:
     reasoning: int = 0
     cache_write: int = 0
 
+    @property
+    def total(self) -> int:
+        """The tokens of the input and the output."""
+        return self.input + self.output
+
 
 @dataclass(frozen=True, slots=True)
 class ItemAdded:

@@ -201,6 +201,11 @@ class OutputWriter:
         yield {"type": progress_event, "output_index": index, "item_id": item["id"]}
         yield self._build_item_event("done", item)
 
+    def close_open_item(self) -> None:
+        """Close the item that is being written, because the answer ends here."""
+        if self._text_chunks is not None:
+            self._close_item("incomplete")
+
     def next_id(self, type: str) -> str:
         """Return the id of the next item."""
         return make_item_id(type, self._key, self._number)
@@ -265,8 +270,7 @@ class OutputWriter:
 
     def _truncate(self, event: OutputTruncated) -> None:
         self.incomplete_reason = event.reason
-        if self._text_chunks is not None:
-            self._close_item("incomplete")
+        self.close_open_item()
 
     # Events.
 
@@ -331,8 +335,11 @@ async def precount_output(writer: OutputWriter) -> None:
 
 def count_usage(writer: OutputWriter, input: ModelUsage) -> ModelUsage:
     """Return the usage that the model reported, or the usage of its input with the counted answer."""
-    if writer.usage is not None:
-        return writer.usage
+    return writer.usage or count_answer(writer, input)
+
+
+def count_answer(writer: OutputWriter, input: ModelUsage) -> ModelUsage:
+    """Return the usage of the input with the counted answer."""
     reasoning = sum(map(count_text, writer.reasoning_texts))
     counted = zip(writer.items, writer.count_each(), strict=True)
     output = sum(tokens for item, tokens in counted if item["type"] != "reasoning")

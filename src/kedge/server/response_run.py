@@ -16,7 +16,7 @@ from kedge.server.deadline import Deadline
 from kedge.server.generation import Emit, Generation, OnWait
 from kedge.server.item_forms import Item
 from kedge.server.models import ModelUsage, OutputEvent
-from kedge.server.output_writer import OutputWriter, StreamEvent, count_usage
+from kedge.server.output_writer import OutputWriter, StreamEvent
 from kedge.server.prepare import ResponseDraft, add_summary
 from kedge.server.request_log import RecordedRequest
 from kedge.server.response_object import join_response
@@ -116,6 +116,8 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
             finally:
                 slots.release()
         self.end()
+        if self.reservation is not None and not self._is_left_to_others:  # cancelled in the queue
+            await self._service.settle_tokens(self.reservation, 0)
         if not self._is_left_to_others:
             await emit(self._finish())
 
@@ -249,9 +251,9 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
             self._service.responses.begin(entry, barrier=barrier, queued=queued)
             self._state = "in_progress"
 
-    def _count_usage(self) -> ModelUsage:
-        draft = self.draft
-        return count_usage(self._writer, ModelUsage(draft.input_tokens, 0, draft.cached_tokens))
+    @property
+    def _input_usage(self) -> ModelUsage:
+        return ModelUsage(self.draft.input_tokens, 0, self.draft.cached_tokens)
 
     async def _complete(self) -> None:
         draft, writer = self.draft, self._writer

@@ -9,11 +9,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kedge.access_tokens import AccessToken
+from kedge.access_tokens import AccessToken, TokenReservation
 from kedge.errors import KedgeError
+from kedge.server.access import DEFAULT_OUTPUT_TOKENS, check_counts
 from kedge.server.compaction import expand_compaction
 from kedge.server.encrypted_content import KEY_BYTES, ContentCipher, parse_reasoning_payload
-from kedge.server.errors import MODEL_NOT_FOUND
+from kedge.server.errors import MODEL_NOT_FOUND, TOKENS_LIMITED
 from kedge.server.item_forms import Item
 from kedge.server.models import Model, PracticeModel
 from kedge.server.prompt_cache import PromptCache
@@ -108,18 +109,34 @@ class ServerState:
         self.conversations = ConversationRepository(self._database, self.nodes)
         self._views[namespace] = self
 
-    @property
-    def counts_tokens(self) -> bool:
-        """Whether the caller has a token limit."""
-        return self._caller is not None and self._caller.tokens_per_minute is not None
+    async def reserve_tokens(
+        self, input_tokens: int, max_output_tokens: int | None
+    ) -> TokenReservation | None:
+        """Reserve the estimated tokens of a request, if its caller has a token limit.
 
-    async def count_tokens(self, tokens: int) -> None:
-        """Count tokens that a model used for the caller."""
+        Raises:
+            ApiError: If the limit is reached.
+            StoreError: If the tokens cannot be counted.
+        """
         caller, callers = self._caller, self.settings.callers
-        if caller is None or callers is None:
+        if caller is None or callers is None or caller.tokens_per_minute is None:
+            return None
+        output = DEFAULT_OUTPUT_TOKENS if max_output_tokens is None else max_output_tokens
+        reserved = await callers.reserve(caller, input_tokens + output)
+        if isinstance(reserved, TokenReservation):
+            return reserved
+        check = check_counts(caller, reserved)
+        error = TOKENS_LIMITED(seconds=f"{check.seconds_left:.3g}")
+        error.headers["retry-after"] = check.headers["retry-after"]
+        raise error
+
+    async def settle_tokens(self, reservation: TokenReservation | None, tokens: int) -> None:
+        """Count the tokens that a model used for the caller instead of those that were reserved."""
+        callers = self.settings.callers
+        if reservation is None or callers is None:
             return
         try:
-            await callers.count(caller.name, tokens=tokens)
+            await callers.settle(reservation, tokens)
         except KedgeError as error:  # the response itself is not affected
             log.warning("the tokens of a response could not be counted: %s", error)
 

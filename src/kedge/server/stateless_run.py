@@ -12,7 +12,7 @@ from kedge.server.generation import Emit, Generation, OnWait
 from kedge.server.http import EncodedResponse, get_recorded_request, get_service, respond_json
 from kedge.server.item_forms import Item, normalize_items
 from kedge.server.models import Model, ModelUsage, OutputEvent, Prompt
-from kedge.server.output_writer import OutputWriter, count_usage
+from kedge.server.output_writer import OutputWriter
 from kedge.server.prepare import (
     ModelInput,
     build_prompt,
@@ -120,7 +120,7 @@ class StatelessRun(Generation[bytes]):
         serializer: Serializer,
     ) -> None:
         super().__init__(service, request.model, request.prompt, writer)
-        self._input_usage = request.usage
+        self._request_usage = request.usage
         self._serializer = serializer
 
     @property
@@ -151,8 +151,9 @@ class StatelessRun(Generation[bytes]):
             return self._serializer.end(self._writer, self._count_usage())
         return self._serializer.error(self.error or INTERNAL_ERROR())
 
-    def _count_usage(self) -> ModelUsage:
-        return count_usage(self._writer, self._input_usage)
+    @property
+    def _input_usage(self) -> ModelUsage:
+        return self._request_usage
 
 
 async def respond(
@@ -167,7 +168,10 @@ async def respond(
     if recorded is not None:
         recorded.context = tuple(prepared.prompt.ask.items)
         recorded.response_id = response_id
-    run = StatelessRun(get_service(request), prepared, writer, serializer)
+    service = get_service(request)
+    reservation = await service.reserve_tokens(prepared.usage.input, prepared.prompt.max_tokens)
+    run = StatelessRun(service, prepared, writer, serializer)
+    run.reservation = reservation
     if prepared.prompt.stream:
         return EventStream(run)
     with DisconnectWatcher(partial(run.stop, "cancelled"), request.receive) as watch:

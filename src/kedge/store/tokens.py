@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from kedge.access_tokens import AccessToken, TokenUse
+from kedge.access_tokens import AccessToken, TokenReservation, TokenUse
 from kedge.errors import InvalidSetting, NotInStore, StoreError
 from kedge.observe import get_logger
 from kedge.store.database import Row, Tx
@@ -247,20 +247,56 @@ class TokenRegistry:
         Returns:
             The counts afterwards.
         """
+        row = await self._database.write(lambda tx: self._add_counts(tx, name, requests, tokens))
+        return TokenUse(*row[:3])
 
-        def work(tx: Tx) -> Row:
-            now, values = self._now(tx)
-            same = "CASE WHEN c.minute = excluded.minute THEN c.{0} ELSE 0 END + excluded.{0}"
-            return tx.rows(
-                f"INSERT INTO access_counts AS c (token, minute, requests, tokens) "
-                f"VALUES (?, {tx.dialect.floor.format(f'{now} / {MINUTE}')}, ?, ?) "
-                f"ON CONFLICT (token) DO UPDATE SET requests = {same.format('requests')}, "
-                f"tokens = {same.format('tokens')}, minute = excluded.minute "
-                f"RETURNING requests, tokens, {MINUTE} * (minute + 1) - {now}",
-                (name, *values, requests, min(tokens, MAX_LIMIT), *values),
-            )[0]
+    async def reserve(self, token: AccessToken, tokens: int) -> TokenReservation | TokenUse:
+        """Count the estimated tokens of a request before its model uses them, if the limit is not reached.
 
-        return TokenUse(*await self._database.write(work))
+        So requests at the same time exceed the limit of a token by at most the last one of them.
+
+        Args:
+            token: The token, which has a limit of tokens.
+            tokens: The estimate.
+
+        Returns:
+            The reservation, or the counts of the token if its limit is reached.
+        """
+        limit, tokens = token.tokens_per_minute or MAX_LIMIT, min(tokens, MAX_LIMIT)
+
+        def work(tx: Tx) -> TokenReservation | TokenUse:
+            row = self._add_counts(tx, token.name, 0, tokens)
+            if row[1] - tokens < limit:
+                return TokenReservation(token.name, tokens, row[3])
+            return TokenUse(*self._add_counts(tx, token.name, 0, -tokens)[:3])
+
+        return await self._database.write(work)
+
+    async def settle(self, reservation: TokenReservation, tokens: int) -> None:
+        """Replace the estimate of a reservation by the tokens that were used.
+
+        They count in the minute of the reservation; what exceeds it counts in the current minute.
+        """
+        excess = tokens - reservation.tokens
+        if excess > 0:
+            await self.count(reservation.name, tokens=excess)
+            return
+        query = "UPDATE access_counts SET tokens = tokens + ? WHERE token = ? AND minute = ?"
+        values = (excess, reservation.name, reservation.minute)
+        await self._database.write(lambda tx: tx.run(query, values))
+
+    def _add_counts(self, tx: Tx, name: str, requests: int, tokens: int) -> Row:
+        """Add to the counts of a token; return them with the seconds until the next minute, and the minute."""
+        now, values = self._now(tx)
+        same = "CASE WHEN c.minute = excluded.minute THEN c.{0} ELSE 0 END + excluded.{0}"
+        return tx.rows(
+            f"INSERT INTO access_counts AS c (token, minute, requests, tokens) "
+            f"VALUES (?, {tx.dialect.floor.format(f'{now} / {MINUTE}')}, ?, ?) "
+            f"ON CONFLICT (token) DO UPDATE SET requests = {same.format('requests')}, "
+            f"tokens = {same.format('tokens')}, minute = excluded.minute "
+            f"RETURNING requests, tokens, {MINUTE} * (minute + 1) - {now}, minute",
+            (name, *values, requests, min(tokens, MAX_LIMIT), *values),
+        )[0]
 
     def _now(self, tx: Tx) -> tuple[str, tuple[float, ...]]:
         """Return the SQL of the current time, and the values of its placeholders."""

@@ -21,6 +21,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kedge.access_tokens import TokenReservation
 from kedge.errors import StoreError
 from kedge.observe import get_logger
 from kedge.server.access import CALLER_KEY, AccessPolicy, is_same_origin, read_bearer_token
@@ -162,6 +163,14 @@ class DelegatedTokens:
     async def count(self, name: str, *, requests: int = 0, tokens: int = 0) -> TokenUse:
         """Add to the counts of a token in the current minute, and return them."""
         return await self._registry.count(name, requests=requests, tokens=tokens)
+
+    async def reserve(self, token: AccessToken, tokens: int) -> TokenReservation | TokenUse:
+        """Count the estimated tokens of a request, or return the counts if the limit is reached."""
+        return await self._registry.reserve(token, tokens)
+
+    async def settle(self, reservation: TokenReservation, tokens: int) -> None:
+        """Replace the estimate of a reservation by the tokens that were used."""
+        await self._registry.settle(reservation, tokens)
 
 
 class LoginThrottle:

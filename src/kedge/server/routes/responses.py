@@ -30,6 +30,7 @@ from kedge.server.item_forms import Item
 from kedge.server.models import ModelUsage
 from kedge.server.prepare import (
     ModelInput,
+    ResponseDraft,
     build_model_input,
     find_history,
     precount_request,
@@ -79,13 +80,17 @@ async def create(request: Request) -> Any:
     service, background = get_service(request), get_background(request)
     record = get_recorded_request(request)
     key = _get_idempotency_key(request) if unstored is None else None
-    opened = await service.run(_open_run, service, background, body, unstored, record, key)
-    if isinstance(opened, StoredResponse):
-        return await _repeat_response(
-            service, background, opened, streamed=bool(body.get("stream"))
-        )
-    run, log = opened
-    draft = run.draft
+    draft = await service.run(_prepare_draft, service, body, unstored, key)
+    if isinstance(draft, StoredResponse):
+        return await _repeat_response(service, background, draft, streamed=bool(body.get("stream")))
+    max_tokens = 0 if draft.skip_model else draft.prompt.max_tokens
+    reservation = await service.reserve_tokens(draft.input_tokens, max_tokens)
+    try:
+        run, log = await service.run(_open_run, service, background, draft, unstored, record)
+    except BaseException:
+        await service.settle_tokens(reservation, 0)
+        raise
+    run.reservation = reservation
     if log is not None:
         background.start(run, log, retain_events=draft.prompt.stream)
         return (
@@ -98,23 +103,25 @@ async def create(request: Request) -> Any:
     return EncodedResponse(response or b"")
 
 
-def _open_run(
-    service: ServerState,
-    background: BackgroundJobs,
-    body: Any,
-    unstored: "LaneMemory | None",
-    record: RecordedRequest | None,
-    idempotency_key: str | None,
-) -> tuple[ResponseRun, EventLog | None] | StoredResponse:
-    """Prepare a response and its run, or return the earlier response to a repeated request.
-
-    The events of its stream so far are returned if it is generated in the background.
-    """
+def _prepare_draft(
+    service: ServerState, body: Any, unstored: "LaneMemory | None", idempotency_key: str | None
+) -> ResponseDraft | StoredResponse:
+    """Prepare a response, or return the earlier response to a repeated request."""
     if idempotency_key is not None:
         repeated = _find_repeated(service, body, idempotency_key)
         if repeated is not None:
             return repeated
-    draft = prepare_response(service, body, unstored, idempotency_key)
+    return prepare_response(service, body, unstored, idempotency_key)
+
+
+def _open_run(
+    service: ServerState,
+    background: BackgroundJobs,
+    draft: ResponseDraft,
+    unstored: "LaneMemory | None",
+    record: RecordedRequest | None,
+) -> tuple[ResponseRun, EventLog | None]:
+    """Return the run of a response, with the events so far if it is generated in the background."""
     if record is not None:
         record.context = tuple(draft.prompt.ask.items)
         record.response_id = draft.request_fields["id"]
@@ -282,14 +289,17 @@ async def compact_context(request: Request) -> Response:
         return len(items), build_model_input(service, body, history, items)
 
     number, model_input = await service.run(build_input)
-    compaction = build_compaction_item(
-        service.cipher,
-        make_item_id("compaction", key, number),
-        await _compact_items(service, body, model_input),
-    )
-    used = ModelUsage(model_input.tokens, count_items([compaction]))
-    if service.counts_tokens:
-        await service.count_tokens(used.input + used.output)
+    reservation = await service.reserve_tokens(model_input.tokens, None)
+    used = ModelUsage(0, 0)
+    try:
+        compaction = build_compaction_item(
+            service.cipher,
+            make_item_id("compaction", key, number),
+            await _compact_items(service, body, model_input),
+        )
+        used = ModelUsage(model_input.tokens, count_items([compaction]))
+    finally:
+        await service.settle_tokens(reservation, used.total)
     return respond_json(
         {
             "id": make_response_id(key),
