@@ -223,7 +223,7 @@ HOSTILE: list[tuple[Any, str]] = [
     ({"$ref": "#" + "/a" * 20_000}, ""),
     (REPEATED, ""),
     (object_schema(b={"$ref": "#"}, c={"$ref": "#"}), ""),
-    (object_schema(**LONG_NAMES), ""),
+    (object_schema(True, **LONG_NAMES), ""),
     (
         object_schema(False, **{name: {"type": "null"} for name in SHORT_NAMES}),
         " ".join(SHORT_NAMES),

@@ -104,12 +104,11 @@ def _to_items(message: Message) -> Iterator[Item]:
             "output": output,
         }
         return
-    content = message.get("content")
-    if isinstance(content, list) and message["role"] == "assistant":
+    content: Any = message.get("content")
+    if message["role"] == "assistant" and _has_thinking(content):
         parts = cast("list[Item]", content)
+        yield _convert_thinking([part for part in parts if part.get("type") == "thinking"])
         content = [part for part in parts if part.get("type") != "thinking"]
-        if len(content) < len(parts):
-            yield _convert_thinking([part for part in parts if part.get("type") == "thinking"])
     kind = "output_text" if message["role"] == "assistant" else "input_text"
     calls = message.get("tool_calls") or ()
     refusal = message.get("refusal")
@@ -124,13 +123,21 @@ def _to_items(message: Message) -> Iterator[Item]:
         yield _convert_call(call)
 
 
+def _has_thinking(content: object) -> bool:
+    """Return whether the content of a message has parts in which Mistral sends reasoning."""
+    if not isinstance(content, list):
+        return False
+    return any(part.get("type") == "thinking" for part in cast("list[Item]", content))
+
+
 def _convert_thinking(parts: list[Item]) -> Item:
     """Return the reasoning item of the parts in which Mistral sends reasoning."""
     texts: list[Item] = []
     for part in parts:
-        thinking: object = part["thinking"]
-        for piece in cast("list[Any]", thinking) if isinstance(thinking, list) else [thinking]:
-            text = piece if isinstance(piece, str) else piece["text"]
+        thinking: Any = part["thinking"]
+        pieces = cast("list[Any]", thinking) if isinstance(thinking, list) else [thinking]
+        for piece in pieces:
+            text: str = piece if isinstance(piece, str) else piece["text"]
             texts.append({"type": "reasoning_text", "text": text})
     return {"type": "reasoning", "summary": [], "content": texts}
 
