@@ -17,10 +17,10 @@ from typing import Any
 
 import psycopg
 
+from kedge.database.postgres import MARGIN_SECONDS
+
 PAUSE_SECONDS = 0.2
 """The time between two attempts to connect to a server that was reachable before."""
-MARGIN_SECONDS = 1.0
-"""The time after which the client gives up waiting for a server that should have canceled the statement."""
 MAX_TIMEOUT = 2**31 - 1
 """The maximum timeout of PostgreSQL, in milliseconds."""
 _PERMANENT_ERRORS = ("password authentication failed", "no password supplied", "does not exist")
@@ -40,7 +40,7 @@ class ConnectionsBusy(psycopg.OperationalError):
     """Every connection was in use until the end of the wait."""
 
 
-class Connection(psycopg.Connection[Any]):
+class PostgresConnection(psycopg.Connection[Any]):
     """A connection whose waits for the server are limited."""
 
     _wait_until = 0.0
@@ -137,13 +137,13 @@ class PostgresConnections:
     def __init__(self, url: str, limit: int) -> None:
         self._url = url
         self._permits = _Permits(limit)
-        self._idle: deque[Connection] = deque()
+        self._idle: deque[PostgresConnection] = deque()
         self._connect_error: psycopg.Error | None = None
         self._was_connected = False
         self._is_closed = False
         weakref.finalize(self, _close_all, self._idle)  # for a pool that is not closed
 
-    def acquire(self, wait_until: float) -> Connection:
+    def acquire(self, wait_until: float) -> PostgresConnection:
         """Return a connection that the server has not closed.
 
         Raises:
@@ -158,7 +158,7 @@ class PostgresConnections:
             self._permits.release()
             raise
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: PostgresConnection) -> None:
         """Return a connection. If it broke, the idle ones may be broken too, and are closed."""
         if self._is_closed:
             connection.close()
@@ -173,7 +173,7 @@ class PostgresConnections:
         self._is_closed = True
         _close_all(self._idle)
 
-    def _find_idle(self) -> Connection | None:
+    def _find_idle(self) -> PostgresConnection | None:
         """Return the connection that was used last, after closing those that the server has closed."""
         with suppress(IndexError):
             while True:
@@ -183,12 +183,12 @@ class PostgresConnections:
                 connection.close()  # an idle connection has input only if the server closes it
         return None
 
-    def _connect(self, wait_until: float) -> Connection:
+    def _connect(self, wait_until: float) -> PostgresConnection:
         """Open a connection; if there was one before, wait for a server that is being restarted."""
         while True:
             seconds = max(2.0, wait_until - time.monotonic())
             try:
-                connection = Connection.connect(
+                connection = PostgresConnection.connect(
                     self._url,
                     autocommit=True,  # a transaction is begun by the first statement that needs it
                     prepare_threshold=None,  # with PgBouncer, the next transaction has another session
@@ -206,7 +206,7 @@ class PostgresConnections:
                 return connection
 
 
-def _close_all(connections: deque[Connection]) -> None:
+def _close_all(connections: deque[PostgresConnection]) -> None:
     with suppress(IndexError):
         while True:
             connections.pop().close()

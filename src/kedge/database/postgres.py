@@ -35,7 +35,7 @@ from kedge.errors import (
 if TYPE_CHECKING:
     import psycopg
 
-    from kedge.database.connections import Connection
+    from kedge.database.connections import PostgresConnection
 
 T = TypeVar("T")
 TxT = TypeVar("TxT", bound="PostgresTransaction")
@@ -49,6 +49,10 @@ MAX_ATTEMPTS = {"conflict": 8, "disconnect": 3, "other": 1}
 """How often a transaction is run, by the cause of its failures."""
 WAIT_SECONDS = 10.0
 STATEMENT_SECONDS = 10.0
+CHECK_SECONDS = 3.0
+"""The time in which a server must answer to count as available."""
+MARGIN_SECONDS = 1.0
+"""The time after which the client gives up waiting for a server that should have canceled the statement."""
 
 NOW = "EXTRACT(EPOCH FROM clock_timestamp())::double precision"
 """An SQL expression for the time of the database server, in seconds since 1970."""
@@ -86,7 +90,7 @@ class PostgresTransaction:
         is_retry: Whether an earlier attempt conflicted with another transaction.
     """
 
-    def __init__(self, connection: "Connection", *, is_retry: bool = False) -> None:
+    def __init__(self, connection: "PostgresConnection", *, is_retry: bool = False) -> None:
         self._connection = connection
         self._cursor = connection.cursor()
         self.is_retry = is_retry
@@ -192,19 +196,33 @@ class PostgresPool(Generic[TxT]):
 
     def run_read(self, work: Callable[[TxT], T]) -> T:
         """Run queries against one consistent state, in the calling thread."""
-        return self._translate_errors(lambda: self._retry(work, read_only=True))
+        limits = self.wait_seconds, self.statement_seconds
+        return self._translate_errors(lambda: self._retry(work, *limits, read_only=True))
 
     def run_write(self, work: Callable[[TxT], T]) -> T:
         """Run a transaction in the calling thread; it may be run again after a conflict."""
-        return self._translate_errors(lambda: self._retry(work, read_only=False))
+        limits = self.wait_seconds, self.statement_seconds
+        return self._translate_errors(lambda: self._retry(work, *limits, read_only=False))
 
-    def _retry(self, work: Callable[[TxT], T], *, read_only: bool) -> T:
+    def check(self) -> None:
+        """Raise a `StoreError` unless the server answers within `CHECK_SECONDS`, in the calling thread."""
+        limits = CHECK_SECONDS - MARGIN_SECONDS, 0.0
+        self._translate_errors(lambda: self._retry(_ping, *limits, read_only=False))
+
+    def _retry(
+        self,
+        work: Callable[[TxT], T],
+        wait_seconds: float,
+        statement_seconds: float,
+        *,
+        read_only: bool,
+    ) -> T:
         """Run a transaction again after a conflict or a lost connection, each up to its own number of times."""
-        wait_until = time.monotonic() + self.wait_seconds
+        wait_until = time.monotonic() + wait_seconds
         failures: Counter[str] = Counter()
         while True:
             connection = self._pool.acquire(wait_until)
-            connection.limit(wait_until, self.statement_seconds)
+            connection.limit(wait_until, statement_seconds)
             try:
                 return self._run_transaction(
                     work, connection, read_only=read_only, is_retry=failures["conflict"] > 0
@@ -218,7 +236,12 @@ class PostgresPool(Generic[TxT]):
                 self._pool.release(connection)
 
     def _run_transaction(
-        self, work: Callable[[TxT], T], connection: "Connection", *, read_only: bool, is_retry: bool
+        self,
+        work: Callable[[TxT], T],
+        connection: "PostgresConnection",
+        *,
+        read_only: bool,
+        is_retry: bool,
     ) -> T:
         # The context managers of the driver would commit and reset in several steps.
         tx = self._make_transaction(connection, is_retry=is_retry)
@@ -302,6 +325,10 @@ class PostgresPool(Generic[TxT]):
 
 class _CommitUnknown(Exception):
     """The connection broke while a transaction was being committed."""
+
+
+def _ping(tx: PostgresTransaction) -> None:
+    tx.run_alone(b"SELECT 1", None)
 
 
 def _get_state(error: BaseException) -> str:

@@ -11,11 +11,12 @@ from anyio.lowlevel import checkpoint
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from kedge.database.health import HealthCheck
 from kedge.errors import StoreError
 from kedge.server.access import AccessPolicy
 from kedge.server.anthropic import endpoint as messages
@@ -61,9 +62,13 @@ CLEANUP_ROUNDS = 60
 """The number of these checks after which old events are deleted."""
 
 
-async def healthz(_: Request) -> Response:
-    """Answer ``GET /healthz``."""
-    return respond_json({"status": "ok"})
+async def healthz(request: Request) -> Response:
+    """Answer ``GET /healthz``: with 503 if a database does not answer."""
+    health: HealthCheck = request.app.state.health
+    if await health.run():
+        return respond_json({"status": "ok"})
+    body = {"status": "unavailable", "reason": "the database does not answer"}
+    return JSONResponse(body, 503)
 
 
 async def metrics(request: Request) -> Response:
@@ -296,6 +301,7 @@ def create_app(
     app = _ServerApp(wrap, routes=[*ROUTES, *WEBSOCKET_ROUTES], lifespan=lifespan)
     app.router.redirect_slashes = False  # the API has one URL for each resource
     app.state.service = service
+    app.state.health = HealthCheck(service.check_database)
     app.state.background = background
     return app
 

@@ -172,23 +172,20 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         self._record_metrics()
         super().end()
         is_unsettled, self._state = self._state == "in_progress", "settled"
-        locked, self._locked = self._locked, None
         if is_unsettled and self._is_left_to_others:
+            self._locked = None  # the lock belongs to the response
             return
         if is_unsettled and self.before_settle is not None:
             self.before_settle()
-        if is_unsettled or locked is not None:
-            self._service.submit(
-                self._release, locked, self._failure_status if is_unsettled else None
-            )
+        if is_unsettled or self._locked is not None:
+            self._service.submit(self._release, self._failure_status if is_unsettled else None)
 
-    def _release(self, locked: str | None, status: str | None) -> None:
+    def _release(self, status: str | None) -> None:
         """Store the failure of an unsettled response, and unlock its conversation."""
         if status is not None:
             node = self._service.nodes.parse_node(self.draft.key)
             self._service.responses.fail(node, status, self._failure_cause)
-        if locked is not None:
-            self._service.conversations.release(locked)
+        self._unlock()
 
     @property
     def _is_left_to_others(self) -> bool:
@@ -267,20 +264,24 @@ class ResponseRun(Generation[Sequence[StreamEvent]]):
         if draft.store:
             if self.before_settle is not None:
                 self.before_settle()
-            locked, self._locked = self._locked, None
-            await self._service.run(self._store_result, result, output, locked)
+            await self._service.run(self._store_result, result, output)
         if self._unstored is not None:
             id: str = draft.request_fields["id"]
             self._unstored.store(id, None if draft.store else self._build_context(len(output)))
         self._response_json = join_response(self._request_json, result, output)
 
-    def _store_result(self, result_json: bytes, output: bytes, locked: str | None) -> None:
+    def _store_result(self, result_json: bytes, output: bytes) -> None:
         """Store the result, and unlock the conversation before the client can continue it."""
         try:
             self._save_result(result_json, output)
         finally:
-            if locked is not None:
-                self._service.conversations.release(locked)
+            self._unlock()
+
+    def _unlock(self) -> None:
+        """Unlock the conversation, unless that was done before."""
+        if self._locked is not None:
+            self._service.conversations.release(self._locked)
+            self._locked = None
 
     def _save_result(self, result_json: bytes, output: bytes) -> None:
         entry = self._build_entry()

@@ -33,6 +33,8 @@ class Limits:
         stream_bytes: Memory for these events.
         lease_seconds: Time after which other servers on the same PostgreSQL continue the responses of a
             server that does not renew its claims.
+        database_seconds: Time that an operation may wait for PostgreSQL in the queue, for a connection and for locks;
+            each statement may run for this time as well.
         socket_seconds: Lifetime of a WebSocket connection.
         socket_lanes: Named lanes on a connection.
         socket_in_flight: Responses that run at once on a connection.
@@ -52,6 +54,7 @@ class Limits:
     stream_seconds: float = 300.0
     stream_bytes: int = 64 * 1024 * 1024
     lease_seconds: float = 15.0
+    database_seconds: float = 5.0
     socket_seconds: float = 3600.0
     socket_lanes: int = 32
     socket_in_flight: int = 16

@@ -177,6 +177,9 @@ class Database(ABC):
     def write_sync(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction from synchronous code; the calling thread waits."""
 
+    def check(self) -> None:  # noqa: B027 - a file always answers
+        """Raise a `StoreError` unless the database answers within a few seconds; the calling thread waits."""
+
     # Small transactions on cached data, such as the index of known responses.
 
     @property
@@ -259,6 +262,10 @@ class NamespaceDatabase(Database):
     def write_inline(self, work: Callable[[Tx], T]) -> T:
         """Run a transaction in the calling thread."""
         return self._database.write_inline(self._bind(work))
+
+    def check(self) -> None:
+        """Raise a `StoreError` unless the database answers."""
+        self._database.check()
 
     async def reclaim(self, *, vacuum: bool = False) -> None:
         """Overwrite deleted data in the files."""

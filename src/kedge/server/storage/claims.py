@@ -109,6 +109,7 @@ class ReplicaClaims:
         row = self._execute(_RENEW, (self._owner, self.lease_seconds)).fetchone()
         if row is not None:
             self._database.set_clock(row[0])
+        self._database.resubmit()
 
     def give_up(self) -> None:
         """Release all claims, so that another server continues at once."""

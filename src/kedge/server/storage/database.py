@@ -65,6 +65,9 @@ class ServerDatabase(ABC):
     def unlock_conversation(self, id: str) -> None:
         """Release the lock of a conversation."""
 
+    def check(self) -> None:  # noqa: B027 - a file always answers
+        """Raise a `StoreError` unless the database answers; the calling thread waits."""
+
     def next_number(self) -> int:
         """Return the number for a new node; it is unique while the server runs."""
         number = next(self._numbers, None)
@@ -116,9 +119,7 @@ def open_server_database(settings: "Settings") -> ServerDatabase:
     if is_postgresql(settings.db):
         from kedge.server.storage.postgres import PostgresServerDatabase
 
-        return PostgresServerDatabase(
-            settings.db, clock=settings.clock, lease_seconds=settings.limits.lease_seconds
-        )
+        return PostgresServerDatabase(settings.db, clock=settings.clock, limits=settings.limits)
     from kedge.server.storage.sqlite import SQLiteServerDatabase
 
     path = parse_sqlite_address(settings.db)

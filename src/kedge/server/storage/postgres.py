@@ -15,6 +15,7 @@ import re
 import threading
 import time
 from asyncio import get_running_loop, shield
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -31,18 +32,22 @@ from kedge.database.postgres import (
     Values,
     convert_placeholders,
 )
-from kedge.errors import CannotServe, StoreError
+from kedge.errors import CannotServe, StoreBusy, StoreError
 from kedge.server.storage.claims import ReplicaClaims
 from kedge.server.storage.database import Clock, ServerDatabase, check_schema_version
 
 if TYPE_CHECKING:
     import psycopg
 
+    from kedge.server.settings import Limits
+
 T = TypeVar("T")
 
 log = logging.getLogger("kedge.server")
 
 NUMBERS_PER_RESERVATION = 64
+MAX_FAILED = 10_000
+"""The number of functions that are called again after an outage."""
 DELETE_LOCK, PURGE_LOCK, SCHEMA_LOCK = 5461729, 5461730, 5461731
 """Numbers of advisory locks, each for the tables of one schema."""
 _LOCK = "SELECT pg_advisory_xact_lock(?, hashtext(current_schema()))"
@@ -169,23 +174,30 @@ class PostgresServerDatabase(ServerDatabase):
         url: The address: ``postgresql://user@host/database``.
         clock: Returns the time; only its difference from the time of this machine is used, which a test
             may change. It is added to the time of the database.
-        lease_seconds: Seconds after which a server that does not renew its claims has lost them.
+        limits: The limits of the server for waiting and for its claims.
 
     Raises:
         CannotServe: If the database cannot be opened, or was written by a newer version.
     """
 
-    def __init__(self, url: str, *, clock: Clock = time.time, lease_seconds: float = 15.0) -> None:
+    def __init__(self, url: str, *, clock: Clock = time.time, limits: "Limits") -> None:
         self.owner = token_hex(8)
         self._given_clock = clock
         self._clock_offset = 0.0
         self._current = threading.local()
         self._thread = ThreadPoolExecutor(1, "kedge-responses")
+        self._failed: deque[Callable[[], None]] = deque(maxlen=MAX_FAILED)
         try:
-            self.pool: PostgresPool[ServerTransaction] = PostgresPool(url, ServerTransaction)
+            self.pool: PostgresPool[ServerTransaction] = PostgresPool(
+                url,
+                ServerTransaction,
+                wait_seconds=limits.database_seconds,
+                statement_seconds=limits.database_seconds,
+            )
+            self.check = self.pool.check
             try:
                 self.transact(self._upgrade_schema)
-                self.claims = ReplicaClaims(self, self.owner, lease_seconds)
+                self.claims = ReplicaClaims(self, self.owner, limits.lease_seconds)
                 self.claims.renew()
             except BaseException:
                 self.pool.close()
@@ -224,25 +236,41 @@ class PostgresServerDatabase(ServerDatabase):
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Call a function in the thread of the database, after all functions that were submitted before.
 
-        It is called even if the caller is cancelled, so that it releases its locks.
+        It is called even if the caller is cancelled, so that it releases its locks, but not after it waited
+        too long for its turn: if each operation waits for a database that does not answer, the queue
+        would grow and every request would wait longer.
+
+        Raises:
+            StoreBusy: The functions before it took too long.
         """
         context = contextvars.copy_context()
+        latest = time.monotonic() + self.pool.wait_seconds
 
         def call() -> T:
+            if time.monotonic() > latest:
+                raise StoreBusy("the database did not answer earlier requests in time; try again")
             return context.run(work, *args)
 
         return await shield(get_running_loop().run_in_executor(self._thread, call))
 
     def submit(self, work: Callable[..., object], *args: Any) -> None:
-        """Schedule a function in the thread of the database; an error is logged."""
+        """Schedule a function in the thread of the database; after an outage it is called again."""
 
         def call() -> None:
             try:
                 work(*args)
-            except StoreError as error:  # another server claims what could not be settled
+            except StoreError as error:
                 log.warning("a change could not be stored: %s", error)
+                if error.retryable:
+                    self._failed.append(call)
 
         self._thread.submit(call)
+
+    def resubmit(self) -> None:
+        """Schedule the functions that failed before; the database answers again."""
+        with suppress(IndexError):
+            while True:
+                self._thread.submit(self._failed.popleft())
 
     def lock_conversation(self, id: str, node: int | None) -> bool:
         """Lock a conversation for this server; the lock of a server that is gone is ignored.
