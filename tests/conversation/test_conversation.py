@@ -21,6 +21,7 @@ from kedge.errors import (
     AnswerIncomplete,
     HeadConflict,
     InvalidSetting,
+    InvalidTurn,
     KedgeError,
     KeyReused,
     NotInStore,
@@ -1089,3 +1090,13 @@ async def test_unknown_settings_are_rejected(store: Store) -> None:
     with pytest.raises(TypeError, match="'instructions'"):
         await Conversation.open_or_create(store, "c", "practice", **wrong)
     assert not await Conversation.list(store)
+
+
+async def test_messages_are_not_blocks(store: Store, connected: Callable[..., Engine]) -> None:
+    """A message in the form of an API is refused when a conversation is created, with the remedy."""
+    message: Any = {"role": "user", "content": "Hello"}
+    with pytest.raises(InvalidTurn, match="blocks_from_messages"):
+        await Conversation.create(store, connected(), blocks=[message])
+    with pytest.raises(InvalidTurn, match="blocks_from_messages"):
+        await store.create(blocks=[message])
+    assert await store.conversations() == []

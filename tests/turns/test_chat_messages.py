@@ -6,6 +6,7 @@ import pytest
 
 from kedge.engines import messages_from_blocks
 from kedge.errors import InvalidTurn, UnsupportedBlock
+from kedge.server.schema.requests import ITEM_TYPES
 from kedge.turns import (
     assistant,
     blocks_from_messages,
@@ -17,6 +18,7 @@ from kedge.turns import (
     tool_result,
     user,
 )
+from kedge.turns.chat_messages import ITEM_MEMBERS
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
@@ -96,6 +98,32 @@ def test_items_of_the_responses_api_are_converted_too() -> None:
     assert blocks_from_messages(map(item_from_block, blocks)) == blocks
 
 
+def test_required_members_are_those_of_the_api() -> None:
+    """The table of items that Kedge does not interpret agrees with the schemas of the server."""
+    read = {"message", "reasoning", "item_reference", "compaction_trigger"}
+    read |= {
+        f"{kind}{end}" for kind in ("function_call", "custom_tool_call") for end in ("", "_output")
+    }
+    required = {
+        kind: {name.rstrip("!?") for name in members if name.endswith("!")}
+        for kind, members in ITEM_TYPES.items()
+        if isinstance(members, dict) and kind not in read
+    }
+    assert {kind: set(names) for kind, names in ITEM_MEMBERS.items()} == required
+
+
+def test_further_members_of_messages_are_left_out() -> None:
+    """What an application stored with a message or a result is not sent to a provider."""
+    messages = [
+        {"role": "user", "content": "Hello", "name": "Ada", "received_at": 5},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "1", "seconds": 2},
+    ]
+    items = [item_from_block(block) for block in blocks_from_messages(messages)]
+    assert items[0] == {"type": "message", "role": "user", "content": "Hello"}
+    assert items[2] == {"type": "function_call_output", "call_id": "c", "output": "1"}
+
+
 @pytest.mark.parametrize(
     ("message", "problem"),
     [
@@ -107,6 +135,17 @@ def test_items_of_the_responses_api_are_converted_too() -> None:
         ({"role": "function", "name": "f", "content": "1"}, "no call of the function 'f' before"),
         ({"role": "assistant", "function_call": {}, "content": None}, "a message has no content"),
         ({"role": "assistant", "function_call": {"arguments": "{}"}}, "'name' is missing"),
+        ({"type": "hologram_call", "call_id": "c"}, "a message has a form that is not known"),
+        ({"type": "item_reference", "id": "msg_1"}, "a message has a form that is not known"),
+        ({"id": "msg_1"}, "a message has a form that is not known"),
+        ({"type": 5}, "a message has a form that is not known|needs a type"),
+        (
+            {"type": "mcp_call", "name": "f"},
+            "an item of type mcp_call needs the member 'server_label'",
+        ),
+        ({"type": "compaction", "encrypted_content": None}, "needs the member 'encrypted_content'"),
+        ({"role": "user", "content": [{"type": "input_image"}]}, "content that is not known"),
+        ({"role": "user", "content": [{"type": "input_text", "text": None}]}, "that is not known"),
     ],
 )
 def test_a_message_of_an_unknown_form_is_named(message: Any, problem: str) -> None:

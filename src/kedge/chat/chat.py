@@ -21,10 +21,12 @@ from kedge.chat.state import (
     build_report,
     decode_state,
     encode_incrementally,
+    leave_out,
     state_from_turn,
 )
 from kedge.compaction import Compactor, compact_turn
 from kedge.engines import ContentFilters, Engine, Middleware, OutputSchema, find_filters, unwrap
+from kedge.engines.stateless import StatelessEngine
 from kedge.engines.sync import SyncFacade, wrap_method, wrap_stream
 from kedge.event_loops import AsyncResource
 from kedge.middleware.compose import SystemText, Tools, with_default_middleware
@@ -34,7 +36,7 @@ from kedge.planning.anchor_lookup import drop_changed_anchors
 from kedge.providers import connect
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.tools import Approver
-from kedge.turns import Block, Turn, user
+from kedge.turns import Block, OpaqueBlock, Turn, UnknownBlock, user
 from kedge.turns.constructors import build_replacement
 from kedge.turns.turn import count_leading
 
@@ -358,7 +360,10 @@ class Chat(AsyncResource):
             count("states_discarded_total", reason=found.reason)
             log.warning("a state was discarded and a new conversation started: %s", found)
             return ChatState(self.provider), found
-        return found, None
+        # Every call would fail with a block of a newer Kedge, or with an item that this API cannot express.
+        has_no_items = isinstance(unwrap(self._base_engine), StatelessEngine)
+        kinds = (UnknownBlock, OpaqueBlock) if found.version == 1 and has_no_items else UnknownBlock
+        return leave_out(found, kinds), None
 
     def _make_writer(self, start: ChatState) -> StateWriter:
         """Return a function that writes the states of a call that started with this one."""

@@ -4,7 +4,8 @@
      …,"checksum":"sha256:…"}
 
 The checksum comes last and covers every byte before it, so changes are detected. Reading never raises: a
-state that cannot be used becomes a ``DiscardedState`` with the reason. A history is never used in part.
+state that cannot be used becomes a ``DiscardedState`` with the reason. A history is never used in part, except that
+blocks which the engine cannot send are left out (``leave_out``): a state must never make every later call fail.
 """
 
 import hashlib
@@ -27,11 +28,21 @@ from kedge.encryption import FernetCipher as StateCipher
 from kedge.encryption import Key, new_key
 from kedge.errors import KedgeError
 from kedge.json_codec import decode, encode_text, quote, reject_constant
+from kedge.observe import get_logger
 from kedge.planning import ConversationState, get_state, set_state
 from kedge.planning.state import MODES, STATE_KEY
-from kedge.turns import Block, SystemBlock, Turn, dump_block
+from kedge.text_format import pluralize
+from kedge.turns import (
+    Block,
+    SystemBlock,
+    Turn,
+    dump_block,
+    item_from_block,
+)
 from kedge.turns.chat_messages import blocks_from_message
 from kedge.turns.frozen_json import EMPTY, FrozenMap, check_text, thaw
+
+log = get_logger("kedge.chat")
 
 __all__ = ["ENCRYPTED_PREFIX", "Key", "StateCipher", "is_encrypted", "new_key"]
 
@@ -376,6 +387,7 @@ def _upgrade_from_v1(members: Json) -> Json:
         raise ValueError("processed_length is not a number of messages")
     seen = sum(map(len, converted[:processed]))
     blocks = [block for each in converted for block in each]
+    _check_items([item_from_block(block) for block in blocks if block.kind != "reasoning"])
     lead = 0
     while lead < len(blocks) and isinstance(blocks[lead], SystemBlock):
         lead += 1
@@ -387,6 +399,30 @@ def _upgrade_from_v1(members: Json) -> Json:
         "responses": [],
         "anchors": [],
     }
+
+
+def _check_items(items: list[Json]) -> None:
+    """Reject items that the Responses API rejects: a member is missing or has an invalid value."""
+    from kedge.server.errors import ApiError  # slow to import, and few states are of version 1
+    from kedge.server.schema.requests import ITEMS
+
+    try:
+        ITEMS.check(items, (None, "input"))
+    except ApiError as error:
+        raise ValueError("a message has a form that is not known") from error
+
+
+def leave_out(state: ChatState, kinds: type[Block] | tuple[type[Block], ...]) -> ChatState:
+    """Return a state without the blocks of these kinds, which cannot be sent; they are noted in the log."""
+    unsendable = [isinstance(block, kinds) for block in state.blocks]
+    if not any(unsendable):
+        return state
+    log.warning("%s of a state cannot be sent, and left out", pluralize(sum(unsendable), "block"))
+    blocks = tuple(
+        block for block, is_out in zip(state.blocks, unsendable, strict=True) if not is_out
+    )
+    length = state.processed_length - sum(unsendable[: state.processed_length])
+    return replace(state, blocks=blocks, processed_length=length, history=None)
 
 
 def _is_message(message: object) -> bool:

@@ -181,6 +181,7 @@ class Conversation(AsyncResource):
             InvalidSetting: The mode, the retention or another setting has an invalid value, or a conversation
                 with this id exists.
             TypeError: There is no setting with this name.
+            InvalidTurn: A value in ``blocks`` is not a block.
             Blocked: A guard rejects one of the blocks.
         """
         _check_arguments(store, settings)
@@ -195,7 +196,7 @@ class Conversation(AsyncResource):
             ttl=ttl,
             data=data,
             id=id,
-            blocks=_filter_blocks(guarded, map(_as_block, messages)),
+            blocks=_filter_blocks(guarded, Turn(map(_as_block, messages))),
         )
         try:
             return await cls._load(store, row, engine, settings)

@@ -283,7 +283,7 @@ class Store(AsyncResource):
         mode, retention = validate_mode(mode), validate_seconds(retention, "retention")
         ttl = validate_seconds(ttl, "ttl")
         members = validate_data(data)
-        bodies = [encode_block(block) for block in blocks]
+        bodies = [encode_block(block) for block in Turn(blocks)]  # which checks them
 
         def work(tx: Tx) -> ConversationRow:
             now = self.clock()
@@ -340,7 +340,7 @@ class Store(AsyncResource):
         Returns:
             The rows of the new conversations.
         """
-        encoded = [[encode_block(block) for block in blocks] for blocks in chats]
+        encoded = [[encode_block(block) for block in Turn(blocks)] for blocks in chats]
 
         def work(tx: Tx) -> list[ConversationRow]:
             now = self.clock()

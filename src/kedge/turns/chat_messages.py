@@ -1,14 +1,17 @@
 """Convert messages of the Chat Completions API to blocks.
 
-A message may contain text, a refusal and several calls, which are separate blocks. An unknown form is an error:
-if it were passed on, the provider would reject every request with it.
+A message may contain text, a refusal and several calls, which are separate blocks. An unknown or incomplete form is an
+error: if it were passed on, the provider would reject every request with it. Further members of a message, such as the
+time at which an application received it, are left out.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from kedge.errors import InvalidTurn
-from kedge.turns.blocks import Block, OpaqueBlock
+from kedge.turns.blocks import Block, OpaqueBlock, SystemBlock, ToolResultBlock, UserBlock
+from kedge.turns.frozen_json import EMPTY
 from kedge.turns.parts import OpaquePart
 from kedge.turns.responses_items import CHAT_PART_TYPES, Item, block_from_item
 
@@ -84,11 +87,22 @@ def _replace_function_call(message: Message, index: int, functions: dict[str, st
 def _convert_message(message: Message) -> Iterator[Block]:
     for item in _to_items(message):
         block = block_from_item(item)
-        if isinstance(block, OpaqueBlock) and item.get("type", "message") in _READABLE_ITEMS:
-            raise ValueError("a message has a form that is not known")
+        if isinstance(block, OpaqueBlock):
+            _check_item(block)
         if not all(map(_is_sendable, getattr(block, "parts", ()))):
             raise ValueError("a message has content that is not known")
-        yield block
+        is_input = isinstance(block, UserBlock | SystemBlock | ToolResultBlock)
+        yield replace(block, extra=EMPTY) if is_input and block.extra else block
+
+
+def _check_item(block: OpaqueBlock) -> None:
+    """Reject an item that no server accepts."""
+    required = ITEM_MEMBERS.get(block.type)
+    if required is None:
+        raise ValueError("a message has a form that is not known")
+    missing = [name for name in required if block.item.get(name) is None]
+    if missing:
+        raise ValueError(f"an item of type {block.type} needs the member {missing[0]!r}")
 
 
 def _to_items(message: Message) -> Iterator[Item]:
@@ -192,19 +206,50 @@ def _is_sendable(part: object) -> bool:
     kind = part.content.get("type")
     if not isinstance(kind, str):
         return False
-    return kind in CHAT_PART_TYPES or kind.startswith(("input_", "output_"))
+    choices = PART_MEMBERS.get(kind, ())
+    return kind in CHAT_PART_TYPES or any(part.content.get(name) is not None for name in choices)
 
 
-_READABLE_ITEMS = frozenset(
-    {
-        "message",
-        "function_call",
-        "function_call_output",
-        "custom_tool_call",
-        "custom_tool_call_output",
-    }
-)
-"""Types of items that Kedge reads; one that cannot be read has a wrong form."""
+ITEM_MEMBERS: Mapping[str, tuple[str, ...]] = {
+    "additional_tools": ("role", "tools"),
+    "agent_message": ("author", "recipient", "content"),
+    "apply_patch_call": ("call_id", "operation", "status"),
+    "apply_patch_call_output": ("call_id", "status"),
+    "code_interpreter_call": ("container_id", "status"),
+    "compaction": ("encrypted_content",),
+    "computer_call": ("call_id", "pending_safety_checks"),
+    "computer_call_output": ("call_id", "output"),
+    "configuration_update": (),
+    "file_search_call": ("queries", "status"),
+    "image_generation_call": ("status",),
+    "local_shell_call": ("call_id", "action"),
+    "local_shell_call_output": ("id", "output"),
+    "mcp_approval_request": ("server_label", "name", "arguments"),
+    "mcp_approval_response": ("approval_request_id", "approve"),
+    "mcp_call": ("server_label", "name", "arguments"),
+    "mcp_list_tools": ("server_label", "tools"),
+    "multi_agent_call": ("call_id", "action", "arguments"),
+    "multi_agent_call_output": ("call_id", "action", "output"),
+    "program": ("call_id", "code", "fingerprint"),
+    "program_output": ("call_id", "result", "status"),
+    "shell_call": ("call_id", "action"),
+    "shell_call_output": ("call_id", "output"),
+    "tool_search_call": ("arguments",),
+    "tool_search_output": ("tools",),
+    "web_search_call": (),
+}
+"""The types of items that Kedge does not interpret but servers accept, and the members that they require.
+
+References and compaction triggers are not part of a history: they refer to items of one server, or request an action.
+"""
+PART_MEMBERS: Mapping[str, tuple[str, ...]] = {
+    "input_text": ("text",),
+    "input_image": ("image_url", "file_id"),
+    "input_file": ("file_data", "file_id", "file_url"),
+    "input_audio": ("input_audio",),
+    "output_text": ("text",),
+}
+"""The types of parts that a message may have, and the members of which each needs one."""
 _CHAT_MEMBERS = frozenset(
     {"content", "tool_calls", "refusal", "name", "audio", "annotations", "function_call"}
 )

@@ -1,0 +1,137 @@
+"""Random states of version 1, which have no checksum, never make a call fail."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from chat.conftest import OpenChat
+from chat.state_mutations import mutate
+from kedge.chat import Chat
+from kedge.chat.state import ChatState, encode_state
+from kedge.providers import connect
+from kedge.testing import TestServer
+from kedge.turns import UnknownBlock, user
+
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "user", "content": "Hello", "name": "Ada"},
+    {"role": "user", "content": [{"type": "input_image", "image_url": "https://a.example/b.png"}]},
+    {"role": "user", "content": [{"type": "input_file", "file_id": "file_1"}]},
+    {
+        "role": "assistant",
+        "phase": "commentary",
+        "content": [{"type": "output_text", "text": "Hi"}],
+    },
+    {
+        "role": "assistant",
+        "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}],
+    },
+    {"role": "tool", "tool_call_id": "c", "content": "42"},
+    {"type": "function_call", "call_id": "d", "name": "f", "arguments": "{}", "namespace": "n"},
+    {
+        "type": "function_call_output",
+        "call_id": "d",
+        "output": [{"type": "input_text", "text": "1"}],
+    },
+    {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm"}]},
+    {
+        "type": "web_search_call",
+        "id": "ws_1",
+        "status": "completed",
+        "action": {"type": "search", "query": "Oslo"},
+    },
+    {
+        "type": "mcp_call",
+        "id": "mcp_1",
+        "server_label": "s",
+        "name": "f",
+        "arguments": "{}",
+        "output": "1",
+    },
+    {"type": "hologram_call", "call_id": "e", "shape": {"sides": 6}},
+    {"type": "compaction", "encrypted_content": None},
+    {"type": "item_reference", "id": "msg_1"},
+]
+VALUES: list[Any] = [None, 5, "", "x", [], {}, {"type": "x"}, [{"type": "input_text"}], True]
+
+
+def damage(rng: random.Random, value: Any) -> Any:
+    """Return a JSON value with one member removed, added or replaced, at any depth."""
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        at = rng.randrange(len(value))
+        return [*value[:at], damage(rng, value[at]), *value[at + 1 :]]
+    if not isinstance(value, dict) or not value:
+        return rng.choice(VALUES)
+    name = rng.choice(list(value))
+    match rng.randrange(4):
+        case 0:
+            return {k: v for k, v in value.items() if k != name}
+        case 1:
+            return {**value, rng.choice(["more", "status", "id"]): rng.choice(VALUES)}
+        case _:
+            return {**value, name: damage(rng, value[name])}
+
+
+def make_state(provider: str, messages: list[Any]) -> bytes:
+    members = {"version": 1, "provider": provider, "processed_length": 0, "messages": messages}
+    return json.dumps(members).encode()
+
+
+async def check_state(chat: Chat, state: bytes) -> bool:
+    """Call every method with a state; return whether it was used."""
+    chat.inspect_state(state)
+    chat.plan(state, "Hello")
+    chat.read_state(state)
+    answer = await chat.chat_with_state(state, "What is 2+3?")
+    assert answer.text
+    again = await chat.chat_with_state(chat.append_to_state(answer.state, "Note."), "What is 2+3?")
+    assert again.discarded is None
+    return answer.discarded is None
+
+
+@pytest.mark.parametrize(
+    "message", MESSAGES, ids=lambda message: message.get("type", message.get("role"))
+)
+async def test_every_message_can_be_continued(open_chat: OpenChat, message: Any) -> None:
+    """A state with a message of any type, known or not, complete or not, does not make a call fail."""
+    chat = open_chat()
+    await check_state(chat, make_state(chat.provider, [message]))
+
+
+async def test_damaged_states_of_version_1_never_raise(open_chat: OpenChat) -> None:
+    """A state with any member removed, added or replaced is used or discarded; some of both."""
+    rng, chat, used = random.Random(34), open_chat(), 0
+    for _ in range(60):
+        messages: Any = rng.sample(MESSAGES, 2)
+        state = make_state(chat.provider, damage(rng, messages))
+        state = mutate(rng, state, 1) if rng.random() < 0.2 else state
+        used += await check_state(chat, state)
+    assert 0 < used < 60
+
+
+@pytest.mark.parametrize("api", ["chat", "anthropic"])
+async def test_items_of_another_api_are_left_out(
+    server: TestServer, api: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A state of version 1 with items that an API cannot express is continued without them, with a note."""
+    engine = (
+        connect("anthropic:practice", base_url=server.base_url.removesuffix("/v1"), api_key="key")
+        if api == "anthropic"
+        else connect(f"chat:{server.base_url}#practice")
+    )
+    async with Chat(engine) as chat:
+        state = make_state(chat.provider, [MESSAGES[0], MESSAGES[9], MESSAGES[10]])
+        assert await check_state(chat, state)
+    assert "2 blocks of a state cannot be sent" in caplog.text
+
+
+async def test_blocks_of_a_newer_kedge_are_left_out(
+    open_chat: OpenChat, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A state with a kind of block that is not known here is continued without it, with a note."""
+    chat = open_chat()
+    unknown = UnknownBlock({"kind": "dream"})  # pyright: ignore[reportArgumentType]
+    state = encode_state(ChatState(chat.provider, (user("Hello"), unknown), 2))
+    assert await check_state(chat, state)
+    assert "1 block of a state cannot be sent" in caplog.text
