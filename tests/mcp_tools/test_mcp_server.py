@@ -166,7 +166,13 @@ async def test_http_needs_loopback_host_or_token(store: Store) -> None:
     async with serve_app(create_http_app(server, AccessPolicy(None, LOOPBACK_NAMES))) as url:
         assert await call_url(url) == READING
         async with httpx2.AsyncClient() as client:
-            for header in ({"host": "evil.example"}, {"origin": "http://evil.example"}):
+            compressed = await client.post(url, json={}, headers={"content-encoding": "gzip"})
+            assert compressed.status_code == 415
+            for header in (
+                {"host": "evil.example"},
+                {"origin": "http://evil.example"},
+                {"sec-fetch-site": "cross-site"},
+            ):
                 assert (await client.post(url, headers=header)).status_code == 403
     server = create_mcp_server(StoreTools(store).to_toolbox())
     async with serve_app(create_http_app(server, AccessPolicy("secret"))) as url:

@@ -22,7 +22,7 @@ from app_thread import serve_app
 from kedge.testing.server import serve
 from proxy.running import serve_proxy
 
-LIMIT = 300
+LIMIT = 60
 LOGIN = f"Basic {b64encode(b'svc:secret').decode()}"
 HANDSHAKE = (
     "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
@@ -102,6 +102,23 @@ REJECTED_HEADERS = [
     "Host: localhost\r\nHost: EVIL",
 ]
 """Headers with which a request is rejected."""
+CROSS_SITE = [
+    "Origin: http://evil.example",
+    "Origin: http://localhost:3000",
+    "Origin: null",
+    "Sec-Fetch-Site: cross-site",
+    "Sec-Fetch-Site: same-site",
+    "Sec-Fetch-Site: Cross-Site\r\nSec-Fetch-Mode: no-cors\r\nSec-Fetch-Dest: image",
+    "Origin: http://evil.example\r\nSec-Fetch-Site: cross-site",
+]
+"""Headers of browsers, for a page of another origin."""
+SAME_SITE = [
+    "",
+    "Origin: http://PROXY\r\n",
+    "Sec-Fetch-Site: none\r\n",
+    "Origin: http://PROXY\r\nSec-Fetch-Site: same-origin\r\n",
+]
+"""Headers of programs, and of browsers for a page of the same origin. PROXY is the host of the proxy."""
 BODIES = [
     b'{"model":"m","input":"Hi","base_url":"http://EVIL/v1"}',
     b'{"model":"m","input":"Hi","background":true,"webhook":"http://EVIL/"}',
@@ -267,6 +284,51 @@ def test_headers_do_not_choose_the_host(
         assert 400 <= status < 500
         assert upstream.seen == []
     assert 400 <= send(server, text.encode()) < 500
+
+
+@pytest.mark.parametrize(
+    ("start", "rest"),
+    [("GET", ""), ("POST", "Content-Length: 0\r\n"), ("GET", HANDSHAKE)],
+    ids=["get", "post", "websocket"],
+)
+@pytest.mark.parametrize("headers", CROSS_SITE)
+def test_web_pages_of_other_sites_reach_nobody(
+    proxy: str, server: str, upstream: RecordingServer, headers: str, start: str, rest: str
+) -> None:
+    """Without a token, a browser's request for a page of another origin is rejected, by proxy and server."""
+    for url, path in ((proxy, "/v1/responses"), (server, "/v1/responses"), (server, "/v1/models")):
+        host = url.removeprefix("http://")
+        text = f"{start} {path} HTTP/1.1\r\nHost: {host}\r\n{headers}\r\n{rest}\r\n"
+        assert send(url, text.encode()) == 403
+    assert upstream.seen == []
+
+
+@pytest.mark.parametrize("upgrade", ["", HANDSHAKE], ids=["http", "websocket"])
+@pytest.mark.parametrize("headers", SAME_SITE)
+def test_programs_and_own_pages_reach_the_upstream(
+    proxy: str, upstream: RecordingServer, headers: str, upgrade: str
+) -> None:
+    """Programs send no headers of a browser, and a page of the same origin is trusted."""
+    host = proxy.removeprefix("http://")
+    text = f"GET /v1/x HTTP/1.1\r\nHost: {host}\r\n{headers.replace('PROXY', host)}{upgrade}\r\n"
+    assert send(proxy, text.encode()) in (101, 200)
+    assert [login for _, login in upstream.seen] == [LOGIN]
+
+
+@pytest.mark.parametrize("upgrade", ["", HANDSHAKE], ids=["http", "websocket"])
+def test_a_token_replaces_the_check_of_the_origin(
+    upstream: RecordingServer, base_path: str, upgrade: str
+) -> None:
+    """A request with the token is accepted from any program, also from one that sends an origin."""
+    address = f"http://svc:secret@{upstream.address}{base_path}"
+    with serve_proxy(address, token="token") as proxy, serve(token="token", hosts=None) as server:
+        for url, header in ((proxy, "x-kedge-token: "), (server.url, "authorization: Bearer ")):
+            text = (
+                f"GET /v1/responses HTTP/1.1\r\nHost: any.example\r\n{CROSS_SITE[-1]}\r\n{upgrade}"
+            )
+            assert send(url, f"{text}\r\n".encode()) == 401
+            status = send(url, f"{text}{header}token\r\n\r\n".encode())
+            assert status == (101 if upgrade else 405 if url == server.url else 200)
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -76,3 +76,19 @@ def test_an_origin_must_be_the_server_itself(origin: str, same: bool) -> None:
 def test_a_bearer_token_is_read(header: str, token: bytes) -> None:
     """A bearer token is read from the header; other schemes give none."""
     assert read_bearer_token(make_scope(authorization=header)) == token
+
+
+@pytest.mark.parametrize(
+    ("site", "same"),
+    [
+        ("", True),
+        ("none", True),
+        ("Same-Origin", True),
+        ("same-site", False),
+        ("cross-site", False),
+    ],
+)
+def test_a_browser_names_the_site_of_a_request(site: str, same: bool) -> None:
+    """A page of another site is recognized also by a request without an origin, such as one for an image."""
+    headers = {"sec-fetch-site": site} if site else {}
+    assert is_same_origin(make_scope(host="localhost:8484", **headers)) is same

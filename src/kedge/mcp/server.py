@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kedge.conversation import Conversation
 from kedge.errors import InvalidTurn
-from kedge.server.access import AccessPolicy, is_same_origin, read_bearer_token
+from kedge.server.access import AccessPolicy, is_compressed, is_same_origin, read_bearer_token
 from kedge.store import ConversationRow, Store
 from kedge.store.summaries import list_summaries
 from kedge.tools import Toolbox, ToolRun, run_calls, tool
@@ -260,4 +260,6 @@ def _find_problem(scope: Scope, policy: AccessPolicy) -> tuple[int, str] | None:
         return 403, "requests of web pages from elsewhere are not allowed"
     if policy.token is not None and not policy.matches_token(read_bearer_token(scope)):
         return 401, "send the token as Authorization: Bearer TOKEN"
+    if is_compressed(scope):
+        return 415, "send the body uncompressed, without a Content-Encoding header"
     return None

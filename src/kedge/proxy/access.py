@@ -21,6 +21,7 @@ from kedge.server.access import (
     LOOPBACK_NAMES,
     AccessPolicy,
     TokenCheck,
+    is_same_origin,
     parse_host_name,
     read_header,
 )
@@ -42,7 +43,7 @@ OUTPUT_COUNTS = ("output_tokens", "completion_tokens")
 
 
 class ProxyGuard:
-    """The check of the host name, the token and the limits of requests.
+    """The check of the host name, the origin, the token and the limits of requests.
 
     Args:
         token: The token that the proxy was started with, which is the administrator's; empty for none.
@@ -64,6 +65,10 @@ class ProxyGuard:
         """
         policy = self._policy
         if not await policy.needs_token():
+            if not is_same_origin(scope):
+                return build_error(
+                    403, "requests from web pages of another origin are not allowed without a token"
+                )
             if policy.allows_host(scope):
                 return None
             name = parse_host_name(read_header(scope, b"host"))

@@ -39,7 +39,7 @@ from kedge.proxy.access import (
     UsageReader,
     build_error,
 )
-from kedge.server.access import CALLER_KEY, is_same_origin
+from kedge.server.access import CALLER_KEY
 from kedge.server.error_response import EscapedJSONResponse
 from kedge.server.request_log import choose_level, record_metrics
 from kedge.server.uvicorn_server import PING_TIMEOUT_SECONDS
@@ -227,9 +227,7 @@ class _Guarded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         rejection = await self._guard.check(scope, self._needed)
-        if scope["type"] == "websocket" and (rejection or not is_same_origin(scope)):
-            await send({"type": "websocket.close", "code": 1008})
-        elif rejection is not None:
+        if rejection is not None:
             await rejection(scope, receive, send)
         else:
             await self._guard.watch.run(self._app, scope, receive, send)

@@ -2,7 +2,8 @@
 
 A server on loopback needs no token, but any web page in a browser on the same machine can reach it
 through a host name that resolves to 127.0.0.1. So there the ``Host`` header must be a loopback name. A
-web page may also send requests to a loopback name; its ``Origin`` header must then be the server itself.
+web page may also send requests to a loopback name. So a request that needs no token must not come from a page of
+another origin, by its ``Origin`` and ``Sec-Fetch-Site`` headers: over HTTP and WebSocket, whatever its method.
 """
 
 import hmac
@@ -22,6 +23,8 @@ DEFAULT_OUTPUT_TOKENS = 4_096
 """The estimated output of a request that does not limit its output."""
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+SAFE_SITES = frozenset({b"", b"same-origin", b"none"})
+"""Values of ``Sec-Fetch-Site`` for requests of programs, of the server's own pages and of the user."""
 
 CALLER_KEY = "kedge.caller"
 """The key of a request's scope for the `AccessToken` that it was sent with; None for the administrator.
@@ -144,9 +147,20 @@ def check_counts(caller: AccessToken, counts: TokenUse) -> TokenCheck:
 
 
 def is_same_origin(scope: Scope) -> bool:
-    """Return whether the ``Origin`` of a request is absent or the server itself."""
+    """Return whether a request was sent by a program, or by a browser for a page of the server itself.
+
+    Programs send neither of the two headers.
+    """
+    if read_header(scope, b"sec-fetch-site").lower() not in SAFE_SITES:
+        return False
     origin = read_header(scope, b"origin").lower()
     return not origin or origin.partition(b"://")[2] == read_header(scope, b"host").lower()
+
+
+def is_compressed(scope: Scope) -> bool:
+    """Return whether the body of a request has a content encoding, which no server of Kedge decodes."""
+    codings = [value for name, value in scope["headers"] if name == b"content-encoding"]
+    return any(coding.strip().lower() not in (b"", b"identity") for coding in codings)
 
 
 def read_bearer_token(scope: Scope) -> bytes:

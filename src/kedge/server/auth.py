@@ -54,16 +54,11 @@ class ServerAuthMiddleware:
         self._header_bytes = header_bytes
         self._policy = policy
         self._watch = RevocationWatch(policy.registry, _reject_revoked)
-        self._has_tokens = policy.token is not None or policy.registry is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or reject it."""
         if scope["type"] in ("http", "websocket"):
-            error = self._find_error(scope)
-            if error is None and not self._has_tokens:
-                scope[CALLER_KEY] = None
-            elif error is None:
-                error = await self._authenticate(scope)
+            error = self._find_error(scope) or await self._authenticate(scope)
             if error is not None:
                 await build_error_response(scope, error)(scope, receive, send)
                 return
@@ -75,8 +70,6 @@ class ServerAuthMiddleware:
         policy = self._policy
         if not policy.allows_host(scope):
             return HOST_NOT_ALLOWED()
-        if policy.hosts is not None and scope["type"] == "websocket" and not is_same_origin(scope):
-            return ORIGIN_NOT_ALLOWED()
         return None
 
     async def _authenticate(self, scope: Scope) -> ApiError | None:
@@ -89,7 +82,10 @@ class ServerAuthMiddleware:
 
     async def _find_caller(self, scope: Scope) -> ApiError | None:
         """Set the caller of a request, None for the administrator, and return the error if it is rejected."""
-        if scope["path"] in PUBLIC_PATHS or not await self._policy.needs_token():
+        if not await self._policy.needs_token():
+            scope[CALLER_KEY] = None
+            return None if is_same_origin(scope) else ORIGIN_NOT_ALLOWED()
+        if scope["path"] in PUBLIC_PATHS:
             scope[CALLER_KEY] = None
             return None
         api_key = _read_api_key(scope)

@@ -379,7 +379,7 @@ SERVER_STOPPING = ErrorTemplate(
     code="server_stopping",
 )
 ORIGIN_NOT_ALLOWED = ErrorTemplate(
-    "Connections from web pages of another origin are not allowed.",
+    "Requests from web pages of another origin are not allowed.",
     status=403,
     code="origin_not_allowed",
 )

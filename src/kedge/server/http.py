@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from kedge.json_codec import encode
 from kedge.server import errors
-from kedge.server.access import CALLER_KEY, read_header
+from kedge.server.access import CALLER_KEY, is_compressed, read_header
 from kedge.server.deadline import Deadline
 from kedge.server.item_forms import Item
 from kedge.server.request_log import RESPONSE_HEADERS_KEY, RecordedRequest
@@ -69,9 +69,6 @@ async def read_json(request: Request, *, empty: object = None) -> Any:
         exchange.raw = raw
     if not raw and empty is not None:
         return empty
-    coding = read_header(request.scope, b"content-encoding").decode("latin-1")
-    if coding.strip().lower() not in ("", "identity"):
-        raise errors.UNSUPPORTED_CONTENT_ENCODING(got=coding)
     got = read_header(request.scope, b"content-type").decode("latin-1")
     if got.partition(";")[0].strip().lower() != "application/json":
         # This also prevents requests from forms of other web sites.
@@ -133,9 +130,11 @@ async def collect_body(request: Request, max_bytes: int) -> bytes:
     """Read the body of a request.
 
     Raises:
-        ApiError: If it is larger than ``max_bytes``.
+        ApiError: If it is compressed, or larger than ``max_bytes``.
         ClientDisconnect: If it is incomplete.
     """
+    if is_compressed(request.scope):
+        raise errors.UNSUPPORTED_CONTENT_ENCODING(got=request.headers["content-encoding"])
     declared = read_header(request.scope, b"content-length")
     if declared.isdigit() and int(declared) > max_bytes:
         raise errors.BODY_TOO_LARGE(most=max_bytes)

@@ -164,8 +164,6 @@ _STATUSES: tuple[tuple[type[KedgeError], int, str], ...] = (
 async def _read_json(request: Request, max_bytes: int) -> bytes:
     if not is_json(request.headers):
         raise RequestError(415, "not_json", "send the body as application/json")
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise RequestError(415, "compressed", "send the body uncompressed")
     return await read_body(request, max_bytes)
 
 
@@ -173,7 +171,9 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Read the body of a request, up to a maximum size."""
     try:
         return await collect_body(request, max_bytes)
-    except ApiError:
+    except ApiError as error:
+        if error.status == 415:
+            raise RequestError(415, "compressed", "send the body uncompressed") from None
         message = f"the request body is limited to {max_bytes:,} bytes"
         raise RequestError(413, "too_large", message) from None
     except ClientDisconnect:

@@ -58,7 +58,6 @@ MAX_LOGIN_FAILURES, MAX_ALL_LOGIN_FAILURES = 5, 100
 LOGIN_WINDOW_SECONDS = 60.0
 """The period in which an address, and all addresses together, may fail to log in so many times."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-SAFE_SITES = frozenset({"same-origin", "none"})
 PUBLIC_PATHS = ("/static/", "/login", "/logout")
 SESSION_KEY = "kedge.has_session"
 """The key of a request's scope for whether it was sent by a browser with a session."""
@@ -244,7 +243,7 @@ class PageAuthMiddleware:
         """Return the rejection of a request, or None."""
         if not self._auth.allows_host(scope):
             return error_response(403, "wrong_host", "this page accepts loopback host names only")
-        if scope["method"] not in SAFE_METHODS and not is_same_origin_write(scope):
+        if scope["method"] not in SAFE_METHODS and not is_same_origin(scope):
             return error_response(
                 403, "cross_site", "a write must be sent by the page itself, as JSON"
             )
@@ -286,12 +285,6 @@ class PageAuthMiddleware:
 def _reject_token(_: Scope) -> Response:
     message = "send the server's token as Authorization: Bearer …"
     return error_response(401, "token_needed", message)
-
-
-def is_same_origin_write(scope: Scope) -> bool:
-    """Return whether a write comes from the page or a program, not from another web site."""
-    site = Headers(scope=scope).get("sec-fetch-site", "none")
-    return site in SAFE_SITES and is_same_origin(scope)
 
 
 def is_json(headers: Headers) -> bool:
