@@ -126,6 +126,25 @@ def capitalize(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
+MARKDOWN_COSTS = {
+    "[": 100,
+    "\n": 50,
+    **dict.fromkeys("*_`|~", 12),
+    **dict.fromkeys("!#$%&+-:<=>@\\]^{}", 3),
+}
+"""The work of a Markdown parser for a character that may start syntax, in addition to 1 for every character.
+
+A unit is about a microsecond. ``benchmarks.bench_markdown`` measures it for the worst known texts.
+"""
+MAX_MARKDOWN_WORK = 150_000
+"""The work above which a text is shown as plain text: a parser cannot be interrupted."""
+
+
+def estimate_markdown_work(text: str) -> int:
+    """Return the most work that parsing a Markdown text takes."""
+    return len(text) + sum(cost * text.count(mark) for mark, cost in MARKDOWN_COSTS.items())
+
+
 def sanitize_text(text: str) -> str:
     """Replace control characters, so that untrusted text cannot control a terminal."""
     if text.isprintable():

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.markdown import Markdown
 
+from kedge.cli import chat_markdown
 from kedge.cli.chat_markdown import MarkdownOutput, split_settled
 from kedge.events import ReasoningDelta, TextDelta
-from kedge.text_format import sanitize_text
+from kedge.text_format import MAX_MARKDOWN_WORK, estimate_markdown_work, sanitize_text
 
 
 @pytest.mark.parametrize(
@@ -80,3 +82,21 @@ def test_control_characters_are_not_printed() -> None:
     output.show_event(TextDelta(delta="x \x1b]0;owned\x07 y"))
     output.stop()
     assert "\x1b]0;owned" not in screen.getvalue()
+
+
+def test_text_with_very_much_syntax_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the budget an answer is printed as plain text, and the parser reads no more than it allows."""
+    parsed: list[int] = []
+
+    def parse(text: str) -> Markdown:
+        parsed.append(estimate_markdown_work(text))
+        return Markdown(text)
+
+    monkeypatch.setattr(chat_markdown, "Markdown", parse)
+    output, screen = make_output()
+    for _ in range(50):
+        output.show_event(TextDelta(delta="![" * 200))
+    output.stop()
+    assert screen.getvalue().count("![") > 50 * 200
+    assert max(parsed) <= MAX_MARKDOWN_WORK
+    assert sum(parsed) <= 3 * MAX_MARKDOWN_WORK

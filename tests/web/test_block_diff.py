@@ -3,6 +3,7 @@
 from kedge.turns import assistant, system, tool_call, tool_result, user
 from kedge.web.block_diff import (
     MAX_BLOCKS,
+    MAX_PAGE_WORDS,
     MAX_WORDS,
     build_diff,
     describe_first_change,
@@ -32,13 +33,13 @@ def test_spaces_alone_are_not_common() -> None:
 
 
 def test_messages_on_one_side_are_aligned() -> None:
-    """Blocks are compared by content, not by id, and HTML in texts is escaped."""
+    """Blocks are compared by content, not by id."""
     left = [system("Be brief."), user("a"), assistant("<b>"), user("c")]
     right = [system("Be brief."), user("a"), user("c"), assistant("d")]
     rows, common = build_diff(left, right)
     assert [row.kind for row in rows] == ["same", "left", "same", "right"]
     assert common == 3
-    assert "&lt;b&gt;" in str(rows[1].left[0].html)
+    assert rows[1].left[0].source == "<b>"
     assert build_diff([], []) == ((), 0)
 
 
@@ -78,3 +79,13 @@ def test_first_change_is_described() -> None:
     assert describe_first_change(before, [user("z"), *before[1:]]) == (
         "The first changed message is the user message “a”, which is now “z”."
     )
+
+
+def test_the_words_of_all_texts_are_limited() -> None:
+    """Words are compared until the budget of the page is used up; the texts after it are shown unmarked."""
+    left = [user(f"{number} " + "a " * 1_900) for number in range(20)]
+    right = [user(f"x{number} " + "a " * 1_900) for number in range(20)]
+    rows, _ = build_diff(left, right)
+    marked = ["<ins>" in str(row.right[0].html) for row in rows]
+    assert sum(marked) == MAX_PAGE_WORDS // 1_901
+    assert marked == sorted(marked, reverse=True)

@@ -1,13 +1,25 @@
 """Tests of the Markdown renderer: allowed HTML, safe links and size limit."""
 
 import re
+import string
+import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.web.markdown import MAX_LENGTH, is_safe_link, to_html
+from kedge.text_format import MAX_MARKDOWN_WORK, estimate_markdown_work
+from kedge.web import markdown
+from kedge.web.markdown import (
+    MAX_CACHED_CHARS,
+    MAX_LENGTH,
+    MAX_PAGE_WORK,
+    PageMarkdown,
+    is_safe_link,
+    to_html,
+)
 
 ALLOWED = {
     "a", "blockquote", "br", "code", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p",
@@ -101,9 +113,9 @@ def test_links_have_no_referrer_and_images_become_links() -> None:
 
 def test_very_long_text_is_not_parsed() -> None:
     """Text above the length limit is shown as preformatted, escaped text."""
-    html = to_html("**<b>**" * MAX_LENGTH)
-    assert html.startswith("<pre")
-    assert "<b>" not in html
+    html = to_html("<b>" + "a" * MAX_LENGTH)
+    assert "Shown as plain text" in html
+    assert "<pre class='plain'>&lt;b&gt;aaa" in html
 
 
 @pytest.mark.parametrize("depth", [5, 9, 10, 20, 40])
@@ -115,3 +127,82 @@ def test_deeply_nested_blocks_are_shown(depth: int) -> None:
     for text in (nested, quoted):
         html = to_html(text)
         assert [item for item in items if item not in html] == []
+
+
+SPECIAL = string.punctuation + " \n\ta1é"
+UNITS = [*SPECIAL, *(a + b for a in SPECIAL for b in SPECIAL)]
+CALLS_PER_WORK = 8
+"""Calls of functions for a unit of work: a unit is about a microsecond."""
+
+
+def count_calls(function: Callable[[], object]) -> int:
+    """Return how many functions are called."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_every_pair_of_special_characters_stays_within_the_budget() -> None:
+    """A text that consists of one or two special characters 50,000 times takes no more work than the budget."""
+    for unit in UNITS:
+        text = unit * 50_000
+        if estimate_markdown_work(text) > MAX_MARKDOWN_WORK:
+            assert count_calls(lambda text=text: to_html(text)) < 500, unit
+        else:
+            calls = count_calls(lambda text=text: to_html(text))
+            assert calls < CALLS_PER_WORK * MAX_MARKDOWN_WORK, unit
+
+
+@pytest.mark.parametrize("first", SPECIAL)
+def test_the_estimate_is_not_below_the_work(first: str) -> None:
+    """Rendering pairs of special characters takes no more calls than the estimate allows."""
+    for unit in (first, *(first + second for second in SPECIAL)):
+        text = unit * 100
+        allowed = CALLS_PER_WORK * (estimate_markdown_work(text) + 1_000)
+        assert count_calls(lambda text=text: to_html(text)) < allowed, unit
+
+
+WORST = [
+    "![", "![a](", "[a](", "[a][", "[][", "[!", "|a|\n|-|\n", "a\n|-|\n", "- a\n", "> a\n", "a\n===\n", "[a]: b\n",
+    "*a_", "**a", "~~a", "<a", "&a;", "``a ", "> - ", "\t- ", "1. a\n", "| | |\n", "](<b", "<a@b", "*a **b ",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", WORST)
+def test_the_worst_texts_within_the_budget(unit: str) -> None:
+    """The longest texts of known bad patterns that are still rendered take no more work than estimated."""
+    text = unit * (MAX_MARKDOWN_WORK // estimate_markdown_work(unit))
+    text = text[:MAX_LENGTH]
+    calls = count_calls(lambda: to_html(text))
+    assert calls < CALLS_PER_WORK * MAX_MARKDOWN_WORK
+
+
+def test_the_texts_of_a_page_have_one_budget() -> None:
+    """Texts beyond the budget of a page are shown as plain text, with a note; short ones may still fit."""
+    page = PageMarkdown()
+    texts = [f"{number} **b** " + "[a](b) " * 2_000 for number in range(8)]
+    plain = ["Shown as plain text" in page.render(text) for text in texts]
+    assert plain == [False] * plain.index(True) + [True] * (len(texts) - plain.index(True))
+    assert sum(map(estimate_markdown_work, texts[: plain.index(True)])) <= MAX_PAGE_WORK
+    assert "<b>" not in page.render("<b>")
+
+
+def test_rendered_texts_are_cached_by_content() -> None:
+    """The second rendering of a text takes a constant number of calls, and the cache has a limited size."""
+    text = "cached **text** " * 1_000
+    first, second = (count_calls(lambda: to_html(text)) for _ in range(2))
+    assert second < 100 < first
+    for number in range(20):
+        to_html(f"{number}" + "a" * 99_000 + "\n\n" + "b" * 900)
+    cache = markdown._cache
+    assert cache._size <= MAX_CACHED_CHARS
+    assert cache._size == sum(len(a) + len(b) for a, b in cache._entries.items())

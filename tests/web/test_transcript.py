@@ -17,6 +17,7 @@ from kedge.turns import (
     tool_result,
     user,
 )
+from kedge.web.markdown import to_html
 from kedge.web.transcript import (
     format_json,
     render_exchanges,
@@ -124,7 +125,7 @@ def test_every_kind_of_block_is_shown(block: Block, kind: str, title: str, expec
     """Each kind of block is shown under a readable title."""
     (message,) = render_messages([block], {"c": "add"})
     assert (message.kind, message.title) == (kind, title)
-    assert expected in message.html
+    assert expected in to_html(message.source)
 
 
 def test_origin_of_block_is_shown() -> None:

@@ -6,10 +6,16 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.markdown import Markdown
+from rich.text import Text
 
 from kedge.cli.chat_output import TextOutput
 from kedge.events import Event, ReasoningDelta
-from kedge.text_format import pluralize, sanitize_text
+from kedge.text_format import (
+    MAX_MARKDOWN_WORK,
+    estimate_markdown_work,
+    pluralize,
+    sanitize_text,
+)
 
 _FENCE = re.compile(r"^\s{0,3}(`{3,}|~{3,})")
 
@@ -30,6 +36,18 @@ def split_settled(text: str) -> tuple[str, str]:
     return text[:end], text[end:]
 
 
+MAX_LIVE_WORK = MAX_MARKDOWN_WORK // 20
+"""The work above which the growing part of an answer is drawn as plain text: it is parsed again for each delta."""
+MAX_LIVE_CHARS = 4_000
+"""The length of the end of a growing part that is drawn as plain text."""
+
+
+def to_renderable(text: str) -> Markdown | Text:
+    """Return a text for a console: as Markdown, or as plain text if parsing it takes too much work."""
+    is_simple = estimate_markdown_work(text) <= MAX_MARKDOWN_WORK
+    return Markdown(text) if is_simple else Text(text)
+
+
 class MarkdownOutput(TextOutput):
     """Draws answers as Markdown, and a line while only reasoning arrives."""
 
@@ -48,16 +66,18 @@ class MarkdownOutput(TextOutput):
     def write_text(self, delta: str) -> None:
         """Draw a piece of the answer."""
         done, self._rest = split_settled(self._rest + sanitize_text(delta))
+        if estimate_markdown_work(self._rest) > MAX_MARKDOWN_WORK:
+            done, self._rest = done + self._rest, ""
         if done.strip():
             self._erase()
-            self._console.print(Markdown(done))
+            self._console.print(to_renderable(done))
         self._draw(self._rest)
 
     def stop(self) -> None:
         """Print the rest of the answer."""
         self._erase()
         if self._rest.strip():
-            self._console.print(Markdown(self._rest))
+            self._console.print(to_renderable(self._rest))
         self._rest, self._reasoning_words = "", 0
 
     def _draw(self, text: str) -> None:
@@ -65,7 +85,9 @@ class MarkdownOutput(TextOutput):
         if self._live is None:
             self._live = self._make_live()
             self._live.start()
-        self._live.update(Markdown(text), refresh=fresh)
+        is_simple = estimate_markdown_work(text) <= MAX_LIVE_WORK
+        drawn = Markdown(text) if is_simple else Text(text[-MAX_LIVE_CHARS:])
+        self._live.update(drawn, refresh=fresh)
 
     def _make_live(self) -> Live:
         options: dict[str, Any] = {"transient": True, "refresh_per_second": 12}

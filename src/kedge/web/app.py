@@ -52,38 +52,42 @@ ROUTES = [
 """Every route of the page and of the API."""
 
 
-def _on_http_error(request: Request, error: Exception) -> Response:
+async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for these only
     status, is_api = error.status_code, request.url.path.startswith("/api/")
     if status == 405:
         response = (
             error_response(status, "not_allowed", "method not allowed")
             if is_api
-            else _render_error(request, status, "Not allowed", "This page does not accept that.")
+            else await _render_error(
+                request, status, "Not allowed", "This page does not accept that."
+            )
         )
         response.headers["allow"] = format_allowed_methods(ROUTES, request.scope)
         return response
     if is_api:
         return error_response(status, "not_found", "not found; /api/openapi.json lists the routes")
-    return _render_error(request, status, "Not found", "There is no such page.")
+    return await _render_error(request, status, "Not found", "There is no such page.")
 
 
-def _on_kedge_error(request: Request, error: Exception) -> Response:
+async def _on_kedge_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, KedgeError)  # noqa: S101 - registered for these only
     status, code, message = map_error(error)
     if request.url.path.startswith("/api/"):
         return error_response(status, code, message)
     title = "Not found" if isinstance(error, NotInStore) else "Request failed"
-    return _render_error(request, status, title, f"{capitalize(message)}.")
+    return await _render_error(request, status, title, f"{capitalize(message)}.")
 
 
-def _on_request_error(request: Request, error: Exception) -> Response:
+async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)  # noqa: S101 - registered for these only
-    return _render_error(request, error.status, "Request too large", f"{error.message}.")
+    return await _render_error(request, error.status, "Request too large", f"{error.message}.")
 
 
-def _render_error(request: Request, status: int, title: str, message: str) -> Response:
-    return render_page(request, "error.html", here="", status=status, title=title, message=message)
+async def _render_error(request: Request, status: int, title: str, message: str) -> Response:
+    return await render_page(
+        request, "error.html", here="", status=status, title=title, message=message
+    )
 
 
 def create_page(

@@ -19,6 +19,8 @@ from kedge.web.views import BLOCK_LABELS, DiffRow, MessageView
 
 MAX_WORDS = 2_000
 """The number of words above which a changed text is not compared word by word."""
+MAX_PAGE_WORDS = 20_000
+"""The number of words of all texts that are compared word by word, on each side."""
 MAX_BLOCKS = 400
 """The number of differing blocks on a side above which they are not aligned."""
 _WORDS = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")
@@ -35,7 +37,7 @@ def build_diff(left: Sequence[Block], right: Sequence[Block]) -> tuple[tuple[Dif
     """Return the differences of two paths, and the number of blocks that are the same."""
     messages = [render_messages(blocks, tool_names(blocks)) for blocks in (left, right)]
     rows: list[DiffRow] = []
-    common = 0
+    common, words = 0, 0
     for tag, i1, i2, j1, j2 in _match_blocks(left, right):
         if tag == "equal":
             common += i2 - i1
@@ -45,7 +47,9 @@ def build_diff(left: Sequence[Block], right: Sequence[Block]) -> tuple[tuple[Dif
         for one, other in zip(
             messages[0][i1 : i1 + paired], messages[1][j1 : j1 + paired], strict=True
         ):
-            rows.append(DiffRow("changed", *((each,) for each in _diff_messages(one, other))))
+            pair, compared = _diff_messages(one, other, MAX_PAGE_WORDS - words)
+            words += compared
+            rows.append(DiffRow("changed", *((each,) for each in pair)))
         rows += [DiffRow("left", left=(each,)) for each in messages[0][i1 + paired : i2]]
         rows += [DiffRow("right", right=(each,)) for each in messages[1][j1 + paired : j2]]
     return tuple(rows), common
@@ -121,13 +125,16 @@ def _content_key(block: Block) -> str:
     )
 
 
-def _diff_messages(one: MessageView, other: MessageView) -> tuple[MessageView, MessageView]:
-    """Mark the words that differ, if both are texts of the same kind."""
+def _diff_messages(
+    one: MessageView, other: MessageView, max_words: int
+) -> tuple[tuple[MessageView, MessageView], int]:
+    """Mark the words that differ, if both are short texts of the same kind, and return the number of words."""
     if one.kind != other.kind or one.kind not in ("user", "assistant", "system"):
-        return one, other
+        return (one, other), 0
     words = [_WORDS.findall(each.text) for each in (one, other)]
-    if max(map(len, words)) > MAX_WORDS:
-        return one, other
+    count = max(map(len, words))
+    if count > min(MAX_WORDS, max_words):
+        return (one, other), 0
     sides: list[list[Markup]] = [[], []]
     # A space belongs to the word before it, and words that are frequent in a long text are only matched beside others:
     # a search for each of them would take a minute.
@@ -139,4 +146,4 @@ def _diff_messages(one: MessageView, other: MessageView) -> tuple[MessageView, M
             if text:
                 side.append(escape(text) if tag == "equal" else element.format(text))
     html = [Markup('<p class="words">{}</p>').format(Markup("").join(side)) for side in sides]
-    return replace(one, html=html[0]), replace(other, html=html[1])
+    return (replace(one, html=html[0]), replace(other, html=html[1])), count

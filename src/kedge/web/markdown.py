@@ -3,11 +3,17 @@
 The text of a model is untrusted. Raw HTML is shown as text; only links to web and mail addresses are
 allowed, and they send no referrer; remote images are not loaded, but named and linked. The
 Content-Security-Policy is an additional protection.
+
+A parser cannot be interrupted, so its input is limited: a text whose syntax takes too much work is shown as plain
+text, and so are those beyond the budget of a page. Rendered texts are cached by their content. Pages are rendered in
+threads (``page_templates``), so that other requests are answered meanwhile.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, MutableMapping, Sequence
 from functools import lru_cache
 from html import escape
+from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,22 +22,74 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup
 
+from kedge.text_format import MAX_MARKDOWN_WORK, estimate_markdown_work
+
 SAFE_SCHEMES = frozenset({"http", "https", "mailto"})
 """The allowed schemes of links."""
 MAX_LENGTH = 100_000
-"""Longer texts are shown as plain text: parsing them would take too long."""
-
+"""Longer texts are shown as plain text."""
+MAX_PAGE_WORK = 1_000_000
+"""The work for all texts of a page; those beyond it are shown as plain text."""
 MAX_NESTING = 20
 """Texts with deeper nested blocks are shown as plain text."""
+MAX_CACHED_CHARS = 8_000_000
+"""The size of all cached texts and of their HTML."""
 
-_PLAIN = Markup("<pre class='plain'>{}</pre>")
+_PLAIN = Markup(
+    "<p class='note'>Shown as plain text, because its formatting is too long or too complex.</p>"
+    "<pre class='plain'>{}</pre>"
+)
 _REL = "noopener noreferrer nofollow ugc"
 
 
+class PageMarkdown:
+    """The Markdown of one page, rendered within the budget of a page."""
+
+    def __init__(self) -> None:
+        self._work = MAX_PAGE_WORK
+
+    def render(self, text: str) -> Markup:
+        """Convert a text to safe HTML."""
+        work = estimate_markdown_work(text)
+        if len(text) > MAX_LENGTH or work > min(MAX_MARKDOWN_WORK, self._work):
+            return _PLAIN.format(text)
+        self._work -= work
+        return _cache.get(text)
+
+
 def to_html(text: str) -> Markup:
-    """Convert Markdown to safe HTML."""
-    if len(text) > MAX_LENGTH:
-        return _PLAIN.format(text)
+    """Convert a Markdown text to safe HTML."""
+    return PageMarkdown().render(text)
+
+
+class _HtmlCache:
+    """The HTML of the texts that were rendered last."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[str, Markup] = OrderedDict()
+        self._size = 0
+        self._lock = Lock()
+
+    def get(self, text: str) -> Markup:
+        """Return the HTML of a text, rendered unless it is cached."""
+        with self._lock:
+            if (html := self._entries.get(text)) is not None:
+                self._entries.move_to_end(text)
+                return html
+        html = _render(text)
+        with self._lock:
+            if text not in self._entries:
+                self._entries[text] = html
+                self._size += len(text) + len(html)
+            while self._size > MAX_CACHED_CHARS:
+                self._size -= sum(map(len, self._entries.popitem(last=False)))
+        return html
+
+
+_cache = _HtmlCache()
+
+
+def _render(text: str) -> Markup:
     parser = _get_parser()
     env: dict[str, Any] = {}
     tokens = parser.parse(text, env)

@@ -1,11 +1,12 @@
 """Render templates with autoescaping; only markup of this package is inserted without escaping."""
 
 import hashlib
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any, cast
 from urllib.parse import quote
 
+from anyio import to_thread
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from kedge import text_format
 from kedge.json_codec import escape_surrogates
 from kedge.store.tree import MARK_DESCRIPTIONS
 from kedge.web import svg
+from kedge.web.markdown import PageMarkdown
 from kedge.web.plan_card import summarize_request
 from kedge.web.security import SESSION_KEY
 
@@ -72,16 +74,17 @@ def static_url(name: str) -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template."""
+    """Render a template, with the Markdown in it."""
+    values["markdown"] = PageMarkdown().render
     return escape_surrogates(get_environment().get_template(template).render(**values))
 
 
-def render_page(
+async def render_page(
     request: Request, template: str, *, here: str, status: int = 200, **values: Any
 ) -> HTMLResponse:
-    """Render a page; ``here`` is its entry in the navigation."""
-    has_session = bool(request.scope.get(SESSION_KEY))
-    return HTMLResponse(render(template, here=here, has_session=has_session, **values), status)
+    """Render a page in a thread, because that may take long; ``here`` is its entry in the navigation."""
+    values |= {"here": here, "has_session": bool(request.scope.get(SESSION_KEY))}
+    return HTMLResponse(await to_thread.run_sync(partial(render, template, **values)), status)
 
 
 async def serve_static(request: Request) -> Response:

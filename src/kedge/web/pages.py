@@ -85,7 +85,7 @@ async def conversations(request: Request) -> Response:
     if not result.rows and query.offset:
         return RedirectResponse(_list_url(query, offset=0), 303)
     hidden_fields = [("show", query.show), ("order", query.order)]
-    return render_page(
+    return await render_page(
         request,
         "conversations.html",
         here="conversations",
@@ -162,7 +162,7 @@ async def conversation(request: Request) -> Response:
         show_all="all" in query or "block" in query,
         block=query.get("block", ""),
     )
-    return render_page(request, "conversation.html", here="conversations", view=view)
+    return await render_page(request, "conversation.html", here="conversations", view=view)
 
 
 async def attachment(request: Request) -> Response:
@@ -176,7 +176,7 @@ async def compare(request: Request) -> Response:
     view = await get_service(request).compare(
         get_path_text(request, "id"), query.get("left", ""), query.get("right", "")
     )
-    return render_page(request, "compare.html", here="conversations", view=view)
+    return await render_page(request, "compare.html", here="conversations", view=view)
 
 
 async def plan(request: Request) -> Response:
@@ -185,7 +185,7 @@ async def plan(request: Request) -> Response:
     card = await get_service(request).load_plan_card(name, node)
     if "part" in request.query_params:
         return HTMLResponse(render("plan.html", card=card))
-    return render_page(
+    return await render_page(
         request, "plan_page.html", here="conversations", card=card, id=name, node=node
     )
 
@@ -193,7 +193,7 @@ async def plan(request: Request) -> Response:
 async def dashboard(request: Request) -> Response:
     """Render the dashboard."""
     view = await build_dashboard(get_service(request), _read_range(request))
-    return render_page(request, "dashboard.html", here="dashboard", view=view)
+    return await render_page(request, "dashboard.html", here="dashboard", view=view)
 
 
 async def stream_dashboard(request: Request) -> Response:
@@ -213,7 +213,7 @@ async def workflows(request: Request) -> Response:
     service = get_service(request)
     rows = await list_with_runs(service)
     listed = [replace(row, status=workflow_status(row, run)) for row, run in rows]
-    return render_page(
+    return await render_page(
         request, "workflows.html", here="workflows", rows=listed, models=service.models.names
     )
 
@@ -222,7 +222,7 @@ async def workflow(request: Request) -> Response:
     """Render a workflow with its rounds and verdicts."""
     loaded, run = await load_running(get_service(request), get_path_text(request, "id"))
     view = replace(build_workflow_view(loaded), status=workflow_status(loaded, run))
-    return render_page(
+    return await render_page(
         request, "workflow.html", here="workflows", view=view, running=run is not None
     )
 
@@ -240,7 +240,7 @@ async def list_requests(request: Request) -> Response:
     rows = await store.list_proxied(limit=PAGE_SIZE, before=_parse_number(before))
     totals = await store.sum_proxied()
     older = rows[-1].id if len(rows) == PAGE_SIZE else 0
-    return render_page(
+    return await render_page(
         request,
         "requests.html",
         here="requests",
@@ -264,7 +264,7 @@ async def show_request(request: Request) -> Response:
         if body
     ]
     reason = _REASONS.get(row.reason, row.reason)
-    return render_page(
+    return await render_page(
         request,
         "request.html",
         here="requests",
@@ -279,7 +279,7 @@ async def show_request(request: Request) -> Response:
 
 async def login(request: Request) -> Response:
     """Render the login form."""
-    return render_page(request, "login.html", here="login", problem="")
+    return await render_page(request, "login.html", here="login", problem="")
 
 
 async def submit_login(request: Request) -> Response:
@@ -290,7 +290,7 @@ async def submit_login(request: Request) -> Response:
     address = request.client.host if request.client else ""
     if wait := throttle.begin(address):
         problem = f"Too many failed attempts. Try again in {wait} seconds."
-        answer = render_page(request, "login.html", here="login", status=429, problem=problem)
+        answer = await render_page(request, "login.html", here="login", status=429, problem=problem)
         answer.headers["retry-after"] = str(wait)
         return answer
     try:
@@ -299,7 +299,9 @@ async def submit_login(request: Request) -> Response:
         throttle.forget(address)
         raise
     if session is None:
-        return render_page(request, "login.html", here="login", status=403, problem="Wrong token.")
+        return await render_page(
+            request, "login.html", here="login", status=403, problem="Wrong token."
+        )
     throttle.forget(address)
     response = RedirectResponse("/", 303)
     response.set_cookie(

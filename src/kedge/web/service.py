@@ -11,6 +11,7 @@ from itertools import takewhile
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from anyio import to_thread
 from starlette.requests import HTTPConnection
 
 from kedge.conversation import Conversation
@@ -266,7 +267,7 @@ class ConversationService:
         chain = build_response_graph(tree, self.clock())
         ends = [(await self.store.find_node(row, end)).id for end in (left, right)]
         blocks = [(await self.store.load(row, end)).blocks for end in ends]
-        rows, common = build_diff(*blocks)
+        rows, common = await to_thread.run_sync(build_diff, blocks[0], blocks[1])
         labels = [_node_label(chain, chain.shown_nodes.get(end, end)) for end in ends]
         totals = [_own_totals(tree, end, other) for end, other in (ends, ends[::-1])]
         return Comparison(

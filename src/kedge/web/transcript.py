@@ -37,7 +37,7 @@ from kedge.turns import (
 )
 from kedge.turns.frozen_json import thaw
 from kedge.web.attachments import IMAGE_TYPES
-from kedge.web.markdown import is_safe_link, to_html
+from kedge.web.markdown import is_safe_link
 from kedge.web.views import Attachment, Excerpt, ExchangeView, MessageView
 
 HINT_LENGTH = 120
@@ -261,7 +261,7 @@ def _render_text(block: Block, title: str, text: str, parts: Sequence[Part]) -> 
         block.id,
         block.kind,
         title,
-        to_html(complete),
+        complete,
         text,
         images=tuple(_render_parts(block, parts)),
         tags=origin,
@@ -275,7 +275,7 @@ def _render_reasoning(block: ReasoningBlock) -> MessageView:
         note = "encrypted" if block.encrypted_content else "not shown"
     else:
         note = summarize_text(text)
-    return MessageView(block.id, "reasoning", "Reasoning", to_html(text), text, note)
+    return MessageView(block.id, "reasoning", "Reasoning", text, text, note)
 
 
 def _render_parts(block: Block, parts: Sequence[Part]) -> Iterator[Attachment]:

@@ -95,13 +95,16 @@ class MessageView:
     id: str
     kind: str
     title: str
-    html: Markup = EMPTY_MARKUP
+    source: str = ""
+    """The Markdown of the shown text."""
     text: str = ""
     hint: str = ""
     images: tuple[Attachment, ...] = ()
     tags: tuple[str, ...] = ()
     previous: str | None = None
     """The text before the block was edited; None if it was not."""
+    html: Markup = EMPTY_MARKUP
+    """Shown instead of ``source``, if there is any: the differences to another message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +335,7 @@ class Cell:
     """The answer of one participant in one round, with its verdict."""
 
     title: str
-    html: Markup
+    source: str
     question: str = ""
     verdict: str = ""
     critique: str = ""

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from kedge.errors import InvalidWorkflow, KedgeError, NotInStore
-from kedge.web.markdown import to_html
 from kedge.web.runs import TurnRun
 from kedge.web.schemas import NewWorkflow, WorkflowShape
 from kedge.web.service import ConversationService
@@ -195,12 +194,14 @@ def _step_title(names: Sequence[str], number: int) -> str:
 
 def _build_cell(exchange: WorkflowExchange, workflow: Workflow, index: int) -> Cell:
     verdict = workflow.verdicts[index] if index < len(workflow.verdicts) else None
-    cell = Cell("Answer", to_html(exchange.answer), exchange.question)
+    cell = Cell("Answer", exchange.answer, exchange.question)
     if verdict is None:
         return cell
     score = "" if verdict.score is None else f", {verdict.score:g}"
     label = f"{'passed' if verdict.passed else 'not passed'}{score}"
-    return Cell(cell.title, cell.html, cell.question, label, verdict.critique, good=verdict.passed)
+    return Cell(
+        cell.title, cell.source, cell.question, label, verdict.critique, good=verdict.passed
+    )
 
 
 def _build_debate_rounds(
@@ -219,9 +220,9 @@ def _build_debate_rounds(
 
 def _build_argument_cell(side: WorkflowChain, index: int) -> Cell:
     if index >= len(side.exchanges):
-        return Cell(side.role, to_html("*No answer yet.*"))
+        return Cell(side.role, "*No answer yet.*")
     exchange = side.exchanges[index]
-    return Cell(side.role, to_html(exchange.answer), exchange.question)
+    return Cell(side.role, exchange.answer, exchange.question)
 
 
 def _format_ruling(workflow: Workflow, index: int) -> str:

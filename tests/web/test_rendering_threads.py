@@ -1,0 +1,100 @@
+"""Pages are rendered in threads: other users are answered while one page is rendered."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from markupsafe import Markup
+
+from kedge.turns import Block
+from kedge.web import block_diff, markdown, service
+from kedge.web.views import DiffRow
+from kedge.workflows import refine
+from web.conftest import TIMEOUT, PageServer
+
+
+class HeldWork:
+    """A function that waits in its thread until it is released."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.released = threading.Event()
+
+    def wait(self) -> None:
+        """Report the start of the work, and wait."""
+        self.entered.set()
+        assert self.released.wait(TIMEOUT)
+
+
+def check_others_are_answered(page: PageServer, path: str, held: HeldWork) -> str:
+    """Request a page whose rendering is held, another one meanwhile, and return the first page."""
+    with ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(partial(page.client.get, path))
+        try:
+            assert held.entered.wait(TIMEOUT)
+            assert page.client.get("/dashboard").status_code == 200
+            assert page.client.get("/api/conversations").status_code == 200
+            assert not slow.done()
+        finally:
+            held.released.set()
+        return slow.result(TIMEOUT).text
+
+
+def hold_markdown(monkeypatch: pytest.MonkeyPatch) -> HeldWork:
+    held, render = HeldWork(), markdown._render
+
+    def wait_and_render(text: str) -> Markup:
+        held.wait()
+        return render(text)
+
+    monkeypatch.setattr(markdown, "_render", wait_and_render)
+    return held
+
+
+def test_a_conversation_is_rendered_in_a_thread(
+    page: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the Markdown of a conversation is rendered, other requests are answered."""
+    name = page.create_conversation("This text is **held**.")
+    held = hold_markdown(monkeypatch)
+    html = check_others_are_answered(page, f"/conversations/{name}", held)
+    assert "<strong>held</strong>" in html
+
+
+def test_a_workflow_is_rendered_in_a_thread(
+    page: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the cells of a workflow are rendered, other requests are answered."""
+
+    async def work(service: service.ConversationService) -> str:
+        result = await refine(
+            "Say **held cell**",
+            judge=lambda _: True,
+            engine=service.models.engine,
+            store=service.store,
+        )
+        return result.workflow
+
+    name = page.run(work)
+    held = hold_markdown(monkeypatch)
+    html = check_others_are_answered(page, f"/workflows/{name}", held)
+    assert "<strong>held cell</strong>" in html
+
+
+def test_branches_are_compared_in_a_thread(
+    page: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While two branches are compared, other requests are answered."""
+    name = page.create_conversation("a", "b")
+    held = HeldWork()
+
+    def wait_and_build(
+        left: tuple[Block, ...], right: tuple[Block, ...]
+    ) -> tuple[tuple[DiffRow, ...], int]:
+        held.wait()
+        return block_diff.build_diff(left, right)
+
+    monkeypatch.setattr(service, "build_diff", wait_and_build)
+    path = f"/conversations/{name}/compare"
+    assert "<h1>" in check_others_are_answered(page, path, held)
