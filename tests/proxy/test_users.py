@@ -14,14 +14,17 @@ from websockets.asyncio.client import connect as connect_socket
 from websockets.exceptions import InvalidStatus
 
 from kedge.errors import StoreBusy
-from kedge.proxy.access import ProxyGuard, UsageReader, read_usage
+from kedge.proxy.access import ProxyGuard
+from kedge.proxy.usage import UsageReader, estimate_tokens
+from kedge.server.access import DEFAULT_OUTPUT_TOKENS
+from kedge.server.settings import Limits
 from kedge.store import Store, TokenRegistry
 from kedge.store.open import open_current_database
 from kedge.testing import TestServer, serve
 from proxy.running import serve_proxy
 from proxy.test_app import input_sizes, send
 from server.gated_model import GatedModel
-from server.waiting import TIMEOUT, wait_until
+from server.waiting import TIMEOUT, wait_until, wait_until_async
 
 
 @dataclass
@@ -195,29 +198,146 @@ async def test_messages_of_a_websocket_are_counted(proxy: Proxy) -> None:
         assert (await ask(socket))["type"] == "response.completed"
 
 
-def test_streams_of_a_revoked_token_end(tmp_path: Path) -> None:
-    """A stream that is passed on ends although its upstream sends nothing, which is closed as well."""
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "response.output_text.delta", "delta": "word " * 100, "item_id": "msg_1"},
+        {"choices": [{"delta": {"role": "assistant", "content": "word " * 100}}]},
+        {"choices": [{"delta": {"tool_calls": [{"function": {"arguments": "word " * 100}}]}}]},
+        {"delta": {"type": "text_delta", "text": "word " * 100}},
+        {"delta": {"type": "input_json_delta", "partial_json": "word " * 100}},
+    ],
+)
+def test_what_passed_of_a_stream_counts(event: dict[str, Any]) -> None:
+    """The deltas of a stream that ends without its usage count, with the estimate of its input."""
+    frame = f"data: {json.dumps(event)}\n\n".encode()
+    cut, complete, early = [UsageReader("text/event-stream", 7) for _ in range(3)]
+    for reader in (cut, complete, early):
+        if reader is early:
+            reader.feed(
+                b'data: {"message": {"usage": {"input_tokens": 3, "output_tokens": 1}}}\n\n'
+            )
+        reader.feed(frame * 2)
+        if reader is complete:
+            reader.feed(b'data: {"usage": {"input_tokens": 3, "output_tokens": 5}}\n\n')
+    assert 207 <= cut.finish() <= 215
+    assert complete.finish() == 8
+    assert 204 <= early.finish() <= 212
+
+
+def test_what_passed_of_a_body_counts() -> None:
+    """Of a body that is cut off, its size is estimated."""
+    reader = UsageReader("application/json", 7)
+    reader.feed(b'{"output": "' + b"word " * 80)
+    assert reader.finish() == 7 + 412 // 4
+
+
+def test_the_estimate_of_a_request_is_its_text_and_its_largest_output() -> None:
+    """Encoded files are no text, and a request without a limit has the default one."""
+    image = "A" * 100_000
+    body = {"input": "word " * 80, "image": image, "max_output_tokens": 50}
+    assert 100 < estimate_tokens(json.dumps(body)).input < 130
+    assert estimate_tokens(json.dumps(body)).output == 50
+    assert estimate_tokens(b'{"max_tokens": 50, "n": 3}').output == 150
+    assert estimate_tokens(b"", 400) == (100, DEFAULT_OUTPUT_TOKENS)
+
+
+@dataclass
+class WaitingProxy(Proxy):
+    """A proxy in front of a server whose model waits after its first words."""
+
+    model: GatedModel
+
+
+@pytest.fixture
+def waiting_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WaitingProxy]:
+    """Yield a proxy in front of a server with a gated model; all counts are in the same minute."""
+    monkeypatch.setattr("kedge.store.tokens.MINUTE", 10**10)
     model = GatedModel()
     store = Store(open_current_database(f"sqlite:///{tmp_path}/proxy.db"))
     with (
-        serve(model=model) as server,
+        serve(model=model, limits=Limits(shutdown_seconds=0)) as server,
         serve_proxy(server.base_url, store=store, requires_token=True) as url,
+        httpx2.Client(timeout=TIMEOUT, verify=False) as http,
     ):
-        secret = asyncio.run(TokenRegistry(store).add("alice"))[1]
-        body = {"model": "m", "input": "wait", "stream": True}
-        with httpx2.stream(
-            "POST",
-            f"{url}/v1/responses",
-            headers={"x-kedge-token": secret},
-            json=body,
-            timeout=TIMEOUT,
-        ) as stream:
-            chunks = stream.iter_bytes()
-            assert next(chunks)
-            asyncio.run(TokenRegistry(store).revoke("alice"))
-            assert b"[DONE]" not in b"".join(chunks)
-        wait_until(lambda: model.cancelled == ["wait"])
+        yield WaitingProxy(server, store, url, http, model)
     store.database.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "wait " + "word " * 80}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "wait " * 80}]}),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": "wait " * 80}], "max_tokens": 99},
+        ),
+    ],
+)
+def test_an_abandoned_stream_counts(
+    waiting_proxy: WaitingProxy, path: str, body: dict[str, Any]
+) -> None:
+    """The input and what passed of the answer count if the client leaves."""
+    proxy = waiting_proxy
+    secret = proxy.add("small", tokens_per_minute=100_000)
+    headers = {"x-kedge-token": secret, "anthropic-version": "2023-06-01"}
+    sent = {"model": "m", "stream": True, **body}
+    with proxy.http.stream("POST", proxy.url + path, headers=headers, json=sent) as stream:
+        received = b""
+        for chunk in stream.iter_bytes():
+            received += chunk
+            if b"answer" in received:
+                break
+    wait_until(lambda: 80 <= proxy.get_tokens("small") <= 190)
+
+
+async def test_an_abandoned_response_on_a_websocket_counts(waiting_proxy: WaitingProxy) -> None:
+    """The same applies to a WebSocket that is closed."""
+    registry = TokenRegistry(waiting_proxy.store)
+    _, secret = await registry.add("small", tokens_per_minute=100_000)
+    url = f"{waiting_proxy.url.replace('http', 'ws', 1)}/v1/responses"
+    message = {"type": "response.create", "model": "m", "input": "wait " * 80, "stream_id": "a"}
+    async with connect_socket(url, additional_headers={"x-kedge-token": secret}) as socket:
+        await socket.send(json.dumps(message))
+        while "answer" not in str(await asyncio.wait_for(socket.recv(), TIMEOUT)):
+            pass
+        assert (await registry.count("small")).tokens > DEFAULT_OUTPUT_TOKENS
+    async with asyncio.timeout(TIMEOUT):
+        while not 80 <= (await registry.count("small")).tokens <= 190:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_parallel_requests_do_not_exceed_a_limit(waiting_proxy: WaitingProxy) -> None:
+    """The estimates of running requests count: of many at once, those beyond the limit are rejected."""
+    proxy = waiting_proxy
+    _, secret = await TokenRegistry(proxy.store).add("tiny", tokens_per_minute=300)
+    url = f"{proxy.url}/v1/chat/completions"
+    body = {"model": "m", "messages": [{"role": "user", "content": "wait"}], "max_tokens": 250}
+    async with httpx2.AsyncClient(timeout=TIMEOUT, headers={"x-kedge-token": secret}) as client:
+        sent = [asyncio.create_task(client.post(url, json=body)) for _ in range(12)]
+        finished = iter(asyncio.as_completed(sent))
+        rejected = [await next(finished) for _ in range(10)]
+        await wait_until_async(lambda: len(proxy.model.started) == 2)
+        proxy.model.open_gate()
+        accepted = [await each for each in finished]
+    assert {each.status_code for each in rejected} == {429}
+    assert all(int(each.headers["retry-after"]) > 0 for each in rejected)
+    assert [each.status_code for each in accepted] == [200, 200]
+
+
+def test_streams_of_a_revoked_token_end(waiting_proxy: WaitingProxy) -> None:
+    """A stream that is passed on ends although its upstream sends nothing, which is closed as well."""
+    proxy = waiting_proxy
+    headers = {"x-kedge-token": proxy.add("alice")}
+    body = {"model": "m", "input": "wait", "stream": True}
+    url = f"{proxy.url}/v1/responses"
+    with proxy.http.stream("POST", url, headers=headers, json=body) as stream:
+        chunks = stream.iter_bytes()
+        assert next(chunks)
+        asyncio.run(TokenRegistry(proxy.store).revoke("alice"))
+        assert b"[DONE]" not in b"".join(chunks)
+    wait_until(lambda: proxy.model.cancelled == ["wait"])
 
 
 async def test_an_idle_websocket_of_a_revoked_token_is_closed(proxy: Proxy) -> None:
@@ -260,12 +380,7 @@ def test_a_failing_store_rejects_tokens(
     async def fail(*_: object, **__: object) -> Any:
         raise StoreBusy("the store is busy")
 
-    counted = TokenRegistry.count
-
-    async def count(self: TokenRegistry, name: str, **counts: int) -> Any:
-        return await (fail() if counts.get("tokens") else counted(self, name, **counts))
-
-    monkeypatch.setattr(TokenRegistry, "count", count)
+    monkeypatch.setattr(TokenRegistry, "settle", fail)
     assert proxy.post(alice).status_code == 200
     wait_until(lambda: "could not be counted" in caplog.text)
     monkeypatch.setattr(TokenRegistry, "find", fail)
@@ -296,7 +411,9 @@ def test_a_failing_store_rejects_tokens(
 )
 def test_usage_is_parsed_from_every_form(data: str | bytes, expected: tuple[int, int]) -> None:
     """Data without usage, or without JSON, counts as zero."""
-    assert read_usage(data) == expected
+    reader = UsageReader("")
+    reader.read(data)
+    assert reader.finish() == sum(expected)
 
 
 @pytest.mark.parametrize("content_type", ["text/event-stream", "", "text/plain"])

@@ -5,22 +5,22 @@ header, ``x-kedge-token``, which is not forwarded. This is the token that the pr
 named token of a user from the proxy's store.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections import deque
 
+from anyio import CancelScope
 from starlette.responses import Response
 from starlette.types import Scope
 
-from kedge.errors import StoreError, StreamTooLarge
-from kedge.events.sse import SSEDecoder
-from kedge.incremental.rewrite import MAX_BODY_BYTES
-from kedge.json_codec import decode
+from kedge.access_tokens import TokenReservation
+from kedge.errors import StoreError
 from kedge.observe import get_logger
+from kedge.proxy.usage import Estimate, UsageReader, estimate_tokens, read_member
 from kedge.server.access import (
     CALLER_KEY,
     LOOPBACK_NAMES,
     AccessPolicy,
     TokenCheck,
+    check_counts,
     is_same_origin,
     parse_host_name,
     read_header,
@@ -32,14 +32,8 @@ from kedge.store import AccessToken, TokenRegistry
 log = get_logger("kedge.proxy")
 
 TOKEN_HEADER = "x-kedge-token"
-INPUT_COUNTS = (
-    "input_tokens",
-    "prompt_tokens",
-    "cache_creation_input_tokens",
-    "cache_read_input_tokens",
-)
-"""Members with input tokens: OpenAI's counts, or Anthropic's, which counts cached tokens separately."""
-OUTPUT_COUNTS = ("output_tokens", "completion_tokens")
+LAST_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
+"""The events that end a response on a WebSocket."""
 
 
 class ProxyGuard:
@@ -103,86 +97,82 @@ class ProxyGuard:
         except StoreError as error:
             return _build_store_error(error)
 
-    async def count_message(self, caller: AccessToken | None, data: str | bytes) -> None:
-        """Count the tokens in a message of the upstream on a WebSocket."""
-        if caller is not None and caller.tokens_per_minute is not None:
-            await self.count_tokens(caller, sum(read_usage(data)))
+    async def reserve(
+        self, caller: AccessToken | None, estimate: Estimate
+    ) -> TokenReservation | Response | None:
+        """Reserve the estimated tokens of a request; return None if its caller has no limit, or the rejection."""
+        if caller is None or self._registry is None or caller.tokens_per_minute is None:
+            return None
+        try:
+            reserved = await self._registry.reserve(caller, estimate.input + estimate.output)
+        except StoreError as error:
+            return _build_store_error(error)
+        if isinstance(reserved, TokenReservation):
+            return reserved
+        return _build_rejection(check_counts(caller, reserved))
 
-    async def count_tokens(self, caller: AccessToken, tokens: int) -> None:
+    async def settle(
+        self, caller: AccessToken | None, reservation: TokenReservation | None, tokens: int
+    ) -> None:
         """Count tokens that a model used; the response itself is not affected if that fails."""
-        if self._registry is None or not tokens:
+        if self._registry is None or caller is None:
             return
         try:
-            await self._registry.count(caller.name, tokens=tokens)
+            if reservation is not None:
+                await self._registry.settle(reservation, tokens)
+            elif tokens:
+                await self._registry.count(caller.name, tokens=tokens)
         except StoreError as error:
             log.warning("the tokens of a response could not be counted: %s", error)
 
 
-class UsageReader:
-    """A reader of the token counts of a response, of any API, while it is passed on.
+def is_limited(caller: AccessToken | None) -> bool:
+    """Return whether a caller has a limit of tokens."""
+    return caller is not None and caller.tokens_per_minute is not None
+
+
+class SocketMeter:
+    """The tokens of the responses on one WebSocket: reserved for each request, and counted at its end.
 
     Args:
-        content_type: The content type of the response, which must not be compressed.
+        guard: The guard of the proxy.
+        caller: The caller, or None for the administrator.
     """
 
-    def __init__(self, content_type: str) -> None:
-        self._events = SSEDecoder() if content_type.startswith("text/event-stream") else None
-        self._body = bytearray()
-        self._input = self._output = 0
+    def __init__(self, guard: ProxyGuard, caller: AccessToken | None) -> None:
+        self._guard, self._caller = guard, caller
+        self._lanes: dict[str | None, deque[tuple[TokenReservation | None, UsageReader]]] = {}
 
-    def feed(self, chunk: bytes) -> None:
-        """Read more of the response."""
-        if self._events is None:
-            self._body += chunk[: MAX_BODY_BYTES - len(self._body)]
+    async def check(self, message: str | bytes) -> Response | None:
+        """Check a message of the client, and reserve the tokens of its response; return the rejection or None."""
+        if rejection := await self._guard.check_message(self._caller):
+            return rejection
+        if not is_limited(self._caller):
+            return None
+        estimate = estimate_tokens(message)
+        reserved = await self._guard.reserve(self._caller, estimate)
+        if isinstance(reserved, Response):
+            return reserved
+        lane = self._lanes.setdefault(read_member(message, "stream_id"), deque())
+        lane.append((reserved, UsageReader("", estimate.input)))
+        return None
+
+    async def count(self, data: str | bytes) -> None:
+        """Count the tokens in a message of the upstream."""
+        lane = self._lanes.get(read_member(data, "stream_id")) if self._lanes else None
+        if not lane:
             return
-        try:
-            for message in self._events.feed(chunk):
-                self._read(message.data)
-        except StreamTooLarge:
-            log.warning("the tokens of a response could not be counted: an event is too large")
-            self._events = SSEDecoder()
+        reservation, reader = lane[0]
+        reader.read(data)
+        if read_member(data, "type") in LAST_EVENTS:
+            lane.popleft()
+            await self._guard.settle(self._caller, reservation, reader.finish())
 
-    def finish(self) -> int:
-        """Return the tokens of the response: those of its input and its output."""
-        if self._events is None and self._body.startswith((b"data:", b"event:", b":")):
-            self._events = SSEDecoder()  # some servers send streams without their content type
-            self.feed(bytes(self._body) + b"\n\n")
-        elif self._events is None:
-            self._read(self._body)
-        return self._input + self._output
-
-    def _read(self, data: str | bytearray) -> None:
-        # The events of a stream repeat or complete the counts: the largest ones are those of the response.
-        input_tokens, output_tokens = read_usage(data)
-        self._input = max(self._input, input_tokens)
-        self._output = max(self._output, output_tokens)
-
-
-def read_usage(data: str | bytes | bytearray) -> tuple[int, int]:
-    """Return the input and output tokens in a response or an event of OpenAI's and Anthropic's APIs."""
-    has_usage = '"usage"' in data if isinstance(data, str) else b'"usage"' in data
-    if not has_usage:
-        return 0, 0
-    try:
-        event: Any = decode(data)
-    except (ValueError, RecursionError):
-        return 0, 0
-    containers = [event, *(_get_object(event, name) for name in ("response", "message"))]
-    usages = [_get_object(container, "usage") for container in containers]
-    return (
-        max(sum(_read_count(usage, name) for name in INPUT_COUNTS) for usage in usages),
-        max(sum(_read_count(usage, name) for name in OUTPUT_COUNTS) for usage in usages),
-    )
-
-
-def _get_object(value: Any, name: str) -> Mapping[str, Any]:
-    member = value.get(name) if isinstance(value, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return member if isinstance(member, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]
-
-
-def _read_count(usage: Mapping[str, Any], name: str) -> int:
-    count = usage.get(name)
-    return max(count, 0) if isinstance(count, int) else 0
+    async def close(self) -> None:
+        """Count what passed of the responses that did not end."""
+        with CancelScope(shield=True):
+            for reservation, reader in [each for lane in self._lanes.values() for each in lane]:
+                await self._guard.settle(self._caller, reservation, reader.finish())
 
 
 def _build_rejection(check: TokenCheck) -> Response | None:

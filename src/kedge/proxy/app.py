@@ -36,9 +36,11 @@ from kedge.observe import get_logger
 from kedge.proxy.access import (
     TOKEN_HEADER,
     ProxyGuard,
-    UsageReader,
+    SocketMeter,
     build_error,
+    is_limited,
 )
+from kedge.proxy.usage import Estimate, UsageReader, estimate_tokens
 from kedge.server.access import CALLER_KEY
 from kedge.server.error_response import EscapedJSONResponse
 from kedge.server.request_log import choose_level, record_metrics
@@ -308,12 +310,17 @@ class _Proxy:
         except self._errors as error:
             return build_error(400, f"the URL cannot be forwarded: {error}")
         caller: AccessToken | None = request.scope.get(CALLER_KEY)
-        is_limited = caller is not None and caller.tokens_per_minute is not None
+        has_limit = is_limited(caller)
         body_read = Event()
         try:
-            body = await _read_body(request, body_read)
+            body = await _read_body(request, body_read, is_estimated=has_limit)
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
+        is_new = request.method == "POST"
+        estimate = _estimate(request, body) if has_limit and is_new else Estimate(0, 0)
+        reserved = await self._guard.reserve(caller, estimate) if is_new else None
+        if isinstance(reserved, Response):
+            return reserved
         # A body of known length that is only passed on retains its length: some upstreams need it.
         is_chunked = "transfer-encoding" in request.headers  # which overrides a length
         has_length = isinstance(body, AsyncIterator) and not is_chunked
@@ -325,11 +332,13 @@ class _Proxy:
             content=body,
             extensions={USER: caller.namespace if caller else "", EXCHANGE: None},
         )
-        if is_limited:  # its token counts are read on the way
+        if has_limit:  # its token counts are read on the way
             outgoing.headers["accept-encoding"] = "identity"
         incoming = await self._send(request, outgoing, body_read)
         exchange: Exchange | None = outgoing.extensions[EXCHANGE]
         if isinstance(incoming, Response):
+            used = estimate.input if incoming.status_code == CLIENT_GONE else 0
+            await self._guard.settle(caller, reserved, used)
             self._record(exchange, incoming, started, caller)
             return incoming
         # An error whose body was examined is passed on decoded.
@@ -343,10 +352,9 @@ class _Proxy:
         response = _PassedOn(incoming, store.body_bytes if store and store.keep_bodies else 0)
         response.on_end = partial(self._record, exchange, response, started, caller)
         # A response that is fetched was counted before, except for the result of a background response.
-        is_new = request.method == "POST" or exchange is not None
-        if caller is not None and is_limited and is_new:
-            response.usage = UsageReader(incoming.headers.get("content-type", ""))
-            response.on_usage = partial(self._guard.count_tokens, caller)
+        if has_limit and (is_new or exchange is not None):
+            response.usage = UsageReader(incoming.headers.get("content-type", ""), estimate.input)
+            response.on_usage = partial(self._guard.settle, caller, reserved)
         response.raw_headers = headers
         return response
 
@@ -464,7 +472,7 @@ class _Proxy:
         """Pass messages on in both directions until either side closes its connection."""
         from websockets.exceptions import ConnectionClosed
 
-        caller: AccessToken | None = socket.scope.get(CALLER_KEY)
+        meter = SocketMeter(self._guard, socket.scope.get(CALLER_KEY))
         code, reason = 1000, ""
 
         async def send_up() -> None:
@@ -476,11 +484,12 @@ class _Proxy:
                         code = LOCAL_CLOSE_CODES.get(message["code"], message["code"])
                         reason = message.get("reason") or ""
                         break
-                    if rejection := await self._guard.check_message(caller):
+                    text = message.get("text")
+                    data = text if text is not None else message["bytes"]
+                    if rejection := await meter.check(data):
                         await socket.send_text(_format_socket_error(rejection))
                         continue
-                    data = message.get("text")
-                    await upstream.send(data if data is not None else message["bytes"])
+                    await upstream.send(data)
             except ConnectionClosed:  # the loop below passes on the close code
                 return
             except WebSocketDisconnect:
@@ -493,7 +502,7 @@ class _Proxy:
                 with suppress(WebSocketDisconnect):
                     with suppress(ConnectionClosed):
                         async for data in upstream:
-                            await self._guard.count_message(caller, data)
+                            await meter.count(data)
                             if isinstance(data, str):
                                 await socket.send_text(data)
                             else:
@@ -504,6 +513,7 @@ class _Proxy:
                             LOCAL_CLOSE_CODES.get(received, received), upstream.close_reason
                         )
                 group.cancel_scope.cancel()
+            await meter.close()
             await upstream.close(code, reason)
 
 
@@ -617,20 +627,23 @@ class _PassedOn(StreamingResponse):
                     await self.on_usage(self.usage.finish())
 
 
-async def _read_body(request: Request, body_read: Event) -> bytes | AsyncIterator[bytes] | None:
+async def _read_body(
+    request: Request, body_read: Event, *, is_estimated: bool
+) -> bytes | AsyncIterator[bytes] | None:
     """Return the body: its bytes if it is examined, or a stream if it is only passed on.
 
     Args:
         request: The request.
         body_read: Set when the complete body was read; the next message of the client is its disconnect.
+        is_estimated: Whether its tokens are estimated, if it is JSON.
     """
     length = request.headers.get("content-length")
     if not length and "transfer-encoding" not in request.headers:
         body_read.set()
         return None
-    is_examined = request.method == "POST" and request.scope["path"].rstrip("/").endswith(
-        "/responses"
-    )
+    is_create = request.scope["path"].rstrip("/").endswith("/responses")
+    is_read = is_estimated and "json" in request.headers.get("content-type", "")
+    is_examined = request.method == "POST" and (is_create or is_read)
     if not is_examined or int(length or 0) > MAX_BODY_BYTES:
         return _stream_body(request.stream(), body_read)
     rest = request.stream()
@@ -641,6 +654,12 @@ async def _read_body(request: Request, body_read: Event) -> bytes | AsyncIterato
             return _stream_body(rest, body_read, bytes(read))
     body_read.set()
     return bytes(read)
+
+
+def _estimate(request: Request, body: bytes | AsyncIterator[bytes] | None) -> Estimate:
+    """Estimate the tokens of a request; of a body that is only passed on, its size is known at best."""
+    length = int(request.headers.get("content-length") or 0)
+    return estimate_tokens(body if isinstance(body, bytes) else b"", length)
 
 
 async def _stream_body(
