@@ -3,22 +3,30 @@
 import asyncio
 import sys
 from dataclasses import replace
+from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
 from engines.conftest import open_engine
+from engines.fake_server import json_response, serve_handler
 from engines.runs import last_text, request_bodies, send_lines
 from kedge.engines import ResponsesEngine
 from kedge.errors import AnswerIncomplete, KedgeError, RequestRefused, Unreachable, Unsendable
 from kedge.events import ResponseStarted, TextDelta
 from kedge.events.run import AnswerFinished, ModeChanged, RequestPlanned, RequestSent, TurnFinished
 from kedge.planning import ConversationState, get_state, set_state
+from kedge.providers import connect
 from kedge.testing import TestServer, serve
 from kedge.turns import Turn, assistant, image, system, tool_call, tool_result, user
 from normalization import expected_context, normalize_blocks, normalize_items
 from server.gated_model import GatedModel
 from server.waiting import wait_until_async
+
+PROMPT = {"id": "pmpt_1", "variables": {"city": "Oslo"}}
 
 
 async def test_second_request_sends_only_new_blocks(
@@ -322,3 +330,49 @@ async def test_stream_closed_early_closes_its_generators(
         sys.set_asyncgen_hooks(*before)
     ours = {"read", "Transport._chunks", "Stream.__aiter__", "ResponsesEngine._decoded"}
     assert not [each for each in generators if any(f" {name} " in each for name in ours)]
+
+
+@pytest.mark.parametrize("options", [{"prompt": PROMPT}, {"extra_body": {"prompt": PROMPT}}])
+async def test_responses_to_a_stored_prompt_are_not_continued(options: dict[str, Any]) -> None:
+    """Only the server has the messages of the prompt: such a request is sent in full, and is no anchor."""
+    bodies: list[dict[str, Any]] = []
+
+    async def respond(request: Request) -> Response:
+        body = await request.json()
+        bodies.append(body)
+        content = [{"type": "output_text", "text": f"Answer {len(bodies)}"}]
+        message = {"type": "message", "id": "msg_1", "role": "assistant", "content": content}
+        names = {"id": f"resp_{len(bodies)}", "object": "response", "status": "completed"}
+        parent = body.get("previous_response_id")
+        return json_response(
+            {**names, "model": "m", "previous_response_id": parent, "output": [message]}
+        )
+
+    with serve_handler(respond) as url:
+        async with connect(f"responses:{url}#m", trust="always", max_retries=0) as engine:
+            turn = Turn()
+            for number, settings in enumerate(({}, options, {}, {})):
+                turn = turn.append(user(f"Line {number}"))
+                plan = engine.plan(turn, streaming=False, **settings)
+                turn = await engine.run(turn, streaming=False, **settings)
+                assert len(bodies[-1]["input"]) == plan.delta_blocks
+    parents = [body.get("previous_response_id") for body in bodies]
+    assert parents == [None, None, "resp_1", "resp_3"]
+    assert [len(body["input"]) for body in bodies] == [1, 3, 3, 1]
+
+
+@pytest.mark.parametrize("mode", ["chained", "stateless"])
+async def test_before_send_is_awaited_with_each_turn(engine: ResponsesEngine, mode: Any) -> None:
+    """An engine awaits ``before_send`` with the Turn before the request is sent."""
+    seen: list[tuple[int, int]] = []
+    sent: list[Any] = []
+
+    async def record(turn: Turn) -> None:
+        await anyio.lowlevel.checkpoint()
+        seen.append((len(turn), len(sent)))
+
+    turn = Turn([user("Hello")])
+    options: dict[str, Any] = {"mode": mode, "tap": lambda *exchange: sent.append(exchange)}
+    turn = await engine.run(turn, before_send=record, **options)
+    await engine.run(turn.append(user("Again")), before_send=record, **options)
+    assert seen == [(1, 0), (3, 1)]

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import httpx2
 import pytest
@@ -512,6 +513,43 @@ def test_a_request_with_an_idempotency_key_is_sent_as_written() -> None:
             assert http.post("/responses", **request).json()["output"] == OUTPUT
         assert chain_report(http).passed_through == {"no_history": 1, "idempotency_key": 2}
     assert sent[1] == sent[2] != sent[3]
+
+
+@pytest.mark.parametrize("header", ["Idempotency-Key", "X-Idempotency-Key"])
+def test_a_healed_request_has_another_idempotency_key(header: str) -> None:
+    """A key that a hook added to a chained request is not sent again with another body."""
+    keys: list[tuple[str, bytes]] = []
+
+    def add_key(request: httpx2.Request) -> None:
+        request.headers.setdefault(header, str(uuid4()))
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        keys.append((request.headers[header], request.content))
+        return answer(request)
+
+    hooks: Any = {"request": [add_key]}
+    transport = httpx2.MockTransport(respond)
+    with chain(httpx2.Client(transport=transport, base_url=URL, event_hooks=hooks)) as http:
+        for count in (1, 3):
+            assert http.post("/responses", json={"input": HISTORY[:count]}).status_code == 200
+        assert chain_report(http).healed == {"rejected": 1}
+    assert len(keys) == len({key for key, _ in keys}) == 3
+
+
+def test_chaining_twice_continues_the_report() -> None:
+    """The second call changes the settings; the report and the known responses remain."""
+    first: list[Any] = []
+    second: list[Any] = []
+    transport = respond_to_chained(200, json={**ANSWER, "id": "resp_2", "output": OUTPUT})
+    http = chain(httpx2.Client(transport=transport, base_url=URL), on_request=first.append)
+    with http:
+        http.post("/responses", json={"input": HISTORY[:1]})
+        chain(http, on_request=second.append)
+        assert chain_report(http).requests == 1
+        http.post("/responses", json={"input": HISTORY})
+        report = chain_report(http)
+    assert (report.requests, report.chained, len(report.recent)) == (2, 1, 2)
+    assert (len(first), len(second)) == (1, 1)
 
 
 class BlockingIndex(MemoryIndex):
