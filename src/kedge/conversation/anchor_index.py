@@ -46,9 +46,8 @@ class _StoredAnchors(InnermostMiddleware):
         if request.before_send is not None:
             await request.before_send(turn)
         anchors = await find_anchors(self.store, turn, self.scope, self.retention)
-        if not anchors:
-            return request
-        return replace(request, candidates=(*request.candidates, *anchors))
+        candidates = (*request.candidates, *anchors)
+        return replace(request, candidates=candidates, before_send=None)
 
 
 async def find_anchors(

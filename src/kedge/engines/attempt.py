@@ -101,6 +101,8 @@ class RequestEngine(Engine, Generic[AttemptT]):
 
     async def events(self, turn: Turn, request: Request) -> Events:
         """Send the Turn and yield its events; a request that can be healed is sent again."""
+        if request.before_send is not None:
+            await request.before_send(turn)
         options, requested_mode = await self._choose_options(turn, request)
         mode = options.mode
         if mode != requested_mode:

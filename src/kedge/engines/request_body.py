@@ -161,6 +161,11 @@ def split_extra_body(params: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping
     return {name: params[name] for name in params if name != EXTRA_BODY}, get_extra_body(params)
 
 
+def flatten_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters with the members of ``extra_body`` among them, as in a body."""
+    return {**params, **get_extra_body(params)}
+
+
 def get_extra_body(params: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the mapping given as ``extra_body``, or an empty one."""
     extra = params.get(EXTRA_BODY)

@@ -30,6 +30,7 @@ from kedge.engines.request_body import (
     SendOptions,
     build_request_body,
     build_settings,
+    flatten_params,
     summarize_request,
 )
 from kedge.engines.response_reader import attach_context, record_outcome
@@ -56,7 +57,7 @@ from kedge.planning import (
     plan_request,
     set_state,
 )
-from kedge.planning.anchors import check_positive_int, validate_seconds
+from kedge.planning.anchors import check_positive_int, has_hidden_context, validate_seconds
 from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn
 
 if TYPE_CHECKING:
@@ -311,7 +312,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             outcome,
             plan,
             now=self._clock(),
-            stored=body.get("store", True) is not False and outcome.stored is not False,
+            stored=_is_stored(body, outcome),
             retention=self.retention,
             conversation_id=body.get("conversation", ""),
             lost=attempt.forgot,
@@ -399,6 +400,8 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         if options.full or options.mode != "chained":
             plan = self._plan_mode(turn, request, "stateless" if options.full else options.mode)
             plan = replace(plan, mode=options.mode, mode_reason=options.reason)
+        elif has_hidden_context(flatten_params(request.resolve_params(self.params))):
+            plan = replace(self._plan_mode(turn, request, "stateless"), mode_reason="prompt")
         else:
             plan = self._plan_chain(turn, request, out_of_band=out_of_band)
             plan = self._check_trust(turn, request, plan)
@@ -501,3 +504,9 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         if result.agrees and not evidence.is_proven:
             evidence.record_success("audit")
         return result
+
+
+def _is_stored(body: Mapping[str, Any], outcome: Outcome) -> bool:
+    """Return whether a response can be continued: it was stored, and its context is known."""
+    was_stored = body.get("store", True) is not False and outcome.stored is not False
+    return was_stored and not has_hidden_context(body)

@@ -19,7 +19,13 @@ from typing import Any, Literal, TypeVar
 from anyio import CancelScope, to_thread
 
 from kedge.errors import InvalidSetting, RequestRefused, ServerFailed
-from kedge.incremental.exchange import Chainer, Exchange, ResponseObserver, limit_codings
+from kedge.incremental.exchange import (
+    Chainer,
+    Exchange,
+    ResponseObserver,
+    is_idempotency_key,
+    limit_codings,
+)
 from kedge.incremental.index import AnchorIndex
 from kedge.incremental.report import ChainedRequest, ChainReport
 from kedge.incremental.store_index import StoreIndex
@@ -71,7 +77,8 @@ def chain(
 
     Args:
         client: An `OpenAI` or `AsyncOpenAI` client (Azure variants too), or the `httpx2` client that it
-            or another library uses. It is changed in place.
+            or another library uses. It is changed in place. A client that is chained already gets these
+            settings; its report and its index in memory are continued.
         store: Where responses are looked up: a SQLite file, the address of a store (`sqlite:///…` or
             `postgresql://…`), or an open `kedge.Store`. All processes that use it chain on the responses
             of each other. By default responses are stored in this process only.
@@ -101,8 +108,11 @@ def chain(
     http_client = _get_http_client(client)
     if store is not None and index is not None:
         raise TypeError("kedge.chain accepts a store or an index, not both")
+    previous = _get_chainer(http_client)
     opened = None if store is None else StoreIndex(store)
     index = opened or index
+    if index is None and previous is not None and http_client.__dict__[_OPENED] is None:
+        index = previous.index
     try:
         chainer = Chainer(
             index, retention=retention, max_depth=max_depth, trust=trust, on_request=on_request
@@ -111,6 +121,8 @@ def chain(
         if opened is not None:
             opened.close()
         raise
+    if previous is not None:
+        chainer.continue_report(previous)
     unchain(client)
     http_client.__class__ = _make_hooked_class(http_client.__class__)
     http_client.__dict__ |= {_CHAINER: chainer, _OPENED: opened}
@@ -354,6 +366,9 @@ def _send_steps(library: Any, request: Any, begin: Callable[[], Exchange | None]
                 yield from _probe_steps(request, exchange)
             response = yield from _attempt_steps(library, request, exchange)
             if response is None:
+                # A key of an event hook belongs to the first body; the hook may set another one.
+                for name in filter(is_idempotency_key, list(request.headers)):
+                    del request.headers[name]
                 response = yield from _attempt_steps(library, request, exchange)
         except BaseException:  # the request failed or was cancelled
             _finish(exchange, None)
@@ -419,10 +434,10 @@ class _Step:
 def _describes_account(header: str) -> bool:
     """Return whether a header belongs to the client rather than to one request."""
     name = header.lower()
-    return not name.startswith(("content-", "x-stainless-", "idempotency-")) and name not in (
-        "accept",
-        "expect",
-        "transfer-encoding",
+    return (
+        not is_idempotency_key(name)
+        and not name.startswith(("content-", "x-stainless-"))
+        and name not in ("accept", "expect", "transfer-encoding")
     )
 
 

@@ -105,6 +105,11 @@ the results of hosted tools."""
 Verdict = Literal["waiting", "release", "resend"]
 
 
+def is_idempotency_key(header: str) -> bool:
+    """Return whether a header identifies one request, so that a server rejects it with another body."""
+    return header.lower().endswith("idempotency-key")
+
+
 class Chainer:
     """The rewriting of requests to one or several servers, with an index of their responses.
 
@@ -140,6 +145,10 @@ class Chainer:
     def report(self) -> ChainReport:
         """The report so far: what was sent, saved, healed and passed through."""
         return self._report.build()
+
+    def continue_report(self, previous: "Chainer") -> None:
+        """Add to the report of another chainer, with the `on_request` of this one."""
+        previous._report.on_request, self._report = self._report.on_request, previous._report  # noqa: SLF001
 
     def begin(
         self, method: str, url: str, headers: Mapping[str, str], content: bytes, user: str = ""
@@ -200,7 +209,7 @@ class Chainer:
         if headers.get("x-stainless-retry-count", "0") != "0":
             return "retry"
         # A key belongs to one body, and other attempts of the program may be sent as written.
-        if headers.get("idempotency-key"):
+        if any(headers[name] for name in headers if is_idempotency_key(name)):
             return "idempotency_key"
         if self.memories.trust == "never":
             return "untrusted"

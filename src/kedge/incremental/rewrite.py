@@ -38,7 +38,7 @@ from kedge.incremental.json_splice import (
 )
 from kedge.json_codec import decode, encode_sorted
 from kedge.planning import DEFAULT_RETENTION, AnchorRecord, TokenCounts
-from kedge.planning.anchors import unavailable_reason
+from kedge.planning.anchors import has_hidden_context, unavailable_reason
 from kedge.planning.canonical import get_members, strip_members
 from kedge.planning.digests import PrefixIndex, extend_index, is_compaction
 from kedge.turns import (
@@ -318,7 +318,7 @@ def _find_obstacle(
     """Return the reason why the request must be sent as written, or an empty string."""
     if scanned.get("conversation") is not None:
         return "conversation"
-    if scanned.get("prompt") is not None:
+    if has_hidden_context({"prompt": scanned.get("prompt")}):
         return "prompt"
     if scanned.get("store") is False:
         return "not_stored"

@@ -6,7 +6,7 @@ record show whether the response is still available on the server.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -241,6 +241,15 @@ def limit_expiry(
         return expires_at
     limit = created_at + retention
     return limit if expires_at is None else min(expires_at, limit)
+
+
+def has_hidden_context(body: Mapping[str, Any]) -> bool:
+    """Return whether the context of a response to this request has messages that the request does not.
+
+    Those of a stored prompt are only known to the server. So such a request is sent in full, and its response is not
+    continued: ``context(response)`` cannot be proved to equal a prefix of the conversation.
+    """
+    return body.get("prompt") is not None
 
 
 def unavailable_reason(

@@ -34,6 +34,7 @@ MODE_REASONS = {
     "no_verdict": "the server's token counts do not show whether it remembers",
     "fails": "the server answered the last chained requests with server errors",
     "never": "this server was connected with trust='never'",
+    "prompt": "the request uses a stored prompt, whose messages only the server has",
 }
 
 _CACHE_MISSES = {
