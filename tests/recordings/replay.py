@@ -197,7 +197,8 @@ async def _continue(
     exchange: Exchange, server: RecordedServer, engine: Engine, run: Run
 ) -> list[str]:
     """Continue an answer, and compare what is sent with the recorded object."""
-    if run.error is not None and not isinstance(run.error, AnswerIncomplete):
+    is_running = run.outcome is not None and run.outcome.status == "running"
+    if is_running or (run.error is not None and not isinstance(run.error, AnswerIncomplete)):
         return []
     server.play(exchange)
     turn = run.turn.append(*answer_calls(run.blocks), user("Continue"))

@@ -112,7 +112,7 @@ class RunRecorder:
         members.update(
             provider_response_id=outcome.response_id,
             model=outcome.model or self.model,
-            status="completed",
+            status="running" if outcome.status == "running" else "completed",
         )
         if record:
             members.update(zip(_RECORD_MEMBERS, _get_record_members(record), strict=True))

@@ -36,7 +36,7 @@ from kedge.events.run import (
     TurnFinished,
 )
 from kedge.observe import bind_fields, get_logger
-from kedge.planning import find_problems
+from kedge.planning import find_problems, find_running
 from kedge.planning.canonical import canonical_json
 from kedge.store import Claim, ConversationRow, Node, ResponseRow, Store
 from kedge.turns import AssistantBlock, Block, Turn, assistant, snapshot_block_ids
@@ -249,7 +249,9 @@ class ConversationRun:
         accounts = self.recorder.drain_telemetry()
         turn = self.filters.apply_to_turn(event.turn, ("output",))
         save = partial(self.checkpoint.save, response=row, telemetry=accounts, head=head)
-        await self._persist(lambda: save(turn, "answered"), turn)
+        # A question whose answer is still generated in the background is pending: it is continued by ``resume``.
+        kind: NodeKind = "results" if event.outcome.status == "running" else "answered"
+        await self._persist(lambda: save(turn, kind), turn)
 
     async def _persist(self, save: Callable[[], Awaitable[Any]], turn: Turn | None = None) -> None:
         """Write to the store, in several attempts while it is busy or unreachable.
@@ -282,6 +284,8 @@ class ConversationRun:
         """
         turn = self.filters.apply_to_turn(stream.turn, ("output",))
         head, key = self.task.expected_head, self.task.key
+        if find_running(turn):
+            return await self._finish_later(stream, turn)
         last = self.pending_answer.turn if self.pending_answer else self.checkpoint.turn
         if self.pending_answer is not None and has_same_blocks(last, turn):
             await self._save_answer(head)
@@ -296,10 +300,18 @@ class ConversationRun:
         node = self.checkpoint.node
         if key:
             await self._persist(lambda: self.store.settle(self.checkpoint.row, key, node.id), turn)
+        return self._build_reply(stream, self.on_finish(node, turn))
+
+    async def _finish_later(self, stream: Stream[Any], turn: Turn) -> Reply[Any]:
+        """Store the id of a response in the background; its question is pending, as one that was interrupted."""
+        await self._save_answer()
+        return self._build_reply(stream, turn)
+
+    def _build_reply(self, stream: Stream[Any], turn: Turn) -> Reply[Any]:
         return Reply(
             text=answer_text(turn, self.task.turn),
-            turn=self.on_finish(node, turn),
-            node=node.id,
+            turn=turn,
+            node=self.checkpoint.node.id,
             conversation=self.checkpoint.row.id,
             usage=stream.usage,
             plan=stream.plan,

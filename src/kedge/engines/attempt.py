@@ -45,7 +45,7 @@ from kedge.events.run import (
     ResendReason,
     TurnFinished,
 )
-from kedge.planning import CacheRules, Mode, RequestPlan
+from kedge.planning import AnchorRecord, CacheRules, Mode, RequestPlan
 from kedge.planning.state import validate_mode
 from kedge.turns import Turn
 
@@ -64,6 +64,8 @@ class Attempt:
     """Whether the caller has seen output of the response."""
     held: list[Event] | None = None
     """The events that are held back until the response is judged; None if they are passed on."""
+    running: AnchorRecord | None = None
+    """The response in the background that answers the Turn already, so that nothing is sent."""
 
 
 AttemptT = TypeVar("AttemptT", bound=Attempt, default=Attempt)
@@ -138,17 +140,18 @@ class RequestEngine(Engine, Generic[AttemptT]):
         if plan.fallback:
             yield FellBack(plan.fallback)
         await self._encode(attempt)
-        self._prompts.record(plan, model=request.model or self.model, tools=request.tools)
-        record_request(plan, len(attempt.content))
-        yield RequestSent(len(attempt.content))
+        if attempt.running is None:
+            self._prompts.record(plan, model=request.model or self.model, tools=request.tools)
+            record_request(plan, len(attempt.content))
+            yield RequestSent(len(attempt.content))
         decoder = self._make_decoder()
         assembler = Assembler(native_api=decoder.NATIVE_API)
         decoder.calls.infer_name = partial(infer_tool_name, request.tools)
-        held, shown = attempt.held, False
+        held, shown = attempt.held, attempt.shown
         cut: StreamCut | None = None
         try:
             with self._translate_errors(attempt):
-                reply = await self._post(attempt)
+                reply = await self._post(attempt, decoder)
                 redact = self.transport.redact
                 async with aclosing(read_response(decoder, reply, redact)) as decoded:
                     async for event in decoded:
@@ -215,8 +218,8 @@ class RequestEngine(Engine, Generic[AttemptT]):
         """Return a decoder for one response."""
 
     @abstractmethod
-    async def _post(self, attempt: AttemptT) -> RawResponse:
-        """Send the request; the reply is closed by the caller."""
+    async def _post(self, attempt: AttemptT, decoder: StreamDecoder) -> RawResponse:
+        """Send the request; the reply, which the decoder will read, is closed by the caller."""
 
     @abstractmethod
     async def _record(self, attempt: AttemptT, outcome: Outcome) -> Turn:

@@ -43,7 +43,7 @@ from kedge.event_loops import AsyncResource
 from kedge.events import Event
 from kedge.events.run import TurnEdited
 from kedge.frozen_dataclasses import replace_fields
-from kedge.planning import AnchorRecord, Mode, RequestPlan
+from kedge.planning import AnchorRecord, Mode, RequestPlan, find_running
 from kedge.planning.state import validate_mode
 from kedge.turns import SystemBlock, Turn, system
 from kedge.turns.frozen_json import EMPTY, ReadOnlyObject, copy_containers
@@ -404,6 +404,47 @@ class Engine(AsyncResource, ABC):
             stream.text, stream.turn, usage=stream.usage, plan=stream.plan, output=stream.output
         )
 
+    async def poll(self, turn: Turn, **options: Any) -> Turn:
+        """Wait for a response that the server generates in the background, and return the Turn with it.
+
+        Args:
+            turn: The Turn that ``run(turn, background=True)`` returned, also if it was stored meanwhile.
+            **options: The options of ``Request.of``.
+
+        Returns:
+            The Turn with the answer.
+
+        Raises:
+            InvalidTurn: No response to this Turn is generated in the background.
+            EngineError: The response failed, or cannot be fetched; nothing was requested again.
+
+        Example:
+            ```python
+            turn = await engine.run(turn, background=True)
+            turn = await engine.poll(turn)
+            ```
+        """
+        require_running(turn)
+        return await self.run(turn, **{**options, "background": False})
+
+    async def cancel(self, turn: Turn) -> Turn:
+        """Stop a response that the server generates in the background.
+
+        Args:
+            turn: The Turn that ``run(turn, background=True)`` returned.
+
+        Returns:
+            The Turn, which can be sent again; with the answer, if it was complete before.
+
+        Raises:
+            InvalidTurn: No response to this Turn is generated in the background.
+            EngineError: The server did not stop it.
+        """
+        inner = unwrap(self)
+        if inner is self:
+            raise InvalidTurn(f"{self.name} does not generate responses in the background")
+        return await inner.cancel(turn)
+
     @property
     def sync(self) -> "SyncEngine":
         """The methods of this engine for sync code: ``engine.sync.run(turn)``."""
@@ -417,6 +458,17 @@ class Engine(AsyncResource, ABC):
 
 Middleware = Callable[[Engine], Engine]
 """Wraps an Engine and is an Engine."""
+
+
+def require_running(turn: Turn, scope: str | None = None) -> AnchorRecord:
+    """Return the record of the response in the background, or raise ``InvalidTurn`` if there is none."""
+    running = find_running(turn, scope)
+    if running is None:
+        raise InvalidTurn(
+            "no response to this Turn is generated in the background: it was not sent with "
+            "background=True, was changed since, or is answered; send it with run"
+        )
+    return running
 
 
 def iter_stack(engine: Engine) -> Iterator[Engine]:

@@ -28,7 +28,7 @@ from kedge.events.run import (
     TurnFinished,
 )
 from kedge.observe import count, get_logger
-from kedge.planning import RequestPlan, find_problems
+from kedge.planning import RequestPlan, find_problems, find_running
 from kedge.turns import (
     AssistantBlock,
     OpaqueBlock,
@@ -154,8 +154,12 @@ async def run_until_valid(
                     raise
                 rejected, healed = True, support.handle_error(error)
                 yield healed
-        if any(problem.kind == "unanswered" for problem in find_problems(turn)):
-            yield TurnFinished(turn)  # the caller runs these calls, and sends the Turn again
+        if find_running(turn) or any(
+            problem.kind == "unanswered" for problem in find_problems(turn)
+        ):
+            yield TurnFinished(
+                turn
+            )  # the caller waits, or runs these calls, and sends the Turn again
             return
         shown = filters.apply_to_turn(turn, ("output",))
         try:
@@ -244,7 +248,9 @@ def _answer_blocks(turn: Turn, sent: Turn | None) -> list[AssistantBlock]:
 
 
 def last_response_id(turn: Turn) -> str:
-    """Return the provider's id of the response at the end of a Turn; empty if there is none."""
+    """Return the provider's id of the response at the end of a Turn, also of one that is still generated."""
+    if running := find_running(turn):
+        return running.response_id
     for block in reversed(turn.blocks):
         if isinstance(block, UserBlock):
             break

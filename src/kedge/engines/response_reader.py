@@ -158,13 +158,41 @@ def record_outcome(
     )
 
 
+def record_running(
+    turn: Turn,
+    outcome: Outcome,
+    plan: RequestPlan,
+    *,
+    now: float,
+    stored: bool,
+    retention: float | None,
+    conversation_id: str,
+) -> Turn:
+    """Return the Turn with the id of a response that the server generates in the background."""
+    log.info("the response is generated in the background", response_id=outcome.response_id)
+    return record_response(
+        turn,
+        (),
+        response_id=outcome.response_id,
+        plan=plan,
+        created_at=now,
+        status="running",
+        stored=stored,
+        retention=retention,
+        conversation_id=conversation_id,
+    )
+
+
 def raise_for_outcome(
     outcome: Outcome, provider: str, turn: Turn, cut: StreamCut | None = None
 ) -> None:
-    """Raise unless the response is complete; ``cut`` is the error that ended its connection, if any."""
+    """Raise unless the response is complete, or continues in the background.
+
+    ``cut`` is the error that ended its connection, if any.
+    """
     error: EngineError
     match outcome.status:
-        case "completed":
+        case "completed" | "running":
             return
         case "incomplete":
             message = f"the response stopped before its end ({outcome.reason or 'no reason given'})"

@@ -9,13 +9,14 @@ finished response becomes an anchor.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from kedge.config.settings import is_chaining_enabled
 from kedge.engines import responses_endpoints
 from kedge.engines.attempt import Attempt, RequestEngine
 from kedge.engines.audit import Audit, audit
-from kedge.engines.base import Request
+from kedge.engines.background import ContinuedStream, fetch_response, stream_response
+from kedge.engines.base import Request, require_running
 from kedge.engines.heal_rules import (
     HealableError,
     RequestSummary,
@@ -33,12 +34,13 @@ from kedge.engines.request_body import (
     flatten_params,
     summarize_request,
 )
-from kedge.engines.response_reader import attach_context, record_outcome
+from kedge.engines.response_reader import attach_context, record_outcome, record_running
 from kedge.engines.responses_endpoints import ConversationObjects, identify_server
 from kedge.engines.telemetry import record_lost_context, record_plan, record_usage
 from kedge.engines.transport import RawResponse, Transport
 from kedge.errors import EngineError, InvalidSetting, RequestRefused, ResendTooLong
 from kedge.events import Event, Outcome, StreamEvent, StreamFailed, Usage
+from kedge.events.decoder import StreamDecoder
 from kedge.events.fields import read_conversation, read_usage
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import ServerForgot
@@ -53,12 +55,16 @@ from kedge.planning import (
     CacheRules,
     Mode,
     RequestPlan,
+    Status,
+    find_running,
     get_state,
     plan_request,
     set_state,
 )
 from kedge.planning.anchors import check_positive_int, has_hidden_context, validate_seconds
+from kedge.planning.reusable_items import get_conversation_id
 from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn
+from kedge.urls import quote_segment
 
 if TYPE_CHECKING:
     from kedge.engines.transport import AnyClient
@@ -193,6 +199,15 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             self.transport, self._plan_out_of_band(turn), model=self.model
         )
 
+    async def cancel(self, turn: Turn) -> Turn:
+        """Stop the response that the server generates in the background; see ``Engine.cancel``."""
+        running = require_running(turn, self.scope)
+        path = f"/responses/{quote_segment(running.response_id)}/cancel"
+        found = await self.transport.request_json("post", path, json={})
+        if found.get("status") == "completed":  # before it could be stopped
+            return await self.run(turn)
+        return _end_running(turn, running, "cancelled")
+
     async def _choose_options(self, turn: Turn, request: Request) -> tuple[SendOptions, Mode]:
         await self.memory.load(request.model or self.model, streaming=self._is_streaming(request))
         mode, requested, reason = self._resolve_mode(turn, request)
@@ -201,13 +216,19 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     async def _prepare(
         self, turn: Turn, request: Request, options: SendOptions
     ) -> ResponsesAttempt:
-        if options.mode == "conversation":
+        running = find_running(turn, self.scope)
+        if options.mode == "conversation" and running is None:
             try:
                 turn = await self._conversation_objects.detach_if_changed(turn)
             except EngineError as error:
                 attach_context(error, turn, self._build_plan(turn, request, options))
                 raise
         evidence = self._get_evidence(request)
+        if running is not None:  # a second answer would be paid for, too
+            plan = self._build_plan(turn, request, options)
+            return ResponsesAttempt(
+                turn, request, options, plan, shown=True, running=running, evidence=evidence
+            )
         await self._find_evidence(turn, request, options, evidence)
         plan = self._build_plan(turn, request, options)
         await self._audit_periodically(turn, plan, evidence)
@@ -220,7 +241,9 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         """Set the body of an attempt; in conversation mode, create the object if there is none."""
         plan, request, options = attempt.plan, attempt.request, attempt.options
         conversation_id = plan.conversation_id
-        if options.mode == "conversation" and not conversation_id:
+        if attempt.running is not None:
+            conversation_id = get_conversation_id(attempt.running.scope)
+        elif options.mode == "conversation" and not conversation_id:
             conversation_id = await self._conversation_objects.create()
         attempt.body = build_request_body(
             plan,
@@ -236,13 +259,29 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     def _make_decoder(self) -> ResponsesDecoder:
         return ResponsesDecoder()
 
-    async def _post(self, attempt: ResponsesAttempt) -> RawResponse:
+    async def _post(self, attempt: ResponsesAttempt, decoder: StreamDecoder) -> RawResponse:
+        decoder = cast("ResponsesDecoder", decoder)
+        in_background = attempt.body.get("background") is True
+        if attempt.running is not None:
+            response_id = attempt.running.response_id
+            if attempt.request.streaming and not in_background:
+                return await stream_response(self.transport, response_id, decoder)
+            return await fetch_response(self.transport, response_id, wait=not in_background)
         retry = attempt.plan.mode != "conversation"  # the object may contain the first attempt
-        return await self.transport.create_response(
+        reply = await self.transport.create_response(
             attempt.content, attempt.body, retry=retry, tap=attempt.request.tap
         )
+        return ContinuedStream(self.transport, reply, decoder) if in_background else reply
 
     def _translate_error(self, attempt: ResponsesAttempt, error: EngineError) -> Exception:
+        if attempt.running is not None:
+            if error.status in (404, 410):
+                error.message = (
+                    f"the server no longer has {attempt.running.response_id}, which it generated in the "
+                    "background; send the Turn of this error to request another answer"
+                )
+                error.turn = _end_running(attempt.turn, attempt.running, "lost")
+            return error
         if isinstance(error, RequestRefused):
             return as_healable(error, attempt.summary) or error
         if attempt.plan.anchor and is_server_error(error.status):
@@ -295,7 +334,24 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     async def _record(self, attempt: ResponsesAttempt, outcome: Outcome) -> Turn:
         """Record an answer in the Turn and in the evidence."""
         turn, plan, body, evidence = attempt.turn, attempt.plan, attempt.body, attempt.evidence
-        known = get_state(turn).anchor(outcome.response_id, plan.scope) is not None
+        if attempt.running is not None and outcome.status == "failed":
+            return _end_running(turn, attempt.running, "failed")
+        stored = _is_stored(body, outcome)
+        if attempt.running is not None:  # what it was requested with may not be known now
+            stored = stored and attempt.running.stored
+        if outcome.status == "running":
+            return record_running(
+                turn,
+                outcome,
+                plan,
+                now=self._clock(),
+                stored=stored,
+                retention=self.retention,
+                conversation_id=body.get("conversation", ""),
+            )
+        known = attempt.running is None and (
+            get_state(turn).anchor(outcome.response_id, plan.scope) is not None
+        )
         counted = (
             None if attempt.forgot else self.memory.count(outcome, plan, attempt.sent, evidence)
         )
@@ -312,7 +368,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             outcome,
             plan,
             now=self._clock(),
-            stored=_is_stored(body, outcome),
+            stored=stored,
             retention=self.retention,
             conversation_id=body.get("conversation", ""),
             lost=attempt.forgot,
@@ -510,3 +566,8 @@ def _is_stored(body: Mapping[str, Any], outcome: Outcome) -> bool:
     """Return whether a response can be continued: it was stored, and its context is known."""
     was_stored = body.get("store", True) is not False and outcome.stored is not False
     return was_stored and not has_hidden_context(body)
+
+
+def _end_running(turn: Turn, running: AnchorRecord, status: Status) -> Turn:
+    """Return the Turn without an answer in the background, so that it can be sent again."""
+    return set_state(turn, get_state(turn).with_anchor(replace(running, status=status)))

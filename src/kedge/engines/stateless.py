@@ -21,6 +21,7 @@ from kedge.engines.telemetry import record_plan
 from kedge.engines.transport import RawResponse, Transport, encode_body
 from kedge.errors import EngineError, RequestRefused, Unreachable
 from kedge.events import Outcome
+from kedge.events.decoder import StreamDecoder
 from kedge.planning import CachePlan, CacheRules, Mode, RequestPlan, get_state, plan_request
 from kedge.turns import ReasoningBlock, Turn
 
@@ -136,7 +137,7 @@ class StatelessEngine(RequestEngine):
         attempt.body = {k: v for k, v in body.items() if v is not None}
         attempt.content = encode_body(attempt.body)
 
-    async def _post(self, attempt: Attempt) -> RawResponse:
+    async def _post(self, attempt: Attempt, decoder: StreamDecoder) -> RawResponse:
         request = attempt.request
         return await self.transport.post(
             self.path, attempt.content, streaming=request.streaming, tap=request.tap

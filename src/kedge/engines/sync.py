@@ -154,4 +154,6 @@ class SyncEngine(SyncFacade[Engine]):
     run = wrap_method(Engine.run)
     ask = wrap_method(Engine.ask)
     stream = wrap_stream(Engine.stream)
+    poll = wrap_method(Engine.poll)
+    cancel = wrap_method(Engine.cancel)
     close = wrap_method(Engine.aclose)

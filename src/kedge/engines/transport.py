@@ -222,6 +222,13 @@ class Transport:
         self.identity = read_identity(reply.headers)
         return HttpResponse(reply, client, streaming, body, tap)
 
+    async def get_stream(self, path: str, **query: Any) -> HttpResponse:
+        """Request a stream of events that the server has already; the reply must be closed."""
+        client = self.client
+        reply = await client.send("GET", path, None, headers=_STREAM_HEADERS, query=query)
+        self.identity = read_identity(reply.headers)
+        return HttpResponse(reply, client, streaming=True)
+
     async def request_json(self, method: str, path: str, **query: Any) -> dict[str, Any]:
         """Send a request and return the JSON object of the response; ``json`` is its body."""
         body = query.pop("json", None)

@@ -191,6 +191,8 @@ class Assembler:
             return "failed", ended.code or code, ended.message or message
         if error is not None:
             return "failed", error.code or error.kind or "error", error.message
+        if ended is None and self.response_id and self._started.response.get("background") is True:
+            return "running", "", ""
         if ended is None:
             return "cut", "", "the stream ended before the response was complete"
         if isinstance(ended, ResponseIncomplete):

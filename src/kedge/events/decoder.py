@@ -9,6 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, cast
 
 from kedge.events.fields import (
@@ -73,7 +74,8 @@ class StreamDecoder(ABC):
     ) -> None:
         self.malformed = self.unknown = 0
         self._common = state or DecoderState()
-        self._sse = SSEDecoder(max_line=max_line, max_message=max_message)
+        self._make_sse = partial(SSEDecoder, max_line=max_line, max_message=max_message)
+        self._sse = self._make_sse()
         self._closed = False
 
     @property
@@ -131,6 +133,10 @@ class StreamDecoder(ABC):
             text = message if isinstance(message, str) else message.decode("utf-8", "replace")
             self._read_sse_message(SSEMessage("", text), found)
         return found
+
+    def restart(self) -> None:
+        """Discard an event that is not complete, because the stream continues on another connection."""
+        self._sse = self._make_sse()
 
     def close(self) -> list[StreamEvent]:
         """End the stream; may be called more than once.

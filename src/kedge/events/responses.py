@@ -130,6 +130,7 @@ class StreamState(DecoderState):
     indexes: OutputIndexes = field(default_factory=OutputIndexes)
     parts: dict[PartKey, bool] = field(default_factory=dict["PartKey", bool])
     """The parts of which text was emitted, and whether they are complete."""
+    response_id: str = ""
     replaced: bool = False
     """Whether a message other than a delta contained a lone surrogate, which was replaced."""
 
@@ -143,7 +144,9 @@ def _read_response_started(state: StreamState, message: JsonObject, found: Event
         found.append(OpaqueEvent(message["type"], message))
         return
     state.started = True
-    found.append(ResponseStarted(**fields.read_facts(_get_response(message))))
+    started = ResponseStarted(**fields.read_facts(_get_response(message)))
+    state.response_id = started.response_id
+    found.append(started)
 
 
 def _read_item_added(state: StreamState, message: JsonObject, found: EventList) -> None:
@@ -506,6 +509,16 @@ class ResponsesDecoder(StreamDecoder):
         self._stream_id = stream_id
         self._sequence = SequenceChecker()
 
+    @property
+    def response_id(self) -> str:
+        """The id of the response; empty until it is known."""
+        return self._state.response_id
+
+    @property
+    def last_sequence_number(self) -> int:
+        """The highest sequence number so far; -1 if there is none."""
+        return self._sequence.last
+
     def feed_parsed(self, message: dict[str, Any]) -> list[StreamEvent]:
         """Decode one parsed message that is known to contain no lone surrogates.
 
@@ -527,7 +540,8 @@ class ResponsesDecoder(StreamDecoder):
             return [*feed({**response, "type": "error"}), *self.close()]
         begun = dict(response)
         begun.pop("output", None)
-        if response.get("status") in RUNNING:
+        if response.get("status") in RUNNING:  # it continues in the background
+            begun["background"] = True
             return [*feed({"type": "response.created", "response": begun}), *self.close()]
         return [
             *feed({"type": "response.created", "response": begun}),

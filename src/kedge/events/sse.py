@@ -162,6 +162,11 @@ class SequenceChecker:
         self._gaps: list[range] = []
         self._fingerprints = [0] * WINDOW_SIZE
 
+    @property
+    def last(self) -> int:
+        """The highest number so far; -1 before the first one."""
+        return self._next - 1 if self._next > 0 else -1
+
     def classify(self, number: int, fingerprint: int) -> SequenceStatus:
         """Classify an event by its number; ``fingerprint`` identifies its content."""
         expected = self._next

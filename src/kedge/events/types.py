@@ -399,7 +399,7 @@ TerminalEvent = ResponseCompleted | ResponseIncomplete | ResponseFailed
 PARTIAL = "partial"
 """Metadata key: this block was incomplete when its stream ended."""
 
-OutcomeStatus = Literal["completed", "incomplete", "failed", "cut"]
+OutcomeStatus = Literal["completed", "incomplete", "running", "failed", "cut"]
 
 
 @with_fast_init
@@ -408,7 +408,8 @@ class Outcome:
     """The result of one response's stream, as the assembler returns it.
 
     Attributes:
-        status: ``completed``, ``incomplete``, ``failed`` or ``cut`` (no terminal event arrived).
+        status: ``completed``, ``incomplete``, ``running`` (in the background), ``failed`` or ``cut`` (no terminal
+            event arrived).
         blocks: The blocks of the response in output order, incomplete ones included.
         response_id: The id of the response.
         model: The model that generated it.

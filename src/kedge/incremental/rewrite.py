@@ -474,7 +474,8 @@ def record_response(
         The entry for the index, or None if the context that the server stores is unknown.
     """
     # A response that is generated in the background becomes an anchor when a later GET shows its output.
-    is_pending = outcome.status == "cut" and request.scanned.get("background") is True
+    is_cut = outcome.status == "cut" and request.scanned.get("background") is True
+    is_pending = outcome.status == "running" or is_cut
     if not (is_pending and outcome.response_id) and not _is_usable(outcome):
         return None
     if not request.is_observable:

@@ -210,7 +210,7 @@ class ServerMemory:
             counts_outweigh_audits: Whether a count that shows a loss outweighs an audit. Otherwise
                 the audit is believed, and the counts of this server are no longer used.
         """
-        if outcome.status in ("failed", "cut"):
+        if outcome.status in ("failed", "cut", "running"):
             return ""
         if plan.conversation_id:
             named = outcome.conversation_id

@@ -19,7 +19,7 @@ from kedge.errors import ResendTooLong
 from kedge.events import Usage
 from kedge.events.run import AnswerFinished, TurnFinished
 from kedge.middleware.base import BaseMiddleware
-from kedge.planning import RequestPlan
+from kedge.planning import RequestPlan, find_running
 from kedge.tokens import DEFAULT_COUNTER, TokenCounter
 from kedge.turns import Turn
 
@@ -102,7 +102,7 @@ class _CompactMiddleware(BaseMiddleware):
             async for event in events:
                 if isinstance(event, AnswerFinished):
                     usage = event.outcome.usage
-                if not isinstance(event, TurnFinished):
+                if not isinstance(event, TurnFinished) or find_running(event.turn):
                     yield event
                     continue
                 turn, compacted = await self._compact(

@@ -19,7 +19,7 @@ from kedge.planning.canonical import canonical
 from kedge.planning.digests import covered_count, prefix_digest
 from kedge.planning.plan import RequestPlan, find_problems, plan_request
 from kedge.planning.prompt_cache import CACHE_HINTS, CacheHint, CachePlan, CacheRules, plan_cache
-from kedge.planning.record import record_response, tag_blocks
+from kedge.planning.record import find_running, record_response, tag_blocks
 from kedge.planning.render import build_input_from_blocks, get_instructions, render
 from kedge.planning.state import (
     MODES,
@@ -59,6 +59,7 @@ __all__ = [
     "dump_record",
     "find_best_anchor",
     "find_problems",
+    "find_running",
     "get_instructions",
     "get_state",
     "is_valid_anchor",

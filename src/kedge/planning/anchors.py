@@ -17,8 +17,9 @@ from kedge.frozen_dataclasses import with_fast_init
 from kedge.planning.digests import PrefixIndex
 from kedge.turns.immutable import immutable
 
-Status = Literal["completed", "incomplete", "failed", "cancelled", "lost"]
-"""The status of an anchor's response; ``lost`` means that the server no longer has it."""
+Status = Literal["completed", "incomplete", "running", "failed", "cancelled", "lost"]
+"""The status of an anchor's response; ``running`` means that the server generates it in the background, ``lost``
+that the server no longer has it."""
 Reason = Literal[
     "scope",
     "incomplete",

@@ -15,7 +15,12 @@ from kedge.planning.anchors import (
 )
 from kedge.planning.digests import covered_count, get_prefix_index, is_compaction, prefix_digest
 from kedge.planning.plan import RequestPlan
-from kedge.planning.reusable_items import ENGINE_ORIGIN, conversation_scope, derived_digests
+from kedge.planning.reusable_items import (
+    ENGINE_ORIGIN,
+    base_scope,
+    conversation_scope,
+    derived_digests,
+)
 from kedge.planning.state import ConversationState, get_state, set_state
 from kedge.turns import OUTPUT_INDEX, RESPONSE_ID, Block, FrozenMap, Turn
 
@@ -120,6 +125,25 @@ def record_response(
             state, previous_response_id=response_id, conversation_id=conversation_id
         )
     return set_state(turn, state)
+
+
+def find_running(turn: Turn, scope: str | None = None) -> AnchorRecord | None:
+    """Return the record of the response that answers a Turn and is still generated in the background.
+
+    Args:
+        turn: The Turn as it was sent.
+        scope: The provider, endpoint and account; any by default.
+
+    Returns:
+        The record, or None if there is no such response, or if the Turn was changed since.
+    """
+    covered, index = covered_count(turn), get_prefix_index(turn)
+    for record in reversed(get_state(turn).anchors):
+        is_known = scope is None or base_scope(record.scope) == base_scope(scope)
+        is_whole = record.block_count == covered and matches_prefix(record, index, covered)
+        if record.status == "running" and is_known and is_whole:
+            return record
+    return None
 
 
 def prune_anchors(state: ConversationState, turn: Turn) -> ConversationState:

@@ -34,6 +34,11 @@ def conversation_scope(scope: str, conversation_id: str) -> str:
     return f"{scope}{_CONVERSATION_SUFFIX}{conversation_id}"
 
 
+def get_conversation_id(scope: str) -> str:
+    """Return the server-side conversation object of a scope; empty if it has none."""
+    return scope.partition(_CONVERSATION_SUFFIX)[2]
+
+
 def base_scope(scope: str) -> str:
     """Return the provider's scope, without the conversation object."""
     return scope.partition(_CONVERSATION_SUFFIX)[0]

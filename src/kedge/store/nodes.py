@@ -92,11 +92,14 @@ def select_tree(tx: Tx, tree: int) -> list[Node]:
 
 
 def select_pending(tx: Tx, conversation: ConversationRow) -> list[Node]:
-    """Return the questions of a conversation that have no answer, oldest first."""
+    """Return the questions of a conversation that have no answer, oldest first.
+
+    After a question follows an answer, or the id of one that is generated in the background.
+    """
     rows = tx.rows(
         f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.tree = ? AND n.conversation = ? "
         "AND n.kind = 'asked' AND n.id NOT IN (SELECT m.parent FROM nodes m WHERE m.tree = ? "
-        "AND m.kind = 'answered') ORDER BY n.id",
+        "AND m.kind IN ('answered', 'results')) ORDER BY n.id",
         (conversation.tree, conversation.number, conversation.tree),
     )
     return [Node(*row) for row in rows]

@@ -73,8 +73,11 @@ NodeKind = Literal[
 they are sent; a failed request; blocks added without a request; an edit; a compaction; a summary of
 another branch."""
 
-ResponseStatus = Literal["completed", "incomplete", "failed", "refused", "cut", "cancelled", "lost"]
-"""The outcome of a request; ``cancelled`` means that the user stopped it."""
+ResponseStatus = Literal[
+    "completed", "incomplete", "running", "failed", "refused", "cut", "cancelled", "lost"
+]
+"""The outcome of a request; ``running`` means that the answer was still generated in the background, ``cancelled``
+that the user stopped it."""
 
 
 @with_fast_init

@@ -338,6 +338,8 @@ def find_marks(node: Node, response: ResponseRow | None, now: float) -> dict[Mar
         return marks
     if response.status == "lost":
         marks["lost"] = response.lost_reason
+    elif response.status == "running":
+        marks["pending"] = ""
     elif response.status != "completed":
         marks["cancelled" if response.status == "cancelled" else "failed"] = response.status
     elif not response.stored:

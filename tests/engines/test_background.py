@@ -1,0 +1,228 @@
+"""Test responses that a server generates in the background: they are waited for, and never paid for twice."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engines.fake_server import json_response, serve_handler
+from engines.runs import last_text, request_bodies
+from kedge import Chat, Conversation, open_store
+from kedge.engines import ResponsesEngine
+from kedge.errors import InvalidTurn, RequestRefused, ServerFailed
+from kedge.events import TextDelta
+from kedge.planning import find_running, get_state
+from kedge.providers import connect
+from kedge.testing import TestServer
+from kedge.turns import Turn, assistant, dumps, loads, user
+
+TURN = Turn([user("Say: Hello there.")])
+
+
+def count_requests(server: TestServer) -> int:
+    """Return how many responses were requested."""
+    return len(
+        [each for each in server.requests if (each.method, each.path) == ("POST", "/v1/responses")]
+    )
+
+
+async def test_a_queued_response_is_an_outcome_of_its_own(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """The Turn has the id of the response, polling appends the answer, and the answer is an anchor."""
+    async with engine.stream(TURN, background=True, streaming=False) as stream:
+        turn = await stream.finish()
+    running = find_running(turn)
+    assert running is not None
+    assert stream.answers[-1].outcome.status == "running"
+    assert turn.blocks == TURN.blocks
+    turn = await engine.poll(turn)
+    assert last_text(turn) == "Hello there."
+    assert find_running(turn) is None
+    assert (
+        get_state(turn).previous_response_id == turn.blocks[-1].response_id == running.response_id
+    )
+    await engine.run(turn.append(user("And now?")))
+    assert count_requests(server) == 2
+    assert request_bodies(server)[1]["previous_response_id"] == running.response_id
+
+
+async def test_a_stored_turn_keeps_the_id(engine: ResponsesEngine, server: TestServer) -> None:
+    """The JSON form of a Turn has the id, and sending it again waits instead of paying twice."""
+    turn = loads(dumps(await engine.run(TURN, background=True)))
+    assert last_text(await engine.run(turn)) == "Hello there."
+    async with engine.stream(turn) as stream:
+        deltas = [event.delta async for event in stream if isinstance(event, TextDelta)]
+    assert "".join(deltas) == "Hello there."
+    assert count_requests(server) == 1
+
+
+async def test_a_background_stream_continues_after_the_last_event(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """A stream whose connection ends is continued with ``starting_after``, without repeated text."""
+    server.faults.set("cut_after_events=5", times=1)
+    async with engine.stream(Turn([user("Say: One two three four.")]), background=True) as stream:
+        deltas = [event.delta async for event in stream if isinstance(event, TextDelta)]
+    assert "".join(deltas) == last_text(stream.turn) == "One two three four."
+    fetched = [each for each in server.requests if each.method == "GET"]
+    assert [each.path for each in fetched] == [
+        f"/v1/responses/{stream.turn.blocks[-1].response_id}"
+    ]
+    assert count_requests(server) == 1
+
+
+async def test_a_background_stream_that_cannot_be_continued_keeps_its_id() -> None:
+    """If the rest of a stream cannot be fetched, the Turn has the id, and nothing is lost."""
+    started = {"id": "resp_1", "status": "in_progress", "background": True, "output": []}
+
+    async def answer(request: Request) -> Response:
+        await request.body()
+        if request.method == "GET":
+            return json_response({"error": {"message": "Try later."}}, 503)
+        event = f'data: {{"type":"response.created","sequence_number":0,"response":{dump(started)}}}\n\n'
+        return Response(event, media_type="text/event-stream")
+
+    with serve_handler(answer) as url:
+        engine = connect(f"responses:{url}#m", max_retries=0)
+        async with engine.stream(TURN, background=True) as stream:
+            turn = await stream.finish()
+    running = find_running(turn)
+    assert running is not None
+    assert running.response_id == "resp_1"
+
+
+def dump(value: Any) -> str:
+    """Return JSON."""
+    return bytes(json_response(value).body).decode()
+
+
+async def test_a_response_in_the_background_can_be_cancelled(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """The server stops it, and the Turn can be sent again."""
+    slow = Turn([user("Write 5000 words, very slowly")])
+    turn = await engine.cancel(await engine.run(slow, background=True))
+    assert find_running(turn) is None
+    with pytest.raises(InvalidTurn, match="send it with run"):
+        await engine.poll(turn)
+    assert server.running == 0
+
+
+async def test_a_finished_response_cannot_be_cancelled_and_is_returned() -> None:
+    """A response that was complete before it could be stopped is the answer."""
+    with serve_handler(FakeBackground("completed").handle) as url:
+        engine = connect(f"responses:{url}#m")
+        turn = await engine.cancel(await engine.run(TURN, background=True))
+    assert turn.blocks[-1] == assistant("Done.")
+
+
+class FakeBackground:
+    """A server whose response ends as a test defines."""
+
+    def __init__(self, status: str, code: int = 200) -> None:
+        self.status, self.code = status, code
+        self.posts = 0
+
+    async def handle(self, request: Request) -> Response:
+        """Return a queued response, and then the final one."""
+        is_new = request.method == "POST" and request.url.path.endswith("/responses")
+        self.posts += is_new
+        message = {"type": "message", "id": "m", "role": "assistant", "content": "Done."}
+        response: dict[str, Any] = {"id": "resp_1", "background": True, "output": []}
+        if is_new:
+            return json_response({**response, "status": "queued"})
+        if self.code != 200:
+            return json_response({"error": {"message": "Not found."}}, self.code)
+        return json_response({**response, "status": self.status, "output": [message]})
+
+
+async def test_a_response_that_failed_in_the_background_can_be_sent_again() -> None:
+    """The error has the Turn without the failed response."""
+    with serve_handler(FakeBackground("failed").handle) as url:
+        engine = connect(f"responses:{url}#m", max_retries=0)
+        with pytest.raises(ServerFailed) as caught:
+            await engine.poll(await engine.run(TURN, background=True))
+    assert caught.value.turn is not None
+    assert find_running(caught.value.turn) is None
+
+
+async def test_a_response_that_the_server_no_longer_has_is_not_requested_again_silently() -> None:
+    """The error says that it is gone and what to do, and its Turn can be sent."""
+    server = FakeBackground("completed", 404)
+    with serve_handler(server.handle) as url:
+        engine = connect(f"responses:{url}#m", max_retries=0)
+        with pytest.raises(RequestRefused, match=r"no longer has resp_1.*send the Turn") as caught:
+            await engine.poll(await engine.run(TURN, background=True))
+    assert server.posts == 1
+    assert caught.value.turn is not None
+    assert find_running(caught.value.turn) is None
+
+
+async def test_an_unreachable_server_leaves_the_response_running() -> None:
+    """A failed poll may be repeated: it is not a new request."""
+    server = FakeBackground("completed", 503)
+    with serve_handler(server.handle) as url:
+        engine = connect(f"responses:{url}#m", max_retries=0)
+        turn = await engine.run(TURN, background=True)
+        with pytest.raises(ServerFailed) as caught:
+            await engine.poll(turn)
+        server.code = 200
+        assert caught.value.turn is not None
+        assert (await engine.poll(caught.value.turn)).blocks[-1] == assistant("Done.")
+    assert server.posts == 1
+
+
+async def test_typed_output_waits_for_the_background(engine: ResponsesEngine) -> None:
+    """A typed answer in the background has no value yet, and is not requested again."""
+
+    class City(BaseModel):
+        name: str
+
+    reply = await engine.ask(Turn([user("A city")]), output=City, background=True)
+    assert reply.output is None
+    assert reply.response_id
+    finished = await engine.ask(reply.turn, output=City)
+    assert isinstance(finished.output, City)
+
+
+def test_sync_code_can_wait(server: TestServer) -> None:
+    """``engine.sync`` has the same methods."""
+    engine = connect(f"responses:{server.base_url}#practice").sync
+    assert last_text(engine.poll(engine.run(TURN, background=True))) == "Hello there."
+    engine.close()
+
+
+async def test_the_state_of_a_chat_keeps_the_id(
+    engine: ResponsesEngine, server: TestServer
+) -> None:
+    """A chat continues with the answer when it is called with the state and no message."""
+    chat = Chat(engine)
+    queued = await chat.chat_with_state(None, "Say: Hello there.", background=True)
+    assert queued.text == ""
+    assert queued.response_id
+    answer = await Chat(engine).chat_with_state(queued.state)
+    assert (answer.text, answer.response_id) == ("Hello there.", queued.response_id)
+    assert count_requests(server) == 1
+
+
+async def test_a_stored_conversation_keeps_the_id(
+    engine: ResponsesEngine, server: TestServer, tmp_path: Any
+) -> None:
+    """The question is pending, and ``resume`` waits for its answer, also in another process."""
+    path = f"sqlite:///{tmp_path}/store.db"
+    async with await open_store(path) as store:
+        conversation = await Conversation.create(store, engine)
+        reply = await conversation.send("Say: Hello there.", background=True)
+        assert reply.text == ""
+        assert len(await conversation.pending()) == 1
+    async with await open_store(path) as store:
+        conversation = await Conversation.open(store, conversation.id, engine)
+        finished = await conversation.resume()
+        assert (finished.text, finished.response_id) == ("Hello there.", reply.response_id)
+        assert await conversation.pending() == []
+        assert (await conversation.send("Say: Again.")).text == "Again."
+    assert count_requests(server) == 2
+    assert request_bodies(server)[1]["previous_response_id"] == reply.response_id
