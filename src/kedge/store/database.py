@@ -82,10 +82,10 @@ class Dialect:
     name: str
     types: Mapping[str, str]
     """The column types for ``{serial}``, ``{bytes}`` and so on in migrations."""
-    lock_links: str
-    """The statement of `lock_links`; empty if there is only one writer at a time."""
-    lock_links_shared: str
-    """The statement of `lock_links_shared`; empty if there is only one writer at a time."""
+    lock_nodes: str
+    """Blocks the insertion of nodes by others until the end of the transaction; empty for a single writer."""
+    shorten_lock_wait: str
+    """Makes the rest of a transaction fail soon if it waits for a lock; empty for a single writer."""
     for_update: str
     """Blocks changes of a selected row until the end of the transaction."""
     for_key_share: str
@@ -120,16 +120,19 @@ class Dialect:
     """A query for the names of all tables."""
 
 
-def lock_links(tx: Tx) -> None:
-    """Block the insertion of links by others until the end of the transaction."""
-    if tx.dialect.lock_links:
-        tx.run(tx.dialect.lock_links)
+def lock_tree(tx: Tx, tree: int) -> None:
+    """Block changes of a tree by others until the end of the transaction.
+
+    Its root is locked before its conversations and other nodes, in all transactions, which avoids deadlocks.
+    """
+    if tx.dialect.for_update:
+        tx.rows(f"SELECT id FROM nodes WHERE id = ? {tx.dialect.for_update}", (tree,))
 
 
-def lock_links_shared(tx: Tx) -> None:
-    """Wait for transactions that block the insertion of links, and block new ones."""
-    if tx.dialect.lock_links_shared:
-        tx.run(tx.dialect.lock_links_shared)
+def lock_tree_shared(tx: Tx, tree: int) -> None:
+    """Wait for a transaction that blocks changes of a tree, and block new ones."""
+    if tx.dialect.for_key_share:
+        tx.rows(f"SELECT id FROM nodes WHERE id = ? {tx.dialect.for_key_share}", (tree,))
 
 
 def lock_names(tx: Tx) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from kedge.errors import NotInStore
 from kedge.store import response_sums, search, telemetry
 from kedge.store.conversations import resolve, select_old
-from kedge.store.database import Database, Tx, lock_links, marks, split_chunks
+from kedge.store.database import Database, Tx, lock_tree, marks, split_chunks
 from kedge.store.nodes import find_used_nodes, hash_node, select_tree
 from kedge.store.records import ConversationRow, Node
 
@@ -53,7 +53,7 @@ def delete_unchanged(
     tx: Tx, conversation: ConversationRow, members: Sequence[str] = ("updated_at", "delete_at")
 ) -> set[int] | None:
     """Delete a conversation; return None if a member was changed since its row was read."""
-    lock_links(tx)
+    lock_tree(tx, conversation.tree)
     try:
         row = resolve(tx, conversation, tx.dialect.for_update)
     except NotInStore:
@@ -68,7 +68,7 @@ def delete_conversation(tx: Tx, conversation: str | ConversationRow) -> set[int]
     Returns:
         The groups of the search index that must be rewritten; see `search.rewrite_group`.
     """
-    lock_links(tx)
+    lock_tree(tx, resolve(tx, conversation).tree)
     row = resolve(tx, conversation, tx.dialect.for_update)
     others = tx.rows(
         "SELECT number, head FROM conversations WHERE tree = ? AND number <> ? ORDER BY number",
@@ -159,6 +159,7 @@ def _delete_blocks(tx: Tx, candidates: set[int], row: ConversationRow) -> set[in
     candidates -= remaining
     groups: set[int] = set()
     for chunk in split_chunks(sorted(candidates)):
+        _lock_blocks(tx, chunk)
         shared = _find_shared_blocks(tx, chunk)
         unreferenced = [block for block in chunk if block not in shared]
         groups |= search.delete_texts(tx, unreferenced)
@@ -172,8 +173,18 @@ def _find_shared_blocks(tx: Tx, blocks: Sequence[int]) -> set[int]:
     ownerless = [block for (block,) in tx.rows(query, blocks)]
     if not ownerless:
         return set()
-    query = f"SELECT DISTINCT block FROM links WHERE block IN ({marks(ownerless)})"
-    return {block for (block,) in tx.rows(query, ownerless)}
+    return _find_linked_blocks(tx, ownerless)
+
+
+def _find_linked_blocks(tx: Tx, blocks: Sequence[int]) -> set[int]:
+    query = f"SELECT DISTINCT block FROM links WHERE block IN ({marks(blocks)})"
+    return {block for (block,) in tx.rows(query, blocks)}
+
+
+def _lock_blocks(tx: Tx, blocks: Sequence[int]) -> None:
+    """Wait for transactions that are about to link these blocks, whose links are visible then."""
+    if lock := tx.dialect.for_update:
+        tx.rows(f"SELECT id FROM blocks WHERE id IN ({marks(blocks)}) ORDER BY id {lock}", blocks)
 
 
 def _delete_rows(tx: Tx, table: str, column: str, keys: Sequence[int]) -> None:
@@ -181,21 +192,47 @@ def _delete_rows(tx: Tx, table: str, column: str, keys: Sequence[int]) -> None:
         tx.run(f"DELETE FROM {table} WHERE {column} IN ({marks(chunk)})", chunk)
 
 
-def delete_orphans(tx: Tx) -> int:
-    """Delete rows without a referenced row, and blocks without a link; return the number of blocks."""
+def delete_orphans(tx: Tx) -> None:
+    """Delete rows of conversations and nodes that do not exist."""
     tx.allow_long_statements()
-    lock_links(tx)
     for table in _CONVERSATION_TABLES:
         tx.run(f"DELETE FROM {table} WHERE conversation NOT IN (SELECT number FROM conversations)")
     for table in telemetry.TABLES:
         tx.run(f"DELETE FROM {table} WHERE node NOT IN (SELECT id FROM nodes)")
-    found = tx.rows("SELECT id FROM blocks WHERE id NOT IN (SELECT block FROM links)")
-    orphans = [block for (block,) in found]
-    _delete_rows(tx, "blocks", "id", orphans)
+
+
+async def delete_unlinked_blocks(database: Database) -> int:
+    """Delete blocks without a link, and texts without a block; return the number of blocks.
+
+    They are searched without locks, and deleted in short transactions that check them again.
+    """
+    blocks = await database.read(_find_unlinked_blocks)
+    deleted = 0
+    for chunk in split_chunks(blocks):
+        deleted += await database.write(lambda tx, chunk=chunk: _delete_unlinked(tx, chunk))
+    await database.write(_repair_index)
+    return deleted
+
+
+def _find_unlinked_blocks(tx: Tx) -> list[int]:
+    tx.allow_long_statements()
+    found = tx.rows("SELECT id FROM blocks WHERE id NOT IN (SELECT block FROM links) ORDER BY id")
+    return [block for (block,) in found]
+
+
+def _delete_unlinked(tx: Tx, blocks: Sequence[int]) -> int:
+    _lock_blocks(tx, blocks)
+    linked = _find_linked_blocks(tx, blocks)
+    unlinked = [block for block in blocks if block not in linked]
+    _delete_rows(tx, "blocks", "id", unlinked)
+    return len(unlinked)
+
+
+def _repair_index(tx: Tx) -> None:
+    """Delete texts without a block; if blocks are not indexed, let the next search index them."""
+    tx.allow_long_statements()
     found = tx.rows("SELECT rowid FROM texts WHERE rowid NOT IN (SELECT id FROM blocks)")
     for chunk in split_chunks([block for (block,) in found]):
         search.delete_texts(tx, chunk)
     if search.find_unindexed(tx, search.get_index_position(tx)):
-        tx.run("DELETE FROM indexed")  # then the next search indexes the missing blocks
-    response_sums.rebuild(tx)
-    return len(orphans)
+        tx.run("DELETE FROM indexed")

@@ -11,6 +11,7 @@ and references must point backwards.
 
 import base64
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, fields
 from typing import Any, cast, get_args
 
@@ -190,6 +191,19 @@ def import_lines(tx: Tx, lines: Iterable[str]) -> list[str]:
             problem = f"conversation {number} is not valid ({reason}); nothing was imported"
             raise InvalidJSON("$", problem) from None
     return [ids[number] for number in sorted(ids)]
+
+
+def list_scopes(lines: Iterable[str]) -> set[str]:
+    """Return the scopes of the responses and incidents in exported lines; invalid lines are skipped."""
+    scopes: set[str] = set()
+    for line in lines:
+        if not line.startswith('{"node"') or '"scope"' not in line:
+            continue
+        with suppress(InvalidJSON, TypeError, AttributeError):
+            form = _parse_line(line, 0)
+            found: list[Json] = [form.get("response", {}), *form.get("incidents", ())]
+            scopes |= {each["scope"] for each in found if isinstance(each.get("scope"), str)}
+    return scopes
 
 
 def _iter_conversations(lines: Iterable[str]) -> Iterator[tuple[Json, list[str], list[Json]]]:

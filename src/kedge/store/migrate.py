@@ -13,11 +13,11 @@ from importlib.resources import files
 from kedge.errors import BrokenInstallation, CannotOpenStore
 from kedge.store.database import Dialect, Tx, lock_names
 from kedge.store.nodes import fill_checksums
-from kedge.store.response_sums import add_pending
+from kedge.store.response_sums import add_all
 
 _FILE = re.compile(r"(?P<number>\d{4})_(?P<name>\w+)(?:\.(?P<dialect>\w+))?\.sql")
 
-_AFTERWARDS: dict[int, Callable[[Tx], None]] = {4: fill_checksums, 13: add_pending}
+_AFTERWARDS: dict[int, Callable[[Tx], None]] = {4: fill_checksums, 13: add_all}
 """Functions for changes that SQL cannot compute, by the number of their migration."""
 
 

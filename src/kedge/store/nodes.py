@@ -22,7 +22,7 @@ from kedge.store.conversations import (
     select_conversation,
     set_tags,
 )
-from kedge.store.database import Tx, lock_links_shared
+from kedge.store.database import Tx, lock_tree_shared
 from kedge.store.records import (
     ConversationRow,
     Node,
@@ -239,8 +239,7 @@ def insert_node(
         )
         if inserted and inserted[0]:
             return Node(inserted[0], parent.tree, branch, *columns), inserted[1]
-    # Deletions lock the links first, then the conversation; the same order here avoids deadlocks.
-    lock_links_shared(tx)
+    lock_tree_shared(tx, parent.tree)
     _lock_parent(tx, conversation, parent)
     # If another node has continued the branch, a link conflicts, and the transaction is run again.
     continues = branch and (not tx.is_retry or _is_branch_tip(tx, branch, kept))
@@ -325,8 +324,9 @@ def insert_blocks(tx: Tx, blocks: Sequence[tuple[bytes, str]], number: int) -> l
 
 def _share_block(tx: Tx, digest: bytes, number: int, body: str) -> int:
     """Return the number of a stored block; a block that several conversations use has no owner."""
-    lock_links_shared(tx)  # or it could be deleted before our link to it is visible
-    found = tx.rows("SELECT id, owner FROM blocks WHERE hash = ?", (digest,))
+    # Without a lock it could be deleted before our link to it is visible.
+    query = f"SELECT id, owner FROM blocks WHERE hash = ? {tx.dialect.for_key_share}"
+    found = tx.rows(query, (digest,))
     if not found:
         return insert_blocks(tx, [(digest, body)], number)[0]
     block, owner = found[0]

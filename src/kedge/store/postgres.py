@@ -26,8 +26,8 @@ POSTGRESQL = Dialect(
         "bytes": "BYTEA",
         "clustered": "",
     },
-    lock_links="LOCK TABLE links IN SHARE ROW EXCLUSIVE MODE",
-    lock_links_shared="LOCK TABLE links IN ROW EXCLUSIVE MODE",
+    lock_nodes="LOCK TABLE nodes IN SHARE ROW EXCLUSIVE MODE",
+    shorten_lock_wait="SET LOCAL lock_timeout = 200",
     for_update="FOR UPDATE",
     for_key_share="FOR KEY SHARE",
     lock_names="SELECT pg_advisory_xact_lock(5461729823)",
@@ -53,10 +53,10 @@ POSTGRESQL = Dialect(
 # division by zero) unless every block is new; the transaction is then run again step by step.
 _INSERT_NODE = b"""
 WITH alive AS (
-    SELECT c.number FROM conversations c JOIN nodes p ON p.tree = c.tree
+    SELECT c.number FROM conversations c JOIN nodes p ON p.tree = c.tree JOIN nodes root ON root.id = c.tree
     WHERE c.number = %(number)s AND c.id = %(id)s AND c.namespace = %(namespace)s
         AND p.id = %(parent)s AND p.length = %(kept)s
-    FOR KEY SHARE
+    FOR KEY SHARE OF root, c, p
 ), given AS (
     SELECT decode(block ->> 0, 'hex') AS hash, block ->> 1 AS body, place
     FROM jsonb_array_elements(%(blocks)s::jsonb) WITH ORDINALITY AS blocks (block, place)

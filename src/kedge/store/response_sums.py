@@ -5,22 +5,26 @@ node whose response is included. A store adds a batch after `BATCH_SIZE` respons
 first, so the sums do not slow down an exchange. A response that is included is subtracted before it is
 deleted or changed, and added again after a change, in the same transaction.
 
-Why batches are exact with several writers: a batch locks the links, which every transaction that adds a node
-locks first or in the same statement. So no response with a smaller number can appear later.
+Why batches are exact with several writers: a batch waits until no transaction is adding nodes and blocks new ones,
+so no response with a smaller number can appear later. Sends must not wait for that: a batch is small, and
+gives up soon if another transaction, such as an import, is adding nodes for longer.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
-from kedge.errors import StoreReadOnly
-from kedge.store.database import Database, Row, Tx, lock_links, marks, split_chunks
+from kedge.errors import StoreBusy, StoreReadOnly
+from kedge.store.database import Database, Row, Tx, marks, split_chunks
 from kedge.store.records import Damage
 
 T = TypeVar("T")
 
 BATCH_SIZE = 256
 """The number of responses that a process stores before it adds them to the sums."""
+MAX_BATCH = 1_000
+"""The number of responses that one transaction adds to the sums."""
 SECONDS_PER_DAY = 86_400
 ALL_DAYS = -1
 """The day under which `latency_counts` and `conversation_sums` have the sums of all days."""
@@ -109,36 +113,62 @@ def has_pending(tx: Tx) -> bool:
     return bool(tx.rows("SELECT 1 FROM responses WHERE node > (SELECT node FROM summed) LIMIT 1"))
 
 
-def add_pending(tx: Tx) -> None:
+def lock_position(tx: Tx) -> int:
+    """Return the position, and block changes of the sums by others until the end of the transaction."""
+    return tx.rows(f"SELECT node FROM summed {tx.dialect.for_update}")[0][0]
+
+
+def add_all(tx: Tx) -> None:
     """Add all responses to the sums that are not in them."""
-    lock_links(tx)
-    ((newest,),) = tx.rows("SELECT COALESCE(MAX(node), 0) FROM responses")
-    position = get_position(tx)
-    if newest > position:
-        _apply(tx, "r.node > ? AND r.node <= ?", (position, newest), 1)
-        tx.run("UPDATE summed SET node = ?", (newest,))
+    while _add_batch(tx):
+        pass
+
+
+def _add_batch(tx: Tx) -> bool:
+    """Add the next responses to the sums; return whether there may be more."""
+    position = lock_position(tx)
+    if tx.dialect.lock_nodes:
+        tx.run(tx.dialect.lock_nodes)
+    nodes = tx.rows(
+        f"SELECT node FROM responses WHERE node > ? ORDER BY node LIMIT {MAX_BATCH}", (position,)
+    )
+    if nodes:
+        _apply(tx, "r.node > ? AND r.node <= ?", (position, nodes[-1][0]), 1)
+        tx.run("UPDATE summed SET node = ?", nodes[-1])
+    return len(nodes) == MAX_BATCH
+
+
+async def add_pending(database: Database) -> None:
+    """Add all responses to the sums that are not in them, in short transactions.
+
+    Raises:
+        StoreBusy: Another transaction is adding nodes, or changes the sums, for a long time.
+    """
+
+    def work(tx: Tx) -> bool:
+        if tx.dialect.shorten_lock_wait:
+            tx.run(tx.dialect.shorten_lock_wait)
+        return _add_batch(tx)
+
+    while await database.write(work):
+        pass
 
 
 async def read_with_sums(database: Database, work: Callable[[Tx], T]) -> T:
     """Run queries that use the sums, after adding all responses to them.
 
-    A read-only store can have responses that are not in the sums.
+    A read-only store can have responses that are not in the sums, and so can a store during an import.
     """
 
     def read(tx: Tx) -> tuple[T] | None:
         return None if has_pending(tx) else (work(tx),)
 
-    def write(tx: Tx) -> T:
-        add_pending(tx)
-        return work(tx)
-
     found = await database.read(read)
     if found is not None:
         return found[0]
-    try:
-        return await database.write(write)
-    except StoreReadOnly:
-        return await database.read(work)
+    with suppress(StoreReadOnly, StoreBusy):
+        await add_pending(database)
+    return await database.read(work)
 
 
 def subtract(tx: Tx, nodes: Sequence[int]) -> None:
@@ -152,7 +182,7 @@ def add(tx: Tx, nodes: Sequence[int]) -> None:
 
 
 def _apply_to_nodes(tx: Tx, nodes: Sequence[int], sign: int) -> None:
-    position = get_position(tx)
+    position = lock_position(tx) if nodes else 0
     included = sorted(node for node in nodes if node <= position)
     for chunk in split_chunks(included):
         _apply(tx, f"r.node IN ({marks(chunk)})", chunk, sign)
@@ -267,13 +297,19 @@ def _count_chain_links(tx: Tx, where: str, values: Sequence[Any]) -> Totals:
     return totals
 
 
-def rebuild(tx: Tx) -> None:
+async def rebuild(database: Database) -> None:
     """Compute all sums again."""
-    lock_links(tx)
+    await database.write(_reset)
+    with suppress(StoreBusy):  # then the next statistics add the responses
+        await add_pending(database)
+
+
+def _reset(tx: Tx) -> None:
+    tx.allow_long_statements()
+    lock_position(tx)
     for table in _TABLES:
         tx.run(f"DELETE FROM {table}")
     tx.run("UPDATE summed SET node = 0")
-    add_pending(tx)
 
 
 def check_sums(tx: Tx) -> list[Damage]:

@@ -10,7 +10,7 @@ from kedge.json_codec import decode
 from kedge.planning import AnchorRecord, Status
 from kedge.planning.anchors import decode_token_counts, limit_expiry
 from kedge.store import response_sums
-from kedge.store.database import Row, Tx, lock_links_shared, marks
+from kedge.store.database import Row, Tx, marks
 from kedge.store.records import ResponseRow
 from kedge.turns.immutable import build_instances
 
@@ -147,7 +147,7 @@ def select_usage(tx: Tx, tree: int, node: int) -> Usage | None:
 
 def mark_lost(tx: Tx, record: AnchorRecord, scope: int, reason: str) -> bool:
     """Mark a completed response as lost by its provider; return whether it was not marked yet."""
-    lock_links_shared(tx)  # so that the sums do not change meanwhile
+    response_sums.lock_position(tx)  # before the responses, as deletions do
     found = tx.rows(
         "SELECT node FROM responses WHERE digest = ? AND scope = ? AND provider_response_id = ? "
         "AND status = 'completed' "

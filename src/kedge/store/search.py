@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, get_args
 
 from kedge.errors import InvalidSetting, StoreReadOnly
 from kedge.store.block_codec import decode_blocks, extract_text
-from kedge.store.database import Database, Tx, lock_links_shared, marks
+from kedge.store.database import Database, Tx, marks, split_chunks
 from kedge.store.nodes import find_used_nodes, select_tree
 from kedge.store.records import Hit, validate_page
 from kedge.store.search_query import (
@@ -100,14 +100,31 @@ async def update_index(database: Database) -> bool:
 
 def index_batch(tx: Tx, after: int) -> int | None:
     """Index the blocks of the next nodes; return the last node, or ``None`` when all are indexed."""
-    lock_links_shared(tx)  # or a block could be deleted before its text is read
     newest = _newest_node(tx)
     upto = min(after + BATCH_SIZE, newest)
     rows = tx.rows(f"SELECT DISTINCT b.id, b.body {_UNINDEXED}", (after, upto))
-    insert_texts(tx, {block: " ".join(index_terms(_fold_body(body))) for block, body in rows})
+    locked = _lock_blocks(tx, [block for block, _ in rows])
+    insert_texts(
+        tx,
+        {b: " ".join(index_terms(_fold_body(body))) for b, body in rows if b in locked},
+    )
     tx.run("DELETE FROM indexed")
     tx.run("INSERT INTO indexed (name, node) VALUES ('texts', ?)", (upto,))
     return upto if upto < newest else None
+
+
+def _lock_blocks(tx: Tx, blocks: list[int]) -> set[int]:
+    """Return the blocks that still exist, and block their deletion: it must find their text in the index."""
+    lock = tx.dialect.for_key_share
+    if not lock:
+        return set(blocks)
+    return {
+        block
+        for chunk in split_chunks(sorted(blocks))
+        for (block,) in tx.rows(
+            f"SELECT id FROM blocks WHERE id IN ({marks(chunk)}) ORDER BY id {lock}", chunk
+        )
+    }
 
 
 def insert_texts(tx: Tx, terms: Mapping[int, str]) -> None:

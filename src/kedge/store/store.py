@@ -15,6 +15,7 @@ from kedge.errors import (
     HeadConflict,
     InvalidSetting,
     NotInStore,
+    StoreBusy,
     StoreError,
 )
 from kedge.event_loops import AsyncResource
@@ -42,8 +43,8 @@ from kedge.store.database import (
     Database,
     NamespaceDatabase,
     Tx,
-    lock_links_shared,
     lock_names,
+    lock_tree_shared,
     split_chunks,
 )
 from kedge.store.proxied_requests import ProxiedRequest, ProxyTotals
@@ -647,7 +648,7 @@ class Store(AsyncResource):
         if self._unsummed >= response_sums.BATCH_SIZE:
             self._unsummed = 0
             with suppress(StoreError):
-                await self.database.write(response_sums.add_pending)
+                await response_sums.add_pending(self.database)
 
     async def move_head(self, conversation: ConversationRow, node: Node, *, head: int) -> None:
         """Move the head to a node.
@@ -1088,8 +1089,12 @@ class Store(AsyncResource):
             ids = import_export.import_lines(tx, exported)
             return [conversations.select_conversation(tx, name) for name in ids]
 
+        # A scope that is stored with the import could not be used by others until its end.
+        for scope in sorted(import_export.list_scopes(exported)):
+            await self._intern_scope(scope)
         rows = await self.database.write(work)
-        await self.database.write(response_sums.add_pending)
+        with suppress(StoreBusy):  # then the next statistics add the responses to the sums
+            await response_sums.add_pending(self.database)
         return rows
 
     async def gc(self) -> int:
@@ -1104,7 +1109,9 @@ class Store(AsyncResource):
         await self.delete_expired()
         for name in [] if self.namespace else await self.namespaces():
             await self.use_namespace(name).delete_expired()
-        swept = await self.database.write(delete.delete_orphans)
+        await self.database.write(delete.delete_orphans)
+        swept = await delete.delete_unlinked_blocks(self.database)
+        await response_sums.rebuild(self.database)
         await delete.reclaim(self.database, await self.database.read(search.list_groups))
         await self.database.reclaim(vacuum=True)
         return swept
@@ -1138,7 +1145,7 @@ class Store(AsyncResource):
         """Run a transaction on a conversation that must exist, and prevent its deletion meanwhile."""
 
         def run(tx: Tx) -> T:
-            lock_links_shared(tx)
+            lock_tree_shared(tx, conversation.tree)
             conversations.require_conversation(tx, conversation, tx.dialect.for_key_share)
             return work(tx)
 
