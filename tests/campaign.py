@@ -81,6 +81,12 @@ STEPS = (
         "KEDGE_SKEWS",
     ),
     Step(
+        "outages of PostgreSQL under twenty senders",
+        (*PYTEST, "tests/store/test_outages.py"),
+        20,
+        "KEDGE_OUTAGES",
+    ),
+    Step(
         "kill -9 of servers on one PostgreSQL",
         (*PYTEST, "tests/server/test_replica_kills.py"),
         100,
