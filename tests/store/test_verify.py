@@ -6,8 +6,11 @@ import pytest
 
 from kedge import user
 from kedge.errors import StoreDamaged
-from kedge.store import Damage, Store, open_store
-from store.sample_conversations import create_conversation
+from kedge.store import Damage, ResponseRow, Store, open_store
+from kedge.store.database import Row, Tx
+from kedge.store.responses import STORED_COLUMNS
+from kedge.store.verify import check_references, check_responses
+from store.sample_conversations import SCOPE, create_conversation
 
 DAMAGE = [
     (
@@ -101,6 +104,69 @@ async def test_change_of_any_node_column_is_found(store: Store, change: str) -> 
         lambda tx: tx.run(f"UPDATE nodes SET {change} WHERE id = ?", (leaf.id,))  # noqa: S608
     )
     assert await store.verify() != []
+
+
+NUMBER_COLUMNS = {
+    "conversation", "scope", "sent_blocks", "sent_bytes", "saved_blocks", "saved_bytes", "input_tokens",
+    "cached_tokens", "output_tokens", "reasoning_tokens", "stored", "block_count", "depth", "barrier",
+    "predicted_cached_tokens", "cache_write_tokens", "request_bytes", "cost", "first_token_seconds",
+    "seconds", "created_at", "expires_at", "root_created_at", "cache_savings",
+}  # fmt: skip
+
+
+def change_column(tx: Tx, column: str) -> list[Row]:
+    """Change a column of every response, and return the old values and the nodes."""
+    rows = tx.rows(f"SELECT {column}, node FROM responses")  # noqa: S608
+    change = f"COALESCE({column}, '') || '1'"
+    if column in ("digest", "checksum"):
+        change = "(SELECT hash FROM blocks WHERE id = 1)"
+    elif column in NUMBER_COLUMNS:
+        change = f"COALESCE({column}, 0) + 1"
+    tx.run(f"UPDATE responses SET {column} = {change}")  # noqa: S608
+    return rows
+
+
+async def test_change_of_any_response_column_is_found(store: Store) -> None:
+    """Each changed column is reported for a completed response, a failed one and a lost one."""
+    row, nodes = await create_conversation(store, 3)
+    failed = ResponseRow(provider="openai", scope=SCOPE, status="failed", error="no answer")
+    await store.append(row, nodes[-1], [], kind="failed", response=failed)
+    (record,) = await store.candidates(SCOPE, [(await store.load(row)).state.anchors[0].digest])
+    await store.mark_lost(record, "gone")
+    responses = await store.responses(row)
+    assert {each.status for each in responses} == {"completed", "failed", "lost"}
+    for column in ("conversation", *STORED_COLUMNS):
+        old = await store.database.write(lambda tx, column=column: change_column(tx, column))
+        found = await store.database.read(lambda tx: check_responses(tx, 0) + check_references(tx))
+        assert {each.where for each in found} >= {f"response {each.node}" for each in responses}
+        restore = f"UPDATE responses SET {column} = ? WHERE node = ?"  # noqa: S608
+        await store.database.write(lambda tx, restore=restore, old=old: tx.run_many(restore, old))
+    assert await store.verify() == []
+    await store.database.write(lambda tx: change_column(tx, "provider_response_id"))
+    damaged = {damage.where for damage in await store.verify()}
+    assert damaged == {f"response {each.node}" for each in responses}
+
+
+@pytest.mark.parametrize(
+    "statement", ["UPDATE scopes SET name = 'other'", "UPDATE scopes SET number = 999"]
+)
+async def test_change_of_a_scope_is_found(store: Store, statement: str) -> None:
+    """Responses whose scope was changed or is missing are reported."""
+    await create_conversation(store, 1)
+    await store.database.write(lambda tx: tx.run(statement))
+    assert any("response" in damage.where for damage in await store.verify())
+
+
+async def test_changes_by_the_store_are_not_damage(store: Store) -> None:
+    """Checksums follow responses that are marked as lost, or whose blocks are deleted with a fork's origin."""
+    row, nodes = await create_conversation(store, 3)
+    loaded = await store.load(row)
+    edited = await store.append(row, nodes[3], [user("edited")], kept=3, kind="edited")
+    await store.fork(row, edited.id)
+    (record,) = await store.candidates(SCOPE, [loaded.state.anchors[0].digest])
+    assert await store.mark_lost(record, "gone")
+    await store.delete(row)
+    assert await store.verify() == []
 
 
 async def test_path_that_is_not_a_turn_is_reported(store: Store) -> None:

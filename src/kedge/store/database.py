@@ -63,7 +63,7 @@ class Tx(Protocol):
             conversation_id: The id of the conversation that adds it, which must still exist.
             node: The values of its row, starting with the tree.
             blocks: The hashes and texts of its blocks.
-            response: The values of `RESPONSE_COLUMNS` of the node's response, if there is one.
+            response: The values of `STORED_COLUMNS` of the node's response, if there is one.
             head: The node at which the head must be to be moved; None to leave it.
             single_statement: Whether the transaction does nothing else.
 

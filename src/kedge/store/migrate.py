@@ -11,13 +11,17 @@ from functools import cache
 from importlib.resources import files
 
 from kedge.errors import BrokenInstallation, CannotOpenStore
+from kedge.store import nodes, responses
 from kedge.store.database import Dialect, Tx, lock_names
-from kedge.store.nodes import fill_checksums
 from kedge.store.response_sums import add_all
 
 _FILE = re.compile(r"(?P<number>\d{4})_(?P<name>\w+)(?:\.(?P<dialect>\w+))?\.sql")
 
-_AFTERWARDS: dict[int, Callable[[Tx], None]] = {4: fill_checksums, 13: add_all}
+_AFTERWARDS: dict[int, Callable[[Tx], None]] = {
+    4: nodes.fill_checksums,
+    13: add_all,
+    16: responses.fill_checksums,
+}
 """Functions for changes that SQL cannot compute, by the number of their migration."""
 
 

@@ -13,7 +13,7 @@ from kedge.database.postgres import (
 )
 from kedge.json_codec import encode_plain
 from kedge.store.database import Database, Dialect, OperationTimer, Row, Tx
-from kedge.store.responses import RESPONSE_COLUMNS
+from kedge.store.responses import STORED_COLUMNS
 
 T = TypeVar("T")
 
@@ -128,11 +128,12 @@ class _PostgresTx(PostgresTransaction):
 
 
 def _encode_response(values: Row, number: int) -> str:
-    """Return the values of `RESPONSE_COLUMNS` as the JSON of a row."""
-    form = dict(zip(RESPONSE_COLUMNS, values, strict=True))
-    digest = form["digest"]
+    """Return the values of `STORED_COLUMNS` as the JSON of a row."""
+    form = {
+        name: f"\\x{value.hex()}" if isinstance(value, bytes) else value
+        for name, value in zip(STORED_COLUMNS, values, strict=True)
+    }
     form["conversation"] = number
-    form["digest"] = f"\\x{digest.hex()}" if digest else None
     return _encode(form)
 
 

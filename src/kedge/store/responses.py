@@ -1,5 +1,6 @@
 """The `responses` and `scopes` tables: responses stored with their nodes, and read back as anchors."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -10,7 +11,7 @@ from kedge.json_codec import decode
 from kedge.planning import AnchorRecord, Status
 from kedge.planning.anchors import decode_token_counts, limit_expiry
 from kedge.store import response_sums
-from kedge.store.database import Row, Tx, marks
+from kedge.store.database import Row, Tx, marks, split_chunks
 from kedge.store.records import ResponseRow
 from kedge.turns.immutable import build_instances
 
@@ -18,14 +19,16 @@ DIGEST_PREFIX = "sha256:"
 RESPONSE_COLUMNS: tuple[str, ...] = tuple(
     each.name for each in fields(ResponseRow) if each.name not in ("node", "parent", "conversation")
 )
+STORED_COLUMNS = (*RESPONSE_COLUMNS, "checksum")
+CHECKSUM_BYTES = 8
 _NULLABLE_TEXTS = frozenset(
     {"provider_response_id", "anchor", "reason", "healed", "error", "lost_reason", "settings"}
 )
 """Members that are an empty string in Python and NULL in the database."""
 
 INSERT_RESPONSE = (
-    f"INSERT INTO responses (node, conversation, {', '.join(RESPONSE_COLUMNS)}) "
-    f"VALUES ({', '.join('?' * (len(RESPONSE_COLUMNS) + 2))})"
+    f"INSERT INTO responses (node, conversation, {', '.join(STORED_COLUMNS)}) "
+    f"VALUES ({', '.join('?' * (len(STORED_COLUMNS) + 2))})"
 )
 _SELECT = (
     f"SELECT {', '.join(f'r.{name}' for name in RESPONSE_COLUMNS if name != 'scope')}, s.name, "
@@ -36,13 +39,13 @@ _READ_COLUMNS = tuple(name for name in RESPONSE_COLUMNS if name != "scope")
 
 
 def insert_response(tx: Tx, values: Row, *, node: int, number: int) -> None:
-    """Insert the response of a node, from the values of `RESPONSE_COLUMNS`."""
+    """Insert the response of a node, from the values of `STORED_COLUMNS`."""
     tx.run(INSERT_RESPONSE, (node, number, *values))
 
 
 def response_values(row: ResponseRow, scope: int) -> Row:
-    """Return the values of `RESPONSE_COLUMNS`, with the number of the scope instead of its name."""
-    return (
+    """Return the values of `STORED_COLUMNS`, with the number of the scope instead of its name."""
+    values = (
         row.provider,
         scope,
         _clean_text(row.provider_response_id),
@@ -81,6 +84,48 @@ def response_values(row: ResponseRow, scope: int) -> Row:
         row.settings or None,
         row.request_bytes,
     )
+    return (*values, hash_response((row.provider, row.scope, *values[2:])))
+
+
+def hash_response(values: Sequence[Any]) -> bytes:
+    """Return the checksum of the values of `RESPONSE_COLUMNS`; a database may return integers as floats."""
+    plain = [
+        each.hex()
+        if isinstance(each, bytes)
+        else each + 0.0
+        if isinstance(each, int | float)
+        else each
+        for each in values
+    ]
+    return hashlib.sha256(json.dumps(plain).encode()).digest()[:CHECKSUM_BYTES]
+
+
+def find_wrong_checksums(tx: Tx, where: str, values: Sequence[Any] = ()) -> dict[int, bytes]:
+    """Return the responses whose columns do not match their checksum, each with the checksum of its columns."""
+    columns = ", ".join("s.name" if name == "scope" else f"r.{name}" for name in RESPONSE_COLUMNS)
+    rows = tx.rows(
+        f"SELECT r.node, r.checksum, {columns} FROM responses r "
+        f"LEFT JOIN scopes s ON s.number = r.scope WHERE {where}",
+        values,
+    )
+    found = {node: (stored, hash_response(members)) for node, stored, *members in rows}
+    return {node: computed for node, (stored, computed) in found.items() if stored != computed}
+
+
+def write_checksums(tx: Tx, nodes: Sequence[int]) -> None:
+    """Update the checksums of responses whose columns were changed."""
+    for chunk in split_chunks(nodes):
+        _store_checksums(tx, find_wrong_checksums(tx, f"r.node IN ({marks(chunk)})", chunk))
+
+
+def fill_checksums(tx: Tx) -> None:
+    """Compute the checksum of every response; before migration 16 they had none."""
+    _store_checksums(tx, find_wrong_checksums(tx, "r.checksum IS NULL"))
+
+
+def _store_checksums(tx: Tx, checksums: Mapping[int, bytes]) -> None:
+    update = "UPDATE responses SET checksum = ? WHERE node = ?"
+    tx.run_many(update, [(checksum, node) for node, checksum in checksums.items()])
 
 
 def intern_scope(tx: Tx, name: str) -> int:
@@ -161,6 +206,7 @@ def mark_lost(tx: Tx, record: AnchorRecord, scope: int, reason: str) -> bool:
         "UPDATE responses SET status = 'lost', lost_reason = ? WHERE node = ?",
         [(reason, node) for node in nodes],
     )
+    write_checksums(tx, nodes)
     response_sums.add(tx, nodes)
     return bool(nodes)
 

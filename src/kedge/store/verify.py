@@ -14,7 +14,7 @@ from kedge.store.database import Database, Tx, marks
 from kedge.store.nodes import NODE_COLUMNS, hash_node
 from kedge.store.paths import load_bodies
 from kedge.store.records import Damage, Node
-from kedge.store.responses import unpack_digest
+from kedge.store.responses import find_wrong_checksums, unpack_digest
 from kedge.store.search import find_unindexed, get_index_position
 from kedge.store.telemetry import TABLES
 from kedge.turns import Turn, load_block
@@ -25,8 +25,9 @@ BATCH_SIZE = 2_000
 async def check_store(database: Database) -> list[Damage]:
     """Run all checks, each in transactions of limited size, and return every damaged row."""
     damage = await _run(database, check_database)
-    for after in await database.read(list_batches):
-        damage += await _run(database, check_blocks, after)
+    for check, column in ((check_blocks, "blocks.id"), (check_responses, "responses.node")):
+        for after in await database.read(lambda tx, column=column: list_batches(tx, column)):
+            damage += await _run(database, check, after)
     for check in (check_references, check_search_index, response_sums.check_sums):
         damage += await _run(database, check)
     for tree in await database.read(list_trees):
@@ -59,9 +60,9 @@ def check_database(tx: Tx) -> list[Damage]:
     return [Damage("database", line) for line in found]
 
 
-def list_batches(tx: Tx) -> range:
-    """Return the block after which each batch of `check_blocks` begins."""
-    ((newest,),) = tx.rows("SELECT MAX(id) FROM blocks")
+def list_batches(tx: Tx, column: str) -> range:
+    """Return the number of the row after which each batch of rows begins."""
+    ((newest,),) = tx.rows(f"SELECT MAX({column}) FROM {column.partition('.')[0]}")
     return range(0, newest or 0, BATCH_SIZE)
 
 
@@ -86,6 +87,13 @@ def _iter_block_problems(digest: bytes, body: str) -> Iterator[str]:
         yield f"its text is not a block ({type(error).__name__})"
 
 
+def check_responses(tx: Tx, after: int) -> list[Damage]:
+    """Check the responses of the next nodes against their checksums."""
+    wrong = find_wrong_checksums(tx, "r.node > ? AND r.node <= ?", (after, after + BATCH_SIZE))
+    problem = "its columns do not match its checksum"
+    return [Damage(f"response {node}", problem) for node in wrong]
+
+
 # Queries for rows whose referenced row is missing, each with its description of the damage.
 _REFERENCES = {
     "SELECT l.branch, l.place FROM links l LEFT JOIN blocks b ON b.id = l.block "
@@ -98,6 +106,10 @@ _REFERENCES = {
     "WHERE n.id IS NULL": "response {0}: its node is missing",
     "SELECT r.node FROM responses r LEFT JOIN conversations c ON c.number = r.conversation "
     "WHERE c.number IS NULL": "response {0}: its conversation is missing",
+    "SELECT r.node FROM responses r JOIN nodes n ON n.id = r.node "
+    "WHERE n.conversation <> r.conversation": "response {0}: its node has another conversation",
+    "SELECT r.node FROM responses r LEFT JOIN scopes s ON s.number = r.scope "
+    "WHERE s.number IS NULL": "response {0}: its scope is missing",
     "SELECT n.id FROM nodes n LEFT JOIN conversations c ON c.number = n.conversation "
     "AND c.tree = n.tree WHERE c.number IS NULL": "node {0}: its conversation is missing",
     "SELECT b.id FROM blocks b LEFT JOIN conversations c ON c.number = b.owner "
