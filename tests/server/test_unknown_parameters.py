@@ -74,17 +74,62 @@ REQUESTS = {
     "claude": (
         "/v1/messages",
         CLAUDE_REQUEST,
-        "context_management, fallbacks, system[].cache_control.scope",
+        "fallbacks, system[].cache_control.scope",
     ),
     "claude, counting": (
         "/v1/messages/count_tokens",
-        {key: CLAUDE_REQUEST[key] for key in ("model", "messages", "context_management")},
-        "context_management",
+        {key: CLAUDE_REQUEST[key] for key in ("model", "messages", "fallbacks")},
+        "fallbacks",
     ),
     "litellm": (
         "/v1/chat/completions",
         CHAT_REQUEST,
         "messages[].provider_specific_fields, messages[].tool_calls[].provider_specific_fields",
+    ),
+    "mistral, groq, openrouter": (
+        "/v1/chat/completions",
+        {
+            "model": "m",
+            "messages": [
+                {"role": "user", "content": "Hello", "name": None},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": []},
+                        {"type": "text", "text": "Hi"},
+                    ],
+                    "tool_calls": [],
+                },
+                {
+                    "role": "user",
+                    "content": [{"type": "video_url", "video_url": {"url": "https://a.example/v"}}],
+                },
+            ],
+            "tools": [
+                {"function": {"name": "f", "parameters": {"type": "object"}}},
+                {"type": "openrouter:web_search"},
+            ],
+            "tool_choice": "any",
+            "service_tier": "on_demand",
+            "reasoning_effort": "default",
+        },
+        (
+            "messages[].name, messages[].content[].thinking, messages[].tool_calls, "
+            "tools[].openrouter:web_search, service_tier, reasoning_effort"
+        ),
+    ),
+    "deepseek": (
+        "/v1/responses",
+        {
+            "model": "m",
+            "input": [
+                {"role": "user", "content": "Hello"},
+                {"type": "reasoning", "id": "76f8b89e-4a41", "summary": []},
+                {"type": "message", "role": "assistant", "content": "Hi", "id": "rs-a"},
+                {"role": "user", "content": "Hello again"},
+            ],
+        },
+        "input[].id",
     ),
     "compact": (
         "/v1/responses/compact",
@@ -194,6 +239,8 @@ def test_list_of_ignored_parameters_is_bounded(server: TestServer) -> None:
         ("/v1/responses", {"temperature": 5}, "temperature"),
         ("/v1/responses", {"input": [{"type": "odd"}]}, "input[0]"),
         ("/v1/responses", {"tools": [{"type": "odd"}]}, "tools[0].type"),
+        ("/v1/responses", {"previous_response_id": "a b"}, "previous_response_id"),
+        ("/v1/chat/completions", {"tool_choice": "odd"}, "tool_choice"),
         ("/v1/chat/completions", {"functions": []}, "functions"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content"),
     ],

@@ -270,9 +270,6 @@ MEMBERS: list[Row] = [
     ),
     member_row("unknown", {"reasoning": {"bogus": 1}}, "reasoning.bogus"),
     member_row(
-        "unknown", {"reasoning": {"generate_summary": "concise"}}, "reasoning.generate_summary"
-    ),
-    member_row(
         "unknown", {"stream_options": {"include_usage": True}}, "stream_options.include_usage"
     ),
     member_row("unknown", {"prompt_cache_options": {"bogus": 1}}, "prompt_cache_options.bogus"),
@@ -601,6 +598,14 @@ ACCEPTED: list[dict[str, Any]] = [
             "truncation",
         )
     ),
+    {"reasoning": {"generate_summary": "concise"}},
+    {
+        "input": [
+            {"role": "user", "content": "Draw"},
+            {"type": "image_generation_call", "id": "ig_1"},
+            {"role": "user", "content": "Again"},
+        ]
+    },
 ]
 
 

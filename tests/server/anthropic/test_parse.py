@@ -59,7 +59,7 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str]] = [
         make_request(messages=[{**USER, "content": [{"type": "text"}]}]),
         "messages.0.content.0.text: Field required",
     ),
-    (make_request(messages=[{**USER, "role": "assistant"}]), "first message must use the"),
+    (make_request(messages=[{**USER, "role": "system"}]), "first message must use the"),
     (
         make_request(messages=[USER, {**USER, "role": "assistant"}]),
         "does not support assistant message",
@@ -117,7 +117,7 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str]] = [
     (make_request(tools=[TOOL, TOOL]), "tools: Tool names must be unique."),
     (make_request(tools=[{**TOOL, "name": "a b"}]), "tools.0.name: String should match pattern"),
     (
-        make_request(tools=[{"type": "web_search_20250305", "name": "web_search"}]),
+        make_request(tools=[{"type": "web_search_1999", "name": "web_search"}]),
         "tools.0.type: Input should be 'custom'",
     ),
     (make_request(tool_choice={"type": "auto"}), "may only be specified while providing `tools`"),
@@ -167,6 +167,30 @@ VALID_REQUESTS: list[dict[str, Any]] = [
     make_request(tools=[{**TOOL, "type": "custom"}], tool_choice={"type": "auto"}),
     make_request(stop_sequences=["x"], metadata={"user_id": "u"}, stream=True),
     make_request(thinking={"type": "adaptive"}, output_config={"effort": "low"}),
+    make_request(
+        thinking={"type": "adaptive"}, tools=[TOOL], tool_choice={"type": "tool", "name": "f"}
+    ),
+    make_request(messages=[{**USER, "role": "assistant"}, USER]),
+    make_request(
+        messages=[
+            USER,
+            CALL_MESSAGE,
+            {
+                "role": "user",
+                "content": [{**RESULT, "content": [{"type": "tool_reference", "tool_name": "g"}]}],
+            },
+        ]
+    ),
+    make_request(
+        tools=[{"type": "memory_20250818", "name": "memory"}, TOOL],
+        tool_choice={"type": "tool", "name": "memory"},
+    ),
+    make_request(
+        mcp_servers=[{"type": "url", "name": "m", "url": "https://a.example/mcp"}],
+        tools=[{"type": "mcp_toolset", "mcp_server_name": "m"}],
+        context_management={"edits": [{"type": "compact_20260112"}]},
+        output_config={"task_budget": {"type": "tokens", "total": 20_000, "remaining": 500}},
+    ),
 ]
 
 
@@ -174,6 +198,26 @@ VALID_REQUESTS: list[dict[str, Any]] = [
 def test_valid_request_is_accepted(body: dict[str, Any]) -> None:
     """Requests that the API accepts are accepted, including consecutive messages of one role."""
     assert parse_request(body, decrypt_nothing).input
+
+
+def test_tools_of_the_provider_are_not_offered_to_the_model() -> None:
+    """Hosted tools are accepted; their calls and results, and a choice of them, have no effect."""
+    use = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}
+    result = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
+    hosted = {"type": "web_search_20250305", "name": "web_search", "max_uses": 2}
+    question = parse_request(
+        make_request(
+            messages=[USER, {"role": "assistant", "content": [use, result, TEXT]}, USER],
+            tools=[hosted, TOOL],
+            tool_choice={"type": "tool", "name": "web_search"},
+        ),
+        decrypt_nothing,
+    )
+    assert [item["role"] for item in question.input] == ["user", "assistant", "user"]
+    assert [tool["name"] for tool in question.body["tools"]] == ["f"]
+    assert "tool_choice" not in question.body
+    alone = make_request(tools=[hosted], tool_choice={"type": "any"})
+    assert "tools" not in parse_request(alone, decrypt_nothing).body
 
 
 def test_older_versions_accept_sampling_parameters() -> None:

@@ -14,9 +14,9 @@ from kedge.server.validation import RequestSchema, check_tool_choice
 ContentBlock = Mapping[str, Any]
 
 ALLOWED_BLOCKS: Mapping[str, tuple[str, ...]] = {
-    "user": ("text", "image", "document", "search_result", "tool_result"),
-    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
-    "system": ("text",),
+    "user": ("text", "image", "document", "search_result", "tool_result", *schema.HOSTED_BLOCKS),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use", *schema.HOSTED_BLOCKS),
+    "system": ("text", *schema.HOSTED_BLOCKS),
 }
 """The types of blocks that each role may use."""
 
@@ -66,7 +66,7 @@ def _check_block(block: ContentBlock, role: str, index: int, part: int) -> None:
 def check_order(merged: Sequence[MergedMessage]) -> None:
     """Reject messages whose calls and results do not match, or that end with the assistant."""
     messages = [message for message in merged if message.role != "system"]
-    if not messages or messages[0].role != "user":
+    if not messages:
         raise errors.FIRST_NOT_USER()
     pending: dict[str, None] = {}
     previous: MergedMessage | None = None
@@ -208,14 +208,16 @@ def _check_budget(body: Body) -> None:
 
 def _check_tools(body: Body) -> None:
     tools, choice = body.get("tools") or (), body.get("tool_choice")
-    names = [tool["name"] for tool in tools]
+    names = [tool["name"] for tool in tools if not is_hosted(tool)]
     if len(set(names)) < len(names):
         raise errors.DUPLICATE_TOOL()
     if choice is None:
         return
     if not tools:
         raise errors.CHOICE_WITHOUT_TOOLS()
-    if choice["type"] in ("any", "tool") and is_thinking_enabled(body):
+    # With adaptive thinking the model decides, so that a forced call is possible.
+    thinking = get_object(body, "thinking").get("type")
+    if choice["type"] in ("any", "tool") and thinking in ("enabled", "between_tools"):
         raise errors.THINKING_WITH_FORCED_TOOL()
 
 
@@ -224,10 +226,12 @@ def _convert_parameters(body: Body) -> dict[str, Any]:
     params: dict[str, Any] = {"model": body["model"], "truncation": "disabled"}
     if body.get("system"):
         params["instructions"] = join_system(body["system"])
-    if body.get("tools"):
-        params["tools"] = [convert_tool(tool) for tool in body["tools"]]
+    tools: Sequence[Body] = body.get("tools") or ()
+    if functions := [convert_tool(tool) for tool in tools if not is_hosted(tool)]:
+        params["tools"] = functions
     choice = body.get("tool_choice")
-    if choice is not None:
+    hosted_names = [tool.get("name") for tool in tools if is_hosted(tool)]
+    if choice is not None and functions and choice.get("name") not in hosted_names:
         params["tool_choice"] = _convert_tool_choice(choice)
         if choice.get("disable_parallel_tool_use"):
             params["parallel_tool_calls"] = False
@@ -248,12 +252,17 @@ def join_system(system: str | Sequence[Body]) -> str:
     return system if isinstance(system, str) else "\n\n".join(block["text"] for block in system)
 
 
+def is_hosted(tool: Body) -> bool:
+    """Return whether a tool runs at the provider."""
+    return tool.get("type") in schema.HOSTED_TOOLS
+
+
 def convert_tool(tool: Body) -> dict[str, Any]:
     """Convert a tool to a function of the Responses API."""
     converted: dict[str, Any] = {
         "type": "function",
         "name": tool["name"],
-        "parameters": tool["input_schema"],
+        "parameters": tool.get("input_schema") or {"type": "object"},
         "strict": tool.get("strict", False),
     }
     return converted | ({"description": tool["description"]} if tool.get("description") else {})
@@ -292,6 +301,8 @@ def iter_items(merged: MergedMessage, decrypt: Decrypt) -> Iterator[Item]:
             case "thinking" | "redacted_thinking":
                 yield from message()
                 yield _convert_thinking(block, index, part, decrypt)
+            case kind if kind in schema.HOSTED_BLOCKS:
+                continue
             case "text" if merged.role == "assistant":
                 parts.append({"type": "output_text", "text": block["text"]})
             case _:
@@ -325,6 +336,8 @@ def _iter_parts(block: Body) -> Iterator[Item]:
     source: Any = block.get("source")
     if block["type"] == "text":
         yield {"type": "input_text", "text": block["text"]}
+    elif block["type"] == "tool_reference":
+        yield {"type": "input_text", "text": block["tool_name"]}
     elif block["type"] == "search_result":
         yield {"type": "input_text", "text": f"{block['title']} ({source})"}
         for inner in block["content"]:

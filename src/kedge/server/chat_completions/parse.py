@@ -7,6 +7,7 @@ from kedge.server import errors
 from kedge.server.chat_completions import schema
 from kedge.server.errors import ErrorTemplate
 from kedge.server.item_forms import Item
+from kedge.server.schema.validators import is_ignoring_unknown
 from kedge.server.stateless_run import StatelessRequest, get_object
 from kedge.server.validation import RequestSchema, check_tool_choice
 
@@ -151,7 +152,7 @@ def parse_request(body: object) -> StatelessRequest:
     )
 
 
-def _check_combinations(body: Body) -> None:
+def _check_combinations(body: dict[str, Any]) -> None:
     if not body["model"]:
         raise errors.MODEL_NOT_FOUND(model="")
     if (body.get("n") or 1) > 1:
@@ -164,7 +165,9 @@ def _check_combinations(body: Body) -> None:
         raise REQUIRES_STREAM()
     for name in ("tool_choice", "parallel_tool_calls"):
         if name in body and not body.get("tools"):
-            raise REQUIRES_TOOLS(name=name)
+            if not is_ignoring_unknown():
+                raise REQUIRES_TOOLS(name=name)
+            del body[name]  # it may be about tools that were ignored
     if get_object(body, "response_format").get("type") == "json_object" and not any(
         "json" in text.lower() for message in body["messages"] for text in _iter_texts(message)
     ):
@@ -218,7 +221,7 @@ def _convert_tool(tool: Body) -> dict[str, Any]:
 
 def _convert_tool_choice(choice: str | Body) -> str | dict[str, Any]:
     if isinstance(choice, str):
-        return choice
+        return "required" if choice == "any" else choice  # the name of other servers
     kind: str = choice["type"]
     converted: dict[str, Any] = {"type": kind, **choice[kind]}
     if kind == "allowed_tools":
@@ -296,6 +299,8 @@ def _convert_part(part: Body) -> Item:
             image = part["image_url"]
             detail = image.get("detail", "auto")
             return {"type": "input_image", "image_url": image["url"], "detail": detail}
+        case "video_url":
+            return {"type": "input_file", "file_url": part["video_url"]["url"]}
         case "file":
             return {"type": "input_file", **part["file"]}
         case _:

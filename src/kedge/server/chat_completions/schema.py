@@ -29,9 +29,14 @@ TEXT_PART: Members = {"text!": STRING, "prompt_cache_breakpoint?": CACHE_BREAKPO
 IMAGE_URL = Object({"url!": STRING, "detail": StringEnum("auto", "low", "high", "original")})
 
 
-def text_or_parts(types: Mapping[str, Members]) -> TypeUnion:
+def text_or_parts(
+    types: Mapping[str, Members],
+    foreign: Mapping[str, Members] | None = None,
+    *,
+    skips_unknown: bool = False,
+) -> TypeUnion:
     """Build the schema of a content: a text, or a list of parts of these types."""
-    parts = Array(TaggedUnion(types))
+    parts = Array(TaggedUnion(types, foreign=foreign or {}), skips_unknown=skips_unknown)
     return TypeUnion("one of a string or array of objects", string=STRING, array=parts)
 
 
@@ -48,13 +53,15 @@ USER_CONTENT = text_or_parts(
             "file!": {"file_data": STRING, "file_id": STRING, "filename": STRING},
             "prompt_cache_breakpoint?": CACHE_BREAKPOINT,
         },
-    }
+    },
+    foreign={"video_url": {"video_url!": {"url!": STRING}}},
 )
 TOOL_CALL = TaggedUnion(
     {
         "function": {"id!": STRING, "function!": {"name!": NAME, "arguments!": STRING}},
         "custom": {"id!": STRING, "custom!": {"name!": NAME, "input!": STRING}},
-    }
+    },
+    foreign_default="function",
 )
 
 MESSAGE = TaggedUnion(
@@ -62,7 +69,7 @@ MESSAGE = TaggedUnion(
         "system": {"name": STRING, "content!": TEXT_CONTENT},
         "assistant": {
             "name": STRING,
-            "content?": text_or_parts({"text": TEXT_PART, "refusal": REFUSAL}),
+            "content?": text_or_parts({"text": TEXT_PART, "refusal": REFUSAL}, skips_unknown=True),
             "refusal?": STRING,
             "reasoning_content?": STRING,
             "annotations?": Array(ANY_OBJECT),
@@ -95,7 +102,7 @@ CUSTOM_TOOL: Members = {
 }
 TOOL_CHOICE = TypeUnion(
     "one of an object or 'none', 'auto', or 'required'",
-    string=StringEnum("none", "auto", "required"),
+    string=StringEnum("none", "auto", "required", foreign=("any",)),
     record=TaggedUnion(
         {
             "function": {"function!": NAMED_TOOL},
@@ -128,7 +135,10 @@ PREDICTION = TaggedUnion({"content": {"content!": TEXT_CONTENT}})
 CREATE_COMPLETION: Members = {
     "model!": STRING,
     "messages!": Array(MESSAGE, min_length=1),
-    "tools": Array(TaggedUnion({"function": FUNCTION_TOOL, "custom": CUSTOM_TOOL}), of="objects"),
+    "tools": Array(
+        TaggedUnion({"function": FUNCTION_TOOL, "custom": CUSTOM_TOOL}, foreign_default="function"),
+        skips_unknown=True,
+    ),
     "tool_choice": TOOL_CHOICE,
     "parallel_tool_calls": BOOLEAN,
     "response_format": RESPONSE_FORMAT,

@@ -248,8 +248,8 @@ CALL_TYPES: Mapping[str, Members] = {
     },
     "image_generation_call": {
         "id!?": Identifier(prefix="ig"),
-        "result!?": STRING,
-        "status!": StringEnum("in_progress", "completed", "generating", "failed"),
+        "result?": STRING,
+        "status": StringEnum("in_progress", "completed", "generating", "failed"),
         "action?": StringEnum("generate", "edit", "auto"),
         "background?": StringEnum("transparent", "opaque", "auto"),
         "error": {

@@ -161,9 +161,11 @@ PROMPT: Members = {
     "version?": STRING,
 }
 TEXT_CONFIG = Object({"format?": TEXT_FORMAT, "verbosity?": StringEnum("low", "medium", "high")})
+SUMMARY = StringEnum("concise", "detailed", "auto")
 REASONING: Members = {
     "effort?": StringEnum(*REASONING_EFFORTS),
-    "summary?": StringEnum("concise", "detailed", "auto"),
+    "summary?": SUMMARY,
+    "generate_summary?": SUMMARY,  # its former name
     "context?": StringEnum("auto", "current_turn", "all_turns"),
     "mode": STRING,
 }

@@ -211,7 +211,9 @@ class Identifier(String):
         String.check(self, value, path)
         if ID_PATTERN.fullmatch(value) is None:
             raise path_error(errors.INVALID_ID_CHARACTERS, path, value=value)
-        if not value.startswith(self.prefix):
+        # The servers of other providers have other ids, also such that begin in the same way.
+        prefix = f"{self.prefix}_" if self.prefix and is_ignoring_unknown() else self.prefix
+        if not value.startswith(prefix):
             raise path_error(errors.INVALID_ID_PREFIX, path, value=value, prefix=self.prefix)
 
 
@@ -269,11 +271,17 @@ class Boolean:
 
 
 class StringEnum:
-    """One of several strings; ``unlisted`` ones are accepted but not listed in errors."""
+    """One of several strings; ``unlisted`` ones are accepted but not listed in errors.
 
-    def __init__(self, *values: str, unlisted: Sequence[str] = ()) -> None:
+    Where unknown parameters are ignored, ``foreign`` strings of other servers are accepted as well.
+    """
+
+    def __init__(
+        self, *values: str, unlisted: Sequence[str] = (), foreign: Sequence[str] = ()
+    ) -> None:
         self.values = values
         self.accepted = frozenset((*values, *unlisted))
+        self.foreign = frozenset(foreign)
 
     @property
     def expected(self) -> str:
@@ -284,7 +292,8 @@ class StringEnum:
         """Check the type, then that the value is one of them."""
         if type(value) is not str:
             raise invalid_type_error(self, value, path)
-        if value not in self.accepted:
+        is_foreign = value in self.foreign and is_ignoring_unknown()
+        if value not in self.accepted and not is_foreign:
             raise invalid_value_error(value, self.values, path)
 
 
@@ -304,12 +313,16 @@ class AnyJson:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """A list of values of one kind; ``of`` names them in the plural."""
+    """A list of values of one kind; ``of`` names them in the plural.
+
+    With ``skips_unknown``, objects of unknown types are removed where unknown parameters are ignored.
+    """
 
     items: "Validator | Members"
     of: str = "objects"
     min_length: int = 0
     max_length: int | None = None
+    skips_unknown: bool = False
     item: Validator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -325,6 +338,8 @@ class Array:
         if type(value) is not list:
             raise invalid_type_error(self, value, path)
         items = cast("list[Any]", value)
+        if self.skips_unknown and is_ignoring_unknown() and isinstance(self.item, TaggedUnion):
+            self._remove_unknown(items, self.item, path)
         if len(items) < self.min_length:
             raise path_error(errors.ARRAY_EMPTY, path, least=self.min_length)
         if self.max_length is not None and len(items) > self.max_length:
@@ -332,6 +347,12 @@ class Array:
         check = self.item.check
         for index, item in enumerate(items):
             check(item, (path, index))
+
+    def _remove_unknown(self, items: list[Any], union: "TaggedUnion", path: JsonPath) -> None:
+        for index in range(len(items) - 1, -1, -1):
+            if (tag := union.find_unknown_tag(items[index])) is not None:
+                del items[index]
+                _list_ignored(((path, index), tag))
 
 
 Members: TypeAlias = dict[str, "Validator | Members"]
@@ -374,7 +395,24 @@ class Object:
         for name in sorted(members, key=self.order.__getitem__):
             member = members[name]
             if member is not None or name not in self.nullable:
-                validators[name].check(member, (path, name))
+                try:
+                    validators[name].check(member, (path, name))
+                except errors.ApiError:
+                    if not self._is_ignorable(name, member):
+                        raise
+                    _remove_ignored(members, name, path)
+
+    def _is_ignorable(self, name: str, value: object) -> bool:
+        """Return whether an invalid member can be ignored: it is optional, and other servers accept the value.
+
+        These are null, an empty array, and names of their own for choices and ids.
+        """
+        if name in self.required or not is_ignoring_unknown():
+            return False
+        validator = self.members[name]
+        is_item_id = isinstance(validator, Identifier) and bool(validator.prefix)
+        has_own_names = isinstance(validator, StringEnum) or is_item_id
+        return value is None or value == [] or (has_own_names and isinstance(value, str))
 
     def missing_error(
         self, name: str, members: Mapping[str, Any], path: JsonPath
@@ -385,13 +423,22 @@ class Object:
     def check_unknown(self, members: dict[str, Any], path: JsonPath) -> None:
         """Reject unknown members, or remove them where they are ignored."""
         unknown = [name for name in members if name not in self.members]
-        paths = _ignored_paths.get()
-        if paths is None:
+        if not is_ignoring_unknown():
             raise path_error(errors.UNKNOWN_PARAMETER, (path, unknown[0]))
         for name in unknown:
-            del members[name]
-            if len(paths) < MAX_IGNORED_PATHS:
-                paths[_generalize_path((path, name))] = None
+            _remove_ignored(members, name, path)
+
+
+def _remove_ignored(members: dict[str, Any], name: str, path: JsonPath) -> None:
+    """Remove a member that is ignored, and list its path."""
+    del members[name]
+    _list_ignored((path, name))
+
+
+def _list_ignored(path: JsonPath) -> None:
+    paths = _ignored_paths.get()
+    if paths is not None and len(paths) < MAX_IGNORED_PATHS:
+        paths[_generalize_path(path)] = None
 
 
 def as_validator(value: Validator | Members) -> Validator:
@@ -434,7 +481,9 @@ class TaggedUnion:
     names the tag (``tools[0].type``, as almost everywhere) or, with ``error_on_object``, the object itself
     (``input[0]``). If the same tags are used in several unions, ``all_tags`` lists them: the error of a tag
     that is valid elsewhere names the object. ``unlisted`` tags are accepted but not listed in errors. An
-    object without a tag is of the ``default`` variant, if there is one.
+    object without a tag is of the ``default`` variant, if there is one. Where unknown parameters are ignored,
+    the variants of other servers (``foreign``) are accepted as well, and an object without a tag is of the
+    variant ``foreign_default``.
     """
 
     variants: Mapping[str, Validator | Members]
@@ -444,15 +493,23 @@ class TaggedUnion:
     unlisted: tuple[str, ...] = ()
     expected: str = "an object"
     default: str | None = None
+    foreign: Mapping[str, Validator | Members] = field(default_factory=dict[str, Any])
+    foreign_default: str | None = None
     by_tag: Mapping[str, Validator] = field(init=False)
 
     def __post_init__(self) -> None:
         tag: Members = {self.tag: String()}
         by_tag = {
             name: as_validator(tag | variant if isinstance(variant, dict) else variant)
-            for name, variant in self.variants.items()
+            for name, variant in (*self.variants.items(), *self.foreign.items())
         }
         object.__setattr__(self, "by_tag", by_tag)
+
+    def find_unknown_tag(self, value: object) -> str | None:
+        """Return the tag of an object that is of no known variant, or None."""
+        members = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        tag = members.get(self.tag)
+        return tag if isinstance(tag, str) and tag not in self.by_tag else None
 
     def check(self, value: Any, path: JsonPath) -> None:
         """Check the type, find the tag, check the object that it selects."""
@@ -462,7 +519,11 @@ class TaggedUnion:
         tag = members.get(self.tag)
         if tag is None:
             tag = self.default
+        if tag is None and self.foreign_default is not None and is_ignoring_unknown():
+            tag = members[self.tag] = self.foreign_default
         variant = self.by_tag.get(tag) if type(tag) is str else None
+        if variant is not None and tag in self.foreign and not is_ignoring_unknown():
+            variant = None
         if variant is None:
             raise self._tag_error(members, path)
         variant.check(members, path)
