@@ -24,6 +24,7 @@ from kedge.events.run import Healed, ModeChanged
 from kedge.planning import ConversationState, get_state, plan_request, set_state
 from kedge.providers import connect
 from kedge.turns import (
+    AssistantBlock,
     Block,
     FilePart,
     FrozenMap,
@@ -33,8 +34,10 @@ from kedge.turns import (
     Turn,
     assistant,
     blocks_from_messages,
+    dumps,
     file,
     image,
+    loads,
     opaque,
     reasoning,
     system,
@@ -557,3 +560,125 @@ def test_blocks_convert_to_messages_and_back() -> None:
     kept = [block for block in turn if block.kind != "reasoning"]
     assert blocks_from_messages(messages) == kept
     assert messages_from_blocks(kept) == messages
+
+
+DETAILS = [
+    {"type": "reasoning.text", "text": "Let me see.", "signature": "sig", "index": 0},
+    {"type": "reasoning.encrypted", "data": "sealed", "id": "rs_1", "index": 1},
+]
+CITATION = {"type": "url_citation", "url_citation": {"url": "https://a.example", "title": "A"}}
+SIGNED = {"google": {"thought_signature": "signed"}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+NATIVE = {
+    "role": "assistant",
+    "content": "Yes.",
+    "reasoning": "Let me see.",
+    "reasoning_details": DETAILS,
+    "annotations": [CITATION],
+    "thought_signature": "signed",
+    "executed_tools": [{"name": "search"}],
+    "tool_calls": [{**CALL, "extra_content": SIGNED}],
+}
+"""A message with what only some servers have."""
+
+
+def stream_message(message: dict[str, Any]) -> str:
+    """Return a stream of a message in small pieces, as OpenRouter sends it."""
+    first, second = message["reasoning_details"]
+    deltas: list[dict[str, Any]] = [
+        {
+            "reasoning": "Let me",
+            "reasoning_details": [{**first, "text": "Let me", "signature": None}],
+        },
+        {
+            "reasoning": " see.",
+            "reasoning_details": [{**first, "text": " see.", "signature": None}],
+        },
+        {"reasoning_details": [{**first, "text": ""}]},
+        {"reasoning_details": [second]},
+        {"content": "Yes.", "annotations": message["annotations"]},
+        {"thought_signature": "signed", "executed_tools": message["executed_tools"]},
+        {"tool_calls": [{**message["tool_calls"][0], "index": 0}]},
+    ]
+    chunks = [{"id": "chatcmpl-1", "choices": [{"index": 0, "delta": each}]} for each in deltas]
+    chunks.append({"id": "chatcmpl-1", "choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
+    return "".join(f"data: {json.dumps(each)}\n\n" for each in chunks) + "data: [DONE]\n\n"
+
+
+async def run_native(url: str, *, streaming: bool) -> Turn:
+    """Return the Turn with the answer, and with the result of its call."""
+    turn = await connect(f"chat:{url}#m").run(Turn([user("Hello")]), streaming=streaming)
+    return turn.append(tool_result("c1", "done"))
+
+
+class NativeServer:
+    """A server that answers with a native message, and records requests."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+
+    async def handle(self, request: Request) -> Response:
+        """Return the message, as a stream if one is requested."""
+        self.bodies.append(await request.json())
+        if self.bodies[-1].get("stream"):
+            return Response(stream_message(NATIVE), media_type="text/event-stream")
+        choices = [{"index": 0, "message": NATIVE, "finish_reason": "tool_calls"}]
+        return json_response({"id": "chatcmpl-1", "choices": choices})
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_citations_reasoning_details_and_signatures_are_stored(streaming: bool) -> None:
+    """What only some servers send is stored with the blocks, whether it is streamed or not."""
+    with serve_handler(NativeServer().handle) as url:
+        turn = await run_native(url, streaming=streaming)
+    thought, message, call = turn.blocks[1:4]
+    assert thought == reasoning(text="Let me see.", encrypted_content="sig")
+    assert thought.extra["item"]["chat_message"] == {"reasoning_details": DETAILS}
+    assert isinstance(message, AssistantBlock)
+    assert message == assistant("Yes.")
+    assert message.parts[0].extra["annotations"] == (CITATION,)
+    assert message.extra["item"]["chat_message"]["executed_tools"] == ({"name": "search"},)
+    assert call == tool_call("f", "{}", call_id="c1")
+    assert call.extra["item"]["chat_call"] == {"extra_content": SIGNED}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_what_a_server_needs_to_continue_is_sent_back_to_it(streaming: bool) -> None:
+    """Reasoning details, citations and signatures are sent as they came; the log of hosted tools is not."""
+    server = NativeServer()
+    with serve_handler(server.handle) as url:
+        turn = await run_native(url, streaming=streaming)
+        await connect(f"chat:{url}#m").run(loads(dumps(turn)))
+    expected = {
+        name: value for name, value in NATIVE.items() if name not in ("reasoning", "executed_tools")
+    }
+    assert server.bodies[1]["messages"][1] == expected
+
+
+async def test_what_only_one_server_has_is_not_sent_to_another() -> None:
+    """Another server, and an edited history, get the plain message: signatures would be rejected or wrong."""
+    with serve_handler(NativeServer().handle) as url:
+        turn = await run_native(url, streaming=False)
+    plain = {"role": "assistant", "content": "Yes.", "tool_calls": [CALL]}
+    other = NativeServer()
+    with serve_handler(other.handle) as url:
+        await connect(f"chat:{url}#m").run(turn)
+    assert other.bodies[0]["messages"][1] == plain
+    server = NativeServer()
+    with serve_handler(server.handle) as url:
+        turn = await run_native(url, streaming=False)
+        edited = turn.replace(turn.blocks[0].id, user("Another question"))
+        await connect(f"chat:{url}#m").run(edited)
+    assert server.bodies[1]["messages"][1] == plain
+
+
+async def test_a_signature_without_text_is_stored_with_the_call() -> None:
+    """A message that consists of a call keeps the members of the message with the call."""
+    message = {"role": "assistant", "extra_content": SIGNED, "tool_calls": [CALL]}
+    completion = {"id": "g", "choices": [{"message": message, "finish_reason": "tool_calls"}]}
+    server = RecordingServer(lambda: json_response(completion))
+    with serve_handler(server.handle) as url:
+        engine = connect(f"chat:{url}#m")
+        turn = await engine.run(Turn([user("Hello")]))
+        await engine.run(turn.append(tool_result("c1", "done")))
+    assert server.bodies[1]["messages"][1] == message

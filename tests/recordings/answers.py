@@ -114,10 +114,18 @@ def read_blocks(blocks: Iterable[Block], outcome: Outcome) -> Answer:
                 answer.hosted.append(thaw(block.item))
             case _:
                 pass
-        item = block.extra.get("item")
-        if isinstance(item, FrozenMap):
-            answer.native |= thaw(item)
+        answer.native |= _read_members(block)
     return answer
+
+
+def _read_members(block: Block) -> JsonObject:
+    """Return the members of a chat message or call that are stored with a block."""
+    item = block.extra.get("item")
+    members = item if isinstance(item, FrozenMap) else FrozenMap()
+    return {
+        **thaw(members.get("chat_message", FrozenMap())),
+        **thaw(members.get("chat_call", FrozenMap())),
+    }
 
 
 def _usage_numbers(usage: Usage) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from kedge.engines import Engine
 from kedge.errors import AnswerIncomplete, EngineError, KedgeError
 from kedge.events import Event, OpaqueEvent, Outcome
 from kedge.events.run import AnswerFinished
-from kedge.events.types import AnomalyNoted
+from kedge.events.types import PARTIAL, AnomalyNoted
 from kedge.memory.evidence import find_known_host
 from kedge.planning.tool_calls import call_effect
 from kedge.turns import Block, OpaqueBlock, ToolCallBlock, Turn, opaque, tool_result, user
@@ -200,6 +200,8 @@ async def _continue(
     is_running = run.outcome is not None and run.outcome.status == "running"
     if is_running or (run.error is not None and not isinstance(run.error, AnswerIncomplete)):
         return []
+    if any(block.metadata.get(PARTIAL) for block in run.blocks):
+        return []  # what is not complete is not sent again
     server.play(exchange)
     turn = run.turn.append(*answer_calls(run.blocks), user("Continue"))
     again = await run_exchange(engine, turn, streaming=exchange.is_stream)

@@ -17,7 +17,7 @@ after it is ignored if it is one of those before. Some servers send no ``finish_
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
@@ -26,6 +26,7 @@ from kedge.events.decoder import DecoderState, EventList, StreamDecoder
 from kedge.events.fields import JsonObject, MalformedEvent, repair_surrogates
 from kedge.events.tool_calls import ToolCall, ToolCallUpdate, valid_call_id
 from kedge.events.types import (
+    ItemCompleted,
     OpaqueEvent,
     ReasoningDelta,
     RefusalDelta,
@@ -38,6 +39,7 @@ from kedge.events.types import (
     TextDelta,
     Usage,
 )
+from kedge.turns.server_fields import CHAT_CALL, CHAT_MESSAGE
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +134,16 @@ class _CompletionState(DecoderState):
     """How many characters of each text were repeated after the finish reason."""
     continued: bool = False
     """Whether the answer went on after its finish reason."""
+    text_logprobs: tuple[Mapping[str, Any], ...] = ()
+    details: list[JsonObject] = field(default_factory=list[JsonObject])
+    """Reasoning in the form of OpenRouter, with signatures and encrypted parts."""
+    annotations: list[Any] = field(default_factory=list[Any])
+    members: JsonObject = field(default_factory=dict[str, Any])
+    """Members of the message that only some servers send, such as signatures."""
+    call_members: dict[int, JsonObject] = field(default_factory=dict[int, JsonObject])
+    """The same of the calls, by output index."""
+    has_items: bool = False
+    """Whether the items with these members were emitted."""
 
     def item_index(self, item: str) -> int:
         """Return the output index of the reasoning or of the message."""
@@ -217,6 +229,8 @@ class ChatDecoder(StreamDecoder):
         }
         if rest:
             found.append(OpaqueEvent("delta", rest))
+            for name, value in rest.items():
+                state.members[name] = _merge(state.members.get(name), value)
         if not state.finish_reason or state.continued:
             reason = fields.get_text(choice, "finish_reason")
             state.finish_reason = reason or state.finish_reason
@@ -237,16 +251,22 @@ class ChatDecoder(StreamDecoder):
     def _finish(self, found: EventList) -> None:
         state = self._state
         _announce_call(state, found)
-        if state.ended or not state.finish_reason:
-            return  # the model may not have finished
-        state.ended = True
+        if state.ended:
+            return
         reason = state.finish_reason
+        if not reason:  # the model may not have finished
+            if self._closed:
+                _emit_items(state, found, completed=False)
+            return
+        state.ended = True
         status, code = FINISH_REASONS.get(reason.lower(), ("incomplete", reason))
         facts: JsonObject = {**_response_facts(state), "status": status}
+        if status == "completed":
+            _add_empty_arguments(state)
+            state.resolve_calls(found)
+        _emit_items(state, found, completed=status == "completed")
         match status:
             case "completed":
-                _add_empty_arguments(state)
-                state.resolve_calls(found)
                 found.append(ResponseCompleted(**facts, usage=state.usage))
             case "incomplete":
                 found.append(ResponseIncomplete(**facts, reason=code, usage=state.usage))
@@ -293,6 +313,7 @@ def _read_part(state: _CompletionState, part: object, found: EventList) -> None:
                 text = cast("JsonObject", entry).get("text") if isinstance(entry, dict) else entry
                 _emit_delta(state, "reasoning", _check_text(text, "thinking"), found)
         case _:
+            state.annotations.append(content_part)
             found.append(OpaqueEvent("part", content_part))
 
 
@@ -302,6 +323,94 @@ def _read_refusal(state: _CompletionState, value: object, found: EventList) -> N
 
 def _read_reasoning(state: _CompletionState, value: object, found: EventList) -> None:
     _emit_delta(state, "reasoning", _check_text(value, "reasoning"), found)
+
+
+def _read_details(state: _CompletionState, value: object, _: EventList) -> None:
+    """Read reasoning details, of which a piece with the same index and type continues the last one."""
+    for entry in cast("list[Any]", value) if isinstance(value, list) else ():
+        if not isinstance(entry, dict):
+            continue
+        piece = cast("JsonObject", entry)
+        state.item_index("reasoning")
+        place = piece.get("index"), piece.get("type")
+        known = [each for each in state.details if (each.get("index"), each.get("type")) == place]
+        if not known or place[0] is None:
+            state.details.append(dict(piece))
+            continue
+        for name, member in piece.items():
+            if name in _DETAIL_TEXTS:
+                known[-1][name] = _merge(known[-1].get(name), member)
+            elif member is not None:
+                known[-1][name] = member
+
+
+_DETAIL_TEXTS = ("text", "summary", "data")
+"""The members of reasoning details that are sent in pieces."""
+
+
+def _read_annotations(state: _CompletionState, value: object, _: EventList) -> None:
+    if isinstance(value, list):
+        state.annotations += [each for each in cast("list[Any]", value) if isinstance(each, dict)]
+
+
+def _merge(known: Any, value: Any) -> Any:
+    """Return a member after a further piece of it."""
+    if isinstance(known, str) and isinstance(value, str):
+        return known + value
+    if isinstance(known, list) and isinstance(value, list):
+        return [*cast("list[Any]", known), *cast("list[Any]", value)]
+    return cast("Any", known) if value is None else value
+
+
+def _emit_items(state: _CompletionState, found: EventList, *, completed: bool) -> None:
+    """Emit the items with what the deltas of the common events cannot express."""
+    if state.has_items:
+        return
+    state.has_items = True
+    ending: JsonObject = {} if completed else {"status": "incomplete"}
+    if state.details:
+        is_last = len(state.item_indices) == 1 and not state.calls.sorted_calls()
+        index = state.item_index("reasoning")
+        item = {**_build_reasoning(state, index), **(ending if is_last else {})}
+        found.append(ItemCompleted(repair_surrogates(item), index))
+    members = {CHAT_MESSAGE: state.members} if state.members else {}
+    if "message" in state.item_indices and (members or state.annotations):
+        item = {**_build_message(state), **members, **ending}
+        found.append(ItemCompleted(repair_surrogates(item), state.item_index("message")))
+        members = {}
+    for call in state.calls.sorted_calls():
+        own = state.call_members.get(call.output_index)
+        native = {**members, **({CHAT_CALL: own} if own else {})}
+        if native and call.completed:
+            members = {}
+            found.append(ItemCompleted({**_build_call(call), **native}, call.output_index))
+
+
+def _build_reasoning(state: _CompletionState, index: int) -> JsonObject:
+    known, text = fields.get_text(state.facts, "id"), "".join(state.texts.get("reasoning", ()))
+    sealed = [each.get("signature") or each.get("data") for each in state.details]
+    return {
+        "type": "reasoning",
+        "summary": [],
+        **({"content": [{"type": "reasoning_text", "text": text}]} if text else {}),
+        "encrypted_content": next((each for each in sealed if each), ""),
+        CHAT_MESSAGE: {"reasoning_details": state.details},
+        **({"id": f"{known}.{index}"} if known else {}),
+    }
+
+
+def _build_message(state: _CompletionState) -> JsonObject:
+    text, refusal = ("".join(state.texts.get(kind, ())) for kind in ("text", "refusal"))
+    part: JsonObject = {"type": "output_text", "text": text, "annotations": state.annotations}
+    if state.text_logprobs:
+        part["logprobs"] = [dict(each) for each in state.text_logprobs]
+    refused = [{"type": "refusal", "refusal": refusal}] if refusal else []
+    return {"type": "message", "role": "assistant", "content": [part, *refused]}
+
+
+def _build_call(call: ToolCall) -> JsonObject:
+    kind, member = ("custom_tool_call", "input") if call.custom else ("function_call", "arguments")
+    return {"type": kind, "call_id": call.call_id, "name": call.name, member: call.arguments}
 
 
 def _emit_delta(state: _CompletionState, kind: TextKind, text: str, found: EventList) -> None:
@@ -318,6 +427,7 @@ def _emit_delta(state: _CompletionState, kind: TextKind, text: str, found: Event
                 state.item_index("message"),
                 state.take_logprobs() if state.logprobs else (),
             )
+            state.text_logprobs += logprobs
             found.append(TextDelta(delta, "", index, 0, logprobs))
         case "refusal":
             found.append(RefusalDelta(delta, "", state.item_index("message"), 1))
@@ -352,7 +462,12 @@ def _read_tool_calls(state: _CompletionState, value: object, found: EventList) -
     for entry in cast("list[Any]", value):
         if not isinstance(entry, dict):
             raise MalformedEvent("a tool call is not an object")
-        listed.add(_read_call(state, cast("JsonObject", entry), listed, found))
+        call = cast("JsonObject", entry)
+        index = _read_call(state, call, listed, found)
+        listed.add(index)
+        members = {k: v for k, v in call.items() if k not in _CALL_MEMBERS and v is not None}
+        if members and index >= 0:
+            state.call_members.setdefault(index, {}).update(members)
 
 
 def _read_function_call(state: _CompletionState, value: object, found: EventList) -> None:
@@ -452,17 +567,21 @@ def _is_complete(call: ToolCall) -> bool:
         return False
 
 
+_CALL_MEMBERS = frozenset({"index", "id", "type", "function", "custom", "name", "arguments"})
+"""The members of a call that are read."""
 DELTA_READERS: dict[str, Callable[[_CompletionState, object, EventList], None]] = {
+    "reasoning_details": _read_details,
     "reasoning_content": _read_reasoning,
     "reasoning": _read_reasoning,
     "content": _read_content,
     "refusal": _read_refusal,
     "tool_calls": _read_tool_calls,
     "function_call": _read_function_call,
+    "annotations": _read_annotations,
 }
 """The fields of a delta that are read, in this order."""
-_IGNORED_FIELDS = frozenset({"role", "name", "reasoning_details", "annotations"})
-"""Fields that are ignored; any other is passed on as an ``OpaqueEvent``."""
+_IGNORED_FIELDS = frozenset({"role", "name", "channel"})
+"""Fields that are ignored; any other is stored with the message, and passed on as an ``OpaqueEvent``."""
 
 
 def _add_empty_arguments(state: _CompletionState) -> None:

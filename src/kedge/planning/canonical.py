@@ -31,10 +31,11 @@ from kedge.turns import (
 from kedge.turns.frozen_json import EMPTY, FrozenMap, thaw
 from kedge.turns.responses_items import drop_ciphertext
 from kedge.turns.server_fields import (
+    CHAT_CALL,
+    CHAT_MESSAGE,
     NATIVE_KEY,
     RESENT_FIELDS,
     drop_nulls,
-    select_annotations,
     select_members,
     strip_server_fields,
 )
@@ -44,7 +45,7 @@ CanonicalForm = dict[str, Any]
 CITATIONS = "citations"
 """The field of a text of the model that Anthropic's API requires again."""
 _OUTPUT = (AssistantBlock, ToolCallBlock, ReasoningBlock)
-_OUTPUT_MEMBERS = (*RESENT_FIELDS, NATIVE_KEY)
+_OUTPUT_MEMBERS = (*RESENT_FIELDS, NATIVE_KEY, CHAT_MESSAGE, CHAT_CALL)
 
 
 def canonical(block: Block) -> CanonicalForm | None:
@@ -173,8 +174,8 @@ def _canonical_part(part: Part) -> CanonicalForm:
         case TextPart():
             cited = part.extra.get(CITATIONS)
             citations = {CITATIONS: thaw(cited)} if isinstance(cited, tuple) else {}
-            annotations = thaw(select_annotations(part.extra)) if part.extra else ()
-            noted = {"annotations": annotations} if annotations else {}
+            annotations = drop_nulls(part.extra.get("annotations"))
+            noted = {"annotations": thaw(annotations)} if annotations else {}
             return {"type": "text", "text": part.text, **citations, **noted}
         case RefusalPart():
             return {"type": "refusal", "text": part.text}

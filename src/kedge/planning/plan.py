@@ -24,6 +24,7 @@ from kedge.planning.render import build_input_from_blocks, find_omitted, get_ins
 from kedge.planning.reusable_items import (
     conversation_scope,
     find_compaction_start,
+    find_own_responses,
     find_reusable_ids,
 )
 from kedge.planning.state import ConversationState, Mode, anchor_sort_key, get_state
@@ -133,6 +134,17 @@ class RequestPlan:
     def left_out(self) -> tuple[Block, ...]:
         """The blocks of the delta that are not sent: reasoning and compactions that are not proved."""
         return find_omitted(self.delta, self.intact, unsealed=self.unsealed)
+
+    def own_responses(self) -> frozenset[str]:
+        """Return the responses of this provider whose context is unchanged.
+
+        Members that only this provider has, such as signatures, are sent back with their blocks and no others.
+        """
+        return (
+            find_own_responses(self.source, self.scope)
+            if isinstance(self.source, Turn)
+            else frozenset()
+        )
 
     def without_reasoning(self) -> "RequestPlan":
         """Return the same plan without encrypted reasoning."""

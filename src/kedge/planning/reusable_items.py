@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kedge.planning.anchors import AnchorRecord, matches_prefix
 from kedge.planning.canonical import canonical_json, get_members
-from kedge.planning.digests import PrefixIndex, is_compaction
-from kedge.planning.state import ConversationState
+from kedge.planning.digests import PrefixIndex, get_prefix_index, is_compaction
+from kedge.planning.state import ConversationState, get_state
 from kedge.turns import Block, ReasoningBlock, Turn
 from kedge.turns.frozen_json import thaw
 
@@ -106,6 +106,16 @@ def find_reusable_ids(
         if record and ends_there and derived_digests(run) == record.derived:
             found.update(block.id for block in run if isinstance(block, ReasoningBlock))
     return frozenset(found)
+
+
+def find_own_responses(turn: Turn, scope: str) -> frozenset[str]:
+    """Return the ids of the responses of a provider whose context and output are unchanged."""
+    index = get_prefix_index(turn)
+    covered = index.count(len(turn) - turn.lead)
+    records = get_state(turn).anchors
+    return frozenset(
+        record.response_id for record in records if _is_trusted(record, index, covered, scope)
+    )
 
 
 def _iter_response_runs(turn: Turn, positions: Sequence[int]) -> Iterator[tuple[int, list[Block]]]:

@@ -30,6 +30,10 @@ STATUS_IS_CONTENT = frozenset({"apply_patch_call_output"})
 
 RESENT_FIELDS = ("phase", "namespace", "caller", "async")
 """Fields of a model's message or call that matter to the model and are sent again unchanged."""
+CHAT_MESSAGE = "chat_message"
+"""The field with the members of a message that only some servers of the Chat Completions API have."""
+CHAT_CALL = "chat_call"
+"""The field with the members of a call that only some of these servers have."""
 ANNOTATION_TYPES = frozenset(
     {"file_citation", "url_citation", "container_file_citation", "file_path"}
 )

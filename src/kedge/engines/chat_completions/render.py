@@ -3,6 +3,9 @@
 Consecutive output of the model is one message with its calls, because this API requires the results directly
 after it; two texts without a call between them stay two messages. Content that is only text is sent as a
 string, which every server accepts.
+
+Some servers need more to continue an answer: the signatures of Gemini, the reasoning details and annotations of
+OpenRouter. What came from a server is sent back to it as it came, and to no other, which might reject it.
 """
 
 from collections.abc import Iterable
@@ -34,8 +37,13 @@ from kedge.turns import (
     UserBlock,
 )
 from kedge.turns.frozen_json import thaw
+from kedge.turns.server_fields import CHAT_CALL, CHAT_MESSAGE, select_members
 
 Message = dict[str, Any]
+
+RESENT_MEMBERS = ("reasoning_details", "extra_content", "thought_signature")
+"""Members of a message that a server needs again to continue it; it may reject others."""
+_REASONING_MEMBERS = ("reasoning_content", "reasoning_details")
 
 
 def messages_from_blocks(blocks: Iterable[Block]) -> list[Message]:
@@ -61,17 +69,19 @@ def render_messages(
 ) -> list[Message]:
     """Return the messages of a plan; a block that cannot be expressed raises ``UnsupportedBlock``."""
     ids, messages = CallIds(f".{{1,{max_call_id or ''}}}"), list[Message]()
+    own = plan.own_responses()
     if plan.instructions is not None:
         messages.append({"role": "system", "content": plan.instructions})
     for group in group_by_role(plan, provider):
-        messages += _ChatRenderer(provider, ids).render(group)
+        messages += _ChatRenderer(provider, ids, own).render(group)
     return messages
 
 
 class _ChatRenderer:
-    def __init__(self, provider: str, ids: CallIds) -> None:
+    def __init__(self, provider: str, ids: CallIds, own: frozenset[str]) -> None:
         self.provider = provider
         self.ids = ids
+        self.own = own
 
     def render(self, group: MessageGroup) -> list[Message]:
         match group:
@@ -87,29 +97,48 @@ class _ChatRenderer:
             match block:
                 case AssistantBlock():
                     parts = [self._render_output_part(part, block) for part in block.parts]
-                    message = _open_message(messages, "tool_calls", "reasoning_content")
+                    message = _open_message(messages, "tool_calls", *_REASONING_MEMBERS)
                     message["content"] = [*message.get("content", ()), *parts]
                 case ToolCallBlock():
                     message = messages[-1] if messages else _open_message(messages)
                     message.setdefault("tool_calls", []).append(self._render_call(block))
                 case ReasoningBlock():
                     message = _open_message(messages, "tool_calls")
-                    reasoning = message.get("reasoning_content", "") + "".join(block.texts)
-                    message["reasoning_content"] = reasoning
+                    if not self._get_members(block, CHAT_MESSAGE):
+                        reasoning = message.get("reasoning_content", "") + "".join(block.texts)
+                        message["reasoning_content"] = reasoning
                 case _:
                     raise unsupported_block(block, self.provider, "remove it or write it as text")
+            self._add_members(message, block)
         for message in messages:
             if "content" in message:
                 message["content"] = _simplify_content(message["content"])
         return messages
 
+    def _add_members(self, message: Message, block: Block) -> None:
+        """Add what only this server has to a message: the members that it needs again."""
+        members = self._get_members(block, CHAT_MESSAGE)
+        message |= {name: members[name] for name in RESENT_MEMBERS if name in members}
+        parts = block.parts if isinstance(block, AssistantBlock) else ()
+        noted = [each for part in parts for each in part.extra.get("annotations", ())]
+        annotations = [thaw(each) for each in noted if each.get("type") in each]
+        if annotations and block.response_id in self.own:
+            message["annotations"] = [*message.get("annotations", ()), *annotations]
+
+    def _get_members(self, block: Block, name: str) -> Message:
+        """Return the members of an answer of this server that Kedge does not interpret."""
+        if block.response_id not in self.own:
+            return {}
+        members = select_members(block.extra, (name,))
+        return thaw(members[name]) if members else {}
+
     def _render_call(self, block: ToolCallBlock) -> Message:
-        call_id = self.ids.assign(block)
+        call_id, members = self.ids.assign(block), self._get_members(block, CHAT_CALL)
         if block.custom:
             function = {"name": block.name, "input": block.arguments}
-            return {"id": call_id, "type": "custom", "custom": function}
+            return {**members, "id": call_id, "type": "custom", "custom": function}
         function = {"name": block.name, "arguments": block.arguments or "{}"}
-        return {"id": call_id, "type": "function", "function": function}
+        return {**members, "id": call_id, "type": "function", "function": function}
 
     def _render_result(self, block: ToolResultBlock) -> Message:
         for part in block.parts:
