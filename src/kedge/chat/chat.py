@@ -323,6 +323,13 @@ class Chat(AsyncResource):
         start, _ = self._load_state(state)
         return self.engine.plan(_build_turn(start, blocks), **options)
 
+    async def probe_and_plan(
+        self, state: State, *blocks: Block | str, **options: Any
+    ) -> RequestPlan:
+        """Return the plan of the request that ``chat_with_state`` would send, after the probes that it would make."""
+        start, _ = self._load_state(state)
+        return await self.engine.probe_and_plan(_build_turn(start, blocks), **options)
+
     @property
     def sync(self) -> "SyncChat":
         """The async methods for sync code: ``chat.sync.chat_with_state(state, "Hello")``."""
@@ -388,6 +395,7 @@ class SyncChat(SyncFacade[Chat]):
     chat_with_state = wrap_method(Chat.chat_with_state)
     stream_with_state = wrap_stream(Chat.stream_with_state)
     compact_pending = wrap_method(Chat.compact_pending)
+    probe_and_plan = wrap_method(Chat.probe_and_plan)
     close = wrap_method(Chat.aclose)
 
 

@@ -330,7 +330,8 @@ class ChatSession:
     async def plan(self, text: str) -> str:
         """Return the plan of the next request."""
         messages = [user([text, *self.attached])] if text else []
-        return self.conversation.plan(*messages, **self.send_options).explain()
+        options = {"streaming": True, **self.send_options}
+        return (await self.conversation.probe_and_plan(*messages, **options)).explain()
 
     async def show(self, _: str) -> str:
         """Return the conversation, one line per block."""

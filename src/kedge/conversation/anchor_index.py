@@ -6,8 +6,9 @@ index for a response with the same content, from any conversation and process; t
 accounts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from kedge.engines import Engine, Request, unwrap
 from kedge.middleware.compose import InnermostMiddleware
@@ -67,13 +68,41 @@ async def find_anchors(
     Returns:
         The records of the longest prefixes found.
     """
+    if not needs_lookup(turn, scope):
+        return []
     covered, index = covered_count(turn), get_prefix_index(turn)
-    if not scope or any(
+    digests = [index.digest(count) for count in range(covered, 0, -1)]
+    return await store.candidates(scope, digests, retention=retention)
+
+
+def needs_lookup(turn: Turn, scope: str) -> bool:
+    """Return whether the index of a store is searched for a Turn: no record of the Turn itself is valid."""
+    covered, index = covered_count(turn), get_prefix_index(turn)
+    return bool(scope) and not any(
         record.scope == scope
         and record.status == "completed"
         and matches_prefix(record, index, covered)
         for record in reversed(get_state(turn).anchors)
-    ):
-        return []
-    digests = [index.digest(count) for count in range(covered, 0, -1)]
-    return await store.candidates(scope, digests, retention=retention)
+    )
+
+
+async def add_candidates(
+    engine: Engine,
+    store: Store,
+    turn: Turn,
+    options: Mapping[str, Any],
+    retention: float | None = None,
+) -> dict[str, Any]:
+    """Return the options of a request with anchors from the index among its candidates, for a plan.
+
+    Args:
+        engine: The engine, with its middleware.
+        store: The store whose responses may be continued.
+        turn: The Turn to send.
+        options: The options of ``Request.of``.
+        retention: Seconds for which the provider is assumed to store a response.
+    """
+    sent = engine.plan(turn, **options).source  # as changed by middleware
+    scope = getattr(unwrap(engine), "scope", "")
+    found = await find_anchors(store, sent, scope, retention) if isinstance(sent, Turn) else []
+    return {**options, "candidates": (*options.get("candidates", ()), *found)}

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, get_args, overload
 
 from kedge.compaction.summarize import SUMMARY_PROMPT, build_summary_block
-from kedge.conversation.anchor_index import with_stored_anchors
+from kedge.conversation.anchor_index import add_candidates, needs_lookup, with_stored_anchors
 from kedge.conversation.checkpoint import Checkpoint, limit_retention
 from kedge.conversation.navigation import (
     ResumePoint,
@@ -59,7 +59,7 @@ from kedge.store import ConversationRow, Hit, Node, ResponseRow, Store
 from kedge.store.records import NodeKind
 from kedge.store.search import SearchOrder
 from kedge.text_format import pluralize
-from kedge.turns import Block, Turn, TurnDiff, diff, new_id, user
+from kedge.turns import Block, Turn, TurnDiff, UserBlock, diff, new_id, user
 from kedge.turns.constructors import build_replacement
 from kedge.turns.frozen_json import EMPTY
 
@@ -601,9 +601,36 @@ class Conversation(AsyncResource):
         return await self._change_turn(lambda turn: turn.append(*blocks), kind)
 
     def plan(self, *messages: Block | str, **options: Any) -> RequestPlan:
-        """Return the plan of the request that ``send`` would send: a dry run."""
-        turn = self.turn.append(*(_as_block(each) for each in messages))
-        return self.engine.plan(turn, **options)
+        """Return the plan of the request that ``send`` would send: a dry run.
+
+        Args:
+            messages: The messages to send.
+            **options: The options of ``send``, and ``streaming`` for a request like that of ``stream``.
+
+        Returns:
+            The plan. It is ``conditional`` if a probe of the server, or a response in the store's index, may change it;
+            ``probe_and_plan`` looks for both.
+        """
+        turn = self.turn.append(*map(_as_block, messages))
+        plan = self.engine.plan(turn, **options)
+        is_searched = plan.is_full and plan.mode == "chained" and _has_answer(turn)
+        if is_searched and needs_lookup(turn, plan.scope):
+            return replace(plan, conditional=True)
+        return plan
+
+    async def probe_and_plan(self, *messages: Block | str, **options: Any) -> RequestPlan:
+        """Return the plan of the request that ``send`` would send, after the probes that it would make.
+
+        Args:
+            messages: The messages to send.
+            **options: As for ``plan``.
+
+        Returns:
+            The plan, with the responses in the store's index among its candidates.
+        """
+        turn = (await self._require_turn()).append(*map(_as_block, messages))
+        found = await add_candidates(self.engine, self.store, turn, options, self.row.retention)
+        return await self.engine.probe_and_plan(turn, **found)
 
     # Navigation
 
@@ -1120,6 +1147,10 @@ def _check_arguments(store: object, settings: Mapping[str, Any]) -> None:
             f"a conversation has no setting {name!r}; instructions are system=…, the first messages "
             f"blocks=[…], options of single requests arguments of send(). Settings: {', '.join(sorted(names))}"
         )
+
+
+def _has_answer(turn: Turn) -> bool:
+    return any(not isinstance(block, UserBlock) for block in turn.body)
 
 
 def _as_block(message: Block | str) -> Block:

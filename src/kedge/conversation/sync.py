@@ -18,6 +18,7 @@ class SyncConversation(SyncFacade[Conversation]):
     stream_regenerate = wrap_stream(Conversation.stream_regenerate)
     pending = wrap_method(Conversation.pending)
     append = wrap_method(Conversation.append)
+    probe_and_plan = wrap_method(Conversation.probe_and_plan)
 
     refresh = wrap_method(Conversation.refresh)
     tree = wrap_method(Conversation.tree)

@@ -302,6 +302,24 @@ class Engine(AsyncResource, ABC):
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
         """Return the plan for sending the Turn now, without sending it."""
 
+    async def probe_and_plan(self, turn: Turn, **options: Any) -> RequestPlan:
+        """Return the plan for sending the Turn now, after the probes that the request would make.
+
+        A probe asks the server who it is and what it stores; it uses no tokens.
+
+        Args:
+            turn: The Turn.
+            **options: The options of ``Request.of``.
+
+        Returns:
+            The plan, which is not ``conditional``.
+        """
+        await unwrap(self).prepare_plan(self.plan(turn, **options), **options)
+        return self.plan(turn, **options)
+
+    async def prepare_plan(self, plan: RequestPlan, **options: Any) -> None:
+        """Make the probes that a plan depends on; an engine without evidence about its server needs none."""
+
     @overload
     def stream(self, turn: Turn, *, output: None = None, **options: Any) -> "Stream[None]": ...
     @overload

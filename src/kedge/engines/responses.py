@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from kedge.config.settings import is_chaining_enabled
 from kedge.engines import responses_endpoints
 from kedge.engines.attempt import Attempt, RequestEngine
-from kedge.engines.audit import Audit, audit
+from kedge.engines.audit import Audit, audit, audit_blocks
 from kedge.engines.background import ContinuedStream, fetch_response, stream_response
 from kedge.engines.base import Request, require_running
 from kedge.engines.heal_rules import (
@@ -45,15 +45,16 @@ from kedge.events.fields import read_conversation, read_usage
 from kedge.events.responses import ResponsesDecoder
 from kedge.events.run import ServerForgot
 from kedge.events.types import ResponseFacts, ResponseStarted
-from kedge.memory.evidence import EvidenceStore, KnownServer, ServerEvidence, Trust
-from kedge.memory.judge import ServerMemory, detect_echo_mismatch
-from kedge.memory.tokens import SentTokens
+from kedge.memory.evidence import EvidenceStore, KnownServer, Trust
+from kedge.memory.judge import Judgment, MemoryCheck, detect_echo_mismatch
+from kedge.memory.server_memory import ServerMemory
 from kedge.observe import get_logger, measure
 from kedge.planning import (
     DEFAULT_RETENTION,
     AnchorRecord,
     CacheRules,
     Mode,
+    RejectedAnchor,
     RequestPlan,
     Status,
     find_running,
@@ -62,6 +63,7 @@ from kedge.planning import (
     set_state,
 )
 from kedge.planning.anchors import check_positive_int, has_hidden_context, validate_seconds
+from kedge.planning.digests import prefix_digest
 from kedge.planning.reusable_items import get_conversation_id
 from kedge.turns import AssistantBlock, Block, ToolCallBlock, Turn
 from kedge.urls import quote_segment
@@ -78,12 +80,15 @@ RETENTIONS = {"24h": 86_400.0}
 
 @dataclass(slots=True)
 class ResponsesAttempt(Attempt):
-    """An attempt with its evidence about the server's memory."""
+    """An attempt with the check of the server's memory."""
 
-    evidence: ServerEvidence = field(default_factory=ServerEvidence)
-    sent: SentTokens | None = None
-    forgot: bool = False
-    """Whether the server answered without the context that the request continues."""
+    check: MemoryCheck = field(kw_only=True)
+    judgment: Judgment = field(default=Judgment(), init=False)
+
+    @property
+    def forgot(self) -> bool:
+        """Whether the server answered without the context that the request continues."""
+        return self.judgment.reason == "forgot"
 
     @property
     def summary(self) -> RequestSummary:
@@ -170,19 +175,43 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             store=evidence_store,
         )
         self._skip_include = False
+        self._last_streaming = False
         self._chained_count = 0
 
     def plan(self, turn: Turn, **options: Any) -> RequestPlan:
-        """Return the plan for sending the Turn now, without sending it."""
-        request = Request.of(**options)
-        mode, _, reason = self._resolve_mode(turn, request)
-        return self._build_plan(turn, request, SendOptions(mode, reason=reason))
+        """Return the plan for sending the Turn now, without sending it.
+
+        Args:
+            turn: The Turn.
+            **options: The options of ``Request.of``. Evidence about a server applies to streams or to other requests;
+                ``streaming`` is by default as in the last request, and at first as in ``run``.
+
+        Returns:
+            The plan. If it is ``conditional``, the request first makes a probe, which may change it.
+        """
+        request = self._plan_options(options)
+        check = self._open_check(turn, request)
+        mode, _, reason = self._resolve_mode(turn, request, check)
+        return self._build_plan(turn, request, SendOptions(mode, reason=reason), check)
+
+    async def prepare_plan(self, plan: RequestPlan, **options: Any) -> None:
+        """Load the evidence about the server, and make the probe that a conditional plan depends on."""
+        request, turn = self._plan_options(options), plan.source
+        await self._load_evidence(request)
+        if isinstance(turn, Turn):
+            check = self._open_check(turn, request)
+            mode, _, reason = self._resolve_mode(turn, request, check)
+            await self._plan_with_probe(turn, request, SendOptions(mode, reason=reason), check)
+
+    def _plan_options(self, options: dict[str, Any]) -> Request:
+        options.setdefault("streaming", self._last_streaming)
+        return Request.of(**options)
 
     async def verify(self, turn: Turn) -> Audit:
         """Fetch the items that the server stores for the anchor, and compare them with the Turn."""
         request = Request()
-        plan = self._plan_chain(turn, request)
-        return await self._audit(turn, plan, self._get_evidence(request))
+        check = self._open_check(turn, request)
+        return await self._audit(turn, self._plan_chain(turn, request, check), check)
 
     async def count_tokens(self, turn: Turn, **options: Any) -> int:
         """Return how many tokens the server counts for this Turn."""
@@ -209,33 +238,60 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         return _end_running(turn, running, "cancelled")
 
     async def _choose_options(self, turn: Turn, request: Request) -> tuple[SendOptions, Mode]:
-        await self.memory.load(request.model or self.model, streaming=self._is_streaming(request))
-        mode, requested, reason = self._resolve_mode(turn, request)
+        self._last_streaming = request.streaming
+        await self._load_evidence(request)
+        check = self._open_check(turn, request)
+        mode, requested, reason = self._resolve_mode(turn, request, check)
         return SendOptions(mode, include=not self._skip_include, reason=reason), requested
+
+    async def _load_evidence(self, request: Request) -> None:
+        await self.memory.load(request.model or self.model, streaming=self._is_streaming(request))
 
     async def _prepare(
         self, turn: Turn, request: Request, options: SendOptions
     ) -> ResponsesAttempt:
+        check = self._open_check(turn, request)
         running = find_running(turn, self.scope)
         if options.mode == "conversation" and running is None:
             try:
                 turn = await self._conversation_objects.detach_if_changed(turn)
             except EngineError as error:
-                attach_context(error, turn, self._build_plan(turn, request, options))
+                attach_context(error, turn, self._build_plan(turn, request, options, check))
                 raise
-        evidence = self._get_evidence(request)
         if running is not None:  # a second answer would be paid for, too
-            plan = self._build_plan(turn, request, options)
+            plan = self._build_plan(turn, request, options, check)
+            check.way = "direct"
             return ResponsesAttempt(
-                turn, request, options, plan, shown=True, running=running, evidence=evidence
+                turn, request, options, plan, shown=True, running=running, check=check
             )
-        await self._find_evidence(turn, request, options, evidence)
-        plan = self._build_plan(turn, request, options)
-        await self._audit_periodically(turn, plan, evidence)
+        plan = await self._plan_with_probe(turn, request, options, check)
+        await self._audit_periodically(turn, plan, check)
         # The answer of a server that has not shown that it remembers is held back until it is judged,
         # because a wrong answer that a user has read cannot be withdrawn.
-        held: list[Event] | None = [] if self.memory.needs_verdict(plan, evidence) else None
-        return ResponsesAttempt(turn, request, options, plan, held=held, evidence=evidence)
+        held: list[Event] | None = [] if check.way == "held" else None
+        return ResponsesAttempt(turn, request, options, plan, held=held, check=check)
+
+    async def _plan_with_probe(
+        self, turn: Turn, request: Request, options: SendOptions, check: MemoryCheck
+    ) -> RequestPlan:
+        """Return the plan, after the probes that it depends on.
+
+        The server may identify itself as a known one in its first response. Otherwise the items that it lists make
+        its token counts a better proof.
+        """
+        plan = self._build_plan(turn, request, options, check)
+        if check.way != "direct" and self.transport.identity is None:
+            await identify_server(self.transport)
+            self.memory.identify(self.transport.identity or "")
+            plan = self._build_plan(turn, request, options, check)
+        if check.way == "probe":
+            record = plan.rejected[-1].record
+            found = await audit_blocks(
+                self.transport, turn.body, record, lists_items=check.evidence.audits
+            )
+            check.record_probe(found.agrees)
+            plan = self._build_plan(turn, request, options, check)
+        return plan
 
     async def _encode(self, attempt: ResponsesAttempt) -> None:
         """Set the body of an attempt; in conversation mode, create the object if there is none."""
@@ -255,6 +311,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             params=request.resolve_params(self.params),
         )
         attempt.content = self.transport.serialize(attempt.body)
+        attempt.check.describe(plan, attempt.body)
 
     def _make_decoder(self) -> ResponsesDecoder:
         return ResponsesDecoder()
@@ -285,23 +342,22 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         if isinstance(error, RequestRefused):
             return as_healable(error, attempt.summary) or error
         if attempt.plan.anchor and is_server_error(error.status):
-            attempt.evidence.record_error(self._clock())
+            attempt.check.record_error()
         return error
 
     def _check_event(self, attempt: ResponsesAttempt, event: StreamEvent) -> None:
         if isinstance(event, ResponseFacts):
             named = read_conversation(event.response)
-            if detect_echo_mismatch(event, attempt.plan) or self.memory.is_other_conversation(
-                named, attempt.plan, attempt.evidence
-            ):
-                self.memory.record_loss("lost", attempt.plan, attempt.evidence)
+            check = attempt.check
+            if detect_echo_mismatch(event, attempt.plan) or check.names_another(named):
+                check.record_forgotten()
                 # A complete response has its token counts, and a stream is left before it has any.
                 usage = read_usage(event.response)
                 record_usage(usage)
                 raise lost_context("forgot", self.name, event.response_id, usage)
             is_start = isinstance(event, ResponseStarted) or not self._is_streaming(attempt.request)
             if is_start and named and named == attempt.body.get("conversation"):
-                attempt.evidence.names_conversations = True
+                check.evidence.names_conversations = True
         if isinstance(event, StreamFailed):
             failure = as_healable(error_from_event(event, self.name), attempt.summary)
             if failure is not None:
@@ -310,22 +366,14 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     def _check_outcome(self, attempt: ResponsesAttempt, outcome: Outcome) -> list[Event]:
         if self.transport.identity:
             self.memory.identify(self.transport.identity)
-        plan, evidence, memory = attempt.plan, attempt.evidence, self.memory
-        attempt.sent = memory.measure(plan, attempt.body, evidence)
-        verdict = memory.judge(outcome, plan, attempt.sent, evidence)
-        attempt.forgot = verdict in ("lost", "partial")
+        judgment = attempt.judgment = attempt.check.judge(outcome)
+        if judgment.reason and judgment.action == "resend" and not attempt.shown:
+            raise lost_context(judgment.reason, self.name, outcome.response_id, outcome.usage)
         if attempt.forgot:
-            memory.record_loss(verdict, plan, evidence)
-            if not attempt.shown:
-                raise lost_context("forgot", self.name, outcome.response_id, outcome.usage)
             record_lost_context(outcome.response_id)
             return [ServerForgot(outcome.response_id)]
-        if attempt.held is None or outcome.status not in ("completed", "incomplete"):
-            return []
-        if verdict != "remembered":
-            evidence.record_loss(self._clock(), "no_verdict")
-            raise lost_context("unproven", self.name, outcome.response_id, outcome.usage)
-        return attempt.held
+        is_finished = outcome.status in ("completed", "incomplete")
+        return attempt.held if attempt.held and is_finished else []
 
     def _check_finished(self, attempt: ResponsesAttempt, outcome: Outcome, finished: Turn) -> None:
         if attempt.forgot and any(isinstance(block, ToolCallBlock) for block in outcome.blocks):
@@ -333,7 +381,12 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
 
     async def _record(self, attempt: ResponsesAttempt, outcome: Outcome) -> Turn:
         """Record an answer in the Turn and in the evidence."""
-        turn, plan, body, evidence = attempt.turn, attempt.plan, attempt.body, attempt.evidence
+        turn, plan, body, evidence = (
+            attempt.turn,
+            attempt.plan,
+            attempt.body,
+            attempt.check.evidence,
+        )
         if attempt.running is not None and outcome.status == "failed":
             return _end_running(turn, attempt.running, "failed")
         stored = _is_stored(body, outcome)
@@ -352,12 +405,13 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         known = attempt.running is None and (
             get_state(turn).anchor(outcome.response_id, plan.scope) is not None
         )
-        counted = (
-            None if attempt.forgot else self.memory.count(outcome, plan, attempt.sent, evidence)
-        )
+        counted = None if attempt.forgot else attempt.check.count(outcome)
         reused = self.memory.record_issued(outcome.response_id, counted, evidence, known=known)
         if reused:
             turn = set_state(turn, get_state(turn).mark_lost({outcome.response_id}, plan.scope))
+        if attempt.judgment.action == "report":
+            lost = find_lost(get_state(turn), plan, all_older=True)
+            turn = set_state(turn, get_state(turn).mark_lost(lost, plan.scope))
         if attempt.forgot:
             # The model made these calls without the context, so they are not run.
             texts = tuple(b for b in outcome.blocks if isinstance(b, AssistantBlock))
@@ -381,7 +435,7 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
     def _heal(
         self, turn: Turn, request: Request, options: SendOptions, failure: HealableError
     ) -> tuple[Turn, SendOptions, tuple[str, ...]]:
-        evidence = self._get_evidence(request)
+        check = self._open_check(turn, request)
         reason, lost = failure.reason, ()
         state = get_state(turn)
         plan = failure.error.plan
@@ -392,13 +446,11 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
                 if plan is not None and plan.conversation_id:
                     turn = set_state(turn, replace(get_state(turn), conversation_id=""))
                 options = replace(options, full=True)
-                if reason == "gone" and not is_live_only(state, plan):
+                if reason == "unsupported" or not is_live_only(state, plan):
                     now = self._clock()
                     created_at = plan.anchor.created_at if plan and plan.anchor else now
-                    evidence.record_missing(now, created_at)
-                if reason == "unsupported":
-                    evidence.record_unsupported()
-                if reason in ("unsupported", "forgot") and (doubt := self._open_doubt(evidence)):
+                    check.record_rejection(reason, created_at, now)
+                if reason in ("unsupported", "forgot") and (doubt := check.doubt):
                     options = replace(options, mode="stateless", reason=doubt)
                     options = options if doubt == "unsupported" else replace(options, include=False)
             case "unproven" | "empty_input":
@@ -417,16 +469,19 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         self, turn: Turn, request: Request, options: SendOptions, failure: HealableError
     ) -> None:
         """Save the evidence; raise if healing would send more than the request allows."""
-        await self.memory.save(self._get_evidence(request))
+        check = self._open_check(turn, request)
+        await self.memory.save(check.evidence)
         if options.full and request.resend_limit is not None:
-            plan = self._build_plan(turn, request, options)
+            plan = self._build_plan(turn, request, options, check)
             if plan.full_bytes > request.resend_limit:
                 message = f"the server no longer has the context, and a full send is about {plan.full_bytes} bytes"
                 error = ResendTooLong(message, provider=self.name)
                 error.response_id, error.usage = failure.error.response_id, failure.error.usage
                 raise attach_context(error, turn, plan) from failure.error
 
-    def _resolve_mode(self, turn: Turn, request: Request) -> tuple[Mode, Mode, str]:
+    def _resolve_mode(
+        self, turn: Turn, request: Request, check: MemoryCheck
+    ) -> tuple[Mode, Mode, str]:
         """Return the mode to send in, the requested one, and why they differ."""
         requested = request.mode or get_state(turn).mode or self.mode
         enabled = is_chaining_enabled()
@@ -435,32 +490,44 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
             return "stateless", requested, "switched_off"
         if requested == "chained" and self.memory.trust == "never":
             return "stateless", requested, "never"
-        if requested == "chained" and (doubt := self._open_doubt(self._get_evidence(request))):
+        if requested == "chained" and (doubt := check.doubt):
             return "stateless", requested, doubt
         return requested, requested, ""
 
-    def _open_doubt(self, evidence: ServerEvidence) -> str:
-        return evidence.open_doubt(self._clock())
-
-    def _get_evidence(self, request: Request) -> ServerEvidence:
-        return self.memory.get(request.model or self.model, streaming=self._is_streaming(request))
+    def _open_check(self, turn: Turn, request: Request) -> MemoryCheck:
+        return self.memory.check(
+            request.model or self.model,
+            streaming=self._is_streaming(request),
+            conversation=prefix_digest(turn, 1),
+            believes_probes=self.verify_every > 0,
+        )
 
     def _is_streaming(self, request: Request) -> bool:
         return request.streaming or self.transport.always_streams
 
     def _build_plan(
-        self, turn: Turn, request: Request, options: SendOptions, *, out_of_band: bool = False
+        self,
+        turn: Turn,
+        request: Request,
+        options: SendOptions,
+        check: MemoryCheck,
+        *,
+        out_of_band: bool = False,
     ) -> RequestPlan:
         """Plan a request: on a proved anchor, if the server may be relied on."""
         start = time.perf_counter()
         if options.full or options.mode != "chained":
-            plan = self._plan_mode(turn, request, "stateless" if options.full else options.mode)
+            mode = "stateless" if options.full else options.mode
+            plan = self._plan_mode(turn, request, mode, check)
             plan = replace(plan, mode=options.mode, mode_reason=options.reason)
+            check.way = "direct"
         elif has_hidden_context(flatten_params(request.resolve_params(self.params))):
-            plan = replace(self._plan_mode(turn, request, "stateless"), mode_reason="prompt")
+            plan = self._plan_mode(turn, request, "stateless", check)
+            plan = replace(plan, mode_reason="prompt")
+            check.way = "direct"
         else:
-            plan = self._plan_chain(turn, request, out_of_band=out_of_band)
-            plan = self._check_trust(turn, request, plan)
+            plan = self._plan_chain(turn, request, check, out_of_band=out_of_band)
+            plan = self._apply_evidence(turn, request, plan, check)
         if not options.reasoning:
             plan = plan.without_reasoning()
         plan = self._plan_cache(turn, plan, request)
@@ -472,93 +539,80 @@ class ResponsesEngine(RequestEngine[ResponsesAttempt]):
         return CacheRules(lifetime=RETENTIONS.get(retention, CacheRules().lifetime))
 
     def _plan_mode(
-        self, turn: Turn, request: Request, mode: Mode, extra: tuple[AnchorRecord, ...] = ()
+        self,
+        turn: Turn,
+        request: Request,
+        mode: Mode,
+        check: MemoryCheck,
+        extra: tuple[AnchorRecord, ...] = (),
     ) -> RequestPlan:
-        evidence = self._get_evidence(request)
         plan = plan_request(
             turn,
             scope=self.scope,
             mode=mode,
             now=self._clock(),
             extra=extra,
-            max_depth=self.memory.max_depth(evidence, self.max_depth),
-            not_before=evidence.not_before,
+            max_depth=check.get_max_depth(self.max_depth),
+            not_before=check.evidence.not_before,
         )
         return request.add_ephemeral(plan)
 
     def _plan_chain(
-        self, turn: Turn, request: Request, *, out_of_band: bool = False
+        self, turn: Turn, request: Request, check: MemoryCheck, *, out_of_band: bool = False
     ) -> RequestPlan:
         """Plan a chained request, whatever the evidence."""
         # Responses that only a connection remembers are not known to requests outside of it.
         live = () if out_of_band else self.transport.live_anchors(reversed(get_state(turn).anchors))
-        return self._plan_mode(turn, request, "chained", (*request.candidates, *live))
+        return self._plan_mode(turn, request, "chained", check, (*request.candidates, *live))
 
-    def _check_trust(self, turn: Turn, request: Request, plan: RequestPlan) -> RequestPlan:
+    def _apply_evidence(
+        self, turn: Turn, request: Request, plan: RequestPlan, check: MemoryCheck
+    ) -> RequestPlan:
         """Return the plan, or a full one if the server's answer to it could not be judged."""
-        evidence, memory = self._get_evidence(request), self.memory
-        is_checked = memory.needs_verdict(plan, evidence) or memory.needs_count(plan, evidence)
-        if not is_checked or plan.problems:
-            return plan
         params = request.resolve_params(self.params)
-        settings = build_settings(
-            plan, model=request.model or self.model, tools=request.tools, params=params
+        model = request.model or self.model
+        settings = build_settings(plan, model=model, tools=request.tools, params=params)
+        way = check.decide(plan, settings)
+        if way in ("direct", "held") or plan.anchor is None:
+            return plan
+        untrusted = RejectedAnchor(plan.anchor.response_id, "untrusted", plan.anchor)
+        return replace(
+            self._plan_mode(turn, request, "stateless", check),
+            mode=plan.mode,
+            rejected=(*plan.rejected, untrusted),
+            conditional=way == "probe" or self.transport.identity is None,
         )
-        sent = memory.measure(plan, settings, evidence)
-        full = self._plan_mode(turn, request, "stateless")
-        return memory.reject_untrusted(plan, full, evidence, sent)
-
-    async def _find_evidence(
-        self, turn: Turn, request: Request, options: SendOptions, evidence: ServerEvidence
-    ) -> None:
-        """Look for evidence about an unproven server if the request could be chained.
-
-        The server may identify itself as a known one in its first response. If audits are enabled, the
-        items that it lists prove its memory as well.
-        """
-        if options.mode != "chained" or options.full or not self.memory.may_need_verdict(evidence):
-            return
-        plan = self._plan_chain(turn, request)
-        if not self.memory.needs_verdict(plan, evidence):
-            return
-        if self.transport.identity is None:
-            await identify_server(self.transport)
-            self.memory.identify(self.transport.identity or "")
-        if self.verify_every and not evidence.is_proven:
-            await self._audit(turn, plan, evidence)
 
     def _plan_out_of_band(self, turn: Turn) -> tuple[RequestPlan, ...]:
         """Return plans to send a Turn outside of the conversation: on its anchor, if it has one, and in full."""
-        mode: Mode = (
-            "chained" if self._resolve_mode(turn, Request())[0] == "chained" else "stateless"
-        )
+        request = Request()
+        check = self._open_check(turn, request)
+        is_chained = self._resolve_mode(turn, request, check)[0] == "chained"
+        mode: Mode = "chained" if is_chained else "stateless"
         attempts = (SendOptions(mode), SendOptions(mode, full=True))
         plans = tuple(
-            self._build_plan(turn, Request(), each, out_of_band=True) for each in attempts
+            self._build_plan(turn, request, each, check, out_of_band=True) for each in attempts
         )
         return plans if plans[0].anchor else plans[1:]
 
-    async def _audit_periodically(
-        self, turn: Turn, plan: RequestPlan, evidence: ServerEvidence
-    ) -> None:
+    async def _audit_periodically(self, turn: Turn, plan: RequestPlan, check: MemoryCheck) -> None:
         if not plan.anchor or plan.mode != "chained":
             return
         self._chained_count += 1
         if not self.verify_every or self._chained_count % self.verify_every:
             return
-        result = await self._audit(turn, plan, evidence)
+        result = await self._audit(turn, plan, check)
         if result.agrees is False:
             log.warning("an audit found a difference", response_id=plan.previous_response_id)
             failure = lost_context("audit", self.name)
             attach_context(failure.error, turn, plan)
             raise failure
 
-    async def _audit(self, turn: Turn, plan: RequestPlan, evidence: ServerEvidence) -> Audit:
-        """Audit a plan's anchor, and record the result as evidence."""
+    async def _audit(self, turn: Turn, plan: RequestPlan, check: MemoryCheck) -> Audit:
+        """Audit a plan's anchor, and record whether the server lists what it stores."""
+        evidence = check.evidence
         result = await audit(self.transport, turn, plan, lists_items=evidence.audits)
         evidence.audits = evidence.audits or result.checked > 0
-        if result.agrees and not evidence.is_proven:
-            evidence.record_success("audit")
         return result
 
 

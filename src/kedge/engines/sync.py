@@ -156,4 +156,5 @@ class SyncEngine(SyncFacade[Engine]):
     stream = wrap_stream(Engine.stream)
     poll = wrap_method(Engine.poll)
     cancel = wrap_method(Engine.cancel)
+    probe_and_plan = wrap_method(Engine.probe_and_plan)
     close = wrap_method(Engine.aclose)

@@ -14,7 +14,7 @@ import hashlib
 import re
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
@@ -43,7 +43,6 @@ from kedge.events import (
 from kedge.events.assembler import Assembler
 from kedge.events.responses import ResponsesDecoder
 from kedge.incremental.index import AnchorIndex, IndexedResponse, MemoryIndex
-from kedge.incremental.memory import MemoryCheck, Problem, ServerMemories
 from kedge.incremental.report import ChainedRequest, ChainReport, ReportBuilder
 from kedge.incremental.rewrite import (
     MAX_BODY_BYTES,
@@ -58,10 +57,13 @@ from kedge.incremental.rewrite import (
     rewrite,
 )
 from kedge.json_codec import decode
-from kedge.memory.evidence import Trust
+from kedge.memory.evidence import Trust, read_identity
+from kedge.memory.judge import Judgment, MemoryCheck, Way
+from kedge.memory.server_memory import ServerMemories, complete
 from kedge.observe import get_logger
-from kedge.planning import DEFAULT_RETENTION
+from kedge.planning import DEFAULT_RETENTION, AnchorRecord, RequestPlan
 from kedge.planning.anchors import check_positive_int, validate_seconds
+from kedge.turns import Block
 
 log = get_logger("kedge.incremental")
 
@@ -183,7 +185,13 @@ class Chainer:
         parsed = self._parse(headers, content)
         if not isinstance(parsed, ParsedRequest):
             return Exchange(self, scope, content, None, parsed)
-        check = self.memories.open(scope, url, parsed.model, streaming=parsed.streaming)
+        check = self.memories.open(
+            scope,
+            url,
+            parsed.model,
+            streaming=parsed.streaming,
+            conversation=parsed.prefixes.digest(1),
+        )
         decision = self._decide(parsed, scope, headers, check)
         return Exchange(self, scope, content, parsed, decision, check)
 
@@ -221,12 +229,12 @@ class Chainer:
             scope=scope,
             now=self.clock(),
             max_depth=check.get_max_depth(self.max_depth),
-            not_before=check.not_before,
+            not_before=check.evidence.not_before,
         )
         if not isinstance(rewritten, Rewritten):
             return rewritten
-        way = check.choose_way(rewritten.anchor.record, rewritten.sent, parsed.values)
-        return "untrusted" if way == "untrusted" else rewritten
+        way = _decide_way(rewritten, parsed, check)
+        return "untrusted" if way == "full" else rewritten
 
     def scope(self, method: str, url: str, headers: Mapping[str, str], user: str = "") -> str:
         """Return the scope in which responses are shared: endpoint, organization, project, account and user.
@@ -284,6 +292,7 @@ class Exchange:
     _rejection: str = field(default="", init=False)
     _rejected: tuple[Rewritten, str, float] | None = field(default=None, init=False)
     _is_judged: bool = field(default=False, init=False)
+    _judgment: Judgment = field(default=Judgment(), init=False)
     _is_finished: bool = field(default=False, init=False)
 
     @property
@@ -310,7 +319,7 @@ class Exchange:
     @property
     def needs_probe(self) -> bool:
         """Whether the server must first prove that it stores the context that the request relies on."""
-        return bool(self.rewritten and self.check and self.check.way == "probed")
+        return bool(self.rewritten and self.check and self.check.way == "probe")
 
     async def probe(self, source: JsonSource) -> Audit:
         """Compare the items that the server lists for the anchor with those of the program.
@@ -332,10 +341,19 @@ class Exchange:
         )
 
     def record_probe(self, found: Audit) -> None:
-        """Record the result of a probe. If the server does not list the items, the request is sent as written."""
-        if self.check is not None and not self.check.record_probe(found):
+        """Record the result of a probe, and decide again whether the request is sent as written."""
+        rewritten, check, parsed = self.rewritten, self.check, self.parsed
+        if rewritten is None or check is None or parsed is None:
+            return
+        check.record_probe(found.agrees)
+        self._save_evidence(check)
+        if _decide_way(rewritten, parsed, check) not in ("direct", "held"):
             log.info("the server is not chained on: %s", found)
-            self.decision = self.check.doubt or "untrusted"
+            self.decision = "untrusted"
+
+    def _save_evidence(self, check: MemoryCheck) -> None:
+        with check.memory.lock:
+            complete(check.memory.save(check.evidence))
 
     def detach(self) -> None:
         """Record nothing about the response: event hooks of the program sent the request to another account.
@@ -366,6 +384,7 @@ class Exchange:
         self._rejection = _classify_rejection(error, self.rewritten.anchor.record.response_id)
         if self.check and not self._rejection and is_server_error(status):
             self.check.record_error()
+            self._save_evidence(self.check)
         return bool(self._rejection)
 
     def heal(self) -> bytes:
@@ -388,6 +407,7 @@ class Exchange:
             elif reason == "forgot":
                 if not was_judged:
                     check.record_forgotten()
+                    self._save_evidence(check)
                 self.chainer.index.mark_lost(self.scope, response_id)
         return self.original
 
@@ -400,30 +420,36 @@ class Exchange:
         # After a total loss, each older response would cost another rejected request.
         if rejection == "gone":
             lost += find_shorter(parsed, index, rewritten.anchor)
-        check.record_rejection(rejection, rewritten.anchor.record, now)
+        check.record_rejection(rejection, rewritten.anchor.record.created_at, now)
+        self._save_evidence(check)
         index.mark_lost(self.scope, *lost)
 
     def observe(self, headers: Mapping[str, str]) -> "ResponseObserver":
         """Return an observer for a successful response with these headers (lower-case names)."""
         if self.check:
-            self.check.identify(headers)
+            self.check.memory.identify(read_identity(headers))
         streaming = self.parsed is not None and self.parsed.streaming
         if self.rewritten and self.check:
             self.observer = ResponseObserver(
                 headers,
                 self.rewritten.anchor.record.response_id,
                 judge=self._judge,
-                must_judge=self.check.way == "judged",
+                must_judge=self.check.way == "held",
                 streaming=streaming,
             )
         else:
             self.observer = ResponseObserver(headers, streaming=streaming)
         return self.observer
 
-    def _judge(self, outcome: Outcome) -> Problem:
-        """Return the reason why an answer is not relied on, or an empty string; called once."""
+    def _judge(self, outcome: Outcome) -> Judgment:
+        """Return what an answer shows about the server's memory; called once."""
         self._is_judged = True
-        return self.check.find_problem(outcome) if self.check else ""
+        if self.check is None:
+            return Judgment()
+        self._judgment = self.check.judge(outcome)
+        if self._judgment.reason:
+            self._save_evidence(self.check)
+        return self._judgment
 
     def finish(self, outcome: Outcome | None = None) -> None:
         """Record the response, if it became an anchor, and report the request. Later calls have no effect."""
@@ -465,6 +491,7 @@ class Exchange:
             self._record_rejection(rewritten, observer.rejection, self.chainer.clock())
         elif rewritten and observer.has_server_error and self.check:
             self.check.record_error()
+            self._save_evidence(self.check)
 
     def _record(self, outcome: Outcome) -> bool:
         """Index the response and evaluate its token counts; return False if its context was lost."""
@@ -475,10 +502,14 @@ class Exchange:
         if parent is None:
             if parsed.previous_response_id:
                 parent = index.get(self.scope, parsed.previous_response_id)
-            check.describe(parent.record if parent else None, parsed.blocks, parsed.values)
-        if not self._is_judged and self._judge(outcome):
+            plan = _to_plan(parent.record if parent else None, parsed.blocks)
+            check.describe(plan, parsed.values, parsed.blocks)
+        judgment = self._judgment if self._is_judged else self._judge(outcome)
+        if judgment.reason:
             if self.rewritten and parent:
-                index.mark_lost(self.scope, parent.record.response_id)
+                is_report = judgment.action == "report"
+                older = find_shorter(parsed, index, parent) if is_report else []
+                index.mark_lost(self.scope, parent.record.response_id, *older)
                 record_lost_context(outcome.response_id)
             return False
         entry = record_response(
@@ -493,8 +524,8 @@ class Exchange:
         if entry is not None and index.add(entry):
             # It is unknown which of the two responses the server has stored under this id.
             index.mark_lost(self.scope, entry.record.response_id)
-            check.record_reused_id(entry.record.response_id)
-        check.save()
+            check.memory.record_issued(entry.record.response_id, None, check.evidence, known=True)
+        self._save_evidence(check)
         return True
 
 
@@ -504,7 +535,7 @@ class ResponseObserver:
     Args:
         headers: The response headers, with lower-case names.
         expected: The `previous_response_id` that was sent instead of the program's history, if any.
-        judge: Returns the reason why a complete response is not relied on, or an empty string.
+        judge: Returns what a complete response shows about the server's memory.
         must_judge: Whether the response must be judged before any of it is passed on.
         streaming: Whether a stream was requested; some servers send it without its content type.
 
@@ -523,7 +554,7 @@ class ResponseObserver:
         headers: Mapping[str, str],
         expected: str = "",
         *,
-        judge: Callable[[Outcome], Problem] | None = None,
+        judge: Callable[[Outcome], Judgment] | None = None,
         must_judge: bool = False,
         streaming: bool = False,
     ) -> None:
@@ -605,13 +636,11 @@ class ResponseObserver:
         for event in events:
             self._handle(event)
         outcome = self._assembler.finish()
-        if (
-            self.verdict == "waiting"
-            and self._judge is not None
-            and (problem := self._judge(outcome))
-        ):
-            self._resend(problem)
-            return None
+        if self.verdict == "waiting" and self._judge is not None:
+            judgment = self._judge(outcome)
+            if judgment.action == "resend":
+                self._resend(judgment.reason)
+                return None
         if self.verdict == "waiting":
             self.verdict = "release"
         return None if self._decoder.calls.has_fallback_ids else outcome
@@ -656,6 +685,28 @@ class ResponseObserver:
         if self.verdict == "waiting":
             self.verdict = "release"
         return self.verdict
+
+
+def _to_plan(anchor: AnchorRecord | None, sent: Sequence[Block]) -> RequestPlan:
+    """Return the plan of a request that sends these items of the program on an anchor."""
+    return RequestPlan(
+        mode="chained",
+        scope=anchor.scope if anchor else "",
+        anchor=anchor,
+        source=tuple(sent),
+        start=0,
+        rejected=(),
+        problems=(),
+        full_blocks=0,
+        full_bytes=0,
+        delta_bytes=0,
+        instructions=None,
+    )
+
+
+def _decide_way(rewritten: Rewritten, parsed: ParsedRequest, check: MemoryCheck) -> Way:
+    plan = _to_plan(rewritten.anchor.record, rewritten.sent)
+    return check.decide(plan, parsed.values, rewritten.sent)
 
 
 def _classify_rejection(error: RequestRefused, response_id: str) -> str:

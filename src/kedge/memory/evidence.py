@@ -1,11 +1,13 @@
 """Evidence of what a server remembers, and the decision to rely on it.
 
-A server is proven by the table of known servers, by its token counts, or by an audit that listed the
-stored items. Until then an answer that relies on its memory is held back for a verdict, and a request whose
-answer cannot give one is sent in full. A silent loss makes a server unproven again. It is tried again after a
-delay that doubles, and its answers are held back beyond the next proof, because a server may remember on one
-connection, or at one time, and forget on another. An echo of ``previous_response_id`` alone proves nothing:
-some gateways repeat any id that they receive.
+A server is proven by the table of known servers or by its token counts. Until then an answer that relies on its
+memory is held back for a verdict, and a request whose answer cannot give one is sent in full. A silent loss makes a
+server unproven again. It is tried again after a delay that doubles, and its answers are held back beyond the next
+proof, because a server may remember on one connection, or at one time, and forget on another.
+
+An echo of ``previous_response_id`` alone proves nothing: some gateways repeat any id that they receive. Nor does a list
+of the stored items (a probe): storing is not using, and counts outweigh it. It only makes plausible that the server
+counts tokens in an ordinary way, so that a lower count is a proof.
 
 Evidence is stored per scope, model (gateways route by model), streaming or not (the two are different code
 in most servers) and transport. Everything here is pure: no I/O, and the time is an argument.
@@ -13,12 +15,13 @@ in most servers) and transport. Everything here is pure: no I/O, and the time is
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from math import inf
 from typing import Any, Literal, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
 from kedge.errors import InvalidSetting
 from kedge.events import Usage
-from kedge.memory.tokens import UNKNOWN_SHARE, SentTokens, agrees_with_estimate
+from kedge.memory.tokens import ORDINARY_EXCESS, UNKNOWN_SHARE, SentTokens, agrees_with_estimate
 from kedge.planning import TokenCounts
 from kedge.planning.explain import MODE_REASONS
 
@@ -80,6 +83,8 @@ def validate_trust(trust: Trust) -> Trust:
 
 Proof = Literal["", "table", "identity", "count", "audit"]
 Doubt = Literal["", "forgot", "never_stores", "reused_ids", "no_verdict", "fails", "unsupported"]
+DOUBTS_OF_CHAINING: frozenset[Doubt] = frozenset({"reused_ids", "fails", "unsupported"})
+"""Doubts that chaining works at all, which also concern servers that are always trusted."""
 
 BASE_COOLDOWN = 60.0
 MAX_COOLDOWN = 3_600.0
@@ -94,6 +99,8 @@ MIN_MATCHED_TOKENS = 32
 """Tokens in requests with agreeing counts after which a server is assumed to count as we do."""
 MAX_MISSES = 2
 """Consecutive rejections of stored responses after which a proven server is treated as not storing."""
+MIN_SHORTFALLS = 2
+"""Consecutive counts of a known provider that lack a part of the context before it is treated as forgetting."""
 MAX_ERRORS = 2
 """Consecutive server errors for chained requests after which full ones are tried."""
 
@@ -133,6 +140,10 @@ class ServerEvidence:
     """The number of consecutive stored responses that the server rejected as unknown."""
     missed_at: float = 0.0
     """The time of the last of them; responses that were created before may have been lost with it."""
+    missed_in: str = ""
+    """The conversation whose responses are missing; empty if they are those of several."""
+    shortfalls: int = 0
+    """The number of consecutive counts of a known provider that lack a part of the context."""
     errors: int = 0
     """The number of consecutive chained requests that the server answered with a server error."""
     max_depth: int | None = None
@@ -147,17 +158,19 @@ class ServerEvidence:
     """The time until which answers are held back at any depth, even if the server is proven again."""
     not_before: float = 0.0
     """The time before which responses are not relied on, because the server has issued their ids again."""
+    reports: bool = False
+    """Whether the server has reported token counts before."""
     audits: bool = False
     """Whether the server has listed stored items before."""
+    stores: bool = False
+    """Whether a probe found what the server should have stored; storing is not using."""
     next_probe_at: float = 0.0
-    """The time until which no audit is made for a proof: one failed, or token counts contradicted it."""
+    """The time until which no probe is made: one failed, or token counts contradicted it."""
     failed_probes: int = 0
     echoes: bool = False
     """Whether the server has named the previous response in an answer before."""
     names_conversations: bool = False
     """Whether the server has named the conversation object at the start of an answer before."""
-    counts: bool = True
-    """Whether its token counts can be relied on; not if an audit contradicts them."""
     matched: int = 0
     mismatched: bool = False
     overheads: dict[int, int] = field(default_factory=dict[int, int])
@@ -180,6 +193,11 @@ class ServerEvidence:
         return 1.0 if self.counts_exactly else UNKNOWN_SHARE
 
     @property
+    def excess(self) -> float:
+        """The maximum ratio of the server's count of a text to ours, where it is not bounded by its bytes."""
+        return ORDINARY_EXCESS if self.stores else inf
+
+    @property
     def counts_exactly(self) -> bool:
         """Whether the server was seen to count tokens as we do."""
         return self.matched >= MIN_MATCHED_TOKENS and not self.mismatched
@@ -188,8 +206,15 @@ class ServerEvidence:
         """Return the upper bound of the server's count beyond the items of a request, if it is known."""
         return self.overheads.get(sent.settings) if sent else None
 
-    def open_doubt(self, now: float) -> Doubt:
-        """Return why the server must not be chained on now; empty if it may be tried."""
+    def open_doubt(self, now: float, conversation: str = "") -> Doubt:
+        """Return why the server must not be chained on now; empty if it may be tried.
+
+        Args:
+            now: The current Unix time.
+            conversation: Identifies the conversation; missing responses of one do not concern the others.
+        """
+        if self.doubt == "never_stores" and self.missed_in not in ("", conversation):
+            return ""
         if self.doubt == "unsupported" or now < self.retry_at:
             return self.doubt
         return ""
@@ -212,9 +237,10 @@ class ServerEvidence:
 
     def record_agreement(self, usage: Usage, base: TokenCounts, sent: SentTokens) -> None:
         """Update, from a count that is consistent with memory, whether the server counts as we do."""
-        if agrees_with_estimate(usage, base, sent):
+        agrees = agrees_with_estimate(usage, base, sent)
+        if agrees:
             self.matched = min(self.matched + sent.estimate, MIN_MATCHED_TOKENS)
-        else:
+        elif agrees is not None:
             self.mismatched = True
 
     def record_success(self, proof: Proof) -> None:
@@ -226,16 +252,28 @@ class ServerEvidence:
     def record_remembered(self, depth: int) -> None:
         """Record a count that proves that a chain of this depth was read."""
         self.record_success("count")
+        self.shortfalls = 0
         if not self.hold_depth:
             return  # evidence that changes with every response would be saved with every response
         self.verified_depth = max(self.verified_depth, depth)
         if self.verified_depth >= self.hold_depth:
             self.hold_depth = 0
 
+    def record_shortfall(self) -> bool:
+        """Record a count of a known provider that lacks a part of the context; return whether it is believed.
+
+        Providers count what they add to an answer in other ways than we do. A false accusation costs more than
+        a late one, so a single shortfall is no evidence.
+        """
+        self.shortfalls = min(self.shortfalls + 1, MIN_SHORTFALLS)
+        return self.shortfalls >= MIN_SHORTFALLS
+
     def record_silent_loss(self, now: float, depth: int, *, partial: bool) -> None:
         """Record that the server answered without the context of a chain, or without a part of it."""
-        self.hold_depth, self.verified_depth = max(self.hold_depth, depth), 0
+        self.hold_depth, self.verified_depth, self.shortfalls = max(self.hold_depth, depth), 0, 0
         self._hold(now)
+        if self.stores:
+            self.stores, self.next_probe_at = False, now + CONTRADICTION_SECONDS
         if partial and depth > 1:
             self.proof = ""
             self._limit_depth(depth - 1)
@@ -263,24 +301,28 @@ class ServerEvidence:
         self.retry_at = now + min(BASE_COOLDOWN * 2.0**self.failures, MAX_COOLDOWN)
         self.failures = min(self.failures + 1, 16)
 
-    def record_missing(self, now: float, created_at: float) -> None:
+    def record_missing(self, now: float, created_at: float, conversation: str = "") -> None:
         """Record that the server rejected a stored response as unknown.
 
-        A proven server may have lost its memory once, with the responses of all conversations. A server that
-        never showed that it remembers, or that loses a later response as well, is treated as not storing.
+        A proven server may have lost its memory once, with the responses of all conversations. If it loses a later
+        response as well, it is treated as not storing, for this conversation, and for all of them if another one
+        has lost responses too. So is a server that never showed that it remembers.
 
         Args:
             now: The current Unix time.
             created_at: The Unix time at which the response was created.
+            conversation: Identifies the conversation.
         """
         if self.proof and created_at < self.missed_at:
             return
-        self.missed_at = now
-        self.misses += 1
+        self.missed_in = conversation if not self.misses or self.missed_in == conversation else ""
+        self.missed_at, self.misses = now, self.misses + 1
+        if not self.proof:
+            self.missed_in = ""
         if not self.proof or self.misses >= MAX_MISSES:
             proof = self.proof
             self.record_loss(now, "never_stores")
-            self.proof = proof if proof == "table" else ""
+            self.proof = proof if self.missed_in or proof == "table" else ""
 
     def record_error(self, now: float) -> None:
         """Record that the server answered a chained request with a server error.
@@ -303,27 +345,15 @@ class ServerEvidence:
         self.record_loss(now, "reused_ids")
         self.not_before = now
 
-    def record_audit(self, *, agrees: bool, now: float) -> None:
-        """Record the result of an audit that could compare items."""
-        self.audits = True
-        if agrees:
-            self.record_success("audit")
-        else:
-            self._hold(now)
-            self.record_loss(now)
-
     def record_probe(self, *, agrees: bool | None, now: float) -> None:
-        """Record the result of an audit that was made to find a proof; None if it compared nothing."""
-        if agrees is not None:
-            self.record_audit(agrees=agrees, now=now)
+        """Record whether the server listed what it should have stored; None if it listed nothing."""
+        self.stores = bool(agrees)
+        self.audits = self.audits or agrees is not None
+        if agrees:
             self.failed_probes = 0
             return
         self.next_probe_at = now + min(BASE_COOLDOWN * 2.0**self.failed_probes, MAX_COOLDOWN)
         self.failed_probes = min(self.failed_probes + 1, 16)
-
-    def record_contradiction(self, now: float) -> None:
-        """Record that token counts show a loss on a server that an audit has proved."""
-        self.next_probe_at = now + CONTRADICTION_SECONDS
 
     def _hold(self, now: float) -> None:
         self.losses = self.losses + 1 if now < self.hold_until + MAX_HOLD_SECONDS else 1

@@ -1,43 +1,54 @@
-"""The evidence that one engine has about the memory of its server, updated with each response.
+"""Decide whether a request may rely on a server's memory, and judge the answer.
 
-``ServerMemory`` applies the pure rules of ``kedge.memory.evidence`` and
-``kedge.memory.tokens`` to the plans and answers of an engine.
+A ``MemoryCheck`` accompanies one request, of an engine, a dry run, a chained client or the proxy:
+
+1. ``decide`` returns how a planned request may use its anchor: directly, if the answer is held back until it is
+   judged, after a probe, or not at all.
+2. ``judge`` returns what the answer shows and what follows from it, and updates the evidence.
+3. ``count`` returns the server's token counts, from which the next answer is judged.
+
+The rules are those of ``kedge.memory.evidence`` and ``kedge.memory.tokens``. With ``trust="always"`` nothing is held
+back or probed, and token counts are only reported.
 """
 
-import sys
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from kedge.errors import KedgeError
 from kedge.events import Outcome
 from kedge.events.types import ResponseFacts
-from kedge.memory.evidence import (
-    KNOWN_IDENTITIES,
-    EvidenceKey,
-    EvidenceStore,
-    KnownServer,
-    Proof,
-    ServerEvidence,
-    Trust,
-    validate_trust,
-)
+from kedge.memory.evidence import DOUBTS_OF_CHAINING, Doubt, ServerEvidence
 from kedge.memory.tokens import (
+    ORDINARY_EXCESS,
     SentTokens,
     Verdict,
     can_disprove,
     can_prove,
     count_response,
+    expected_tokens,
     judge_usage,
-    measure_request,
+    list_sent,
+    measure_blocks,
 )
-from kedge.observe import get_logger
-from kedge.planning import AnchorRecord, RejectedAnchor, RequestPlan, TokenCounts
+from kedge.planning import AnchorRecord, RequestPlan, TokenCounts
+from kedge.turns import Block
 
-MAX_REMEMBERED_RESPONSES = 4_096
+if TYPE_CHECKING:
+    from kedge.memory.server_memory import ServerMemory
 
-log = get_logger("kedge.memory.judge")
+Way = Literal["direct", "held", "probe", "full"]
+"""How a request may use its anchor: directly, if its answer is judged before it is shown, after a probe, or not."""
+
+Action = Literal["accept", "report", "resend"]
+"""What follows from an answer: nothing, a report, or a full send if none of the answer was shown."""
+
+
+class Judgment(NamedTuple):
+    """What an answer shows about the server's memory, and what follows from it."""
+
+    verdict: Verdict = ""
+    action: Action = "accept"
+    reason: Literal["", "forgot", "unproven"] = ""
 
 
 def detect_echo_mismatch(response: ResponseFacts | Outcome, plan: RequestPlan) -> bool:
@@ -49,263 +60,242 @@ def detect_echo_mismatch(response: ResponseFacts | Outcome, plan: RequestPlan) -
     return bool(expected) and response.echoed and response.previous_response_id != expected
 
 
-class ServerMemory:
-    """The evidence of one engine, by model, streaming and transport."""
+@dataclass(slots=True)
+class MemoryCheck:
+    """The decisions about one request and its answer.
 
-    def __init__(
-        self,
-        scope: str,
-        *,
-        trust: Trust,
-        transport: str,
-        clock: Callable[[], float],
-        known: KnownServer | None = None,
-        store: EvidenceStore | None = None,
-    ) -> None:
-        self.trust: Trust = validate_trust(trust)
-        self._store = store
-        self._is_configured = store is not None
-        self._saved: dict[EvidenceKey, ServerEvidence | None] = {}
-        self._scope = scope
-        self._transport = transport
-        self._clock = clock
-        self._known = known
-        self._proof: Proof = "table"
-        self._evidence: dict[EvidenceKey, ServerEvidence] = {}
-        self._counts: OrderedDict[str, TokenCounts | None] = OrderedDict()
-        self._not_before = 0.0
+    Attributes:
+        memory: The evidence about this endpoint and account.
+        evidence: The evidence for the requested model, with or without streaming.
+        conversation: Identifies the conversation; missing responses of one do not concern the others.
+        can_hold: Whether the answer can be held back until it is judged.
+        believes_probes: Whether a probe proves the memory of a server that reports no token counts.
+        way: How the request uses its anchor.
+    """
 
-    async def attach(self, store: EvidenceStore, model: str) -> None:
-        """Use a store for the evidence, unless one is configured, and load its evidence about a model.
+    memory: "ServerMemory"
+    evidence: ServerEvidence
+    conversation: str = ""
+    can_hold: bool = True
+    believes_probes: bool = False
+    way: Way = "direct"
+    plan: RequestPlan | None = field(default=None, init=False)
+    _body: Mapping[str, Any] = field(default_factory=dict[str, Any], init=False)
+    _sent: Sequence[Block] | None = field(default=None, init=False)
+    _visible: int = field(default=0, init=False)
+    """The minimum count of the visible context, known from the anchor that is not used."""
+    _measured: dict[tuple[float, float, bool], SentTokens | None] = field(
+        default_factory=dict[tuple[float, float, bool], SentTokens | None], init=False
+    )
 
-        An engine outlives the stores of its conversations: the newest one replaces the others, which
-        may be closed.
-        """
-        if not self._is_configured and self._store is not store:
-            self._store = store
-            self._saved.clear()
-        for streaming in (True, False):
-            await self.load(model, streaming=streaming)
+    # Before a request
 
-    async def load(self, model: str, *, streaming: bool) -> ServerEvidence:
-        """Return the evidence for a request, read from the store at its first use."""
-        key = self._key(model, streaming)
-        if self._store is not None and key not in self._saved:
-            form = await self._store.load_evidence(str(key))
-            saved = self._saved[key] = None if form is None else ServerEvidence.from_json(form)
-            if saved is not None and key not in self._evidence:
-                self._evidence[key] = saved.copy()
-                if saved.proof == "identity":
-                    self.identify("kedge")
-        return self.get(model, streaming=streaming)
+    @property
+    def doubt(self) -> Doubt:
+        """The reason why the server must not be chained on now; empty if it may be."""
+        doubt = self.evidence.open_doubt(self.memory.clock(), self.conversation)
+        return "" if self.is_always and doubt not in DOUBTS_OF_CHAINING else doubt
 
-    def get(self, model: str, *, streaming: bool) -> ServerEvidence:
-        """Return the evidence for a request that is in memory."""
-        key = self._key(model, streaming)
-        evidence = self._evidence.get(key)
-        if evidence is None:
-            evidence = self._evidence[key] = ServerEvidence(not_before=self._not_before)
-            self._apply(evidence)
-        return evidence
+    @property
+    def is_always(self) -> bool:
+        """Whether the server is chained on whatever the evidence."""
+        return self.memory.trust == "always"
 
-    async def save(self, evidence: ServerEvidence) -> None:
-        """Write evidence to the store, if there is one.
-
-        An error is logged and not raised, because the response that the evidence is from must not be lost.
-        """
-        if self._store is None:
-            return
-        for key, stored in list(self._evidence.items()):  # other requests add theirs meanwhile
-            if stored is evidence and self._saved.get(key) != evidence:
-                saved = evidence.copy()
-                try:
-                    await self._store.save_evidence(str(key), saved.to_json())
-                except KedgeError as error:
-                    log.warning("evidence about a server was not stored: %s", error)
-                    return
-                self._saved[key] = saved
-
-    def identify(self, identity: str) -> None:
-        """Apply the known properties of a server with this identity to all evidence."""
-        known = KNOWN_IDENTITIES.get(identity)
-        if known is None:
-            return
-        if self._known is None:
-            self._known = known
-            self._proof = "identity"
-        for evidence in self._evidence.values():
-            self._apply(evidence)
-
-    def max_depth(self, evidence: ServerEvidence, configured: int | None) -> int | None:
+    def get_max_depth(self, configured: int | None) -> int | None:
         """Return the longest chain to rely on: the configured, the known or the observed one."""
-        limits = [limit for limit in (configured, evidence.max_depth) if limit is not None]
+        limits = [limit for limit in (configured, self.evidence.max_depth) if limit is not None]
         return min(limits, default=None)
 
-    def may_need_verdict(self, evidence: ServerEvidence) -> bool:
-        """Return whether the answer to some plan must be judged before it is shown."""
-        return self.trust == "earned" and evidence.must_hold(sys.maxsize, self._clock())
-
-    def needs_verdict(self, plan: RequestPlan, evidence: ServerEvidence) -> bool:
-        """Return whether an answer to this plan must be judged before it is shown."""
-        if plan.anchor is None or plan.mode != "chained" or self.trust != "earned":
-            return False
-        return evidence.must_hold(plan.anchor.depth, self._clock())
-
-    def needs_count(self, plan: RequestPlan, evidence: ServerEvidence) -> bool:
-        """Return whether a plan may be used only if the server's count could show a loss.
-
-        A server that was proven by its counts may begin to forget at any time, or at the next depth. A
-        request whose count is no evidence (other instructions or tools than before, pictures, hosted
-        tools) would not show it, and the answer would be wrong without notice.
-        """
-        is_chained = plan.anchor is not None and plan.mode == "chained"
-        return is_chained and self.trust == "earned" and evidence.proof == "count"
-
-    def measure(
-        self, plan: RequestPlan, settings: Mapping[str, Any], evidence: ServerEvidence
-    ) -> SentTokens | None:
-        """Bound the tokens that a request sends."""
-        crude = evidence.proof == "table"
-        return measure_request(plan, settings, share=evidence.share, crude=crude)
-
-    def reject_untrusted(
-        self,
-        plan: RequestPlan,
-        full: RequestPlan,
-        evidence: ServerEvidence,
-        sent: SentTokens | None,
-    ) -> RequestPlan:
-        """Return the plan, or the full plan if the answer to a chained one could not be judged."""
-        if plan.anchor is None:
-            return plan
-        anchor = self._with_counts(plan.anchor)
-        overhead = evidence.get_overhead(sent)
-        needs_proof = self.needs_verdict(plan, evidence)
-        is_judged = (
-            can_prove(anchor, sent, overhead)
-            if needs_proof
-            else can_disprove(anchor, sent, overhead, exact=evidence.counts_exactly)
-        )
-        if is_judged:
-            return plan
-        untrusted = RejectedAnchor(plan.anchor.response_id, "untrusted", plan.anchor)
-        return replace(full, mode=plan.mode, rejected=(*plan.rejected, untrusted))
-
-    def judge(
-        self,
-        outcome: Outcome,
-        plan: RequestPlan,
-        sent: SentTokens | None,
-        evidence: ServerEvidence,
-        *,
-        counts_outweigh_audits: bool = False,
-    ) -> Verdict:
-        """Judge an answer to a chained request and update the evidence; the caller records losses.
+    def describe(
+        self, plan: RequestPlan, body: Mapping[str, Any], sent: Sequence[Block] | None = None
+    ) -> None:
+        """Set the request that is sent.
 
         Args:
-            outcome: The answer.
             plan: The plan of the request.
-            sent: The bounds of the tokens that the request sent.
-            evidence: The evidence about the server.
-            counts_outweigh_audits: Whether a count that shows a loss outweighs an audit. Otherwise
-                the audit is believed, and the counts of this server are no longer used.
+            body: The members of its body that change how many tokens a server counts, or all of them.
+            sent: The blocks that it sends, if they are not those of the plan.
         """
-        if outcome.status in ("failed", "cut", "running"):
-            return ""
-        if plan.conversation_id:
-            named = outcome.conversation_id
-            return "lost" if self.is_other_conversation(named, plan, evidence) else ""
-        if plan.anchor is None:
-            return ""
-        silent = evidence.echoes and not outcome.echoed
-        if detect_echo_mismatch(outcome, plan) or (silent and self.trust != "always"):
-            return "lost"
-        evidence.echoes = evidence.echoes or outcome.echoed
-        if self.trust == "always" or not evidence.counts:
-            evidence.record_chained()
-            return ""
-        base = self._with_counts(plan.anchor).counted
-        overhead = evidence.get_overhead(sent)
-        verdict = judge_usage(outcome.usage, base, sent, overhead)
-        if verdict in ("lost", "partial"):
-            if evidence.proof != "audit":
-                return verdict
-            if counts_outweigh_audits:
-                evidence.record_contradiction(self._clock())
-                return verdict
-            evidence.counts = False  # the audit listed the items, so the counts are unreliable
-            return ""
-        evidence.record_chained()
-        if verdict == "remembered":
-            evidence.record_remembered(plan.anchor.depth)
-        if outcome.usage and base and sent and base.settings == sent.settings:
-            evidence.record_agreement(outcome.usage, base, sent)
-        return verdict
+        self.plan, self._body, self._sent = plan, body, sent
+        self._measured.clear()
 
-    def is_other_conversation(
-        self, named: str | None, plan: RequestPlan, evidence: ServerEvidence
-    ) -> bool:
+    def decide(
+        self, plan: RequestPlan, body: Mapping[str, Any], sent: Sequence[Block] | None = None
+    ) -> Way:
+        """Decide how a request may use its anchor; the arguments are those of ``describe``."""
+        self.describe(plan, body, sent)
+        self.way = self._choose_way(plan)
+        self._visible = 0
+        if self.way in ("probe", "full") and plan.anchor:
+            base, bounds = self.memory.add_counts(plan.anchor).counted, self._measure()
+            if base and bounds and base.settings == bounds.settings:
+                self._visible = expected_tokens(base, bounds)
+        return self.way
+
+    def _choose_way(self, plan: RequestPlan) -> Way:
+        evidence, now = self.evidence, self.memory.clock()
+        if plan.anchor is None or plan.mode != "chained" or self.memory.trust != "earned":
+            return "direct"
+        if not evidence.must_hold(plan.anchor.depth, now):
+            # A server that was proven by its counts may begin to forget at any time, so it is used only where
+            # its count would show that.
+            is_safe = evidence.proof != "count" or self._can_disprove(plan.anchor)
+            return "direct" if is_safe else "full"
+        if (self.can_hold or evidence.stores) and self._can_prove(plan.anchor, evidence.excess):
+            return "held" if self.can_hold else "direct"
+        if evidence.stores or now < evidence.next_probe_at:
+            return "full"
+        is_proof = self.believes_probes and not evidence.reports
+        return "probe" if is_proof or self._can_prove(plan.anchor, ORDINARY_EXCESS) else "full"
+
+    def _can_prove(self, anchor: AnchorRecord, excess: float) -> bool:
+        sent = self._measure(excess)
+        return can_prove(self.memory.add_counts(anchor), sent, self.evidence.get_overhead(sent))
+
+    def _can_disprove(self, anchor: AnchorRecord) -> bool:
+        sent, anchor = self._measure(), self.memory.add_counts(anchor)
+        overhead, exact = self.evidence.get_overhead(sent), self.evidence.counts_exactly
+        return can_disprove(anchor, sent, overhead, exact=exact)
+
+    def _measure(self, excess: float | None = None) -> SentTokens | None:
+        plan, evidence = self.plan, self.evidence
+        if plan is None:
+            return None
+        key = (evidence.share, evidence.excess if excess is None else excess, self._is_crude)
+        if key not in self._measured:
+            share, excess, crude = key
+            blocks = list_sent(plan) if self._sent is None else self._sent
+            self._measured[key] = measure_blocks(
+                blocks, self._body, share=share, excess=excess, crude=crude
+            )
+        return self._measured[key]
+
+    @property
+    def _is_crude(self) -> bool:
+        """Whether exact bounds are not needed: for a server that needs no proof, or while it gets none."""
+        return self.evidence.proof == "table" or bool(self.doubt)
+
+    def record_probe(self, agrees: bool | None) -> None:
+        """Record whether the server listed what it should have stored; None if it listed nothing."""
+        with self.memory.lock:
+            self.evidence.record_probe(agrees=agrees, now=self.memory.clock())
+            if agrees and self.believes_probes and not self.evidence.reports:
+                self.evidence.record_success("audit")
+
+    # After a request
+
+    def names_another(self, named: str | None) -> bool:
         """Return whether a server answered without the conversation object that the request continues.
 
         Args:
-            named: The object that the answer names; empty for none, None if the member is missing.
-            plan: The plan of the request.
-            evidence: The evidence about the server; a missing member is a loss only if it usually names objects.
+            named: The object that the answer names; empty for none, None if the member is missing, which is a
+                loss only for a server that usually names objects.
         """
-        if not plan.conversation_id or named == plan.conversation_id:
+        expected = self.plan.conversation_id if self.plan else ""
+        if not expected or named == expected:
             return False
-        return named is not None or evidence.names_conversations
+        return named is not None or self.evidence.names_conversations
 
-    def record_loss(self, verdict: Verdict, plan: RequestPlan, evidence: ServerEvidence) -> None:
-        """Record that the server answered without all or a part of the context."""
-        depth = plan.anchor.depth if plan.anchor else 1
-        evidence.record_silent_loss(self._clock(), depth, partial=verdict == "partial")
+    def judge(self, outcome: Outcome) -> Judgment:
+        """Judge an answer, and update the evidence."""
+        evidence, plan = self.evidence, self.plan
+        usage = outcome.usage
+        with self.memory.lock:
+            if usage is not None and usage.input_tokens > 0:
+                evidence.reports = True
+            if (
+                plan is None
+                or plan.anchor is None
+                or outcome.status in ("failed", "cut", "running")
+            ):
+                return Judgment()
+            if self._was_ignored(outcome, plan):
+                return self.record_forgotten()
+            if plan.conversation_id:
+                return Judgment()
+            verdict = self._judge_count(outcome, plan.anchor)
+            if verdict in ("lost", "partial"):
+                return self.record_forgotten(verdict, counted=True)
+            if self.way == "held" and verdict != "remembered":
+                evidence.record_loss(self.memory.clock(), "no_verdict")
+                return Judgment(verdict, "resend", "unproven")
+            return Judgment(verdict)
 
-    def count(
-        self, outcome: Outcome, plan: RequestPlan, sent: SentTokens | None, evidence: ServerEvidence
-    ) -> TokenCounts | None:
-        """Return the tokens that the server counted for a response, and remember them."""
-        base = self._with_counts(plan.anchor).counted if plan.anchor else None
-        crude = evidence.proof == "table"
-        counted = count_response(outcome, plan, sent, base, share=evidence.share, crude=crude)
-        if counted and plan.is_full and outcome.usage and sent:
-            evidence.record_full_send(outcome.usage, sent)
+    def _was_ignored(self, outcome: Outcome, plan: RequestPlan) -> bool:
+        """Return whether the answer itself says that it was generated without the requested context."""
+        if plan.conversation_id:
+            return self.names_another(outcome.conversation_id)
+        is_silent = self.evidence.echoes and not outcome.echoed and not self.is_always
+        if is_silent or detect_echo_mismatch(outcome, plan):
+            return True
+        self.evidence.echoes = self.evidence.echoes or outcome.echoed
+        return False
+
+    def _judge_count(self, outcome: Outcome, anchor: AnchorRecord) -> Verdict:
+        evidence, sent, usage = self.evidence, self._measure(), outcome.usage
+        base = self.memory.add_counts(anchor).counted
+        verdict = judge_usage(usage, base, sent, evidence.get_overhead(sent))
+        if verdict == "partial" and evidence.proof == "table" and not self.is_always:
+            verdict = verdict if evidence.record_shortfall() else ""
+        if verdict in ("lost", "partial"):
+            return verdict
+        evidence.record_chained()
+        if verdict == "remembered":
+            evidence.record_remembered(anchor.depth)
+        if usage and base and sent:
+            evidence.record_agreement(usage, base, sent)
+        return verdict
+
+    def record_forgotten(self, verdict: Verdict = "lost", *, counted: bool = False) -> Judgment:
+        """Record that the server answered without all or a part of the context.
+
+        Args:
+            verdict: What it answered without.
+            counted: Whether only its token count shows this, and not the answer itself.
+        """
+        if self.is_always:
+            return Judgment(verdict, "report" if counted else "resend", "forgot")
+        depth = self.plan.anchor.depth if self.plan and self.plan.anchor else 1
+        with self.memory.lock:
+            now = self.memory.clock()
+            self.evidence.record_silent_loss(now, depth, partial=verdict == "partial")
+        return Judgment(verdict, "resend", "forgot")
+
+    def count(self, outcome: Outcome) -> TokenCounts | None:
+        """Return the tokens that the server counted for a response, from which the next one is judged."""
+        plan, evidence = self.plan, self.evidence
+        if plan is None or outcome.usage is None:
+            return None
+        sent = self._measure()
+        base = self.memory.add_counts(plan.anchor).counted if plan.anchor else None
+        counted = count_response(
+            outcome,
+            plan,
+            sent,
+            base,
+            visible=self._visible,
+            crude=self._is_crude,
+        )
+        if counted and plan.is_full and sent:
+            with self.memory.lock:
+                evidence.record_full_send(outcome.usage, sent)
         return counted
 
-    def record_issued(
-        self,
-        response_id: str,
-        counted: TokenCounts | None,
-        evidence: ServerEvidence,
-        *,
-        known: bool,
-    ) -> bool:
-        """Remember a response id; return whether the server has issued it before."""
-        if not response_id:
-            return False
-        reused = known or response_id in self._counts
-        self._counts[response_id] = counted
-        self._counts.move_to_end(response_id)
-        while len(self._counts) > MAX_REMEMBERED_RESPONSES:
-            self._counts.popitem(last=False)
-        if reused:
-            now = self._clock()
-            evidence.record_reused_id(now)
-            self._not_before = now
-            for each in self._evidence.values():
-                each.not_before = now
-        return reused
+    def record_rejection(self, reason: str, created_at: float, now: float) -> None:
+        """Record that the server rejected an anchor: it is missing, or chaining is not supported.
 
-    def _with_counts(self, anchor: AnchorRecord) -> AnchorRecord:
-        """Return the record with its token counts, which not every store saves."""
-        if anchor.counted is None and (counted := self._counts.get(anchor.response_id)):
-            return replace(anchor, counted=counted)
-        return anchor
+        Args:
+            reason: How the server rejected it; see ``kedge.engines.heal_rules``.
+            created_at: The Unix time at which the response was created.
+            now: The time of the rejection.
+        """
+        with self.memory.lock:
+            if reason == "unsupported":
+                self.evidence.record_unsupported()
+            elif reason == "gone" and not self.is_always:
+                self.evidence.record_missing(now, created_at, self.conversation)
 
-    def _key(self, model: str, streaming: bool) -> EvidenceKey:
-        return EvidenceKey(self._scope, model, streaming, self._transport)
-
-    def _apply(self, evidence: ServerEvidence) -> None:
-        if self._known is not None:
-            proof = self._proof if self._known.remembers else ""
-            evidence.identify(proof, self._known.max_depth)
+    def record_error(self) -> None:
+        """Record that a chained request was answered with a server error."""
+        with self.memory.lock:
+            self.evidence.record_error(self.memory.clock())

@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from math import inf
 from typing import Any, Literal, NamedTuple, cast
 
 from kedge.events import Outcome, Usage
@@ -24,7 +25,6 @@ from kedge.planning import AnchorRecord, RequestPlan, TokenCounts
 from kedge.turns import (
     AssistantBlock,
     Block,
-    ReasoningBlock,
     SystemBlock,
     TextPart,
     ToolCallBlock,
@@ -44,7 +44,12 @@ MAX_FRAME_TOKENS = 24
 """The maximum number of tokens of the frame around one block."""
 UNKNOWN_SHARE = 0.75
 """The minimum ratio of any other tokenizer's count of a text to ours."""
+ORDINARY_EXCESS = 2.0
+"""The maximum ratio of another tokenizer's count to ours that is assumed of a server that lists what it stored."""
+UNBOUNDED = 1 << 62
+"""The upper bound of a request with content that cannot be measured."""
 _FRAME_TOKENS = 4
+_END_OF_THINKING = "</think>"
 _CRUDE_TOKEN_CHARS = 12
 _TEXT_ONLY = frozenset({TextPart})
 _MAX_CHAR_BYTES = 4
@@ -90,33 +95,22 @@ class SentTokens(NamedTuple):
 
     lower: int
     upper: int
+    """``UNBOUNDED`` if some of the content cannot be measured: images, files, reasoning."""
     estimate: int
-    """Our count."""
+    """Our count; 0 if it is not known."""
     blocks: int
     settings: int
     """Identifies the parameters that change a count: model, instructions, tools, format, effort."""
+    has_reasoning: bool = False
+    """Whether it has content that the server may count now and drop at a later user message."""
+    share: float = 1.0
+    """The minimum ratio of the server's count to ours."""
 
 
-def measure_request(
-    plan: RequestPlan, body: Mapping[str, Any], *, share: float = UNKNOWN_SHARE, crude: bool = False
-) -> SentTokens | None:
-    """Bound the tokens of a request.
-
-    Args:
-        plan: The plan the request was built from.
-        body: The request body.
-        share: The minimum ratio of the server's count to ours.
-        crude: Whether the lower bound is computed without a tokenizer, for a server that needs no proof.
-
-    Returns:
-        The bounds, or None where a count would be no evidence: hosted tools, pictures, replayed
-        reasoning, truncation, compaction.
-    """
-    sent: Sequence[Block] = plan.delta
+def list_sent(plan: RequestPlan) -> Sequence[Block]:
+    """Return the blocks that a plan sends."""
     omitted = {block.id for block in plan.left_out}
-    if omitted:
-        sent = [block for block in sent if block.id not in omitted]
-    return measure_blocks(sent, body, share=share, crude=crude)
+    return [each for each in plan.delta if each.id not in omitted] if omitted else plan.delta
 
 
 def measure_blocks(
@@ -124,24 +118,33 @@ def measure_blocks(
     body: Mapping[str, Any],
     *,
     share: float = UNKNOWN_SHARE,
+    excess: float = inf,
     crude: bool = False,
 ) -> SentTokens | None:
-    """Bound the tokens of these blocks; the other arguments are those of ``measure_request``."""
-    texts = None if _changes_count(body) else _collect_texts(sent)
-    if texts is None:
+    """Bound the tokens of a request.
+
+    Args:
+        sent: The blocks that it sends.
+        body: The request body.
+        share: The minimum ratio of the server's count to ours.
+        excess: The maximum ratio of the server's count to ours; the number of bytes is a bound as well.
+        crude: Whether the bounds are computed without a tokenizer, for a server that needs no proof.
+
+    Returns:
+        The bounds, or None where a count would be no evidence: hosted tools, truncation, compaction.
+    """
+    if _changes_count(body):
         return None
-    settings, blocks = hash_settings(body), len(sent)
-    if crude:
-        size = sum(len("".join(text.split())) for text in texts)
-        upper = sum(map(len, texts)) * _MAX_CHAR_BYTES + MAX_FRAME_TOKENS * blocks
-        return SentTokens(size // _CRUDE_TOKEN_CHARS, upper, 0, blocks, settings)
-    measures = [_measure_text(text) for text in texts]
+    content = _read_content(sent)
+    bounds = _bound_texts(content.texts, share, excess, crude=crude)
     return SentTokens(
-        lower=_bound_from_below(measures, share),
-        upper=sum(each.upper for each in measures) + MAX_FRAME_TOKENS * blocks,
-        estimate=sum(each.tokens for each in measures) + _FRAME_TOKENS * blocks,
-        blocks=blocks,
-        settings=settings,
+        lower=bounds.lower,
+        upper=UNBOUNDED if content.is_unbounded else bounds.upper,
+        estimate=bounds.estimate,
+        blocks=len(sent),
+        settings=hash_settings(body),
+        has_reasoning=content.has_reasoning,
+        share=share,
     )
 
 
@@ -151,41 +154,62 @@ def count_response(
     sent: SentTokens | None,
     base: TokenCounts | None,
     *,
-    share: float = UNKNOWN_SHARE,
+    visible: int = 0,
     crude: bool = False,
 ) -> TokenCounts | None:
     """Return the tokens that the server counted for a response, as the base for the next request.
 
-    ``base`` are the counts of the anchor that the request was chained on. The result is None where the
-    count cannot be compared with a later one.
+    What the response adds to the context is bounded by our count of its visible text. The number of output
+    tokens that a server reports is no bound: it includes tokens that are not in the next prompt.
+
+    Args:
+        outcome: The response.
+        plan: The plan of the request.
+        sent: The bounds of the tokens that the request sent.
+        base: The counts of the anchor that the request was chained on.
+        visible: A minimum count of what the request sent without reasoning, if one is known.
+        crude: As for ``measure_blocks``.
+
+    Returns:
+        The counts, or None where they cannot be compared with later ones.
     """
     usage = outcome.usage
     if usage is None or sent is None or usage.input_tokens <= 0:
         return None
     if plan.is_full and usage.input_tokens + usage.cached_tokens < sent.lower:
         return None  # such as a constant
-    visible = [block for block in outcome.blocks if not isinstance(block, ReasoningBlock)]
-    texts = _collect_texts(visible)
-    if texts is None:
-        return None
-    hidden = len(visible) < len(outcome.blocks) and not usage.reasoning_tokens
-    reported = max(usage.output_tokens - usage.reasoning_tokens, 0)
-    # Where reasoning is not reported, it hides in the output; the text's own size bounds the rest.
-    if crude:
-        bound = sum(map(len, texts))
-    else:
-        bound = _bound_from_below(list(map(_measure_text, texts)), share if hidden else 1.0)
-    carried = 0
-    if base is not None and not any(isinstance(block, UserBlock) for block in plan.delta):
-        carried = base.reasoning + base.own_reasoning
+    content = _read_content(outcome.blocks)
+    reasoning = 0
+    if _may_contain_reasoning(plan, sent, base):
+        # Servers report another number of reasoning tokens than they count for replayed reasoning.
+        bound = max(visible, _bound_visible(plan, sent, base))
+        reasoning = max(usage.input_tokens - bound, 0)
     return TokenCounts(
         input=usage.input_tokens,
         cached=usage.cached_tokens,
-        output=min(reported, bound),
-        reasoning=carried,
-        own_reasoning=usage.reasoning_tokens,
+        output=_bound_texts(content.texts, 1.0, crude=crude).lower,
+        reasoning=reasoning,
+        own_reasoning=usage.reasoning_tokens or int(content.has_reasoning),
         settings=sent.settings,
     )
+
+
+def _may_contain_reasoning(plan: RequestPlan, sent: SentTokens, base: TokenCounts | None) -> bool:
+    """Return whether the count of a request may contain reasoning that a later one does not contain."""
+    if sent.has_reasoning:
+        return True
+    if plan.is_full or any(isinstance(block, UserBlock) for block in plan.delta):
+        return False  # a server that drops reasoning does so at a user message
+    return base is None or bool(base.reasoning or base.own_reasoning)
+
+
+def _bound_visible(plan: RequestPlan, sent: SentTokens, base: TokenCounts | None) -> int:
+    """Return the minimum count of the visible text of a request and of the context it continues."""
+    if plan.is_full:
+        return sent.lower
+    if base is None or base.settings != sent.settings:
+        return 0
+    return expected_tokens(base, sent)
 
 
 def judge_usage(
@@ -212,7 +236,7 @@ def judge_usage(
 
 def expected_tokens(base: TokenCounts, sent: SentTokens) -> int:
     """Return the minimum that a server with the context of ``base`` counts for a request."""
-    return base.input - base.reasoning + base.output + sent.lower
+    return base.input - base.reasoning + int(base.output * sent.share) + sent.lower
 
 
 def can_prove(anchor: AnchorRecord, sent: SentTokens | None, overhead: int | None) -> bool:
@@ -239,12 +263,17 @@ def can_disprove(
     base = anchor.counted
     if base is None or sent is None or overhead is None or base.settings != sent.settings:
         return False
-    alone = sent.estimate + BLOCK_TOLERANCE * (sent.blocks + 1) if exact else sent.upper
+    is_exact = exact and sent.upper < UNBOUNDED
+    alone = sent.estimate + BLOCK_TOLERANCE * (sent.blocks + 1) if is_exact else sent.upper
     return overhead + alone < expected_tokens(base, sent)
 
 
-def agrees_with_estimate(usage: Usage, base: TokenCounts, sent: SentTokens) -> bool:
-    """Return whether the server's count grew by our count, within the tolerance."""
+def agrees_with_estimate(usage: Usage, base: TokenCounts, sent: SentTokens) -> bool | None:
+    """Return whether the server's count grew by our count, within the tolerance; None if that is unknown."""
+    if sent.upper >= UNBOUNDED or base.reasoning or base.own_reasoning:
+        return None
+    if not sent.estimate or base.settings != sent.settings:
+        return None
     growth = usage.input_tokens - base.input - base.output
     return abs(growth - sent.estimate) <= BLOCK_TOLERANCE * (sent.blocks + 1)
 
@@ -271,22 +300,57 @@ def _changes_count(body: Mapping[str, Any]) -> bool:
     return any(tool.get("type") not in _CLIENT_TOOL_TYPES for tool in tools)
 
 
-def _collect_texts(blocks: Iterable[Block]) -> list[str] | None:
-    """Return the texts that a model reads of these blocks; None if some of the content is not text."""
+class _Content(NamedTuple):
+    """The texts that a model reads of some blocks, and whether they contain anything else."""
+
+    texts: list[str]
+    is_unbounded: bool
+    has_reasoning: bool
+
+
+def _read_content(blocks: Iterable[Block]) -> _Content:
     texts: list[str] = []
+    is_unbounded = has_reasoning = False
     for block in blocks:
         match block:
-            case UserBlock() | AssistantBlock() | ToolResultBlock():
-                if not _TEXT_ONLY.issuperset(map(type, block.parts)):
-                    return None
-                texts.append(block.text)
+            case AssistantBlock():
+                # Chat templates drop what a model wrote before this tag, at the next user message at the latest.
+                text = block.text.rpartition(_END_OF_THINKING)[2]
+                has_reasoning = has_reasoning or len(text) < len(block.text)
+                texts.append(text)
             case SystemBlock():
                 texts.append(block.text)
+            case UserBlock() | ToolResultBlock():
+                texts.append(block.text)
+                is_unbounded = is_unbounded or not _TEXT_ONLY.issuperset(map(type, block.parts))
             case ToolCallBlock():
                 texts.append(f"{block.name} {block.arguments}")
             case _:  # reasoning, hosted calls, compactions
-                return None
-    return texts
+                has_reasoning = True
+    return _Content(texts, is_unbounded or has_reasoning, has_reasoning)
+
+
+class _Bounds(NamedTuple):
+    """Bounds of a server's count of some texts, and our count; 0 without a tokenizer."""
+
+    lower: int
+    upper: int
+    estimate: int
+
+
+def _bound_texts(texts: list[str], share: float, excess: float = inf, *, crude: bool) -> _Bounds:
+    frames = MAX_FRAME_TOKENS * len(texts)
+    if crude:
+        size = sum(len("".join(text.split())) for text in texts)
+        upper = sum(map(len, texts)) * _MAX_CHAR_BYTES
+        return _Bounds(size // _CRUDE_TOKEN_CHARS, upper + frames, 0)
+    measures = [_measure_text(text) for text in texts]
+    words = sum(each.words for each in measures)
+    return _Bounds(
+        lower=int(words * share) + (_FRAME_TOKENS - BLOCK_TOLERANCE) * len(measures),
+        upper=sum(int(min(each.upper, each.tokens * excess)) for each in measures) + frames,
+        estimate=sum(each.tokens for each in measures) + _FRAME_TOKENS * len(measures),
+    )
 
 
 class _TextMeasure(NamedTuple):
@@ -315,11 +379,6 @@ def _measure_uncached(text: str) -> _TextMeasure:
 
 
 _measure_short = lru_cache(maxsize=_MAX_CACHED_TEXTS)(_measure_uncached)
-
-
-def _bound_from_below(measures: list[_TextMeasure], share: float) -> int:
-    tokens = sum(each.words for each in measures)
-    return int(tokens * share) + (_FRAME_TOKENS - BLOCK_TOLERANCE) * len(measures)
 
 
 def hash_settings(body: Mapping[str, Any]) -> int:

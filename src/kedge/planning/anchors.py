@@ -79,9 +79,9 @@ def check_positive_int(name: str, value: int, *, maximum: int | None = None) -> 
 class TokenCounts(NamedTuple):
     """A server's token counts for one response: the base for judging a request chained on it.
 
-    ``output`` is a lower bound of what the response adds to the context. ``reasoning`` are tokens that
-    ``input`` may contain and that the server may drop at the next user message, ``own_reasoning`` those
-    of this response. ``settings`` identifies the parameters that change a count.
+    ``output`` is our count of the visible text that the response adds to the context. ``reasoning`` are tokens that
+    ``input`` may contain and that the server may drop at the next user message; ``own_reasoning`` is not 0 if this
+    response has such tokens. ``settings`` identifies the parameters that change a count.
     """
 
     input: int

@@ -25,6 +25,11 @@ _ADVICE = {
     ),
 }
 
+_CONDITION = (
+    "This may change: the request first checks what the server says about itself and what it stores. "
+    "`probe_and_plan` does so without sending the request."
+)
+
 MODE_REASONS = {
     "switched_off": "chaining is turned off by ENABLE_RESPONSE_BOUNDARY_TRACKING",
     "unsupported": "the server rejected chaining as unsupported",
@@ -52,7 +57,9 @@ def explain(plan: "RequestPlan") -> str:
     lines += [f"Not used: {describe_rejection(each, plan)}" for each in plan.rejected[:MAX_LISTED]]
     if len(plan.rejected) > MAX_LISTED:
         lines.append(f"Not used: {len(plan.rejected) - MAX_LISTED} more.")
-    if plan.fallback in _ADVICE:
+    if plan.conditional:
+        lines.append(_CONDITION)
+    elif plan.fallback in _ADVICE:
         lines.append(_ADVICE[plan.fallback])
     lines += _describe_omitted(plan)
     lines += _describe_cache(plan.cache) if plan.cache else ()

@@ -63,6 +63,8 @@ class RequestPlan:
         unsealed: Whether reasoning that its provider did not encrypt may be sent.
         mode_reason: Why the request is sent in another mode than requested.
         cache: The prediction for the provider's prompt cache; None if the engine does not use one.
+        conditional: Whether the plan depends on a probe of the server that the request makes first and that was
+            not made.
     """
 
     mode: Mode
@@ -85,6 +87,7 @@ class RequestPlan:
     unsealed: bool = False
     mode_reason: str = ""
     cache: "CachePlan | None" = None
+    conditional: bool = False
 
     @property
     def previous_response_id(self) -> str:

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from kedge.analytics import Selection, analyse, analyse_conversations, analyse_over_time
 from kedge.conversation import Conversation
+from kedge.conversation.anchor_index import add_candidates
 from kedge.conversation.recorded_model import MODEL_KEY
 from kedge.errors import NotInStore
 from kedge.providers.practice_memory import erase_deleted
@@ -269,7 +270,10 @@ async def plan_turn(call: ApiCall) -> BaseModel:
     row = opened.conversation.row
     turn = (await call.service.store.load(row, opened.node)).turn(row.id)
     turn = turn.append(user(query.text)) if query.text else turn
-    return to_plan_shape(opened.conversation.engine.plan(turn, **opened.options))
+    engine, store = opened.conversation.engine, call.service.store
+    options = {"streaming": True, **opened.options}
+    options = await add_candidates(engine, store, turn, options, row.retention)
+    return to_plan_shape(engine.plan(turn, **options))
 
 
 async def read_plan(call: ApiCall) -> BaseModel:

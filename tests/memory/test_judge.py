@@ -1,0 +1,329 @@
+"""Test the decisions about a server's memory through engines and chained clients."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engines.fake_server import json_response, serve_handler, sse_response
+from engines.memory_server import ORDINARY, FakeClock, MemoryServer
+from kedge.engines import ResponsesEngine
+from kedge.events import Event
+from kedge.events.run import Healed, ModeChanged, ServerForgot
+from kedge.incremental import chain, chain_report
+from kedge.memory import server_memory
+from kedge.memory.evidence import KnownServer
+from kedge.planning import RequestPlan
+from kedge.providers import connect
+from kedge.testing import TestServer, serve
+from kedge.turns import Turn, image, user
+from normalization import expected_context, normalize_items
+
+STREAMING = pytest.mark.parametrize("streaming", [True, False])
+KNOWN = KnownServer(remembers=True)
+PICTURE = "data:image/png;base64,iVBORw0KGgo="
+ANSWER = (
+    "A keel is the lowest part of a ship. It runs along the middle from the bow to the stern and "
+    "carries the frames. In a sailing boat it also keeps the hull from drifting sideways, and its "
+    "weight keeps the boat upright. A kedge is a small anchor with which a crew pulls a ship off the "
+    "ground: it is carried out in a boat, dropped, and the ship is hauled towards it. Sailors have used "
+    "both for centuries, and both words are still in common use today among people who go to sea."
+)
+"""A visible answer of about 100 tokens."""
+
+Counts = Sequence[tuple[int, int, int]]
+"""Input, output and reasoning tokens of one response after the other."""
+RECORDED: Counts = ((20, 950, 832), (137, 12, 0))
+"""Counts of a hosted model for an answer and for "Thank you." after it."""
+
+
+class CountingServer:
+    """A server that reports given counts, and remembers."""
+
+    def __init__(self, counts: Counts) -> None:
+        self.counts = list(counts)
+        self.bodies: list[dict[str, Any]] = []
+
+    async def handle(self, request: Request) -> Response:
+        """Answer with the next counts."""
+        if request.method == "GET":
+            return json_response({"detail": "Not Found"}, 404)
+        body = await request.json()
+        self.bodies.append(body)
+        number = len(self.bodies)
+        given, made, hidden = self.counts[min(number, len(self.counts)) - 1]
+        part = {"type": "output_text", "text": ANSWER, "annotations": []}
+        message = {"type": "message", "id": f"msg_{number}", "role": "assistant", "content": [part]}
+        thought = {"type": "reasoning", "id": f"rs_{number}", "summary": []}
+        response = {
+            "id": f"resp_{number}",
+            "object": "response",
+            "model": "m",
+            "status": "completed",
+            "previous_response_id": body.get("previous_response_id"),
+            "output": [thought, message] if hidden else [message],
+            "usage": {
+                "input_tokens": given,
+                "output_tokens": made,
+                "output_tokens_details": {"reasoning_tokens": hidden},
+                "total_tokens": given + made,
+            },
+        }
+        if not body.get("stream"):
+            return json_response(response)
+        started = {**response, "status": "in_progress", "output": [], "usage": None}
+        done = [
+            {"type": "response.output_item.done", "output_index": at, "item": item}
+            for at, item in enumerate(response["output"])
+        ]
+        return sse_response(
+            {"type": "response.created", "response": started},
+            *done,
+            {"type": "response.completed", "response": response},
+        )
+
+
+async def talk(
+    engine: ResponsesEngine, turn: Turn, text: str, **options: Any
+) -> tuple[Turn, list[Event]]:
+    """Send a message; return the finished Turn and the events."""
+    async with engine.stream(turn.append(user(text)), **options) as stream:
+        events = [event async for event in stream]
+    return stream.turn, events
+
+
+def connect_engine(url: str, **settings: Any) -> ResponsesEngine:
+    """Return an engine for a server at this address."""
+    engine = connect(f"responses:{url}#m", max_retries=0, **settings)
+    assert isinstance(engine, ResponsesEngine)
+    return engine
+
+
+def find_losses(events: list[Event]) -> list[Event]:
+    """Return the events that report a loss."""
+    return [each for each in events if isinstance(each, Healed | ServerForgot | ModeChanged)]
+
+
+@pytest.fixture(autouse=True)
+def known_hosts(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Make the servers of chained clients known ones while the set has their host."""
+    hosts: set[str] = set()
+    monkeypatch.setattr(server_memory, "find_known_host", lambda _: KNOWN if hosts else None)
+    return hosts
+
+
+# Known providers
+
+
+@STREAMING
+async def test_recorded_counts_of_a_known_provider_are_no_loss(streaming: bool) -> None:
+    """Not all of the output that a hosted model reports is in its next prompt, which is no loss."""
+    server = CountingServer(RECORDED)
+    with serve_handler(server.handle) as url:
+        async with connect_engine(url, known_server=KNOWN) as engine:
+            turn, _ = await talk(engine, Turn(), "What is a keel?", streaming=streaming)
+            turn, events = await talk(engine, turn, "Thank you.", streaming=streaming)
+            assert find_losses(events) == []
+            assert engine.plan(turn.append(user("And?")), streaming=streaming).anchor
+    assert [("previous_response_id" in body) for body in server.bodies] == [False, True]
+
+
+@STREAMING
+def test_recorded_counts_are_no_loss_in_a_chained_client(
+    streaming: bool, known_hosts: set[str]
+) -> None:
+    """A chained client judges the same counts as an engine does."""
+    known_hosts.add("127.0.0.1")
+    server = CountingServer(RECORDED)
+    with (
+        serve_handler(server.handle) as url,
+        OpenAI(base_url=url, api_key="k", max_retries=0) as client,
+    ):
+        chain(client)
+        history: list[Any] = []
+        for text in ("What is a keel?", "Thank you."):
+            history.append({"type": "message", "role": "user", "content": text})
+            answer = client.responses.create(model="m", input=history, stream=streaming)
+            for _ in answer if streaming else ():
+                pass
+            history += [{"role": "assistant", "content": ANSWER}]
+        report = chain_report(client)
+    assert (report.chained, report.healed, report.lost) == (1, {}, 0)
+
+
+@STREAMING
+async def test_a_shortfall_of_a_known_provider_must_repeat(streaming: bool) -> None:
+    """A count that lacks a part of the context is believed when the next one does, too."""
+    counts = ((900, 100, 0), (800, 100, 0), (700, 100, 0), (700, 100, 0))
+    server = CountingServer(counts)
+    with serve_handler(server.handle) as url:
+        async with connect_engine(url, known_server=KNOWN) as engine:
+            turn, _ = await talk(engine, Turn(), f"{ANSWER} " * 8, streaming=streaming)
+            turn, events = await talk(engine, turn, "Thank you.", streaming=streaming)
+            assert (find_losses(events), len(server.bodies)) == ([], 2)
+            turn, events = await talk(engine, turn, "Thank you.", streaming=streaming)
+            assert find_losses(events)
+
+
+@STREAMING
+async def test_a_total_loss_of_a_known_provider_is_believed_at_once(streaming: bool) -> None:
+    """A count that the request alone explains shows the loss of the whole context."""
+    server = CountingServer(((900, 100, 0), (12, 100, 0), (900, 100, 0)))
+    with serve_handler(server.handle) as url:
+        async with connect_engine(url, known_server=KNOWN) as engine:
+            turn, _ = await talk(engine, Turn(), "What is a keel?", streaming=streaming)
+            _, events = await talk(engine, turn, "Thank you.", streaming=streaming)
+            assert find_losses(events)
+
+
+# Content that cannot be counted
+
+
+@STREAMING
+@pytest.mark.parametrize("has_image", [True, False])
+async def test_encrypted_reasoning_does_not_prevent_a_proof(
+    streaming: bool, has_image: bool
+) -> None:
+    """A reliable server is chained on although full sends replay reasoning and images."""
+    with serve() as server:
+        server.faults.set("anonymous")
+        params = {"include": ["reasoning.encrypted_content"]}
+        async with connect_engine(server.base_url, params=params) as engine:
+            turn = Turn()
+            for number in range(14):
+                text = f"Think about {number}. " + "This is a sentence of the message. " * 6
+                parts: list[Any] = [text, image(PICTURE)] if has_image and not number else [text]
+                turn = await engine.run(
+                    turn.append(user(parts)), streaming=streaming, model="practice"
+                )
+        bodies = find_bodies(server)
+    assert any(item["type"] == "reasoning" for item in bodies[1]["input"])
+    assert sum("previous_response_id" in body for body in bodies) >= 12
+    assert len(bodies) == 14
+
+
+@STREAMING
+async def test_a_loss_with_encrypted_reasoning_is_detected(streaming: bool) -> None:
+    """The visible text is enough to show that a server forgot the context."""
+    with serve() as server:
+        server.faults.set("anonymous")
+        server.faults.set("forget_silently")
+        params = {"include": ["reasoning.encrypted_content"]}
+        async with connect_engine(server.base_url, params=params) as engine:
+            turn = Turn()
+            for number in range(8):
+                text = f"Think about {number}. " + "This is a sentence of the message. " * 6
+                turn = await engine.run(
+                    turn.append(user(text)), streaming=streaming, model="practice"
+                )
+                assert normalize_items(read_context(server)) == expected_context(turn)
+
+
+def find_bodies(server: TestServer) -> list[dict[str, Any]]:
+    """Return the bodies of all requests for a response."""
+    return [dict(each.body) for each in server.requests if each.method == "POST"]
+
+
+def read_context(server: TestServer) -> Any:
+    """Return the items that the model read for the last request."""
+    return [each for each in server.requests if each.method == "POST"][-1].context
+
+
+# Trust
+
+
+@STREAMING
+async def test_a_trusted_server_is_chained_on_after_a_loss(streaming: bool) -> None:
+    """With ``trust="always"`` a missing response concerns its own conversation, for one request."""
+    server = MemoryServer(rejects_unknown=True)
+    with serve_handler(server.handle) as url:
+        async with connect_engine(url, trust="always", clock=FakeClock()) as engine:
+            one, _ = await talk(engine, Turn(), "One", streaming=streaming)
+            two, _ = await talk(engine, Turn(), "Two", streaming=streaming)
+            for response_id in list(server.stored)[:1]:
+                del server.stored[response_id]
+            server.bodies.clear()
+            one, events = await talk(engine, one, "And?", streaming=streaming)
+            assert [type(each) for each in find_losses(events)] == [Healed]
+            for turn in (two, one):
+                _, events = await talk(engine, turn, "And more?", streaming=streaming)
+                assert find_losses(events) == []
+    chained = ["previous_response_id" in body for body in server.bodies]
+    assert chained == [True, False, True, True]
+
+
+@STREAMING
+async def test_counts_of_a_trusted_server_are_only_reported(streaming: bool) -> None:
+    """With ``trust="always"`` a count causes no second request: each loss is reported, and a new chain starts."""
+    server = MemoryServer(stores=False)
+    with serve_handler(server.handle) as url:
+        async with connect_engine(url, trust="always", clock=FakeClock()) as engine:
+            turn, reports = Turn(), list[list[type[Event]]]()
+            for number in range(6):
+                turn, events = await talk(
+                    engine, turn, ORDINARY.format(number), streaming=streaming
+                )
+                reports.append([type(each) for each in find_losses(events)])
+    assert reports == [[], [ServerForgot]] * 3
+    assert ["previous_response_id" in body for body in server.bodies] == [False, True] * 3
+
+
+@STREAMING
+async def test_a_proven_server_keeps_other_conversations(streaming: bool) -> None:
+    """A conversation whose responses are missing again and again does not stop the others."""
+    server, clock = MemoryServer(rejects_unknown=True), FakeClock()
+    with serve_handler(server.handle) as url:
+        async with connect_engine(url, known_server=KNOWN, clock=clock) as engine:
+            lost, _ = await talk(engine, Turn(), "One", streaming=streaming)
+            kept, _ = await talk(engine, Turn(), "Two", streaming=streaming)
+            _, keep = server.stored
+            for number in range(4):
+                server.stored = {keep: server.stored[keep]}
+                lost, _ = await talk(engine, lost, f"Line {number}", streaming=streaming)
+            server.bodies.clear()
+            _, events = await talk(engine, kept, "And?", streaming=streaming)
+    assert find_losses(events) == []
+    assert "previous_response_id" in server.bodies[-1]
+
+
+# Dry runs
+
+
+async def plan_and_send(engine: ResponsesEngine, turn: Turn) -> tuple[RequestPlan, Turn]:
+    """Return the plan of a dry run, and the Turn after the request."""
+    return engine.plan(turn), await engine.run(turn)
+
+
+async def test_a_plan_is_that_of_the_request() -> None:
+    """A dry run uses the evidence that ``run`` uses, so both chain or none does."""
+    server = MemoryServer(lists=False)
+    with serve_handler(server.handle) as url:
+        async with connect_engine(url) as engine:
+            turn = Turn()
+            for number in range(8):
+                turn = turn.append(user(ORDINARY.format(number)))
+                plan, turn = await plan_and_send(engine, turn)
+                sent = server.bodies[-1].get("previous_response_id", "")
+                assert plan.previous_response_id == sent or plan.conditional
+            assert server.bodies[-1]["previous_response_id"]
+
+
+async def test_a_plan_that_depends_on_a_probe_says_so() -> None:
+    """A new engine does not advise against a server that its request then proves."""
+    with serve() as server:
+        async with connect_engine(server.base_url) as engine:
+            turn = await engine.run(Turn([user("Hello")]), model="practice")
+        async with connect_engine(server.base_url) as engine:
+            turn = turn.append(user("And?"))
+            plan = engine.plan(turn, model="practice")
+            assert plan.conditional
+            assert "trust='always'" not in plan.explain()
+            assert "may change" in plan.explain()
+            checked = await engine.probe_and_plan(turn, model="practice")
+            assert (bool(checked.anchor), checked.conditional) == (True, False)
+            assert len(find_bodies(server)) == 1
+            await engine.run(turn, model="practice")
+        assert find_bodies(server)[-1]["previous_response_id"] == checked.previous_response_id

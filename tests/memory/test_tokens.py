@@ -1,0 +1,152 @@
+"""Test the token accounting: what a count proves, and the bounds it is compared with."""
+
+from kedge.events import Outcome, Usage
+from kedge.memory.tokens import (
+    ORDINARY_EXCESS,
+    UNBOUNDED,
+    SentTokens,
+    can_disprove,
+    can_prove,
+    count_response,
+    judge_usage,
+    list_sent,
+    measure_blocks,
+)
+from kedge.planning import AnchorRecord, TokenCounts, plan_request
+from kedge.turns import AssistantBlock, Turn, assistant, image, reasoning, user
+
+BASE = TokenCounts(input=500, cached=0, output=20, reasoning=0, own_reasoning=0, settings=1)
+SENT = SentTokens(lower=10, upper=60, estimate=14, blocks=1, settings=1)
+PICTURE = "data:image/png;base64,AAAA"
+HISTORY = "A message of the history, with a few more words than are needed. " * 3
+
+
+def test_token_count_proves_disproves_or_neither() -> None:
+    """Above what was sent a count proves, below the stored context it disproves, otherwise neither."""
+    assert judge_usage(Usage(input_tokens=534), BASE, SENT, 0) == "remembered"
+    assert judge_usage(Usage(input_tokens=14), BASE, SENT, 0) == "lost"
+    assert judge_usage(Usage(input_tokens=521), BASE, SENT, 0) == "partial"
+    assert judge_usage(Usage(input_tokens=534), BASE, SENT, 480) == ""
+    assert judge_usage(Usage(input_tokens=534), BASE, SENT, None) == ""
+    assert judge_usage(None, BASE, SENT, 0) == ""
+
+
+def test_changed_settings_give_no_disproof() -> None:
+    """Changed instructions, tools or formats may make a context smaller, so a low count proves nothing."""
+    changed = SentTokens(lower=10, upper=60, estimate=14, blocks=1, settings=2)
+    assert judge_usage(Usage(input_tokens=14), BASE, changed, 0) == ""
+
+
+def test_separately_counted_cached_tokens_are_added() -> None:
+    """A disproof must also hold with the cached tokens added to the input tokens."""
+    assert judge_usage(Usage(input_tokens=14, cached_tokens=520), BASE, SENT, 0) == ""
+
+
+def test_cached_instructions_do_not_prove_the_context() -> None:
+    """A prompt cache also has instructions and tools, which another conversation may have sent."""
+    base = BASE._replace(cached=384)
+    assert judge_usage(Usage(input_tokens=390, cached_tokens=384), base, SENT, 380) == "lost"
+
+
+def test_reasoning_since_the_last_user_message_may_be_dropped() -> None:
+    """Reasoning tokens counted for the anchor may be missing from the next request."""
+    thinking = BASE._replace(reasoning=300)
+    assert judge_usage(Usage(input_tokens=234), thinking, SENT, 0) == "remembered"
+
+
+def test_can_prove_requires_a_distinguishable_count() -> None:
+    """The expected count must exceed the maximum count of the request alone."""
+    anchor = AnchorRecord("r", "s", "d", 2, counted=BASE)
+    assert can_prove(anchor, SENT, 400)
+    assert not can_prove(anchor, SENT, 480)
+    assert not can_prove(AnchorRecord("r", "s", "d", 2), SENT, 0)
+
+
+def test_can_disprove_requires_a_visible_loss() -> None:
+    """Losing a short context before a long delta would not be visible, so everything is sent."""
+    short = BASE._replace(input=10, output=17)
+    anchor, long_one = AnchorRecord("r", "s", "d", 2, counted=BASE), SENT
+    assert can_disprove(anchor, long_one, 400, exact=False)
+    assert not can_disprove(anchor, long_one, 470, exact=False)
+    assert can_disprove(anchor, long_one, 470, exact=True)
+    many = SentTokens(lower=415, upper=2_400, estimate=455, blocks=20, settings=1)
+    assert can_disprove(anchor, many, 3, exact=True)
+    assert not can_disprove(anchor, many, 3, exact=False)
+    assert not can_disprove(AnchorRecord("r", "s", "d", 2, counted=short), many, 3, exact=True)
+    assert not can_disprove(anchor, many, None, exact=True)
+    assert not can_disprove(AnchorRecord("r", "s", "d", 2), many, 3, exact=True)
+
+
+def count_answer(answer: AssistantBlock, usage: Usage, *, crude: bool = False) -> TokenCounts:
+    """Return the counts for an answer to a full send."""
+    plan = plan_request(Turn([user("Hello")]), scope="s", now=0.0)
+    outcome = Outcome("completed", (answer,), "resp_1", usage=usage)
+    sent = measure_blocks(plan.delta, {"model": "m"}, crude=crude)
+    counted = count_response(outcome, plan, sent, None, crude=crude)
+    assert counted is not None
+    return counted
+
+
+def test_reported_output_is_no_lower_bound() -> None:
+    """The lower bound of an answer is our count of its visible text, whatever the server reports."""
+    answer = assistant("You are welcome. " * 20)
+    for crude in (True, False):
+        low, high = (
+            count_answer(answer, Usage(20, output_tokens=tokens), crude=crude)
+            for tokens in (1, 1_000)
+        )
+        assert low.output == high.output < 100
+
+
+def test_thinking_in_the_text_is_not_carried_over() -> None:
+    """Chat templates drop the text before ``</think>`` from earlier answers."""
+    thought = assistant("<think>" + "Let me see. " * 50 + "</think>Yes.")
+    counted = count_answer(thought, Usage(20, output_tokens=200))
+    assert counted.output == count_answer(assistant("Yes."), Usage(20, output_tokens=200)).output
+    assert counted.own_reasoning
+
+
+def test_replayed_reasoning_is_counted_by_the_visible_text() -> None:
+    """Reasoning has at least 0 tokens and no upper bound, whatever the server reports for it."""
+    thought = reasoning(encrypted_content="secret")
+    turn = Turn([user(HISTORY), thought, assistant(HISTORY), user("And?")])
+    plan = plan_request(turn, scope="s", now=0.0)
+    visible = measure_blocks(list_sent(plan), {"model": "m"})
+    sent = measure_blocks(plan.delta, {"model": "m"})
+    assert visible
+    assert sent
+    assert (sent.lower, sent.upper) == (visible.lower, UNBOUNDED)
+    outcome = Outcome("completed", (assistant("Yes."),), "resp_1", usage=Usage(900))
+    counted = count_response(outcome, plan, sent, None)
+    assert counted
+    assert counted.reasoning == 900 - sent.lower
+    assert judge_usage(Usage(900), BASE._replace(settings=sent.settings), sent, 0) == ""
+
+
+def test_images_have_no_upper_bound_and_stay_in_the_context() -> None:
+    """A request with an image proves nothing, and its count is the base of the next one as it is."""
+    plan = plan_request(Turn([user([HISTORY, image(PICTURE)])]), scope="s", now=0.0)
+    sent = measure_blocks(plan.delta, {"model": "m"})
+    assert sent
+    assert sent.upper == UNBOUNDED
+    outcome = Outcome("completed", (assistant("Yes."),), "resp_1", usage=Usage(900))
+    counted = count_response(outcome, plan, sent, None)
+    assert counted
+    assert (counted.input, counted.reasoning) == (900, 0)
+
+
+def test_only_a_request_that_offers_hosted_tools_is_excluded() -> None:
+    """Calls of hosted tools in the history are no obstacle; tools that are offered may add rounds."""
+    plan = plan_request(Turn([user(HISTORY)]), scope="s", now=0.0)
+    assert measure_blocks(plan.delta, {"model": "m", "tools": [{"type": "function"}]})
+    assert measure_blocks(plan.delta, {"model": "m", "tools": [{"type": "web_search"}]}) is None
+
+
+def test_an_ordinary_tokenizer_has_a_lower_upper_bound() -> None:
+    """After a probe the upper bound is a multiple of our count, and never more than the bytes."""
+    plan = plan_request(Turn([user(HISTORY)]), scope="s", now=0.0)
+    wide = measure_blocks(plan.delta, {"model": "m"})
+    ordinary = measure_blocks(plan.delta, {"model": "m"}, excess=ORDINARY_EXCESS)
+    assert wide
+    assert ordinary
+    assert ordinary.estimate < ordinary.upper < wide.upper
